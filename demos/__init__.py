@@ -1,0 +1,1 @@
+"""Bundled demos: one idea per file, each checks what it shows."""

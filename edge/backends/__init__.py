@@ -1,0 +1,1 @@
+"""What a family is lowered to, one file per kind of device."""

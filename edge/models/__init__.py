@@ -1,0 +1,1 @@
+"""Model families, each described once as data."""

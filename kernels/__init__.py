@@ -1,0 +1,1 @@
+"""How one operator is computed, on each kind of device."""

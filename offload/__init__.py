@@ -1,0 +1,1 @@
+"""Where what does not fit is kept, and when it moves."""

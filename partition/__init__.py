@@ -1,0 +1,1 @@
+"""Who runs what: pure functions from facts to a plan."""
