@@ -1,0 +1,60 @@
+"""What can go wrong, by who can mend it.
+
+EdgeError
+├── RequestError (also ValueError)   the caller asked for something that cannot be
+├── CheckpointError                  files of a checkpoint are missing, damaged or unknown
+├── CapacityError                    the model does not fit on the devices
+├── PlanError                        a plan cannot run as written
+├── PeerError                        a peer refused or failed; names the peer
+│   └── PeerLostError                a peer went away
+└── NetworkError                     no peers found, port taken, address unreachable
+    └── ProtocolError                the other side speaks something else, or garbage
+
+Errors of the lower packages are mapped to these once, where `edge` calls them.
+"""
+
+from __future__ import annotations
+
+
+class EdgeError(Exception):
+    """Every error that Edge raises on purpose: one sentence with the cause and the remedy."""
+
+
+class RequestError(EdgeError, ValueError):
+    """The caller's request cannot be carried out as asked."""
+
+
+class CheckpointError(EdgeError):
+    """A file of the checkpoint is missing, damaged, or of a kind Edge does not know."""
+
+
+class CapacityError(EdgeError):
+    """The model does not fit; the message names the device and the bytes that are missing."""
+
+
+class PlanError(EdgeError):
+    """A plan cannot run; `problems` lists every reason."""
+
+    def __init__(self, message: str, problems: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.problems = problems or (message,)
+
+
+class PeerError(EdgeError):
+    """A peer refused or failed; `peer` is its name."""
+
+    def __init__(self, peer: str, message: str) -> None:
+        super().__init__(f"peer {peer}: {message}")
+        self.peer = peer
+
+
+class PeerLostError(PeerError):
+    """A peer went away while it was needed."""
+
+
+class NetworkError(EdgeError):
+    """Nothing could be reached: no peers, a taken port, a wrong address."""
+
+
+class ProtocolError(NetworkError):
+    """The other side speaks another protocol version, or is not Edge at all."""

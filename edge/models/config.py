@@ -1,0 +1,164 @@
+"""Reads `config.json` values with the checks and the sentences that every family shares."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from edge.errors import CheckpointError
+
+_MISSING = object()
+
+
+class Config:
+    """The values of one `config.json`; every getter names the field in its error."""
+
+    def __init__(self, values: Mapping[str, Any], *, source: str) -> None:
+        self.values = values
+        self.source = source
+
+    def integer(self, name: str, default: Any = _MISSING) -> int:
+        value = self._get(name, default)
+        if type(value) is not int:
+            raise self.error(f"{name} must be an integer, not {value!r}")
+        return value
+
+    def number(self, name: str, default: Any = _MISSING) -> float:
+        value = self._get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.error(f"{name} must be a number, not {value!r}")
+        return float(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self._get(name, default)
+        if not isinstance(value, bool):
+            raise self.error(f"{name} must be true or false, not {value!r}")
+        return value
+
+    def mapping(self, name: str) -> Mapping[str, Any]:
+        value = self.values.get(name)
+        if value is None:
+            return {}
+        if not isinstance(value, Mapping):
+            raise self.error(f"{name} must be an object, not {value!r}")
+        return value
+
+    def error(self, problem: str) -> CheckpointError:
+        return CheckpointError(f"{self.source}: {problem}")
+
+    def _get(self, name: str, default: Any) -> Any:
+        value = self.values.get(name)
+        if value is not None:
+            return value
+        if default is _MISSING:
+            raise self.error(f"{name} is missing")
+        return default
+
+
+def common_fields(config: Config) -> dict[str, Any]:
+    """What all decoders of the Llama shape write the same way, as ModelSpec fields."""
+    activation = config.values.get("hidden_act", "silu")
+    if activation not in ("silu", "swish"):
+        raise config.error(f"hidden_act {activation!r} is not supported; silu is")
+    if config.values.get("quantization_config"):
+        raise config.error(
+            "this checkpoint is already quantised (quantization_config); use the original "
+            "float checkpoint, Edge quantises it itself"
+        )
+    num_heads = config.integer("num_attention_heads")
+    hidden_size = config.integer("hidden_size")
+    if num_heads < 1:
+        raise config.error(f"num_attention_heads must be at least 1, not {num_heads}")
+    head_size = config.integer("head_dim", hidden_size // num_heads)
+    num_layers = config.integer("num_hidden_layers")
+    return {
+        "num_layers": num_layers,
+        "hidden_size": hidden_size,
+        "num_heads": num_heads,
+        "num_kv_heads": config.integer("num_key_value_heads", num_heads),
+        "head_size": head_size,
+        "ffn_columns": config.integer("intermediate_size"),
+        "vocab_size": config.integer("vocab_size"),
+        "context_tokens": config.integer("max_position_embeddings", 2048),
+        "norm_epsilon": config.number("rms_norm_eps", 1e-6),
+        "activation": "silu",
+        "inverse_frequencies": inverse_frequencies(config, head_size),
+        "windows": (None,) * num_layers,
+        "qkv_bias": config.flag("attention_bias", False),
+        "output_bias": config.flag("attention_bias", False),
+        "mlp_bias": config.flag("mlp_bias", False),
+        "query_key_norm": False,
+        "tied_embeddings": config.flag("tie_word_embeddings", False),
+    }
+
+
+def inverse_frequencies(config: Config, head_size: int) -> tuple[float, ...]:
+    """Rotary frequencies, with the scaling the configuration asks for.
+
+    `rope_parameters` is what current files hold, `rope_theta` and `rope_scaling` what older ones do.
+    Formed in float32 because the reference implementation does; llama3 scaling after Meta's
+    published rule (long wavelengths divided by the factor, short ones kept, a ramp between).
+    """
+    scaling = Config(
+        {**config.mapping("rope_scaling"), **config.mapping("rope_parameters")},
+        source=f"{config.source}: rope_parameters",
+    )
+    theta = scaling.number("rope_theta", config.number("rope_theta", 10000.0))
+    if head_size < 2 or head_size % 2:
+        raise config.error(f"head_dim must be even and positive, not {head_size}")
+    if not theta > 0:
+        raise config.error(f"rope_theta must be positive, not {theta}")
+    if scaling.number("partial_rotary_factor", 1.0) != 1.0:
+        raise config.error("partial_rotary_factor other than 1 is not supported")
+    exponents = np.arange(0, head_size, 2, dtype=np.float32) / np.float32(head_size)
+    frequencies = (np.float32(1.0) / np.power(np.float32(theta), exponents)).astype(np.float32)
+    kind = scaling.values.get("rope_type", scaling.values.get("type", "default"))
+    if kind == "linear":
+        frequencies = frequencies / np.float32(_factor(scaling))
+    elif kind == "llama3":
+        frequencies = _llama3(scaling, frequencies)
+    elif kind != "default":
+        raise config.error(
+            f"rope scaling {kind!r} is not supported; default, linear and llama3 are"
+        )
+    return tuple(float(f) for f in frequencies)
+
+
+def _factor(scaling: Config) -> float:
+    factor = scaling.number("factor")
+    if not factor > 0:
+        raise scaling.error(f"factor must be positive, not {factor}")
+    return factor
+
+
+def _llama3(scaling: Config, frequencies: np.ndarray[Any, np.dtype[np.float32]]) -> Any:
+    factor = _factor(scaling)
+    low, high = scaling.number("low_freq_factor"), scaling.number("high_freq_factor")
+    trained = scaling.integer("original_max_position_embeddings")
+    if not 0 < low < high or trained < 1:
+        raise scaling.error("llama3 scaling needs 0 < low_freq_factor < high_freq_factor")
+    wavelengths = np.float32(2 * math.pi) / frequencies
+    ramp = (np.float32(trained) / wavelengths - np.float32(low)) / np.float32(high - low)
+    slow = frequencies / np.float32(factor)
+    mixed = (1 - ramp) * slow + ramp * frequencies
+    scaled = np.where(wavelengths > trained / low, slow, frequencies)
+    between = (wavelengths <= trained / low) & (wavelengths >= trained / high)
+    return np.where(between, mixed, scaled).astype(np.float32)
+
+
+def layer_windows(config: Config, num_layers: int) -> tuple[int | None, ...]:
+    """Windows of families that name a kind for each layer (`layer_types`) or a first layer."""
+    if not config.flag("use_sliding_window", False):
+        return (None,) * num_layers
+    window = config.integer("sliding_window")
+    kinds = config.values.get("layer_types")
+    if kinds is None:
+        first = config.integer("max_window_layers", num_layers)
+        return tuple(window if layer >= first else None for layer in range(num_layers))
+    known = {"sliding_attention": window, "full_attention": None}
+    if not isinstance(kinds, list) or len(kinds) != num_layers or set(kinds) - set(known):
+        raise config.error(f"layer_types must name one of {sorted(known)} for each layer")
+    return tuple(known[kind] for kind in kinds)

@@ -1,0 +1,1 @@
+"""Causal grouped-query attention over a KV cache."""

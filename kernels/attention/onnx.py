@@ -1,0 +1,120 @@
+"""Grouped-query attention as ONNX Runtime computes it, reading and writing one KV buffer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.onnx_graph import CONTRIB, OnnxGraph
+from kernels.rms_norm.onnx import rms_norm
+from kernels.rope.onnx import rope
+
+ROTARY_MULTIPLE = 16
+"""GroupQueryAttention rotates by itself only when the head size is a multiple of this."""
+
+HEAD_MULTIPLE = 8
+"""GroupQueryAttention takes only multiples of this; other heads are padded with zeros."""
+
+
+def cache_head_size(head_size: int) -> int:
+    """Elements of one head in the KV cache."""
+    return -(-head_size // HEAD_MULTIPLE) * HEAD_MULTIPLE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionNames:
+    """The graph inputs that every attention of a step shares, by name.
+
+    cos, sin [context, head_size / 2]; positions int64 [batch, tokens]; lengths int32 [batch], the
+    index of the last key; total int32 scalar, the number of keys.
+    """
+
+    cos: str
+    sin: str
+    positions: str
+    lengths: str
+    total: str
+
+
+def attention(
+    graph: OnnxGraph,
+    qkv: str,
+    past_key: str,
+    past_value: str,
+    names: AttentionNames,
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    head_size: int,
+    window: int | None,
+    query_norm: str | None = None,
+    key_norm: str | None = None,
+    epsilon: float = 1e-6,
+) -> tuple[str, str, str]:
+    """Rotate, append to the KV cache, attend.
+
+    qkv [batch, tokens, (num_heads + 2 · num_kv_heads) · head_size]; past_* [batch, num_kv_heads,
+    context, cache_head_size(head_size)] → (output [batch, tokens, num_heads · head_size], present key, present
+    value). The present outputs are meant to be bound onto the past buffers.
+    """
+    sizes = [num_heads * head_size, num_kv_heads * head_size, num_kv_heads * head_size]
+    split = graph.constant(f"split_{'_'.join(map(str, sizes))}", _int64(sizes))
+    query, key, value = graph.nodes("Split", qkv, split, outputs=3, axis=-1)
+    if query_norm is not None and key_norm is not None:
+        query = _norm_heads(graph, query, query_norm, num_heads, head_size, epsilon)
+        key = _norm_heads(graph, key, key_norm, num_kv_heads, head_size, epsilon)
+    rotates_itself = head_size % ROTARY_MULTIPLE == 0
+    if not rotates_itself:
+        query = rope(graph, query, names.positions, names.cos, names.sin, num_heads=num_heads)
+        key = rope(graph, key, names.positions, names.cos, names.sin, num_heads=num_kv_heads)
+    padded = cache_head_size(head_size)
+    if padded != head_size:
+        query = _resize_heads(graph, query, num_heads, head_size, padded)
+        key = _resize_heads(graph, key, num_kv_heads, head_size, padded)
+        value = _resize_heads(graph, value, num_kv_heads, head_size, padded)
+    output, present_key, present_value = graph.nodes(
+        "GroupQueryAttention",
+        query, key, value, past_key, past_value, names.lengths, names.total,
+        names.cos if rotates_itself else "", names.sin if rotates_itself else "",
+        outputs=3, domain=CONTRIB,
+        num_heads=num_heads, kv_num_heads=num_kv_heads, do_rotary=int(rotates_itself),
+        local_window_size=-1 if window is None else window, scale=head_size**-0.5,
+    )  # fmt: skip
+    if padded != head_size:
+        output = _resize_heads(graph, output, num_heads, padded, head_size)
+    return output, present_key, present_value
+
+
+def _resize_heads(graph: OnnxGraph, x: str, num_heads: int, old: int, new: int) -> str:
+    """Pad each head of x [batch, tokens, num_heads · old] with zeros to `new`, or cut it to that."""
+    heads = graph.node("Reshape", x, _shape(graph, num_heads, old))
+    if new > old:
+        widths = [0] * 7 + [new - old]
+        heads = graph.node("Pad", heads, graph.constant(f"pad_heads_{old}_{new}", _int64(widths)))
+    else:
+        bounds = [graph.constant(f"bound_{v}", _int64([v])) for v in (0, new, 3)]
+        heads = graph.node("Slice", heads, *bounds)
+    return graph.node("Reshape", heads, _joined_shape(graph, num_heads * new))
+
+
+def _norm_heads(
+    graph: OnnxGraph, x: str, weight: str, num_heads: int, head_size: int, epsilon: float
+) -> str:
+    """RMSNorm of each head of x [batch, tokens, num_heads · head_size]."""
+    heads = graph.node("Reshape", x, _shape(graph, num_heads, head_size))
+    normed = rms_norm(graph, heads, weight, epsilon=epsilon)
+    return graph.node("Reshape", normed, _joined_shape(graph, num_heads * head_size))
+
+
+def _shape(graph: OnnxGraph, num_heads: int, head_size: int) -> str:
+    return graph.constant(f"heads_{num_heads}_{head_size}", _int64([0, 0, num_heads, head_size]))
+
+
+def _joined_shape(graph: OnnxGraph, size: int) -> str:
+    return graph.constant(f"joined_{size}", _int64([0, 0, size]))
+
+
+def _int64(values: list[int]) -> NDArray[np.int64]:
+    return np.asarray(values, dtype=np.int64)

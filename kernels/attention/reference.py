@@ -1,0 +1,35 @@
+"""softmax(q·kᵀ / sqrt(head_size) + mask)·v, with grouped KV heads and an optional window.
+
+Query t at absolute position p sees keys 0 … p, or with a window w only p − w + 1 … p.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float32]
+
+
+def attention(
+    query: Array, keys: Array, values: Array, *, position: int, window: int | None = None
+) -> Array:
+    """Attend `tokens` queries, the first at `position`, to `position + tokens` keys.
+
+    query [tokens, num_heads, head_size]; keys, values [position + tokens, num_kv_heads, head_size]
+    → [tokens, num_heads, head_size]. Query head i reads KV head i // (num_heads / num_kv_heads).
+    """
+    tokens, num_heads, head_size = query.shape
+    group = num_heads // keys.shape[1]
+    k = np.repeat(keys, group, axis=1).astype(np.float64)
+    v = np.repeat(values, group, axis=1).astype(np.float64)
+    scores = np.einsum("thd,shd->hts", query.astype(np.float64), k) / np.sqrt(head_size)
+    query_at = position + np.arange(tokens)[:, None]
+    key_at = np.arange(keys.shape[0])[None, :]
+    visible = key_at <= query_at
+    if window is not None:
+        visible &= key_at > query_at - window
+    scores = np.where(visible[None], scores, -np.inf)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    return np.einsum("hts,shd->thd", weights, v).astype(np.float32)

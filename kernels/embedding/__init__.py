@@ -1,0 +1,1 @@
+"""Token embedding, also of a slice of the vocabulary."""

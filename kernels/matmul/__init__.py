@@ -1,0 +1,1 @@
+"""Product with a float32 weight."""

@@ -1,0 +1,138 @@
+"""Builds one ONNX graph, node by node; every `onnx.py` face of an operator emits into it.
+
+Knows ONNX and nothing of models: values are names, weights are places in one external file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+CONTRIB = "com.microsoft"
+"""The domain of ONNX Runtime's own operators."""
+
+_OPSETS = {"": 17, CONTRIB: 1}
+_IR_VERSION = 9
+
+_ELEMENT_TYPES: dict[np.dtype[Any], int] = {
+    np.dtype(np.float32): TensorProto.FLOAT,
+    np.dtype(np.float16): TensorProto.FLOAT16,
+    np.dtype(ml_dtypes.bfloat16): TensorProto.BFLOAT16,
+    np.dtype(np.uint8): TensorProto.UINT8,
+    np.dtype(np.int32): TensorProto.INT32,
+    np.dtype(np.int64): TensorProto.INT64,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExternalTensor:
+    """A tensor that stays in a file: ONNX Runtime maps it instead of copying it.
+
+    `offset` and `nbytes` are in bytes; `location` is relative to the session's folder.
+    """
+
+    location: str
+    offset: int
+    nbytes: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+
+class OnnxGraph:
+    """Collects nodes in execution order and turns them into a model."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._nodes: list[onnx.NodeProto] = []
+        self._inputs: list[onnx.ValueInfoProto] = []
+        self._outputs: list[onnx.ValueInfoProto] = []
+        self._initializers: dict[str, TensorProto] = {}
+        self._input_names: list[str] = []
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        return tuple(self._input_names)
+
+    def input(self, name: str, dtype: type | np.dtype[Any], shape: Sequence[int | str]) -> str:
+        """Declare an input once; asking again for the same name returns it."""
+        if name not in self._input_names:
+            kind = _ELEMENT_TYPES[np.dtype(dtype)]
+            self._inputs.append(helper.make_tensor_value_info(name, kind, list(shape)))
+            self._input_names.append(name)
+        return name
+
+    def output(
+        self, value: str, name: str, dtype: type | np.dtype[Any], shape: Sequence[int | str]
+    ) -> None:
+        """Make `value` an output called `name`."""
+        self._nodes.append(helper.make_node("Identity", [value], [name]))
+        kind = _ELEMENT_TYPES[np.dtype(dtype)]
+        self._outputs.append(helper.make_tensor_value_info(name, kind, list(shape)))
+
+    def constant(self, name: str, array: NDArray[Any]) -> str:
+        """A small constant, kept inside the model."""
+        if name not in self._initializers:
+            tensor = TensorProto(name=name, data_type=_ELEMENT_TYPES[array.dtype])
+            tensor.dims.extend(array.shape)
+            tensor.raw_data = np.ascontiguousarray(array).tobytes()
+            self._initializers[name] = tensor
+        return name
+
+    def weight(self, name: str, tensor: ExternalTensor | NDArray[Any]) -> str:
+        """A weight: external when it lies in a file, else inside the model (tests)."""
+        if isinstance(tensor, np.ndarray):
+            return self.constant(name, tensor)
+        if name not in self._initializers:
+            proto = TensorProto(name=name, data_type=_ELEMENT_TYPES[np.dtype(tensor.dtype)])
+            proto.dims.extend(tensor.shape)
+            proto.data_location = TensorProto.EXTERNAL
+            for key, value in (
+                ("location", tensor.location),
+                ("offset", str(tensor.offset)),
+                ("length", str(tensor.nbytes)),
+            ):
+                proto.external_data.add(key=key, value=value)
+            self._initializers[name] = proto
+        return name
+
+    def node(self, operator: str, *inputs: str, domain: str = "", **attributes: Any) -> str:
+        """Add a node with one output and return the output's name."""
+        return self.nodes(operator, *inputs, outputs=1, domain=domain, **attributes)[0]
+
+    def nodes(
+        self, operator: str, *inputs: str, outputs: int, domain: str = "", **attributes: Any
+    ) -> tuple[str, ...]:
+        """Add a node with several outputs; an input of "" is an optional one left out."""
+        index = len(self._nodes)
+        names = tuple(f"{operator}_{index}_{i}" for i in range(outputs))
+        given = list(inputs)
+        while given and given[-1] == "":
+            given.pop()
+        self._nodes.append(
+            helper.make_node(
+                operator,
+                given,
+                list(names),
+                name=f"{operator}_{index}",
+                domain=domain,
+                **attributes,
+            )
+        )
+        return names
+
+    def build(self) -> bytes:
+        """The serialized model, without the external weights."""
+        graph = helper.make_graph(
+            self._nodes, self.name, self._inputs, self._outputs, list(self._initializers.values())
+        )
+        opsets = [helper.make_opsetid(domain, version) for domain, version in _OPSETS.items()]
+        model = helper.make_model(graph, opset_imports=opsets, ir_version=_IR_VERSION)
+        serialized: bytes = model.SerializeToString()
+        return serialized

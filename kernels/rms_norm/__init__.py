@@ -1,0 +1,1 @@
+"""RMSNorm, fused with the residual addition before it."""
