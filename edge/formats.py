@@ -31,9 +31,17 @@ class WeightFormat:
     block_size: int
 
     @property
-    def bytes_per_weight(self) -> float:
-        """Stored bytes of one weight, its share of the block's scale included."""
-        return 4.0 if self.bits is None else self.bits / 8 + 4.0 / self.block_size
+    def tensor_suffixes(self) -> tuple[str, ...]:
+        """What a matrix is stored as in a shard's file."""
+        return ("weight",) if self.bits is None else ("codes", "scales")
+
+    @property
+    def packed_bytes_per_weight(self) -> float:
+        """Bytes of one weight as the CPU kernels keep it.
+
+        The integer kernels keep a float scale and a float block sum beside each block.
+        """
+        return 4.0 if self.bits is None else self.bits / 8 + 8.0 / self.block_size
 
 
 def weight_format(name: str, block_size: int = DEFAULT_BLOCK_SIZE) -> WeightFormat:
@@ -59,6 +67,10 @@ class WeightSource(Protocol):
         """Rows of the table in the checkpoint's own float type."""
         ...
 
+    def close(self) -> None:
+        """Let go of files this source opened; the checkpoint itself stays open."""
+        ...
+
 
 class FloatSource:
     """float32, widened from whatever the checkpoint holds."""
@@ -68,9 +80,7 @@ class FloatSource:
         self._tensor_name = tensor_name
 
     def matrix(self, part: MatrixSlice) -> dict[str, NDArray[Any]]:
-        pieces = [
-            self._read(role, rows=rows, columns=part.columns) for role, rows in part.parts
-        ]
+        pieces = [self._read(role, rows=rows, columns=part.columns) for role, rows in part.parts]
         return {"weight": pieces[0] if len(pieces) == 1 else np.concatenate(pieces)}
 
     def vector(self, part: VectorSlice) -> NDArray[np.float32]:
@@ -79,9 +89,10 @@ class FloatSource:
     def embedding(self, rows: range) -> NDArray[Any]:
         return self._store.read(self._tensor_name("embedding"), rows=rows)
 
-    def _read(
-        self, role: str, *, rows: range, columns: range | None = None
-    ) -> NDArray[np.float32]:
+    def close(self) -> None:
+        """Nothing of its own is open."""
+
+    def _read(self, role: str, *, rows: range, columns: range | None = None) -> NDArray[np.float32]:
         name = self._tensor_name(role)
         values = self._store.read(name, rows=rows, columns=columns).astype(np.float32, copy=False)
         if not np.isfinite(values).all():
@@ -125,3 +136,6 @@ class QuantizedSource:
 
     def embedding(self, rows: range) -> NDArray[Any]:
         return self._floats.embedding(rows)
+
+    def close(self) -> None:
+        self._quantized.close()

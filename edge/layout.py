@@ -88,9 +88,7 @@ def shard_layout(spec: ModelSpec, plan: Plan, *, stage: int, rank: int) -> Shard
             )
 
         if shard.heads:
-            matrices.append(
-                MatrixSlice(name=f"{p}qkv", parts=fused_qkv("weight"), columns=hidden)
-            )
+            matrices.append(MatrixSlice(name=f"{p}qkv", parts=fused_qkv("weight"), columns=hidden))
             matrices.append(
                 MatrixSlice(
                     name=f"{p}output", parts=((f"{p}output.weight", hidden),), columns=query
@@ -118,9 +116,7 @@ def shard_layout(spec: ModelSpec, plan: Plan, *, stage: int, rank: int) -> Shard
             vectors.append(_whole(f"{p}down.bias", spec.hidden_size))
     if last and shard.vocab:
         vectors.append(_whole("final_norm", spec.hidden_size))
-        matrices.append(
-            MatrixSlice(name="head", parts=(("head", shard.vocab),), columns=hidden)
-        )
+        matrices.append(MatrixSlice(name="head", parts=(("head", shard.vocab),), columns=hidden))
     return ShardLayout(
         layers=this.layers,
         num_heads=len(shard.heads),

@@ -1,1 +1,49 @@
 """Where what does not fit is kept, and when it moves."""
+
+from offload.errors import (
+    StoreCorruptError,
+    StoreError,
+    StoreFullError,
+    StoreMissingError,
+    StoreUnsupportedError,
+)
+from offload.folder_cache import FolderCache, FolderUse
+from offload.manifest import (
+    PIECE_BYTES,
+    Manifest,
+    ManifestBuilder,
+    Piece,
+    TensorEntry,
+    numpy_dtype,
+    piece_digest,
+)
+from offload.safetensors_file import SafetensorsFile
+from offload.safetensors_writer import SafetensorsWriter
+from offload.shard_cache import ShardCache
+from offload.shard_writer import CachedShard, ShardWriter
+from offload.store import MemoryStore, SafetensorsStore, WeightStore
+
+__all__ = [
+    "PIECE_BYTES",
+    "CachedShard",
+    "FolderCache",
+    "FolderUse",
+    "Manifest",
+    "ManifestBuilder",
+    "MemoryStore",
+    "Piece",
+    "SafetensorsFile",
+    "SafetensorsStore",
+    "SafetensorsWriter",
+    "ShardCache",
+    "ShardWriter",
+    "StoreCorruptError",
+    "StoreError",
+    "StoreFullError",
+    "StoreMissingError",
+    "StoreUnsupportedError",
+    "TensorEntry",
+    "WeightStore",
+    "numpy_dtype",
+    "piece_digest",
+]

@@ -1,1 +1,73 @@
-"""How bytes move between peers."""
+"""How bytes move between peers: channels for control, links for data, discovery to begin with.
+
+Knows nothing of models or plans. Faulty twins for tests are in ``transport.testing``.
+"""
+
+from transport.address import format_address
+from transport.channel import Channel, MemoryChannel
+from transport.collective import Collective, MeshCollective, SoloCollective
+from transport.discovery import (
+    Discovery,
+    DiscoveryBus,
+    MemoryDiscovery,
+    PeerEvent,
+    PeerFound,
+    PeerGone,
+    PeerRecord,
+    ZeroconfDiscovery,
+)
+from transport.errors import (
+    AddressError,
+    ChannelClosedError,
+    PeerLostError,
+    ProtocolError,
+    TransportError,
+    VersionMismatchError,
+)
+from transport.frame import MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES, PROTOCOL_VERSION, Frame
+from transport.link import EAGER_BYTES, Link, MemoryLink, TcpLink
+from transport.tcp import (
+    Listener,
+    TcpChannel,
+    connect,
+    connect_link,
+    listen,
+    parse_address,
+)
+
+__all__ = [
+    "EAGER_BYTES",
+    "MAX_HEADER_BYTES",
+    "MAX_PAYLOAD_BYTES",
+    "PROTOCOL_VERSION",
+    "AddressError",
+    "Channel",
+    "ChannelClosedError",
+    "Collective",
+    "Discovery",
+    "DiscoveryBus",
+    "Frame",
+    "Link",
+    "Listener",
+    "MemoryChannel",
+    "MemoryDiscovery",
+    "MemoryLink",
+    "MeshCollective",
+    "PeerEvent",
+    "PeerFound",
+    "PeerGone",
+    "PeerLostError",
+    "PeerRecord",
+    "ProtocolError",
+    "SoloCollective",
+    "TcpChannel",
+    "TcpLink",
+    "TransportError",
+    "VersionMismatchError",
+    "ZeroconfDiscovery",
+    "connect",
+    "connect_link",
+    "format_address",
+    "listen",
+    "parse_address",
+]

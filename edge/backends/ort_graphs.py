@@ -6,7 +6,7 @@ graph; a split one has two graphs a layer, because each sum needs the result of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -250,13 +250,3 @@ class _Lowering:
 
     def _weight(self, name: str) -> str:
         return self.graph.weight(name, self.tensor(name))
-
-
-def tensor_names(layout: ShardLayout, weight_format: WeightFormat) -> Iterable[str]:
-    """Every tensor a shard's weight file must hold for `lower` to find it."""
-    suffixes = ("weight",) if weight_format.bits is None else ("codes", "scales")
-    if layout.embedding:
-        yield "embedding"
-    for matrix in layout.matrices:
-        yield from (f"{matrix.name}.{suffix}" for suffix in suffixes)
-    yield from (vector.name for vector in layout.vectors)

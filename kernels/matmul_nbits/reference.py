@@ -212,7 +212,7 @@ def _unpack(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
 def _pack(unpacked: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
     if bits == 8:
         return unpacked
-    packed: NDArray[np.uint8] = unpacked[..., 0::2] | unpacked[..., 1::2] << 4
+    packed: NDArray[np.uint8] = unpacked[..., 0::2] | unpacked[..., 1::2] << np.uint8(4)
     return packed
 
 
@@ -291,7 +291,8 @@ class _Tile:
         peak[np.abs(peak) < _SMALLEST_PEAK] = 0
         inverse = np.divide(self.low, peak, out=np.zeros_like(peak), where=peak != 0)
         np.multiply(self.weights, inverse, out=self.weights)
-        return peak / np.float32(self.low)
+        unit: NDArray[np.float32] = peak / np.float32(self.low)
+        return unit
 
     def _search(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """The best stretch [width] and the least-squares scale [width], of normalised weights.

@@ -186,6 +186,8 @@ def _kept(
     with np.errstate(under="ignore", over="ignore"):  # a tiny temperature: far tokens weigh 0
         distance = (float(scores.max()) - scores.astype(np.float64)) / parameters.temperature
         weights = np.exp(-distance)
+    if parameters.min_p == 0.0 and parameters.top_p == 1.0:
+        return ids, distance, weights
     keep = weights >= parameters.min_p
     if parameters.top_p < 1.0:
         mass = parameters.top_p * float(weights.sum())
@@ -208,7 +210,7 @@ def _ranked_at(
     distances: rising index); and the running sum of the weights up to each of these.
 
     Sorting a vocabulary of 150,000 takes 15 ms. Instead it is cut into bins of equal distance, the
-    bin that reaches the mass is found from the bins' sums, and only that bin is sorted: 2 ms, for
+    bin that reaches the mass is found from the bins' sums, and only that bin is sorted: 3 ms, for
     flat distributions too.
     """
     farthest = min(float(distance.max()), _FAR) or 1.0

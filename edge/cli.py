@@ -1,0 +1,75 @@
+"""The command line: which commands there are, and how their failures end.
+
+Every failure is one sentence on stderr and an exit code: 1 for errors, 2 for wrong usage, 130 for
+Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import click
+
+from edge import __version__
+from edge.errors import EdgeError
+
+COMMANDS = {
+    "peer": "Run the daemon that lends this device to the cluster.",
+    "peers": "Show the peers of a cluster.",
+    "plan": "Show what would run where, without running it.",
+    "run": "Answer one prompt.",
+    "chat": "Talk with a model in turns.",
+    "demo": "List the bundled demos, or run one.",
+}
+
+
+class _LazyGroup(click.Group):
+    """Imports a command's module only when it is called, so that `--help` is instant."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"edge.commands.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.command(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="edge")
+def cli() -> None:
+    """Run a language model that no single device of yours can hold, on the devices you have.
+
+    \b
+    On each device:      edge peer
+    Then, on any one:    edge run path/to/checkpoint -p "Why is the sky blue?"
+
+    Or all on this machine, to try it:  edge run path/to/checkpoint -p "Hello" --local 2
+    """
+
+
+def main(arguments: list[str] | None = None) -> Any:
+    """Run a command; never returns."""
+    try:
+        cli.main(args=arguments, prog_name="edge", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("\nInterrupted; everything this command started was ended.", err=True)
+        sys.exit(130)
+    except EdgeError as error:
+        click.echo(f"edge: {error}", err=True)
+        sys.exit(1)
+    except BrokenPipeError:
+        # Whoever read our output has gone; Python must not complain about it once more at exit.
+        sys.stdout = None
+        sys.exit(1)
+    sys.exit(0)

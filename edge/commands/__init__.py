@@ -1,0 +1,1 @@
+"""The commands of `edge`, one module each; imported when called."""

@@ -1,0 +1,140 @@
+"""`edge peer`: the daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+
+import click
+
+from edge.errors import RequestError
+from edge.memory import format_size, parse_size, usable_memory_bytes
+from edge.node import PeerNode, PeerSettings
+from edge.paths import cache_root
+
+
+@click.command("peer", short_help="Run the daemon that lends this device to the cluster.")
+@click.option("--name", help="How others see this device.  [default: the host's name]")
+@click.option(
+    "--listen",
+    default="0.0.0.0:0",
+    metavar="HOST:PORT",
+    show_default=True,
+    help="Where to listen; port 0 takes any free one, host 0.0.0.0 every interface.",
+)
+@click.option("--threads", type=click.IntRange(1, 1024), help="Compute threads.  [default: cores]")
+@click.option(
+    "--memory",
+    metavar="SIZE",
+    help="Memory it may use, as 4GiB.  [default: what is free, less a reserve]",
+)
+@click.option(
+    "--cluster",
+    default="default",
+    show_default=True,
+    help="Only peers and coordinators of the same cluster find each other.",
+)
+@click.option(
+    "--interface",
+    "interfaces",
+    multiple=True,
+    metavar="NAME|IP",
+    help="Announce only on this network interface; may be repeated.",
+)
+@click.option(
+    "--no-announce", is_flag=True, help="Do not announce by zeroconf; others need the address."
+)
+@click.option(
+    "--cache-limit",
+    default="64GiB",
+    show_default=True,
+    metavar="SIZE",
+    help="Disk for cached shards; the least recently used go first.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON when ready.")
+@click.option(
+    "--supervised", is_flag=True, hidden=True, help="End when standard input ends; do not announce."
+)
+def command(
+    name: str | None,
+    listen: str,
+    threads: int | None,
+    memory: str | None,
+    cluster: str,
+    interfaces: tuple[str, ...],
+    no_announce: bool,
+    cache_limit: str,
+    as_json: bool,
+    supervised: bool,
+) -> None:
+    """Lend this device to a cluster until Ctrl-C.
+
+    The daemon listens, announces itself by zeroconf and waits for a coordinator (`edge run`, or a
+    Python program) to place a part of a model here. Weights it is sent stay in a cache on disk.
+
+    \b
+    Examples:
+      edge peer                                     all interfaces, any port, all cores
+      edge peer --name attic --threads 4 --memory 6GiB
+      edge peer --listen 192.168.1.7:5000           a fixed address for networks without zeroconf
+
+    There is no encryption yet: run it only on networks you trust.
+    """
+    settings = PeerSettings(
+        name=name or socket.gethostname(),
+        listen=listen,
+        threads=threads or len(os.sched_getaffinity(0)),
+        memory_bytes=parse_size(memory) if memory else usable_memory_bytes(),
+        cluster=cluster,
+        announce=not (no_announce or supervised),
+        interfaces=interfaces or None,
+        cache_root=cache_root() / "shards",
+        cache_limit_bytes=parse_size(cache_limit),
+    )
+    if not settings.name.isprintable() or len(settings.name) > 100:
+        raise RequestError("a peer's name must be printable and at most 100 characters")
+    asyncio.run(_serve(settings, supervised=supervised, as_json=as_json or supervised))
+
+
+async def _serve(settings: PeerSettings, *, supervised: bool, as_json: bool) -> None:
+    """Run until a signal, or until the supervisor is gone."""
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, ended.set)
+    node = PeerNode(settings)
+    try:
+        await node.start()
+        _say_ready(node, as_json=as_json)
+        if supervised:
+            loop.add_reader(sys.stdin, _on_input, ended)
+        await ended.wait()
+    finally:
+        if supervised:
+            with contextlib.suppress(ValueError):
+                loop.remove_reader(sys.stdin)
+        await node.aclose()
+
+
+def _on_input(ended: asyncio.Event) -> None:
+    if not os.read(sys.stdin.fileno(), 4096):
+        ended.set()
+
+
+def _say_ready(node: PeerNode, *, as_json: bool) -> None:
+    settings = node.settings
+    if as_json:
+        click.echo(json.dumps({"name": settings.name, "addresses": node.addresses}))
+    else:
+        where = f"cluster {settings.cluster}" if settings.announce else "not announced"
+        click.echo(
+            f"peer {settings.name} listens on {', '.join(node.addresses)} ({where}), "
+            f"{settings.threads} threads, {format_size(settings.memory_bytes)} to use. "
+            "Ctrl-C ends it."
+        )
+    sys.stdout.flush()

@@ -1,0 +1,61 @@
+"""`edge peers`: who is there."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from edge.commands.options import open_cluster
+from edge.memory import format_size
+
+
+@click.command("peers", short_help="Show the peers of a cluster.")
+@click.option(
+    "--peer",
+    "addresses",
+    multiple=True,
+    metavar="HOST:PORT",
+    help="Ask this address instead of zeroconf; may be repeated.",
+)
+@click.option(
+    "--cluster", default="default", show_default=True, help="Name of the cluster to look for."
+)
+@click.option(
+    "--interface",
+    "interfaces",
+    multiple=True,
+    metavar="NAME|IP",
+    help="Look only on this network interface.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
+def command(
+    addresses: tuple[str, ...], cluster: str, interfaces: tuple[str, ...], as_json: bool
+) -> None:
+    """Name, address, device, free memory and loaded models of every peer that answers."""
+    with open_cluster(
+        addresses=addresses, local=None, memory=None, threads=None, cluster=cluster,
+        interfaces=interfaces,
+    ) as found:  # fmt: skip
+        peers = found.peers
+    if as_json:
+        click.echo(json.dumps([dataclasses.asdict(peer) for peer in peers], indent=2))
+        return
+    table = Table("name", "address", "device", "free memory", "loaded")
+    for peer in peers:
+        loaded = ", ".join(
+            f"{model['name']} {model['dtype']} (stage {model['stage']}, rank {model['rank']}, "
+            f"{format_size(model['bytes'])})"
+            for model in peer.models
+        )
+        table.add_row(
+            peer.name,
+            peer.address,
+            f"{peer.backend}, {peer.threads} threads",
+            f"{format_size(peer.free_bytes)} of {format_size(peer.memory_bytes)}",
+            loaded or "–",
+        )
+    Console().print(table)

@@ -1,0 +1,116 @@
+"""`edge run`: one prompt, one answer."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edge.api import Model, Prompt, Reply
+from edge.commands.options import cluster_options, model_options, open_cluster, read_plan
+
+
+def sampling_options(function: Any) -> Any:
+    """How the answer is chosen."""
+    for option in (
+        click.option("--seed", type=click.IntRange(0), help="The same seed gives the same answer on any plan.  [default: a random one]"),
+        click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before this text; may be repeated."),
+        click.option("--repetition-penalty", type=float, default=1.0, show_default=True, help="Above 1 makes used tokens less likely."),
+        click.option("--min-p", type=float, default=0.0, show_default=True, help="Keep tokens at least this likely, relative to the likeliest."),
+        click.option("--top-p", type=float, default=1.0, show_default=True, help="Keep the likeliest tokens up to this share."),
+        click.option("--top-k", type=int, default=0, show_default=True, help="Keep this many tokens; 0 keeps all."),
+        click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy."),
+        click.option("-n", "--max-new-tokens", type=click.IntRange(1), default=128, show_default=True, help="Longest answer."),
+    ):  # fmt: skip
+        function = option(function)
+    return function
+
+
+@click.command("run", short_help="Answer one prompt.")
+@model_options
+@click.option(
+    "-p", "--prompt", required=True, help="The text to go on from; - reads standard input."
+)
+@sampling_options
+@cluster_options
+@click.option("--chat", "as_chat", is_flag=True, help="Put the prompt through the chat template.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print the whole reply as JSON instead of streaming."
+)
+def command(
+    model: Path,
+    prompt: str,
+    as_chat: bool,
+    as_json: bool,
+    parallel: str,
+    plan_file: Path | None,
+    dtype: str,
+    block_size: str,
+    context: int | None,
+    addresses: tuple[str, ...],
+    local: int | None,
+    memory: str | None,
+    threads: int | None,
+    cluster: str,
+    interfaces: tuple[str, ...],
+    **sampling: Any,
+) -> None:
+    """Run MODEL (a folder with a Hugging Face checkpoint) on the cluster and stream its answer.
+
+    \b
+    Examples:
+      edge run path/to/checkpoint -p "Why is the sky blue?"           on peers found by zeroconf
+      edge run path/to/checkpoint -p "Hello" --local 2 --parallel tensor
+      edge run path/to/checkpoint -p "Hello" --peer 192.168.1.7:5000 --peer 192.168.1.9:5000
+    """
+    if prompt == "-":
+        prompt = sys.stdin.read()
+    with open_cluster(
+        addresses=addresses, local=local, memory=memory, threads=threads, cluster=cluster,
+        interfaces=interfaces,
+    ) as opened:  # fmt: skip
+        loaded = opened.load(
+            model,
+            dtype=dtype,
+            plan=read_plan(plan_file, parallel),
+            context_tokens=context,
+            block_size=int(block_size),
+        )
+        text: Prompt = prompt
+        if as_chat:
+            text = loaded.tokenizer.encode_chat([{"role": "user", "content": prompt}])
+        if as_json:
+            reply = loaded.generate(text, **sampling)
+            click.echo(json.dumps(_as_json(reply), ensure_ascii=False))
+        else:
+            show_reply(loaded, text, **sampling)
+
+
+def show_reply(model: Model, prompt: Prompt, **sampling: Any) -> Reply:
+    """Stream an answer to stdout and its figures to stderr."""
+    with model.stream(prompt, **sampling) as stream:
+        for token in stream:
+            sys.stdout.write(token.text)
+            sys.stdout.flush()
+        reply = stream.reply()
+    click.echo()
+    figures = reply.statistics
+    devices = len(model.plan.devices)
+    click.echo(
+        f"[{figures['new_tokens']:.0f} tokens, first after {figures['first_token_s']:.2f} s, then "
+        f"{figures['tokens_per_s']:.1f} tok/s, on {devices} device{'s' if devices > 1 else ''}]",
+        err=True,
+    )
+    return reply
+
+
+def _as_json(reply: Reply) -> dict[str, Any]:
+    return {
+        "text": reply.text,
+        "token_ids": list(reply.token_ids),
+        "finish_reason": reply.finish_reason,
+        "statistics": dict(reply.statistics),
+    }

@@ -1,0 +1,104 @@
+"""One reply in the making: tokens in, text out, and when to stop. Pure but for its clock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from edge.errors import RequestError
+from edge.text import TextStream, Tokenizer
+from kernels.sampling.reference import SamplingParameters
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Token:
+    """One generated token.
+
+    `text` is what may be shown now: it can be empty while a character or a possible stop string is
+    incomplete, and then comes with a later token.
+    """
+
+    token_id: int
+    text: str
+    finish_reason: FinishReason | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """What the user asked for, checked."""
+
+    prompt_ids: tuple[int, ...]
+    max_new_tokens: int
+    sampling: SamplingParameters
+    stop: tuple[str, ...] = ()
+    end_ids: frozenset[int] = field(default_factory=frozenset)
+
+    def __post_init__(self) -> None:
+        if not self.prompt_ids:
+            raise RequestError("the prompt is empty; give at least one token")
+        if type(self.max_new_tokens) is not int or self.max_new_tokens < 1:
+            raise RequestError(f"max_new_tokens must be 1 or more, not {self.max_new_tokens!r}")
+        if any(not isinstance(s, str) or not s for s in self.stop):
+            raise RequestError("stop strings must be texts that are not empty")
+
+
+class Generation:
+    """The state of one reply. `push` each sampled token in order.
+
+    `room` is how many tokens the context has left after the prompt.
+    """
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        tokenizer: Tokenizer | None,
+        *,
+        room: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.request = request
+        self.token_ids: list[int] = []
+        self.finish_reason: FinishReason | None = None
+        self._limit = min(request.max_new_tokens, room)
+        self._clock = clock
+        self._text = TextStream(tokenizer, request.prompt_ids, request.stop) if tokenizer else None
+        self._started_s = clock()
+        self._first_s = self._last_s = self._started_s
+
+    def push(self, token_id: int) -> Token:
+        """Take the next token; its text, and the reason if it is the last one."""
+        self._last_s = self._clock()
+        if not self.token_ids:
+            self._first_s = self._last_s
+        self.token_ids.append(token_id)
+        text = self._text.push(token_id) if self._text else ""
+        if token_id in self.request.end_ids or (self._text is not None and self._text.stopped):
+            self.finish_reason = "stop"
+        elif len(self.token_ids) >= self._limit:
+            self.finish_reason = "length"
+        if self.finish_reason is not None and self._text is not None:
+            text += self._text.finish()
+        return Token(token_id=token_id, text=text, finish_reason=self.finish_reason)
+
+    @property
+    def text(self) -> str:
+        return self._text.text if self._text else ""
+
+    def statistics(self) -> dict[str, float]:
+        """Seconds to the first token, then tokens per second after it."""
+        count = len(self.token_ids)
+        decode_s = self._last_s - self._first_s
+        total_s = self._last_s - self._started_s
+        rate = (count - 1) / decode_s if count > 1 and decode_s > 0 else count / max(total_s, 1e-9)
+        return {
+            "prompt_tokens": len(self.request.prompt_ids),
+            "new_tokens": count,
+            "first_token_s": self._first_s - self._started_s,
+            "tokens_per_s": rate,
+            "total_s": total_s,
+            "seed": self.request.sampling.seed,
+        }

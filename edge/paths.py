@@ -1,0 +1,16 @@
+"""Where Edge keeps its caches. The one file that reads the environment."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import platformdirs
+
+CACHE_VARIABLE = "EDGE_CACHE"
+
+
+def cache_root() -> Path:
+    """The folder of all caches: EDGE_CACHE, or the system's place for a user's caches."""
+    chosen = os.environ.get(CACHE_VARIABLE)
+    return Path(chosen).expanduser() if chosen else Path(platformdirs.user_cache_dir("edge"))

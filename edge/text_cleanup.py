@@ -1,0 +1,52 @@
+"""Removing the spaces that word-piece vocabularies leave before punctuation.
+
+The rules are those of `clean_up_tokenization_spaces` in `tokenizer_config.json`, in their order.
+"""
+
+from __future__ import annotations
+
+_RULES = (
+    (" .", "."),
+    (" ?", "?"),
+    (" !", "!"),
+    (" ,", ","),
+    (" ' ", "'"),
+    (" n't", "n't"),
+    (" 'm", "'m"),
+    (" 's", "'s"),
+    (" 've", "'ve"),
+    (" 're", "'re"),
+)
+
+# The characters that stand in a rule anywhere but at its end. Rules only remove spaces, so a rule
+# that reaches across any other character cannot exist, and the text up to it is settled.
+_OPEN = " 'nvr"
+
+
+def clean_up_spaces(text: str) -> str:
+    """The text after all rules, each over the whole text before the next."""
+    for spaced, joined in _RULES:
+        text = text.replace(spaced, joined)
+    return text
+
+
+class SpaceCleaner:
+    """`clean_up_spaces` of a text that comes in parts; passes it through where not enabled."""
+
+    def __init__(self, *, enabled: bool) -> None:
+        self._enabled = enabled
+        self._held = ""
+
+    def push(self, text: str) -> str:
+        """The cleaned text that what follows cannot change."""
+        if not self._enabled:
+            return text
+        text = self._held + text
+        settled = len(text.rstrip(_OPEN))
+        self._held = text[settled:]
+        return clean_up_spaces(text[:settled])
+
+    def finish(self) -> str:
+        """The rest, when no more text comes."""
+        held, self._held = self._held, ""
+        return clean_up_spaces(held)

@@ -1,0 +1,236 @@
+"""Tokens to text one token at a time, exactly as decoding all of them at once would give.
+
+Knows the decoders of `tokenizer.json`; knows nothing of prompts' meaning, stop strings or requests.
+What makes a decoder's text depend on later tokens, and what is done about it:
+
+* Byte-level vocabularies (GPT-2, Llama 3, Qwen): a character may be split over tokens. The bytes go
+  through an incremental UTF-8 decoder, which holds back at most three of them.
+* Byte fallback (Llama 2, Gemma): a run of byte tokens `<0xE4>` is text only as a whole; one wrong
+  byte turns every byte of the run into U+FFFD. So a run is held back until another token ends it.
+* A space is taken off the very first word (Metaspace, Strip). So new tokens are decoded behind a
+  few earlier ones, a moving window, and what those alone decode to is cut off.
+* Anything else that could reach across tokens: all text is held back until the end.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import tokenizers
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_CONTEXT_TOKENS = 8  # tokens of the prompt that a window starts with; one with text is enough
+_CONTEXT_BYTES = 4  # the longest UTF-8 character
+
+
+class StreamDecoder(Protocol):
+    """Turns a growing sequence of tokens into text that never has to be taken back."""
+
+    def push(self, token_id: int) -> str:
+        """The text that is settled now and was not before; often empty."""
+
+    def finish(self) -> str:
+        """The rest, in which incomplete characters are U+FFFD. Called once, after the last push."""
+
+
+class Vocabulary:
+    """The pieces of a tokenizer that decoding needs, looked up once."""
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        self._backend = backend
+        # Asked of the decoder, not only of the flag: `tokenizers` shows a special token whose
+        # spelling its normalizer changes.
+        self._special_ids = frozenset(
+            token_id
+            for token_id, token in backend.get_added_tokens_decoder().items()
+            if token.special and not backend.decode([token_id], skip_special_tokens=True)
+        )
+        self._decoders = _decoder_chain(backend)
+
+    def piece(self, token_id: int) -> str | None:
+        """The token as spelt in the vocabulary; None where decoding skips it: special or unknown.
+
+        Unknown ids are real: many models compute logits for a vocabulary padded to a round size.
+        """
+        if token_id in self._special_ids:
+            return None
+        return self._backend.id_to_token(token_id)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of all these tokens at once, special ones skipped."""
+        return self._backend.decode(token_ids, skip_special_tokens=True)
+
+    def stream(self, prompt_ids: Sequence[int]) -> StreamDecoder:
+        """A decoder for the tokens that follow the prompt."""
+        kinds = [decoder["type"] for decoder in self._decoders]
+        if kinds == ["ByteLevel"]:
+            return ByteLevelStream(self, prompt_ids)
+        if _is_local(self._decoders):
+            return WindowStream(self, prompt_ids, byte_fallback="ByteFallback" in kinds)
+        return WholeStream(self, prompt_ids)
+
+
+class ByteLevelStream:
+    """Every token is bytes; text is their UTF-8."""
+
+    def __init__(self, vocabulary: Vocabulary, prompt_ids: Sequence[int]) -> None:
+        self._vocabulary = vocabulary
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        for token_id in prompt_ids[-_CONTEXT_BYTES:]:  # a character may be cut by the prompt's end
+            self.push(token_id)
+
+    def push(self, token_id: int) -> str:
+        piece = self._vocabulary.piece(token_id)
+        return "" if piece is None else self._utf8.decode(_piece_bytes(piece))
+
+    def finish(self) -> str:
+        return self._utf8.decode(b"", final=True)
+
+
+class WindowStream:
+    """Decodes new tokens behind a short window of earlier ones.
+
+    Each token is decoded a bounded number of times, so the cost per token does not grow.
+    """
+
+    def __init__(
+        self, vocabulary: Vocabulary, prompt_ids: Sequence[int], *, byte_fallback: bool
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._byte_fallback = byte_fallback
+        context, last_run = self._split_prompt(prompt_ids)
+        utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        utf8.decode(bytes(byte for _, byte in last_run))
+        num_incomplete = len(utf8.getstate()[0])  # of a character that the prompt's end cuts
+        cut = []
+        self._window = context + cut
+        self._num_read = len(context)  # tokens of the window whose text has been handed out
+        self._read_text = vocabulary.decode(context)
+
+    def push(self, token_id: int) -> str:
+        piece = self._vocabulary.piece(token_id)
+        if piece is None:
+            return ""
+        self._window.append(token_id)
+        return "" if self._byte(piece) is not None else self._read()
+
+    def finish(self) -> str:
+        return self._read() if len(self._window) > self._num_read else ""
+
+    def _byte(self, piece: str) -> int | None:
+        """The byte that a piece falls back to, None for any other piece."""
+        match = _BYTE_TOKEN.fullmatch(piece) if self._byte_fallback else None
+        return int(match[1], 16) if match else None
+
+    def _split_prompt(self, prompt_ids: Sequence[int]) -> tuple[list[int], list[tuple[int, int]]]:
+        """The prompt's last tokens that are not bytes, and the bytes that follow them.
+
+        Bytes further back are left out: a window must not join one run of bytes to another.
+        """
+        context: list[int] = []
+        last_run: list[tuple[int, int]] = []
+        for token_id in reversed(prompt_ids):
+            if (piece := self._vocabulary.piece(token_id)) is None:
+                continue
+            if (byte := self._byte(piece)) is None:
+                context.append(token_id)
+            elif not context and len(last_run) < _CONTEXT_BYTES:
+                last_run.append((token_id, byte))
+            if len(context) == _CONTEXT_TOKENS:
+                break
+        return context[::-1], last_run[::-1]
+
+    def _read(self) -> str:
+        """Hand out the window's new text, then move the window on."""
+        text = self._vocabulary.decode(self._window)
+        new = text[len(self._read_text) :]
+        # The next window must itself decode to something: then whatever the decoder takes off the
+        # start of a text is taken off the window, not off the tokens that follow it.
+        for keep in (1, 2, 4, _CONTEXT_TOKENS):
+            if context := self._vocabulary.decode(self._window[-keep:]):
+                self._window, self._read_text = self._window[-keep:], context
+                break
+        else:
+            self._read_text = text
+        self._num_read = len(self._window)
+        return new
+
+
+class WholeStream:
+    """For decoders whose text may change anywhere until the last token: hands it out at the end."""
+
+    def __init__(self, vocabulary: Vocabulary, prompt_ids: Sequence[int]) -> None:
+        self._vocabulary = vocabulary
+        self._ids = list(prompt_ids)
+        self._prompt_text = vocabulary.decode(self._ids)
+
+    def push(self, token_id: int) -> str:
+        self._ids.append(token_id)
+        return ""
+
+    def finish(self) -> str:
+        return self._vocabulary.decode(self._ids).removeprefix(self._prompt_text)
+
+
+def _decoder_chain(backend: tokenizers.Tokenizer) -> list[dict[str, object]]:
+    """The decoders in the order they run; an absent one joins the tokens with spaces."""
+    if backend.decoder is None:
+        return []
+
+    def flat(decoder: dict[str, object]) -> Iterable[dict[str, object]]:
+        inner = decoder.get("decoders")
+        if decoder["type"] == "Sequence" and isinstance(inner, list):
+            for child in inner:
+                yield from flat(child)
+        else:
+            yield decoder
+
+    return list(flat(json.loads(backend.decoder.__getstate__())))
+
+
+def _is_local(chain: Sequence[dict[str, object]]) -> bool:
+    """Whether a token's text depends, byte runs apart, only on there being text before it."""
+    fused = False
+    for decoder in chain:
+        match decoder:
+            case {"type": "Fuse"}:
+                fused = True
+            case {"type": "Replace", "pattern": {"String": str(pattern)}}:
+                if fused and len(pattern) != 1:
+                    return False
+            case {"type": "Replace"} if not fused:
+                pass
+            case {"type": "Strip", "stop": int(stop)}:
+                if stop:
+                    return False
+            case {"type": "WordPiece" | "BPEDecoder"} if len(chain) == 1:
+                pass
+            case {"type": "Metaspace" | "ByteFallback"} if not fused:
+                pass
+            case _:
+                return False
+    return True
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's spelling of bytes: printable Latin-1 stands for itself, the rest from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {
+        chr(0x100 + index): byte for index, byte in enumerate(others)
+    }
+
+
+_ALPHABET = _byte_alphabet()
+
+
+def _piece_bytes(piece: str) -> bytes:
+    """The bytes a piece of a byte-level vocabulary stands for."""
+    try:
+        return bytes([_ALPHABET[character] for character in piece])
+    except KeyError:  # an added token, spelt as plain text
+        return piece.encode()

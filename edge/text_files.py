@@ -1,0 +1,214 @@
+"""The tokenizer's files of a checkpoint, read and checked; nothing is built from them here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge.errors import CheckpointError
+
+NAMED_SPECIAL_TOKENS = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
+
+_LARGEST_FILE_BYTES = 256 << 20  # the largest published tokenizer.json is about 35 MB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpecialToken:
+    """A token that is matched as a whole, and how (the fields of `tokenizer.json`)."""
+
+    content: str
+    single_word: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    normalized: bool = False
+    special: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerFiles:
+    """What a checkpoint's folder says of its tokenizer.
+
+    serialized: the text of tokenizer.json; `pipeline` is the same, parsed.
+    tokenizer_class: as declared by the publisher, without its "Fast" ending; may be empty.
+    model_type: of config.json; empty where there is none.
+    named_tokens: bos_token, eos_token, … to their spelling, in the order templates receive them.
+    declared_tokens: tokens the settings declare, by id; tokenizer.json may hold them already.
+    extra_tokens: tokens that must exist and be special, without a known id.
+    chat_templates: by name; a single one is named "default". The values are (source, file name).
+    """
+
+    path: Path
+    serialized: str
+    pipeline: Mapping[str, object]
+    settings: Mapping[str, object]
+    tokenizer_class: str
+    model_type: str
+    named_tokens: Mapping[str, SpecialToken]
+    declared_tokens: Mapping[int, SpecialToken]
+    extra_tokens: tuple[SpecialToken, ...]
+    chat_templates: Mapping[str, tuple[str, str]]
+
+
+def read_tokenizer_files(path: Path) -> TokenizerFiles:
+    """Read tokenizer.json and what stands beside it in the folder `path`.
+
+    Raises CheckpointError naming the file for one that is absent, unreadable or of another shape.
+    """
+    serialized = read_text(path / "tokenizer.json")
+    settings_file = path / "tokenizer_config.json"
+    settings = read_json(settings_file) if settings_file.is_file() else {}
+    config_file = path / "config.json"
+    config = read_json(config_file) if config_file.is_file() else {}
+    declared = _declared_tokens(settings, settings_file)
+    merged = dict(settings)
+    map_file = path / "special_tokens_map.json"
+    if "added_tokens_decoder" not in settings and map_file.is_file():  # else it is a leftover
+        merged.update(read_json(map_file))
+    extra = merged.get("extra_special_tokens") or merged.get("additional_special_tokens") or []
+    named = {name: merged[name] for name in NAMED_SPECIAL_TOKENS if merged.get(name)}
+    named |= {
+        name: value
+        for name, value in merged.items()
+        if name.endswith("_token") and isinstance(value, str) and value
+    }
+    if isinstance(extra, Mapping):  # newer settings name the tokens of other modalities
+        named, extra = {**named, **extra}, []
+    if not isinstance(extra, list):
+        raise CheckpointError(_wrong(settings_file, "extra_special_tokens must be a list"))
+    by_content = {token.content: token for token in declared.values()}
+    return TokenizerFiles(
+        path=path,
+        serialized=serialized,
+        pipeline=parse_json(serialized, path / "tokenizer.json"),
+        settings=settings,
+        tokenizer_class=_text(settings, "tokenizer_class", settings_file).removesuffix("Fast")
+        or _text(config, "tokenizer_class", config_file).removesuffix("Fast"),
+        model_type=_text(config, "model_type", config_file),
+        named_tokens={
+            name: by_content.get((token := _token(value, settings_file)).content, token)
+            for name, value in named.items()
+        },
+        declared_tokens=declared,
+        extra_tokens=tuple(_token(value, settings_file) for value in extra),
+        chat_templates=_chat_templates(path, settings, settings_file),
+    )
+
+
+def read_text(path: Path) -> str:
+    """A text file of the checkpoint. Raises CheckpointError where it cannot be read as UTF-8."""
+    try:
+        if path.stat().st_size > _LARGEST_FILE_BYTES:
+            raise CheckpointError(
+                _wrong(path, f"it is larger than {_LARGEST_FILE_BYTES >> 20} MiB, so not text")
+            )
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"{path} is missing; give the folder of a Hugging Face checkpoint that holds "
+            f"{path.name}, or download that file into it"
+        ) from error
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} cannot be read ({error.strerror}); check its permissions and the disk"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise CheckpointError(_wrong(path, "it is not UTF-8 text")) from error
+
+
+def read_json(path: Path) -> dict[str, object]:
+    """A JSON object of the checkpoint. Raises CheckpointError for anything else."""
+    return parse_json(read_text(path), path)
+
+
+def parse_json(text: str, path: Path) -> dict[str, object]:
+    """`text` as a JSON object; CheckpointError names `path` where it is none."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(_wrong(path, f"it is not JSON ({error})")) from error
+    if not isinstance(value, dict):
+        raise CheckpointError(_wrong(path, f"it holds a {type(value).__name__}, not an object"))
+    return value
+
+
+def _wrong(path: Path, cause: str) -> str:
+    return f"{path} is damaged: {cause}; download it again"
+
+
+def _text(settings: Mapping[str, object], name: str, path: Path) -> str:
+    value = settings.get(name) or ""
+    if not isinstance(value, str):
+        raise CheckpointError(_wrong(path, f"{name} must be text, not {value!r}"))
+    return value
+
+
+def _token(value: object, path: Path) -> SpecialToken:
+    """A token as text or as an object with its matching rules."""
+    if isinstance(value, str):
+        return SpecialToken(content=value)
+    if isinstance(value, Mapping) and isinstance(content := value.get("content"), str):
+        special = bool(value.get("special", True))
+        return SpecialToken(
+            content=content,
+            single_word=bool(value.get("single_word", False)),
+            lstrip=bool(value.get("lstrip", False)),
+            rstrip=bool(value.get("rstrip", False)),
+            normalized=bool(value.get("normalized", not special)),
+            special=special,
+        )
+    raise CheckpointError(_wrong(path, f"a token must be text or have content, not {value!r}"))
+
+
+def _declared_tokens(settings: Mapping[str, object], path: Path) -> dict[int, SpecialToken]:
+    declared = settings.get("added_tokens_decoder") or {}
+    if not isinstance(declared, Mapping):
+        raise CheckpointError(_wrong(path, "added_tokens_decoder must be an object"))
+    tokens = {}
+    for token_id, value in declared.items():
+        if not isinstance(token_id, str) or not token_id.isdecimal():
+            raise CheckpointError(_wrong(path, f"{token_id!r} is no token id"))
+        tokens[int(token_id)] = _token(value, path)
+    return dict(sorted(tokens.items()))
+
+
+def _chat_templates(
+    path: Path, settings: Mapping[str, object], settings_file: Path
+) -> dict[str, tuple[str, str]]:
+    """Templates in their own files go before those in the settings."""
+    files = {"default": path / "chat_template.jinja"}
+    if (folder := path / "additional_chat_templates").is_dir():
+        files |= {file.stem: file for file in sorted(folder.glob("*.jinja"))}
+    if found := {
+        name: (read_text(file), str(file)) for name, file in files.items() if file.is_file()
+    }:
+        return found
+    match settings.get("chat_template"):
+        case None:
+            return {}
+        case str(source):
+            return {"default": (source, str(settings_file))}
+        case list(templates):
+            named = {}
+            for template in templates:
+                match template:
+                    case {"name": str(name), "template": str(source)}:
+                        named[name] = (source, str(settings_file))
+                    case _:
+                        raise CheckpointError(
+                            _wrong(settings_file, "a chat_template lacks its name or template")
+                        )
+            return named
+        case other:
+            raise CheckpointError(
+                _wrong(settings_file, f"chat_template is a {type(other).__name__}, not text")
+            )

@@ -1,0 +1,53 @@
+"""A plan as rows for a table. Pure data: how it looks is for whoever shows it."""
+
+from dataclasses import dataclass
+
+from partition.facts import ClusterSpec, ModelFacts, Workload
+from partition.memory import MemoryUse, memory_use
+from partition.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRow:
+    """One shard of a plan, with what it costs its device."""
+
+    device: str
+    """The id of the device."""
+    name: str
+    """What people call it."""
+    stage: int
+    """Counts from 0."""
+    layers: range
+    heads: range
+    ffn_columns: range
+    vocab: range
+    memory: MemoryUse
+    left_bytes: int
+    """Memory of the device that stays free; negative when it is too small."""
+
+
+def describe(
+    plan: Plan, model: ModelFacts, cluster: ClusterSpec, workload: Workload
+) -> list[PlanRow]:
+    """One row for each shard, in plan order. PlanError when the plan is not for these."""
+    plan.validate(model, cluster)
+    use = memory_use(plan, model, workload)
+    rows: list[PlanRow] = []
+    for number, stage in enumerate(plan.stages):
+        for shard in stage.shards:
+            device = cluster.device(shard.device)
+            memory = use[device.id]
+            rows.append(
+                PlanRow(
+                    device=device.id,
+                    name=device.name,
+                    stage=number,
+                    layers=stage.layers,
+                    heads=shard.heads,
+                    ffn_columns=shard.ffn_columns,
+                    vocab=shard.vocab,
+                    memory=memory,
+                    left_bytes=device.memory_bytes - memory.total,
+                )
+            )
+    return rows

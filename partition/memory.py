@@ -1,0 +1,72 @@
+"""How many bytes a plan asks of each device. Counts what facts say; allocates nothing."""
+
+from dataclasses import dataclass
+
+from partition.facts import ModelFacts, Workload
+from partition.plan import Plan, Shard
+from partition.ranges import kv_group_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryUse:
+    """What one device must hold."""
+
+    weight_bytes: int
+    kv_bytes: int
+    """KV cache for the whole workload."""
+
+    @property
+    def total(self) -> int:
+        return self.weight_bytes + self.kv_bytes
+
+
+def memory_use(plan: Plan, model: ModelFacts, workload: Workload) -> dict[str, MemoryUse]:
+    """Bytes by device id, in the order of `plan.devices`.
+
+    First-stage shards hold embedding rows and last-stage shards head rows; also with tied
+    embeddings, because the two are stored in different types. KV heads that a shard holds more
+    than once (see `kv_heads`) are counted as often. PlanError when the plan is not for `model`.
+    """
+    plan.validate(model, None)
+    last = len(plan.stages) - 1
+    return {
+        shard.device: _shard_use(
+            shard,
+            len(stage.layers),
+            (model.embedding_row_bytes if number == 0 else 0)
+            + (model.head_row_bytes if number == last else 0),
+            model,
+            workload,
+        )
+        for number, stage in enumerate(plan.stages)
+        for shard in stage.shards
+    }
+
+
+def _shard_use(
+    shard: Shard, num_layers: int, vocab_row_bytes: int, model: ModelFacts, workload: Workload
+) -> MemoryUse:
+    kv_count = num_local_kv_heads(shard.heads, model)
+    layer_weight_bytes = (
+        len(shard.heads) * model.query_head_bytes
+        + kv_count * model.kv_head_bytes
+        + len(shard.ffn_columns) * model.ffn_column_bytes
+        + model.layer_bytes
+    )
+    return MemoryUse(
+        weight_bytes=num_layers * layer_weight_bytes + len(shard.vocab) * vocab_row_bytes,
+        kv_bytes=num_layers * kv_count * model.kv_bytes_per_token * workload.cached_tokens,
+    )
+
+
+def num_local_kv_heads(heads: range, model: ModelFacts) -> int:
+    """`len(kv_heads(...))`, without making the tuple."""
+    size = kv_group_size(heads, model.num_heads, model.num_kv_heads)
+    return len(heads) // size if size else 0
+
+
+def units_that_fit(room_bytes: int, unit_bytes: int, most: int) -> int:
+    """How many units go into the room, at most `most`; -1 when the room itself is negative."""
+    if room_bytes < 0:
+        return -1
+    return min(most, room_bytes // unit_bytes) if unit_bytes else most

@@ -1,0 +1,278 @@
+"""What every group of ranks promises, checked on each implementation and many sizes."""
+
+from functools import reduce
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tests.support.transport_pairs import LINK_KINDS, group, in_threads, on_every_rank
+from transport import (
+    EAGER_BYTES,
+    ChannelClosedError,
+    Collective,
+    Link,
+    MemoryLink,
+    MeshCollective,
+    PeerLostError,
+    ProtocolError,
+)
+from transport.testing import Fault, FaultyLink
+
+SIZES = (1, 2, 3, 5, 8)
+MANY = EAGER_BYTES // 4 * 5 + 3
+"""Numbers of four bytes that take the road for large arrays and cannot be divided evenly."""
+
+each_group = pytest.mark.parametrize(
+    ("kind", "size"),
+    [(kind, size) for kind in LINK_KINDS for size in SIZES],
+)
+
+
+def terms_of(size: int, count: int, dtype: type = np.float32) -> list[np.ndarray]:
+    """One array per rank, of magnitudes so different that another order gives other bits."""
+    random = np.random.default_rng(size * 1_000_003 + count)
+    scales = 10.0 ** random.integers(-4, 5, (size, count))
+    return list((random.standard_normal((size, count)) * scales).astype(dtype))
+
+
+@each_group
+@pytest.mark.parametrize("count", [0, 1, 7, 2048, EAGER_BYTES // 4, EAGER_BYTES // 4 + 1, MANY])
+def test_all_reduce_gives_every_rank_the_same_bits(kind: str, size: int, count: int) -> None:
+    terms = terms_of(size, count)
+    expected = reduce(np.add, terms)
+    with group(kind, size) as members:
+        for _ in range(2):
+            arrays = [term.copy() for term in terms]
+            on_every_rank(members, lambda member: member.all_reduce(arrays[member.rank]))
+            for array in arrays:
+                assert array.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("dtype", [np.int64, np.float64, np.float16, ml_dtypes.bfloat16, np.uint8])
+@pytest.mark.parametrize("shape", [(), (3, 5), (7, 11, 401)], ids=str)
+def test_all_reduce_takes_any_dtype_and_shape(
+    size: int, dtype: type, shape: tuple[int, ...]
+) -> None:
+    random = np.random.default_rng(5)
+    terms = [np.asarray(random.integers(0, 9, shape)).astype(dtype) for _ in range(size)]
+    expected = np.asarray(reduce(np.add, terms))
+    with group("tcp", size) as members:
+        on_every_rank(members, lambda member: member.all_reduce(terms[member.rank]))
+    for term in terms:
+        assert term.shape == shape
+        assert term.tobytes() == expected.tobytes()
+
+
+def test_all_reduce_sums_in_the_order_of_ranks() -> None:
+    """1e8 + 1 - 1e8 is 0 in float32; any other order gives 1."""
+    terms = [np.full(MANY, value, np.float32) for value in (1e8, 1, -1e8)]
+    with group("memory", 3) as members:
+        on_every_rank(members, lambda member: member.all_reduce(terms[member.rank]))
+    assert [set(term.tolist()) for term in terms] == [{0.0}] * 3
+
+
+@each_group
+@pytest.mark.parametrize("largest", [5, EAGER_BYTES])
+def test_all_gather_with_uneven_sizes(kind: str, size: int, largest: int) -> None:
+    owns = [np.full(largest * rank, rank + 0.5, np.float32) for rank in range(size)]
+
+    def gathered(member: Collective) -> list[np.ndarray]:
+        into = [np.zeros_like(own) for own in owns]
+        member.all_gather(owns[member.rank], into)
+        return into
+
+    with group(kind, size) as members:
+        for into in on_every_rank(members, gathered):
+            assert [one.tobytes() for one in into] == [own.tobytes() for own in owns]
+
+
+@each_group
+@pytest.mark.parametrize("largest", [5, EAGER_BYTES])
+def test_gather_to_each_root(kind: str, size: int, largest: int) -> None:
+    owns = [np.full(largest + rank, rank, np.int32) for rank in range(size)]
+
+    def gathered(member: Collective) -> list[list[np.ndarray]]:
+        results = []
+        for root in range(size):
+            into = [np.full_like(own, -1) for own in owns]
+            member.gather(owns[member.rank], into if root == member.rank else None, root=root)
+            results.append(into)
+        return results
+
+    with group(kind, size) as members:
+        for rank, results in enumerate(on_every_rank(members, gathered)):
+            for root, into in enumerate(results):
+                for own, one in zip(owns, into, strict=True):
+                    assert (one == (own if root == rank else -1)).all()
+
+
+@each_group
+@pytest.mark.parametrize("count", [0, 3, MANY])
+def test_broadcast_from_each_root(kind: str, size: int, count: int) -> None:
+    def received(member: Collective) -> list[np.ndarray]:
+        arrays = [np.full(count, member.rank, np.int32) for _ in range(size)]
+        for root in range(size):
+            member.broadcast(arrays[root], root=root)
+        return arrays
+
+    with group(kind, size) as members:
+        for arrays in on_every_rank(members, received):
+            for root, array in enumerate(arrays):
+                assert (array == root).all()
+
+
+@each_group
+def test_nobody_passes_a_barrier_before_all_have_come(kind: str, size: int) -> None:
+    arrived: list[int] = []
+
+    def pass_barriers(member: Collective) -> None:
+        for turn in range(1, 6):
+            arrived.append(member.rank)
+            member.barrier()
+            assert len(arrived) >= turn * size
+            member.barrier()
+
+    with group(kind, size) as members:
+        assert [member.size for member in members] == [size] * size
+        on_every_rank(members, pass_barriers)
+
+
+@each_group
+def test_mixed_calls_in_a_row_stay_in_step(kind: str, size: int) -> None:
+    """Ranks run ahead of each other here; sizes change, so buffers are made anew and shared."""
+
+    def run(member: Collective) -> list[float]:
+        seen = []
+        for turn in range(60):
+            array = np.full((turn * 37) % 101 * 400, member.rank + turn, np.float32)
+            member.all_reduce(array)
+            seen.append(float(array.sum()))
+            member.broadcast(array, root=turn % size)
+            member.barrier()
+        return seen
+
+    with group(kind, size) as members:
+        results = on_every_rank(members, run)
+    expected = [
+        (turn * 37) % 101 * 400 * sum(rank + turn for rank in range(size)) for turn in range(60)
+    ]
+    assert results == [expected] * size
+
+
+def test_buffers_are_made_once_per_size() -> None:
+    with group("memory", 3) as members:
+        scratch = [member._scratch for member in members]  # type: ignore[attr-defined]
+        stores = []
+        for count in (MANY, 5, MANY, 700, 5):
+            arrays = [np.ones(count, np.float32) for _ in members]
+            on_every_rank(members, lambda member, arrays=arrays: member.all_reduce(arrays[member.rank]))
+            stores.append([[id(store) for store in one._stores] for one in scratch])
+    assert all(one == stores[0] for one in stores)
+
+
+@each_group
+def test_calls_that_make_no_sense_are_refused_before_anything_is_sent(kind: str, size: int) -> None:
+    strided = np.zeros((4, 4), np.float32).T[:2]
+    one = np.zeros(1, np.float32)
+
+    def refuse(member: Collective) -> None:
+        for call in (
+            lambda: member.all_reduce(strided),
+            lambda: member.all_gather(strided, [one] * size),
+            lambda: member.all_gather(one, [one] * (size + 1)),
+            lambda: member.all_gather(one, [np.zeros(2, np.float32)] * size),
+            lambda: member.gather(one, None, root=size),
+            lambda: member.gather(one, None, root=member.rank),
+            lambda: member.gather(strided, [one] * size, root=member.rank),
+            lambda: member.broadcast(one, root=-1),
+        ):
+            with pytest.raises(ValueError, match=r"contiguous|buffers|bytes|root"):
+                call()
+        member.barrier()
+
+    with group(kind, size) as members:
+        on_every_rank(members, refuse)
+
+
+@pytest.mark.parametrize("kind", LINK_KINDS)
+def test_ranks_that_disagree_on_a_size_hear_of_it(kind: str) -> None:
+    with group(kind, 2) as members:
+        results = in_threads(
+            [
+                lambda: members[0].all_reduce(np.zeros(3, np.float32)),
+                lambda: members[1].all_reduce(np.zeros(4, np.float32)),
+            ]
+        )
+    assert any(isinstance(result, ProtocolError) for result in results)
+    assert all(isinstance(result, ProtocolError | PeerLostError) for result in results)
+
+
+@pytest.mark.parametrize("kind", LINK_KINDS)
+@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("count", [2048, MANY])
+def test_a_rank_that_leaves_in_the_middle_is_lost_to_the_others(
+    kind: str, size: int, count: int
+) -> None:
+    def run(member: Collective) -> str:
+        array = np.ones(count, np.float32)
+        for turn in range(5):
+            if member.rank == size - 1 and turn == 3:
+                member.close()
+                return "left"
+            try:
+                member.all_reduce(array)
+            except PeerLostError:
+                member.close()  # As its owner does, so that the others need not wait for it.
+                return f"lost at {turn}"
+        return "done"
+
+    with group(kind, size) as members:
+        assert on_every_rank(members, run) == ["lost at 3"] * (size - 1) + ["left"]
+
+
+@pytest.mark.parametrize("kind", LINK_KINDS)
+def test_a_link_that_falls_silent_loses_the_peer_after_the_timeout(kind: str) -> None:
+    def wrap(rank: int, other: int, link: Link) -> Link:
+        return FaultyLink(link, Fault.DROP, after_calls=2) if (rank, other) == (0, 1) else link
+
+    def run(member: Collective) -> None:
+        for _ in range(3):
+            member.all_reduce(np.ones(8, np.float32))
+
+    with group(kind, 3, timeout_s=0.1, wrap=wrap) as members:
+        results = in_threads([lambda member=member: run(member) for member in members])
+    assert isinstance(results[1], PeerLostError)
+
+
+@each_group
+def test_our_close_ends_a_call_that_waits_and_every_later_one(kind: str, size: int) -> None:
+    with group(kind, size) as members:
+        first = members[0]
+
+        def close_others_last() -> None:
+            first.close()
+
+        if size > 1:
+            results = in_threads([lambda: first.barrier(), close_others_last])
+            assert isinstance(results[0], ChannelClosedError)
+        first.close()
+        array = np.zeros(4, np.float32)
+        for call in (
+            lambda: first.all_reduce(array),
+            lambda: first.all_gather(array, [array.copy() for _ in range(size)]),
+            lambda: first.broadcast(array, root=0),
+            first.barrier,
+        ):
+            with pytest.raises(ChannelClosedError):
+                call()
+
+
+def test_a_mesh_needs_a_link_to_every_other_rank() -> None:
+    ends = MemoryLink.pair()
+    for rank, links in ((0, {0: ends[0]}), (0, {2: ends[0]}), (2, {0: ends[0]}), (-1, {})):
+        with pytest.raises(ValueError, match="needs links to all the others"):
+            MeshCollective(rank, links)
+    for end in ends:
+        end.close()

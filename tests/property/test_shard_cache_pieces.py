@@ -1,0 +1,76 @@
+"""Pieces may arrive in any order, twice, damaged, with restarts between: the file is the same."""
+
+import tempfile
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from offload import CachedShard, ManifestBuilder, ShardCache, StoreCorruptError, piece_digest
+
+tensors = st.lists(
+    # Few letters and lengths: equal tensors, and with them equal pieces, are common.
+    st.text("ab", max_size=2).map(lambda text: (text or "c").encode() * 40),
+    min_size=1,
+    max_size=8,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(contents=tensors, older=tensors, data=st.data())
+def test_every_order_of_arrival_makes_the_same_file(
+    contents: list[bytes], older: list[bytes], data: st.DataObject
+) -> None:
+    builder = ManifestBuilder()
+    expected = bytearray()
+    for index, content in enumerate(contents):
+        entry = builder.add(str(index), content)
+        expected.extend(bytes(entry.offset - len(expected)) + content)
+    manifest = builder.build()
+    pieces = {piece_digest(content): content for content in contents}
+    with tempfile.TemporaryDirectory() as folder:
+        cache = ShardCache(Path(folder), 1 << 30)
+        known = set(older) if fill(cache, older) != manifest.digest else set(contents)
+        writer = cache.begin(manifest)
+        if isinstance(writer, CachedShard):
+            assert known == set(contents)
+        else:
+            lacking = {d for d, content in pieces.items() if content not in known}
+            assert set(writer.missing) == lacking
+            while writer.missing:
+                digest = data.draw(st.sampled_from(sorted(pieces)))
+                action = data.draw(st.sampled_from(["put", "put", "put", "damage", "restart"]))
+                if action == "put":
+                    writer.put(digest, pieces[digest])
+                    lacking.discard(digest)
+                elif action == "damage":
+                    with_error = pieces[digest][:-1] + b"!"
+                    try:
+                        writer.put(digest, with_error)
+                    except StoreCorruptError:
+                        pass
+                    else:
+                        raise AssertionError("a damaged piece was taken")
+                else:
+                    writer.close()
+                    restarted = ShardCache(Path(folder), 1 << 30).begin(manifest)
+                    assert not isinstance(restarted, CachedShard)
+                    writer = restarted
+                assert set(writer.missing) == lacking
+            writer.finish().close()
+        shard = cache.get(manifest.digest, verify=True)
+        assert shard is not None
+        with shard:
+            assert shard.path.read_bytes() == bytes(expected)
+
+
+def fill(cache: ShardCache, contents: list[bytes]) -> str:
+    builder = ManifestBuilder()
+    for index, content in enumerate(contents):
+        builder.add(str(index), content)
+    writer = cache.begin(builder.build())
+    assert not isinstance(writer, CachedShard)
+    for content in set(contents):
+        writer.put(piece_digest(content), content)
+    writer.finish().close()
+    return builder.build().digest

@@ -1,0 +1,145 @@
+"""Both ends of every kind of channel, link and group, for the checks that all of them pass."""
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from transport import (
+    Channel,
+    Collective,
+    Link,
+    MemoryChannel,
+    MemoryLink,
+    MeshCollective,
+    SoloCollective,
+    TcpLink,
+    connect,
+    listen,
+)
+
+CHANNEL_KINDS = ("memory", "tcp")
+LINK_KINDS = ("memory", "tcp")
+
+Result = TypeVar("Result")
+
+
+async def refuse_channel(channel: Channel) -> None:
+    """The handler of a listener that expects no channel."""
+    await channel.aclose()
+    raise AssertionError(f"unexpected channel from {channel.peer}")
+
+
+async def refuse_link(link: Link, hello: Mapping[str, Any]) -> None:
+    """The handler of a listener that expects no link."""
+    link.close()
+    raise AssertionError(f"unexpected link from {link.peer}: {dict(hello)}")
+
+
+@contextlib.asynccontextmanager
+async def channel_pair(kind: str) -> AsyncIterator[tuple[Channel, Channel]]:
+    """Two ends; the first says ``{"name": "alice"}`` of itself, the second ``{"name": "bob"}``."""
+    hello_a, hello_b = {"name": "alice"}, {"name": "bob"}
+    if kind == "memory":
+        ends = MemoryChannel.pair("alice", "bob", first_hello=hello_a, second_hello=hello_b)
+        yield ends
+        for end in ends:
+            await end.aclose()
+        return
+    accepted: asyncio.Queue[Channel] = asyncio.Queue()
+    listener = await listen(
+        "127.0.0.1:0", hello=hello_b, on_channel=accepted.put, on_link=refuse_link
+    )
+    alice = await connect(listener.addresses[0], hello=hello_a)
+    bob = await accepted.get()
+    try:
+        yield alice, bob
+    finally:
+        await alice.aclose()
+        await bob.aclose()
+        await listener.aclose()
+
+
+def socket_pair() -> tuple[socket.socket, socket.socket]:
+    """Two ends of a TCP connection over loopback."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        first = socket.create_connection(server.getsockname())
+        second, _ = server.accept()
+    return first, second
+
+
+def link_ends(kind: str, *, timeout_s: float = 30.0) -> tuple[Link, Link]:
+    """Two ends whose ``peer`` is ``second`` and ``first``; the caller closes them."""
+    if kind == "memory":
+        return MemoryLink.pair("first", "second", timeout_s=timeout_s)
+    first, second = socket_pair()
+    return TcpLink(first, "second", timeout_s), TcpLink(second, "first", timeout_s)
+
+
+@contextlib.contextmanager
+def link_pair(kind: str, *, timeout_s: float = 30.0) -> Iterator[tuple[Link, Link]]:
+    """Two ends, closed at the end."""
+    ends = link_ends(kind, timeout_s=timeout_s)
+    try:
+        yield ends
+    finally:
+        for end in ends:
+            end.close()
+
+
+@contextlib.contextmanager
+def group(
+    kind: str,
+    size: int,
+    *,
+    timeout_s: float = 30.0,
+    wrap: Callable[[int, int, Link], Link] = lambda rank, other, link: link,
+) -> Iterator[list[Collective]]:
+    """One collective per rank; ``wrap`` may put a faulty link around any of the links."""
+    members: list[Collective]
+    if size == 1:
+        members = [SoloCollective()]
+    else:
+        links: list[dict[int, Link]] = [{} for _ in range(size)]
+        for low in range(size):
+            for high in range(low + 1, size):
+                first, second = link_ends(kind, timeout_s=timeout_s)
+                links[low][high] = wrap(low, high, first)
+                links[high][low] = wrap(high, low, second)
+        members = [MeshCollective(rank, links[rank]) for rank in range(size)]
+    try:
+        yield members
+    finally:
+        for member in members:
+            member.close()
+
+
+def in_threads(calls: list[Callable[[], Result]]) -> list[Result | Exception]:
+    """Run all calls at once, each in its thread; what each returned or raised, in order."""
+    results: list[Any] = [None] * len(calls)
+
+    def run(index: int) -> None:
+        try:
+            results[index] = calls[index]()
+        except Exception as error:
+            results[index] = error
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def on_every_rank(
+    members: list[Collective], call: Callable[[Collective], Result]
+) -> list[Result]:
+    """Run ``call`` on all ranks at once; the results by rank, or the first error."""
+    results = in_threads([lambda member=member: call(member) for member in members])
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+    return results

@@ -1,0 +1,260 @@
+"""Plans for devices one can picture, and what is said when there is none."""
+
+import dataclasses
+import itertools
+
+import pytest
+
+from partition import (
+    CapacityError,
+    ClusterSpec,
+    DeviceSpec,
+    ModelFacts,
+    Plan,
+    PlanError,
+    Workload,
+    check_fit,
+    describe,
+    kv_heads,
+    solve,
+)
+
+# A layer weighs 1,000 bytes in all (80 heads, 120 KV heads and cache, 768 columns, 32 the rest).
+MODEL = ModelFacts(
+    name="tiny",
+    num_layers=12,
+    hidden_size=64,
+    num_heads=8,
+    num_kv_heads=2,
+    head_size=8,
+    ffn_columns=96,
+    vocab_size=100,
+    tied_embeddings=False,
+    column_multiple=32,
+    query_head_bytes=10,
+    kv_head_bytes=10,
+    ffn_column_bytes=8,
+    layer_bytes=32,
+    embedding_row_bytes=4,
+    head_row_bytes=2,
+    kv_bytes_per_token=1,
+)
+WORKLOAD = Workload(prompt_tokens=20, output_tokens=5, concurrency=2)
+WHOLE_BYTES = 12 * 1000 + 100 * 6
+EMBEDDING_BYTES, HEAD_BYTES = 400, 200
+
+
+def cluster(*sizes: tuple[int, int]) -> ClusterSpec:
+    """Devices a, b, c… from (memory_bytes, threads)."""
+    return ClusterSpec(
+        devices=tuple(
+            DeviceSpec(id=id, name=id, memory_bytes=memory_bytes, threads=threads)
+            for id, (memory_bytes, threads) in zip("abcdefghijkl", sizes, strict=False)
+        )
+    )
+
+
+def layers(plan: Plan) -> list[tuple[str, int]]:
+    return [(stage.shards[0].device, len(stage.layers)) for stage in plan.stages]
+
+
+def heads(plan: Plan) -> list[int]:
+    (stage,) = plan.stages
+    return [len(shard.heads) for shard in stage.shards]
+
+
+def test_one_device_alone_when_it_can_hold_everything() -> None:
+    fits, not_quite = WHOLE_BYTES, WHOLE_BYTES - 1
+    assert layers(solve(MODEL, cluster((not_quite, 64), (fits, 1)), WORKLOAD)) == [("b", 12)]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "chosen"),
+    [
+        (((20_000, 2), (20_000, 4), (30_000, 2)), "b"),  # most threads
+        (((20_000, 4), (30_000, 4), (25_000, 4)), "b"),  # then most memory
+        (((20_000, 4), (20_000, 4)), "a"),  # then the smallest id
+    ],
+)
+def test_the_best_of_several_that_can_hold_everything(
+    sizes: tuple[tuple[int, int], ...], chosen: str
+) -> None:
+    assert solve(MODEL, cluster(*sizes), WORKLOAD).devices == (chosen,)
+    backwards = ClusterSpec(devices=cluster(*sizes).devices[::-1])
+    assert solve(MODEL, backwards, WORKLOAD).devices == (chosen,)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        # Two suffice: those with the most memory, in the order of the cluster.
+        (((5_000, 1), (7_000, 1), (8_000, 1)), [("b", 6), ("c", 6)]),
+        (((8_000, 2), (2_000, 64), (7_000, 1)), [("a", 7), ("c", 5)]),
+        # No two hold 12 layers, any three do.
+        (((6_000, 1), (5_000, 1), (6_000, 1), (5_900, 1)), [("a", 4), ("c", 4), ("d", 4)]),
+        # a has more memory than c, but as first stage it would need the embedding too.
+        (((1_350, 9), (11_500, 1), (1_300, 1)), [("b", 11), ("c", 1)]),
+    ],
+)
+def test_as_few_devices_as_possible(
+    sizes: tuple[tuple[int, int], ...], expected: list[tuple[str, int]]
+) -> None:
+    plan = solve(MODEL, cluster(*sizes), WORKLOAD)
+    assert layers(plan) == expected
+    check_fit(plan, MODEL, cluster(*sizes), WORKLOAD)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        (((20_000, 1),), [12]),
+        (((20_000, 1), (20_000, 1), (20_000, 1)), [4, 4, 4]),
+        (((20_000, 1), (20_000, 2), (20_000, 3)), [2, 4, 6]),
+        (((20_000, 1), (20_000, 64)), [1, 11]),  # at least one layer each
+        (((20_000, 1), (3_500, 64), (20_000, 3)), [2, 3, 7]),  # memory before threads
+        (((2_400, 1), (20_000, 1)), [2, 10]),  # the embedding leaves a room for two layers
+        (((2_399, 1), (20_000, 1)), [1, 11]),
+        (((20_000, 1), (2_200, 1)), [10, 2]),  # the head likewise
+        (((20_000, 1), (2_199, 1)), [11, 1]),
+    ],
+)
+def test_pipeline_uses_every_device(
+    sizes: tuple[tuple[int, int], ...], expected: list[int]
+) -> None:
+    plan = solve(MODEL, cluster(*sizes), WORKLOAD, parallel="pipeline")
+    assert layers(plan) == list(zip("abc", expected, strict=False))
+    assert plan.version == 1
+    check_fit(plan, MODEL, cluster(*sizes), WORKLOAD)
+
+
+def test_pipeline_puts_the_vocabulary_at_the_ends() -> None:
+    plan = solve(MODEL, cluster(*[(20_000, 1)] * 3), WORKLOAD, parallel="pipeline")
+    assert [len(stage.shards[0].vocab) for stage in plan.stages] == [100, 0, 100]
+
+
+def test_pipeline_says_when_there_are_more_devices_than_layers() -> None:
+    short = dataclasses.replace(MODEL, num_layers=2)
+    with pytest.raises(PlanError, match=r"3 devices cannot each hold a layer.*Use at most 2"):
+        solve(short, cluster(*[(20_000, 1)] * 3), WORKLOAD, parallel="pipeline")
+    assert len(solve(short, cluster(*[(20_000, 1)] * 3), WORKLOAD, parallel="tensor").devices) == 3
+
+
+def test_tensor_gives_equal_devices_equal_whole_groups() -> None:
+    plan = solve(MODEL, cluster((20_000, 4), (20_000, 4)), WORKLOAD, parallel="tensor")
+    (stage,) = plan.stages
+    assert stage.layers == range(12)
+    assert [shard.heads for shard in stage.shards] == [range(4), range(4, 8)]
+    assert [shard.ffn_columns for shard in stage.shards] == [range(64), range(64, 96)]
+    assert [shard.vocab for shard in stage.shards] == [range(50), range(50, 100)]
+
+
+def test_tensor_follows_threads_in_whole_groups() -> None:
+    wide = dataclasses.replace(MODEL, num_heads=32, num_kv_heads=8)
+    plan = solve(wide, cluster((10**6, 1), (10**6, 2), (10**6, 5)), WORKLOAD, parallel="tensor")
+    assert heads(plan) == [4, 8, 20]
+    three = solve(wide, cluster(*[(10**6, 4)] * 3), WORKLOAD, parallel="tensor")
+    assert sorted(heads(three)) == [8, 12, 12]
+
+
+def test_tensor_cuts_through_groups_when_there_are_more_devices_than_kv_heads() -> None:
+    plan = solve(MODEL, cluster(*[(20_000, 1)] * 4), WORKLOAD, parallel="tensor")
+    assert heads(plan) == [2, 2, 2, 2]
+    held = [kv_heads(shard.heads, 8, 2) for shard in plan.stages[0].shards]
+    assert held == [(0,), (0,), (1,), (1,)]
+
+
+def test_tensor_leaves_devices_without_heads_when_there_are_more_devices_than_heads() -> None:
+    nobody_idle = cluster(*[(20_000, 1)] * 12)
+    plan = solve(MODEL, nobody_idle, WORKLOAD, parallel="tensor")
+    plan.validate(MODEL, nobody_idle)
+    assert len(plan.devices) == 12
+    assert sum(heads(plan)) == 8
+    assert 0 in heads(plan)
+
+
+def test_a_slow_device_still_gets_something() -> None:
+    plan = solve(MODEL, cluster((20_000, 1000), (20_000, 1)), WORKLOAD, parallel="tensor")
+    slow = plan.stages[0].shards[1]
+    assert (len(slow.heads), len(slow.ffn_columns), len(slow.vocab)) == (0, 0, 1)
+
+
+def test_tensor_shares_follow_memory_where_it_is_short() -> None:
+    tight = cluster((4_500, 8), (20_000, 1))
+    plan = solve(MODEL, tight, WORKLOAD, parallel="tensor")
+    check_fit(plan, MODEL, tight, WORKLOAD)
+    small, large = describe(plan, MODEL, tight, WORKLOAD)
+    # The fast device is filled until not one more group, block of columns and row would go in.
+    assert small.left_bytes < 12 * 32 * 8
+    assert large.memory.total > small.memory.total
+
+
+def test_tensor_with_a_rest_of_columns_uses_the_last_byte() -> None:
+    odd = dataclasses.replace(MODEL, ffn_columns=90, kv_bytes_per_token=0)
+    exact = 12 * (80 + 20 + 720 + 32) + 600
+    plan = solve(odd, cluster((exact, 1)), WORKLOAD, parallel="tensor")
+    assert plan.stages[0].shards[0].ffn_columns == range(90)
+    with pytest.raises(CapacityError):
+        solve(odd, cluster((exact - 1, 1)), WORKLOAD, parallel="tensor")
+
+
+def test_tensor_says_when_there_are_more_devices_than_anything() -> None:
+    small = dataclasses.replace(MODEL, vocab_size=2)
+    with pytest.raises(PlanError, match=r"vocabulary of 2 is too small\. Use at most 2"):
+        solve(small, cluster(*[(20_000, 1)] * 3), WORKLOAD, parallel="tensor")
+
+
+def test_capacity_error_names_the_smallest_remedy() -> None:
+    with pytest.raises(CapacityError) as caught:
+        solve(MODEL, cluster((WHOLE_BYTES - 30, 1)), WORKLOAD)
+    error = caught.value
+    assert (error.device, error.missing_bytes) == ("a", 30)
+    # A token takes 12 layers x 2 KV heads x 2 requests = 48 bytes.
+    assert error.largest_context_tokens == 24
+    assert str(error) == (
+        "The model does not fit: 'a' lacks 30 bytes. What helps: that much more memory, or a"
+        " smaller dtype for the weights, or at most 24 context tokens per request instead of 25."
+    )
+
+
+def test_capacity_error_of_a_pipeline_names_everyone_who_is_short() -> None:
+    short = cluster((1_000, 1), (900, 1), (4_000, 1))
+    with pytest.raises(CapacityError) as caught:
+        solve(MODEL, short, WORKLOAD, parallel="pipeline")
+    missing = {shortage.device: shortage.missing_bytes for shortage in caught.value.shortages}
+    # One layer each on a and b; the other ten on c, whose room is largest.
+    assert missing == {"a": 400, "b": 100, "c": 10 * 1_000 + HEAD_BYTES - 4_000}
+    assert caught.value.device == "c"
+    assert caught.value.largest_context_tokens is None
+
+
+def test_capacity_error_of_auto_asks_for_the_least() -> None:
+    # Alone, b lacks 1,600. As the end of a pipeline whose start holds a layer, it lacks 200 only.
+    with pytest.raises(CapacityError) as caught:
+        solve(MODEL, cluster((1_400, 1), (11_000, 1)), WORKLOAD)
+    assert (caught.value.device, caught.value.missing_bytes) == ("b", 200)
+
+
+def test_capacity_error_of_tensor_counts_what_every_shard_holds() -> None:
+    floor_bytes = 12 * 32 + 6  # norms, and one row of the vocabulary
+    with pytest.raises(CapacityError) as caught:
+        solve(MODEL, cluster((20_000, 1), (0, 1)), WORKLOAD, parallel="tensor")
+    assert [(one.device, one.missing_bytes) for one in caught.value.shortages] == [
+        ("b", floor_bytes)
+    ]
+
+
+def test_an_empty_cluster_is_no_cluster() -> None:
+    with pytest.raises(PlanError, match="no devices"):
+        solve(MODEL, ClusterSpec(devices=()), WORKLOAD)
+
+
+def test_unknown_ways_to_divide_are_refused() -> None:
+    with pytest.raises(ValueError, match="'auto', 'pipeline', 'tensor', not 'expert'"):
+        solve(MODEL, cluster((20_000, 1)), WORKLOAD, parallel="expert")  # type: ignore[arg-type]
+
+
+def test_the_order_of_stages_is_the_order_of_devices() -> None:
+    devices = cluster((20_000, 1), (20_000, 5), (20_000, 3)).devices
+    for order in itertools.permutations(devices):
+        plan = solve(MODEL, ClusterSpec(devices=order), WORKLOAD, parallel="pipeline")
+        assert plan.devices == tuple(device.id for device in order)

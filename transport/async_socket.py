@@ -1,0 +1,183 @@
+"""A connected TCP socket for asyncio whose every wait can be cancelled without losing a byte.
+
+Knows bytes and the operating system's errors; knows no frames.
+
+Why not ``loop.sock_recv_into`` and its like: they move the bytes in a callback, so a task that is
+cancelled just then never learns how many were moved. Here a callback only says "ready"; the bytes
+move in the task itself. Why not ``asyncio`` streams: they read ahead, and a link's socket must be
+handed to the compute thread with nothing taken from it.
+"""
+
+import asyncio
+import socket
+from collections.abc import Sequence
+
+from transport.errors import ChannelClosedError, PeerLostError
+from transport.frame import Buffer
+
+_TURN_BYTES = 1 << 20
+"""Most bytes moved before other tasks get their turn; a heartbeat must not wait for a shard."""
+
+_LEAST_COST_BYTES = 16 << 10
+"""What one read counts for at least: many small frames in a row must end a turn too."""
+
+
+class AsyncSocket:
+    """Owns a non-blocking socket. One task may receive and one may send at the same time."""
+
+    def __init__(self, connected: socket.socket, peer: str) -> None:
+        connected.setblocking(False)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.peer = peer
+        self._loop = asyncio.get_running_loop()
+        self._socket = connected
+        self._is_closed = False
+        self._reading: asyncio.Future[None] | None = None
+        self._writing: asyncio.Future[None] | None = None
+        self._turn_left = _TURN_BYTES
+
+    async def receive_into(self, space: memoryview) -> int:
+        """Put at least one byte into ``space`` and return how many.
+
+        Raises ``PeerLostError`` at the end of the stream, ``ChannelClosedError`` after close.
+        """
+        while True:
+            self._check_open()
+            if self._turn_left <= 0:
+                # Before the bytes move, never after: a cancellation here must lose none.
+                self._turn_left = _TURN_BYTES
+                await asyncio.sleep(0)
+                continue
+            try:
+                count = self._socket.recv_into(space[:_TURN_BYTES])
+            except (BlockingIOError, InterruptedError):
+                self._turn_left = _TURN_BYTES
+                await self._readable()
+                continue
+            except OSError as error:
+                raise PeerLostError(self.peer, error.strerror or str(error)) from error
+            if count == 0:
+                raise PeerLostError(self.peer, "it closed the connection")
+            self._turn_left -= max(count, _LEAST_COST_BYTES)
+            return count
+
+    async def send_all(self, buffers: Sequence[Buffer]) -> None:
+        """Send the bytes of ``buffers``, oldest first.
+
+        When this is cancelled or fails after the first byte went out, the socket is closed: the
+        rest can no longer be sent, and nothing else may follow what was.
+        """
+        rest = [memoryview(buffer) for buffer in buffers]
+        in_the_middle = False
+        try:
+            while rest:
+                self._check_open()
+                try:
+                    count = self._socket.sendmsg(_first_turn(rest))
+                except (BlockingIOError, InterruptedError):
+                    await self._writable()
+                    continue
+                except OSError as error:
+                    # What the peer sent before it went may still be read: do not close.
+                    in_the_middle = False
+                    raise PeerLostError(self.peer, error.strerror or str(error)) from error
+                rest = drop_bytes(rest, count)
+                in_the_middle = bool(rest)
+                if count >= _TURN_BYTES:
+                    await asyncio.sleep(0)
+        except BaseException:
+            if in_the_middle:
+                self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the socket; pending calls raise ``ChannelClosedError``. May be called again."""
+        if not self._is_closed:
+            self._release().close()
+
+    def detach(self) -> socket.socket:
+        """Hand the socket over: this object is closed, the socket lives on, nothing was read."""
+        self._check_open()
+        return self._release()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether :meth:`close` or :meth:`detach` was called."""
+        return self._is_closed
+
+    def _release(self) -> socket.socket:
+        self._is_closed = True
+        # Before the descriptor goes: the number may be another socket's a moment later.
+        self._loop.remove_reader(self._socket)
+        self._loop.remove_writer(self._socket)
+        for waiter in (self._reading, self._writing):
+            if waiter is not None:
+                _wake(waiter)
+        return self._socket
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ChannelClosedError(f"the connection to {self.peer} was closed")
+
+    async def _readable(self) -> None:
+        waiter = self._reading = self._loop.create_future()
+        self._loop.add_reader(self._socket, _wake, waiter)
+        try:
+            await waiter
+        finally:
+            self._reading = None
+            if not self._is_closed:
+                self._loop.remove_reader(self._socket)
+
+    async def _writable(self) -> None:
+        waiter = self._writing = self._loop.create_future()
+        self._loop.add_writer(self._socket, _wake, waiter)
+        try:
+            await waiter
+        finally:
+            self._writing = None
+            if not self._is_closed:
+                self._loop.remove_writer(self._socket)
+
+
+def watch_for_death(connected: socket.socket, *, within_s: int) -> None:
+    """Have the system notice, in about ``within_s`` seconds, that an idle peer's device vanished.
+
+    A peer that is merely busy is not affected: its system answers the probes for it. That is why
+    TCP_USER_TIMEOUT is left alone, which also ends a connection whose reader takes its time.
+    """
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    options = {
+        "TCP_KEEPIDLE": max(1, within_s // 2),
+        "TCP_KEEPINTVL": max(1, within_s // 6),
+        "TCP_KEEPCNT": 3,
+    }
+    for name, value in options.items():
+        if hasattr(socket, name):  # Not every system has each of these.
+            connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def drop_bytes(buffers: Sequence[memoryview], count: int) -> list[memoryview]:
+    """What is left of ``buffers`` (of bytes) after their first ``count`` bytes."""
+    rest = list(buffers)
+    while rest and count >= rest[0].nbytes:
+        count -= rest.pop(0).nbytes
+    if count:
+        rest[0] = rest[0][count:]
+    return rest
+
+
+def _first_turn(buffers: list[memoryview]) -> list[memoryview]:
+    """The first buffers, cut off at one turn's bytes."""
+    head, room = [], _TURN_BYTES
+    for buffer in buffers:
+        head.append(buffer[:room])
+        room -= head[-1].nbytes
+        if room == 0:
+            break
+    return head
+
+
+def _wake(waiter: "asyncio.Future[None]") -> None:
+    if not waiter.done():
+        waiter.set_result(None)

@@ -1,0 +1,160 @@
+"""The control plane's one interface, and its twin in memory.
+
+Knows frames and their order; knows nothing of what they mean.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Protocol, Self
+
+from transport.errors import ChannelClosedError, PeerLostError
+from transport.frame import Frame, decode, encode
+
+MEMORY_QUEUE_FRAMES = 64
+"""Frames that wait in one direction of a memory channel before ``send`` does, as on a socket."""
+
+
+class Channel(Protocol):
+    """An ordered two-way stream of frames to one peer, used from one event loop.
+
+    A frame is delivered whole or not at all, and in the order sent. That ``send`` returned does
+    not promise that the peer has read the frame: only an answer proves that. Frames that the peer
+    sent before it closed usually still arrive, which is not promised either.
+
+    Whether a silent peer still lives is not decided here: whoever expects frames counts the time.
+    """
+
+    @property
+    def peer(self) -> str:
+        """Printable name of the other end, for messages to people."""
+
+    @property
+    def remote_hello(self) -> Mapping[str, Any]:
+        """What the other end said of itself when the connection was made."""
+
+    async def send(self, frame: Frame) -> None:
+        """Send one frame; several tasks may call this at once.
+
+        A cancelled send has sent nothing, or it has closed the channel: half a frame is never
+        followed by another.
+
+        Raises:
+            ChannelClosedError: this side closed the channel.
+            PeerLostError: the other side closed it or died.
+            ProtocolError: the frame is not allowed; nothing was sent and the channel lives on.
+        """
+
+    async def receive(self) -> Frame:
+        """The next frame. One task at a time. A cancelled receive loses nothing.
+
+        Raises:
+            ChannelClosedError: this side closed the channel, also while this call waited.
+            PeerLostError: the other side closed it or died.
+            ProtocolError: what arrived is not a frame; the channel is closed.
+            RuntimeError: another task is in receive() already.
+        """
+
+    async def aclose(self) -> None:
+        """Close this side; may be called again. Pending calls raise ``ChannelClosedError``."""
+
+
+class _Pipe:
+    """One direction of a memory channel: encoded frames, oldest first."""
+
+    def __init__(self) -> None:
+        self.frames: deque[bytes] = deque()
+        self.changed = asyncio.Condition()
+
+
+class MemoryChannel:
+    """A channel to another object in the same event loop.
+
+    Frames are encoded and decoded as on a socket, so that what a socket would refuse or change is
+    refused or changed here too.
+    """
+
+    def __init__(
+        self, peer: str, remote_hello: Mapping[str, Any], incoming: _Pipe, outgoing: _Pipe
+    ) -> None:
+        """Use :meth:`pair`."""
+        self._peer = peer
+        self._remote_hello = remote_hello
+        self._incoming = incoming
+        self._outgoing = outgoing
+        self._other: MemoryChannel = self
+        self._is_closed = False
+        self._is_receiving = False
+
+    @classmethod
+    def pair(
+        cls,
+        first: str = "first",
+        second: str = "second",
+        *,
+        first_hello: Mapping[str, Any] | None = None,
+        second_hello: Mapping[str, Any] | None = None,
+    ) -> tuple[Self, Self]:
+        """The two ends of a new channel. The first end's ``peer`` is ``second``."""
+        to_second, to_first = _Pipe(), _Pipe()
+        end = cls(second, second_hello or {}, to_first, to_second)
+        other = cls(first, first_hello or {}, to_second, to_first)
+        end._other, other._other = other, end
+        return end, other
+
+    @property
+    def peer(self) -> str:
+        """See :class:`Channel`."""
+        return self._peer
+
+    @property
+    def remote_hello(self) -> Mapping[str, Any]:
+        """See :class:`Channel`."""
+        return self._remote_hello
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ChannelClosedError(f"the channel to {self._peer} was closed")
+
+    async def send(self, frame: Frame) -> None:
+        """See :class:`Channel`."""
+        self._check_open()
+        data = b"".join(encode(frame))
+        pipe = self._outgoing
+        async with pipe.changed:
+            while len(pipe.frames) >= MEMORY_QUEUE_FRAMES and not (
+                self._is_closed or self._other._is_closed
+            ):
+                await pipe.changed.wait()
+            self._check_open()
+            if self._other._is_closed:
+                raise PeerLostError(self._peer, "it closed the channel")
+            pipe.frames.append(data)
+            pipe.changed.notify_all()
+
+    async def receive(self) -> Frame:
+        """See :class:`Channel`."""
+        self._check_open()
+        if self._is_receiving:
+            raise RuntimeError(f"another task already receives from {self._peer}")
+        pipe = self._incoming
+        self._is_receiving = True
+        try:
+            async with pipe.changed:
+                while not (pipe.frames or self._is_closed or self._other._is_closed):
+                    await pipe.changed.wait()
+                self._check_open()
+                if not pipe.frames:
+                    raise PeerLostError(self._peer, "it closed the channel")
+                data = pipe.frames.popleft()
+                pipe.changed.notify_all()
+        finally:
+            self._is_receiving = False
+        return decode(data)
+
+    async def aclose(self) -> None:
+        """See :class:`Channel`."""
+        self._is_closed = True
+        for pipe in (self._incoming, self._outgoing):
+            async with pipe.changed:
+                pipe.changed.notify_all()

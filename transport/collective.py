@@ -1,0 +1,288 @@
+"""What a group of ranks does together: sums, gathers, broadcasts.
+
+Knows ranks and links; knows nothing of sockets or of what the numbers mean. All ranks make the same
+calls in the same order. Sums are taken in rank order on every rank, so each holds the same bits,
+also across runs: a decoder that repeats a request repeats its tokens.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from transport.errors import ChannelClosedError
+from transport.link import EAGER_BYTES, Link
+
+Array = NDArray[Any]
+
+_MAX_KNOWN_SHAPES = 64
+"""Buffer views kept for reuse; a prompt's length may be anything, so there must be an end."""
+
+
+class Collective(Protocol):
+    """The ranks of one group, used from one thread, each rank calling the same in the same order.
+
+    Arrays are C-contiguous (``ValueError`` otherwise, before anything is sent). When a rank is
+    lost, the ranks that hear of it raise ``PeerLostError``; the others may wait for them until
+    their links' timeout, or until their owner calls :meth:`close`. After any error but
+    ``ValueError`` the group is spent: the buffers' contents are undefined and it must be closed.
+    ``ProtocolError`` means that the ranks did not make the same calls with the same sizes.
+    """
+
+    @property
+    def rank(self) -> int:
+        """This member, 0 to ``size`` - 1."""
+
+    @property
+    def size(self) -> int:
+        """How many members there are."""
+
+    def all_reduce(self, array: Array) -> None:
+        """Replace ``array`` by the sum over all ranks, in rank order; any numeric dtype."""
+
+    def all_gather(self, own: Array, into: Sequence[Array]) -> None:
+        """Put each rank's ``own`` into ``into[rank]`` on every rank; sizes may differ."""
+
+    def gather(self, own: Array, into: Sequence[Array] | None, *, root: int) -> None:
+        """Put each rank's ``own`` into ``into[rank]`` on ``root``; the others pass ``None``."""
+
+    def broadcast(self, array: Array, *, root: int) -> None:
+        """Replace ``array`` by the one that ``root`` holds."""
+
+    def barrier(self) -> None:
+        """Return when all ranks have called this."""
+
+    def close(self) -> None:
+        """Close the links, from any thread; calls that wait raise ``ChannelClosedError``."""
+
+
+class SoloCollective:
+    """The group of one: everything is there already. See :class:`Collective`."""
+
+    rank = 0
+    size = 1
+
+    def __init__(self) -> None:
+        self._is_closed = False
+
+    def all_reduce(self, array: Array) -> None:
+        """See :class:`Collective`."""
+        self._check(array)
+
+    def all_gather(self, own: Array, into: Sequence[Array]) -> None:
+        """See :class:`Collective`."""
+        self._check(own, *into)
+        _check_count(into, 1)
+        _copy(own, into[0])
+
+    def gather(self, own: Array, into: Sequence[Array] | None, *, root: int) -> None:
+        """See :class:`Collective`."""
+        _check_root(root, 1)
+        if into is None:
+            raise ValueError("the root of a gather needs buffers to gather into")
+        self.all_gather(own, into)
+
+    def broadcast(self, array: Array, *, root: int) -> None:
+        """See :class:`Collective`."""
+        _check_root(root, 1)
+        self._check(array)
+
+    def barrier(self) -> None:
+        """See :class:`Collective`."""
+        self._check()
+
+    def close(self) -> None:
+        """See :class:`Collective`."""
+        self._is_closed = True
+
+    def _check(self, *arrays: Array) -> None:
+        _check_contiguous(*arrays)
+        if self._is_closed:
+            raise ChannelClosedError("the collective was closed")
+
+
+class MeshCollective:
+    """A group in which every rank has a link to every other. See :class:`Collective`.
+
+    Up to ``EAGER_BYTES`` everything is sent to all before anything is received: one latency.
+    Larger arrays are exchanged pair by pair, so that nobody waits to send to somebody who waits to
+    send; with more than two ranks a large sum is reduced in slices, one per rank, and the slices
+    are gathered: each rank then moves 2 (n - 1) / n arrays instead of n - 1.
+
+    The switch is at ``EAGER_BYTES`` because a socket's buffers hold no more for certain.
+    """
+
+    def __init__(self, rank: int, links: Mapping[int, Link]) -> None:
+        """``links`` has one link for each other rank; they belong to the collective from now on."""
+        size = len(links) + 1
+        if not 0 <= rank < size or set(links) != set(range(size)) - {rank}:
+            raise ValueError(
+                f"rank {rank} of {size} needs links to all the others, not to {sorted(links)}"
+            )
+        self._rank = rank
+        self._size = size
+        self._links = {other: links[other] for other in sorted(links)}
+        # Round k pairs the ranks whose sum is k modulo n, so all ranks meet in the same order and
+        # no circle of waiting can close. In some rounds a rank is its own partner and rests.
+        partners = ((turn - rank) % size for turn in range(size))
+        self._rounds = [(other, links[other]) for other in partners if other != rank]
+        self._scratch = _Scratch(size - 1)
+        self._nothing = np.empty(0, np.uint8)
+        self._nothings = [np.empty(0, np.uint8) for _ in range(size)]
+
+    @property
+    def rank(self) -> int:
+        """See :class:`Collective`."""
+        return self._rank
+
+    @property
+    def size(self) -> int:
+        """See :class:`Collective`."""
+        return self._size
+
+    def all_reduce(self, array: Array) -> None:
+        """See :class:`Collective`."""
+        _check_contiguous(array)
+        flat = array.reshape(-1)
+        if self._size > 2 and array.nbytes > EAGER_BYTES:
+            self._reduce_in_slices(flat)
+            return
+        terms = self._terms(flat)
+        self._all_gather(flat, terms)
+        _sum_in_order(terms, flat)
+
+    def all_gather(self, own: Array, into: Sequence[Array]) -> None:
+        """See :class:`Collective`."""
+        _check_contiguous(own, *into)
+        _check_count(into, self._size)
+        _copy(own, into[self._rank])
+        self._all_gather(own, into)
+
+    def gather(self, own: Array, into: Sequence[Array] | None, *, root: int) -> None:
+        """See :class:`Collective`."""
+        _check_root(root, self._size)
+        if self._rank != root:
+            self._links[root].send(own)
+            return
+        if into is None:
+            raise ValueError("the root of a gather needs buffers to gather into")
+        _check_contiguous(own, *into)
+        _check_count(into, self._size)
+        _copy(own, into[root])
+        for other, link in self._links.items():
+            link.receive(into[other])
+
+    def broadcast(self, array: Array, *, root: int) -> None:
+        """See :class:`Collective`."""
+        _check_root(root, self._size)
+        if self._rank != root:
+            self._links[root].receive(array)
+            return
+        for link in self._links.values():
+            link.send(array)
+
+    def barrier(self) -> None:
+        """See :class:`Collective`."""
+        self._all_gather(self._nothing, self._nothings)
+
+    def close(self) -> None:
+        """See :class:`Collective`."""
+        for link in self._links.values():
+            link.close()
+
+    def _terms(self, own: Array) -> list[Array]:
+        """One array per rank, all like ``own``: ``own`` itself, and buffers for the others."""
+        buffers = self._scratch.take(own)
+        return [*buffers[: self._rank], own, *buffers[self._rank :]]
+
+    def _all_gather(self, own: Array, into: Sequence[Array]) -> None:
+        """Receive the others' arrays; this rank's own place in ``into`` is not touched."""
+        if self._size == 2:
+            other, link = self._rounds[0]
+            link.exchange(own, into[other])
+        elif max(buffer.nbytes for buffer in into) <= EAGER_BYTES:
+            for link in self._links.values():
+                link.send(own)
+            for other, link in self._links.items():
+                link.receive(into[other])
+        else:
+            for other, link in self._rounds:
+                link.exchange(own, into[other])
+
+    def _reduce_in_slices(self, flat: Array) -> None:
+        """Each rank sums one slice, still in rank order: the same bits as summing it all."""
+        bounds = [flat.size * rank // self._size for rank in range(self._size + 1)]
+        slices = [flat[start:stop] for start, stop in pairwise(bounds)]
+        own = slices[self._rank]
+        terms = self._terms(own)
+        for other, link in self._rounds:
+            link.exchange(slices[other], terms[other])
+        _sum_in_order(terms, own)
+        for other, link in self._rounds:
+            link.exchange(own, slices[other])
+
+
+class _Scratch:
+    """Buffers for what the other ranks send, made once per size and shared by all sizes."""
+
+    def __init__(self, count: int) -> None:
+        self._stores = [np.empty(0, np.uint8) for _ in range(count)]
+        self._known: dict[tuple[int, np.dtype[Any]], list[Array]] = {}
+
+    def take(self, like: Array) -> list[Array]:
+        """The buffers, flat, each of the size and dtype of ``like``; valid until the next call."""
+        key = (like.size, like.dtype)
+        buffers = self._known.get(key)
+        if buffers is None:
+            buffers = self._known[key] = self._make(like)
+        return buffers
+
+    def _make(self, like: Array) -> list[Array]:
+        if like.nbytes > self._stores[0].nbytes:
+            self._stores = [np.empty(like.nbytes, np.uint8) for _ in self._stores]
+            self._known.clear()  # They are views of what was just let go.
+        elif len(self._known) >= _MAX_KNOWN_SHAPES:
+            self._known.clear()
+        return [store[: like.nbytes].view(like.dtype) for store in self._stores]
+
+
+def _sum_in_order(terms: Sequence[Array], into: Array) -> None:
+    """``into`` = ((terms[0] + terms[1]) + terms[2]) + ...; ``into`` may be one of the terms.
+
+    Intermediate sums go to ``terms[0]``, or to ``into`` when that is ``terms[0]``.
+    """
+    total = terms[0]
+    for term in terms[1:-1]:
+        total = np.add(total, term, out=terms[0])
+    np.add(total, terms[-1], out=into)
+
+
+def _copy(source: Array, target: Array) -> None:
+    """Copy bytes as a link would: whatever the shapes, as long as the sizes agree."""
+    if source.nbytes != target.nbytes:
+        raise ValueError(
+            f"this rank's own array has {source.nbytes} bytes, its place to gather into "
+            f"{target.nbytes}"
+        )
+    target.reshape(-1).view(np.uint8)[:] = source.reshape(-1).view(np.uint8)
+
+
+def _check_contiguous(*arrays: Array) -> None:
+    for array in arrays:
+        if not array.flags.c_contiguous:
+            raise ValueError(
+                f"a collective moves C-contiguous arrays; this one of shape {array.shape} has "
+                f"strides {array.strides}: copy it with numpy.ascontiguousarray first"
+            )
+
+
+def _check_count(into: Sequence[Array], size: int) -> None:
+    if len(into) != size:
+        raise ValueError(f"a gather over {size} ranks needs {size} buffers, not {len(into)}")
+
+
+def _check_root(root: int, size: int) -> None:
+    if not 0 <= root < size:
+        raise ValueError(f"rank {root} cannot be the root of a group of {size} ranks")

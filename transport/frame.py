@@ -1,0 +1,206 @@
+"""One message of the control plane, as bytes.
+
+Knows the layout and its limits; knows no socket. A frame on the wire is
+
+====================  =====================================================
+bytes                 meaning
+====================  =====================================================
+4, big-endian         size of the header part
+4, big-endian         size of the payload
+header part           UTF-8 JSON: ``{"kind": text, "header": {...}}``
+payload               opaque bytes
+====================  =====================================================
+
+Both sizes are compared with the limits before memory is set aside for them.
+"""
+
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from transport.errors import ProtocolError
+
+PROTOCOL_VERSION = 1
+"""Raised by one whenever bytes on the wire change their meaning."""
+
+MAX_HEADER_BYTES = 1 << 20
+"""Largest header part of a frame: a plan for hundreds of devices fits many times over."""
+
+MAX_PAYLOAD_BYTES = 64 << 20
+"""Largest payload of a frame: bulk data (shards of weights) is sent in pieces of at most this."""
+
+Buffer = bytes | bytearray | memoryview
+
+_SIZES = struct.Struct("!II")
+PREFIX_BYTES = _SIZES.size
+_SMALLEST_HEADER_BYTES = len('{"kind":"k"}')
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One message: a kind to dispatch on, a small JSON header, and an opaque payload.
+
+    ``header`` holds JSON values only; it arrives with lists where tuples were sent. ``payload``
+    arrives as a ``bytearray`` that belongs to the receiver.
+    """
+
+    kind: str
+    header: Mapping[str, Any] = field(default_factory=dict)
+    payload: Buffer = b""
+
+
+def encode(frame: Frame) -> list[Buffer]:
+    """The frame as buffers to be sent one after another; the payload is not copied.
+
+    Raises:
+        ProtocolError: the frame has no kind, its header is not JSON, or a part is over its limit.
+    """
+    if not isinstance(frame.kind, str) or not frame.kind:
+        raise ProtocolError("a frame needs a kind: a text that is not empty")
+    try:
+        document = json.dumps(
+            {"kind": frame.kind, "header": dict(frame.header)},
+            allow_nan=False,
+            ensure_ascii=False,
+            separators=(",", ":"),
+        ).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ProtocolError(
+            f"the header of frame '{frame.kind}' cannot be written as JSON: {error}"
+        ) from error
+    payload = memoryview(frame.payload)
+    _check_sizes(
+        len(document), payload.nbytes, MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES, f"frame '{frame.kind}'"
+    )
+    head = _SIZES.pack(len(document), payload.nbytes) + document
+    if payload.nbytes == 0:
+        return [head]
+    if not payload.c_contiguous:
+        raise ProtocolError(f"the payload of frame '{frame.kind}' is not contiguous: copy it first")
+    return [head, payload.cast("B")]
+
+
+def decode(data: Buffer) -> Frame:
+    """The one frame that ``data`` holds.
+
+    Raises:
+        ProtocolError: ``data`` is not exactly one well-formed frame.
+    """
+    assembler = FrameAssembler()
+    rest = memoryview(data)
+    while rest.nbytes:
+        space = assembler.wanted()
+        part = rest[: space.nbytes]
+        space[: part.nbytes] = part
+        rest = rest[part.nbytes :]
+        frame = assembler.advance(part.nbytes)
+        if frame is not None:
+            if rest.nbytes:
+                raise ProtocolError(f"{rest.nbytes} bytes follow the end of the frame")
+            return frame
+    raise ProtocolError(f"the frame is cut short: it ends after {memoryview(data).nbytes} bytes")
+
+
+class FrameAssembler:
+    """Makes frames out of pieces of any size; touches no socket.
+
+    Ask :meth:`wanted` for the space where the next bytes go, put some there, and say how many to
+    :meth:`advance`. The space never reaches past the end of the current frame, so nothing that
+    follows a frame is taken from the socket. What has arrived is kept between calls, so a reader
+    that is cancelled halfway can go on later. After a ``ProtocolError`` the assembler is spent.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_header_bytes: int = MAX_HEADER_BYTES,
+        max_payload_bytes: int = MAX_PAYLOAD_BYTES,
+    ) -> None:
+        self._max_header_bytes = max_header_bytes
+        self._max_payload_bytes = max_payload_bytes
+        self._prefix = bytearray(PREFIX_BYTES)
+        self._start()
+
+    def _start(self) -> None:
+        self._document: bytearray | None = None
+        self._payload: bytearray | None = None
+        self._space = memoryview(self._prefix)
+
+    @property
+    def is_between_frames(self) -> bool:
+        """Whether no byte of an unfinished frame has arrived."""
+        return self._document is None and self._space.nbytes == PREFIX_BYTES
+
+    def wanted(self) -> memoryview:
+        """The space for the next bytes, never empty."""
+        return self._space
+
+    def advance(self, count: int) -> Frame | None:
+        """Note that ``count`` bytes were put at the start of :meth:`wanted`.
+
+        Returns the frame when it is complete. Raises ``ProtocolError`` for anything malformed.
+        """
+        self._space = self._space[count:]
+        if self._space.nbytes:
+            return None
+        if self._document is None:
+            header_bytes, payload_bytes = _SIZES.unpack(self._prefix)
+            _check_sizes(
+                header_bytes,
+                payload_bytes,
+                self._max_header_bytes,
+                self._max_payload_bytes,
+                "the incoming frame",
+            )
+            self._document = bytearray(header_bytes)
+            self._payload_bytes = payload_bytes
+            self._space = memoryview(self._document)
+            return None
+        if self._payload is None:
+            # The header is read before the payload is set aside: garbage costs no 64 MiB.
+            self._kind, self._header = _decode_document(self._document)
+            self._payload = bytearray(self._payload_bytes)
+            self._space = memoryview(self._payload)
+            if self._payload_bytes:
+                return None
+        frame = Frame(self._kind, self._header, self._payload)
+        self._start()
+        return frame
+
+
+def _check_sizes(
+    header_bytes: int, payload_bytes: int, max_header_bytes: int, max_payload_bytes: int, what: str
+) -> None:
+    if header_bytes < _SMALLEST_HEADER_BYTES:
+        raise ProtocolError(f"{what} has a header of {header_bytes} bytes, too small to hold one")
+    if header_bytes > max_header_bytes:
+        raise ProtocolError(
+            f"{what} has a header of {header_bytes} bytes, over the limit of {max_header_bytes}"
+        )
+    if payload_bytes > max_payload_bytes:
+        raise ProtocolError(
+            f"{what} has a payload of {payload_bytes} bytes, over the limit of {max_payload_bytes}:"
+            " send it in pieces"
+        )
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _decode_document(document: bytearray) -> tuple[str, dict[str, Any]]:
+    try:
+        # bytes.decode, not json's guess: its guess would also take UTF-16 and UTF-32.
+        decoded = json.loads(document.decode("utf-8"), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"the header of the incoming frame is not JSON: {error}") from error
+    if not isinstance(decoded, dict):
+        raise ProtocolError("the header of the incoming frame is not a JSON object")
+    kind, header = decoded.get("kind"), decoded.get("header", {})
+    if not isinstance(kind, str) or not kind:
+        raise ProtocolError("the incoming frame names no kind")
+    if not isinstance(header, dict):
+        raise ProtocolError(f"the header of the incoming frame '{kind[:80]}' is not a JSON object")
+    return kind, header

@@ -1,0 +1,60 @@
+"""The data plane: arrays from one compute thread to another, and into buffers made once.
+
+Knows bytes and one neighbour; knows nothing of ranks, models or asyncio. Each message is preceded
+by its size (8 bytes, big-endian), which the receiver compares with the size of its own buffer
+before it reads on: a message never decides how much memory is written.
+"""
+
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from transport.link_guard import EAGER_BYTES
+from transport.memory_link import MemoryLink
+from transport.tcp_link import TcpLink
+
+__all__ = ["EAGER_BYTES", "Link", "MemoryLink", "TcpLink"]
+
+Array = NDArray[Any]
+
+
+class Link(Protocol):
+    """Blocking messages of a known size to and from one neighbour.
+
+    One thread may send while another receives; ``exchange`` does both. Arrays are C-contiguous
+    and of any dtype; an array of no bytes is a message too. After ``PeerLostError`` or
+    ``ProtocolError`` the link is spent and every later call raises the same again.
+    """
+
+    @property
+    def peer(self) -> str:
+        """Printable name of the other end, for messages to people."""
+
+    def send(self, array: Array) -> None:
+        """Send the bytes of ``array``. May wait until the peer receives them.
+
+        Raises:
+            ValueError: the array is not C-contiguous; nothing was sent.
+            ChannelClosedError: this side closed the link, also while this call waited.
+            PeerLostError: the peer closed it, died, or took nothing for the link's timeout.
+        """
+
+    def receive(self, into: Array) -> None:
+        """Wait for one message and put its bytes into ``into``.
+
+        Raises:
+            ValueError: ``into`` is not C-contiguous or cannot be written; nothing was read.
+            ProtocolError: the message has another size than ``into``, which is left as it was.
+            ChannelClosedError: this side closed the link, also while this call waited.
+            PeerLostError: the peer closed it, died, or sent nothing for the link's timeout.
+        """
+
+    def exchange(self, outgoing: Array, incoming: Array) -> None:
+        """Send ``outgoing`` and receive ``incoming``, whatever their sizes, without deadlock.
+
+        Both sides call this, or one sends and receives in whichever order. Raises what
+        :meth:`send` and :meth:`receive` raise. The arrays must not overlap.
+        """
+
+    def close(self) -> None:
+        """Close this side from any thread; may be called again."""

@@ -1,0 +1,138 @@
+"""What every link keeps to, whatever carries its bytes: who is inside, and when it is over.
+
+Knows threads and errors; moves no byte.
+"""
+
+import copy
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from numpy.typing import NDArray
+
+from transport.errors import ChannelClosedError, PeerLostError, ProtocolError, TransportError
+
+EAGER_BYTES = 32 << 10
+"""``send`` of at most this much never waits for the peer when nothing else is under way."""
+
+
+def check_outgoing(array: NDArray[Any]) -> None:
+    """Raise ``ValueError`` unless ``array`` can be sent as it lies in memory."""
+    if not array.flags.c_contiguous:
+        raise ValueError(
+            f"a link sends C-contiguous arrays; this one of shape {array.shape} has strides "
+            f"{array.strides}: copy it with numpy.ascontiguousarray first"
+        )
+
+
+def check_incoming(array: NDArray[Any]) -> None:
+    """Raise ``ValueError`` unless bytes can be received straight into ``array``."""
+    if not (array.flags.c_contiguous and array.flags.writeable):
+        raise ValueError(
+            f"a link receives into C-contiguous writable arrays; this one of shape {array.shape} "
+            f"has strides {array.strides} and is{'' if array.flags.writeable else ' not'} writable"
+        )
+
+
+class LinkGuard:
+    """One sender and one receiver at a time, until one of them fails or anyone closes.
+
+    ``interrupt`` makes calls that wait inside the link return or raise, from any thread.
+    ``release`` frees what the link holds; it runs once, when it is closed and nobody is inside: a
+    socket's number may belong to another socket the moment it is closed.
+    """
+
+    def __init__(
+        self, peer: str, *, interrupt: Callable[[], None], release: Callable[[], None]
+    ) -> None:
+        self.peer = peer
+        self.sending = _Passage(self, sends=True, receives=False)
+        self.receiving = _Passage(self, sends=False, receives=True)
+        self.exchanging = _Passage(self, sends=True, receives=True)
+        self._interrupt = interrupt
+        self._release = release
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._failure: TransportError | None = None
+        self._has_sender = False
+        self._has_receiver = False
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._is_closed
+
+    def close(self) -> None:
+        """Let nobody in any more and send away whoever is inside. May be called again."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._interrupt()
+            is_empty = not (self._has_sender or self._has_receiver)
+        if is_empty:
+            self._release()
+
+    def _closed_error(self) -> ChannelClosedError:
+        return ChannelClosedError(f"the link to {self.peer} was closed")
+
+    def _enter(self, sends: bool, receives: bool) -> None:
+        with self._lock:
+            if self._is_closed:
+                raise self._closed_error()
+            if self._failure is not None:
+                raise copy.copy(self._failure)
+            if (sends and self._has_sender) or (receives and self._has_receiver):
+                raise RuntimeError(f"another thread is using the link to {self.peer}")
+            self._has_sender |= sends
+            self._has_receiver |= receives
+
+    def _leave(self, sends: bool, receives: bool, error: BaseException | None) -> None:
+        with self._lock:
+            if sends:
+                self._has_sender = False
+            if receives:
+                self._has_receiver = False
+            is_closed = self._is_closed
+            is_empty = not (self._has_sender or self._has_receiver)
+            if error is not None and self._failure is None:
+                self._failure = self._lasting(error)
+                if not is_closed:
+                    # The peer must not wait for the rest of a message that will not come.
+                    self._interrupt()
+        if is_closed and is_empty:
+            self._release()
+        if is_closed and isinstance(error, TransportError):
+            # What the socket said was only the echo of our own closing.
+            raise self._closed_error() from None
+
+    def _lasting(self, error: BaseException) -> TransportError:
+        """What later calls raise after ``error`` ended a call in the middle of a message."""
+        if isinstance(error, PeerLostError | ProtocolError):
+            return copy.copy(error)
+        return ChannelClosedError(
+            f"the link to {self.peer} was closed: {type(error).__name__} ended a call on it midway"
+        )
+
+
+class _Passage:
+    """``with`` this around the moving of bytes in one or both directions."""
+
+    __slots__ = ("_guard", "_receives", "_sends")
+
+    def __init__(self, guard: LinkGuard, *, sends: bool, receives: bool) -> None:
+        self._guard = guard
+        self._sends = sends
+        self._receives = receives
+
+    def __enter__(self) -> None:
+        self._guard._enter(self._sends, self._receives)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._guard._leave(self._sends, self._receives, error)

@@ -1,0 +1,248 @@
+"""Accepts connections: the listening side of channels and links.
+
+Knows how a stranger's socket becomes a channel or a link, and how to refuse it; a stranger that is
+slow, wrong or hostile costs the others nothing.
+"""
+
+import asyncio
+import errno
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from transport.address import describe, format_address, resolve
+from transport.async_socket import AsyncSocket, watch_for_death
+from transport.channel import Channel
+from transport.errors import AddressError, PeerLostError, TransportError
+from transport.frame import Buffer
+from transport.handshake import Role, answer, display_name, encode_hello
+from transport.link import Link, TcpLink
+from transport.tcp_channel import DEATH_NOTICED_WITHIN_S, TcpChannel
+
+HANDSHAKE_TIMEOUT_S = 5.0
+"""A handshake is three small messages each way: seconds are plenty, also for a slow radio."""
+
+MAX_UNFINISHED_HANDSHAKES = 64
+"""When one more stranger comes, the oldest that has not finished is dropped: an honest peer
+finishes in milliseconds, so slow ones can fill the places but not keep them."""
+
+_ACCEPT_RETRY_S = 0.2
+_OUT_OF_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+_NOT_HERE = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
+
+OnChannel = Callable[[Channel], Awaitable[None]]
+OnLink = Callable[[Link, Mapping[str, Any]], Awaitable[None]]
+OnRefused = Callable[[str, TransportError], None]
+
+_log = logging.getLogger(__name__)
+
+
+class Listener:
+    """Bound sockets and the tasks that serve what comes in. Made by :func:`listen`."""
+
+    def __init__(
+        self,
+        sockets: list[socket.socket],
+        *,
+        hello: list[Buffer],
+        on_channel: OnChannel,
+        on_link: OnLink,
+        on_refused: OnRefused | None,
+        link_timeout_s: float,
+        handshake_timeout_s: float,
+        max_unfinished_handshakes: int,
+    ) -> None:
+        self._sockets = sockets
+        self._hello = hello
+        self._on_channel = on_channel
+        self._on_link = on_link
+        self._on_refused = on_refused
+        self._link_timeout_s = link_timeout_s
+        self._handshake_timeout_s = handshake_timeout_s
+        self._max_unfinished_handshakes = max_unfinished_handshakes
+        self._addresses = tuple(format_address(*bound.getsockname()[:2]) for bound in sockets)
+        self._port = int(sockets[0].getsockname()[1])
+        # Insertion order is age: the first entry is the oldest handshake.
+        self._unfinished: dict[asyncio.Task[None], AsyncSocket] = {}
+        self._serving: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.get_running_loop()
+        self._retries: dict[socket.socket, asyncio.TimerHandle] = {}
+        for bound in sockets:
+            self._loop.add_reader(bound, self._accept, bound)
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """``host:port`` of each socket that is bound; a wildcard host is given as it is."""
+        return self._addresses
+
+    @property
+    def port(self) -> int:
+        """The port, the same on every address."""
+        return self._port
+
+    async def aclose(self) -> None:
+        """Stop listening, cancel what is being served and wait for it. May be called again.
+
+        Channels and links that their handlers kept open after returning are not touched.
+        """
+        for bound in self._sockets:
+            self._loop.remove_reader(bound)
+            bound.close()
+        self._sockets = []
+        for retry in self._retries.values():
+            retry.cancel()
+        self._retries.clear()
+        # A handler may be what closes us; a task cannot wait for itself.
+        tasks = {*self._unfinished, *self._serving} - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _accept(self, bound: socket.socket) -> None:
+        try:
+            connected, place = bound.accept()
+        except OSError as error:
+            if error.errno in _OUT_OF_RESOURCES:
+                # The connection stays in the queue and would wake us at once, for ever.
+                _log.warning("cannot accept connections for a moment: %s", describe(error))
+                self._loop.remove_reader(bound)
+                self._retries[bound] = self._loop.call_later(_ACCEPT_RETRY_S, self._resume, bound)
+            return
+        try:
+            watch_for_death(connected, within_s=DEATH_NOTICED_WITHIN_S)
+            connection = AsyncSocket(connected, format_address(*place[:2]))
+        except OSError:
+            connected.close()  # It was reset before we could look at it.
+            return
+        if len(self._unfinished) >= self._max_unfinished_handshakes:
+            next(iter(self._unfinished)).cancel()
+        task = self._loop.create_task(self._serve(connection), name=f"edge {connection.peer}")
+        self._unfinished[task] = connection
+        task.add_done_callback(self._forget)
+
+    def _resume(self, bound: socket.socket) -> None:
+        del self._retries[bound]
+        self._loop.add_reader(bound, self._accept, bound)
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._serving.discard(task)
+        # A task that is cancelled before its first step never reaches its own clean-up.
+        connection = self._unfinished.pop(task, None)
+        if connection is not None:
+            connection.close()
+
+    async def _serve(self, connection: AsyncSocket) -> None:
+        address = connection.peer
+        try:
+            async with asyncio.timeout(self._handshake_timeout_s):
+                role, remote_hello = await answer(connection, self._hello)
+        except TimeoutError:
+            self._refuse(connection, PeerLostError(address, "its handshake took too long"))
+            return
+        except TransportError as error:
+            self._refuse(connection, error)
+            return
+        connection.peer = display_name(remote_hello, address)
+        task = asyncio.current_task()
+        assert task is not None
+        del self._unfinished[task]
+        self._serving.add(task)
+        if role is Role.CHANNEL:
+            await self._hand_over_channel(TcpChannel(connection, remote_hello))
+        else:
+            link = TcpLink(connection.detach(), connection.peer, self._link_timeout_s)
+            await self._hand_over_link(link, remote_hello)
+
+    def _refuse(self, connection: AsyncSocket, error: TransportError) -> None:
+        connection.close()
+        _log.info("refused a connection: %s", error)
+        if self._on_refused is not None:
+            self._on_refused(connection.peer, error)
+
+    async def _hand_over_channel(self, channel: TcpChannel) -> None:
+        try:
+            await self._on_channel(channel)
+        except Exception:
+            _log.exception("serving %s failed", channel.peer)
+            await channel.aclose()
+        except BaseException:
+            await channel.aclose()
+            raise
+
+    async def _hand_over_link(self, link: TcpLink, remote_hello: Mapping[str, Any]) -> None:
+        try:
+            await self._on_link(link, remote_hello)
+        except Exception:
+            _log.exception("serving the link of %s failed", link.peer)
+            link.close()
+        except BaseException:
+            link.close()
+            raise
+
+
+async def listen(
+    address: str,
+    *,
+    hello: Mapping[str, Any],
+    on_channel: OnChannel,
+    on_link: OnLink,
+    on_refused: OnRefused | None = None,
+    link_timeout_s: float = 30.0,
+    handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
+    max_unfinished_handshakes: int = MAX_UNFINISHED_HANDSHAKES,
+) -> Listener:
+    """Listen on ``address``: ``host:port``, ``[IPv6]:port``, ``:port`` for all IPv4 interfaces.
+
+    Port 0 takes a free port, the same for every address that a name stands for. Each channel and
+    link is given to its handler in a task of the listener. The handler owns what it is given and
+    may keep it after it returns; when it raises or is cancelled, the listener closes it.
+    ``on_refused`` is told the address and the error of each connection that failed its handshake.
+
+    Raises:
+        AddressError: the address cannot be listened on.
+        ProtocolError: the hello is not JSON or too large.
+    """
+    encoded_hello = encode_hello(hello)
+    places = await resolve(address, to_listen=True)
+    sockets: list[socket.socket] = []
+    try:
+        for family, place in places:
+            port = sockets[0].getsockname()[1] if sockets else place[1]
+            try:
+                sockets.append(_bind(family, (place[0], port, *place[2:])))
+            except OSError as error:
+                # "localhost" stands for ::1 too, which a device without IPv6 cannot bind.
+                is_last_hope = place is places[-1][1] and not sockets
+                if error.errno not in _NOT_HERE or is_last_hope:
+                    raise
+        return Listener(
+            sockets,
+            hello=encoded_hello,
+            on_channel=on_channel,
+            on_link=on_link,
+            on_refused=on_refused,
+            link_timeout_s=link_timeout_s,
+            handshake_timeout_s=handshake_timeout_s,
+            max_unfinished_handshakes=max_unfinished_handshakes,
+        )
+    except OSError as error:
+        for bound in sockets:
+            bound.close()
+        raise AddressError(f"cannot listen on {address}: {describe(error)}") from error
+
+
+def _bind(family: int, place: tuple[Any, ...]) -> socket.socket:
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setblocking(False)
+        # A daemon that restarts must not wait for the system to forget its old connections.
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        bound.bind(place)
+        bound.listen(128)
+    except BaseException:
+        bound.close()
+        raise
+    return bound

@@ -1,0 +1,109 @@
+"""Channels and links over TCP: connect to a peer, or listen for peers.
+
+Knows how a connection is made; what then moves over it is the business of ``TcpChannel`` and
+``TcpLink``.
+"""
+
+import asyncio
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+from transport.address import describe, parse_address, resolve
+from transport.async_socket import AsyncSocket, watch_for_death
+from transport.errors import AddressError, PeerLostError
+from transport.handshake import Role, display_name, encode_hello, greet
+from transport.link import TcpLink
+from transport.listener import Listener, listen
+from transport.tcp_channel import DEATH_NOTICED_WITHIN_S, TcpChannel
+
+__all__ = [
+    "Listener",
+    "TcpChannel",
+    "TcpLink",
+    "connect",
+    "connect_link",
+    "listen",
+    "parse_address",
+]
+
+
+async def connect(address: str, *, hello: Mapping[str, Any], timeout_s: float = 5.0) -> TcpChannel:
+    """A channel to the peer that listens on ``address``; ``hello`` is what it is told of us.
+
+    A text under ``name`` in the hello becomes part of the name that the other side prints.
+
+    Raises:
+        AddressError: the address cannot be used, nothing listens there, or nothing answers.
+        VersionMismatchError: the peer speaks another version of the protocol; it is told as well.
+        ProtocolError: what listens there is not Edge.
+        PeerLostError: it closed the connection or fell silent during the handshake.
+    """
+    connection, remote_hello = await _open(address, Role.CHANNEL, hello, timeout_s)
+    return TcpChannel(connection, remote_hello)
+
+
+async def connect_link(
+    address: str,
+    *,
+    hello: Mapping[str, Any],
+    timeout_s: float = 5.0,
+    link_timeout_s: float = 30.0,
+) -> TcpLink:
+    """A link to the peer that listens on ``address``; it gives up after ``link_timeout_s`` silence.
+
+    The hello tells the peer which link this is. Raises the same errors as :func:`connect`.
+    """
+    connection, _ = await _open(address, Role.LINK, hello, timeout_s)
+    return TcpLink(connection.detach(), connection.peer, link_timeout_s)
+
+
+async def _open(
+    address: str, role: Role, hello: Mapping[str, Any], timeout_s: float
+) -> tuple[AsyncSocket, dict[str, Any]]:
+    """A connection whose handshake is done, and what the other side said of itself."""
+    encoded_hello = encode_hello(hello)
+    connection: AsyncSocket | None = None
+    try:
+        async with asyncio.timeout(timeout_s):
+            connection = AsyncSocket(await _connect_to_first(address), address)
+            remote_hello = await greet(connection, role, encoded_hello)
+    except BaseException as error:
+        if connection is not None:
+            connection.close()
+        if isinstance(error, TimeoutError):
+            if connection is None:
+                raise AddressError(
+                    f"cannot connect to {address}: no answer within {timeout_s:g} s; check that "
+                    "the device is on and that no firewall blocks the port"
+                ) from error
+            raise PeerLostError(
+                address, f"silent for {timeout_s:g} s during the handshake; is it Edge's port?"
+            ) from error
+        if isinstance(error, PeerLostError):
+            raise PeerLostError(address, f"{error.reason} during the handshake") from error
+        raise
+    connection.peer = display_name(remote_hello, address)
+    return connection, remote_hello
+
+
+async def _connect_to_first(address: str) -> socket.socket:
+    """A socket connected to the first place that ``address`` stands for and that answers."""
+    loop = asyncio.get_running_loop()
+    failure: OSError | None = None
+    for family, place in await resolve(address, to_listen=False):
+        candidate = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            candidate.setblocking(False)
+            await loop.sock_connect(candidate, place)
+            watch_for_death(candidate, within_s=DEATH_NOTICED_WITHIN_S)
+        except OSError as error:
+            candidate.close()
+            failure = error
+        except BaseException:
+            candidate.close()
+            raise
+        else:
+            return candidate
+    assert failure is not None
+    raise AddressError(f"cannot connect to {address}: {describe(failure)}") from failure

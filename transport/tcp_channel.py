@@ -1,0 +1,76 @@
+"""A channel over one TCP connection.
+
+Knows frames and their order; how the connection was made, and who made it, is not its business.
+"""
+
+import asyncio
+import copy
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from transport.async_socket import AsyncSocket
+from transport.errors import ChannelClosedError, ProtocolError, TransportError
+from transport.frame import Frame, FrameAssembler, encode
+
+DEATH_NOTICED_WITHIN_S = 20
+"""A device that lost power is noticed in about this time, heartbeats or not."""
+
+
+class TcpChannel:
+    """A channel over one TCP connection whose handshake is done. See :class:`Channel`."""
+
+    def __init__(self, connection: AsyncSocket, remote_hello: Mapping[str, Any]) -> None:
+        self._connection = connection
+        self._remote_hello = MappingProxyType(dict(remote_hello))
+        self._assembler = FrameAssembler()
+        self._sending = asyncio.Lock()
+        self._is_receiving = False
+        self._failure: TransportError | None = None
+
+    @property
+    def peer(self) -> str:
+        """See :class:`Channel`."""
+        return self._connection.peer
+
+    @property
+    def remote_hello(self) -> Mapping[str, Any]:
+        """See :class:`Channel`."""
+        return self._remote_hello
+
+    async def send(self, frame: Frame) -> None:
+        """See :class:`Channel`."""
+        self._check_open()
+        buffers = encode(frame)
+        async with self._sending:
+            self._check_open()
+            await self._connection.send_all(buffers)
+
+    async def receive(self) -> Frame:
+        """See :class:`Channel`."""
+        self._check_open()
+        if self._is_receiving:
+            raise RuntimeError(f"another task already receives from {self.peer}")
+        self._is_receiving = True
+        try:
+            frame = None
+            while frame is None:
+                count = await self._connection.receive_into(self._assembler.wanted())
+                frame = self._assembler.advance(count)
+            return frame
+        except ProtocolError as error:
+            self._failure = ProtocolError(f"{self.peer}: {error}")
+            self._connection.close()
+            raise copy.copy(self._failure) from error
+        finally:
+            self._is_receiving = False
+
+    async def aclose(self) -> None:
+        """See :class:`Channel`."""
+        self._connection.close()
+
+    def _check_open(self) -> None:
+        if self._failure is not None:
+            raise copy.copy(self._failure)
+        if self._connection.is_closed:
+            raise ChannelClosedError(f"the channel to {self.peer} was closed")

@@ -1,0 +1,143 @@
+"""Channels and links that fail on purpose, for tests of whatever uses them.
+
+First-class twins rather than hooks in the real ones: they wrap any implementation.
+"""
+
+import enum
+from collections.abc import Mapping
+from typing import Any
+
+from numpy.typing import NDArray
+
+from transport.channel import Channel
+from transport.errors import PeerLostError
+from transport.frame import Frame
+from transport.link import Link
+
+
+class Fault(enum.Enum):
+    """What goes wrong."""
+
+    LOSE = enum.auto()
+    """The connection breaks: both sides lose each other, from this call on."""
+    DROP = enum.auto()
+    """What is sent never arrives, in this call and all later ones: the peer falls silent."""
+    TRUNCATE = enum.auto()
+    """One message arrives at half its size; later ones are whole again."""
+
+
+class _Countdown:
+    """Lets a number of calls pass: of all calls, or of those that send where only they can fail."""
+
+    def __init__(self, fault: Fault, after_calls: int) -> None:
+        self._fault = fault
+        self._calls_left = after_calls
+
+    def next_fault(self, *, sends: bool) -> Fault | None:
+        """The fault of this call, if it has one."""
+        if not sends and self._fault is not Fault.LOSE:
+            return None
+        self._calls_left -= 1
+        if self._calls_left == -1 or (self._calls_left < 0 and self._fault is not Fault.TRUNCATE):
+            return self._fault
+        return None
+
+
+class FaultyLink:
+    """A link whose calls pass through until ``after_calls`` of them were made. Owns ``inner``.
+
+    ``LOSE`` counts and concerns every call, the other faults those that send; an exchange is one.
+    """
+
+    def __init__(self, inner: Link, fault: Fault, *, after_calls: int = 0) -> None:
+        self._inner = inner
+        self._countdown = _Countdown(fault, after_calls)
+
+    @property
+    def peer(self) -> str:
+        """See :class:`Link`."""
+        return self._inner.peer
+
+    def send(self, array: NDArray[Any]) -> None:
+        """See :class:`Link`."""
+        fault = self._next_fault(sends=True)
+        if fault is None:
+            self._inner.send(array)
+        elif fault is Fault.TRUNCATE:
+            self._inner.send(_half(array))
+
+    def receive(self, into: NDArray[Any]) -> None:
+        """See :class:`Link`."""
+        self._next_fault(sends=False)
+        self._inner.receive(into)
+
+    def exchange(self, outgoing: NDArray[Any], incoming: NDArray[Any]) -> None:
+        """See :class:`Link`."""
+        fault = self._next_fault(sends=True)
+        if fault is Fault.DROP:
+            self._inner.receive(incoming)
+        else:
+            self._inner.exchange(_half(outgoing) if fault else outgoing, incoming)
+
+    def close(self) -> None:
+        """See :class:`Link`."""
+        self._inner.close()
+
+    def _next_fault(self, *, sends: bool) -> Fault | None:
+        fault = self._countdown.next_fault(sends=sends)
+        if fault is Fault.LOSE:
+            self._inner.close()
+            raise PeerLostError(self.peer, "the connection was broken on purpose")
+        return fault
+
+
+class FaultyChannel:
+    """A channel whose calls pass through until ``after_calls`` of them were made. Owns ``inner``.
+
+    ``LOSE`` counts and concerns every call, the other faults ``send``; ``TRUNCATE`` halves the
+    payload.
+    """
+
+    def __init__(self, inner: Channel, fault: Fault, *, after_calls: int = 0) -> None:
+        self._inner = inner
+        self._countdown = _Countdown(fault, after_calls)
+
+    @property
+    def peer(self) -> str:
+        """See :class:`Channel`."""
+        return self._inner.peer
+
+    @property
+    def remote_hello(self) -> Mapping[str, Any]:
+        """See :class:`Channel`."""
+        return self._inner.remote_hello
+
+    async def send(self, frame: Frame) -> None:
+        """See :class:`Channel`."""
+        fault = await self._next_fault(sends=True)
+        if fault is None:
+            await self._inner.send(frame)
+        elif fault is Fault.TRUNCATE:
+            payload = bytes(frame.payload)
+            await self._inner.send(Frame(frame.kind, frame.header, payload[: len(payload) // 2]))
+
+    async def receive(self) -> Frame:
+        """See :class:`Channel`."""
+        await self._next_fault(sends=False)
+        return await self._inner.receive()
+
+    async def aclose(self) -> None:
+        """See :class:`Channel`."""
+        await self._inner.aclose()
+
+    async def _next_fault(self, *, sends: bool) -> Fault | None:
+        fault = self._countdown.next_fault(sends=sends)
+        if fault is Fault.LOSE:
+            await self._inner.aclose()
+            raise PeerLostError(self.peer, "the connection was broken on purpose")
+        return fault
+
+
+def _half(array: NDArray[Any]) -> NDArray[Any]:
+    flat = array.reshape(-1)
+    return flat[: flat.size // 2]
