@@ -12,20 +12,25 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-_API = ("Cluster", "Model", "Reply", "ReplyStream", "Token", "PeerInfo", "Progress")
-_ERRORS = (
+__all__ = [
     "CapacityError",
     "CheckpointError",
+    "Cluster",
     "EdgeError",
+    "Model",
     "NetworkError",
     "PeerError",
+    "PeerInfo",
     "PeerLostError",
     "PlanError",
+    "Progress",
     "ProtocolError",
+    "Reply",
+    "ReplyStream",
     "RequestError",
-)
-
-__all__ = ["__version__", *_API, *_ERRORS]
+    "Token",
+    "__version__",
+]
 
 if TYPE_CHECKING:
     from edge.api import Cluster, Model, Reply, ReplyStream
@@ -45,17 +50,14 @@ if TYPE_CHECKING:
     from edge.progress import Progress
 
 
+_HOMES = {"PeerInfo": "edge.coordinator", "Token": "edge.generation", "Progress": "edge.progress"}
+
+
 def __getattr__(name: str) -> Any:
     """The API is imported at its first use, so that a daemon or `--help` starts at once."""
     import importlib
 
-    if name in _ERRORS:
-        return getattr(importlib.import_module("edge.errors"), name)
-    homes = {
-        "PeerInfo": "edge.coordinator",
-        "Token": "edge.generation",
-        "Progress": "edge.progress",
-    }
-    if name in _API:
-        return getattr(importlib.import_module(homes.get(name, "edge.api")), name)
-    raise AttributeError(f"module 'edge' has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module 'edge' has no attribute {name!r}")
+    home = "edge.errors" if name.endswith("Error") else _HOMES.get(name, "edge.api")
+    return getattr(importlib.import_module(home), name)

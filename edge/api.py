@@ -23,13 +23,13 @@ from edge.coordinator import (
     make_plan,
     plan_rows,
 )
+from edge.discovery import find_peers
 from edge.errors import EdgeError, RequestError
 from edge.event_loop import LoopThread
 from edge.formats import DEFAULT_BLOCK_SIZE, weight_format
 from edge.generation import FinishReason, Generation, GenerationRequest, Token
 from edge.local import LocalPeers, Size
 from edge.paths import cache_root
-from edge.discovery import find_peers
 from edge.progress import OnProgress, progress_bars
 from edge.text import Tokenizer
 from kernels.sampling.reference import SamplingParameters

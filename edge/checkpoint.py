@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-
 from edge.errors import CheckpointError
 from edge.formats import FloatSource, QuantizedSource, WeightFormat, WeightSource
 from edge.models.families import Family, read_family

@@ -65,7 +65,7 @@ class LoadOptions:
     """How a model is to be loaded."""
 
     weight_format: WeightFormat
-    plan: str | Plan
+    plan: partition.Parallel | Plan
     workload: Workload
     context_tokens: int
     cache_root: Path

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from typing import TypeVar
 
 from edge.errors import NetworkError, RequestError
 from edge.memory import parse_size
@@ -51,8 +52,9 @@ class LocalPeers:
         try:
             for index in range(peers):
                 options = ["--name", f"local-{index + 1}", "--threads", str(counts[index])]
-                if sizes[index] is not None:
-                    options += ["--memory", str(parse_size(sizes[index]))]
+                size = sizes[index]
+                if size is not None:
+                    options += ["--memory", str(parse_size(size))]
                 this._processes.append(_spawn(options))
             for process in this._processes:
                 address = _await_ready(process)
@@ -79,7 +81,10 @@ class LocalPeers:
         self._processes.clear()
 
 
-def _one_each(value: object, peers: int, name: str) -> list[object]:
+T = TypeVar("T", str | int, int)
+
+
+def _one_each(value: T | Sequence[T] | None, peers: int, name: str) -> Sequence[T | None]:
     if isinstance(value, Sequence) and not isinstance(value, str):
         if len(value) != peers:
             raise RequestError(f"{len(value)} values of {name} for {peers} peers")

@@ -281,7 +281,9 @@ class _Conversation:
             header, payload = await call(frame)
             answer = Frame(kind="ok", header={**header, "call": call_id}, payload=payload)
         except (EdgeError, offload.StoreError, ValueError, OSError, RuntimeError) as error:
-            answer = Frame(kind="failed", header={**error_to_header(_mapped(error)), "call": call_id})
+            answer = Frame(
+                kind="failed", header={**error_to_header(_mapped(error)), "call": call_id}
+            )
         await self._channel.send(answer)
 
     async def _describe(self, _frame: Frame) -> tuple[dict[str, Any], bytes]:

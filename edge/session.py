@@ -91,7 +91,7 @@ class ShardSession:
                     chunk_tokens=self.assignment.chunk_tokens,
                 )
                 done.set_result(self._program.weight_bytes)
-            except BaseException as error:  # noqa: BLE001 - the caller raises it again
+            except BaseException as error:
                 done.set_exception(error)
 
         self._work.put(work)
@@ -150,7 +150,7 @@ class ShardSession:
             self._fail(step, self._map_link_error(error))
         except EdgeError as error:
             self._fail(step, error)
-        except Exception as error:  # noqa: BLE001 - onnxruntime raises plain exceptions
+        except Exception as error:
             self._fail(step, error)
 
     def _fail(self, step: Step, error: Exception) -> None:

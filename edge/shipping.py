@@ -166,7 +166,7 @@ async def _send_pieces(
     missing: frozenset[str],
     header: dict[str, Any],
 ) -> AsyncIterator[int]:
-    """Send the pieces, a few ahead of their confirmation; yields the bytes of each confirmed one."""
+    """Send the pieces, a few ahead of their confirmation; yields each one's bytes."""
     pieces = shipment.pieces(missing) if missing else iter(())
     flying: set[asyncio.Task[int]] = set()
 

@@ -106,7 +106,7 @@ class WindowStream:
         utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         utf8.decode(bytes(byte for _, byte in last_run))
         num_incomplete = len(utf8.getstate()[0])  # of a character that the prompt's end cuts
-        cut = []
+        cut = [token_id for token_id, _ in last_run[len(last_run) - num_incomplete :]]
         self._window = context + cut
         self._num_read = len(context)  # tokens of the window whose text has been handed out
         self._read_text = vocabulary.decode(context)

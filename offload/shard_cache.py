@@ -54,9 +54,8 @@ class ShardCache:
                     return shard
                 helpful = self._helpful(manifest)
                 on_disk = _allocated_bytes(self._folders.root / digest / PARTIAL)
-                self._folders.make_room(
-                    digest, manifest.total_bytes, on_disk_bytes=on_disk, keep=helpful
-                )
+                total_bytes = manifest.total_bytes + len(manifest.to_json())
+                self._folders.make_room(digest, total_bytes, on_disk_bytes=on_disk, keep=helpful)
                 opened = [self._open(name) for name in helpful]  # those that were not evicted
                 sources = [donors.enter_context(s) for s in opened if s is not None]
                 writer = self._start(digest, manifest)

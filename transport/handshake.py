@@ -115,8 +115,11 @@ async def _receive_preamble(connection: AsyncSocket) -> Role:
 async def _receive_hello(connection: AsyncSocket) -> dict[str, Any]:
     assembler = FrameAssembler(max_header_bytes=MAX_HELLO_BYTES, max_payload_bytes=0)
     frame = None
-    while frame is None:
-        frame = assembler.advance(await connection.receive_into(assembler.wanted()))
+    try:
+        while frame is None:
+            frame = assembler.advance(await connection.receive_into(assembler.wanted()))
+    except ProtocolError as error:
+        raise ProtocolError(f"{connection.peer}: {error}") from error
     if frame.kind != _HELLO:
         raise ProtocolError(f"{connection.peer} began with '{frame.kind[:80]}' instead of a hello")
     return dict(frame.header)

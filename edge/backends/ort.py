@@ -255,7 +255,7 @@ class OrtProgram:
         segment = self._segments[index]
         binding = self._sessions[index].io_binding()
         read, write = index % 2, (index + 1) % 2
-        arrays = {
+        arrays: dict[str, NDArray[Any]] = {
             "tokens": self._tokens[:count].reshape(1, count),
             "positions": self._positions[:count].reshape(1, count),
             "rows": self._rows[:rows],

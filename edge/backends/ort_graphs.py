@@ -125,7 +125,12 @@ class _Lowering:
         normed = self._norm(f"{p}attention_norm")
         qkv = self._linear(normed, f"{p}qkv")
         graph, spec, layout = self.graph, self.spec, self.layout
-        cache = [1, layout.num_kv_heads, "context", cache_head_size(spec.head_size)]
+        cache: list[int | str] = [
+            1,
+            layout.num_kv_heads,
+            "context",
+            cache_head_size(spec.head_size),
+        ]
         names = AttentionNames(
             cos=graph.input("cos", np.float32, ["context", spec.head_size // 2]),
             sin=graph.input("sin", np.float32, ["context", spec.head_size // 2]),

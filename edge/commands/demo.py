@@ -11,7 +11,7 @@ from edge.errors import RequestError
 @click.argument("name", required=False)
 def command(name: str | None) -> None:
     """Run the demo NAME, or list what there is. Each takes under a minute and checks itself."""
-    import demos.catalogue as catalogue
+    from demos import catalogue
 
     if name is None:
         for demo in catalogue.DEMOS:

@@ -21,13 +21,37 @@ F = TypeVar("F", bound=Callable[..., Any])
 def cluster_options(function: F) -> F:
     """Which peers to use: discovered, given, or started here."""
     for option in (
-        click.option("--interface", "interfaces", multiple=True, metavar="NAME|IP", help="Look for peers only on this network interface."),
-        click.option("--cluster", default="default", show_default=True, help="Name of the cluster to look for."),
-        click.option("--threads", type=click.IntRange(1, 1024), help="Threads of each --local peer."),
+        click.option(
+            "--interface",
+            "interfaces",
+            multiple=True,
+            metavar="NAME|IP",
+            help="Look for peers only on this network interface.",
+        ),
+        click.option(
+            "--cluster",
+            default="default",
+            show_default=True,
+            help="Name of the cluster to look for.",
+        ),
+        click.option(
+            "--threads", type=click.IntRange(1, 1024), help="Threads of each --local peer."
+        ),
         click.option("--memory", metavar="SIZE", help="Memory of each --local peer, as 2GiB."),
-        click.option("--local", type=click.IntRange(1, 64), metavar="N", help="Start N peers on this machine for this command."),
-        click.option("--peer", "addresses", multiple=True, metavar="HOST:PORT", help="A peer by address instead of zeroconf; may be repeated."),
-    ):  # fmt: skip
+        click.option(
+            "--local",
+            type=click.IntRange(1, 64),
+            metavar="N",
+            help="Start N peers on this machine for this command.",
+        ),
+        click.option(
+            "--peer",
+            "addresses",
+            multiple=True,
+            metavar="HOST:PORT",
+            help="A peer by address instead of zeroconf; may be repeated.",
+        ),
+    ):
         function = option(function)
     return function
 
@@ -35,13 +59,44 @@ def cluster_options(function: F) -> F:
 def model_options(function: F) -> F:
     """How the model is to be loaded."""
     for option in (
-        click.option("--context", type=click.IntRange(1), metavar="TOKENS", help="Longest prompt and answer together.  [default: 4096, or the model's]"),
-        click.option("--block-size", type=click.Choice(["16", "32", "64", "128"]), default="32", show_default=True, help="Weights that share a scale in int4 and int8."),
-        click.option("--dtype", type=click.Choice(["float32", "int8", "int4"]), default="int4", show_default=True, help="What weights are held in."),
-        click.option("--plan", "plan_file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A plan by hand, as JSON (edge plan MODEL --json writes one)."),
-        click.option("--parallel", type=click.Choice(["auto", "pipeline", "tensor"]), default="auto", show_default=True, help="auto: one peer if the model fits, else as few as needed; the others use every peer."),
+        click.option(
+            "--context",
+            type=click.IntRange(1),
+            metavar="TOKENS",
+            help=("Longest prompt and answer together.  [default: 4096, or the model's]"),
+        ),
+        click.option(
+            "--block-size",
+            type=click.Choice(["16", "32", "64", "128"]),
+            default="32",
+            show_default=True,
+            help="Weights that share a scale in int4 and int8.",
+        ),
+        click.option(
+            "--dtype",
+            type=click.Choice(["float32", "int8", "int4"]),
+            default="int4",
+            show_default=True,
+            help="What weights are held in.",
+        ),
+        click.option(
+            "--plan",
+            "plan_file",
+            type=click.Path(exists=True, dir_okay=False, path_type=Path),
+            help="A plan by hand, as JSON (edge plan MODEL --json writes one).",
+        ),
+        click.option(
+            "--parallel",
+            type=click.Choice(["auto", "pipeline", "tensor"]),
+            default="auto",
+            show_default=True,
+            help=(
+                "auto: one peer if the model fits, else as few as needed; the "
+                "others use every peer."
+            ),
+        ),
         click.argument("model", type=click.Path(path_type=Path)),
-    ):  # fmt: skip
+    ):
         function = option(function)
     return function
 

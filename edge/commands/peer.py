@@ -25,13 +25,13 @@ from edge.paths import cache_root
     default="0.0.0.0:0",
     metavar="HOST:PORT",
     show_default=True,
-    help="Where to listen; port 0 takes any free one, host 0.0.0.0 every interface.",
+    help=("Where to listen; port 0 takes any free one, host 0.0.0.0 every interface."),
 )
 @click.option("--threads", type=click.IntRange(1, 1024), help="Compute threads.  [default: cores]")
 @click.option(
     "--memory",
     metavar="SIZE",
-    help="Memory it may use, as 4GiB.  [default: what is free, less a reserve]",
+    help=("Memory it may use, as 4GiB.  [default: what is free, less a reserve]"),
 )
 @click.option(
     "--cluster",

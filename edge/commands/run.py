@@ -16,15 +16,57 @@ from edge.commands.options import cluster_options, model_options, open_cluster, 
 def sampling_options(function: Any) -> Any:
     """How the answer is chosen."""
     for option in (
-        click.option("--seed", type=click.IntRange(0), help="The same seed gives the same answer on any plan.  [default: a random one]"),
-        click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before this text; may be repeated."),
-        click.option("--repetition-penalty", type=float, default=1.0, show_default=True, help="Above 1 makes used tokens less likely."),
-        click.option("--min-p", type=float, default=0.0, show_default=True, help="Keep tokens at least this likely, relative to the likeliest."),
-        click.option("--top-p", type=float, default=1.0, show_default=True, help="Keep the likeliest tokens up to this share."),
-        click.option("--top-k", type=int, default=0, show_default=True, help="Keep this many tokens; 0 keeps all."),
-        click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy."),
-        click.option("-n", "--max-new-tokens", type=click.IntRange(1), default=128, show_default=True, help="Longest answer."),
-    ):  # fmt: skip
+        click.option(
+            "--seed",
+            type=click.IntRange(0),
+            help=("The same seed gives the same answer on any plan.  [default: a random one]"),
+        ),
+        click.option(
+            "--stop",
+            multiple=True,
+            metavar="TEXT",
+            help="End the answer before this text; may be repeated.",
+        ),
+        click.option(
+            "--repetition-penalty",
+            type=float,
+            default=1.0,
+            show_default=True,
+            help="Above 1 makes used tokens less likely.",
+        ),
+        click.option(
+            "--min-p",
+            type=float,
+            default=0.0,
+            show_default=True,
+            help="Keep tokens at least this likely, relative to the likeliest.",
+        ),
+        click.option(
+            "--top-p",
+            type=float,
+            default=1.0,
+            show_default=True,
+            help="Keep the likeliest tokens up to this share.",
+        ),
+        click.option(
+            "--top-k",
+            type=int,
+            default=0,
+            show_default=True,
+            help="Keep this many tokens; 0 keeps all.",
+        ),
+        click.option(
+            "--temperature", type=float, default=0.0, show_default=True, help="0 is greedy."
+        ),
+        click.option(
+            "-n",
+            "--max-new-tokens",
+            type=click.IntRange(1),
+            default=128,
+            show_default=True,
+            help="Longest answer.",
+        ),
+    ):
         function = option(function)
     return function
 

@@ -98,7 +98,7 @@ def common_fields(config: Config) -> dict[str, Any]:
 def inverse_frequencies(config: Config, head_size: int) -> tuple[float, ...]:
     """Rotary frequencies, with the scaling the configuration asks for.
 
-    `rope_parameters` is what current files hold, `rope_theta` and `rope_scaling` what older ones do.
+    `rope_parameters` is what current files hold, `rope_theta` and `rope_scaling` older ones.
     Formed in float32 because the reference implementation does; llama3 scaling after Meta's
     published rule (long wavelengths divided by the factor, short ones kept, a ramp between).
     """

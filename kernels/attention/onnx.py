@@ -56,8 +56,8 @@ def attention(
     """Rotate, append to the KV cache, attend.
 
     qkv [batch, tokens, (num_heads + 2 · num_kv_heads) · head_size]; past_* [batch, num_kv_heads,
-    context, cache_head_size(head_size)] → (output [batch, tokens, num_heads · head_size], present key, present
-    value). The present outputs are meant to be bound onto the past buffers.
+    context, cache_head_size(head_size)] → (output [batch, tokens, num_heads · head_size],
+    present key, present value). The present outputs are meant to be bound onto the past buffers.
     """
     sizes = [num_heads * head_size, num_kv_heads * head_size, num_kv_heads * head_size]
     split = graph.constant(f"split_{'_'.join(map(str, sizes))}", _int64(sizes))
@@ -88,7 +88,7 @@ def attention(
 
 
 def _resize_heads(graph: OnnxGraph, x: str, num_heads: int, old: int, new: int) -> str:
-    """Pad each head of x [batch, tokens, num_heads · old] with zeros to `new`, or cut it to that."""
+    """Pad each head of x [batch, tokens, num_heads · old] with zeros to `new`, or cut it."""
     heads = graph.node("Reshape", x, _shape(graph, num_heads, old))
     if new > old:
         widths = [0] * 7 + [new - old]

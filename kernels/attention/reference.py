@@ -32,4 +32,5 @@ def attention(
     scores = np.where(visible[None], scores, -np.inf)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
-    return np.einsum("hts,shd->thd", weights, v).astype(np.float32)
+    result: Array = np.einsum("hts,shd->thd", weights, v).astype(np.float32)
+    return result

@@ -12,7 +12,8 @@ def rms_norm(x: Array, weight: Array, *, epsilon: float) -> Array:
     """x [..., n], weight [n] → [..., n]."""
     wide = x.astype(np.float64)
     scale = 1.0 / np.sqrt(np.mean(wide * wide, axis=-1, keepdims=True) + epsilon)
-    return (wide * scale * weight).astype(np.float32)
+    result: Array = (wide * scale * weight).astype(np.float32)
+    return result
 
 
 def add_rms_norm(x: Array, addend: Array, weight: Array, *, epsilon: float) -> tuple[Array, Array]:

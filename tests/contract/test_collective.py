@@ -36,6 +36,13 @@ def terms_of(size: int, count: int, dtype: type = np.float32) -> list[np.ndarray
     return list((random.standard_normal((size, count)) * scales).astype(dtype))
 
 
+def all_reduced(members: list[Collective], terms: list[np.ndarray]) -> list[np.ndarray]:
+    """What each rank holds after all have called ``all_reduce`` with their term."""
+    arrays = [term.copy() for term in terms]
+    on_every_rank(members, lambda member: member.all_reduce(arrays[member.rank]))
+    return arrays
+
+
 @each_group
 @pytest.mark.parametrize("count", [0, 1, 7, 2048, EAGER_BYTES // 4, EAGER_BYTES // 4 + 1, MANY])
 def test_all_reduce_gives_every_rank_the_same_bits(kind: str, size: int, count: int) -> None:
@@ -43,9 +50,7 @@ def test_all_reduce_gives_every_rank_the_same_bits(kind: str, size: int, count: 
     expected = reduce(np.add, terms)
     with group(kind, size) as members:
         for _ in range(2):
-            arrays = [term.copy() for term in terms]
-            on_every_rank(members, lambda member: member.all_reduce(arrays[member.rank]))
-            for array in arrays:
+            for array in all_reduced(members, terms):
                 assert array.tobytes() == expected.tobytes()
 
 
@@ -166,8 +171,7 @@ def test_buffers_are_made_once_per_size() -> None:
         scratch = [member._scratch for member in members]  # type: ignore[attr-defined]
         stores = []
         for count in (MANY, 5, MANY, 700, 5):
-            arrays = [np.ones(count, np.float32) for _ in members]
-            on_every_rank(members, lambda member, arrays=arrays: member.all_reduce(arrays[member.rank]))
+            all_reduced(members, [np.ones(count, np.float32) for _ in members])
             stores.append([[id(store) for store in one._stores] for one in scratch])
     assert all(one == stores[0] for one in stores)
 

@@ -71,7 +71,9 @@ def test_an_exchange_meets_a_send_and_a_receive(kind: str, size: int) -> None:
         link.send(source)
 
     with link_pair(kind) as (first, second):
-        done = in_threads([lambda: first.exchange(source, target), lambda: send_and_receive(second)])
+        done = in_threads(
+            [lambda: first.exchange(source, target), lambda: send_and_receive(second)]
+        )
         assert done == [None, None]
     assert (target == 3).all()
     assert (other == 3).all()

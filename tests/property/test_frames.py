@@ -1,12 +1,12 @@
 """Frames survive the wire, and nothing that arrives on it does harm."""
 
+import contextlib
 import struct
 import tracemalloc
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-
-import pytest
 
 from transport.errors import ProtocolError
 from transport.frame import (
@@ -25,7 +25,9 @@ json_values = st.recursive(
     | st.integers(-(2**63), 2**63)
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4)
+    ),
     max_leaves=12,
 )
 frames = st.builds(
@@ -100,10 +102,8 @@ def test_garbage_is_an_error_and_nothing_worse(garbage: bytes) -> None:
 def test_a_flipped_byte_gives_a_frame_or_an_error(frame: Frame, data: st.DataObject) -> None:
     whole = bytearray(wire(frame))
     whole[data.draw(st.integers(0, len(whole) - 1))] ^= data.draw(st.integers(1, 255))
-    try:
-        decode(whole)
-    except ProtocolError as error:
-        assert str(error)
+    with contextlib.suppress(ProtocolError):
+        assert isinstance(decode(whole), Frame)
 
 
 @settings(deadline=None)

@@ -124,9 +124,13 @@ def test_a_matcher_holds_back_exactly_what_may_become_a_stop_string(
     assert not matcher.stopped
 
 
-@given(st.lists(st.text(" .?!,'nvremst", max_size=6)))
+RULES = [" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're"]
+
+
+@given(st.lists(st.sampled_from([*RULES, *" .'nvrex"]), max_size=12), st.integers(1, 3))
 @settings(max_examples=500)
-def test_cleaning_spaces_in_parts_is_cleaning_them_at_once(parts: list[str]) -> None:
+def test_cleaning_spaces_in_parts_is_cleaning_them_at_once(parts: list[str], size: int) -> None:
+    text = "".join(parts)
     cleaner = SpaceCleaner(enabled=True)
-    shown = "".join(cleaner.push(part) for part in parts) + cleaner.finish()
-    assert shown == clean_up_spaces("".join(parts))
+    shown = "".join(cleaner.push(text[start : start + size]) for start in range(0, len(text), size))
+    assert shown + cleaner.finish() == clean_up_spaces(text)

@@ -134,9 +134,7 @@ def in_threads(calls: list[Callable[[], Result]]) -> list[Result | Exception]:
     return results
 
 
-def on_every_rank(
-    members: list[Collective], call: Callable[[Collective], Result]
-) -> list[Result]:
+def on_every_rank(members: list[Collective], call: Callable[[Collective], Result]) -> list[Result]:
     """Run ``call`` on all ranks at once; the results by rank, or the first error."""
     results = in_threads([lambda member=member: call(member) for member in members])
     for result in results:

@@ -76,6 +76,18 @@ def test_equal_scores_at_the_border_of_top_p_are_taken_by_rising_id() -> None:
     np.testing.assert_array_equal(np.flatnonzero(ours), np.arange(250))
 
 
+def test_nearly_equal_scores_are_still_ranked_by_score_and_then_by_id() -> None:
+    levels = np.random.default_rng(2).integers(0, 3, size=2000)
+    logits = np.where(np.arange(2000) == 7, -60, levels * 0.001).astype(np.float32)
+    ranking = np.lexsort((np.arange(2000), -logits))
+    cumulative = np.cumsum(np.exp(logits[ranking].astype(np.float64)))
+    for top_p in (0.1, 0.5, 0.9):
+        parameters = SamplingParameters(temperature=1.0, top_p=top_p)
+        kept = np.flatnonzero(probabilities(logits, [], parameters))
+        count = int(np.searchsorted(cumulative, top_p * cumulative[-1])) + 1
+        np.testing.assert_array_equal(kept, np.sort(ranking[:count]))
+
+
 def test_greedy_takes_the_lowest_id_among_equal_maxima_as_torch_does() -> None:
     logits = np.array([1.0, 5.0, 5.0, -2.0, 5.0], dtype=np.float32)
     assert torch.argmax(torch.from_numpy(logits)) == 1

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import decoders
 from transformers import AutoTokenizer
 
 from edge.errors import CheckpointError, RequestError
@@ -411,6 +412,18 @@ def test_stop_strings_that_could_not_stop_anything_are_refused(tmp_path: Path, s
     ours = Tokenizer.open(write_checkpoint(tmp_path, byte_level()))
     with pytest.raises(RequestError, match="stop must be a list of strings that are not empty"):
         TextStream(ours, (), stop)
+
+
+def test_spaces_taken_off_the_start_are_those_of_the_whole_text(tmp_path: Path) -> None:
+    backend = byte_fallback()
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 3, 0)]
+    )
+    ours = Tokenizer.open(write_checkpoint(tmp_path, backend))
+    space = ours.token_id("▁") or 0
+    ids = [space] * 5 + ours.encode("fox jumps")[1:] + [space] * 5 + ours.encode("fox")[1:]
+    for skipped in range(6):
+        assert "".join(stream_of(ours, ids[skipped:])[0]) == ours.decode(ids[skipped:])
 
 
 class RecordingVocabulary(Vocabulary):

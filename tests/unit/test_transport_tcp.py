@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import logging
+import os
+import resource
 import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -159,7 +161,7 @@ async def answering(answer: bytes) -> AsyncIterator[str]:
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server:
-        yield "127.0.0.1:{}".format(server.sockets[0].getsockname()[1])
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
 @pytest.mark.parametrize(
@@ -178,7 +180,7 @@ def test_connecting_to_something_else_says_what_it_is(
     async def scenario() -> None:
         async with answering(answer) as address:
             for dial in (connect, connect_link):
-                with pytest.raises(error, match="127.0.0.1") as caught:
+                with pytest.raises(error, match=r"127\.0\.0\.1") as caught:
                     await dial(address, hello={})
                 assert type(caught.value) is error
 
@@ -189,7 +191,7 @@ def test_connecting_to_something_silent_ends() -> None:
     async def scenario() -> None:
         with socket.create_server(("127.0.0.1", 0)) as silent:
             address = f"127.0.0.1:{silent.getsockname()[1]}"
-            with pytest.raises(PeerLostError, match="silent for 0.05 s"):
+            with pytest.raises(PeerLostError, match=r"silent for 0\.05 s"):
                 await connect(address, hello={}, timeout_s=0.05)
 
     run(scenario)
@@ -376,6 +378,31 @@ def test_a_handler_may_close_its_listener() -> None:
             channel = await connect(listener.addresses[0], hello={})
             await closed.wait()
             await channel.aclose()
+
+    run(scenario)
+
+
+def test_a_listener_out_of_descriptors_goes_on_when_there_are_some_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario() -> None:
+        warned = asyncio.Event()
+        monkeypatch.setattr("transport.listener._log.warning", lambda *_: warned.set())
+        async with echoing() as listener:
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            with socket.socket() as client:
+                client.setblocking(False)
+                spare = os.dup(0)
+                os.close(spare)
+                resource.setrlimit(resource.RLIMIT_NOFILE, (spare, hard))
+                try:
+                    await asyncio.get_running_loop().sock_connect(
+                        client, ("127.0.0.1", listener.port)
+                    )
+                    await warned.wait()
+                finally:
+                    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            await check_echo(listener)
 
     run(scenario)
 
