@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -55,7 +56,7 @@ def train_tokenizer(seed: int) -> Tokenizer:
     return tokenizer
 
 
-def special_ids(tokenizer: Tokenizer) -> dict[str, int]:
+def special_ids(tokenizer: Tokenizer) -> dict[str, Any]:
     """The special tokens under the names that a checkpoint's settings give them."""
     names = {"bos_token_id": BEGIN, "eos_token_id": END, "pad_token_id": PAD}
     return {name: tokenizer.token_to_id(token) for name, token in names.items()}
@@ -181,17 +182,17 @@ def train(
     return sum(recent) / len(recent)
 
 
-@torch.no_grad()
 def answer(model: LlamaForCausalLM, tokenizer: Tokenizer, prompts: list[str]) -> list[str]:
     """What the model says after each prompt, greedily, to the end of its turn or line."""
-    pad, end = tokenizer.token_to_id(PAD), tokenizer.token_to_id(END)
+    ids = special_ids(tokenizer)
+    pad, end = ids["pad_token_id"], ids["eos_token_id"]
     answers: list[str] = []
     for first in range(0, len(prompts), 64):
         encoded = [tokenizer.encode(prompt).ids for prompt in prompts[first : first + 64]]
         width = max(map(len, encoded))
-        ids = torch.tensor([[pad] * (width - len(row)) + row for row in encoded])
+        rows = torch.tensor([[pad] * (width - len(row)) + row for row in encoded])
         made = model.generate(
-            ids, attention_mask=(ids != pad).long(), max_new_tokens=48, do_sample=False
+            rows, attention_mask=(rows != pad).long(), max_new_tokens=48, do_sample=False
         )
         for row in made[:, width:].tolist():
             answers.append(tokenizer.decode(row[: row.index(end)] if end in row else row))
