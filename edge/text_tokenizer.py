@@ -189,7 +189,6 @@ def _build_llama(files: TokenizerFiles) -> tokenizers.Tokenizer:
     model = serialized.model
     if not isinstance(model, models.BPE):
         return serialized
-    model.fuse_unk = True
     model.byte_fallback = True
     model.dropout = None
     model.unk_token = None

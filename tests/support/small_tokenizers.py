@@ -60,7 +60,7 @@ def byte_level() -> Tokenizer:
     return tokenizer
 
 
-def byte_fallback() -> Tokenizer:
+def byte_fallback(num_bytes: int = 256) -> Tokenizer:
     """As Llama 2: spaces are ▁, unseen characters are byte tokens, the first space is taken off."""
     learner = Tokenizer(models.BPE())
     learner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=True)
@@ -70,7 +70,7 @@ def byte_fallback() -> Tokenizer:
     )
     learnt = json.loads(learner.to_str())["model"]
     specials = ["<unk>", "<s>", "</s>"]
-    pieces = [*specials, *(f"<0x{byte:02X}>" for byte in range(256)), "▁▁"]
+    pieces = [*specials, *(f"<0x{byte:02X}>" for byte in range(num_bytes)), "▁▁"]
     pieces += [piece for piece in learnt["vocab"] if piece not in pieces]
     merges = [tuple(merge) for merge in learnt["merges"]] + [("▁", "▁")]
     tokenizer = Tokenizer(
@@ -78,7 +78,7 @@ def byte_fallback() -> Tokenizer:
             {piece: place for place, piece in enumerate(pieces)},
             merges,
             unk_token="<unk>",
-            fuse_unk=True,
+            fuse_unk=num_bytes == 256,
             byte_fallback=True,
         )
     )
@@ -98,6 +98,11 @@ def byte_fallback() -> Tokenizer:
         single="<s> $A", special_tokens=[("<s>", 1)]
     )
     return tokenizer
+
+
+def few_bytes() -> Tokenizer:
+    """The same with only ASCII's bytes, so that some text has no token at all."""
+    return byte_fallback(num_bytes=128)
 
 
 def unigram() -> Tokenizer:
@@ -147,6 +152,7 @@ def far_reaching() -> Tokenizer:
 KINDS: Mapping[str, Callable[[], Tokenizer]] = {
     "byte_level": byte_level,
     "byte_fallback": byte_fallback,
+    "few_bytes": few_bytes,
     "unigram": unigram,
     "words": words,
     "far_reaching": far_reaching,

@@ -1,25 +1,19 @@
-"""Text to tokens and back, and chats, against `transformers`; the files' errors; stop strings."""
+"""Text to tokens and back, against `transformers`, and the errors of their files."""
 
 import json
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import decoders
 from transformers import AutoTokenizer
 
 from edge.errors import CheckpointError, RequestError
 from edge.text import GenerationDefaults, TextStream, Tokenizer, read_generation_defaults
-from edge.text_decoding import Vocabulary, WindowStream
 from tests.support.small_tokenizers import (
-    CHAT_TEMPLATE,
     KINDS,
     TEXTS,
     byte_fallback,
     byte_level,
-    unigram,
-    words,
     write_checkpoint,
 )
 
@@ -54,6 +48,21 @@ CHECKPOINTS: list[tuple[str, dict[str, Any], str, dict[str, Any] | None]] = [
     ),
     ("byte_fallback", {"tokenizer_class": "LlamaTokenizer"}, "mistral", None),
     ("byte_fallback", {"added_tokens_decoder": END_DECLARED}, "mistral", None),
+    # Declared as an ordinary token, but named as a special one.
+    (
+        "byte_fallback",
+        {"added_tokens_decoder": END_DECLARED, "eos_token": "▁the"},
+        "mistral",
+        None,
+    ),
+    # A normalizer that changes a special token's spelling keeps it from being skipped.
+    (
+        "byte_fallback",
+        {"added_tokens_decoder": {"2": {"content": "</s>", "special": True, "normalized": True}}},
+        "mistral",
+        None,
+    ),
+    ("few_bytes", {"tokenizer_class": "LlamaTokenizer"}, "llama", None),
     (
         "byte_level",
         {"additional_special_tokens": ["<|user|>", "quick"], "image_token": "<|image|>"},
@@ -102,6 +111,9 @@ def test_encode_and_decode_are_those_of_transformers(
             assert ours.decode(ids, skip) == theirs.decode(ids, skip_special_tokens=skip)
     everything = list(range(ours.vocab_size + 5))  # a padded vocabulary has ids without a token
     assert ours.decode(everything) == theirs.decode(everything, skip_special_tokens=True)
+    stream = TextStream(ours)
+    streamed = "".join([stream.push(token_id) for token_id in everything])
+    assert streamed + stream.finish() == ours.decode(everything)
     assert ours.decode([]) == ""
 
 
@@ -128,120 +140,6 @@ def test_what_cannot_be_encoded_or_decoded_is_the_callers_error(tmp_path: Path) 
         ours.decode([1, -1])
     with pytest.raises(RequestError, match="token ids must be whole numbers"):
         ours.decode([2**40])
-
-
-MESSAGES = [
-    {"role": "system", "content": "  Be brief.  "},
-    {"role": "user", "content": 'Größe <b>"x"</b> & 🎉?'},
-]
-TEMPLATES = {
-    "plain": CHAT_TEMPLATE,
-    "blocks": (
-        "  {% if messages[0]['role'] == 'system' %}\n"
-        "    {%- set rest = messages[1:] %}\nsystem: {{ messages[0]['content'] }}\n"
-        "  {% endif %}\n"
-        "{% for m in rest %}{% if loop.index0 > 3 %}{% break %}{% endif %}"
-        "{{ m | tojson }}{% if not loop.last %}{% continue %}{% endif %}last{% endfor %}"
-        "{{ tools is none }} {{ documents is none }} "
-        "{{ bos_token }}|{{ eos_token }}|{{ pad_token }}"
-    ),
-    "helpers": (
-        "{% set ns = namespace(found=false, n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}"
-        "{% endfor %}{{ ns.n }}{{ dict(a=1, b=messages[1].content) | tojson(indent=2) }}"
-        "{{ dict.fromkeys(['k'], 3) | tojson }}"
-        "{% generation %}{{ messages[1].content }}{% endgeneration %}{{ undefined_name }}"
-        "{{ messages[0] | items | list }}{{ strftime_now('%Z') | length }}"
-    ),
-}
-
-
-@pytest.mark.parametrize("source", TEMPLATES.values(), ids=TEMPLATES.keys())
-@pytest.mark.parametrize("layout", ["settings", "named", "file"])
-def test_chats_are_those_of_transformers(tmp_path: Path, source: str, layout: str) -> None:
-    settings: dict[str, Any] = {"bos_token": "<|begin|>", "eos_token": "<|end|>"}
-    if layout == "settings":
-        settings["chat_template"] = source
-    elif layout == "named":
-        settings["chat_template"] = [
-            {"name": "tool_use", "template": "tools: {{ tools | tojson }}"},
-            {"name": "default", "template": source},
-        ]
-    else:
-        settings["chat_template"] = "the file goes first"
-    write_checkpoint(tmp_path, byte_level(), settings)
-    if layout == "file":
-        (tmp_path / "chat_template.jinja").write_text(source)
-    theirs, ours = AutoTokenizer.from_pretrained(tmp_path), Tokenizer.open(tmp_path)
-    for prompt in (True, False):
-        assert ours.chat(MESSAGES, add_generation_prompt=prompt) == theirs.apply_chat_template(
-            MESSAGES, add_generation_prompt=prompt, tokenize=False
-        )
-    assert ours.encode_chat(MESSAGES) == theirs.apply_chat_template(
-        MESSAGES, add_generation_prompt=True, return_dict=False
-    )
-    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
-    assert ours.chat(MESSAGES, tools=tools) == theirs.apply_chat_template(
-        MESSAGES, add_generation_prompt=True, tokenize=False, tools=tools
-    )
-
-
-def test_chat_variables_absent_values_and_reasoning_reach_the_template(tmp_path: Path) -> None:
-    template = (
-        "{{ enable_thinking }} {{ 'content' in messages[0] }} {{ messages[0].reasoning_content }}"
-    )
-    write_checkpoint(tmp_path, byte_level(), {"chat_template": template})
-    messages = [{"role": "assistant", "content": None, "reasoning": "hm"}]
-    ours = Tokenizer.open(tmp_path)
-    assert ours.chat(messages, variables={"enable_thinking": False}) == "False False hm"
-    assert ours.chat(
-        messages, variables={"enable_thinking": False}
-    ) == AutoTokenizer.from_pretrained(tmp_path).apply_chat_template(
-        messages, tokenize=False, enable_thinking=False
-    )
-
-
-def test_the_template_writes_all_special_tokens_of_a_chat(tmp_path: Path) -> None:
-    settings = {"bos_token": "<|begin|>", "chat_template": CHAT_TEMPLATE}
-    ours = Tokenizer.open(write_checkpoint(tmp_path, byte_level(), settings))
-    begin = ours.token_id("<|begin|>")
-    assert ours.encode_chat(MESSAGES).count(begin) == 1
-    assert ours.encode(ours.chat(MESSAGES)).count(begin) == 2
-
-
-@pytest.mark.parametrize(
-    ("template", "messages", "message"),
-    [
-        (None, MESSAGES, "has no default chat template"),
-        ([{"name": "rag", "template": "x"}], MESSAGES, "no default .*; it has only rag"),
-        (CHAT_TEMPLATE, [], "at least one message"),
-        (CHAT_TEMPLATE, ["hello"], "an object with role and content, not 'hello'"),
-        (CHAT_TEMPLATE, [{"role": "user", "content": b"x"}], "text, numbers, .* not bytes"),
-        ("{{ raise_exception('roles must alternate') }}", MESSAGES, "roles must alternate"),
-        ("{{ 1 // 0 }}", MESSAGES, "refused these messages: .*zero"),
-        ("{{ messages.nothing.further }}", MESSAGES, "refused these messages"),
-        ("{{ messages.append(1) }}", MESSAGES, "refused these messages: .*unsafe"),
-        ("{{ ''.__class__.__mro__ }}", MESSAGES, "refused these messages: .*unsafe"),
-        ("{{ strftime_now.__globals__['os'] }}", MESSAGES, "refused these messages: .*unsafe"),
-        ("{% set n = namespace(__x=1) %}", MESSAGES, "may not hold the name '__x'"),
-        ("{% set n = namespace() %}{% set n._x = 1 %}", MESSAGES, "may not hold the name '_x'"),
-    ],
-)
-def test_a_chat_that_cannot_be_rendered_is_the_callers_error(
-    tmp_path: Path, template: Any, messages: Any, message: str
-) -> None:
-    ours = Tokenizer.open(
-        write_checkpoint(tmp_path, byte_level(), {"chat_template": template} if template else {})
-    )
-    with pytest.raises(RequestError, match=message):
-        ours.chat(messages)
-
-
-def test_a_template_that_is_not_jinja_hinders_only_chats(tmp_path: Path) -> None:
-    settings = {"chat_template": "{% if %}"}
-    ours = Tokenizer.open(write_checkpoint(tmp_path, byte_level(), settings))
-    assert ours.encode("fox")
-    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json: .* not valid Jinja"):
-        ours.chat(MESSAGES)
 
 
 @pytest.mark.parametrize(
@@ -281,175 +179,6 @@ def test_a_file_too_large_to_be_text_is_not_read(tmp_path: Path) -> None:
         file.truncate(1 << 40)  # sparse: takes no disk
     with pytest.raises(CheckpointError, match="larger than 256 MiB"):
         Tokenizer.open(tmp_path)
-
-
-def stream_of(
-    tokenizer: Tokenizer,
-    ids: Sequence[int],
-    *,
-    prompt_ids: Sequence[int] = (),
-    stop: Sequence[str] = (),
-) -> tuple[list[str], TextStream]:
-    stream = TextStream(tokenizer, prompt_ids, stop)
-    return [*(stream.push(token_id) for token_id in ids), stream.finish()], stream
-
-
-def test_characters_split_over_tokens_appear_whole(tmp_path: Path) -> None:
-    ours = Tokenizer.open(write_checkpoint(tmp_path, byte_level()))
-    text = "🫠漢e\u0302👩‍👩‍👧ẞ"
-    ids = ours.encode(text)[1:]
-    shown, stream = stream_of(ours, ids)
-    assert len(ids) > len(text), "the characters are split"
-    assert "\ufffd" not in "".join(shown)
-    assert stream.text == ours.decode(ids)
-    last_of_first = len(ours.encode("🫠")) - 2
-    assert shown[: last_of_first + 1] == [""] * last_of_first + ["🫠"], "not sooner, not later"
-
-
-def test_an_answer_that_ends_amid_a_character(tmp_path: Path) -> None:
-    ours = Tokenizer.open(write_checkpoint(tmp_path, byte_level()))
-    ids = ours.encode("fox 🫠")[1:-1]
-    shown, stream = stream_of(ours, ids)
-    assert shown[-1] == "\ufffd"
-    assert stream.text == ours.decode(ids) == "fox \ufffd"
-
-
-def test_a_run_of_byte_tokens_is_shown_when_it_ends(tmp_path: Path) -> None:
-    ours = Tokenizer.open(write_checkpoint(tmp_path, byte_fallback()))
-    bytes_of = {text: [3 + byte for byte in text.encode()] for text in ("漢", "🎉")}
-    fox = ours.encode("fox")[1:]
-    shown, _ = stream_of(ours, [*bytes_of["漢"], *bytes_of["🎉"], *fox])
-    assert shown[:7] == [""] * 7
-    assert "".join(shown) == "漢🎉 fox"
-    # One byte too many spoils the run: what was held back would have been wrong.
-    spoilt = [*bytes_of["漢"], bytes_of["🎉"][0], *fox]
-    shown, _ = stream_of(ours, spoilt)
-    assert "".join(shown) == ours.decode(spoilt) == "\ufffd" * 4 + " fox"
-
-
-@pytest.mark.parametrize("settings", [{}, {"tokenizer_class": "LlamaTokenizer"}])
-def test_the_first_space_is_kept_only_behind_a_prompt(
-    tmp_path: Path, settings: Mapping[str, object]
-) -> None:
-    ours = Tokenizer.open(write_checkpoint(tmp_path, byte_fallback(), settings))
-    prompt_ids, ids = ours.encode("The quick"), ours.encode("brown fox")[1:]
-    assert "".join(stream_of(ours, ids)[0]) == "brown fox"
-    assert "".join(stream_of(ours, ids, prompt_ids=prompt_ids)[0]) == " brown fox"
-    begin_only = prompt_ids[:1]
-    assert "".join(stream_of(ours, ids, prompt_ids=begin_only)[0]) == "brown fox"
-
-
-@pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
-def test_a_character_cut_by_the_prompts_end_is_completed(tmp_path: Path, kind: str) -> None:
-    ours = Tokenizer.open(write_checkpoint(tmp_path, KINDS[kind]()))
-    ids = ours.encode("fox 🎉🫠")
-    for cut in (1, 2, 3):
-        shown, _ = stream_of(ours, ids[-cut:], prompt_ids=ids[:-cut])
-        assert "".join(shown) == "🫠"
-
-
-STOPS = [
-    (["qu"], "The "),
-    (["k brown f"], "The quic"),
-    (["ck", "quick"], "The "),
-    (["T"], ""),
-    (["The quick brown fox"], ""),
-    (["quack", "quicker", "quick brown!"], "The quick brown fox"),
-    (["fox jumps"], "The quick brown fox"),
-    (["x"], "The quick brown fo"),
-    (["wn fox", "own", "brown fx"], "The quick br"),
-    (["ox", "fox"], "The quick brown "),
-]
-
-
-@pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
-@pytest.mark.parametrize("by_letter", [False, True])
-@pytest.mark.parametrize(("stop", "wanted"), STOPS)
-def test_stop_strings_cut_the_text(
-    tmp_path: Path, kind: str, by_letter: bool, stop: list[str], wanted: str
-) -> None:
-    ours = Tokenizer.open(write_checkpoint(tmp_path, KINDS[kind]()))
-    text, space = "The quick brown fox", "Ġ" if kind == "byte_level" else "▁"
-    ids: list[int | None] = [*ours.encode(text)[1:]]
-    if by_letter:
-        ids = [ours.token_id(letter) for letter in text.replace(" ", space)]
-    shown, stream = stream_of(
-        ours, [token_id for token_id in ids if token_id is not None], stop=stop
-    )
-    assert "".join(shown) == stream.text == wanted
-    assert stream.stopped == (wanted != text)
-
-
-def test_text_waits_only_while_it_may_become_a_stop_string(tmp_path: Path) -> None:
-    ours = Tokenizer.open(write_checkpoint(tmp_path, byte_level()))
-    ids = [ours.token_id(letter) or 0 for letter in "ababacab"]
-    shown, stream = stream_of(ours, ids, stop=["abac!", "cab?"])
-    assert shown == ["", "", "", "ab", "", "", "aba", "", "cab"]
-    assert not stream.stopped
-
-
-def test_after_a_stop_string_nothing_more_is_shown(tmp_path: Path) -> None:
-    ours = Tokenizer.open(write_checkpoint(tmp_path, byte_level()))
-    stream = TextStream(ours, (), ["quick"])
-    for token_id in ours.encode("The quick brown"):
-        stream.push(token_id)
-    assert stream.stopped
-    assert stream.push(ours.token_id("a") or 0) == ""
-    assert stream.finish() == ""
-    assert stream.text == "The "
-
-
-def test_a_stop_string_may_complete_in_the_text_held_back_to_the_end(tmp_path: Path) -> None:
-    ours = Tokenizer.open(write_checkpoint(tmp_path, byte_fallback()))
-    ids = [*ours.encode("fox")[1:], *(3 + byte for byte in "漢".encode())]
-    shown, stream = stream_of(ours, ids, stop=["x漢"])
-    assert "".join(shown) == "fo"
-    assert stream.stopped
-
-
-@pytest.mark.parametrize("stop", [[""], ["a", ""], "a", [3]])
-def test_stop_strings_that_could_not_stop_anything_are_refused(tmp_path: Path, stop: Any) -> None:
-    ours = Tokenizer.open(write_checkpoint(tmp_path, byte_level()))
-    with pytest.raises(RequestError, match="stop must be a list of strings that are not empty"):
-        TextStream(ours, (), stop)
-
-
-def test_spaces_taken_off_the_start_are_those_of_the_whole_text(tmp_path: Path) -> None:
-    backend = byte_fallback()
-    backend.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 3, 0)]
-    )
-    ours = Tokenizer.open(write_checkpoint(tmp_path, backend))
-    space = ours.token_id("▁") or 0
-    ids = [space] * 5 + ours.encode("fox jumps")[1:] + [space] * 5 + ours.encode("fox")[1:]
-    for skipped in range(6):
-        assert "".join(stream_of(ours, ids[skipped:])[0]) == ours.decode(ids[skipped:])
-
-
-class RecordingVocabulary(Vocabulary):
-    """Notes how many tokens each decoding took."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        super().__init__(tokenizer)
-        self.lengths: list[int] = []
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        self.lengths.append(len(token_ids))
-        return super().decode(token_ids)
-
-
-@pytest.mark.parametrize("build", [byte_fallback, unigram, words])
-def test_a_token_late_in_an_answer_costs_as_little_as_the_first(build: Any) -> None:
-    backend = build()
-    vocabulary = RecordingVocabulary(backend)
-    prompt_ids = backend.encode("The quick brown fox " * 50).ids
-    stream = WindowStream(vocabulary, prompt_ids, byte_fallback=True)
-    spaces = [token_id for token_id in [backend.token_to_id("▁")] if token_id is not None] * 500
-    ids = backend.encode("jumps over the lazy dog " * 50).ids + spaces
-    for token_id in ids:
-        stream.push(token_id)
-    assert max(vocabulary.lengths) <= 9
-    assert len(vocabulary.lengths) <= 5 * len(ids) + 1
 
 
 def test_generation_defaults_come_from_both_files(tmp_path: Path) -> None:

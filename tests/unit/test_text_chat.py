@@ -1,0 +1,128 @@
+"""Chats become the prompts that `transformers` makes of them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from edge.errors import CheckpointError, RequestError
+from edge.text import Tokenizer
+from tests.support.small_tokenizers import (
+    CHAT_TEMPLATE,
+    byte_level,
+    write_checkpoint,
+)
+
+MESSAGES = [
+    {"role": "system", "content": "  Be brief.  "},
+    {"role": "user", "content": 'Größe <b>"x"</b> & 🎉?'},
+]
+TEMPLATES = {
+    "plain": CHAT_TEMPLATE,
+    "blocks": (
+        "  {% if messages[0]['role'] == 'system' %}\n"
+        "    {%- set rest = messages[1:] %}\nsystem: {{ messages[0]['content'] }}\n"
+        "  {% endif %}\n"
+        "{% for m in rest %}{% if loop.index0 > 3 %}{% break %}{% endif %}"
+        "{{ m | tojson }}{% if not loop.last %}{% continue %}{% endif %}last{% endfor %}"
+        "{{ tools is none }} {{ documents is none }} "
+        "{{ bos_token }}|{{ eos_token }}|{{ pad_token }}"
+    ),
+    "helpers": (
+        "{% set ns = namespace(found=false, n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}"
+        "{% endfor %}{{ ns.n }}{{ dict(a=1, b=messages[1].content) | tojson(indent=2) }}"
+        "{{ dict.fromkeys(['k'], 3) | tojson }}"
+        "{% generation %}{{ messages[1].content }}{% endgeneration %}{{ undefined_name }}"
+        "{{ messages[0] | items | list }}{{ strftime_now('%Z') | length }}"
+    ),
+}
+
+
+@pytest.mark.parametrize("source", TEMPLATES.values(), ids=TEMPLATES.keys())
+@pytest.mark.parametrize("layout", ["settings", "named", "file"])
+def test_chats_are_those_of_transformers(tmp_path: Path, source: str, layout: str) -> None:
+    settings: dict[str, Any] = {"bos_token": "<|begin|>", "eos_token": "<|end|>"}
+    if layout == "settings":
+        settings["chat_template"] = source
+    elif layout == "named":
+        settings["chat_template"] = [
+            {"name": "tool_use", "template": "tools: {{ tools | tojson }}"},
+            {"name": "default", "template": source},
+        ]
+    else:
+        settings["chat_template"] = "the file goes first"
+    write_checkpoint(tmp_path, byte_level(), settings)
+    if layout == "file":
+        (tmp_path / "chat_template.jinja").write_text(source)
+    theirs, ours = AutoTokenizer.from_pretrained(tmp_path), Tokenizer.open(tmp_path)
+    for prompt in (True, False):
+        assert ours.chat(MESSAGES, add_generation_prompt=prompt) == theirs.apply_chat_template(
+            MESSAGES, add_generation_prompt=prompt, tokenize=False
+        )
+    assert ours.encode_chat(MESSAGES) == theirs.apply_chat_template(
+        MESSAGES, add_generation_prompt=True, return_dict=False
+    )
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    assert ours.chat(MESSAGES, tools=tools) == theirs.apply_chat_template(
+        MESSAGES, add_generation_prompt=True, tokenize=False, tools=tools
+    )
+
+
+def test_chat_variables_absent_values_and_reasoning_reach_the_template(tmp_path: Path) -> None:
+    template = (
+        "{{ enable_thinking }} {{ 'content' in messages[0] }} {{ messages[0].reasoning_content }}"
+    )
+    write_checkpoint(tmp_path, byte_level(), {"chat_template": template})
+    messages = [{"role": "assistant", "content": None, "reasoning": "hm"}]
+    ours = Tokenizer.open(tmp_path)
+    assert ours.chat(messages, variables={"enable_thinking": False}) == "False False hm"
+    assert ours.chat(
+        messages, variables={"enable_thinking": False}
+    ) == AutoTokenizer.from_pretrained(tmp_path).apply_chat_template(
+        messages, tokenize=False, enable_thinking=False
+    )
+
+
+def test_the_template_writes_all_special_tokens_of_a_chat(tmp_path: Path) -> None:
+    settings = {"bos_token": "<|begin|>", "chat_template": CHAT_TEMPLATE}
+    ours = Tokenizer.open(write_checkpoint(tmp_path, byte_level(), settings))
+    begin = ours.token_id("<|begin|>")
+    assert ours.encode_chat(MESSAGES).count(begin) == 1
+    assert ours.encode(ours.chat(MESSAGES)).count(begin) == 2
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "message"),
+    [
+        (None, MESSAGES, "has no default chat template"),
+        ([{"name": "rag", "template": "x"}], MESSAGES, "no default .*; it has only rag"),
+        (CHAT_TEMPLATE, [], "at least one message"),
+        (CHAT_TEMPLATE, ["hello"], "an object with role and content, not 'hello'"),
+        (CHAT_TEMPLATE, [{"role": "user", "content": b"x"}], "text, numbers, .* not bytes"),
+        ("{{ raise_exception('roles must alternate') }}", MESSAGES, "roles must alternate"),
+        ("{{ 1 // 0 }}", MESSAGES, "refused these messages: .*zero"),
+        ("{{ messages.nothing.further }}", MESSAGES, "refused these messages"),
+        ("{{ messages.append(1) }}", MESSAGES, "refused these messages: .*unsafe"),
+        ("{{ ''.__class__.__mro__ }}", MESSAGES, "refused these messages: .*unsafe"),
+        ("{{ strftime_now.__globals__['os'] }}", MESSAGES, "refused these messages: .*unsafe"),
+        ("{% set n = namespace(__x=1) %}", MESSAGES, "may not hold the name '__x'"),
+        ("{% set n = namespace() %}{% set n._x = 1 %}", MESSAGES, "may not hold the name '_x'"),
+    ],
+)
+def test_a_chat_that_cannot_be_rendered_is_the_callers_error(
+    tmp_path: Path, template: Any, messages: Any, message: str
+) -> None:
+    ours = Tokenizer.open(
+        write_checkpoint(tmp_path, byte_level(), {"chat_template": template} if template else {})
+    )
+    with pytest.raises(RequestError, match=message):
+        ours.chat(messages)
+
+
+def test_a_template_that_is_not_jinja_hinders_only_chats(tmp_path: Path) -> None:
+    settings = {"chat_template": "{% if %}"}
+    ours = Tokenizer.open(write_checkpoint(tmp_path, byte_level(), settings))
+    assert ours.encode("fox")
+    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json: .* not valid Jinja"):
+        ours.chat(MESSAGES)
