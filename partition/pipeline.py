@@ -123,8 +123,7 @@ def fewest_shortages(
     order = {device.id: index for index, device in enumerate(cluster.devices)}
     choices = [_shortages(costs, [device]) for device in cluster.devices]
     for chain in _chains(costs, cluster.devices):
-        most = chain[: costs.num_layers]
-        choices.append(_shortages(costs, sorted(most, key=lambda device: order[device.id])))
+        choices.append(_shortages(costs, sorted(chain, key=lambda device: order[device.id])))
     return min(
         choices,
         key=lambda choice: (sum(shortage.missing_bytes for shortage in choice), len(choice)),
@@ -163,8 +162,8 @@ def _chains(costs: _Costs, devices: Sequence[DeviceSpec]) -> Iterator[list[Devic
     """For every choice of first and last stage: both, then what lies between by falling memory.
 
     Stages between are all alike, so the best n of them are the n with the most memory: trying the
-    beginnings of these chains is trying every set of devices. Those without room for a layer, or
-    beyond the number of layers, are of no use between.
+    beginnings of these chains is trying every set of devices. Those without room for a layer are
+    of no use between.
     """
     if costs.num_layers < 2:
         return
@@ -178,15 +177,17 @@ def _chains(costs: _Costs, devices: Sequence[DeviceSpec]) -> Iterator[list[Devic
 
 
 def _needed(costs: _Costs, chain: Sequence[DeviceSpec]) -> int | None:
-    """How many devices of a chain from `_chains` hold all layers, at least one each; None if not
-    even all of them do."""
+    """How many devices of a chain from `_chains` hold all layers, None if not even all of them do.
+
+    Never more devices than layers, because each of them has room for one.
+    """
     first = costs.capacity(chain[0], costs.embedding_bytes)
     last = costs.capacity(chain[1], costs.head_bytes)
     if min(first, last) < 1:
         return None
     held = first + last
     needed = 2
-    for device in chain[2 : costs.num_layers]:
+    for device in chain[2:]:
         if held >= costs.num_layers:
             break
         held += costs.capacity(device, 0)

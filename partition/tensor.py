@@ -114,8 +114,7 @@ def tensor_shortages(
     host = max(range(len(devices)), key=lambda index: devices[index].memory_bytes)
     if not fits(host, devices[host].memory_bytes):
         too_small = devices[host].memory_bytes
-        # Room for the whole model, and the row that is kept free.
-        enough = costs.fixed_bytes + costs.divisible_bytes + costs.row_bytes
+        enough = costs.fixed_bytes + costs.divisible_bytes  # the whole model
         precision = max(1, (enough - too_small) // _SEARCH_PRECISION)
         while enough - too_small > precision:
             middle = (too_small + enough) // 2

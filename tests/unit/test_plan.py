@@ -236,8 +236,8 @@ def test_json_comes_back_equal() -> None:
         (("stages", 0, "shards"), "ab", "stages[0].shards must be a list, not 'ab'."),
         (
             (*SECOND, "heads"),
-            [8, 5],
-            "stages[0].shards[1].heads starts at 8, behind its stop at 5.",
+            [6, 5],
+            "stages[0].shards[1].heads starts at 6, behind its stop at 5.",
         ),
         (
             (*SECOND, "heads"),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import pytest
 
@@ -48,7 +49,7 @@ def link(source: str, target: str) -> LinkSpec:
         ({"threads": 0}, "threads of device 'a' must be 1 or more, not 0"),
     ],
 )
-def test_device_refuses(changes: dict[str, object], sentence: str) -> None:
+def test_device_refuses(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         dataclasses.replace(device("a"), **changes)
 
@@ -67,7 +68,7 @@ def test_a_device_may_have_any_friendly_name() -> None:
         ({"bytes_per_s": math.nan}, "bytes_per_s"),
     ],
 )
-def test_link_refuses(changes: dict[str, object], sentence: str) -> None:
+def test_link_refuses(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         dataclasses.replace(link("a", "b"), **changes)
 
@@ -108,7 +109,7 @@ def test_cluster_without_a_device_loses_its_links_and_keeps_the_rest() -> None:
         ({"num_kv_heads": 3}, "8 query heads, which 3 KV heads cannot share evenly"),
     ],
 )
-def test_model_refuses(changes: dict[str, object], sentence: str) -> None:
+def test_model_refuses(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         dataclasses.replace(MODEL, **changes)
 

@@ -16,6 +16,7 @@ from partition import (
     check_fit,
     describe,
     kv_heads,
+    memory_use,
     solve,
 )
 
@@ -111,6 +112,8 @@ def test_as_few_devices_as_possible(
         (((20_000, 1), (20_000, 1), (20_000, 1)), [4, 4, 4]),
         (((20_000, 1), (20_000, 2), (20_000, 3)), [2, 4, 6]),
         (((20_000, 1), (20_000, 64)), [1, 11]),  # at least one layer each
+        (((20_000, 1), (20_000, 5)), [2, 10]),
+        (((20_000, 2), (20_000, 3), (20_000, 4)), [2, 4, 6]),  # 3, 4, 5 would be as fast at worst
         (((20_000, 1), (3_500, 64), (20_000, 3)), [2, 3, 7]),  # memory before threads
         (((2_400, 1), (20_000, 1)), [2, 10]),  # the embedding leaves a room for two layers
         (((2_399, 1), (20_000, 1)), [1, 11]),
@@ -186,6 +189,27 @@ def test_tensor_shares_follow_memory_where_it_is_short() -> None:
     # The fast device is filled until not one more group, block of columns and row would go in.
     assert small.left_bytes < 12 * 32 * 8
     assert large.memory.total > small.memory.total
+
+
+def test_tensor_shares_every_kind_of_slice_by_the_same_measure() -> None:
+    # The fast device holds some of everything rather than all heads and nothing else.
+    wide = dataclasses.replace(MODEL, ffn_columns=960, ffn_column_bytes=1, vocab_size=1000)
+    whole = memory_use(solve(wide, cluster((10**6, 1)), WORKLOAD), wide, WORKLOAD)["a"].total
+    plan = solve(wide, cluster((whole // 2, 8), (10**6, 1)), WORKLOAD, parallel="tensor")
+    fast = plan.stages[0].shards[0]
+    assert len(fast.heads) == 4
+    assert 384 <= len(fast.ffn_columns) <= 480
+    assert 400 <= len(fast.vocab) <= 500
+
+
+def test_tensor_gives_up_even_loads_where_memory_is_tight() -> None:
+    # Even loads would cut through a group and hold its KV head twice; there is no room for that.
+    tight = cluster((4_400, 3), (4_900, 3), (4_900, 4))
+    plan = solve(MODEL, tight, WORKLOAD, parallel="tensor")
+    check_fit(plan, MODEL, tight, WORKLOAD)
+    assert heads(plan) == [0, 4, 4]
+    roomy = cluster((20_000, 3), (20_000, 3), (20_000, 4))
+    assert 0 not in heads(solve(MODEL, roomy, WORKLOAD, parallel="tensor"))
 
 
 def test_tensor_with_a_rest_of_columns_uses_the_last_byte() -> None:
