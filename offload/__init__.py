@@ -8,6 +8,7 @@ from offload.errors import (
     StoreUnsupportedError,
 )
 from offload.folder_cache import FolderCache, FolderUse
+from offload.kv_pool import KVPool
 from offload.manifest import (
     PIECE_BYTES,
     Manifest,
@@ -28,6 +29,7 @@ __all__ = [
     "CachedShard",
     "FolderCache",
     "FolderUse",
+    "KVPool",
     "Manifest",
     "ManifestBuilder",
     "MemoryStore",

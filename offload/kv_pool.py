@@ -1,0 +1,144 @@
+"""KV caches of several requests, side by side, in memory that costs nothing until it is written.
+
+A slot per request, slots packed without holes, so that any run of neighbouring requests is one
+contiguous array and a batch needs no copy. Address space is reserved for the longest context of
+every slot; the system commits pages as tokens reach them, and a released slot gives them back.
+(After vAttention: contiguous in virtual memory, committed on demand. Prabhu et al., 2024.)
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_MAP_NORESERVE = 0x4000
+"""Linux's; the mmap module has no name for it. Address space is not counted as memory in use."""
+
+
+class KVPool:
+    """Keys and values [slots, num_kv_heads, context_tokens, head_size] for each layer.
+
+    Not thread-safe: used from the compute thread.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        slots: int,
+        num_kv_heads: int,
+        context_tokens: int,
+        head_size: int,
+        dtype: type[np.generic] = np.float32,
+    ) -> None:
+        """Reserves address space; raises MemoryError if even that is refused."""
+        shape = (slots, num_kv_heads, context_tokens, head_size)
+        kind = np.dtype(dtype)
+        self._slot_bytes = num_kv_heads * context_tokens * head_size * kind.itemsize
+        array_bytes = slots * self._slot_bytes
+        self._memory: mmap.mmap | None = None
+        self._arrays: list[tuple[NDArray[Any], NDArray[Any]]] = []
+        if array_bytes:
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+            try:
+                self._memory = mmap.mmap(-1, 2 * num_layers * array_bytes, flags=flags)
+            except OSError as error:
+                raise MemoryError(
+                    f"no address space for {slots} KV caches of {context_tokens} tokens"
+                ) from error
+            flat = np.frombuffer(self._memory, dtype=kind)
+            halves = flat.reshape(num_layers, 2, *shape)
+            self._arrays = [(layer[0], layer[1]) for layer in halves]
+        self._slots = slots
+        self._requests: list[str] = []
+        self._lengths: list[int] = []
+
+    @property
+    def num_requests(self) -> int:
+        return len(self._requests)
+
+    def open(self, request: str) -> int:
+        """The request's slot, a new one at the end if it has none.
+
+        Raises KeyError when every slot is taken: the caller decides who waits.
+        """
+        if request in self._requests:
+            return self._requests.index(request)
+        if len(self._requests) == self._slots:
+            raise KeyError(f"all {self._slots} KV slots are taken")
+        self._requests.append(request)
+        self._lengths.append(0)
+        return len(self._requests) - 1
+
+    def wrote(self, slot: int, length: int) -> None:
+        """The slot now holds `length` tokens; only so many are moved when slots are packed."""
+        self._lengths[slot] = length
+
+    def gather(self, requests: Sequence[str]) -> int:
+        """Bring these requests, in this order, into neighbouring slots; the first one's slot.
+
+        Requests that keep their order and company, as those of a decode batch do, cost nothing.
+        """
+        slots = [self._requests.index(request) for request in requests]
+        first = slots[0]
+        if slots != list(range(first, first + len(slots))):
+            first = 0
+            for target, request in enumerate(requests):
+                self._swap(target, self._requests.index(request))
+        return first
+
+    def layer(self, index: int, first: int, count: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        """(keys, values) of `count` slots from `first`, as views of the pool."""
+        keys, values = self._arrays[index]
+        return keys[first : first + count], values[first : first + count]
+
+    def release(self, request: str) -> None:
+        """Free a request's slot and its pages; the last request moves into the hole."""
+        if request not in self._requests:
+            return
+        slot, last = self._requests.index(request), len(self._requests) - 1
+        if slot != last:
+            for keys, values in self._arrays:
+                length = self._lengths[last]
+                keys[slot, :, :length] = keys[last, :, :length]
+                values[slot, :, :length] = values[last, :, :length]
+            self._requests[slot] = self._requests[last]
+            self._lengths[slot] = self._lengths[last]
+        self._requests.pop()
+        self._lengths.pop()
+        self._drop_pages(last)
+
+    def close(self) -> None:
+        """Forget every request and give all memory back once the last view is gone."""
+        self._requests.clear()
+        self._lengths.clear()
+        self._arrays.clear()
+        self._memory = None
+
+    def _swap(self, a: int, b: int) -> None:
+        if a == b:
+            return
+        length = max(self._lengths[a], self._lengths[b])
+        for pair in self._arrays:
+            for array in pair:
+                kept = array[a, :, :length].copy()
+                array[a, :, :length] = array[b, :, :length]
+                array[b, :, :length] = kept
+        self._requests[a], self._requests[b] = self._requests[b], self._requests[a]
+        self._lengths[a], self._lengths[b] = self._lengths[b], self._lengths[a]
+
+    def _drop_pages(self, slot: int) -> None:
+        """Give back the whole pages of one slot in every layer."""
+        if self._memory is None:
+            return
+        page = mmap.PAGESIZE
+        array_bytes = self._slots * self._slot_bytes
+        for index in range(2 * len(self._arrays)):
+            start = index * array_bytes + slot * self._slot_bytes
+            begin, end = -(-start // page) * page, (start + self._slot_bytes) // page * page
+            if end > begin:
+                self._memory.madvise(mmap.MADV_DONTNEED, begin, end - begin)

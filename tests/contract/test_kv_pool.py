@@ -1,0 +1,118 @@
+"""What a pool of KV caches promises: contents follow their request, wherever it lies."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from offload import KVPool
+
+
+def make_pool(slots: int = 4) -> KVPool:
+    return KVPool(num_layers=2, slots=slots, num_kv_heads=3, context_tokens=50, head_size=8)
+
+
+def write(pool: KVPool, request: str, length: int, value: float) -> None:
+    slot = pool.open(request)
+    for layer in range(2):
+        keys, values = pool.layer(layer, slot, 1)
+        keys[0, :, :length] = value + layer
+        values[0, :, :length] = -value - layer
+    pool.wrote(slot, length)
+
+
+def holds(pool: KVPool, request: str, length: int, value: float) -> bool:
+    slot = pool.open(request)
+    return all(
+        bool((pool.layer(layer, slot, 1)[0][0, :, :length] == value + layer).all())
+        and bool((pool.layer(layer, slot, 1)[1][0, :, :length] == -value - layer).all())
+        for layer in range(2)
+    )
+
+
+def test_a_released_slot_is_filled_by_the_last_request() -> None:
+    pool = make_pool()
+    for index, name in enumerate("abc"):
+        write(pool, name, 10 * (index + 1), index + 1.0)
+    pool.release("a")
+    assert pool.num_requests == 2
+    assert holds(pool, "b", 20, 2.0)
+    assert holds(pool, "c", 30, 3.0)
+
+
+def test_gathering_brings_requests_side_by_side_in_order() -> None:
+    pool = make_pool()
+    for index, name in enumerate("abcd"):
+        write(pool, name, 5 + index, index + 1.0)
+    first = pool.gather(["d", "a"])
+    keys, _values = pool.layer(1, first, 2)
+    assert (keys[0, :, :8] == 5.0).all()
+    assert (keys[1, :, :5] == 2.0).all()
+    assert holds(pool, "b", 6, 2.0)
+    assert holds(pool, "c", 7, 3.0)
+
+
+def test_neighbours_are_gathered_where_they_lie() -> None:
+    pool = make_pool()
+    for name in "abcd":
+        write(pool, name, 5, 1.0)
+    assert pool.gather(["b", "c"]) == 1
+
+
+def test_a_full_pool_says_so() -> None:
+    pool = make_pool(slots=1)
+    pool.open("a")
+    with pytest.raises(KeyError, match="1 KV slots"):
+        pool.open("b")
+    pool.release("a")
+    assert pool.open("b") == 0
+
+
+def test_a_released_slot_gives_its_memory_back() -> None:
+    pool = KVPool(num_layers=1, slots=1, num_kv_heads=1, context_tokens=1 << 20, head_size=16)
+    before = resident_bytes()
+    write_all = pool.layer(0, pool.open("a"), 1)[0]
+    write_all[:] = 1.0
+    assert resident_bytes() - before > 48 << 20
+    del write_all
+    pool.release("a")
+    assert resident_bytes() - before < 16 << 20
+
+
+def test_a_shard_without_heads_has_a_pool_without_memory() -> None:
+    pool = KVPool(num_layers=2, slots=3, num_kv_heads=0, context_tokens=50, head_size=8)
+    assert pool.open("a") == 0
+    pool.release("a")
+
+
+def test_contents_survive_any_order_of_calls() -> None:
+    """A table of requests, checked against the pool through random opens, gathers, releases."""
+    pool, chance = make_pool(slots=6), random.Random(7)
+    live: dict[str, tuple[int, float]] = {}
+    for step in range(400):
+        action = chance.choice(("open", "release", "gather"))
+        if action == "open" and len(live) < 6:
+            live[f"r{step}"] = (chance.randint(1, 50), float(step))
+            write(pool, f"r{step}", *live[f"r{step}"])
+        elif action == "release" and live:
+            gone = chance.choice(sorted(live))
+            pool.release(gone)
+            del live[gone]
+        elif live:
+            chosen = chance.sample(sorted(live), chance.randint(1, len(live)))
+            first = pool.gather(chosen)
+            assert [pool.open(name) for name in chosen] == list(range(first, first + len(chosen)))
+        assert all(holds(pool, name, *live[name]) for name in live)
+
+
+def resident_bytes() -> int:
+    with open("/proc/self/statm") as statistics:  # noqa: PTH123 - a kernel file
+        return int(statistics.read().split()[1]) * 4096
+
+
+def test_arrays_are_float32_unless_told() -> None:
+    keys, values = make_pool().layer(0, 0, 2)
+    assert keys.dtype == values.dtype == np.float32
+    assert keys.shape == (2, 3, 50, 8)
