@@ -17,6 +17,15 @@ from transport.link import EAGER_BYTES, Link
 
 Array = NDArray[Any]
 
+SLICED_ABOVE_BYTES = 64 << 10
+"""Larger sums of more than two ranks are reduced in slices.
+
+Measured with one process per rank over loopback on two cores, median time of a direct sum against
+one in slices: 3 ranks, 32 KiB 94 and 160 µs, 64 KiB 166 and 168, 128 KiB 286 and 196, 1 MiB 4284
+and 1027; 4 ranks, 64 KiB 322 and 352, 128 KiB 519 and 394. A gigabit network with 0.15 ms between
+neighbours turns at the same size: there, slices save 0.3 ms of sending and cost two more rounds.
+"""
+
 _MAX_KNOWN_SHAPES = 64
 """Buffer views kept for reuse; a prompt's length may be anything, so there must be an end."""
 
@@ -106,12 +115,11 @@ class SoloCollective:
 class MeshCollective:
     """A group in which every rank has a link to every other. See :class:`Collective`.
 
-    Up to ``EAGER_BYTES`` everything is sent to all before anything is received: one latency.
-    Larger arrays are exchanged pair by pair, so that nobody waits to send to somebody who waits to
-    send; with more than two ranks a large sum is reduced in slices, one per rank, and the slices
-    are gathered: each rank then moves 2 (n - 1) / n arrays instead of n - 1.
-
-    The switch is at ``EAGER_BYTES`` because a socket's buffers hold no more for certain.
+    Up to ``EAGER_BYTES`` everything is sent to all before anything is received: one latency. A
+    socket's buffers hold no more for certain, so larger arrays are exchanged pair by pair, and
+    nobody waits to send to somebody who waits to send. Above ``SLICED_ABOVE_BYTES`` each of more
+    than two ranks sums one slice and the slices are gathered: every rank then moves 2 (n - 1) / n
+    arrays instead of n - 1.
     """
 
     def __init__(self, rank: int, links: Mapping[int, Link]) -> None:
@@ -146,7 +154,7 @@ class MeshCollective:
         """See :class:`Collective`."""
         _check_contiguous(array)
         flat = array.reshape(-1)
-        if self._size > 2 and array.nbytes > EAGER_BYTES:
+        if self._size > 2 and array.nbytes > SLICED_ABOVE_BYTES:
             self._reduce_in_slices(flat)
             return
         terms = self._terms(flat)

@@ -39,8 +39,10 @@ class LinkGuard:
     """One sender and one receiver at a time, until one of them fails or anyone closes.
 
     ``interrupt`` makes calls that wait inside the link return or raise, from any thread.
-    ``release`` frees what the link holds; it runs once, when it is closed and nobody is inside: a
-    socket's number may belong to another socket the moment it is closed.
+    ``release`` frees what the link holds; it runs once, when the link is over and nobody is inside:
+    a socket's number may belong to another socket the moment it is closed. It also runs after a
+    failure, without anyone closing: only then does a peer that blocks in a full send buffer hear
+    that nobody will read.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class LinkGuard:
         self._release = release
         self._lock = threading.Lock()
         self._is_closed = False
+        self._is_released = False
         self._failure: TransportError | None = None
         self._has_sender = False
         self._has_receiver = False
@@ -66,12 +69,17 @@ class LinkGuard:
     def close(self) -> None:
         """Let nobody in any more and send away whoever is inside. May be called again."""
         with self._lock:
-            if self._is_closed:
-                return
-            self._is_closed = True
-            self._interrupt()
-            is_empty = not (self._has_sender or self._has_receiver)
-        if is_empty:
+            if not self._is_closed:
+                self._is_closed = True
+                self._end()
+
+    def _end(self) -> None:
+        """Send away whoever is inside, and release once they have left; holds the lock."""
+        if self._is_released:
+            return
+        self._interrupt()
+        if not (self._has_sender or self._has_receiver):
+            self._is_released = True
             self._release()
 
     def _closed_error(self) -> ChannelClosedError:
@@ -95,14 +103,10 @@ class LinkGuard:
             if receives:
                 self._has_receiver = False
             is_closed = self._is_closed
-            is_empty = not (self._has_sender or self._has_receiver)
             if error is not None and self._failure is None:
                 self._failure = self._lasting(error)
-                if not is_closed:
-                    # The peer must not wait for the rest of a message that will not come.
-                    self._interrupt()
-        if is_closed and is_empty:
-            self._release()
+            if is_closed or self._failure is not None:
+                self._end()
         if is_closed and isinstance(error, TransportError):
             # What the socket said was only the echo of our own closing.
             raise self._closed_error() from None

@@ -31,7 +31,11 @@ _LEAST_SEND_BUFFER_BYTES = 4 * EAGER_BYTES
 
 
 class TcpLink:
-    """A link over a connected TCP socket, which it owns from now on. See :class:`Link`."""
+    """A link over a connected TCP socket, which it owns from now on. See :class:`Link`.
+
+    The kernel counts its time limit from the start of a system call: a peer that falls silent in
+    the middle of a message may be noticed only after twice ``timeout_s``.
+    """
 
     def __init__(self, connected: socket.socket, peer: str, timeout_s: float = 30.0) -> None:
         if not timeout_s > 0:

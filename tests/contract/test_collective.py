@@ -17,11 +17,12 @@ from transport import (
     PeerLostError,
     ProtocolError,
 )
+from transport.collective import SLICED_ABOVE_BYTES
 from transport.testing import Fault, FaultyLink
 
 SIZES = (1, 2, 3, 5, 8)
-MANY = EAGER_BYTES // 4 * 5 + 3
-"""Numbers of four bytes that take the road for large arrays and cannot be divided evenly."""
+MANY = SLICED_ABOVE_BYTES // 4 * 2 + 3
+"""Numbers of four bytes that are summed in slices and cannot be divided evenly."""
 
 each_group = pytest.mark.parametrize(
     ("kind", "size"),
