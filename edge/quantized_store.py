@@ -13,6 +13,7 @@ from typing import Self
 from edge.errors import CapacityError, CheckpointError
 from kernels.matmul_nbits.reference import (
     QuantizedMatrix,
+    check_format,
     check_range,
     packed_shapes,
     slice_columns,
@@ -22,10 +23,13 @@ from offload import FolderUse, SafetensorsFile, StoreError, StoreFullError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizedFormat:
-    """How weights are rounded."""
+    """How weights are rounded; ValueError for a format that does not exist."""
 
     bits: int
     block_size: int
+
+    def __post_init__(self) -> None:
+        check_format(self.bits, self.block_size)
 
     def tensors(
         self, shapes: Mapping[str, tuple[int, int]]

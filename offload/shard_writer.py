@@ -136,15 +136,17 @@ class ShardWriter:
         with full_disk_as_store_full(folder):
             os.fsync(self._data.fileno())
         with self._folders.locked():
-            if not (folder / WEIGHTS).exists():  # else another writer was faster
-                try:
-                    (folder / PARTIAL).replace(folder / WEIGHTS)
-                except FileNotFoundError as error:
-                    raise StoreCorruptError(
-                        f"{folder} was removed while it was written; begin the shard again"
-                    ) from error
-                (folder / _JOURNAL).unlink(missing_ok=True)
-                sync_folder(folder)
+            # Present already if another writer was faster: it filled this same file.
+            path = folder / (WEIGHTS if (folder / WEIGHTS).exists() else PARTIAL)
+            if not path.exists() or not os.path.samestat(
+                path.stat(), os.fstat(self._data.fileno())
+            ):
+                raise StoreCorruptError(
+                    f"{folder} was removed while it was written; begin the shard again"
+                )
+            path.replace(folder / WEIGHTS)
+            (folder / _JOURNAL).unlink(missing_ok=True)
+            sync_folder(folder)
         self._files.close()
         return CachedShard(self._use, self.manifest)
 

@@ -14,24 +14,16 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.matmul_nbits.rounding import RoundingTile
+
 SUPPORTED_BITS = (4, 8)
 SUPPORTED_BLOCK_SIZES = (16, 32, 64, 128, 256)
-
-# Where the block's largest element is tried, as multiples of the most negative code. Mean squared
-# error over variance, 2^20 Gaussian weights, 4 bits, blocks of 32 / 64 / 128:
-#   absmax -> 7                     9.4e-3 / 11.6e-3 / 13.7e-3
-#   signed absmax -> -8 (Q4_0)      7.4e-3 /  9.0e-3 / 10.6e-3
-#   these five, least-squares scale 6.6e-3 /  8.2e-3 /  9.4e-3
-# With 8 bits a search gains 5 % of an error of 2.8e-5: not worth five times the work.
-_STRETCHES: dict[int, tuple[float, ...]] = {4: (1.0, 0.9375, 1.0625, 0.875, 1.125), 8: (1.0,)}
 
 # Blocks times block size: three float32 arrays of this many elements stay in a 1 MiB L2 cache.
 _TILE_ELEMENTS = 65536
 # numpy sums a narrow array in another order than a wide one; never being narrow keeps the scales
 # of a row bitwise the same whichever rows are quantised beside it.
 _MIN_TILE_BLOCKS = 16
-# Below this the scale's reciprocal overflows; such a block is zero for every purpose.
-_SMALLEST_PEAK = 1e-35
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -222,7 +214,7 @@ def _quantize_tiles(
     """Quantises `tile_rows` rows from each of `starts` into `result`."""
     num_blocks, block_size = result.scales.shape[1], result.block_size
     width = max(_MIN_TILE_BLOCKS, min(tile_rows, len(weight)) * num_blocks)
-    tile = _Tile(result.bits, block_size, width, weight.dtype)
+    tile = RoundingTile(result.bits, block_size, width, weight.dtype)
     padding = num_blocks * block_size - result.columns
     for start in starts:
         rows = weight[start : start + tile_rows]
@@ -236,86 +228,3 @@ def _quantize_tiles(
             result.codes[start:stop].reshape(-1, result.codes.shape[2]),
             result.scales[start:stop].reshape(-1),
         )
-
-
-class _Tile:
-    """Scratch of one thread: blocks lie in columns, so every pass is a long run over rows.
-
-    Reductions over 32 neighbours cost numpy 1.6 ns per element, over 32 rows 0.08.
-    """
-
-    def __init__(self, bits: int, block_size: int, width: int, dtype: np.dtype[np.generic]) -> None:
-        self.bits = bits
-        self.low = float(-(1 << (bits - 1)))
-        # Zeros past the last block of a short tile give the zero code and scale 0: harmless.
-        self.source = np.zeros((block_size, width), dtype)
-        self.weights = np.empty((block_size, width), np.float32)
-        self.rounded = np.empty_like(self.weights)
-        self.products = np.empty_like(self.weights)
-        self.codes = np.empty((block_size, width), np.uint8)
-        self.packed = np.empty((block_size // 2, width), np.uint8)
-
-    def quantize(
-        self,
-        blocks: NDArray[np.generic],
-        codes: NDArray[np.uint8],
-        scales: NDArray[np.float32],
-    ) -> None:
-        """blocks [n, block_size] into codes [n, bytes] and scales [n], written in place."""
-        count = len(blocks)
-        as_bits = np.dtype(f"u{blocks.dtype.itemsize}")  # bits move faster than ml_dtypes scalars
-        self.source.view(as_bits)[:, :count] = blocks.view(as_bits).T
-        with np.errstate(over="ignore"):  # float64 past float32's range becomes infinity, refused
-            np.copyto(self.weights, self.source, casting="same_kind")
-        unit = self._normalize()
-        stretch, ratio = self._search()
-        np.multiply(self.weights, stretch, out=self.rounded)
-        self._round()
-        self.rounded -= np.float32(self.low)
-        np.copyto(self.codes, self.rounded, casting="unsafe")
-        np.multiply(unit, ratio, out=unit)
-        scales[:] = unit[:count]
-        if self.bits == 8:
-            codes[:] = self.codes[:, :count].T
-            return
-        np.left_shift(self.codes[1::2], 4, out=self.packed)
-        np.bitwise_or(self.packed, self.codes[0::2], out=self.packed)
-        codes[:] = self.packed[:, :count].T
-
-    def _normalize(self) -> NDArray[np.float32]:
-        """Divides each block so that its peak becomes `low`; returns the divisors [width]."""
-        highest, lowest = self.weights.max(axis=0), self.weights.min(axis=0)
-        if not (np.isfinite(highest).all() and np.isfinite(lowest).all()):
-            raise ValueError("the weight holds NaN or infinity, which no code stands for")
-        peak = np.where(highest > -lowest, highest, lowest)
-        peak[np.abs(peak) < _SMALLEST_PEAK] = 0
-        inverse = np.divide(self.low, peak, out=np.zeros_like(peak), where=peak != 0)
-        np.multiply(self.weights, inverse, out=self.weights)
-        unit: NDArray[np.float32] = peak / np.float32(self.low)
-        return unit
-
-    def _search(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """The best stretch [width] and the least-squares scale [width], of normalised weights.
-
-        The squared error of codes c at their best scale is sum(w w) - sum(w c)^2 / sum(c c).
-        """
-        width = self.weights.shape[1]
-        best_gain, best_stretch, best_ratio = np.zeros((3, width), np.float32)
-        for stretch in _STRETCHES[self.bits]:
-            np.multiply(self.weights, np.float32(stretch), out=self.rounded)
-            self._round()
-            np.multiply(self.weights, self.rounded, out=self.products)
-            mixed = np.add.reduce(self.products, axis=0)
-            np.multiply(self.rounded, self.rounded, out=self.products)
-            square = np.add.reduce(self.products, axis=0)
-            ratio = mixed / np.maximum(square, np.float32(1))  # a zero block: 0 / 1
-            gain = mixed * ratio
-            better = gain > best_gain
-            np.copyto(best_gain, gain, where=better)
-            np.copyto(best_stretch, np.float32(stretch), where=better)
-            np.copyto(best_ratio, ratio, where=better)
-        return best_stretch, best_ratio
-
-    def _round(self) -> None:
-        np.rint(self.rounded, out=self.rounded)
-        np.clip(self.rounded, np.float32(self.low), np.float32(-self.low - 1), out=self.rounded)

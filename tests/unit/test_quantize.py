@@ -1,67 +1,17 @@
-"""Matrices are rounded once, whatever interrupts it, and every slice comes out the same."""
+"""Matrices are rounded once, and every slice of them comes out the same."""
 
-import os
-import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
-from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from safetensors import safe_open
-from safetensors.numpy import save_file
 
 from edge.errors import CapacityError, CheckpointError
-from edge.quantize import QuantizedStore, open_quantized
-from kernels.matmul_nbits.reference import QuantizedMatrix, quantize, slice_columns, slice_rows
-from offload import FolderCache, MemoryStore, SafetensorsStore
-
-REPOSITORY = Path(__file__).parents[2]
-
-random = np.random.default_rng(0)
-
-
-def weight(rows: int, columns: int) -> NDArray[Any]:
-    return random.standard_normal((rows, columns)).astype(ml_dtypes.bfloat16)
-
-
-TENSORS: dict[str, NDArray[Any]] = {
-    "model.layers.0.up": weight(48, 72),
-    "model.layers.0.down": weight(40, 200),
-    "model.layers.1.up": weight(48, 72),
-    "model.layers.10.up": weight(9, 64),
-    "head": weight(70, 72),
-    "norm": np.ones(72, np.float32),
-    "ids": np.ones((2, 2), np.int64),
-}
-MATRICES = tuple(name for name, tensor in TENSORS.items() if name not in {"norm", "ids"})
-
-
-def open_here(
-    root: Path,
-    matrices: tuple[str, ...] = MATRICES,
-    tensors: dict[str, NDArray[Any]] = TENSORS,
-    **options: Any,
-) -> QuantizedStore:
-    options = {"bits": 4, "block_size": 32} | options
-    return open_quantized(MemoryStore(tensors), matrices, cache_root=root, **options)
-
-
-def assert_same(got: QuantizedMatrix, expected: QuantizedMatrix) -> None:
-    np.testing.assert_array_equal(got.codes, expected.codes)
-    np.testing.assert_array_equal(got.scales, expected.scales)
-    assert (got.bits, got.block_size, got.columns) == (
-        expected.bits, expected.block_size, expected.columns
-    )  # fmt: skip
-
-
-def files(root: Path) -> dict[str, int]:
-    """{file: when it was made}."""
-    return {path.name: path.stat().st_ctime_ns for path in root.glob("*/*.safetensors")}
+from edge.quantize import QuantizedStore
+from kernels.matmul_nbits.reference import quantize, slice_columns, slice_rows
+from offload import FolderCache
+from tests.support.quantized import MATRICES, TENSORS, assert_same, files, open_here, weight
 
 
 @pytest.mark.parametrize(("bits", "block_size"), [(4, 32), (8, 64)])
@@ -125,40 +75,16 @@ def test_nothing_is_rounded_twice(tmp_path: Path) -> None:
 def test_formats_and_checkpoints_have_folders_of_their_own(tmp_path: Path) -> None:
     other = TENSORS | {"head": weight(70, 72)}
     prints = []
-    for tensors, options in (
-        (TENSORS, {}),
-        (TENSORS, {"bits": 8}),
-        (TENSORS, {"block_size": 64}),
-        (other, {}),
+    for tensors, bits, block_size in (
+        (TENSORS, 4, 32),
+        (TENSORS, 8, 32),
+        (TENSORS, 4, 64),
+        (other, 4, 32),
     ):
-        with open_here(tmp_path, tensors=tensors, **options) as store:
+        with open_here(tmp_path, tensors=tensors, bits=bits, block_size=block_size) as store:
             prints.append(store.fingerprint)
     assert len(set(prints)) == 4
     assert set(prints) == set(FolderCache(tmp_path, 0).folders())
-
-
-@pytest.mark.parametrize("damage", [b"", b"{}", None])
-def test_a_damaged_file_is_made_anew(tmp_path: Path, damage: bytes | None) -> None:
-    open_here(tmp_path).close()
-    first = files(tmp_path)
-    path = next(tmp_path.glob("*/model.layers.0-*"))
-    if damage is None:
-        os.truncate(path, path.stat().st_size - 1)
-    else:
-        path.write_bytes(damage)
-    with open_here(tmp_path) as store:
-        whole = quantize(TENSORS["model.layers.0.up"], bits=4, block_size=32)
-        assert_same(store.rows("model.layers.0.up", range(48)), whole)
-    again = files(tmp_path)
-    assert again.keys() == first.keys()
-    assert [name for name in first if again[name] != first[name]] == [path.name]
-
-
-def test_a_file_cut_short_while_open_is_an_error(tmp_path: Path) -> None:
-    with open_here(tmp_path) as store:
-        os.truncate(next(tmp_path.glob("*/head-*")), 500)
-        with pytest.raises(CheckpointError, match="damaged"):
-            store.rows("head", range(70))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -203,73 +129,6 @@ def test_other_checkpoints_make_room_unless_they_are_in_use(tmp_path: Path) -> N
         assert_same(store.rows("head", range(70)), quantize(a["head"], bits=4, block_size=32))
     with open_here(tmp_path, tensors=c, limit_bytes=limit) as store:
         assert FolderCache(tmp_path, 0).folders() == [store.fingerprint]
-
-
-CHILD = """
-import os, signal, sys
-from pathlib import Path
-import numpy as np
-from edge import quantize
-from offload import SafetensorsStore
-
-source, root, kill_at = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-real, written = os.pwrite, 0
-
-def dying_pwrite(descriptor, data, offset):
-    global written
-    written += 1
-    if written == kill_at:
-        real(descriptor, data[: len(data) // 2], offset)
-        os.kill(os.getpid(), signal.SIGKILL)
-    return real(descriptor, data, offset)
-
-os.pwrite = dying_pwrite
-with SafetensorsStore(source) as store:
-    names = [name for name in store.names() if name not in {"norm", "ids"}]
-    quantize.open_quantized(store, names, bits=4, block_size=32, cache_root=root).close()
-"""
-
-
-def child(source: Path, root: Path, kill_at: int) -> "subprocess.Popen[bytes]":
-    arguments = [str(source), str(root), str(kill_at)]
-    return subprocess.Popen([sys.executable, "-c", CHILD, *arguments], cwd=REPOSITORY)
-
-
-def check_all(source: Path, root: Path) -> None:
-    with (
-        SafetensorsStore(source) as floats,
-        open_quantized(floats, MATRICES, bits=4, block_size=32, cache_root=root) as store,
-    ):
-        for name in MATRICES:
-            whole = quantize(TENSORS[name], bits=4, block_size=32)
-            assert_same(store.rows(name, range(len(whole.codes))), whole)
-
-
-def test_a_killed_process_leaves_whole_files_and_no_lock(tmp_path: Path) -> None:
-    source, root = tmp_path / "source", tmp_path / "root"
-    source.mkdir()
-    save_file(TENSORS, source / "model.safetensors")
-    # Each file is one write of the header and two per matrix: the seventh is in the third file.
-    with child(source, root, 7) as process:
-        assert process.wait() == -signal.SIGKILL
-    kept = files(root)
-    assert len(kept) == 2
-    assert len(list(root.glob("*/*.partial"))) == 1
-    check_all(source, root)
-    assert files(root).items() > kept.items()
-    assert not list(root.glob("*/*.partial"))
-
-
-def test_two_processes_at_once(tmp_path: Path) -> None:
-    source, root = tmp_path / "source", tmp_path / "root"
-    source.mkdir()
-    save_file(TENSORS, source / "model.safetensors")
-    with child(source, root, -1) as one, child(source, root, -1) as two:
-        assert one.wait() == two.wait() == 0
-    made = files(root)
-    assert len(made) == 4
-    check_all(source, root)
-    assert files(root) == made
 
 
 def test_threads_of_one_process_share_the_work(tmp_path: Path) -> None:
