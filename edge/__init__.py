@@ -33,8 +33,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from edge.api import Cluster, Model, Reply, ReplyStream
-    from edge.coordinator import PeerInfo
+    from edge.api import Cluster
     from edge.errors import (
         CapacityError,
         CheckpointError,
@@ -47,17 +46,32 @@ if TYPE_CHECKING:
         RequestError,
     )
     from edge.generation import Token
+    from edge.model import Model
+    from edge.peer_info import PeerInfo
     from edge.progress import Progress
+    from edge.reply import Reply, ReplyStream
 
 
-_HOMES = {"PeerInfo": "edge.coordinator", "Token": "edge.generation", "Progress": "edge.progress"}
+_HOMES = {
+    "Cluster": "edge.api",
+    "Model": "edge.model",
+    "PeerInfo": "edge.peer_info",
+    "Progress": "edge.progress",
+    "Reply": "edge.reply",
+    "ReplyStream": "edge.reply",
+    "Token": "edge.generation",
+}
 
 
 def __getattr__(name: str) -> Any:
     """The API is imported at its first use, so that a daemon or `--help` starts at once."""
     import importlib
 
+    from edge.names import require_own_packages
+
     if name not in __all__:
         raise AttributeError(f"module 'edge' has no attribute {name!r}")
-    home = "edge.errors" if name.endswith("Error") else _HOMES.get(name, "edge.api")
-    return getattr(importlib.import_module(home), name)
+    require_own_packages()
+    home = "edge.errors" if name.endswith("Error") else _HOMES[name]
+    value = globals()[name] = getattr(importlib.import_module(home), name)
+    return value

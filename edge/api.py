@@ -1,61 +1,29 @@
-"""What `import edge` offers: clusters of peers, and models that run on them."""
+"""What `import edge` begins with: a cluster of peers, and loading models onto it."""
 
 from __future__ import annotations
 
-import queue
-import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 from edge.checkpoint import Checkpoint
-from edge.coordinator import (
-    LoadedModel,
-    LoadOptions,
-    PeerInfo,
-    describe_peer,
-    gather_all,
-    load_model,
-    make_plan,
-    plan_rows,
-)
+from edge.coordinator import LoadOptions, load_model, make_plan, plan_rows
 from edge.discovery import find_peers
-from edge.errors import EdgeError, RequestError
+from edge.errors import CapacityError, NetworkError, PlanError, RequestError
 from edge.event_loop import LoopThread
 from edge.formats import DEFAULT_BLOCK_SIZE, weight_format
-from edge.generation import FinishReason, Generation, GenerationRequest, Token
 from edge.local import LocalPeers, Size
+from edge.model import Model
 from edge.paths import cache_root
+from edge.peer_info import PeerInfo, describe_all
 from edge.progress import OnProgress, progress_bars
-from edge.text import Tokenizer
-from kernels.sampling.reference import SamplingParameters
 from partition import Plan, PlanRow, Workload
 
 DEFAULT_CONTEXT_TOKENS = 4096
-DEFAULT_NEW_TOKENS = 128
 
-Prompt = str | Sequence[int]
 PlanKind = Literal["auto", "pipeline", "tensor"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
-    """A finished answer.
-
-    `finish_reason` is "stop" (an end token or a stop string) or "length" (max_new_tokens, or the
-    context is full). `token_ids` hold every generated token, the end token included; `text` has
-    neither special tokens nor the stop string. `statistics` are numbers by name: `tokens_per_s`
-    (after the first), `first_token_s`, `total_s`, `prompt_tokens`, `new_tokens`, `seed`.
-    """
-
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason
-    statistics: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,9 +62,9 @@ class Cluster:
     def connect(cls, addresses: Sequence[str]) -> Cluster:
         """The peers at "host:port"; for networks where zeroconf does not reach."""
         wanted = [addresses] if isinstance(addresses, str) else list(addresses)
-        if not wanted:
-            raise RequestError("give at least one address, as host:port")
-        return cls._open(lambda: _describe_all(wanted))
+        if not wanted or not all(isinstance(address, str) for address in wanted):
+            raise RequestError("give at least one address, as a text host:port")
+        return cls._open(lambda: _describe_each(wanted))
 
     @classmethod
     def local(
@@ -113,13 +81,17 @@ class Cluster:
         """
         daemons = LocalPeers.start(peers=peers, memory=memory, threads=threads)
         try:
-            return cls._open(lambda: _describe_all(daemons.addresses), daemons)
+            return cls._open(lambda: _describe_each(daemons.addresses), daemons)
         except BaseException:
             daemons.close()
             raise
 
     @classmethod
-    def _open(cls, find: Callable[[], Any], daemons: LocalPeers | None = None) -> Cluster:
+    def _open(
+        cls,
+        find: Callable[[], Coroutine[Any, Any, list[PeerInfo]]],
+        daemons: LocalPeers | None = None,
+    ) -> Cluster:
         loop = LoopThread("edge-coordinator")
         try:
             return cls(loop.run(find()), loop, daemons)
@@ -156,8 +128,7 @@ class Cluster:
         with Checkpoint.open(path) as checkpoint:
             options = _load_options(checkpoint, dtype, plan, context_tokens, block_size)
             tokenizer = checkpoint.tokenizer if checkpoint.has_tokenizer else None
-            peers = self._loop.run(_describe_all([peer.address for peer in self._peers]))
-            with progress_bars(progress) as on_progress:
+            with self._peers_that_answer() as peers, progress_bars(progress) as on_progress:
                 loaded = self._loop.run(
                     load_model(checkpoint, peers, options, on_progress=on_progress)
                 )
@@ -177,20 +148,45 @@ class Cluster:
         """The plan that `load` would use with the same arguments, without loading anything."""
         with Checkpoint.open(path) as checkpoint:
             options = _load_options(checkpoint, dtype, plan, context_tokens, block_size)
-            peers = self._loop.run(_describe_all([peer.address for peer in self._peers]))
-            chosen = make_plan(checkpoint, peers, options)
-            return Proposal(plan=chosen, rows=plan_rows(checkpoint, peers, options, chosen))
+            with self._peers_that_answer() as peers:
+                chosen = make_plan(checkpoint, peers, options)
+                return Proposal(plan=chosen, rows=plan_rows(checkpoint, peers, options, chosen))
 
     def close(self) -> None:
-        """Free everything on the peers; end local daemons. May be called again."""
-        try:
-            for model in self._models:
-                model.close()
-        finally:
-            self._models.clear()
-            self._loop.close()
+        """Free everything on the peers; end local daemons. May be called again.
+
+        Replies under way in other threads end with RequestError.
+        """
+        with contextlib.ExitStack() as stack:
             if self._local is not None:
-                self._local.close()
+                stack.callback(self._local.close)
+            stack.callback(self._loop.close)
+            while self._models:
+                stack.callback(self._models.pop().close)
+
+    @contextlib.contextmanager
+    def _peers_that_answer(self) -> Iterator[list[PeerInfo]]:
+        """The peers as they are now, without those that have gone since the cluster was opened.
+
+        Memory that a failed model held is free again. Raises NetworkError when nobody answers; in
+        the body, a lack of memory or devices names those who have gone.
+        """
+        for model in self._models:
+            model.wait_if_failed()
+        infos, failures = self._loop.run(describe_all([peer.address for peer in self._peers]))
+        gone = [peer.name for peer in self._peers if peer.address in failures]
+        if not infos:
+            raise NetworkError(
+                f"none of the cluster's peers answers any more ({', '.join(gone)}); start them "
+                "and open the cluster again"
+            )
+        note = f" ({', '.join(gone)} no longer answers and was left out)" if gone else ""
+        try:
+            yield infos
+        except CapacityError as error:
+            raise CapacityError(f"{error}{note}") from error
+        except PlanError as error:
+            raise PlanError(f"{error}{note}", error.problems) from error
 
     def __enter__(self) -> Cluster:
         return self
@@ -199,292 +195,13 @@ class Cluster:
         self.close()
 
 
-class Model:
-    """A model on its peers. Made by `Cluster.load`; a context manager."""
-
-    def __init__(
-        self,
-        loaded: LoadedModel,
-        checkpoint: Checkpoint,
-        context_tokens: int,
-        tokenizer: Tokenizer | None,
-        peers: Sequence[PeerInfo],
-        loop: LoopThread,
-    ) -> None:
-        self._loaded = loaded
-        self._loop = loop
-        self._tokenizer = tokenizer
-        self._end_ids = frozenset(checkpoint.defaults.eos_token_ids)
-        self._is_closed = False
-        self.name = checkpoint.name
-        self.vocab_size = checkpoint.spec.vocab_size
-        self.context_tokens = context_tokens
-        self.peers = {peer.id: peer for peer in peers}
-
-    @property
-    def plan(self) -> Plan:
-        """What runs where; devices are peers' ids (see `peers`)."""
-        return self._loaded.plan
-
-    @property
-    def sent_bytes(self) -> Mapping[str, int]:
-        """Weights that were sent to each peer, by name; 0 for one that had its shard cached."""
-        return dict(self._loaded.sent_bytes)
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """Raises RequestError for a checkpoint without tokenizer.json."""
-        if self._tokenizer is None:
-            raise RequestError(f"{self.name} has no tokenizer.json: give token ids instead of text")
-        return self._tokenizer
-
-    def generate(
-        self,
-        prompt: Prompt,
-        *,
-        max_new_tokens: int = DEFAULT_NEW_TOKENS,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        repetition_penalty: float = 1.0,
-        stop: str | Sequence[str] = (),
-        seed: int | None = None,
-    ) -> Reply:
-        """The whole answer to a text (special tokens are added) or to token ids (used as given).
-
-        temperature 0 is greedy. The same seed gives the same tokens on every plan; None picks one,
-        told in `statistics`. Raises RequestError for values out of range or a prompt that does not
-        fit the context, PeerLostError if a device goes away.
-        """
-        reply = self._start(
-            prompt, max_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty, stop, seed
-        )
-        for _token in reply:
-            pass
-        return reply.reply()
-
-    def stream(
-        self,
-        prompt: Prompt,
-        *,
-        max_new_tokens: int = DEFAULT_NEW_TOKENS,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        repetition_penalty: float = 1.0,
-        stop: str | Sequence[str] = (),
-        seed: int | None = None,
-    ) -> ReplyStream:
-        """Like `generate`, token by token. Leaving the loop early cancels the rest."""
-        return self._start(
-            prompt, max_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty, stop, seed
-        )
-
-    def logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
-        """Float32 [tokens, vocab]: row i is what the model expects after token i."""
-        tokens = self._checked_ids(token_ids)
-        sink = _LogitsSink()
-        request = self._loop.run(self._loaded.logits(tokens, sink))
-        try:
-            return sink.result()
-        except BaseException:
-            self._loop.run(self._loaded.cancel(request))
-            raise
-
-    def close(self) -> None:
-        """Free the model on its peers. May be called again."""
-        if not self._is_closed:
-            self._is_closed = True
-            self._loop.run(self._loaded.aclose())
-
-    def __enter__(self) -> Model:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _start(
-        self,
-        prompt: Prompt,
-        max_new_tokens: int,
-        temperature: float,
-        top_k: int,
-        top_p: float,
-        min_p: float,
-        repetition_penalty: float,
-        stop: str | Sequence[str],
-        seed: int | None,
-    ) -> ReplyStream:
-        if isinstance(prompt, str):
-            tokens = self._checked_ids(self.tokenizer.encode(prompt))
-        else:
-            tokens = self._checked_ids(prompt)
-        room = self.context_tokens - len(tokens)
-        if room < 1:
-            raise RequestError(
-                f"the prompt has {len(tokens)} tokens and the context {self.context_tokens}: no "
-                "room for an answer; shorten it, or load the model with more context_tokens"
-            )
-        try:
-            sampling = SamplingParameters(
-                temperature=temperature,
-                top_k=top_k,
-                top_p=top_p,
-                min_p=min_p,
-                repetition_penalty=repetition_penalty,
-                seed=secrets.randbits(53) if seed is None else seed,
-            )
-        except ValueError as error:
-            raise RequestError(str(error)) from error
-        request = GenerationRequest(
-            prompt_ids=tokens,
-            max_new_tokens=max_new_tokens,
-            sampling=sampling,
-            stop=(stop,) if isinstance(stop, str) else tuple(stop),
-            end_ids=self._end_ids,
-        )
-        return ReplyStream(self._loaded, self._loop, request, self._tokenizer, room=room)
-
-    def _checked_ids(self, token_ids: Sequence[int]) -> tuple[int, ...]:
-        tokens = tuple(int(token) for token in token_ids)
-        if not tokens:
-            raise RequestError("the prompt is empty; give at least one token")
-        if len(tokens) > self.context_tokens:
-            raise RequestError(
-                f"the prompt has {len(tokens)} tokens and the context {self.context_tokens}; "
-                "shorten it, or load the model with more context_tokens"
-            )
-        wrong = [token for token in tokens if not 0 <= token < self.vocab_size]
-        if wrong:
-            raise RequestError(
-                f"token id {wrong[0]} is not one of the model's; ids are 0..{self.vocab_size - 1}"
-            )
-        return tokens
-
-
-class ReplyStream:
-    """An iterator of Tokens; `reply()` is the whole once it has ended. Closing it cancels."""
-
-    def __init__(
-        self,
-        loaded: LoadedModel,
-        loop: LoopThread,
-        request: GenerationRequest,
-        tokenizer: Tokenizer | None,
-        *,
-        room: int,
-    ) -> None:
-        self._loaded = loaded
-        self._loop = loop
-        self._events: queue.SimpleQueue[Token | EdgeError] = queue.SimpleQueue()
-        self._sink = _TokenSink(Generation(request, tokenizer, room=room), self._events)
-        self._ended = False
-        self._request_id = loop.run(loaded.generate(request, self._sink))
-
-    def __iter__(self) -> Iterator[Token]:
-        return self
-
-    def __next__(self) -> Token:
-        if self._ended:
-            raise StopIteration
-        try:
-            event = self._events.get()
-        except BaseException:
-            self.close()
-            raise
-        if isinstance(event, EdgeError):
-            self._ended = True
-            raise event
-        if event.finish_reason is not None:
-            self._ended = True
-        return event
-
-    def reply(self) -> Reply:
-        """The answer so far. Raises RequestError before the first end."""
-        generation = self._sink.generation
-        if generation.finish_reason is None:
-            raise RequestError("the reply is not finished; iterate to its end first")
-        return Reply(
-            text=generation.text,
-            token_ids=tuple(generation.token_ids),
-            finish_reason=generation.finish_reason,
-            statistics=generation.statistics(),
-        )
-
-    def close(self) -> None:
-        """Cancel what is left of the reply and free its memory on the peers."""
-        if not self._ended:
-            self._ended = True
-            self._loop.run(self._loaded.cancel(self._request_id))
-
-    def __enter__(self) -> ReplyStream:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        if not getattr(self, "_ended", True):
-            self._ended = True
-            self._loop.post(self._loaded.cancel(self._request_id))
-
-
-class _TokenSink:
-    """Turns sampled tokens into Tokens on the loop's thread, and queues them for the caller."""
-
-    def __init__(
-        self, generation: Generation, events: queue.SimpleQueue[Token | EdgeError]
-    ) -> None:
-        self.generation = generation
-        self._events = events
-
-    def token(self, token_id: int) -> bool:
-        token = self.generation.push(token_id)
-        self._events.put(token)
-        return token.finish_reason is not None
-
-    def logits(self, rows: NDArray[np.float32]) -> None:
-        raise AssertionError("a generation asks for tokens, not logits")
-
-    def failed(self, error: EdgeError) -> None:
-        self._events.put(error)
-
-
-class _LogitsSink:
-    def __init__(self) -> None:
-        self._events: queue.SimpleQueue[NDArray[np.float32] | EdgeError] = queue.SimpleQueue()
-
-    def token(self, token_id: int) -> bool:
-        raise AssertionError("an evaluation asks for logits, not tokens")
-
-    def logits(self, rows: NDArray[np.float32]) -> None:
-        self._events.put(rows)
-
-    def failed(self, error: EdgeError) -> None:
-        self._events.put(error)
-
-    def result(self) -> NDArray[np.float32]:
-        event = self._events.get()
-        if isinstance(event, EdgeError):
-            raise event
-        return event
-
-
-async def _describe_all(addresses: Sequence[str]) -> list[PeerInfo]:
-    """Every peer, in the order given; one that is reached by two addresses counts once."""
-    found: dict[str, PeerInfo] = {}
-    infos: list[PeerInfo | None] = [None] * len(addresses)
-
-    async def ask(index: int, address: str) -> None:
-        infos[index] = await describe_peer(address)
-
-    await gather_all(ask(index, address) for index, address in enumerate(addresses))
-    for info in infos:
-        if info is not None:
-            found.setdefault(info.id, info)
-    return list(found.values())
+async def _describe_each(addresses: Sequence[str]) -> list[PeerInfo]:
+    """Every peer; raises the error of the first that does not answer."""
+    infos, failures = await describe_all(addresses)
+    for address in addresses:
+        if address in failures:
+            raise failures[address]
+    return infos
 
 
 def _load_options(

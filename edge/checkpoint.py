@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from edge.errors import CheckpointError
 from edge.formats import FloatSource, QuantizedSource, WeightFormat, WeightSource
@@ -14,6 +12,7 @@ from edge.models.spec import ModelSpec, tensor_shapes
 from edge.progress import OnProgress, Progress
 from edge.quantize import open_quantized
 from edge.text import GenerationDefaults, Tokenizer, read_generation_defaults
+from edge.text_files import read_json
 from offload import SafetensorsStore, StoreError, WeightStore
 
 
@@ -38,13 +37,15 @@ class Checkpoint:
                 f"{folder} is not a folder; give the folder of a Hugging Face checkpoint "
                 "(config.json, *.safetensors, tokenizer.json)"
             )
-        family, spec = read_family(_read_config(folder), source=str(folder / "config.json"))
+        family, spec = read_family(
+            read_json(folder / "config.json"), source=str(folder / "config.json")
+        )
         try:
             store = SafetensorsStore(folder)
         except StoreError as error:
             raise CheckpointError(str(error)) from error
-        this = cls(folder, family, spec, store)
         try:
+            this = cls(folder, family, spec, store)
             this._check_tensors()
         except BaseException:
             store.close()
@@ -124,7 +125,7 @@ class Checkpoint:
             if found != shape:
                 raise CheckpointError(
                     f"{self.path}: tensor {name} has shape {list(found)}; config.json makes it "
-                    f"{list(shape)}"
+                    f"{list(shape)}: they belong to different checkpoints, download both again"
                 )
             try:
                 dtype = self.store.dtype(name)
@@ -135,21 +136,6 @@ class Checkpoint:
                     f"{self.path}: tensor {name} is {dtype.name}; float32, float16 and bfloat16 "
                     "are supported"
                 )
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
-    path = folder / "config.json"
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(
-            f"{path} is missing; give the folder of a Hugging Face checkpoint"
-        ) from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{path} is not a JSON object")
-    return values
 
 
 def _quantise_progress(on_progress: OnProgress) -> Callable[[int, int], None]:

@@ -14,6 +14,7 @@ import click
 
 from edge import __version__
 from edge.errors import EdgeError
+from edge.names import require_own_packages
 
 COMMANDS = {
     "peer": "Run the daemon that lends this device to the cluster.",
@@ -58,6 +59,7 @@ def cli() -> None:
 def main(arguments: list[str] | None = None) -> Any:
     """Run a command; never returns."""
     try:
+        require_own_packages()
         cli.main(args=arguments, prog_name="edge", standalone_mode=False)
     except click.ClickException as error:
         error.show()

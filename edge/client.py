@@ -7,38 +7,47 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import transport
 from edge.errors import EdgeError, NetworkError, PeerLostError, ProtocolError
-from edge.wire import error_from_header
+from edge.heartbeat import ALIVE, SILENT_AFTER_S, Hearing, show_life
+from edge.wire import error_from_header, printable
 from transport import Channel, Frame
 
 Buffer = bytes | bytearray | memoryview
 
+_log = logging.getLogger(__name__)
+
 
 class PeerClient:
-    """Use `PeerClient.connect`; every call raises the peer's error, or PeerLostError."""
+    """Use `PeerClient.connect`; every call raises the peer's error, or PeerLostError.
+
+    `on_event` gets frames that answer no call. It is called in the event loop and must not block.
+    """
 
     def __init__(
         self,
         channel: Channel,
         address: str,
         *,
-        on_event: Callable[[PeerClient, Frame], None] | None = None,
-        on_lost: Callable[[PeerClient, EdgeError], None] | None = None,
+        silent_after_s: float,
+        on_event: Callable[[PeerClient, Frame], None] | None,
     ) -> None:
         self.address = address
-        self.name = str(channel.remote_hello.get("name", address))
-        self.id = str(channel.remote_hello.get("id", address))
+        self.name = printable(channel.remote_hello.get("name", address))
         self._channel = channel
         self._on_event = on_event
-        self._on_lost = on_lost
+        self._on_lost: Callable[[EdgeError], None] | None = None
         self._next_id = 0
         self._waiting: dict[int, asyncio.Future[Frame]] = {}
         self._ended: EdgeError | None = None
-        self._reader = asyncio.create_task(self._read())
+        self._hearing = Hearing(silent_after_s=silent_after_s)
+        self._tasks = [
+            asyncio.create_task(work) for work in (self._read(), self._show_life(), self._watch())
+        ]
 
     @classmethod
     async def connect(
@@ -46,8 +55,8 @@ class PeerClient:
         address: str,
         *,
         timeout_s: float = 5.0,
+        silent_after_s: float = SILENT_AFTER_S,
         on_event: Callable[[PeerClient, Frame], None] | None = None,
-        on_lost: Callable[[PeerClient, EdgeError], None] | None = None,
     ) -> PeerClient:
         """Raises NetworkError when nothing usable answers there."""
         try:
@@ -56,7 +65,13 @@ class PeerClient:
             )
         except transport.TransportError as error:
             raise map_transport_error(error, address) from error
-        return cls(channel, address, on_event=on_event, on_lost=on_lost)
+        return cls(channel, address, silent_after_s=silent_after_s, on_event=on_event)
+
+    def watch(self, on_lost: Callable[[EdgeError], None]) -> None:
+        """Have `on_lost` called, once, when the peer goes away of its own accord, or has gone."""
+        self._on_lost = on_lost
+        if self._ended is not None:
+            on_lost(self._ended)
 
     async def call(
         self, kind: str, header: Mapping[str, Any] | None = None, payload: Buffer = b""
@@ -69,11 +84,12 @@ class PeerClient:
         future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
         self._waiting[call_id] = future
         try:
-            await self._send(Frame(kind=kind, header={**(header or {}), "call": call_id},
-                                   payload=payload))  # fmt: skip
+            await self._send(Frame(kind, {**(header or {}), "call": call_id}, payload))
             answer = await future
         finally:
-            self._waiting.pop(call_id, None)
+            del self._waiting[call_id]
+            if future.done() and not future.cancelled():
+                future.exception()  # seen, also where sending failed first
         if answer.kind == "failed":
             raise error_from_header(self.name, answer.header)
         return answer
@@ -82,15 +98,16 @@ class PeerClient:
         """Send a frame that is not answered."""
         if self._ended is not None:
             raise self._ended
-        await self._send(Frame(kind=kind, header=header))
+        await self._send(Frame(kind, header))
 
     async def aclose(self) -> None:
+        """Hang up; calls that wait fail. May be called again."""
         self._on_lost = None
-        self._reader.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._reader
-        await self._channel.aclose()
         self._end(NetworkError(f"the connection to peer {self.name} is closed"))
+        await self._channel.aclose()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _send(self, frame: Frame) -> None:
         try:
@@ -99,26 +116,55 @@ class PeerClient:
             raise self._ended or map_transport_error(error, self.name) from error
 
     async def _read(self) -> None:
+        """Hand out what arrives. However it ends, nobody is left waiting for an answer."""
+        failure: EdgeError = NetworkError(f"the connection to peer {self.name} is closed")
         try:
             while True:
                 frame = await self._channel.receive()
-                call_id = frame.header.get("call")
-                if call_id is None:
-                    if self._on_event is not None:
-                        self._on_event(self, frame)
-                elif (future := self._waiting.get(call_id)) is not None and not future.done():
-                    future.set_result(frame)
+                self._hearing.heard()
+                if frame.kind != ALIVE.kind:
+                    self._hand_out(frame)
         except transport.TransportError as error:
-            self._end(map_transport_error(error, self.name))
+            failure = map_transport_error(error, self.name)
+        except EdgeError as error:
+            failure = error
+        except Exception as error:
+            _log.exception("reading from peer %s failed", self.name)
+            failure = ProtocolError(f"peer {self.name} sent what cannot be handled: {error}")
+        finally:
+            await self._channel.aclose()
+            self._end(failure)
+
+    def _hand_out(self, frame: Frame) -> None:
+        call_id = frame.header.get("call")
+        if call_id is None:
+            if self._on_event is not None:
+                self._on_event(self, frame)
+            return
+        if type(call_id) is not int:
+            raise ProtocolError(f"peer {self.name} answers a call that cannot be: {call_id!r:.80}")
+        future = self._waiting.get(call_id)
+        if future is not None and not future.done():
+            future.set_result(frame)
+
+    async def _show_life(self) -> None:
+        with contextlib.suppress(transport.TransportError):  # the reader says why
+            await show_life(self._channel)
+
+    async def _watch(self) -> None:
+        await self._hearing.until_silent()
+        self._end(PeerLostError(self.name, f"it was silent for {self._hearing.silent_after_s:g} s"))
+        await self._channel.aclose()
 
     def _end(self, error: EdgeError) -> None:
-        if self._ended is None:
-            self._ended = error
+        if self._ended is not None:
+            return
+        self._ended = error
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(error)
         if self._on_lost is not None:
-            self._on_lost(self, error)
+            self._on_lost(error)
 
 
 def map_transport_error(error: transport.TransportError, peer: str) -> EdgeError:

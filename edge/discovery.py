@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Sequence
 
 import transport
-from edge.coordinator import PeerInfo, describe_peer
 from edge.errors import EdgeError, NetworkError
+from edge.peer_info import PeerInfo, describe_peer
 from transport import Discovery, PeerFound, PeerGone, PeerRecord
 
 SETTLE_S = 1.0
@@ -51,10 +51,10 @@ async def find_peers(
     finally:
         await discovery.aclose()
     answers = await asyncio.gather(*(_reach(record) for record in records))
-    peers = [answer for answer in answers if isinstance(answer, PeerInfo)]
+    peers = {answer.id: answer for answer in answers if isinstance(answer, PeerInfo)}
     if peers:
-        return peers
-    failures = "; ".join(str(answer) for answer in answers)
+        return list(peers.values())
+    failures = "; ".join(dict.fromkeys(str(answer) for answer in answers))
     raise NetworkError(
         f"no peers found within {timeout_s:g} s by {tried}. "
         + (f"Announced, but not reachable: {failures}. " if failures else "")

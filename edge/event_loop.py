@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, Generic, TypeVar
+
+from edge.errors import RequestError
 
 T = TypeVar("T")
 
@@ -15,43 +17,93 @@ class LoopThread:
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
+        self._is_closed = False
+        # Re-entrant: a finaliser may `post` in the middle of another call of the same thread.
+        self._mutex = threading.RLock()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """The coroutine's result. Interrupted by Ctrl-C it is cancelled and awaited first."""
-        if self._loop.is_closed():
+        """The coroutine's result. Interrupted by Ctrl-C it is cancelled and awaited first.
+
+        Raises RequestError after `close`, and when `close` ends it.
+        """
+        if threading.current_thread() is self._thread:
             work.close()
-            raise RuntimeError("the event loop is closed")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+            raise RequestError(
+                "a progress function may not call the cluster it is told about; "
+                "call it after the load"
+            )
+        call = _Call(work)
+        if not self._submit(call.start):
+            work.close()
+            raise RequestError("the cluster is closed; open it again")
         try:
-            return future.result()
+            call.ended.wait()
         except BaseException:
-            if not future.done():
-                future.cancel()
-                done = threading.Event()
-                self._loop.call_soon_threadsafe(lambda: self._loop.call_soon(done.set))
-                done.wait()
+            self._submit(call.cancel)
+            call.ended.wait()
             raise
+        return call.result()
 
     def post(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Start a coroutine and do not wait for it."""
-        asyncio.run_coroutine_threadsafe(work, self._loop)
+        """Start a coroutine and do not wait for it. After `close` there is nothing to do."""
+        if not self._submit(_Call(work).start):
+            work.close()
 
     def close(self) -> None:
-        """Cancel what still runs, then end the thread. May be called again."""
-        if self._loop.is_closed():
-            return
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        """Cancel what still runs, then end the thread. May be called again, from any thread."""
+        with self._mutex:
+            # What was submitted before becomes a task and is cancelled; nothing comes after it.
+            self._submit(self._loop.stop)
+            self._is_closed = True
         self._thread.join()
-        self._loop.close()
+        with self._mutex:
+            if not self._loop.is_closed():
+                self._loop.close()
+
+    def _submit(self, callback: Callable[[], object]) -> bool:
+        """Have the loop call it, after all that was submitted before. False once it is closed."""
+        with self._mutex:
+            if self._is_closed:
+                return False
+            self._loop.call_soon_threadsafe(callback)
+            return True
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
-        tasks = asyncio.all_tasks(self._loop)
-        for task in tasks:
-            task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        while tasks := asyncio.all_tasks(self._loop):
+            for task in tasks:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.wait(tasks))
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.run_until_complete(self._loop.shutdown_default_executor())
+
+
+class _Call(Generic[T]):
+    """One coroutine that another thread waits for."""
+
+    def __init__(self, work: Coroutine[Any, Any, T]) -> None:
+        self.ended = threading.Event()
+        self._work = work
+        self._task: asyncio.Task[T] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._work)
+        self._task.add_done_callback(self._on_done)
+
+    def cancel(self) -> None:
+        assert self._task is not None
+        self._task.cancel()
+
+    def result(self) -> T:
+        assert self._task is not None
+        if self._task.cancelled():
+            raise RequestError("the cluster was closed while this was under way")
+        return self._task.result()
+
+    def _on_done(self, task: asyncio.Task[T]) -> None:
+        if not task.cancelled():
+            task.exception()  # seen, also where nobody asks for the result
+        self.ended.set()

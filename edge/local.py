@@ -14,6 +14,8 @@ from edge.errors import NetworkError, RequestError
 from edge.memory import parse_size
 
 STOP_TIMEOUT_S = 10.0
+MAX_PEERS = 64
+MAX_THREADS = 1024
 
 Size = str | int
 
@@ -42,23 +44,20 @@ class LocalPeers:
         threads: int | Sequence[int] | None,
     ) -> LocalPeers:
         """Raises RequestError for counts that do not match, NetworkError if one does not start."""
-        if type(peers) is not int or not 1 <= peers <= 64:
-            raise RequestError(f"peers must be 1 to 64, not {peers!r}")
-        sizes = _one_each(memory, peers, "memory")
-        counts = _one_each(
-            max(1, (os.cpu_count() or 1) // peers) if threads is None else threads, peers, "threads"
-        )
+        if type(peers) is not int or not 1 <= peers <= MAX_PEERS:
+            raise RequestError(f"peers must be a whole number from 1 to {MAX_PEERS}, not {peers!r}")
+        options = [["--name", f"local-{index + 1}"] for index in range(peers)]
+        for each, size in zip(options, _one_each(memory, peers, "memory"), strict=True):
+            if size is not None:
+                each += ["--memory", str(parse_size(size))]
+        cores = len(os.sched_getaffinity(0))
+        for each, count in zip(options, _one_each(threads, peers, "threads"), strict=True):
+            each += ["--threads", str(_checked_threads(count, default=max(1, cores // peers)))]
         this = cls([], [])
         try:
-            for index in range(peers):
-                options = ["--name", f"local-{index + 1}", "--threads", str(counts[index])]
-                size = sizes[index]
-                if size is not None:
-                    options += ["--memory", str(parse_size(size))]
-                this._processes.append(_spawn(options))
-            for process in this._processes:
-                address = _await_ready(process)
-                this.addresses = (*this.addresses, address)
+            for each in options:
+                this._processes.append(_spawn(each))
+            this.addresses = tuple(_await_ready(process) for process in this._processes)
         except BaseException:
             this.close()
             raise
@@ -81,13 +80,23 @@ class LocalPeers:
         self._processes.clear()
 
 
+def _checked_threads(count: int | None, *, default: int) -> int:
+    if count is None:
+        return default
+    if type(count) is not int or not 1 <= count <= MAX_THREADS:
+        raise RequestError(f"threads must be a whole number from 1 to {MAX_THREADS}, not {count!r}")
+    return count
+
+
 T = TypeVar("T", str | int, int)
 
 
 def _one_each(value: T | Sequence[T] | None, peers: int, name: str) -> Sequence[T | None]:
     if isinstance(value, Sequence) and not isinstance(value, str):
         if len(value) != peers:
-            raise RequestError(f"{len(value)} values of {name} for {peers} peers")
+            raise RequestError(
+                f"{len(value)} values of {name} for {peers} peers; give one, or one for each"
+            )
         return list(value)
     return [value] * peers
 
@@ -111,7 +120,13 @@ def _await_ready(process: subprocess.Popen[str]) -> str:
     try:
         return str(json.loads(line)["addresses"][0])
     except (ValueError, KeyError, IndexError, TypeError):
-        process.wait(STOP_TIMEOUT_S)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_TIMEOUT_S)
+        how = (
+            "says nothing of use"
+            if process.returncode is None
+            else (f"ended with exit code {process.returncode}")
+        )
         raise NetworkError(
-            f"a local peer did not start (exit code {process.returncode}); its message is above"
+            f"a local peer did not start: it {how}; its own message, on standard error, says why"
         ) from None

@@ -31,8 +31,10 @@ _CGROUP_FILES = (
 
 def parse_size(text: str | int) -> int:
     """Bytes from "4GiB", "500 MB", "1.5g" or a number. Raises RequestError otherwise."""
-    if isinstance(text, int):
+    if isinstance(text, int) and not isinstance(text, bool):
         size: float = text
+    elif not isinstance(text, str):
+        raise RequestError(f"a size is a text as 4GiB or a number of bytes, not {text!r}")
     else:
         match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
         if match is None or match[2].lower() not in _UNITS:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 import transport
 from edge.backends.base import Backend, ShardWeights, StageProgram, Step
-from edge.errors import EdgeError, PeerError, PeerLostError, PlanError
+from edge.errors import EdgeError, PeerError, PeerLostError, PlanError, ProtocolError
 from edge.layout import ShardLayout, shard_layout
 from edge.wire import Assignment, error_to_header
 from kernels.sampling.reference import SamplingParameters, sample
@@ -66,6 +66,7 @@ class ShardSession:
         self._report = report
         self._program: StageProgram | None = None
         self._links: dict[Seat, Link] = {}
+        self._names: dict[Seat, str] = {}
         self._collective: Collective = SoloCollective()
         self._requests: dict[str, _Request] = {}
         self._gathered: list[NDArray[np.float32]] = []
@@ -81,6 +82,8 @@ class ShardSession:
         done: Future[int] = Future()
 
         def work() -> None:
+            if not done.set_running_or_notify_cancel():
+                return  # nobody waits for it any more
             try:
                 self._program = backend.load(
                     self.assignment.model,
@@ -97,12 +100,11 @@ class ShardSession:
         self._work.put(work)
         return done
 
-    def connect(self, links: Mapping[Seat, Link]) -> None:
-        """Take over the links to every neighbour. Raises PlanError if one is missing."""
-        missing = self.neighbours - set(links)
-        if missing:
-            raise PlanError(f"no link to stage and rank {sorted(missing)}")
+    def connect(self, links: Mapping[Seat, Link], names: Mapping[Seat, str]) -> None:
+        """Take over the links to all neighbours; `names` are their devices', for messages."""
+        assert set(links) == self.neighbours
         self._links = dict(links)
+        self._names = dict(names)
         stage, rank = self.seat
         mesh = {r: link for (s, r), link in links.items() if s == stage}
         if mesh:
@@ -116,6 +118,8 @@ class ShardSession:
         self._work.put(lambda: self._guarded_step(step))
 
     def finish(self, request: str) -> None:
+        """Free the request's KV cache, once the steps before this are done."""
+
         def work() -> None:
             self._requests.pop(request, None)
             if self._program is not None:
@@ -148,8 +152,6 @@ class ShardSession:
             self._step(step)
         except transport.TransportError as error:
             self._fail(step, self._map_link_error(error))
-        except EdgeError as error:
-            self._fail(step, error)
         except Exception as error:
             self._fail(step, error)
 
@@ -162,8 +164,15 @@ class ShardSession:
 
     def _map_link_error(self, error: transport.TransportError) -> EdgeError:
         if isinstance(error, transport.PeerLostError):
-            return PeerLostError(error.peer, error.reason)
-        return PeerError("link", str(error))
+            return PeerLostError(self._neighbour(error.peer), error.reason)
+        return ProtocolError(str(error))
+
+    def _neighbour(self, link_peer: str) -> str:
+        """The device behind a link, by the link's own name for it."""
+        for seat, link in self._links.items():
+            if link.peer == link_peer:
+                return self._names[seat]
+        return link_peer
 
     def _step(self, step: Step) -> None:
         program = self._program
@@ -187,6 +196,8 @@ class ShardSession:
             logits = self._gather_logits(output)
             if logits is not None:
                 self._answer(step, request, logits)
+        elif rank == 0:
+            self._report(Frame("done", self._answer_header(step)))
 
     def _gather_logits(self, own: NDArray[np.float32]) -> NDArray[np.float32] | None:
         """Every shard's columns side by side on rank 0 [rows, vocab]; None elsewhere."""
@@ -203,19 +214,20 @@ class ShardSession:
         return np.concatenate(self._gathered, axis=1)
 
     def _answer(self, step: Step, request: _Request | None, logits: NDArray[np.float32]) -> None:
-        position = step.position + step.num_tokens
-        header: dict[str, Any] = {"request": step.request, "position": position}
+        header = self._answer_header(step)
         if request is None:
-            header |= {"rows": logits.shape[0], "columns": logits.shape[1]}
-            self._report(Frame(kind="logits", header=header, payload=logits.tobytes()))
+            self._report(Frame("logits", header, np.ascontiguousarray(logits).tobytes()))
             return
         try:
             token = sample(
                 logits[-1],
                 history=request.history,
                 parameters=request.sampling,
-                position=position,
+                position=step.position + step.num_tokens,
             )
         except ValueError as error:
             raise PeerError("sampler", str(error)) from error
-        self._report(Frame(kind="token", header={**header, "token": token}))
+        self._report(Frame("token", {**header, "token": token}))
+
+    def _answer_header(self, step: Step) -> dict[str, Any]:
+        return {"request": step.request, "position": step.position + step.num_tokens}

@@ -9,16 +9,18 @@ import asyncio
 import contextlib
 import hashlib
 import json
-import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+import re
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.blocking import run_blocking
 from edge.client import PeerClient
-from edge.errors import CheckpointError, PeerLostError
+from edge.errors import CheckpointError, NetworkError, PeerLostError, ProtocolError
 from edge.formats import WeightFormat, WeightSource
 from edge.layout import MatrixSlice, ShardLayout, VectorSlice
 from edge.progress import OnProgress, Progress
@@ -31,6 +33,10 @@ memory and to stop soon when it refuses one."""
 MAX_RECONNECTS = 5
 """Broken connections in a row, without a piece in between, before a peer counts as lost."""
 
+FIRST_DELAY_S = 0.1
+"""Before connecting again; doubled each time. All five take 3 s: a radio that stumbles is back, and
+whoever waits for a device that is gone does not wait long."""
+
 
 class ShardShipment:
     """One shard's tensors, readable again for the pieces that a peer lacks."""
@@ -41,11 +47,18 @@ class ShardShipment:
         source: WeightSource,
         manifest: Manifest,
         suffixes: tuple[str, ...],
+        remembered: Path,
     ) -> None:
         self.manifest = manifest
+        self._remembered = remembered
         self._suffixes = suffixes
         self._layout = layout
         self._source = source
+
+    def forget(self) -> None:
+        """Describe the shard anew next time: the files are not what they were."""
+        with contextlib.suppress(OSError):
+            self._remembered.unlink()
 
     def pieces(self, wanted: frozenset[str]) -> Iterator[tuple[str, memoryview]]:
         """(digest, bytes) of every wanted piece, once each; reads only tensors that hold one."""
@@ -102,7 +115,7 @@ def describe_shard(
     path = cache_root / f"{key}.json"
     with contextlib.suppress(OSError, StoreError):
         manifest = Manifest.from_json(path.read_bytes())
-        return ShardShipment(layout, source, manifest, suffixes)
+        return ShardShipment(layout, source, manifest, suffixes, path)
     builder = ManifestBuilder()
     groups = list(_tensor_groups(layout, source, suffixes))
     try:
@@ -114,50 +127,100 @@ def describe_shard(
         raise CheckpointError(str(error)) from error
     on_progress(len(groups), len(groups))
     manifest = builder.build()
-    cache_root.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(f".{os.getpid()}.partial")
-    partial.write_text(manifest.to_json())
-    partial.replace(path)
-    return ShardShipment(layout, source, manifest, suffixes)
+    with contextlib.suppress(OSError):  # without it, the next load only takes longer
+        _write_whole(path, manifest.to_json())
+    return ShardShipment(layout, source, manifest, suffixes, path)
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """The file with this text, or none: nobody ever reads half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f"{path.stem}.{uuid.uuid4().hex}.partial")
+    try:
+        draft.write_text(text)
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
 
 
 async def ship(
     shipment: ShardShipment,
     connect: Callable[[], Awaitable[PeerClient]],
     *,
+    peer: str,
     on_progress: OnProgress,
 ) -> tuple[PeerClient, int]:
     """Bring one peer's shard up to date; the client that did it, and the bytes it took.
 
     A broken connection is made anew and goes on where the peer stopped. Raises PeerLostError when
-    that fails MAX_RECONNECTS times without progress.
+    that fails MAX_RECONNECTS times without progress, CheckpointError when the peer finds a piece
+    damaged, NetworkError when it cannot be reached in the first place.
     """
     sent_bytes = 0
     failures = 0
+    client: PeerClient | None = None
+    lost: Exception | None = None
+
+    def on_sent(nbytes: int, total_bytes: int) -> None:
+        nonlocal sent_bytes, failures, lost
+        sent_bytes += nbytes
+        failures, lost = 0, None
+        on_progress(Progress(phase="send", peer=peer, done=sent_bytes, total=total_bytes))
+
     while True:
-        client = await connect()
         try:
-            manifest = shipment.manifest
-            answer = await client.call("offer", payload=manifest.to_json().encode())
-            missing = frozenset(json.loads(bytes(answer.payload)))
-            header = {"manifest": answer.header["manifest"]}
-            sizes = {p.digest: p.nbytes for _offset, p in manifest.placements()}
-            total = sum(sizes[digest] for digest in missing)
-            async for nbytes in _send_pieces(client, shipment, missing, header):
-                sent_bytes += nbytes
-                failures = 0
-                on_progress(Progress(phase="send", peer=client.name, done=sent_bytes, total=total))
-            await client.call("seal", header)
-        except PeerLostError:
-            await client.aclose()
+            client = await connect()
+            await _offer_and_send(client, shipment, on_sent, sent_before=sent_bytes)
+        except BaseException as error:
+            if client is not None:
+                await client.aclose()
+            if isinstance(error, CheckpointError):
+                shipment.forget()
+            if client is None or not isinstance(error, PeerLostError | NetworkError):
+                raise
+            lost = lost or error
             failures += 1
             if failures > MAX_RECONNECTS:
-                raise
-        except BaseException:
-            await client.aclose()
-            raise
+                raise PeerLostError(peer, _reason(lost)) from error
+            await asyncio.sleep(FIRST_DELAY_S * 2 ** (failures - 1))
         else:
             return client, sent_bytes
+
+
+async def _offer_and_send(
+    client: PeerClient,
+    shipment: ShardShipment,
+    on_sent: Callable[[int, int], None],
+    *,
+    sent_before: int,
+) -> None:
+    manifest = shipment.manifest
+    answer = await client.call("offer", payload=manifest.to_json().encode())
+    missing = _missing(answer.payload, client.name)
+    header = {"manifest": manifest.digest}
+    sizes = {piece.digest: piece.nbytes for _offset, piece in manifest.placements()}
+    total_bytes = sent_before + sum(sizes.get(digest, 0) for digest in missing)
+    async with contextlib.aclosing(_send_pieces(client, shipment, missing, header)) as sent:
+        async for nbytes in sent:
+            on_sent(nbytes, total_bytes)
+    await client.call("seal", header)
+
+
+def _missing(payload: bytes | bytearray | memoryview, peer: str) -> frozenset[str]:
+    """The digests that the peer asks for. Raises ProtocolError for anything else."""
+    try:
+        digests = json.loads(bytes(payload))
+    except (ValueError, RecursionError):
+        digests = None
+    if not isinstance(digests, list) or not all(isinstance(each, str) for each in digests):
+        raise ProtocolError(f"peer {peer} does not say which pieces it lacks")
+    return frozenset(digests)
+
+
+def _reason(error: Exception) -> str:
+    """An error's message without the peer's name before it."""
+    return re.sub(r"^peer [^:]*: ", "", str(error))
 
 
 async def _send_pieces(
@@ -165,10 +228,11 @@ async def _send_pieces(
     shipment: ShardShipment,
     missing: frozenset[str],
     header: dict[str, Any],
-) -> AsyncIterator[int]:
+) -> AsyncGenerator[int, None]:
     """Send the pieces, a few ahead of their confirmation; yields each one's bytes."""
     pieces = shipment.pieces(missing) if missing else iter(())
     flying: set[asyncio.Task[int]] = set()
+    landed: set[asyncio.Task[int]] = set()
 
     async def send(digest: str, content: memoryview) -> int:
         await client.call("piece", {**header, "digest": digest}, content)
@@ -176,12 +240,12 @@ async def _send_pieces(
 
     try:
         while True:
-            piece = await asyncio.to_thread(next, pieces, None)
+            piece = await run_blocking(lambda: next(pieces, None))
             if piece is not None:
                 flying.add(asyncio.create_task(send(*piece)))
             while flying and (piece is None or len(flying) >= PIECES_IN_FLIGHT):
-                done, flying = await asyncio.wait(flying, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
+                landed, flying = await asyncio.wait(flying, return_when=asyncio.FIRST_COMPLETED)
+                for task in landed:
                     yield task.result()
             if piece is None:
                 return
@@ -190,4 +254,4 @@ async def _send_pieces(
     finally:
         for task in flying:
             task.cancel()
-        await asyncio.gather(*flying, return_exceptions=True)
+        await asyncio.gather(*flying, *landed, return_exceptions=True)

@@ -7,9 +7,12 @@ A session is one shard of one loaded model for one coordinator. Its frames, in t
     piece   (bytes)      → stored
     seal                 → the shard is complete on the peer's disk
     open    (assignment) → memory is reserved, the shard is loaded
-    connect (addresses)  → links to the other shards are up
-    begin, step, finish  → no answer; steps give `token`, `logits` or `failed` events
+    connect (places)     → links to the other shards are up
+    begin, step, finish  → no answer; the last stage reports every step, in order, by `token`,
+                           `logits` or `done`; any stage may report `failed`
     close                → everything of the session is freed
+
+Both sides send `alive` every few seconds (see heartbeat.py).
 """
 
 from __future__ import annotations
@@ -35,6 +38,9 @@ from edge.models.spec import ModelSpec
 from partition import Plan
 
 MAX_CHUNK_TOKENS = 4096
+
+_LONGEST_MESSAGE = 4000
+_MAX_SEATS = 4096
 
 _ERROR_KINDS: dict[str, type[EdgeError]] = {
     "request": RequestError,
@@ -107,6 +113,50 @@ class Assignment:
         return this
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where one shard of a plan runs, as its neighbours need to know it."""
+
+    name: str
+    """The device's, for messages."""
+    addresses: tuple[str, ...]
+    """Tried in this order."""
+
+
+def places_to_payload(places: Mapping[tuple[int, int], Place]) -> bytes:
+    """{(stage, rank): place} for a `connect`."""
+    return json.dumps(
+        [
+            {"stage": stage, "rank": rank, "name": place.name, "addresses": place.addresses}
+            for (stage, rank), place in places.items()
+        ]
+    ).encode()
+
+
+def places_from_payload(
+    payload: bytes | bytearray | memoryview,
+) -> dict[tuple[int, int], Place]:
+    """Raises ProtocolError for anything `places_to_payload` could not have written."""
+    try:
+        entries = json.loads(bytes(payload))
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"a malformed list of places: {error}") from error
+    if not isinstance(entries, list) or len(entries) > _MAX_SEATS:
+        raise ProtocolError(f"places must be a list of at most {_MAX_SEATS}")
+    places: dict[tuple[int, int], Place] = {}
+    for entry in entries:
+        if not isinstance(entry, dict):
+            raise ProtocolError("a place must be an object")
+        addresses = entry.get("addresses")
+        if not isinstance(addresses, list) or not 0 < len(addresses) <= 64:
+            raise ProtocolError("a place needs 1 to 64 addresses")
+        places[(integer(entry, "stage"), integer(entry, "rank"))] = Place(
+            name=text(entry, "name"),
+            addresses=tuple(text({"address": each}, "address") for each in addresses),
+        )
+    return places
+
+
 def step_to_header(step: Step) -> dict[str, Any]:
     return {
         "request": step.request,
@@ -145,24 +195,37 @@ def integer(value: Mapping[str, Any], name: str) -> int:
     return found
 
 
+def printable(value: object, *, limit: int = 200) -> str:
+    """What another device says, made safe for a terminal: one line, no control characters."""
+    letters = str(value)[:limit]
+    return "".join(letter if letter.isprintable() else " " for letter in letters).strip() or "?"
+
+
 def error_to_header(error: BaseException) -> dict[str, Any]:
     """An error as the other side will raise it again."""
     if isinstance(error, PeerLostError):
-        return {"error": "lost", "peer": error.peer, "message": str(error)}
+        return {"error": "lost", "peer": error.peer, "message": _cut(error)}
     for kind, cls in _ERROR_KINDS.items():
         if isinstance(error, cls):
-            return {"error": kind, "message": str(error)}
+            return {"error": kind, "message": _cut(error)}
+    if isinstance(error, PeerError):  # the other side puts our name before it
+        return {"error": "peer", "message": _cut(error).removeprefix(f"peer {error.peer}: ")}
     if isinstance(error, EdgeError):
-        return {"error": "peer", "message": str(error)}
-    return {"error": "internal", "message": f"{type(error).__name__}: {error}"}
+        return {"error": "peer", "message": _cut(error)}
+    return {"error": "internal", "message": f"{type(error).__name__}: {_cut(error)}"}
+
+
+def _cut(error: BaseException) -> str:
+    """A frame's header has a limit, and a message may quote anything."""
+    return str(error)[:_LONGEST_MESSAGE]
 
 
 def error_from_header(peer: str, header: Mapping[str, Any]) -> EdgeError:
     """The error that `peer` reported, naming it."""
-    message = str(header.get("message", "no reason given"))
+    message = printable(header.get("message", "no reason given"), limit=_LONGEST_MESSAGE)
     kind = header.get("error")
     if kind == "lost":
-        lost = str(header.get("peer", "?"))
+        lost = printable(header.get("peer", "?"))
         return PeerLostError(lost, message.removeprefix(f"peer {lost}: "))
     cls = _ERROR_KINDS.get(str(kind))
     if cls is not None:

@@ -17,6 +17,9 @@ from edge.memory import format_size, parse_size, usable_memory_bytes
 from edge.node import PeerNode, PeerSettings
 from edge.paths import cache_root
 
+EXIT_TIMEOUT_S = 5.0
+"""How long to wait for a step or a load that is under way when the daemon is told to end."""
+
 
 @click.command("peer", short_help="Run the daemon that lends this device to the cluster.")
 @click.option("--name", help="How others see this device.  [default: the host's name]")
@@ -118,7 +121,13 @@ async def _serve(settings: PeerSettings, *, supervised: bool, as_json: bool) -> 
         if supervised:
             with contextlib.suppress(ValueError):
                 loop.remove_reader(sys.stdin)
-        await node.aclose()
+        closing = asyncio.create_task(node.aclose())
+        await asyncio.wait([closing], timeout=EXIT_TIMEOUT_S)
+        if not closing.done():
+            # A compute kernel cannot be interrupted, and whoever ended us wants the device back.
+            # What is on disk is safe at any moment; the system frees the rest.
+            sys.stdout.flush()
+            os._exit(0)
 
 
 def _on_input(ended: asyncio.Event) -> None:

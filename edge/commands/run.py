@@ -9,8 +9,9 @@ from typing import Any
 
 import click
 
-from edge.api import Model, Prompt, Reply
 from edge.commands.options import cluster_options, model_options, open_cluster, read_plan
+from edge.model import Model, Prompt
+from edge.reply import Reply
 
 
 def sampling_options(function: Any) -> Any:

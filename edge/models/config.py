@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from edge.errors import CheckpointError
+from edge.models.spec import MAX_LAYERS, MAX_SIZE
 
 _MISSING = object()
 
@@ -26,10 +28,19 @@ class Config:
             raise self.error(f"{name} must be an integer, not {value!r}")
         return value
 
+    def size(self, name: str, default: Any = _MISSING, *, most: int = MAX_SIZE) -> int:
+        """An integer that something may be allocated by."""
+        value = self.integer(name, default)
+        if not 1 <= value <= most:
+            raise self.error(f"{name} must lie in 1..{most}, not {value}")
+        return value
+
     def number(self, name: str, default: Any = _MISSING) -> float:
         value = self._get(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.error(f"{name} must be a number, not {value!r}")
+        if not abs(value) <= sys.float_info.max:  # also NaN, and integers too large for a float
+            raise self.error(f"{name} must be a finite number")
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
@@ -58,8 +69,11 @@ class Config:
         return default
 
 
-def common_fields(config: Config) -> dict[str, Any]:
-    """What all decoders of the Llama shape write the same way, as ModelSpec fields."""
+def common_fields(config: Config, *, head_size: int | None = None) -> dict[str, Any]:
+    """What all decoders of the Llama shape write the same way, as ModelSpec fields.
+
+    `head_size` is the family's where the file names none; None shares out the hidden size.
+    """
     activation = config.values.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise config.error(f"hidden_act {activation!r} is not supported; silu is")
@@ -68,21 +82,19 @@ def common_fields(config: Config) -> dict[str, Any]:
             "this checkpoint is already quantised (quantization_config); use the original "
             "float checkpoint, Edge quantises it itself"
         )
-    num_heads = config.integer("num_attention_heads")
-    hidden_size = config.integer("hidden_size")
-    if num_heads < 1:
-        raise config.error(f"num_attention_heads must be at least 1, not {num_heads}")
-    head_size = config.integer("head_dim", hidden_size // num_heads)
-    num_layers = config.integer("num_hidden_layers")
+    num_heads = config.size("num_attention_heads")
+    hidden_size = config.size("hidden_size")
+    head_size = config.size("head_dim", head_size or hidden_size // num_heads)
+    num_layers = config.size("num_hidden_layers", most=MAX_LAYERS)
     return {
         "num_layers": num_layers,
         "hidden_size": hidden_size,
         "num_heads": num_heads,
-        "num_kv_heads": config.integer("num_key_value_heads", num_heads),
+        "num_kv_heads": config.size("num_key_value_heads", num_heads),
         "head_size": head_size,
-        "ffn_columns": config.integer("intermediate_size"),
-        "vocab_size": config.integer("vocab_size"),
-        "context_tokens": config.integer("max_position_embeddings", 2048),
+        "ffn_columns": config.size("intermediate_size"),
+        "vocab_size": config.size("vocab_size"),
+        "context_tokens": config.size("max_position_embeddings", 2048),
         "norm_epsilon": config.number("rms_norm_eps", 1e-6),
         "activation": "silu",
         "inverse_frequencies": inverse_frequencies(config, head_size),
@@ -107,8 +119,8 @@ def inverse_frequencies(config: Config, head_size: int) -> tuple[float, ...]:
         source=f"{config.source}: rope_parameters",
     )
     theta = scaling.number("rope_theta", config.number("rope_theta", 10000.0))
-    if head_size < 2 or head_size % 2:
-        raise config.error(f"head_dim must be even and positive, not {head_size}")
+    if head_size % 2:
+        raise config.error(f"head_dim must be even, not {head_size}")
     if not theta > 0:
         raise config.error(f"rope_theta must be positive, not {theta}")
     if scaling.number("partial_rotary_factor", 1.0) != 1.0:
@@ -137,8 +149,8 @@ def _factor(scaling: Config) -> float:
 def _llama3(scaling: Config, frequencies: np.ndarray[Any, np.dtype[np.float32]]) -> Any:
     factor = _factor(scaling)
     low, high = scaling.number("low_freq_factor"), scaling.number("high_freq_factor")
-    trained = scaling.integer("original_max_position_embeddings")
-    if not 0 < low < high or trained < 1:
+    trained = scaling.size("original_max_position_embeddings")
+    if not 0 < low < high:
         raise scaling.error("llama3 scaling needs 0 < low_freq_factor < high_freq_factor")
     wavelengths = np.float32(2 * math.pi) / frequencies
     ramp = (np.float32(trained) / wavelengths - np.float32(low)) / np.float32(high - low)
@@ -159,6 +171,10 @@ def layer_windows(config: Config, num_layers: int) -> tuple[int | None, ...]:
         first = config.integer("max_window_layers", num_layers)
         return tuple(window if layer >= first else None for layer in range(num_layers))
     known = {"sliding_attention": window, "full_attention": None}
-    if not isinstance(kinds, list) or len(kinds) != num_layers or set(kinds) - set(known):
+    if (
+        not isinstance(kinds, list)
+        or len(kinds) != num_layers
+        or any(not isinstance(kind, str) or kind not in known for kind in kinds)
+    ):
         raise config.error(f"layer_types must name one of {sorted(known)} for each layer")
     return tuple(known[kind] for kind in kinds)

@@ -8,8 +8,7 @@ from edge.models.spec import ModelSpec
 
 
 def describe(config: Config) -> ModelSpec:
-    fields = common_fields(config)
-    fields["head_size"] = config.integer("head_dim", 128)
+    fields = common_fields(config, head_size=128)
     fields["windows"] = layer_windows(config, fields["num_layers"])
     fields["query_key_norm"] = True
     return ModelSpec(family="qwen3", **fields)

@@ -88,7 +88,7 @@ class ModelSpec:
             fields["inverse_frequencies"] = tuple(float(f) for f in value["inverse_frequencies"])
             fields["windows"] = tuple(value["windows"])
             fields["norm_epsilon"] = float(value["norm_epsilon"])
-        except TypeError as error:
+        except (TypeError, OverflowError) as error:
             raise ValueError(f"a model description is malformed: {error}") from error
         return cls(**fields)
 

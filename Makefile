@@ -1,0 +1,34 @@
+# Two virtual environments: .venv holds what a user has (no torch), .venv-test what the checks need.
+# A stamp in each says that it is up to date, so the second call is quick.
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test bench clean
+
+BENCH ?= --shape tiny --peers 2 --threads 1 --dtype int4 --plan tensor
+
+help: ## Show these lines
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 16
+
+demo: .venv/installed ## One small model over three peers on this machine, in under a minute
+	@.venv/bin/edge demo split
+
+test: .venv-test/installed ## Every check: format, lint, types, imports, then the tests
+	@scripts/lint
+	@scripts/test
+
+bench: .venv/installed ## Measure decoding: make bench BENCH="--shape W --peers 2 --plan tensor"
+	@.venv/bin/python -m demos.bench.bench_decode $(BENCH)
+
+clean: ## Remove the environments, builds and tool caches
+	rm -rf .venv .venv-test build dist *.egg-info
+	rm -rf .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/installed: pyproject.toml scripts/install-cpu
+	@scripts/install-cpu .venv --editable .
+	@touch $@
+
+.venv-test/installed: pyproject.toml constraints.txt scripts/install-test
+	@scripts/install-test .venv-test
+	@touch $@

@@ -1,0 +1,186 @@
+"""How fast does a model answer over peers on this machine, and what does each of them hold?
+
+python -m demos.bench.bench_decode --shape W --peers 2 --threads 1 --dtype int4 --plan tensor
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import psutil
+
+import edge
+from demos.bench import results
+from demos.bench.results import Metric
+from demos.bench.shapes import SHAPES, checkpoint
+from edge.paths import CACHE_VARIABLE, cache_root
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """One run of the benchmark."""
+
+    shape: str
+    peers: int
+    threads: int
+    dtype: str
+    block_size: int
+    plan: str
+    prompt_tokens: int
+    new_tokens: int
+    repeats: int
+    warm_ups: int
+    folder: Path
+
+    @property
+    def variant(self) -> str:
+        weights = self.dtype if self.dtype == "float32" else f"{self.dtype}/{self.block_size}"
+        return (
+            f"edge, {weights}, {self.peers} x {self.threads} threads, plan {self.plan}, "
+            f"{self.prompt_tokens} + {self.new_tokens} tokens"
+        )
+
+    @property
+    def load_options(self) -> dict[str, Any]:
+        """The context is what the run uses, so the KV bytes that are planned are all written."""
+        return {
+            "dtype": self.dtype,
+            "block_size": self.block_size,
+            "plan": self.plan,
+            "context_tokens": self.prompt_tokens + self.new_tokens,
+        }
+
+
+def measure(settings: Settings) -> list[Metric]:
+    """Load with every weight sent, answer again and again, look at memory, load once more."""
+    path = checkpoint(settings.shape, settings.folder)
+    with tempfile.TemporaryDirectory(dir=settings.folder, prefix="shards-") as shards:
+        with _cache(shards):  # the daemons start with an empty cache
+            cluster = edge.Cluster.local(settings.peers, threads=settings.threads)
+        with cluster, _cache(settings.folder / "cache"):
+            rows = cluster.propose(path, **settings.load_options).rows
+            idle = _peak_bytes()
+            phases: set[str] = set()
+            started_s = time.perf_counter()
+            model = cluster.load(
+                path, **settings.load_options, progress=lambda event: phases.add(event.phase)
+            )
+            load_s = time.perf_counter() - started_s
+            with model:
+                sent_bytes = sum(model.sent_bytes.values())
+                figures = _answers(model, settings)
+                peak = _peak_bytes()
+            started_s = time.perf_counter()
+            with cluster.load(path, **settings.load_options, progress=False):
+                cached_load_s = time.perf_counter() - started_s
+    first_load = "load, quantising and sending" if "quantise" in phases else "load, sending"
+    metrics = [
+        Metric(name="decode", unit="tok/s", values=[f["tokens_per_s"] for f in figures]),
+        Metric(name="first token", unit="s", values=[f["first_token_s"] for f in figures]),
+        Metric(
+            name="prefill",
+            unit="tok/s",
+            values=[f["prompt_tokens"] / f["first_token_s"] for f in figures],
+        ),
+        Metric(name=first_load, unit="s", values=[load_s]),
+        Metric(name="load, shards cached", unit="s", values=[cached_load_s]),
+        Metric(name="bytes sent", unit="MiB", values=[sent_bytes / MIB]),
+    ]
+    for row in rows:
+        metrics += [
+            Metric(name=f"{row.name}: {what}", unit="MiB", values=[num_bytes / MIB])
+            for what, num_bytes in (
+                ("weights planned", row.memory.weight_bytes),
+                ("KV planned", row.memory.kv_bytes),
+                ("peak resident, before loading", idle[row.name]),
+                ("peak resident", peak[row.name]),
+            )
+        ]
+    return metrics
+
+
+def _answers(model: edge.Model, settings: Settings) -> list[Mapping[str, float]]:
+    """The statistics of every repeat after the warm-ups; the same prompt each time."""
+    generator = np.random.default_rng(1)
+    prompt = generator.integers(model.vocab_size, size=settings.prompt_tokens).tolist()
+    found: list[Mapping[str, float]] = []
+    for _ in range(settings.warm_ups + settings.repeats):
+        reply = model.generate(prompt, max_new_tokens=settings.new_tokens)
+        assert len(reply.token_ids) == settings.new_tokens, reply.finish_reason
+        found.append(reply.statistics)
+    return found[settings.warm_ups :]
+
+
+def _peak_bytes() -> dict[str, int]:
+    """The most memory each daemon ever held (VmHWM), by its name."""
+    found: dict[str, int] = {}
+    for daemon in psutil.Process().children():
+        command = daemon.cmdline()
+        status = Path(f"/proc/{daemon.pid}/status").read_text(encoding="utf-8")
+        peak = re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
+        if "--name" in command and peak is not None:
+            found[command[command.index("--name") + 1]] = int(peak[1]) * 1024
+    return found
+
+
+@contextmanager
+def _cache(folder: str | Path) -> Iterator[None]:
+    """What is started inside keeps its caches in the folder."""
+    before = os.environ.get(CACHE_VARIABLE)
+    os.environ[CACHE_VARIABLE] = str(folder)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[CACHE_VARIABLE]
+        else:
+            os.environ[CACHE_VARIABLE] = before
+
+
+@click.command()
+@click.option("--shape", type=click.Choice(list(SHAPES)), default="tiny", show_default=True)
+@click.option("--peers", type=click.IntRange(1, 64), default=2, show_default=True)
+@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Per peer.")
+@click.option("--dtype", default="int4", show_default=True, help="float32, int8 or int4.")
+@click.option("--block-size", type=int, default=32, show_default=True)
+@click.option("--plan", default="tensor", show_default=True, help="auto, pipeline or tensor.")
+@click.option("--prompt-tokens", type=click.IntRange(1), default=128, show_default=True)
+@click.option("--new-tokens", type=click.IntRange(2), default=64, show_default=True)
+@click.option("--repeats", type=click.IntRange(1), default=5, show_default=True)
+@click.option("--warm-ups", type=click.IntRange(0), default=1, show_default=True)
+@click.option(
+    "--folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where checkpoints and caches are kept.  [default: bench, below the cache of Edge]",
+)
+@click.option("--append", is_flag=True, help="Add the figures to results.csv.")
+def main(append: bool, folder: Path | None, **options: Any) -> None:
+    """Measure decoding, prefill, loading and memory through the public API."""
+    settings = Settings(folder=folder or cache_root() / "bench", **options)
+    print(f"{settings.shape}: {settings.variant}")
+    rows = results.rows(
+        measure(settings),
+        question="decode",
+        variant=settings.variant,
+        link="TCP over loopback",
+        model=f"{settings.shape} ({SHAPES[settings.shape].num_parameters / 1e9:.2g} B, random)",
+    )
+    results.show(rows)
+    if append:
+        results.append(rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""Figures with the conditions they were taken under, as rows of results.csv."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import os
+import platform
+import subprocess
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+RESULTS = Path(__file__).with_name("results.csv")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One metric of one run; the fields are the columns of results.csv."""
+
+    date: str
+    commit: str
+    question: str
+    variant: str
+    metric: str
+    unit: str
+    p20: float
+    p50: float
+    p80: float
+    hardware: str
+    link: str
+    model: str
+    versions: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """Repeated measurements of one thing."""
+
+    name: str
+    unit: str
+    values: Sequence[float]
+
+    @property
+    def percentiles(self) -> tuple[float, float, float]:
+        """The 20th, 50th and 80th."""
+        low, middle, high = np.percentile(self.values, [20, 50, 80])
+        return float(f"{low:.4g}"), float(f"{middle:.4g}"), float(f"{high:.4g}")
+
+
+def rows(
+    metrics: Iterable[Metric], *, question: str, variant: str, link: str, model: str
+) -> list[Row]:
+    """The metrics with everything that is the same for a whole run."""
+    date = datetime.datetime.now(datetime.UTC).date().isoformat()
+    commit, hardware, versions = _commit(), _hardware(), _versions()
+    found: list[Row] = []
+    for metric in metrics:
+        p20, p50, p80 = metric.percentiles
+        found.append(
+            Row(
+                date=date,
+                commit=commit,
+                question=question,
+                variant=variant,
+                metric=metric.name,
+                unit=metric.unit,
+                p20=p20,
+                p50=p50,
+                p80=p80,
+                hardware=hardware,
+                link=link,
+                model=model,
+                versions=versions,
+            )
+        )
+    return found
+
+
+def show(measured: Iterable[Row]) -> None:
+    """The figures for people."""
+    print(f"{'metric':<44}{'unit':<8}{'p20':>10}{'p50':>10}{'p80':>10}")
+    for row in measured:
+        print(f"{row.metric:<44}{row.unit:<8}{row.p20:>10g}{row.p50:>10g}{row.p80:>10g}")
+
+
+def append(measured: Iterable[Row], path: Path = RESULTS) -> None:
+    """Add the rows to a file that has the header, or make the file."""
+    is_new = not path.exists()
+    with path.open("a", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, [field.name for field in fields(Row)], lineterminator="\n")
+        if is_new:
+            writer.writeheader()
+        writer.writerows(asdict(row) for row in measured)
+
+
+def _commit() -> str:
+    """The commit of the checkout, marked if files differ from it; "-" outside of one."""
+    try:
+        described = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--exclude=*"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "-"
+    return described.stdout.strip()
+
+
+def _hardware() -> str:
+    """Cores this process may use, not all there are."""
+    with Path("/proc/cpuinfo").open(encoding="utf-8") as file:
+        names = [line.split(":")[1].strip() for line in file if line.startswith("model name")]
+    gigabytes = psutil.virtual_memory().total / (1 << 30)
+    processor = names[0] if names else platform.machine()
+    return f"{processor}, {len(os.sched_getaffinity(0))} cores, {gigabytes:.0f} GiB"
+
+
+def _versions() -> str:
+    packages = ("edge-inference", "onnxruntime", "numpy")
+    listed = [f"{package} {version(package)}" for package in packages]
+    return ", ".join([f"Python {platform.python_version()}", *listed])

@@ -1,0 +1,177 @@
+"""Random checkpoints of named shapes: speed and memory depend on sizes, not on what was learned."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+CONTEXT_TOKENS = 4096
+WEIGHT_DEVIATION = 0.02
+"""Standard deviation of the weights; what most models start their training from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """The sizes of a Llama."""
+
+    num_layers: int
+    hidden_size: int
+    ffn_columns: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    vocab_size: int
+    tied_embeddings: bool = False
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(rows * columns for _name, (rows, columns) in self.matrices())
+
+    def matrices(self) -> Iterator[tuple[str, tuple[int, int]]]:
+        """(name, [outputs, inputs]) of every matrix, layer by layer."""
+        hidden, query = self.hidden_size, self.num_heads * self.head_size
+        key_value = self.num_kv_heads * self.head_size
+        for layer in range(self.num_layers):
+            prefix = f"model.layers.{layer}."
+            yield f"{prefix}self_attn.q_proj.weight", (query, hidden)
+            yield f"{prefix}self_attn.k_proj.weight", (key_value, hidden)
+            yield f"{prefix}self_attn.v_proj.weight", (key_value, hidden)
+            yield f"{prefix}self_attn.o_proj.weight", (hidden, query)
+            yield f"{prefix}mlp.gate_proj.weight", (self.ffn_columns, hidden)
+            yield f"{prefix}mlp.up_proj.weight", (self.ffn_columns, hidden)
+            yield f"{prefix}mlp.down_proj.weight", (hidden, self.ffn_columns)
+        yield "model.embed_tokens.weight", (self.vocab_size, hidden)
+        if not self.tied_embeddings:
+            yield "lm_head.weight", (self.vocab_size, hidden)
+
+    def norms(self) -> Iterator[str]:
+        for layer in range(self.num_layers):
+            yield f"model.layers.{layer}.input_layernorm.weight"
+            yield f"model.layers.{layer}.post_attention_layernorm.weight"
+        yield "model.norm.weight"
+
+
+SHAPES = {
+    "tiny": Shape(
+        num_layers=4,
+        hidden_size=256,
+        ffn_columns=704,
+        num_heads=8,
+        num_kv_heads=4,
+        head_size=32,
+        vocab_size=512,
+    ),
+    # 0.5 B: as Qwen2.5 0.5B without its biases.
+    "H": Shape(
+        num_layers=24,
+        hidden_size=896,
+        ffn_columns=4864,
+        num_heads=14,
+        num_kv_heads=2,
+        head_size=64,
+        vocab_size=151_936,
+        tied_embeddings=True,
+    ),
+    # 1.1 B: as TinyLlama.
+    "W": Shape(
+        num_layers=22,
+        hidden_size=2048,
+        ffn_columns=5632,
+        num_heads=32,
+        num_kv_heads=4,
+        head_size=64,
+        vocab_size=32_000,
+    ),
+    # 3.2 B: as Llama 3.2 3B.
+    "T": Shape(
+        num_layers=28,
+        hidden_size=3072,
+        ffn_columns=8192,
+        num_heads=24,
+        num_kv_heads=8,
+        head_size=128,
+        vocab_size=128_256,
+        tied_embeddings=True,
+    ),
+}
+
+
+def checkpoint(name: str, folder: Path) -> Path:
+    """The folder of the named shape's checkpoint below `folder`, written if it is not there."""
+    target = folder / name
+    if not target.is_dir():
+        partial = folder / f"{name}.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        _write(SHAPES[name], partial)
+        partial.rename(target)
+    return target
+
+
+def _write(shape: Shape, folder: Path) -> None:
+    """bfloat16 weights, a file for each layer: no more than one layer is in memory at once."""
+    files: dict[str, dict[str, tuple[int, ...]]] = {}
+    for name, size in [*shape.matrices(), *((n, (shape.hidden_size,)) for n in shape.norms())]:
+        layer = name.split(".")[2] if name.startswith("model.layers.") else "rest"
+        files.setdefault(f"model-{layer}.safetensors", {})[name] = size
+    generator = np.random.default_rng(0)
+    for file, sizes in files.items():
+        save_file({name: _values(generator, size) for name, size in sizes.items()}, folder / file)
+    index = {name: file for file, sizes in files.items() for name in sizes}
+    _write_json(folder / "model.safetensors.index.json", {"metadata": {}, "weight_map": index})
+    _write_json(folder / "config.json", _config(shape))
+    _write_tokenizer(folder)
+
+
+def _values(generator: np.random.Generator, size: tuple[int, ...]) -> NDArray[ml_dtypes.bfloat16]:
+    if len(size) == 1:
+        return np.ones(size, ml_dtypes.bfloat16)
+    normal = generator.standard_normal(size, dtype=np.float32)
+    normal *= np.float32(WEIGHT_DEVIATION)
+    return normal.astype(ml_dtypes.bfloat16)
+
+
+def _config(shape: Shape) -> dict[str, object]:
+    """No end token: a random model would stop anywhere, and figures need every token."""
+    return {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "num_hidden_layers": shape.num_layers,
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.ffn_columns,
+        "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_kv_heads,
+        "head_dim": shape.head_size,
+        "vocab_size": shape.vocab_size,
+        "tie_word_embeddings": shape.tied_embeddings,
+        "max_position_embeddings": CONTEXT_TOKENS,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10_000.0,
+        "hidden_act": "silu",
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "torch_dtype": "bfloat16",
+    }
+
+
+def _write_tokenizer(folder: Path) -> None:
+    """One token for each byte, so that every shape can be given text."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    _write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
+
+
+def _write_json(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,54 @@
+"""What to tell others of the addresses a socket is bound to."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+
+import psutil
+
+from transport import format_address, parse_address
+
+
+def reachable(
+    bound: Iterable[str],
+    *,
+    interfaces: Sequence[str] | None,
+    present: Mapping[str, Sequence[str]] | None = None,
+) -> tuple[str, ...]:
+    """`bound`, with 0.0.0.0 and :: replaced by what the device's interfaces are called.
+
+    `interfaces` (names or addresses) limits these; without it, loopback comes last. `present` is
+    {name: addresses} of the device's interfaces, read from the system if not given.
+    """
+    known = interface_addresses() if present is None else present
+    found: dict[str, None] = {}
+    for address in bound:
+        host, port = parse_address(address)
+        number = ipaddress.ip_address(host) if host else ipaddress.IPv4Address(0)
+        if not number.is_unspecified:
+            found[address] = None
+            continue
+        hosts = [
+            each
+            for name, addresses in known.items()
+            for each in addresses
+            if interfaces is None or name in interfaces or each in interfaces
+            if ipaddress.ip_address(each).version == number.version
+        ]
+        for each in sorted(hosts, key=lambda host: ipaddress.ip_address(host).is_loopback):
+            found[format_address(each, port)] = None
+    return tuple(found)
+
+
+def interface_addresses() -> dict[str, list[str]]:
+    """{interface: its addresses}; without those of IPv6 that are only valid with a scope."""
+    return {
+        name: [
+            entry.address
+            for entry in entries
+            if entry.family in (socket.AF_INET, socket.AF_INET6) and "%" not in entry.address
+        ]
+        for name, entries in psutil.net_if_addrs().items()
+    }

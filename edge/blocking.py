@@ -1,0 +1,75 @@
+"""Blocking work beside an event loop, without leaving a thread or a half-done clean-up behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Stopped(Exception):  # noqa: N818 - not an error: it is how a thread ends early
+    """Raised inside blocking work whose caller has gone."""
+
+
+class StopFlag:
+    """Tells blocking work, which cannot be cancelled, that nobody waits for it any more."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def set(self) -> None:
+        self._event.set()
+
+    def check(self) -> None:
+        """Raises Stopped once the flag is set."""
+        if self._event.is_set():
+            raise Stopped
+
+
+async def run_blocking(
+    work: Callable[[], T],
+    *,
+    stop: StopFlag | None = None,
+    discard: Callable[[T], object] | None = None,
+) -> T:
+    """The result of `work`, which runs in a thread.
+
+    `asyncio.to_thread` returns at once when it is cancelled, and its thread goes on using files
+    that the caller is about to close. This sets `stop`, waits for the thread's end, hands the
+    result that nobody takes any more to `discard`, and only then raises CancelledError.
+    """
+    context = contextvars.copy_context()
+    future = asyncio.get_running_loop().run_in_executor(None, lambda: context.run(work))
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        if stop is not None:
+            stop.set()
+        await _settled(future)
+        if future.exception() is None and discard is not None:
+            discard(future.result())
+        raise
+
+
+async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which runs to its end also when this task is cancelled meanwhile."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await _settled(task)
+        if not task.cancelled():
+            task.exception()  # seen; being cancelled counts for more
+        raise
+
+
+async def _settled(future: asyncio.Future[Any]) -> None:
+    """Wait for the end of `future`, however often this task is cancelled."""
+    while not future.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait([future])

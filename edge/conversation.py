@@ -1,0 +1,295 @@
+"""One coordinator's talk with a peer: its frames, answered in order, and what it opened here.
+
+What a coordinator opened is closed when it goes away, however it goes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from concurrent.futures import CancelledError
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import offload
+import partition
+import transport
+from edge.backends.base import ShardWeights
+from edge.blocking import run_blocking, uninterrupted
+from edge.errors import (
+    CapacityError,
+    CheckpointError,
+    EdgeError,
+    PlanError,
+    ProtocolError,
+    RequestError,
+)
+from edge.facts import model_facts
+from edge.heartbeat import ALIVE, SILENT_AFTER_S, Hearing, show_life
+from edge.hosted_session import HostedSession
+from edge.memory import format_size
+from edge.wire import (
+    Assignment,
+    error_to_header,
+    places_from_payload,
+    step_from_header,
+    text,
+)
+from kernels.sampling.reference import SamplingParameters
+from offload import CachedShard, Manifest, ShardWriter, numpy_dtype
+from partition import Workload, memory_use
+from transport import Channel, Frame
+
+if TYPE_CHECKING:
+    from edge.node import PeerNode
+
+MAX_WAITING_FRAMES = 4
+"""Read ahead of the one that is being answered; each may hold 64 MiB."""
+
+_log = logging.getLogger(__name__)
+
+
+class Conversation:
+    """`run` it once; when it returns, nothing of the coordinator's is left here."""
+
+    def __init__(
+        self, node: PeerNode, channel: Channel, *, silent_after_s: float = SILENT_AFTER_S
+    ) -> None:
+        self._node = node
+        self._channel = channel
+        self._hearing = Hearing(silent_after_s=silent_after_s)
+        self._frames: asyncio.Queue[Frame] = asyncio.Queue(MAX_WAITING_FRAMES)
+        self._reports: asyncio.Queue[Frame] = asyncio.Queue()
+        self._writers: dict[str, ShardWriter] = {}
+        self._sealed: dict[str, CachedShard] = {}
+        self._mine: dict[str, HostedSession] = {}
+        self._resources = ExitStack()
+        self._calls: dict[str, Callable[[Frame], Awaitable[tuple[dict[str, Any], bytes]]]] = {
+            "describe": self._describe,
+            "offer": self._offer,
+            "piece": self._piece,
+            "seal": self._seal,
+            "open": self._open,
+            "connect": self._connect,
+            "close": self._close,
+        }
+        self._posts: dict[str, Callable[[Frame], None]] = {
+            "begin": self._begin,
+            "step": self._step,
+            "finish": self._finish,
+        }
+
+    async def run(self) -> None:
+        """Answer frames until the coordinator goes away, falls silent or talks nonsense."""
+        tasks = [
+            asyncio.create_task(work)
+            for work in (
+                self._receive(),
+                self._answer_frames(),
+                self._send_reports(),
+                show_life(self._channel),
+                self._hearing.until_silent(),  # the memory it holds may serve others
+            )
+        ]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await uninterrupted(self._clean_up(tasks))
+
+    async def _clean_up(self, tasks: list[asyncio.Task[None]]) -> None:
+        await self._channel.aclose()
+        for task in tasks:
+            task.cancel()
+        for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(outcome, Exception) and not isinstance(outcome, transport.TransportError):
+                _log.error("serving %s failed", self._channel.peer, exc_info=outcome)
+        for session in list(self._mine):
+            await self._end_session(session)
+        for writer in self._writers.values():
+            await run_blocking(writer.close)
+        await run_blocking(self._resources.close)
+
+    async def _receive(self) -> None:
+        """Read ahead, so that a coordinator that goes away is noticed while a shard loads."""
+        while True:
+            self._hearing.heard()
+            frame = await self._channel.receive()
+            self._hearing.not_listening()  # what follows takes as long as we do
+            if frame.kind != ALIVE.kind:
+                await self._frames.put(frame)
+
+    async def _answer_frames(self) -> None:
+        while True:
+            frame = await self._frames.get()
+            answer = await self._handle(frame)
+            if answer is not None:
+                await self._channel.send(answer)
+
+    async def _send_reports(self) -> None:
+        while True:
+            await self._channel.send(await self._reports.get())
+
+    async def _handle(self, frame: Frame) -> Frame | None:
+        """The answer to a call, or to a post that failed."""
+        post = self._posts.get(frame.kind)
+        if post is not None:
+            try:
+                post(frame)
+            except Exception as error:
+                header = {"request": frame.header.get("request"), **error_to_header(_mapped(error))}
+                return Frame("failed", header)
+            return None
+        call_id = frame.header.get("call")
+        try:
+            call = self._calls.get(frame.kind)
+            if call is None:
+                raise ProtocolError(f"{frame.kind[:80]!r} is not something a peer does")
+            header, payload = await call(frame)
+        except Exception as error:
+            return Frame("failed", {**error_to_header(_mapped(error)), "call": call_id})
+        return Frame("ok", {**header, "call": call_id}, payload)
+
+    async def _describe(self, _frame: Frame) -> tuple[dict[str, Any], bytes]:
+        return self._node.describe(), b""
+
+    async def _offer(self, frame: Frame) -> tuple[dict[str, Any], bytes]:
+        """Which pieces are missing of a shard."""
+        manifest = Manifest.from_json(bytes(frame.payload))
+        digest = manifest.digest
+        missing: tuple[str, ...] = ()
+        if digest not in self._sealed:
+            if digest not in self._writers:
+                begun = await run_blocking(
+                    lambda: self._node.cache.begin(manifest), discard=lambda begun: begun.close()
+                )
+                if isinstance(begun, CachedShard):
+                    self._keep(digest, begun)
+                else:
+                    self._writers[digest] = begun
+            if digest in self._writers:
+                writer = self._writers[digest]
+                missing = await run_blocking(lambda: writer.missing)
+        return {}, json.dumps(missing).encode()
+
+    async def _piece(self, frame: Frame) -> tuple[dict[str, Any], bytes]:
+        writer, digest = self._writer(frame), text(frame.header, "digest")
+        await run_blocking(lambda: writer.put(digest, frame.payload))
+        return {}, b""
+
+    async def _seal(self, frame: Frame) -> tuple[dict[str, Any], bytes]:
+        digest = text(frame.header, "manifest")
+        if digest not in self._sealed:
+            writer = self._writer(frame)
+            self._keep(digest, await run_blocking(writer.finish, discard=CachedShard.close))
+            del self._writers[digest]
+        return {}, b""
+
+    def _writer(self, frame: Frame) -> ShardWriter:
+        writer = self._writers.get(text(frame.header, "manifest"))
+        if writer is None:
+            raise ProtocolError("a piece of a shard that was not offered")
+        return writer
+
+    def _keep(self, digest: str, cached: CachedShard) -> None:
+        """Hold the shard in the cache for as long as this coordinator may load it."""
+        self._sealed[digest] = self._resources.enter_context(cached)
+
+    async def _open(self, frame: Frame) -> tuple[dict[str, Any], bytes]:
+        assignment = Assignment.from_payload(frame.payload)
+        if assignment.session in self._node.sessions:
+            raise ProtocolError("this session is open already")
+        cached = self._sealed.get(assignment.manifest_digest)
+        if cached is None:
+            raise ProtocolError("a shard that was not sent")
+        reserved_bytes = self._needed_bytes(assignment, cached.manifest)
+        loop = asyncio.get_running_loop()
+
+        def report(event: Frame) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop ended while a step was under way
+                loop.call_soon_threadsafe(self._reports.put_nowait, event)
+
+        hosted = HostedSession(assignment, reserved_bytes, report)
+        self._node.sessions[assignment.session] = hosted
+        self._mine[assignment.session] = hosted
+        try:
+            weights = ShardWeights(path=cached.path, manifest=cached.manifest)
+            backend = await run_blocking(self._node.backend)
+            loaded_bytes = await asyncio.wrap_future(hosted.shard.load(backend, weights))
+        except BaseException:
+            await uninterrupted(self._end_session(assignment.session))
+            raise
+        return {"weight_bytes": loaded_bytes}, b""
+
+    def _needed_bytes(self, assignment: Assignment, manifest: Manifest) -> int:
+        """What this shard takes of our memory. Raises CapacityError when that is not free."""
+        plan = assignment.plan
+        embeddings = [tensor for tensor in manifest.tensors if tensor.name == "embedding"]
+        facts = model_facts(
+            assignment.model,
+            assignment.weight_format,
+            name=plan.model,
+            embedding_itemsize=numpy_dtype(embeddings[0].dtype).itemsize if embeddings else 0,
+        )
+        workload = Workload(prompt_tokens=assignment.context_tokens, output_tokens=0)
+        device = plan.stages[assignment.stage].shards[assignment.rank].device
+        need_bytes = memory_use(plan, facts, workload)[device].total
+        free_bytes = self._node.free_bytes
+        if need_bytes > free_bytes:
+            raise CapacityError(
+                f"this shard needs {format_size(need_bytes)} and {format_size(free_bytes)} are "
+                f"free: {format_size(need_bytes - free_bytes)} are missing. Give the peer more "
+                "--memory, choose a smaller dtype or context, or share the model with more peers"
+            )
+        return need_bytes
+
+    async def _connect(self, frame: Frame) -> tuple[dict[str, Any], bytes]:
+        hosted = self._session(frame)
+        await hosted.connect(places_from_payload(frame.payload), self._node.settings.name)
+        return {}, b""
+
+    async def _close(self, frame: Frame) -> tuple[dict[str, Any], bytes]:
+        await uninterrupted(self._end_session(text(frame.header, "session")))
+        return {}, b""
+
+    def _begin(self, frame: Frame) -> None:
+        try:
+            sampling = SamplingParameters.from_json(frame.header.get("sampling"))
+        except ValueError as error:
+            raise RequestError(str(error)) from error
+        self._session(frame).shard.begin(text(frame.header, "request"), sampling)
+
+    def _step(self, frame: Frame) -> None:
+        self._session(frame).shard.step(step_from_header(frame.header))
+
+    def _finish(self, frame: Frame) -> None:
+        self._session(frame).shard.finish(text(frame.header, "request"))
+
+    def _session(self, frame: Frame) -> HostedSession:
+        hosted = self._mine.get(text(frame.header, "session"))
+        if hosted is None:
+            raise ProtocolError("a session that is not open")
+        return hosted
+
+    async def _end_session(self, session: str) -> None:
+        hosted = self._mine.pop(session, None)
+        if hosted is not None:
+            await hosted.aclose()
+            self._node.sessions.pop(session, None)
+
+
+def _mapped(error: Exception) -> Exception:
+    """Errors of lower packages as ours, so that the coordinator can raise them by kind."""
+    if isinstance(error, offload.StoreFullError | partition.CapacityError):
+        return CapacityError(str(error))
+    if isinstance(error, offload.StoreCorruptError):
+        return CheckpointError(f"{error}; load the model again: what arrived well is kept")
+    if isinstance(error, partition.PlanError):
+        return PlanError(str(error), error.problems)
+    if isinstance(error, CancelledError):
+        return PlanError("the session was closed while it was loading")
+    if not isinstance(error, EdgeError | offload.StoreError | OSError):
+        _log.error("a coordinator's frame could not be handled", exc_info=error)
+    return error

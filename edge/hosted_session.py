@@ -1,0 +1,103 @@
+"""A session as its peer hosts it: the shard, and its links while they are made."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+import transport
+from edge.blocking import run_blocking
+from edge.errors import NetworkError, ProtocolError
+from edge.session import Seat, ShardSession
+from edge.wire import Assignment, Place
+from transport import Frame, Link
+
+CONNECT_TIMEOUT_S = 20.0
+"""How long the shards of a plan may take to link up with each other."""
+
+DIAL_TIMEOUT_S = 4.0
+"""For one address of a neighbour: some of its addresses may lie in networks we cannot reach."""
+
+LINK_TIMEOUT_S = 120.0
+"""Silence on a link inside a step. A dead device is noticed within seconds by the connection
+itself; this is for one that hangs, and long because a slow neighbour may take a minute a chunk."""
+
+
+class HostedSession:
+    """Close it with `aclose`, whatever happened before."""
+
+    def __init__(
+        self, assignment: Assignment, reserved_bytes: int, report: Callable[[Frame], None]
+    ) -> None:
+        self.assignment = assignment
+        self.reserved_bytes = reserved_bytes
+        self.shard = ShardSession(assignment, report)
+        self._arrived: dict[Seat, Link] = {}
+        self._changed = asyncio.Event()
+        self._is_connecting = False
+        self._is_connected = False
+        self._is_closed = False
+
+    def offer(self, seat: Seat, link: Link) -> bool:
+        """A link from `seat`; False if it is not awaited."""
+        is_awaited = seat in self.shard.neighbours and seat not in self._arrived
+        if not is_awaited or self._is_connected or self._is_closed:
+            return False
+        self._arrived[seat] = link
+        self._changed.set()
+        return True
+
+    async def connect(self, places: Mapping[Seat, Place], name: str) -> None:
+        """Dial the neighbours that come after us, await those before.
+
+        Raises NetworkError naming the devices that cannot be reached, ProtocolError for a second
+        call or a neighbour without a place.
+        """
+        if self._is_connecting:
+            raise ProtocolError("the links of this session were asked for before")
+        self._is_connecting = True
+        homeless = self.shard.neighbours - set(places)
+        if homeless:
+            raise ProtocolError(f"no address for the neighbours in seats {sorted(homeless)}")
+        stage, rank = self.shard.seat
+        hello = {"name": name, "session": self.assignment.session, "stage": stage, "rank": rank}
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                for seat in sorted(self.shard.neighbours):
+                    if seat > self.shard.seat:
+                        self._arrived[seat] = await _dial(places[seat], hello)
+                while self.shard.neighbours - set(self._arrived):
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            missing = sorted(self.shard.neighbours - set(self._arrived))
+            names = ", ".join(places[seat].name for seat in missing)
+            raise NetworkError(
+                f"no link to {names} within {CONNECT_TIMEOUT_S:.0f} s; the devices must reach "
+                "each other, not only the coordinator: check their firewalls"
+            ) from None
+        self._is_connected = True
+        self.shard.connect(self._arrived, {seat: place.name for seat, place in places.items()})
+
+    async def aclose(self) -> None:
+        """Close the links, end the compute thread, free everything."""
+        self._is_closed = True
+        for link in self._arrived.values():
+            link.close()
+        await run_blocking(self.shard.close)
+
+
+async def _dial(place: Place, hello: Mapping[str, object]) -> Link:
+    """A link to the first of the neighbour's addresses that answers."""
+    failure: Exception | None = None
+    for address in place.addresses:
+        try:
+            return await transport.connect_link(
+                address, hello=hello, timeout_s=DIAL_TIMEOUT_S, link_timeout_s=LINK_TIMEOUT_S
+            )
+        except transport.TransportError as error:
+            failure = failure or error
+    raise NetworkError(
+        f"cannot link to {place.name} ({failure}); the devices must reach each other, not only "
+        "the coordinator: check their firewalls"
+    ) from failure

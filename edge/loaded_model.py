@@ -1,0 +1,253 @@
+"""A model on its peers, as its coordinator runs it: steps go out, tokens come back."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.client import PeerClient
+from edge.errors import EdgeError, PeerError, ProtocolError, RequestError
+from edge.generation import GenerationRequest
+from edge.peer_info import gather_all
+from edge.scheduler import Scheduler
+from edge.session import Seat
+from edge.wire import Place, error_from_header, integer, places_to_payload, step_to_header
+from partition import Plan
+from transport import Frame
+
+RELEASE_TIMEOUT_S = 10.0
+"""How long a peer may take to free a model, the rest of its current step included."""
+
+
+class Sink(Protocol):
+    """Where a request's results go; called from the event loop's thread."""
+
+    def token(self, token_id: int) -> bool:
+        """A sampled token. True if the reply ends with it."""
+        ...
+
+    def logits(self, rows: NDArray[np.float32]) -> None: ...
+
+    def failed(self, error: EdgeError) -> None: ...
+
+
+@dataclass(slots=True)
+class _Active:
+    """A request under way."""
+
+    sink: Sink
+    logits: list[NDArray[np.float32]] = field(default_factory=list)
+    rows_left: int = 0
+
+
+class LoadedModel:
+    """Made by `coordinator.load_model`; used from one event loop.
+
+    Any failure of a peer ends the model: its shards may be out of step with each other. All
+    requests under way are told, and the other peers are freed.
+    """
+
+    def __init__(self, plan: Plan, scheduler: Scheduler, *, vocab_size: int) -> None:
+        self.plan = plan
+        self.sent_bytes: dict[str, int] = {}
+        self.session = uuid.uuid4().hex
+        self.failed = asyncio.Event()
+        self.failure: EdgeError | None = None
+        self._vocab_size = vocab_size
+        self._scheduler = scheduler
+        self._clients: dict[Seat, PeerClient] = {}
+        self._active: dict[str, _Active] = {}
+        self._finished: list[str] = []
+        self._wake = asyncio.Event()
+        self._pump_task: asyncio.Task[None] | None = None
+        self._release_task: asyncio.Task[None] | None = None
+
+    def adopt(self, seat: Seat, client: PeerClient) -> None:
+        """Take over the connection to the peer that runs the shard of this seat."""
+        self._clients[seat] = client
+        client.watch(self.fail)
+
+    async def start(self, places: Mapping[Seat, Place]) -> None:
+        """Link the shards to each other; all of them at once, since each waits for the others."""
+        payload = places_to_payload(places)
+        await gather_all(
+            client.call("connect", {"session": self.session}, payload)
+            for client in self._clients.values()
+        )
+        self._pump_task = asyncio.create_task(self._pump())
+
+    async def generate(self, request: GenerationRequest, sink: Sink, *, new_tokens: int) -> str:
+        """Start a reply of at most `new_tokens`; its tokens go to the sink. Its id, to cancel."""
+        name = self._new_request(sink)
+        try:
+            header = self._header(name) | {"sampling": request.sampling.to_json()}
+            await self._post_all("begin", header)
+            self._scheduler.add(name, list(request.prompt_ids), new_tokens=new_tokens)
+        except BaseException:
+            self.cancel(name)
+            raise
+        self._wake.set()
+        return name
+
+    async def logits(self, tokens: Sequence[int], sink: Sink) -> str:
+        """Start an evaluation; all rows [tokens, vocab] go to the sink at once."""
+        name = self._new_request(sink)
+        self._active[name].rows_left = len(tokens)
+        self._scheduler.add(name, list(tokens), all_logits=True)
+        self._wake.set()
+        return name
+
+    def cancel(self, request: str) -> None:
+        """Forget a request and free its KV cache on every peer; unknown ones are ignored."""
+        if self._active.pop(request, None) is not None:
+            self._scheduler.cancel(request)
+            self._finished.append(request)
+            self._wake.set()
+
+    async def aclose(self) -> None:
+        """Free everything on the peers and hang up. May be called again."""
+        self.fail(RequestError("the model is closed; load it again"))
+        await self._hang_up()
+
+    async def abort(self) -> None:
+        """Hang up at once; the peers free everything in their own time."""
+        self.fail(RequestError("the model is closed; load it again"))
+        for client in self._clients.values():
+            await client.aclose()
+        await self._hang_up()
+
+    def fail(self, error: EdgeError) -> None:
+        """The end of the model. Only the first reason counts; others follow from it."""
+        if self.failure is not None:
+            return
+        self.failure = error
+        self.failed.set()
+        for active in self._active.values():
+            active.sink.failed(error)
+        self._active.clear()
+        self._release_task = asyncio.create_task(self._release())
+
+    def on_event(self, client: PeerClient, frame: Frame) -> None:
+        """A step's outcome from a peer."""
+        if self.failure is not None:
+            return
+        if frame.kind == "failed":
+            self.fail(error_from_header(client.name, frame.header))
+            return
+        name = str(frame.header.get("request"))
+        try:
+            token, rows = self._read_answer(name, frame)
+        except (ProtocolError, ValueError) as error:
+            self.fail(PeerError(client.name, f"sent a malformed {frame.kind[:80]!r}: {error}"))
+            return
+        self._wake.set()
+        active = self._active.get(name)
+        if active is None:
+            return  # cancelled while the step was under way
+        try:
+            if token is not None:
+                self._on_token(name, active, token)
+            elif rows is not None:
+                self._on_logits(name, active, rows)
+        except EdgeError as error:  # its text cannot be made; other requests can go on
+            self.cancel(name)
+            active.sink.failed(error)
+
+    def _read_answer(
+        self, name: str, frame: Frame
+    ) -> tuple[int | None, NDArray[np.float32] | None]:
+        """A token or logits [rows, vocab], or neither.
+
+        Raises ProtocolError or ValueError for anything but the answer to the oldest step.
+        """
+        step = self._scheduler.answered(name, integer(frame.header, "position"))
+        if not step.logit_rows:
+            if frame.kind != "done":
+                raise ProtocolError("this step has no result")
+            return None, None
+        if frame.kind == "token":
+            token = integer(frame.header, "token")
+            if token >= self._vocab_size:
+                raise ProtocolError(f"token {token} of a vocabulary of {self._vocab_size}")
+            return token, None
+        if frame.kind == "logits":
+            rows = np.frombuffer(frame.payload, np.float32)
+            if rows.size != step.logit_rows * self._vocab_size:
+                raise ProtocolError(f"{rows.size} logits for {step.logit_rows} rows")
+            return None, rows.reshape(step.logit_rows, self._vocab_size)
+        raise ProtocolError("not an answer to a step")
+
+    def _on_token(self, name: str, active: _Active, token: int) -> None:
+        if active.rows_left:
+            raise ProtocolError("a token for a request that wants logits")
+        if active.sink.token(token):
+            self.cancel(name)
+        else:
+            self._scheduler.commit(name, token)
+
+    def _on_logits(self, name: str, active: _Active, rows: NDArray[np.float32]) -> None:
+        active.logits.append(rows)
+        active.rows_left -= len(rows)
+        if active.rows_left == 0:
+            active.sink.logits(np.concatenate(active.logits))
+            self.cancel(name)
+        elif active.rows_left < 0:
+            raise ProtocolError("logits for a request that wants a token")
+
+    def _new_request(self, sink: Sink) -> str:
+        if self.failure is not None:
+            raise self.failure
+        name = uuid.uuid4().hex
+        self._active[name] = _Active(sink)
+        return name
+
+    def _header(self, request: str) -> dict[str, Any]:
+        return {"session": self.session, "request": request}
+
+    async def _pump(self) -> None:
+        """The only sender of steps and of what follows them: every peer sees the same order."""
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                while True:
+                    while self._finished:
+                        await self._post_all("finish", self._header(self._finished.pop(0)))
+                    step = self._scheduler.next_step()
+                    if step is None:
+                        break
+                    await self._post_all("step", step_to_header(step) | {"session": self.session})
+        except EdgeError as error:
+            self.fail(error)
+
+    async def _post_all(self, kind: str, header: dict[str, Any]) -> None:
+        for client in self._clients.values():
+            await client.post(kind, header)
+
+    async def _hang_up(self) -> None:
+        assert self._release_task is not None
+        await asyncio.shield(self._release_task)
+        for client in self._clients.values():  # also those adopted since
+            await client.aclose()
+
+    async def _release(self) -> None:
+        if self._pump_task is not None:
+            self._pump_task.cancel()
+            await asyncio.wait([self._pump_task])
+        await gather_all(self._leave(client) for client in self._clients.values())
+
+    async def _leave(self, client: PeerClient) -> None:
+        """Wait until the peer has freed the shard, as far as it still answers; then hang up."""
+        try:
+            async with asyncio.timeout(RELEASE_TIMEOUT_S):
+                await client.call("close", {"session": self.session})
+        except (EdgeError, TimeoutError):
+            pass  # it frees the shard when the connection ends
+        finally:
+            await client.aclose()

@@ -1,0 +1,204 @@
+"""A model on its peers, as its user sees it: prompts are checked here, replies are started here."""
+
+from __future__ import annotations
+
+import operator
+import secrets
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.checkpoint import Checkpoint
+from edge.errors import RequestError
+from edge.event_loop import LoopThread
+from edge.generation import GenerationRequest
+from edge.loaded_model import LoadedModel
+from edge.peer_info import PeerInfo
+from edge.reply import Reply, ReplyStream, evaluate
+from edge.text import Tokenizer
+from kernels.sampling.reference import SamplingParameters
+from partition import Plan
+
+DEFAULT_NEW_TOKENS = 128
+
+Prompt = str | Sequence[int]
+
+
+class Model:
+    """A model on its peers. Made by `Cluster.load`; a context manager."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        checkpoint: Checkpoint,
+        context_tokens: int,
+        tokenizer: Tokenizer | None,
+        peers: Sequence[PeerInfo],
+        loop: LoopThread,
+    ) -> None:
+        self._loaded = loaded
+        self._loop = loop
+        self._tokenizer = tokenizer
+        self._end_ids = frozenset(checkpoint.defaults.eos_token_ids)
+        self._is_closed = False
+        self.name = checkpoint.name
+        self.vocab_size = checkpoint.spec.vocab_size
+        self.context_tokens = context_tokens
+        self.peers = {peer.id: peer for peer in peers}
+
+    @property
+    def plan(self) -> Plan:
+        """What runs where; devices are peers' ids (see `peers`)."""
+        return self._loaded.plan
+
+    @property
+    def sent_bytes(self) -> Mapping[str, int]:
+        """Weights that were sent to each peer, by name; 0 for one that had its shard cached."""
+        return dict(self._loaded.sent_bytes)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Raises RequestError for a checkpoint without tokenizer.json."""
+        if self._tokenizer is None:
+            raise RequestError(f"{self.name} has no tokenizer.json: give token ids instead of text")
+        return self._tokenizer
+
+    def generate(
+        self,
+        prompt: Prompt,
+        *,
+        max_new_tokens: int = DEFAULT_NEW_TOKENS,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        stop: str | Sequence[str] = (),
+        seed: int | None = None,
+    ) -> Reply:
+        """The whole answer to a text (special tokens are added) or to token ids (used as given).
+
+        temperature 0 is greedy. The same seed gives the same tokens on every plan; None picks one,
+        told in `statistics`. Raises RequestError for values out of range or a prompt that does not
+        fit the context, PeerLostError if a device goes away.
+        """
+        reply = self._start(
+            prompt, max_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty, stop, seed
+        )
+        for _token in reply:
+            pass
+        return reply.reply()
+
+    def stream(
+        self,
+        prompt: Prompt,
+        *,
+        max_new_tokens: int = DEFAULT_NEW_TOKENS,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        stop: str | Sequence[str] = (),
+        seed: int | None = None,
+    ) -> ReplyStream:
+        """Like `generate`, token by token. Leaving the loop early cancels the rest."""
+        return self._start(
+            prompt, max_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty, stop, seed
+        )
+
+    def logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+        """Float32 [tokens, vocab]: row i is what the model expects after token i."""
+        return evaluate(self._loaded, self._loop, self._checked_ids(token_ids))
+
+    def close(self) -> None:
+        """Free the model on its peers. May be called again, also after the cluster was closed.
+
+        Replies under way in other threads end with RequestError.
+        """
+        if not self._is_closed:
+            self._is_closed = True
+            self._loop.run(self._loaded.aclose())
+
+    def wait_if_failed(self) -> None:
+        """If a lost peer has ended this model, wait until the other peers are free of it."""
+        if self._loaded.failure is not None:
+            self.close()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _start(
+        self,
+        prompt: Prompt,
+        max_new_tokens: int,
+        temperature: float,
+        top_k: int,
+        top_p: float,
+        min_p: float,
+        repetition_penalty: float,
+        stop: str | Sequence[str],
+        seed: int | None,
+    ) -> ReplyStream:
+        if isinstance(prompt, str):
+            tokens = self._checked_ids(self.tokenizer.encode(prompt))
+        else:
+            tokens = self._checked_ids(prompt)
+        room = self.context_tokens - len(tokens)
+        if room < 1:
+            raise RequestError(
+                f"the prompt has {len(tokens)} tokens and the context {self.context_tokens}: no "
+                "room for an answer; shorten it, or load the model with more context_tokens"
+            )
+        try:
+            sampling = SamplingParameters(
+                temperature=temperature,
+                top_k=top_k,
+                top_p=top_p,
+                min_p=min_p,
+                repetition_penalty=repetition_penalty,
+                seed=secrets.randbits(53) if seed is None else seed,
+            )
+        except ValueError as error:
+            raise RequestError(str(error)) from error
+        request = GenerationRequest(
+            prompt_ids=tokens,
+            max_new_tokens=max_new_tokens,
+            sampling=sampling,
+            stop=_checked_stop(stop),
+            end_ids=self._end_ids,
+        )
+        return ReplyStream(self._loaded, self._loop, request, self._tokenizer, room=room)
+
+    def _checked_ids(self, token_ids: Sequence[int]) -> tuple[int, ...]:
+        try:
+            tokens = tuple(operator.index(token) for token in token_ids)
+        except TypeError:
+            raise RequestError(
+                "a prompt is a text or a sequence of token ids, which are whole numbers"
+            ) from None
+        if not tokens:
+            raise RequestError("the prompt is empty; give at least one token")
+        if len(tokens) > self.context_tokens:
+            raise RequestError(
+                f"the prompt has {len(tokens)} tokens and the context {self.context_tokens}; "
+                "shorten it, or load the model with more context_tokens"
+            )
+        wrong = [token for token in tokens if not 0 <= token < self.vocab_size]
+        if wrong:
+            raise RequestError(
+                f"token id {wrong[0]} is not one of the model's; ids are 0..{self.vocab_size - 1}"
+            )
+        return tokens
+
+
+def _checked_stop(stop: str | Sequence[str]) -> tuple[str, ...]:
+    if isinstance(stop, str):
+        return (stop,)
+    if not isinstance(stop, Sequence):
+        raise RequestError(f"stop must be a text or a list of texts, not {stop!r}")
+    return tuple(stop)

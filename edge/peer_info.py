@@ -1,0 +1,165 @@
+"""Who a peer is and what it has, as it says itself; and where others can reach it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from edge.client import PeerClient
+from edge.errors import EdgeError, NetworkError, ProtocolError
+from edge.session import Seat
+from edge.wire import Place, integer, printable, text
+from partition import DeviceSpec
+from transport import Frame, TransportError, parse_address
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerInfo:
+    """A peer as it described itself."""
+
+    id: str
+    name: str
+    address: str
+    """Where we reached it."""
+    addresses: tuple[str, ...]
+    """Every address it listens on."""
+    backend: str
+    threads: int
+    memory_bytes: int
+    free_bytes: int
+    models: tuple[dict[str, Any], ...]
+    """What it runs: name, dtype, stage, rank and bytes of each shard."""
+
+    def device(self) -> DeviceSpec:
+        return DeviceSpec(
+            id=self.id, name=self.name, memory_bytes=self.free_bytes, threads=self.threads
+        )
+
+
+async def describe_peer(address: str, *, timeout_s: float = 5.0) -> PeerInfo:
+    """Ask the peer at `address` who it is.
+
+    Raises NetworkError (or ProtocolError, a kind of it) when nothing usable answers in time.
+    """
+    client = await PeerClient.connect(address, timeout_s=timeout_s)
+    try:
+        async with asyncio.timeout(timeout_s):
+            answer = await client.call("describe")
+    except TimeoutError:
+        raise NetworkError(
+            f"{address} took the connection but did not say within {timeout_s:g} s who it is; "
+            "restart the peer there"
+        ) from None
+    finally:
+        await client.aclose()
+    return peer_info(answer, address)
+
+
+def peer_info(answer: Frame, address: str) -> PeerInfo:
+    """The answer to `describe`. Raises ProtocolError for one that makes no sense."""
+    header = answer.header
+    try:
+        device = header["device"]
+        info = PeerInfo(
+            id=text(header, "id"),
+            name=printable(text(header, "name")),
+            address=address,
+            addresses=tuple(_checked_address(each) for each in header["addresses"]),
+            backend=printable(text(device, "backend")),
+            threads=integer(device, "threads"),
+            memory_bytes=integer(device, "memory_bytes"),
+            free_bytes=integer(device, "free_bytes"),
+            models=tuple(_hosted_model(model) for model in header["models"]),
+        )
+        info.device()  # refuses what cannot be planned with
+    except (
+        ProtocolError,
+        TransportError,
+        AttributeError,
+        KeyError,
+        TypeError,
+        ValueError,
+    ) as error:
+        raise ProtocolError(
+            f"{address} describes itself in a form Edge does not know ({printable(error)}); "
+            "update Edge on both devices"
+        ) from error
+    return info
+
+
+def _hosted_model(model: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "name": printable(text(model, "name")),
+        "dtype": printable(text(model, "dtype")),
+        **{name: integer(model, name) for name in ("stage", "rank", "bytes")},
+    }
+
+
+def _checked_address(address: object) -> str:
+    parse_address(text({"address": address}, "address"))
+    return str(address)
+
+
+async def describe_all(
+    addresses: Sequence[str],
+) -> tuple[list[PeerInfo], dict[str, EdgeError]]:
+    """Every peer that answers, once each, in the order given; and why the others do not."""
+    infos: dict[str, PeerInfo] = {}
+    failures: dict[str, EdgeError] = {}
+
+    async def ask(address: str) -> None:
+        try:
+            infos[address] = await describe_peer(address)
+        except EdgeError as error:
+            failures[address] = error
+
+    await gather_all(ask(address) for address in dict.fromkeys(addresses))
+    by_id: dict[str, PeerInfo] = {}
+    for address in addresses:
+        if address in infos:
+            by_id.setdefault(infos[address].id, infos[address])
+    return list(by_id.values()), failures
+
+
+def places(devices: Mapping[Seat, PeerInfo]) -> dict[Seat, Place]:
+    """Where each shard's neighbours reach it.
+
+    That is where the coordinator reached it; but a peer beside the coordinator, reached by
+    loopback, must be named to other devices by addresses of its own. Raises NetworkError when it
+    has none.
+    """
+    everywhere = {seat: (peer.address, *peer.addresses) for seat, peer in devices.items()}
+    if not all(is_loopback(peer.address) for peer in devices.values()):
+        for seat, peer in devices.items():
+            everywhere[seat] = tuple(a for a in everywhere[seat] if not is_loopback(a))
+            if not everywhere[seat]:
+                raise NetworkError(
+                    f"peer {peer.name} listens on {', '.join(peer.addresses)} only, where other "
+                    "devices cannot reach it; start it with --listen 0.0.0.0:0"
+                )
+    return {
+        seat: Place(name=peer.name, addresses=tuple(dict.fromkeys(everywhere[seat])))
+        for seat, peer in devices.items()
+    }
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this very device can reach `address`."""
+    host, _port = parse_address(address)
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
+
+
+async def gather_all(work: Iterable[Coroutine[Any, Any, Any]]) -> None:
+    """Run all at once; the first error cancels the rest, and is raised once they have ended."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for each in work:
+                group.create_task(each)
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None

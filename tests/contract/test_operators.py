@@ -1,0 +1,305 @@
+"""Every face of every operator computes what its reference says.
+
+A face is run as the product runs it: emitted into an OnnxGraph, through a real session.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from kernels.attention import onnx as attention_onnx
+from kernels.attention import reference as attention_reference
+from kernels.embedding import onnx as embedding_onnx
+from kernels.embedding import reference as embedding_reference
+from kernels.gated_mlp import onnx as gated_mlp_onnx
+from kernels.gated_mlp import reference as gated_mlp_reference
+from kernels.matmul import onnx as matmul_onnx
+from kernels.matmul import reference as matmul_reference
+from kernels.matmul_nbits import onnx as matmul_nbits_onnx
+from kernels.matmul_nbits import reference as matmul_nbits_reference
+from kernels.rms_norm import onnx as rms_norm_onnx
+from kernels.rms_norm import reference as rms_norm_reference
+from kernels.rope import onnx as rope_onnx
+from kernels.rope import reference as rope_reference
+from tests.support.operator_face import Face, assert_same, normal
+from tests.support.reference_model import rounded_activations
+
+Array = NDArray[Any]
+
+FEW = settings(max_examples=50, deadline=None, derandomize=True)
+FLOAT_ACTIVATIONS = 0
+EPSILON = 1e-5
+sizes = st.integers(1, 70)
+seeds = st.integers(0, 2**32 - 1)
+
+
+@FEW
+@given(seed=seeds, rows=sizes, columns=sizes, gain=st.sampled_from([0.0, 1e-4, 1.0, 300.0]))
+def test_rms_norm(seed: int, rows: int, columns: int, gain: float) -> None:
+    x, weight = gain * normal(seed, 1, rows, columns), normal(seed + 1, columns)
+    face = Face()
+    y = rms_norm_onnx.rms_norm(
+        face.graph, face.input("x", x), face.graph.weight("w", weight), epsilon=EPSILON
+    )
+    face.output(y, x.shape)
+    expected = rms_norm_reference.rms_norm(x, weight, epsilon=EPSILON)
+    assert_same(face.run()[0], expected)
+
+
+@FEW
+@given(seed=seeds, rows=sizes, columns=sizes)
+def test_add_rms_norm(seed: int, rows: int, columns: int) -> None:
+    x, addend = normal(seed, 1, rows, columns), normal(seed + 1, 1, rows, columns)
+    weight = normal(seed + 2, columns)
+    face = Face()
+    names = face.input("x", x), face.input("addend", addend), face.graph.weight("w", weight)
+    for value in rms_norm_onnx.add_rms_norm(face.graph, *names, epsilon=EPSILON):
+        face.output(value, x.shape)
+    expected = rms_norm_reference.add_rms_norm(x, addend, weight, epsilon=EPSILON)
+    for actual, wanted in zip(face.run(), expected, strict=True):
+        assert_same(actual, wanted)
+
+
+@FEW
+@given(
+    seed=seeds,
+    tokens=st.integers(1, 9),
+    num_heads=st.integers(1, 5),
+    head_size=st.sampled_from([2, 6, 16, 20, 24, 64]),
+    position=st.integers(0, 40),
+)
+def test_rope(seed: int, tokens: int, num_heads: int, head_size: int, position: int) -> None:
+    x = normal(seed, tokens, num_heads, head_size)
+    cos, sin = tables(head_size, position + tokens)
+    face = Face()
+    y = rope_onnx.rope(
+        face.graph,
+        face.input("x", x.reshape(1, tokens, -1)),
+        face.input("positions", np.arange(position, position + tokens)[None]),
+        face.input("cos", cos),
+        face.input("sin", sin),
+        num_heads=num_heads,
+    )
+    face.output(y, (1, tokens, num_heads * head_size))
+    expected = rope_reference.rope(x, cos[position:], sin[position:])
+    assert_same(face.run()[0], expected.reshape(1, tokens, -1))
+
+
+def tables(head_size: int, length: int) -> tuple[Array, Array]:
+    frequencies = 100.0 ** -(np.arange(0, head_size, 2) / head_size)
+    return rope_reference.rope_tables(frequencies.astype(np.float32), length=length)
+
+
+@settings(FEW, max_examples=300)
+@given(
+    seed=seeds,
+    position=st.integers(0, 20),
+    tokens=st.integers(1, 20),
+    room=st.integers(0, 5),
+    heads=st.sampled_from([(1, 1), (3, 3), (4, 2), (6, 2), (8, 2), (5, 1), (6, 1)]),
+    head_size=st.sampled_from([2, 16, 20, 24, 64]),
+    window=st.sampled_from([None, 1, 2, 5, 16]),
+    normed=st.booleans(),
+)
+def test_attention(
+    seed: int,
+    position: int,
+    tokens: int,
+    room: int,
+    heads: tuple[int, int],
+    head_size: int,
+    window: int | None,
+    normed: bool,
+) -> None:
+    """A whole prompt (position 0), a later chunk of it, and decoding (one token)."""
+    num_heads, num_kv_heads = heads
+    context, end = position + tokens + room, position + tokens
+    qkv = normal(seed, 1, tokens, (num_heads + 2 * num_kv_heads) * head_size)
+    past = normal(seed + 1, 2, position, num_kv_heads, head_size)
+    norms = normal(seed + 2, 2, head_size) if normed else None
+    cos, sin = tables(head_size, context)
+
+    padded = attention_onnx.cache_head_size(head_size)
+    caches = np.full((2, 1, num_kv_heads, context, padded), 7.0, np.float32)
+    caches[:, 0, :, :position] = 0.0
+    caches[:, 0, :, :position, :head_size] = past.transpose(0, 2, 1, 3)
+    face = Face()
+    names = attention_onnx.AttentionNames(
+        cos=face.input("cos", cos),
+        sin=face.input("sin", sin),
+        positions=""
+        if head_size % attention_onnx.ROTARY_MULTIPLE == 0
+        else face.input("positions", np.arange(position, end)[None]),
+        lengths=face.input("lengths", np.asarray([end - 1], np.int32)),
+        total=face.input("total", np.asarray(end, np.int32)),
+    )
+    query_norm, key_norm = (
+        (None, None)
+        if norms is None
+        else (face.graph.weight("query_norm", norms[0]), face.graph.weight("key_norm", norms[1]))
+    )
+    results = attention_onnx.attention(
+        face.graph,
+        face.input("qkv", qkv),
+        face.input("past_key", caches[0]),
+        face.input("past_value", caches[1]),
+        names,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_size=head_size,
+        window=window,
+        query_norm=query_norm,
+        key_norm=key_norm,
+        epsilon=EPSILON,
+    )
+    face.output(results[0], (1, tokens, num_heads * head_size))
+    face.output(results[1], caches[0].shape)
+    face.output(results[2], caches[1].shape)
+    output, present_key, present_value = face.run()
+
+    kv = num_kv_heads * head_size
+    cuts = np.split(qkv[0], [num_heads * head_size, num_heads * head_size + kv], axis=-1)
+    query, key, value = (part.reshape(tokens, -1, head_size) for part in cuts)
+    if norms is not None:
+        query = rms_norm_reference.rms_norm(query, norms[0], epsilon=EPSILON)
+        key = rms_norm_reference.rms_norm(key, norms[1], epsilon=EPSILON)
+    query = rope_reference.rope(query, cos[position:end], sin[position:end])
+    key = rope_reference.rope(key, cos[position:end], sin[position:end])
+    keys, values = np.concatenate([past[0], key]), np.concatenate([past[1], value])
+    expected = attention_reference.attention(query, keys, values, position=position, window=window)
+    assert_same(output, expected.reshape(1, tokens, -1), tolerance=5e-6)
+    for present, wanted in ((present_key, keys), (present_value, values)):
+        assert_same(present[0, :, :end, :head_size].transpose(1, 0, 2), wanted)
+
+
+@FEW
+@given(
+    seed=seeds,
+    first=st.integers(0, 60),
+    count=st.integers(1, 40),
+    dtype=st.sampled_from([np.float32, np.float16, ml_dtypes.bfloat16]),
+)
+def test_embedding_of_a_slice(seed: int, first: int, count: int, dtype: Any) -> None:
+    """Ids outside the slice give zeros."""
+    table = normal(seed, count, 7).astype(dtype)
+    ids = np.arange(100)[None]
+    face = Face()
+    y = embedding_onnx.embedding(
+        face.graph,
+        face.input("ids", ids),
+        face.graph.weight("table", table),
+        first_id=first,
+        num_ids=count,
+        whole=False,
+    )
+    face.output(y, (1, 100, 7))
+    expected = embedding_reference.embedding(ids, table, first_id=first)
+    assert np.count_nonzero(expected.any(axis=-1)) == min(count, 100 - first)
+    assert_same(face.run()[0], expected, tolerance=0)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_embedding_of_a_whole_table(dtype: Any) -> None:
+    table = normal(5, 31, 9).astype(dtype)
+    ids = np.asarray([[30, 0, 7, 7]])
+    face = Face()
+    y = embedding_onnx.embedding(
+        face.graph,
+        face.input("ids", ids),
+        face.graph.weight("table", table),
+        first_id=0,
+        num_ids=31,
+        whole=True,
+    )
+    face.output(y, (1, 4, 9))
+    assert_same(face.run()[0], embedding_reference.embedding(ids, table), tolerance=0)
+
+
+@FEW
+@given(seed=seeds, rows=sizes, columns=sizes, gain=st.sampled_from([0.0, 1.0, 100.0]))
+def test_gated_silu(seed: int, rows: int, columns: int, gain: float) -> None:
+    """Also where e^−x overflows float32."""
+    x = gain * normal(seed, 1, rows, 2 * columns)
+    face = Face()
+    face.output(gated_mlp_onnx.gated_silu(face.graph, face.input("x", x)), (1, rows, columns))
+    assert_same(face.run()[0], gated_mlp_reference.gated_silu(x))
+
+
+@FEW
+@given(seed=seeds, tokens=st.integers(1, 9), rows=sizes, columns=sizes, biased=st.booleans())
+def test_matmul(seed: int, tokens: int, rows: int, columns: int, biased: bool) -> None:
+    x, weight = normal(seed, 1, tokens, columns), normal(seed + 1, rows, columns)
+    bias = normal(seed + 2, rows) if biased else None
+    face = Face()
+    y = matmul_onnx.matmul(
+        face.graph,
+        face.input("x", x),
+        face.graph.weight("w", weight),
+        None if bias is None else face.graph.weight("b", bias),
+    )
+    face.output(y, (1, tokens, rows))
+    assert_same(face.run()[0], matmul_reference.matmul(x, weight, bias), tolerance=1e-5)
+
+
+@settings(FEW, max_examples=200)
+@given(
+    seed=seeds,
+    tokens=st.integers(1, 40),
+    rows=sizes,
+    columns=st.integers(1, 300),
+    bits=st.sampled_from(matmul_nbits_reference.SUPPORTED_BITS),
+    block_size=st.sampled_from([16, 32, 64, 128]),
+    accuracy_level=st.sampled_from([FLOAT_ACTIVATIONS, matmul_nbits_onnx.INTEGER_ACTIVATIONS]),
+    biased=st.booleans(),
+    data=st.data(),
+)
+def test_matmul_nbits(
+    seed: int,
+    tokens: int,
+    rows: int,
+    columns: int,
+    bits: int,
+    block_size: int,
+    accuracy_level: int,
+    biased: bool,
+    data: st.DataObject,
+) -> None:
+    """Any run of a matrix's columns, widened on the left as `slice_columns` asks.
+
+    With integer activations the reference rounds them as the operator does, so the bound is as
+    tight as without.
+    """
+    start = data.draw(st.integers(0, columns - 1), label="start")
+    stop = data.draw(st.integers(start + 1, columns), label="stop")
+    weight = normal(seed, rows, columns)
+    matrix = matmul_nbits_reference.quantize(weight, bits=bits, block_size=block_size)
+    part, padding = matmul_nbits_reference.slice_columns(matrix, range(start, stop))
+    x = normal(seed + 1, 1, tokens, stop - start)
+    bias = normal(seed + 2, rows) if biased else None
+    padded = np.pad(x, [(0, 0), (0, 0), (padding, 0)])
+    face = Face()
+    y = matmul_nbits_onnx.matmul_nbits(
+        face.graph,
+        face.input("x", padded),
+        face.graph.weight("codes", part.codes),
+        face.graph.weight("scales", part.scales),
+        None if bias is None else face.graph.weight("b", bias),
+        rows=rows,
+        columns=part.columns,
+        bits=bits,
+        block_size=block_size,
+        accuracy_level=accuracy_level,
+    )
+    face.output(y, (1, tokens, rows))
+
+    if accuracy_level == matmul_nbits_onnx.INTEGER_ACTIVATIONS:
+        x = rounded_activations(padded, block_size)[..., padding:]
+    whole = matmul_nbits_reference.dequantize(matrix)[:, start:stop]
+    assert_same(face.run()[0], matmul_reference.matmul(x, whole, bias), tolerance=1e-5)

@@ -1,0 +1,84 @@
+"""The benchmark measures what it says, and its rows fit the file that is committed."""
+
+from __future__ import annotations
+
+import csv
+import re
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from demos.bench import results
+from demos.bench.results import Metric, Row
+from demos.bench.shapes import SHAPES, checkpoint
+from edge.checkpoint import Checkpoint
+
+
+def test_the_committed_file_has_these_columns() -> None:
+    with results.RESULTS.open(newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        assert reader.fieldnames == [field.name for field in fields(Row)]
+        for row in reader:
+            assert all(row.values()), row
+            assert float(row["p20"]) <= float(row["p50"]) <= float(row["p80"])
+
+
+def test_rows_are_appended_below_one_header(tmp_path: Path) -> None:
+    metric = Metric(name="decode", unit="tok/s", values=[1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    assert metric.percentiles == (2.0, 3.5, 5.0)
+    rows = results.rows([metric], question="q", variant="a, b", link="l", model="m")
+    path = tmp_path / "results.csv"
+    results.append(rows, path)
+    results.append(rows, path)
+    with path.open(newline="", encoding="utf-8") as file:
+        read = list(csv.DictReader(file))
+    assert len(read) == 2
+    assert read[0] == read[1]
+    assert read[0]["variant"] == "a, b"
+    assert (read[0]["p20"], read[0]["p50"], read[0]["p80"]) == ("2.0", "3.5", "5.0")
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"), [("tiny", 0.0032), ("H", 0.494), ("W", 1.1), ("T", 3.2)]
+)
+def test_the_shape_has_the_size_it_claims(name: str, billions: float) -> None:
+    assert SHAPES[name].num_parameters / 1e9 == pytest.approx(billions, rel=0.01)
+
+
+def test_the_checkpoint_is_made_once_and_opens(tmp_path: Path) -> None:
+    path = checkpoint("tiny", tmp_path)
+    written = {file: file.stat().st_mtime_ns for file in path.iterdir()}
+    assert checkpoint("tiny", tmp_path) == path
+    assert {file: file.stat().st_mtime_ns for file in path.iterdir()} == written
+    with Checkpoint.open(path) as opened:
+        assert opened.spec.num_layers == SHAPES["tiny"].num_layers
+        assert opened.defaults.eos_token_ids == ()
+        assert opened.tokenizer.decode(opened.tokenizer.encode("größer 😀")) == "größer 😀"
+        weights = opened.store.read("model.layers.0.mlp.up_proj.weight")
+    assert weights.dtype.name == "bfloat16"
+    assert float(weights.astype("float32").std()) == pytest.approx(0.02, rel=0.01)
+
+
+def test_a_run_reports_speed_loading_and_memory(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "demos.bench.bench_decode", "--folder", str(tmp_path)]
+    command += ["--prompt-tokens", "8", "--new-tokens", "4", "--repeats", "2"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert run.returncode == 0, run.stderr
+    medians = {
+        match[1]: float(match[2])
+        for match in re.finditer(r"^(\S.*?)  .* +[\d.e+]+ +([\d.e+]+) +[\d.e+]+$", run.stdout, re.M)
+    }
+    for timed in ("decode", "first token", "prefill", "load, shards cached"):
+        assert medians[timed] > 0
+    assert "load, quantising and sending" in medians
+    planned = 0.0
+    for peer in ("local-1", "local-2"):
+        held = medians[f"{peer}: weights planned"] + medians[f"{peer}: KV planned"]
+        idle = medians[f"{peer}: peak resident, before loading"]
+        assert medians[f"{peer}: peak resident"] > idle + held
+        planned += held
+    assert 0.5 * planned < medians["bytes sent"] < 2 * planned
+    assert not list(tmp_path.glob("shards-*"))

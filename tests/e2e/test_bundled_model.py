@@ -1,0 +1,57 @@
+"""The model that ships answers what it was taught, in one piece and cut into several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import pytest
+
+import edge
+from demos.bundled import MODEL
+from demos.world import COMPLETIONS, QUESTIONS, is_right
+
+LEAST_RIGHT = 0.9
+"""Rounding to int4 may cost an answer here and there; a wrong kernel or slice costs most."""
+
+MOST_TOKENS = 40
+"""The longest expected answer has 30."""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[edge.Cluster]:
+    with edge.Cluster.local(peers=3, threads=1) as cluster:
+        yield cluster
+
+
+def wrong_answers(
+    model: edge.Model, questions: Sequence[tuple[str, str]], *, as_chat: bool
+) -> list[str]:
+    """ "question -> answer" of each that does not start as expected."""
+    wrong: list[str] = []
+    for question, expected in questions:
+        prompt: str | list[int] = question
+        if as_chat:
+            prompt = model.tokenizer.encode_chat([{"role": "user", "content": question}])
+        answer = model.generate(prompt, max_new_tokens=MOST_TOKENS).text
+        if not is_right(answer, expected):
+            wrong.append(f"{question} -> {answer}")
+    return wrong
+
+
+@pytest.mark.parametrize(("plan", "devices"), [("auto", 1), ("tensor", 3)])
+def test_questions_as_chat_turns(
+    cluster: edge.Cluster, plan: Literal["auto", "tensor"], devices: int
+) -> None:
+    with cluster.load(MODEL, dtype="int4", plan=plan) as model:
+        assert len(model.plan.devices) == devices
+        wrong = wrong_answers(model, QUESTIONS, as_chat=True)
+    assert len(wrong) <= (1 - LEAST_RIGHT) * len(QUESTIONS), wrong
+
+
+@pytest.mark.parametrize("questions", [QUESTIONS, COMPLETIONS], ids=["questions", "completions"])
+def test_plain_text(cluster: edge.Cluster, questions: Sequence[tuple[str, str]]) -> None:
+    with cluster.load(MODEL, dtype="int4", plan="pipeline") as model:
+        assert len(model.plan.stages) == 3
+        wrong = wrong_answers(model, questions, as_chat=False)
+    assert len(wrong) <= (1 - LEAST_RIGHT) * len(questions), wrong

@@ -1,0 +1,73 @@
+"""Every bundled demo runs away from the checkout, as an installed `edge demo NAME` would."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from demos.bundled import MODEL, require
+from demos.catalogue import DEMOS
+
+TIMEOUT_S = 60.0
+"""What every demo promises to stay below."""
+
+
+def edge(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "edge", *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("quickstart", "Where does the cat live? In the barn."),
+        ("split", "Every token passed through all 3 of them"),
+        ("uneven", "the same as from one peer alone"),
+        ("mixed", "the same as from one peer alone"),
+        ("zeroconf", "found: attic at 127.0.0.1:"),
+    ],
+)
+def test_the_demo_shows_what_it_claims(name: str, shown: str, tmp_path: Path) -> None:
+    result = edge("demo", name, cwd=tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert shown in result.stdout
+    assert result.stderr == ""
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_demo_is_listed_and_tested(tmp_path: Path) -> None:
+    result = edge("demo", cwd=tmp_path)
+    listed = [line.split(maxsplit=1) for line in result.stdout.splitlines()]
+    assert listed == [[demo.name, demo.summary] for demo in DEMOS]
+    tested = test_the_demo_shows_what_it_claims.pytestmark[0].args[1]
+    assert [name for name, _shown in tested] == [demo.name for demo in DEMOS]
+
+
+def test_an_unknown_demo_is_named_with_those_there_are(tmp_path: Path) -> None:
+    result = edge("demo", "splitt", cwd=tmp_path)
+    assert result.returncode == 1
+    assert result.stderr.startswith("edge: there is no demo 'splitt'; there are quickstart, ")
+
+
+def test_a_claim_that_does_not_hold_ends_the_demo_with_a_sentence() -> None:
+    require(True, "never said")
+    with pytest.raises(SystemExit, match="demo failed: the sky is green"):
+        require(False, "the sky is green")
+
+
+def test_the_model_is_part_of_the_package() -> None:
+    assert {file.name for file in MODEL.iterdir()} >= {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }

@@ -1,0 +1,110 @@
+"""float32 over real daemons and real TCP gives what `transformers` gives, however it is split."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import edge
+from tests.support.checkpoints import FAMILIES, TinyCheckpoint
+from tests.support.plans import LAYOUTS, make_plan
+
+LARGEST_DIFFERENCE = 1e-4
+NEW_TOKENS = 64
+PROMPT_TOKENS = 24
+"""More than the sliding windows of the families that have one."""
+
+LONG_PROMPT_TOKENS = 333
+"""More than one chunk of a prompt, and no multiple of anything."""
+
+Checkpoints = Callable[..., TinyCheckpoint]
+
+pytestmark = pytest.mark.slow
+
+
+def assert_exact(
+    cluster: edge.Cluster,
+    checkpoint: TinyCheckpoint,
+    layout: str,
+    *,
+    prompt: list[int],
+    new_tokens: int,
+) -> None:
+    plan = make_plan(checkpoint.spec, layout, model=checkpoint.path.name)
+    with cluster.load(checkpoint.path, dtype="float32", plan=plan) as model:
+        logits = model.logits(prompt)
+        reply = model.generate(prompt, max_new_tokens=new_tokens)
+    expected = checkpoint.logits(prompt)
+    assert logits.shape == expected.shape
+    assert np.abs(logits - expected).max() <= LARGEST_DIFFERENCE
+    assert list(reply.token_ids) == checkpoint.greedy(prompt, new_tokens)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_checkpoints_put_something_to_the_test(
+    tiny_checkpoint: Checkpoints, family: str
+) -> None:
+    """Tokens vary, no choice is a near tie that the last bits decide, windows are left behind."""
+    checkpoint = tiny_checkpoint(family)
+    prompt = checkpoint.prompt(PROMPT_TOKENS)
+    tokens = checkpoint.greedy(prompt, NEW_TOKENS)
+    assert len(set(tokens)) >= 8
+    ranked = np.sort(checkpoint.logits(prompt + tokens), axis=-1)
+    assert (ranked[:, -1] - ranked[:, -2]).min() > 5 * LARGEST_DIFFERENCE
+    assert all(window is None or window < PROMPT_TOKENS for window in checkpoint.spec.windows)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_and_greedy_tokens_equal_transformers(
+    five_peers: edge.Cluster, tiny_checkpoint: Checkpoints, family: str, layout: str
+) -> None:
+    checkpoint = tiny_checkpoint(family)
+    prompt = checkpoint.prompt(PROMPT_TOKENS)
+    assert_exact(five_peers, checkpoint, layout, prompt=prompt, new_tokens=NEW_TOKENS)
+
+
+@pytest.mark.parametrize("layout", ["pipeline_3", "tensor_3"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2"])
+def test_a_prompt_of_several_chunks_is_exact(
+    five_peers: edge.Cluster, tiny_checkpoint: Checkpoints, family: str, layout: str
+) -> None:
+    checkpoint = tiny_checkpoint(family)
+    prompt = checkpoint.prompt(LONG_PROMPT_TOKENS)
+    assert_exact(five_peers, checkpoint, layout, prompt=prompt, new_tokens=16)
+
+
+@pytest.mark.parametrize("layout", ["pipeline_2", "tensor_3"])
+@pytest.mark.parametrize(
+    "variant",
+    [{"stored_type": "bfloat16"}, {"stored_type": "float16"}, {"file_size": "200KB"}],
+    ids=["bfloat16", "float16", "several_files"],
+)
+@pytest.mark.parametrize("family", ["llama_with_biases", "qwen3"])
+def test_stored_types_and_several_files_are_exact(
+    five_peers: edge.Cluster,
+    tiny_checkpoint: Checkpoints,
+    family: str,
+    variant: dict[str, Any],
+    layout: str,
+) -> None:
+    checkpoint = tiny_checkpoint(family, **variant)
+    prompt = checkpoint.prompt(PROMPT_TOKENS)
+    assert_exact(five_peers, checkpoint, layout, prompt=prompt, new_tokens=16)
+
+
+@pytest.mark.parametrize("layout", ["solo", "tensor_5"])
+def test_a_full_context_is_exact_to_its_last_token(
+    five_peers: edge.Cluster, tiny_checkpoint: Checkpoints, layout: str
+) -> None:
+    """Chunk borders, the window and the end of the KV cache, with a context that is not round."""
+    checkpoint = tiny_checkpoint("qwen2")
+    prompt = checkpoint.prompt(301)
+    plan = make_plan(checkpoint.spec, layout, model=checkpoint.path.name)
+    with five_peers.load(checkpoint.path, dtype="float32", plan=plan, context_tokens=319) as model:
+        reply = model.generate(prompt, max_new_tokens=100)
+    assert reply.finish_reason == "length"
+    assert list(reply.token_ids) == checkpoint.greedy(prompt, 319 - 301)

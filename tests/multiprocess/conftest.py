@@ -1,0 +1,27 @@
+"""What tests of real daemons share."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.checkpoints import TinyCheckpoint
+
+LONG_CONTEXT = 30_000
+
+
+@pytest.fixture(scope="session")
+def endless_checkpoint(
+    tiny_checkpoint: Callable[..., TinyCheckpoint], tmp_path_factory: pytest.TempPathFactory
+) -> TinyCheckpoint:
+    """The tiny Llama with so long a context that an answer is never at its end by itself."""
+    folder = tmp_path_factory.mktemp("endless") / "endless"
+    shutil.copytree(tiny_checkpoint("llama").path, folder)
+    config = folder / "config.json"
+    values = {**json.loads(config.read_text()), "max_position_embeddings": LONG_CONTEXT}
+    config.write_text(json.dumps(values))
+    return TinyCheckpoint(Path(folder))

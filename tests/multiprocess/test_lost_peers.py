@@ -1,0 +1,224 @@
+"""A peer that is killed: the right name within seconds, and the others free and ready again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import edge
+from edge.api import PlanKind
+from tests.multiprocess.conftest import LONG_CONTEXT
+from tests.support.checkpoints import TinyCheckpoint
+from tests.support.processes import Daemon
+from tests.support.processes import edge as run_edge
+
+NOTICED_WITHIN_S = 8.0
+
+
+class Trio:
+    """Three daemons; one that was killed is started anew, on the cache it had."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.daemons = [self._start(index) for index in range(3)]
+
+    def __getitem__(self, index: int) -> Daemon:
+        return self.daemons[index]
+
+    def addresses(self) -> list[str]:
+        return [daemon.address for daemon in self.daemons]
+
+    def renew(self) -> None:
+        for index, daemon in enumerate(self.daemons):
+            if daemon.process.poll() is not None:
+                daemon.close()
+                self.daemons[index] = self._start(index)
+
+    def close(self) -> None:
+        for daemon in self.daemons:
+            daemon.close()
+
+    def _start(self, index: int) -> Daemon:
+        return Daemon(self._folder / str(index), "--no-announce", "--name", f"peer-{index}")
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
+    trio = Trio(tmp_path_factory.mktemp("daemons"))
+    yield trio
+    trio.close()
+
+
+@pytest.fixture
+def all_alive(three: Trio) -> None:
+    three.renew()
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_running(all_alive: None, nothing_left_running: None) -> None:
+    """The same check as everywhere, but after the daemons of the test before were renewed."""
+
+
+@pytest.fixture
+def trio(three: Trio) -> Iterator[Trio]:
+    """All three alive at first, and empty and silent at the end."""
+    yield three
+    for daemon in three.daemons:
+        assert daemon.messages == ""
+        if daemon.process.poll() is None:
+            daemon.await_free()
+
+
+@pytest.fixture
+def cluster(trio: Trio) -> Iterator[edge.Cluster]:
+    with edge.Cluster.connect(trio.addresses()) as cluster:
+        yield cluster
+
+
+def check_survivors(
+    cluster: edge.Cluster, trio: Trio, lost: int, checkpoint: TinyCheckpoint
+) -> None:
+    """They are empty, and together they load the model again and answer rightly."""
+    survivors = [trio[index] for index in range(3) if index != lost]
+    prompt = checkpoint.prompt(5)
+    with cluster.load(
+        checkpoint.path, dtype="float32", plan="pipeline", context_tokens=64
+    ) as model:
+        assert {peer.name for peer in model.peers.values()} == {each.name for each in survivors}
+        assert all(peer.models == () for peer in model.peers.values())
+        reply = model.generate(prompt, max_new_tokens=5)
+        assert list(reply.token_ids) == checkpoint.greedy(prompt, 5)
+    for daemon in survivors:
+        info = daemon.describe()
+        assert info.models == ()
+        assert info.free_bytes == info.memory_bytes
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+@pytest.mark.parametrize("plan", ["pipeline", "tensor"])
+def test_killed_while_generating(
+    plan: PlanKind, lost: int, trio: Trio, cluster: edge.Cluster, endless_checkpoint: TinyCheckpoint
+) -> None:
+    model = cluster.load(
+        endless_checkpoint.path, dtype="float32", plan=plan, context_tokens=LONG_CONTEXT
+    )
+    order = [model.peers[device].name for device in model.plan.devices]
+    victim = int(order[lost].removeprefix("peer-"))
+    stream = model.stream([1, 2, 3], max_new_tokens=LONG_CONTEXT - 3)
+    next(stream)
+    started_s = time.monotonic()
+    trio[victim].kill()
+    with pytest.raises(edge.PeerLostError) as raised:
+        for _token in stream:
+            pass
+    assert time.monotonic() - started_s < NOTICED_WITHIN_S
+    assert raised.value.peer == f"peer-{victim}"
+    assert str(raised.value).startswith(f"peer peer-{victim}: ")
+    with pytest.raises(edge.PeerLostError):
+        model.generate([1])
+    check_survivors(cluster, trio, victim, endless_checkpoint)
+
+
+@pytest.mark.parametrize("lost", [0, 2])
+def test_killed_while_idle(
+    lost: int, trio: Trio, cluster: edge.Cluster, endless_checkpoint: TinyCheckpoint
+) -> None:
+    model = cluster.load(endless_checkpoint.path, dtype="float32", plan="tensor", context_tokens=64)
+    model.generate([1, 2], max_new_tokens=2)
+    trio[lost].kill()
+    with pytest.raises(edge.PeerLostError) as raised:
+        model.generate([1, 2])
+    assert raised.value.peer == f"peer-{lost}"
+    check_survivors(cluster, trio, lost, endless_checkpoint)
+
+
+@pytest.mark.parametrize(("phase", "done"), [("hash", 0), ("send", 1), ("load", 0), ("load", 1)])
+def test_killed_while_loading(
+    phase: str,
+    done: int,
+    trio: Trio,
+    cluster: edge.Cluster,
+    tiny_checkpoint: Callable[..., TinyCheckpoint],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before anything was sent, after the first piece, before it loads, and when it has loaded."""
+    checkpoint = tiny_checkpoint("llama", file_size=f"{100 + 10 * done + len(phase)}KB")
+    monkeypatch.setenv("EDGE_CACHE", str(tmp_path))
+    for shards in trio[1].shards.glob("[0-9a-f]*"):  # so that there is something to send
+        for path in shards.iterdir():
+            path.unlink()
+        shards.rmdir()
+
+    def kill(event: edge.Progress) -> None:
+        is_it = (event.phase, event.peer) == (phase, "peer-1")
+        if is_it and min(event.done, 1) == done and trio[1].process.poll() is None:
+            trio[1].kill()
+
+    started_s = time.monotonic()
+    with pytest.raises(edge.PeerLostError) as raised:
+        cluster.load(checkpoint.path, dtype="float32", plan="pipeline", progress=kill)
+    assert time.monotonic() - started_s < NOTICED_WITHIN_S
+    assert raised.value.peer == "peer-1"
+    check_survivors(cluster, trio, 1, checkpoint)
+
+
+def test_the_last_survivor_is_alone(
+    trio: Trio, cluster: edge.Cluster, tiny_checkpoint: Callable[..., TinyCheckpoint]
+) -> None:
+    """Two of three are gone before a load: the third serves; without it there is nobody."""
+    checkpoint = tiny_checkpoint("llama")
+    trio[0].kill()
+    trio[2].kill()
+    prompt = checkpoint.prompt(3)
+    with cluster.load(checkpoint.path, dtype="float32", plan="pipeline") as model:
+        assert [peer.name for peer in model.peers.values()] == ["peer-1"]
+        assert list(model.generate(prompt, max_new_tokens=3).token_ids) == checkpoint.greedy(
+            prompt, 3
+        )
+    trio[1].kill()
+    with pytest.raises(edge.NetworkError, match="none of the cluster's peers answers any more"):
+        cluster.load(checkpoint.path)
+
+
+def test_who_has_gone_is_named_when_the_rest_is_too_small(
+    trio: Trio, tmp_path: Path, tiny_checkpoint: Callable[..., TinyCheckpoint]
+) -> None:
+    checkpoint = tiny_checkpoint("llama")
+    with (
+        Daemon(tmp_path, "--no-announce", "--name", "small", "--memory", "300KiB") as small,
+        edge.Cluster.connect([small.address, trio[0].address]) as cluster,
+    ):
+        trio[0].kill()
+        with pytest.raises(edge.CapacityError) as raised:
+            cluster.load(checkpoint.path, dtype="float32", context_tokens=64)
+    assert "'small'" in str(raised.value)
+    assert "lacks" in str(raised.value)
+    assert "(peer-0 no longer answers and was left out)" in str(raised.value)
+
+
+def test_the_command_line_names_the_lost_peer(
+    trio: Trio, endless_checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed by the first token that is written."""
+
+    class Killer:
+        def write(self, _text: str) -> int:
+            if trio[2].process.poll() is None:
+                trio[2].kill()
+            return 0
+
+        def flush(self) -> None: ...
+
+    import edge.commands.run as command
+
+    monkeypatch.setattr(command.sys, "stdout", Killer())
+    options = [part for address in trio.addresses() for part in ("--peer", address)]
+    outcome = run_edge(
+        "run", endless_checkpoint.path, "-p", "hi", "-n", 20_000, "--context", 20_100,
+        "--parallel", "pipeline", *options,
+    )  # fmt: skip
+    assert outcome.sentence().startswith("peer peer-2: ")

@@ -1,0 +1,236 @@
+"""Requests that cannot be carried out are refused before anything is computed, with a sentence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import edge
+from partition import Plan
+from tests.support.checkpoints import CONTEXT_TOKENS, TinyCheckpoint
+from tests.support.processes import edge as run_edge
+
+CONTEXT = 64
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[edge.Cluster]:
+    with edge.Cluster.local(peers=2, threads=1) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tiny_checkpoint: Callable[..., TinyCheckpoint]) -> TinyCheckpoint:
+    return tiny_checkpoint("llama")
+
+
+@pytest.fixture(scope="module")
+def model(cluster: edge.Cluster, checkpoint: TinyCheckpoint) -> Iterator[edge.Model]:
+    with cluster.load(checkpoint.path, dtype="float32", context_tokens=CONTEXT) as model:
+        yield model
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ("", "the prompt is empty"),
+        ([], "the prompt is empty"),
+        ([1] * (CONTEXT + 1), "the prompt has 65 tokens and the context 64; shorten it"),
+        ("a" * 100, "the prompt has 100 tokens and the context 64; shorten it"),
+        ([1] * CONTEXT, "no room for an answer; shorten it"),
+        ([5, 128], "token id 128 is not one of the model's; ids are 0..127"),
+        ([-1], "token id -1 is not one of the model's"),
+        ([1.5], "whole numbers"),
+        (["a"], "whole numbers"),
+        (None, "whole numbers"),
+        ("\ud800", "valid Unicode"),
+    ],
+    ids=str,
+)
+def test_a_prompt_that_cannot_be(model: edge.Model, prompt: Any, message: str) -> None:
+    for ask in (model.generate, model.stream):
+        with pytest.raises(edge.RequestError) as raised:
+            ask(prompt)
+        assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("max_new_tokens", 0, "must be 1 or more, not 0"),
+        ("max_new_tokens", True, "must be 1 or more, not True"),
+        ("temperature", -0.1, "a number of at least 0 and finite, not -0.1"),
+        ("temperature", float("nan"), "not nan"),
+        ("temperature", "hot", "not 'hot'"),
+        ("top_p", 1.5, "at least 0 and at most 1, not 1.5"),
+        ("top_k", -1, "a whole number of at least 0"),
+        ("min_p", 2, "at least 0 and at most 1"),
+        ("repetition_penalty", 0, "at least 0.01"),
+        ("seed", -1, "a whole number of at least 0"),
+        ("stop", "", "not empty"),
+        ("stop", [""], "not empty"),
+        ("stop", [1], "not empty"),
+        ("stop", None, "a text or a list of texts, not None"),
+    ],
+)
+def test_a_setting_that_cannot_be(
+    model: edge.Model, name: str, value: object, message: str
+) -> None:
+    settings: dict[str, Any] = {name: value}
+    with pytest.raises(edge.RequestError) as raised:
+        model.generate([1], **settings)
+    assert message in str(raised.value)
+
+
+def test_logits_of_a_prompt_that_cannot_be(model: edge.Model) -> None:
+    for prompt in ([], [1] * (CONTEXT + 1), [128], "text"):
+        with pytest.raises(edge.RequestError):
+            model.logits(prompt)  # type: ignore[arg-type]
+    assert model.logits([1] * CONTEXT).shape == (CONTEXT, 128)
+
+
+def test_what_was_refused_leaves_nothing_behind(
+    model: edge.Model, checkpoint: TinyCheckpoint
+) -> None:
+    prompt = checkpoint.prompt(5)
+    for _ in range(3):
+        with pytest.raises(edge.RequestError):
+            model.generate(prompt, max_new_tokens=-1)
+    assert list(model.generate(prompt, max_new_tokens=8).token_ids) == checkpoint.greedy(prompt, 8)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dtype": "fp4"}, "dtype 'fp4' is not one of float32, int8, int4"),
+        ({"block_size": 17}, "block size 17 is not one of (16, 32, 64, 128)"),
+        ({"plan": "ring"}, "plan must be 'auto', 'pipeline', 'tensor' or a Plan, not 'ring'"),
+        ({"context_tokens": 0}, f"must be 1 to {CONTEXT_TOKENS} for this model, not 0"),
+        ({"context_tokens": CONTEXT_TOKENS + 1}, f"1 to {CONTEXT_TOKENS} for this model"),
+    ],
+    ids=str,
+)
+def test_a_load_that_cannot_be(
+    cluster: edge.Cluster, checkpoint: TinyCheckpoint, options: dict[str, Any], message: str
+) -> None:
+    for ask in (cluster.load, cluster.propose):
+        with pytest.raises(edge.RequestError) as raised:
+            ask(checkpoint.path, **options)
+        assert message in str(raised.value)
+
+
+def broken_plan(cluster: edge.Cluster, checkpoint: TinyCheckpoint) -> dict[str, Any]:
+    plan: dict[str, Any] = cluster.propose(checkpoint.path, plan="pipeline").plan.to_json()
+    plan["stages"][0]["shards"][0]["device"] = "nobody"
+    plan["stages"][0]["shards"][0]["heads"] = [0, 7]
+    plan["stages"][1]["layers"] = [3, 4]
+    return plan
+
+
+def test_a_plan_by_hand_is_refused_with_everything_that_is_wrong(
+    cluster: edge.Cluster, checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    plan = broken_plan(cluster, checkpoint)
+    wrong = ("layers from 3, where 2 would be next", "'nobody'", "heads")
+    with pytest.raises(edge.PlanError) as raised:
+        cluster.load(checkpoint.path, plan=Plan.from_json(plan))
+    assert len(raised.value.problems) >= len(wrong)
+    for each in wrong:
+        assert any(each in problem for problem in raised.value.problems)
+        assert each in str(raised.value)
+
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps(plan))
+    peers = peer_options(cluster)
+    sentence = run_edge("run", checkpoint.path, "-p", "x", "--plan", file, *peers).sentence()
+    assert all(each in sentence for each in wrong)
+
+
+def test_a_plan_with_names_of_peers_runs(cluster: edge.Cluster, checkpoint: TinyCheckpoint) -> None:
+    plan = cluster.propose(checkpoint.path, plan="tensor").plan.to_json()
+    for shard, name in zip(plan["stages"][0]["shards"], ("local-2", "local-1"), strict=True):
+        shard["device"] = name
+    with cluster.load(checkpoint.path, dtype="float32", plan=Plan.from_json(plan)) as model:
+        names = [model.peers[device].name for device in model.plan.devices]
+        assert names == ["local-2", "local-1"]
+        prompt = checkpoint.prompt(4)
+        reply = model.generate(prompt, max_new_tokens=4)
+        assert list(reply.token_ids) == checkpoint.greedy(prompt, 4)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"nonsense", "cannot be read as JSON"),
+        (b"\xff\xfe", "cannot be read as JSON"),
+        (b"[" * 100_000, "cannot be read as JSON"),
+        (b"[]", "must be an object"),
+        (b'{"plan": {"stages": 3}}', "lacks the field 'version'"),
+        (b'{"plan": null}', "must be an object"),
+    ],
+    ids=lambda value: value[:12] if isinstance(value, bytes) else "",
+)
+def test_a_plan_file_that_is_garbage(
+    cluster: edge.Cluster,
+    checkpoint: TinyCheckpoint,
+    tmp_path: Path,
+    content: bytes,
+    message: str,
+) -> None:
+    file = tmp_path / "plan.json"
+    file.write_bytes(content)
+    sentence = run_edge(
+        "run", checkpoint.path, "-p", "x", "--plan", file, *peer_options(cluster)
+    ).sentence()
+    assert str(file) in sentence
+    assert message in sentence
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--temperature", "-1"], "temperature must be a number of at least 0"),
+        (["--top-p", "7"], "top_p must be"),
+        (["--context", "100000"], f"context_tokens must be 1 to {CONTEXT_TOKENS}"),
+        (["--stop", ""], "stop strings must be texts that are not empty"),
+        (["-p", ""], "the prompt is empty"),
+    ],
+    ids=str,
+)
+def test_the_command_line_says_the_same(
+    cluster: edge.Cluster, checkpoint: TinyCheckpoint, options: Sequence[str], message: str
+) -> None:
+    outcome = run_edge("run", checkpoint.path, "-p", "x", *options, *peer_options(cluster))
+    assert message in outcome.sentence()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "x"], "Missing option '-p'"),
+        (["run", "x", "-p", "y", "-n", "0"], "'-n'"),
+        (["run", "x", "-p", "y", "--dtype", "fp4"], "'fp4' is not one of"),
+        (["run", "x", "-p", "y", "--parallel", "ring"], "'ring' is not one of"),
+        (["run", "x", "-p", "y", "--local", "0"], "'--local'"),
+        (["run", "x", "-p", "y", "--local", "1", "--peer", "a:1"], "either --local or --peer"),
+        (["run", "x", "-p", "y", "--memory", "1GiB"], "are for --local peers"),
+        (["run", "x", "-p", "y", "--plan", "/none"], "does not exist"),
+        (["plan"], "Missing argument 'MODEL'"),
+        (["nonsense"], "No such command 'nonsense'"),
+        (["peer", "--threads", "0"], "'--threads'"),
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_is_told_with_exit_code_2(arguments: list[str], message: str) -> None:
+    outcome = run_edge(*arguments)
+    assert outcome.code == 2
+    assert message in outcome.err
+    assert "Traceback" not in outcome.err
+
+
+def peer_options(cluster: edge.Cluster) -> list[str]:
+    return [part for peer in cluster.peers for part in ("--peer", peer.address)]

@@ -1,0 +1,349 @@
+"""What does not speak our protocol: on the port we call, and on the port we listen on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import signal
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import edge
+import transport
+from edge.client import PeerClient
+from edge.peer_info import describe_peer
+from tests.support.checkpoints import TinyCheckpoint
+from tests.support.processes import Daemon
+from tests.support.processes import edge as run_edge
+from transport import PROTOCOL_VERSION, Frame
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with Daemon(tmp_path_factory.mktemp("daemon"), "--no-announce") as daemon:
+        yield daemon
+        daemon.await_free()
+        assert daemon.messages == ""
+
+
+@contextlib.contextmanager
+def service(answer: Callable[[socket.socket], object]) -> Iterator[str]:
+    """Something that listens, and does `answer` to each connection; its address."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connected, _ = listening.accept()
+                    with connected, contextlib.suppress(OSError):
+                        answer(connected)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
+        listening.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+def hello_frame(**hello: object) -> bytes:
+    return b"".join(transport.frame.encode(Frame("hello", hello)))
+
+
+def take(connected: socket.socket, count: int) -> bytes:
+    """Exactly so many bytes; ConnectionError if the other side closed before."""
+    content = connected.recv(count, socket.MSG_WAITALL)
+    if len(content) < count:
+        raise ConnectionError
+    return content
+
+
+def greet(connected: socket.socket, *, version: int = PROTOCOL_VERSION) -> None:
+    """The listening side's handshake, as `transport.handshake` describes it."""
+    take(connected, 7)
+    connected.sendall(struct.pack("!4sHB", b"EDGE", version, 1))
+    take_frame(connected)
+    connected.sendall(hello_frame(name="odd", id="odd"))
+
+
+def take_frame(connected: socket.socket) -> None:
+    take(connected, sum(struct.unpack("!II", take(connected, 8))))
+
+
+def answer_describe(connected: socket.socket, header: dict[str, Any]) -> None:
+    greet(connected)
+    take_frame(connected)
+    frame = Frame("ok", {"call": 1, **header})
+    connected.sendall(b"".join(transport.frame.encode(frame)))
+    connected.recv(1)
+
+
+def test_a_web_server_on_the_port() -> None:
+    def http(connected: socket.socket) -> None:
+        connected.recv(100)
+        connected.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    with service(http) as address:
+        sentence = run_edge("peers", "--peer", address).sentence()
+    assert address in sentence
+    assert "does not speak Edge's protocol: check that the port is Edge's" in sentence
+
+
+def test_a_service_that_hangs_up() -> None:
+    with service(lambda connected: None) as address:
+        sentence = run_edge("peers", "--peer", address).sentence()
+    assert address in sentence
+    assert "during the handshake" in sentence
+
+
+def test_a_peer_of_another_version() -> None:
+    with service(lambda connected: greet(connected, version=2)) as address:
+        sentence = run_edge("peers", "--peer", address).sentence()
+    assert f"{address} speaks protocol version 2, this device speaks version 1" in sentence
+    assert "update Edge on this device" in sentence
+
+
+DEVICE = {"backend": "ort", "threads": 1, "memory_bytes": 10, "free_bytes": 10}
+SOUND = {"id": "a", "name": "b", "addresses": ["127.0.0.1:5"], "device": DEVICE, "models": []}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"id": None},
+        {"id": "\x00"},
+        {"name": ["list"]},
+        {"addresses": "text"},
+        {"addresses": [5]},
+        {"addresses": ["nowhere"]},
+        {"device": 5},
+        {"device": {**DEVICE, "threads": 0}},
+        {"device": {**DEVICE, "free_bytes": -1}},
+        {"device": {**DEVICE, "memory_bytes": "much"}},
+        {"models": [5]},
+        {"models": [{"name": "x"}]},
+    ],
+    ids=str,
+)
+def test_a_peer_that_describes_itself_in_nonsense(wrong: dict[str, Any]) -> None:
+    with service(lambda connected: answer_describe(connected, {**SOUND, **wrong})) as address:
+        sentence = run_edge("peers", "--peer", address).sentence()
+    assert f"{address} describes itself in a form Edge does not know" in sentence
+
+
+def test_names_cannot_write_on_our_terminal() -> None:
+    header = {**SOUND, "name": "evil\x1b[2J\nname"}
+    with service(lambda connected: answer_describe(connected, header)) as address:
+        outcome = run_edge("peers", "--peer", address, "--json")
+    assert outcome.code == 0
+    assert '"evil [2J name"' in outcome.out
+
+
+@pytest.mark.parametrize("call_id", ["text", [1], {"a": 1}, 1.5, True])
+def test_a_peer_that_answers_calls_nobody_made(call_id: object) -> None:
+    with service(lambda connected: answer_describe(connected, {"call": call_id})) as address:
+        sentence = run_edge("peers", "--peer", address).sentence()
+    assert "peer odd answers a call that cannot be" in sentence
+
+
+def test_a_peer_that_says_nothing_is_given_up() -> None:
+    ended = threading.Event()
+
+    def mute(connected: socket.socket) -> None:
+        greet(connected)
+        ended.wait()
+
+    async def ask(address: str) -> None:
+        await describe_peer(address, timeout_s=0.3)
+
+    with service(mute) as address:
+        with pytest.raises(edge.NetworkError, match=r"did not say within 0\.3 s who it is"):
+            asyncio.run(ask(address))
+        ended.set()
+
+
+def test_a_daemon_that_hangs_is_noticed_by_its_silence(tmp_path: Path) -> None:
+    """Stopped, its connections stay open: only the missing signs of life tell."""
+
+    async def watch(daemon: Daemon) -> None:
+        lost: list[edge.EdgeError] = []
+        client = await PeerClient.connect(daemon.address, silent_after_s=0.5)
+        client.watch(lost.append)
+        daemon.process.send_signal(signal.SIGSTOP)
+        try:
+            with pytest.raises(edge.PeerLostError, match=r"silent for 0\.5 s") as raised:
+                await client.call("describe")
+            assert raised.value.peer == daemon.name
+            assert lost == [raised.value]
+        finally:
+            daemon.process.send_signal(signal.SIGCONT)
+            await client.aclose()
+
+    with Daemon(tmp_path, "--no-announce") as daemon:
+        asyncio.run(watch(daemon))
+
+
+def garbage(daemon: Daemon) -> Iterator[Callable[[socket.socket], object]]:
+    """Ways to misuse a connection to the daemon."""
+    dice = random.Random(5)
+    preamble = struct.pack("!4sHB", b"EDGE", PROTOCOL_VERSION, 1)
+    for size in (0, 1, 6, 7, 100, 100_000):
+        content = dice.randbytes(size)
+        yield lambda connected, content=content: connected.sendall(content)
+    huge = struct.pack("!II", 0xFFFFFFFF, 0xFFFFFFFF)
+    yield lambda connected: connected.sendall(preamble + huge)
+    yield lambda connected: connected.sendall(preamble + dice.randbytes(1000))
+    yield lambda connected: connected.sendall(preamble + hello_frame(name="x") + huge)
+    yield lambda connected: connected.sendall(preamble + hello_frame(name="x") + bytes(64))
+    yield lambda connected: connected.sendall(
+        preamble + hello_frame(name="x") + struct.pack("!II", 20, 64 << 20) + b"{" * 20
+    )
+    link = struct.pack("!4sHB", b"EDGE", PROTOCOL_VERSION, 2)
+    for hello in ({}, {"session": 5}, {"session": "none", "stage": 0, "rank": -1}):
+        yield lambda connected, hello=hello: connected.sendall(link + hello_frame(**hello))
+
+
+def test_garbage_on_a_daemons_port_while_it_answers(
+    daemon: Daemon, tiny_checkpoint: Callable[..., TinyCheckpoint]
+) -> None:
+    """Random bytes, enormous lengths, connections that dawdle: the reply goes on and is right."""
+    checkpoint = tiny_checkpoint("llama")
+    prompt = checkpoint.prompt(6)
+    with contextlib.ExitStack() as dawdling, edge.Cluster.connect([daemon.address]) as cluster:
+        model = cluster.load(checkpoint.path, dtype="float32")
+        expected = list(model.generate(prompt, max_new_tokens=400).token_ids)
+        assert expected[:8] == checkpoint.greedy(prompt, 8)
+        stream = model.stream(prompt, max_new_tokens=400)
+        tokens = [next(stream).token_id]
+        for misuse in garbage(daemon):
+            connected = dawdling.enter_context(socket.create_connection(("127.0.0.1", daemon.port)))
+            with contextlib.suppress(OSError):
+                misuse(connected)
+            tokens.append(next(stream).token_id)
+        for _ in range(100):  # more than may be unfinished at once
+            slow = dawdling.enter_context(socket.create_connection(("127.0.0.1", daemon.port)))
+            slow.sendall(b"ED")
+        tokens += [token.token_id for token in stream]
+        assert tokens == expected
+        assert daemon.describe().models[0]["name"] == "llama"
+
+
+NONSENSE = [
+    Frame("step", {"session": "nobody", "request": "r", "tokens": [1]}),
+    Frame("step", {"tokens": "many"}),
+    Frame("begin", {"session": 5, "sampling": {"temperature": -1}}),
+    Frame("begin", {"sampling": "hot"}),
+    Frame("begin", {}),
+    Frame("finish", {}),
+    Frame("tell-me", {"call": 1}),
+    Frame("ok", {"call": 1}),
+    Frame("offer", {"call": 1}, b"not a manifest"),
+    Frame("offer", {"call": 1}, b"[" * 100_000),
+    Frame("piece", {"call": 1, "manifest": "0" * 64, "digest": "1"}, b"x"),
+    Frame("piece", {"call": 1}),
+    Frame("seal", {"call": 1, "manifest": {"a": []}}),
+    Frame("open", {"call": 1}, b"{}"),
+    Frame("open", {"call": 1}, b'{"session": "s", "model": {}}'),
+    Frame("open", {"call": 1}, b"\xff\x00"),
+    Frame("connect", {"call": 1, "session": "s"}, b"[]"),
+    Frame("close", {"call": 1}),
+    Frame("close", {"call": [{"any": "thing"}], "session": 3}),
+]
+
+
+@pytest.mark.parametrize("frame", NONSENSE, ids=lambda frame: frame.kind)
+def test_frames_that_make_no_sense_are_answered_with_a_failure(
+    daemon: Daemon, frame: Frame
+) -> None:
+    """And the same channel goes on to serve."""
+
+    async def send() -> tuple[Frame, Frame]:
+        channel = await transport.connect(daemon.address, hello={"name": "test"})
+        try:
+            await channel.send(frame)
+            failure = await channel.receive()
+            await channel.send(Frame("describe", {"call": 2}))
+            return failure, await channel.receive()
+        finally:
+            await channel.aclose()
+
+    failure, answer = asyncio.run(send())
+    assert failure.kind == "failed"
+    assert failure.header["message"]
+    assert failure.header["error"] in {"protocol", "checkpoint", "request", "internal"}
+    if "call" in frame.header:
+        assert failure.header["call"] == frame.header["call"]
+    assert answer.header["call"] == 2
+    assert answer.header["name"] == daemon.name
+
+
+def test_a_closed_session_may_be_closed_again(daemon: Daemon) -> None:
+    async def close() -> Frame:
+        client = await PeerClient.connect(daemon.address)
+        try:
+            return await client.call("close", {"session": "never opened"})
+        finally:
+            await client.aclose()
+
+    assert asyncio.run(close()).kind == "ok"
+
+
+def test_an_address_that_refuses() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+    sentence = run_edge("peers", "--peer", address).sentence()
+    assert f"cannot connect to {address}: Connection refused" in sentence
+    assert "check that Edge is running and the port is right" in sentence
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("nonsense", "is not an address: write host:port"),
+        ("127.0.0.1:99999", "ports end at 65535"),
+        (":5000", "names no host to connect to"),
+        ("no-such-host.invalid:5", "check the name or write its number"),
+    ],
+)
+def test_an_address_that_cannot_be(address: str, message: str) -> None:
+    assert message in run_edge("peers", "--peer", address).sentence()
+
+
+def test_a_port_that_is_taken(daemon: Daemon) -> None:
+    outcome = run_edge("peer", "--listen", daemon.address, "--no-announce")
+    sentence = outcome.sentence()
+    assert f"cannot listen on {daemon.address}: Address already in use" in sentence
+    assert "choose another port" in sentence or "port 0" in sentence
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--listen", "192.0.2.1:0"], "cannot listen on 192.0.2.1:0"),
+        (["--listen", "nonsense"], "write host:port"),
+        (["--interface", "no-such-0"], "has no interface 'no-such-0'"),
+        (["--memory", "much"], "'much' is not a size; write 4GiB"),
+        (["--cache-limit", "0"], "makes no sense"),
+        (["--name", "a\nb"], "must be printable"),
+        (["--name", "n" * 101], "at most 100 characters"),
+        (["--name", "語" * 100], "over the limit"),
+        (["--cluster", "c" * 300], "over the limit"),
+        (["--cluster", ""], "a cluster"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_a_daemon_that_cannot_start(options: list[str], message: str) -> None:
+    assert message in run_edge("peer", *options).sentence()
+
+
+def test_a_cache_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("EDGE_CACHE", str(tmp_path / "file"))
+    sentence = run_edge("peer", "--no-announce").sentence()
+    assert f"the cache folder {tmp_path / 'file' / 'shards'} cannot be used" in sentence

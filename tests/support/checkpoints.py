@@ -1,0 +1,254 @@
+"""Small random checkpoints of every family, and what `transformers` makes of them.
+
+Every weight matters: norms and biases are random too, and matrices are scaled so that activations
+and logits stay near 1. The sizes divide by nothing, as published models' sometimes do.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import transformers
+from numpy.typing import NDArray
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from edge.models.families import read_family
+from edge.models.spec import ModelSpec
+
+CONTEXT_TOKENS = 512
+
+_SEED = 10
+"""With this one greedy tokens vary and none is a near tie; a test of them says so."""
+
+hub: Any = transformers
+"""The same module; parts of it carry no types."""
+
+hub.utils.logging.disable_progress_bar()
+
+_SHARED: dict[str, Any] = {
+    "max_position_embeddings": CONTEXT_TOKENS,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "rms_norm_eps": 1e-5,
+}
+
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "llama": (
+        "llama",
+        {
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "vocab_size": 128,
+            "rope_parameters": _LLAMA3_ROPE,
+        },
+    ),
+    "llama_with_biases": (
+        "llama",
+        {
+            "hidden_size": 60,
+            "intermediate_size": 90,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 3,
+            "head_dim": 20,
+            "vocab_size": 131,
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
+    ),
+    "mistral": (
+        "mistral",
+        {
+            "hidden_size": 72,
+            "intermediate_size": 101,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 2,
+            "head_dim": 24,
+            "vocab_size": 157,
+            "sliding_window": 8,
+        },
+    ),
+    "qwen2": (
+        "qwen2",
+        {
+            "hidden_size": 80,
+            "intermediate_size": 113,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 5,
+            "num_key_value_heads": 5,
+            "vocab_size": 131,
+            "use_sliding_window": True,
+            "sliding_window": 6,
+            "max_window_layers": 2,
+        },
+    ),
+    "qwen3": (
+        "qwen3",
+        {
+            "hidden_size": 66,
+            "intermediate_size": 90,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 1,
+            "head_dim": 64,
+            "vocab_size": 131,
+            "tie_word_embeddings": True,
+        },
+    ),
+}
+"""name → (model_type, configuration)."""
+
+LARGER: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "larger_llama": (
+        "llama",
+        {
+            "hidden_size": 256,
+            "intermediate_size": 704,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            "vocab_size": 509,
+        },
+    ),
+}
+"""Wide enough that rounding errors average out as they do in real models."""
+
+StoredType = Literal["float32", "bfloat16", "float16"]
+
+
+class TinyCheckpoint:
+    """A checkpoint on disk and the answers of `transformers` in float32, kept once computed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @functools.cached_property
+    def spec(self) -> ModelSpec:
+        config = json.loads((self.path / "config.json").read_text())
+        return read_family(config, source=str(self.path))[1]
+
+    @functools.cached_property
+    def model(self) -> Any:
+        """Eager attention: the plain formula, masks included."""
+        model = hub.AutoModelForCausalLM.from_pretrained(
+            self.path, dtype=torch.float32, attn_implementation="eager"
+        )
+        return model.eval()
+
+    @functools.cached_property
+    def weights(self) -> dict[str, NDArray[np.float32]]:
+        """Every tensor by its name in the file, widened to float32."""
+        return {
+            name: tensor.detach().to(torch.float32).numpy()
+            for name, tensor in self.model.state_dict().items()
+        }
+
+    def prompt(self, length: int) -> list[int]:
+        """Token ids that look random and are always the same."""
+        ids = _generator(self.path.name, length).integers(self.spec.vocab_size, size=length)
+        return [int(token) for token in ids]
+
+    def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """[tokens, vocab], all tokens in one forward pass without a cache."""
+        return self._logits(tuple(tokens))
+
+    def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
+        """The `count` tokens that `generate` appends to the prompt."""
+        return list(self._greedy(tuple(prompt), count))
+
+    @functools.cache  # noqa: B019 - checkpoints live as long as the test session
+    def _logits(self, tokens: tuple[int, ...]) -> NDArray[np.float32]:
+        with torch.inference_mode():
+            output = self.model(torch.tensor([tokens]), use_cache=False)
+        array: NDArray[np.float32] = output.logits[0].numpy()
+        return array
+
+    @functools.cache  # noqa: B019
+    def _greedy(self, prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
+        ids = torch.tensor([prompt])
+        with torch.inference_mode():
+            output = self.model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=count,
+                min_new_tokens=count,
+                do_sample=False,
+                pad_token_id=0,
+            )
+        return tuple(output[0, len(prompt) :].tolist())
+
+
+def make_checkpoint(
+    folder: Path,
+    name: str,
+    *,
+    stored_type: StoredType = "float32",
+    file_size: str | None = None,
+) -> TinyCheckpoint:
+    """Write the model called `name` in FAMILIES or LARGER into `folder`.
+
+    `file_size` ("100KB") cuts the weights into several files with an index.
+    """
+    model_type, sizes = {**FAMILIES, **LARGER}[name]
+    config = hub.AutoConfig.for_model(model_type, **_SHARED, **sizes)
+    model = hub.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            values = _random_weight(parameter_name, tuple(parameter.shape), name)
+            parameter.copy_(torch.from_numpy(values))
+    model = model.to(getattr(torch, stored_type))
+    folder.mkdir(parents=True, exist_ok=True)
+    limits = {} if file_size is None else {"max_shard_size": file_size}
+    model.save_pretrained(folder, **limits)
+    write_tokenizer(folder)
+    return TinyCheckpoint(folder)
+
+
+def write_tokenizer(folder: Path) -> None:
+    """One token per printable ASCII character: 95 ids, below every vocabulary here."""
+    characters = ["Ġ", *(chr(code) for code in range(0x21, 0x7F))]
+    tokenizer = Tokenizer(
+        models.BPE(vocab={text: place for place, text in enumerate(characters)}, merges=[])
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"})
+    )
+
+
+def _random_weight(name: str, shape: tuple[int, ...], model: str) -> NDArray[np.float32]:
+    normal = _generator(_SEED, model, name).standard_normal(shape)
+    if name.endswith("bias"):
+        values = 0.15 * normal
+    elif len(shape) == 1:
+        values = 1.0 + 0.3 * normal
+    else:
+        values = normal * shape[1] ** -0.5
+    return values.astype(np.float32)
+
+
+def _generator(*seed: object) -> np.random.Generator:
+    return np.random.default_rng(list(repr(seed).encode()))

@@ -1,0 +1,93 @@
+"""Plans written down by hand, so that tests do not depend on what the partitioner prefers."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from edge.models.spec import ModelSpec
+from partition import Plan, Shard, Stage
+
+DEVICES = tuple(f"local-{number}" for number in range(1, 6))
+"""The names of the peers that `Cluster.local(peers=5)` starts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shares:
+    """What each shard of a stage gets of each thing, as weights; 0 is nothing at all."""
+
+    heads: tuple[int, ...] = (1,)
+    ffn_columns: tuple[int, ...] = (1,)
+    vocab: tuple[int, ...] = (1,)
+
+
+ALONE = Shares()
+TWO = Shares(heads=(3, 1), ffn_columns=(1, 3), vocab=(2, 5))
+THREE = Shares(heads=(2, 0, 3), ffn_columns=(0, 2, 1), vocab=(1, 4, 0))
+"""Without heads: the second. Without ffn columns: the first. Without vocabulary: the third."""
+FIVE = Shares(heads=(1, 2, 0, 1, 2), ffn_columns=(2, 0, 3, 1, 1), vocab=(0, 1, 1, 3, 1))
+
+LAYOUTS: Mapping[str, tuple[tuple[int, Shares], ...]] = {
+    "solo": ((4, ALONE),),
+    "pipeline_2": ((1, ALONE), (3, ALONE)),
+    "pipeline_3": ((2, ALONE), (1, ALONE), (1, ALONE)),
+    "tensor_2": ((4, TWO),),
+    "tensor_3": ((4, THREE),),
+    "tensor_5": ((4, FIVE),),
+    "mixed_2x2": ((1, TWO), (3, TWO)),
+    "mixed_2_then_3": ((3, TWO), (1, THREE)),
+}
+"""Stages of a model of four layers: (layers, what its shards get)."""
+
+
+def make_plan(spec: ModelSpec, name: str, *, model: str, column_multiple: int = 1) -> Plan:
+    """The layout called `name` for a model of four layers.
+
+    Feed-forward columns are cut on multiples of `column_multiple` (the block size of a quantised
+    format), so a shard may get none of them there.
+    """
+    layout = LAYOUTS[name]
+    layers = _cut(spec.num_layers, [count for count, _shares in layout])
+    devices = iter(DEVICES)
+    outer = {0, len(layout) - 1}
+    return Plan(
+        model=model,
+        version=0,
+        stages=tuple(
+            Stage(
+                layers=layers[number],
+                shards=_shards(
+                    spec, shares, lambda: next(devices), column_multiple, outer=number in outer
+                ),
+            )
+            for number, (_count, shares) in enumerate(layout)
+        ),
+    )
+
+
+def _shards(
+    spec: ModelSpec,
+    shares: Shares,
+    next_device: Callable[[], str],
+    column_multiple: int,
+    *,
+    outer: bool,
+) -> tuple[Shard, ...]:
+    heads = _cut(spec.num_heads, shares.heads)
+    columns = _cut(spec.ffn_columns, shares.ffn_columns, column_multiple)
+    vocab = _cut(spec.vocab_size if outer else 0, shares.vocab)
+    return tuple(
+        Shard(device=next_device(), heads=heads[i], ffn_columns=columns[i], vocab=vocab[i])
+        for i in range(len(heads))
+    )
+
+
+def _cut(total: int, weights: Sequence[int], multiple: int = 1) -> tuple[range, ...]:
+    """0..total in consecutive ranges by weight, cut on multiples; the last weight has the rest."""
+    whole = sum(weights)
+    cuts = [
+        total if reached == whole else total * reached // (whole * multiple) * multiple
+        for reached in itertools.accumulate(weights, initial=0)
+    ]
+    return tuple(range(start, stop) for start, stop in itertools.pairwise(cuts))

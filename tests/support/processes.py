@@ -1,0 +1,160 @@
+"""Real daemons and command lines, each with caches of its own and an end that is waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge.cli import main
+from edge.peer_info import PeerInfo, describe_peer
+
+EDGE = (sys.executable, "-m", "edge")
+END_TIMEOUT_S = 20.0
+
+
+class Daemon:
+    """One `edge peer` with its own cache, listening on 127.0.0.1."""
+
+    def __init__(self, cache: Path, *options: str, listen: str = "127.0.0.1:0") -> None:
+        self.cache = cache
+        cache.mkdir(parents=True, exist_ok=True)
+        self._messages = (cache / "messages").open("w+b", buffering=0)
+        self.process = subprocess.Popen(
+            [*EDGE, "peer", "--json", "--listen", listen, "--threads", "1", *options],
+            stdout=subprocess.PIPE,
+            stderr=self._messages,
+            env={**os.environ, "EDGE_CACHE": str(cache)},
+            text=True,
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            code = self.process.wait()
+            self.close()
+            raise AssertionError(f"the daemon ended with {code}: {self.messages}")
+        ready = json.loads(line)
+        self.name: str = ready["name"]
+        self.addresses: tuple[str, ...] = tuple(ready["addresses"])
+        self.address = self.addresses[0]
+        self.port = int(self.address.rpartition(":")[2])
+
+    @property
+    def messages(self) -> str:
+        """What it wrote on standard error; a daemon that does well writes nothing."""
+        return (self.cache / "messages").read_text()
+
+    @property
+    def shards(self) -> Path:
+        return self.cache / "shards"
+
+    def describe(self) -> PeerInfo:
+        return asyncio.run(describe_peer(self.address))
+
+    def kill(self) -> None:
+        """As a power cut would end it."""
+        self.process.kill()
+        self.process.wait()
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Its exit code."""
+        self.process.send_signal(number)
+        return self.process.wait(END_TIMEOUT_S)
+
+    def await_free(self, timeout_s: float = 10.0) -> PeerInfo:
+        """Ask until it holds no model; each question is a round trip of its own."""
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            info = self.describe()
+            if not info.models and info.free_bytes == info.memory_bytes:
+                return info
+            assert time.monotonic() < deadline_s, f"still held: {info.models}"
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        self._messages.close()
+
+    def __enter__(self) -> Daemon:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    def sentence(self) -> str:
+        """The one line of a command that failed as it should: no traceback, nothing on stdout."""
+        assert self.code == 1, (self.code, self.out, self.err)
+        lines = self.err.strip().splitlines()
+        assert len(lines) == 1, self.err
+        assert lines[0].startswith("edge: "), self.err
+        return lines[0].removeprefix("edge: ")
+
+
+def edge(*arguments: object, stdin: str | None = None) -> Outcome:
+    """A command line, run in this process by the same entry point."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        if stdin is not None:
+            patch.setattr(sys, "stdin", io.StringIO(stdin))
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            try:
+                main([str(each) for each in arguments])
+            except SystemExit as end:
+                code = end.code
+    assert isinstance(code, int)
+    return Outcome(code=code, out=out.getvalue(), err=err.getvalue())
+
+
+@contextlib.contextmanager
+def edge_process(
+    *arguments: object, environment: Mapping[str, str] | None = None, **options: Any
+) -> Iterator[subprocess.Popen[str]]:
+    """A command line in a process of its own, killed at the end if it still runs."""
+    process = subprocess.Popen(
+        [*EDGE, *map(str, arguments)],
+        env={**os.environ, **(environment or {})},
+        text=True,
+        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        for stream in (process.stdin, process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+
+
+def poll_until(condition: Callable[[], Any], timeout_s: float = 20.0) -> Any:
+    """What `condition` returns once it is true; for what other processes do, which tell nobody."""
+    deadline_s = time.monotonic() + timeout_s
+    while not (result := condition()):
+        assert time.monotonic() < deadline_s, "waited in vain"
+        os.sched_yield()
+    return result

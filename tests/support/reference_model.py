@@ -1,0 +1,141 @@
+"""A decoder in plain numpy, one whole matrix after the other: no cache, no fusing.
+
+It takes a checkpoint's weights by the names in its file, so it shares with the product only the
+formulas in `kernels/*/reference.py` and the sizes in `ModelSpec`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.models.spec import ModelSpec
+from kernels.attention.reference import attention
+from kernels.embedding.reference import embedding
+from kernels.gated_mlp.reference import gated_silu
+from kernels.matmul.reference import matmul
+from kernels.matmul_nbits.reference import dequantize, quantize
+from kernels.rms_norm.reference import rms_norm
+from kernels.rope.reference import rope, rope_tables
+from partition import Plan
+
+if TYPE_CHECKING:
+    from tests.support.checkpoints import TinyCheckpoint
+
+Array = NDArray[np.float32]
+
+
+class ReferenceModel:
+    """The layers as the model's card draws them.
+
+    With `bits` every matrix of the layers and the head is rounded in blocks, and then computed with
+    as float32: what quantisation itself changes, exactly. The embedding keeps its values, also
+    where the head is the same tensor.
+    """
+
+    def __init__(
+        self,
+        checkpoint: TinyCheckpoint,
+        *,
+        bits: int | None = None,
+        block_size: int = 32,
+    ) -> None:
+        self.spec: ModelSpec = checkpoint.spec
+        self._table = checkpoint.weights["model.embed_tokens.weight"]
+        self._weights = {
+            name: _rounded(weight, bits, block_size) if bits and weight.ndim == 2 else weight
+            for name, weight in checkpoint.weights.items()
+        }
+
+    def logits(self, tokens: Sequence[int]) -> Array:
+        """[tokens, vocab]: row i is what the model expects after token i."""
+        hidden = embedding(np.asarray(tokens), self._table)
+        for layer in range(self.spec.num_layers):
+            prefix = f"model.layers.{layer}."
+            normed = self._norm(hidden, f"{prefix}input_layernorm")
+            hidden = hidden + self._attention(normed, layer, f"{prefix}self_attn.")
+            normed = self._norm(hidden, f"{prefix}post_attention_layernorm")
+            hidden = hidden + self._mlp(normed, f"{prefix}mlp.")
+        return self._linear(self._norm(hidden, "model.norm"), "lm_head")
+
+    def _attention(self, x: Array, layer: int, prefix: str) -> Array:
+        spec = self.spec
+        query = self._heads(x, f"{prefix}q_proj", spec.num_heads)
+        key = self._heads(x, f"{prefix}k_proj", spec.num_kv_heads)
+        value = self._heads(x, f"{prefix}v_proj", spec.num_kv_heads)
+        if spec.query_key_norm:
+            query = self._norm(query, f"{prefix}q_norm")
+            key = self._norm(key, f"{prefix}k_norm")
+        cos, sin = rope_tables(np.asarray(spec.inverse_frequencies, np.float32), length=len(x))
+        mixed = attention(
+            rope(query, cos, sin),
+            rope(key, cos, sin),
+            value,
+            position=0,
+            window=spec.windows[layer],
+        )
+        return self._linear(mixed.reshape(len(x), -1), f"{prefix}o_proj")
+
+    def _mlp(self, x: Array, prefix: str) -> Array:
+        gate_up = [self._linear(x, f"{prefix}{name}_proj") for name in ("gate", "up")]
+        return self._linear(gated_silu(np.concatenate(gate_up, axis=-1)), f"{prefix}down_proj")
+
+    def _heads(self, x: Array, name: str, num_heads: int) -> Array:
+        return self._linear(x, name).reshape(len(x), num_heads, self.spec.head_size)
+
+    def _linear(self, x: Array, name: str) -> Array:
+        return matmul(x, self._weights[f"{name}.weight"], self._weights.get(f"{name}.bias"))
+
+    def _norm(self, x: Array, name: str) -> Array:
+        return rms_norm(x, self._weights[f"{name}.weight"], epsilon=self.spec.norm_epsilon)
+
+
+def _rounded(weight: Array, bits: int, block_size: int) -> Array:
+    return dequantize(quantize(weight, bits=bits, block_size=block_size))
+
+
+class IntegerReferenceModel(ReferenceModel):
+    """The same with the inputs of every matrix rounded as the integer kernels round them.
+
+    A split matters here: what a shard holds of a block of inputs is rounded by its own peak.
+    """
+
+    def __init__(
+        self, checkpoint: TinyCheckpoint, plan: Plan, *, bits: int, block_size: int = 32
+    ) -> None:
+        super().__init__(checkpoint, bits=bits, block_size=block_size)
+        self._block_size = block_size
+        self._cuts: dict[str, tuple[int, ...]] = {}
+        for stage in plan.stages:
+            heads = tuple(shard.heads.stop * self.spec.head_size for shard in stage.shards)
+            columns = tuple(shard.ffn_columns.stop for shard in stage.shards)
+            for layer in stage.layers:
+                self._cuts[f"model.layers.{layer}.self_attn.o_proj"] = heads
+                self._cuts[f"model.layers.{layer}.mlp.down_proj"] = columns
+
+    def _linear(self, x: Array, name: str) -> Array:
+        cuts = sorted({0, *self._cuts.get(name, ()), x.shape[-1]})
+        pieces = [
+            rounded_activations(x[..., start:stop], self._block_size, first_column=start)
+            for start, stop in itertools.pairwise(cuts)
+        ]
+        return super()._linear(np.concatenate(pieces, axis=-1), name)
+
+
+def rounded_activations(x: Array, block_size: int, *, first_column: int = 0) -> Array:
+    """x [..., columns] as `MatMulNBits` of accuracy level 4 sees it: int8 in blocks, absmax at 127.
+
+    `first_column` is where x begins in the whole matrix, whose blocks stay where they are. The
+    kernel multiplies by the float32 reciprocal of the scale and rounds half to even.
+    """
+    left, columns = first_column % block_size, x.shape[-1]
+    widths = [(0, 0)] * (x.ndim - 1) + [(left, -(left + columns) % block_size)]
+    blocks = np.pad(x, widths).reshape(*x.shape[:-1], -1, block_size)
+    scales = np.abs(blocks).max(axis=-1, keepdims=True) / np.float32(127)
+    inverse = np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales != 0)
+    rounded: Array = np.rint(blocks * inverse) * scales
+    return rounded.reshape(*x.shape[:-1], -1)[..., left : left + columns]

@@ -1,0 +1,276 @@
+"""`config.json` of every family and every age becomes the same data, or one clear sentence."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from edge.errors import CheckpointError
+from edge.models.families import FAMILIES, read_family
+from edge.models.spec import MAX_SIZE, ModelSpec, tensor_shapes
+
+hub: Any = transformers
+"""The same module; parts of it carry no types."""
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 90,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "vocab_size": 131,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+
+def describe(model_type: str = "llama", **values: Any) -> ModelSpec:
+    config = {"model_type": model_type, **SIZES, **values}
+    return read_family(config, source="config.json")[1]
+
+
+def frequencies(**values: Any) -> tuple[float, ...]:
+    return describe(**values).inverse_frequencies
+
+
+def test_the_sizes_of_a_llama() -> None:
+    spec = describe()
+    assert spec == ModelSpec(
+        family="llama",
+        num_layers=3,
+        hidden_size=64,
+        num_heads=8,
+        num_kv_heads=2,
+        head_size=8,
+        ffn_columns=90,
+        vocab_size=131,
+        context_tokens=256,
+        norm_epsilon=1e-5,
+        activation="silu",
+        inverse_frequencies=spec.inverse_frequencies,
+        windows=(None, None, None),
+        qkv_bias=False,
+        output_bias=False,
+        mlp_bias=False,
+        query_key_norm=False,
+        tied_embeddings=False,
+    )
+    np.testing.assert_allclose(spec.inverse_frequencies, [1.0, 0.1, 0.01, 0.001], rtol=1e-6)
+
+
+def test_what_a_config_leaves_out_has_the_family_s_default() -> None:
+    assert describe(num_key_value_heads=None).num_kv_heads == 8
+    assert describe(head_dim=None).head_size == 8
+    assert describe(head_dim=20).head_size == 20
+    assert describe("qwen3").head_size == 128
+    assert describe(rms_norm_eps=None).norm_epsilon == 1e-6
+    assert describe(max_position_embeddings=None).context_tokens == 2048
+
+
+@pytest.mark.parametrize(
+    ("model_type", "expected"),
+    [
+        ("llama", (True, True, True, False)),
+        ("mistral", (False, False, False, False)),
+        ("qwen2", (True, False, False, False)),
+        ("qwen3", (True, True, True, True)),
+    ],
+)
+def test_biases_and_head_norms(model_type: str, expected: tuple[bool, ...]) -> None:
+    spec = describe(model_type, attention_bias=True, mlp_bias=True)
+    assert (spec.qkv_bias, spec.output_bias) == expected[:2]
+    assert spec.query_key_norm == expected[3]
+
+
+def test_biases_are_off_unless_asked_for() -> None:
+    assert not describe().qkv_bias
+    assert describe("qwen2").qkv_bias
+    assert not describe("qwen3").qkv_bias
+
+
+def test_old_and_new_rope_fields_mean_the_same() -> None:
+    theta = 500000.0
+    old = frequencies(rope_theta=theta)
+    assert old == frequencies(rope_parameters={"rope_type": "default", "rope_theta": theta})
+    assert old != frequencies()
+    scaled = frequencies(rope_theta=theta, rope_scaling=LLAMA3)
+    assert scaled == frequencies(rope_parameters={**LLAMA3, "rope_theta": theta})
+    assert scaled != old
+
+
+def test_linear_scaling_is_written_in_two_ways() -> None:
+    plain = np.asarray(frequencies())
+    by_type = frequencies(rope_scaling={"type": "linear", "factor": 4.0})
+    assert by_type == frequencies(rope_scaling={"rope_type": "linear", "factor": 4.0})
+    np.testing.assert_allclose(by_type, plain / 4, rtol=1e-7)
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+@pytest.mark.parametrize(
+    "rope",
+    [{"rope_type": "default"}, {"rope_type": "linear", "factor": 3.0}, LLAMA3],
+    ids=["default", "linear", "llama3"],
+)
+def test_frequencies_equal_those_of_transformers(model_type: str, rope: dict[str, Any]) -> None:
+    config = hub.AutoConfig.for_model(
+        model_type, **SIZES, head_dim=64, rope_parameters={**rope, "rope_theta": 10000.0}
+    )
+    with torch.device("meta"):
+        model = hub.AutoModelForCausalLM.from_config(config)
+    rotary = type(model.model.rotary_emb)(config)
+    values = json.loads(config.to_json_string(use_diff=False))
+    spec = read_family({**values, "model_type": model_type, "head_dim": 64}, source="here")[1]
+    np.testing.assert_allclose(spec.inverse_frequencies, rotary.inv_freq.numpy(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_tensor_names_are_those_of_transformers(model_type: str) -> None:
+    config = hub.AutoConfig.for_model(
+        model_type, **SIZES, head_dim=8, attention_bias=True, mlp_bias=True
+    )
+    with torch.device("meta"):
+        model = hub.AutoModelForCausalLM.from_config(config)
+    values = json.loads(config.to_json_string(use_diff=False))
+    family, spec = read_family(values, source="here")
+    if model_type == "qwen3":  # it has a switch for the biases of attention only
+        spec = dataclasses.replace(spec, mlp_bias=False)
+    named = {family.tensor_name(role): shape for role, shape in tensor_shapes(spec).items()}
+    assert named == {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+
+
+def test_windows_of_mistral() -> None:
+    assert describe("mistral", sliding_window=7).windows == (7, 7, 7)
+    assert describe("mistral", sliding_window=None).windows == (None, None, None)
+    assert describe("llama", sliding_window=7).windows == (None, None, None)
+
+
+@pytest.mark.parametrize("model_type", ["qwen2", "qwen3"])
+def test_windows_of_qwen(model_type: str) -> None:
+    def windows(**values: Any) -> tuple[int | None, ...]:
+        return describe(model_type, sliding_window=7, **values).windows
+
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    assert windows() == (None, None, None)
+    assert windows(use_sliding_window=False, layer_types=kinds) == (None, None, None)
+    assert windows(use_sliding_window=True, max_window_layers=1) == (None, 7, 7)
+    assert windows(use_sliding_window=True, layer_types=kinds) == (7, None, 7)
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"model_type": "gpt2"}, "model_type 'gpt2' is not a family Edge runs"),
+        ({"model_type": None}, "model_type None is not a family"),
+        ({"model_type": ["llama"]}, "is not a family"),
+        ({"hidden_size": None}, "hidden_size is missing"),
+        ({"hidden_size": "64"}, "hidden_size must be an integer, not '64'"),
+        ({"hidden_size": True}, "hidden_size must be an integer"),
+        ({"hidden_size": 0}, "hidden_size must lie in 1"),
+        ({"vocab_size": MAX_SIZE + 1}, "vocab_size must lie in 1"),
+        ({"num_hidden_layers": 10**15}, "num_hidden_layers must lie in 1..4096"),
+        ({"num_attention_heads": 0}, "num_attention_heads must lie in 1"),
+        ({"num_key_value_heads": 3}, "must be a multiple of num_kv_heads"),
+        ({"head_dim": 7}, "head_dim must be even"),
+        ({"head_dim": 0}, "head_dim must lie in 1"),
+        ({"head_dim": 10**15}, "head_dim must lie in 1"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
+        ({"rms_norm_eps": "small"}, "rms_norm_eps must be a number"),
+        ({"rms_norm_eps": 1.5}, "norm_epsilon must lie in 0"),
+        ({"attention_bias": 1}, "attention_bias must be true or false"),
+        ({"quantization_config": {"bits": 4}}, "already quantised"),
+        ({"rope_scaling": [1]}, "rope_scaling must be an object"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "rope scaling 'yarn' is not supported"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "factor is missing"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, "factor must be positive"),
+        (
+            {"rope_scaling": {**LLAMA3, "original_max_position_embeddings": 0}},
+            "original_max_position_embeddings must lie in 1",
+        ),
+        ({"rope_scaling": {**LLAMA3, "high_freq_factor": 1.0}}, "llama3 scaling needs"),
+        ({"rope_theta": 10**400}, "rope_theta must be a finite number"),
+        ({"rope_theta": float("nan")}, "rope_theta must be a finite number"),
+        ({"rope_theta": -1.0}, "rope_theta must be positive"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_a_config_that_makes_no_model_is_one_sentence(
+    values: dict[str, Any], sentence: str
+) -> None:
+    config = {"model_type": "llama", **SIZES, **values}
+    with pytest.raises(CheckpointError) as caught:
+        read_family(config, source="folder/config.json")
+    message = str(caught.value)
+    assert message.startswith("folder/config.json")
+    assert sentence in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"sliding_window": 0}, "a sliding window must be at least 1"),
+        ({"sliding_window": "8"}, "sliding_window must be an integer"),
+        ({"layer_types": ["full_attention"]}, "layer_types must name one of"),
+        ({"layer_types": ["full_attention"] * 2 + ["other"]}, "layer_types must name one of"),
+        ({"layer_types": "full_attention"}, "layer_types must name one of"),
+        ({"layer_types": [["full_attention"]] * 3}, "layer_types must name one of"),
+    ],
+    ids=str,
+)
+def test_a_window_that_makes_no_sense_is_one_sentence(
+    values: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(CheckpointError, match=sentence):
+        describe(
+            "qwen2",
+            **{"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0} | values,
+        )
+
+
+def test_a_description_crosses_the_wire_unchanged() -> None:
+    spec = describe("qwen2", use_sliding_window=True, sliding_window=7, max_window_layers=1)
+    assert ModelSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"extra": 1},
+        {"hidden_size": 64.0},
+        {"hidden_size": -1},
+        {"num_layers": 10**9},
+        {"windows": None},
+        {"windows": [None]},
+        {"windows": [0, 0, 0]},
+        {"inverse_frequencies": ["x", "y", "z", "w"]},
+        {"inverse_frequencies": [1.0]},
+        {"norm_epsilon": "none"},
+        {"norm_epsilon": 10**400},
+        {"activation": "gelu"},
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_a_damaged_description_is_a_value_error(change: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        ModelSpec.from_json({**describe().to_json(), **change})
+
+
+def test_a_description_without_a_field_is_a_value_error() -> None:
+    whole = describe().to_json()
+    for name in whole:
+        with pytest.raises(ValueError, match="other fields"):
+            ModelSpec.from_json({key: value for key, value in whole.items() if key != name})
