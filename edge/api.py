@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from edge.backends.base import StepLimits
 from edge.checkpoint import Checkpoint
-from edge.coordinator import LoadOptions, load_model, make_plan, plan_rows
+from edge.coordinator import CHUNK_TOKENS, LoadOptions, load_model, make_plan, plan_rows
 from edge.discovery import find_peers
 from edge.errors import CapacityError, NetworkError, PlanError, RequestError
 from edge.event_loop import LoopThread
@@ -19,9 +20,11 @@ from edge.model import Model
 from edge.paths import cache_root
 from edge.peer_info import PeerInfo, describe_all
 from edge.progress import OnProgress, progress_bars
-from partition import Plan, PlanRow, Workload
+from partition import Plan, PlanRow
 
 DEFAULT_CONTEXT_TOKENS = 4096
+MAX_REQUESTS_AT_ONCE = 64
+"""Requests in one step; the CPU kernels gain little from more than 32."""
 
 PlanKind = Literal["auto", "pipeline", "tensor"]
 
@@ -112,6 +115,7 @@ class Cluster:
         plan: PlanKind | Plan = "auto",
         context_tokens: int | None = None,
         block_size: int = DEFAULT_BLOCK_SIZE,
+        concurrency: int = 1,
         progress: bool | OnProgress | None = None,
     ) -> Model:
         """Load a Hugging Face checkpoint onto the peers.
@@ -120,19 +124,25 @@ class Cluster:
         plan: "auto" (one peer if it fits, else as few as needed), "pipeline" or "tensor" (every
         peer), or a `partition.Plan` whose devices are peers' ids or names.
         context_tokens: longest prompt and answer together; 4096, or what the model has, if None.
+        concurrency: how many requests of the longest context memory is kept for. Requests that
+        fit together share each step; further ones wait.
         progress: bars on stderr (None: if it is a terminal), or a function that takes `Progress`.
 
         Raises CheckpointError, CapacityError, PlanError, RequestError or a PeerError; after any of
         them nothing of the model is left on the peers.
         """
         with Checkpoint.open(path) as checkpoint:
-            options = _load_options(checkpoint, dtype, plan, context_tokens, block_size)
+            options = _load_options(
+                checkpoint, dtype, plan, context_tokens, block_size, concurrency
+            )
             tokenizer = checkpoint.tokenizer if checkpoint.has_tokenizer else None
             with self._peers_that_answer() as peers, progress_bars(progress) as on_progress:
                 loaded = self._loop.run(
                     load_model(checkpoint, peers, options, on_progress=on_progress)
                 )
-            model = Model(loaded, checkpoint, options.context_tokens, tokenizer, peers, self._loop)
+            model = Model(
+                loaded, checkpoint, options.limits.context_tokens, tokenizer, peers, self._loop
+            )
         self._models.append(model)
         return model
 
@@ -144,10 +154,13 @@ class Cluster:
         plan: PlanKind | Plan = "auto",
         context_tokens: int | None = None,
         block_size: int = DEFAULT_BLOCK_SIZE,
+        concurrency: int = 1,
     ) -> Proposal:
         """The plan that `load` would use with the same arguments, without loading anything."""
         with Checkpoint.open(path) as checkpoint:
-            options = _load_options(checkpoint, dtype, plan, context_tokens, block_size)
+            options = _load_options(
+                checkpoint, dtype, plan, context_tokens, block_size, concurrency
+            )
             with self._peers_that_answer() as peers:
                 chosen = make_plan(checkpoint, peers, options)
                 return Proposal(plan=chosen, rows=plan_rows(checkpoint, peers, options, chosen))
@@ -210,13 +223,20 @@ def _load_options(
     plan: PlanKind | Plan,
     context_tokens: int | None,
     block_size: int,
+    concurrency: int,
 ) -> LoadOptions:
+    if type(concurrency) is not int or not 1 <= concurrency <= MAX_REQUESTS_AT_ONCE:
+        raise RequestError(f"concurrency must be 1 to {MAX_REQUESTS_AT_ONCE}, not {concurrency!r}")
     context = _context_tokens(context_tokens, checkpoint.spec.context_tokens)
     return LoadOptions(
         weight_format=weight_format(dtype, block_size),
         plan=plan,
-        workload=Workload(prompt_tokens=context, output_tokens=0),
-        context_tokens=context,
+        limits=StepLimits(
+            context_tokens=context,
+            chunk_tokens=min(CHUNK_TOKENS, context),
+            requests=MAX_REQUESTS_AT_ONCE,
+            cached_tokens=context * concurrency,
+        ),
         cache_root=cache_root(),
     )
 

@@ -25,7 +25,6 @@ from edge.errors import (
     EdgeError,
     PlanError,
     ProtocolError,
-    RequestError,
 )
 from edge.facts import model_facts
 from edge.heartbeat import ALIVE, SILENT_AFTER_S, Hearing, show_life
@@ -33,12 +32,12 @@ from edge.hosted_session import HostedSession
 from edge.memory import format_size
 from edge.wire import (
     Assignment,
+    SamplingTerms,
     error_to_header,
     places_from_payload,
     step_from_header,
     text,
 )
-from kernels.sampling.reference import SamplingParameters
 from offload import CachedShard, Manifest, ShardWriter, numpy_dtype
 from partition import Workload, memory_use
 from transport import Channel, Frame
@@ -79,6 +78,7 @@ class Conversation:
         self._posts: dict[str, Callable[[Frame], None]] = {
             "begin": self._begin,
             "step": self._step,
+            "yield": self._yield,
             "finish": self._finish,
         }
 
@@ -233,7 +233,7 @@ class Conversation:
             name=plan.model,
             embedding_itemsize=numpy_dtype(embeddings[0].dtype).itemsize if embeddings else 0,
         )
-        workload = Workload(prompt_tokens=assignment.context_tokens, output_tokens=0)
+        workload = Workload(prompt_tokens=assignment.limits.cached_tokens, output_tokens=0)
         device = plan.stages[assignment.stage].shards[assignment.rank].device
         need_bytes = memory_use(plan, facts, workload)[device].total
         free_bytes = self._node.free_bytes
@@ -255,14 +255,14 @@ class Conversation:
         return {}, b""
 
     def _begin(self, frame: Frame) -> None:
-        try:
-            sampling = SamplingParameters.from_json(frame.header.get("sampling"))
-        except ValueError as error:
-            raise RequestError(str(error)) from error
-        self._session(frame).shard.begin(text(frame.header, "request"), sampling)
+        terms = SamplingTerms.from_header(frame.header)
+        self._session(frame).shard.begin(text(frame.header, "request"), terms)
 
     def _step(self, frame: Frame) -> None:
         self._session(frame).shard.step(step_from_header(frame.header))
+
+    def _yield(self, frame: Frame) -> None:
+        self._session(frame).shard.yield_run()
 
     def _finish(self, frame: Frame) -> None:
         self._session(frame).shard.finish(text(frame.header, "request"))

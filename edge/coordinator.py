@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import partition
+from edge.backends.base import StepLimits
 from edge.blocking import StopFlag, run_blocking
 from edge.checkpoint import Checkpoint
 from edge.client import PeerClient
@@ -39,9 +40,13 @@ class LoadOptions:
 
     weight_format: WeightFormat
     plan: partition.Parallel | Plan
-    workload: Workload
-    context_tokens: int
+    limits: StepLimits
     cache_root: Path
+
+    @property
+    def workload(self) -> Workload:
+        """What must fit into memory beside the weights."""
+        return Workload(prompt_tokens=self.limits.cached_tokens, output_tokens=0)
 
 
 def make_plan(checkpoint: Checkpoint, peers: Sequence[PeerInfo], options: LoadOptions) -> Plan:
@@ -135,11 +140,13 @@ async def load_model(
 
 def _scheduler(checkpoint: Checkpoint, options: LoadOptions, plan: Plan) -> Scheduler:
     row_bytes = 4 * checkpoint.spec.vocab_size
+    chunk = options.limits.chunk_tokens
     return Scheduler(
-        chunk_tokens=min(CHUNK_TOKENS, options.context_tokens),
-        logit_chunk_tokens=max(1, min(CHUNK_TOKENS, LOGIT_CHUNK_BYTES // row_bytes)),
-        capacity_tokens=options.workload.cached_tokens,
-        max_steps_out=2 * len(plan.stages),
+        chunk_tokens=chunk,
+        logit_chunk_tokens=max(1, min(chunk, LOGIT_CHUNK_BYTES // row_bytes)),
+        capacity_tokens=options.limits.cached_tokens,
+        requests=options.limits.requests,
+        stages=len(plan.stages),
     )
 
 
@@ -226,8 +233,7 @@ class _Loading:
             rank=rank,
             weight_format=options.weight_format,
             manifest_digest=shipment.manifest.digest,
-            context_tokens=options.context_tokens,
-            chunk_tokens=min(CHUNK_TOKENS, options.context_tokens),
+            limits=options.limits,
         )
         self._on_progress(Progress(phase="load", peer=peer.name, done=0, total=1))
         await client.call("open", payload=assignment.to_payload())

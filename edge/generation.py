@@ -47,23 +47,18 @@ class GenerationRequest:
 
 
 class Generation:
-    """The state of one reply. `push` each sampled token in order.
-
-    `room` is how many tokens the context has left after the prompt.
-    """
+    """The state of one reply. `push` each sampled token in order."""
 
     def __init__(
         self,
         request: GenerationRequest,
         tokenizer: Tokenizer | None,
         *,
-        room: int,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.request = request
         self.token_ids: list[int] = []
         self.finish_reason: FinishReason | None = None
-        self._limit = min(request.max_new_tokens, room)
         self._clock = clock
         self._text = TextStream(tokenizer, request.prompt_ids, request.stop) if tokenizer else None
         self._started_s = clock()
@@ -78,7 +73,7 @@ class Generation:
         text = self._text.push(token_id) if self._text else ""
         if token_id in self.request.end_ids or (self._text is not None and self._text.stopped):
             self.finish_reason = "stop"
-        elif len(self.token_ids) >= self._limit:
+        elif len(self.token_ids) >= self.request.max_new_tokens:
             self.finish_reason = "length"
         if self.finish_reason is not None and self._text is not None:
             text += self._text.finish()

@@ -16,8 +16,15 @@ from edge.errors import EdgeError, PeerError, ProtocolError, RequestError
 from edge.generation import GenerationRequest
 from edge.peer_info import gather_all
 from edge.scheduler import Scheduler
-from edge.session import Seat
-from edge.wire import Place, error_from_header, integer, places_to_payload, step_to_header
+from edge.session import Seat, sampler_seat
+from edge.wire import (
+    Place,
+    SamplingTerms,
+    error_from_header,
+    integer,
+    places_to_payload,
+    step_to_header,
+)
 from partition import Plan
 from transport import Frame
 
@@ -82,13 +89,17 @@ class LoadedModel:
         )
         self._pump_task = asyncio.create_task(self._pump())
 
-    async def generate(self, request: GenerationRequest, sink: Sink, *, new_tokens: int) -> str:
-        """Start a reply of at most `new_tokens`; its tokens go to the sink. Its id, to cancel."""
+    async def generate(self, request: GenerationRequest, sink: Sink) -> str:
+        """Start a reply; its tokens go to the sink. Its id, to cancel."""
         name = self._new_request(sink)
+        terms = SamplingTerms(
+            sampling=request.sampling,
+            end_ids=request.end_ids,
+            max_new_tokens=request.max_new_tokens,
+        )
         try:
-            header = self._header(name) | {"sampling": request.sampling.to_json()}
-            await self._post_all("begin", header)
-            self._scheduler.add(name, list(request.prompt_ids), new_tokens=new_tokens)
+            await self._sampler.post("begin", self._header(name) | terms.to_header())
+            self._scheduler.add(name, request.prompt_ids, new_tokens=request.max_new_tokens)
         except BaseException:
             self.cancel(name)
             raise
@@ -99,7 +110,7 @@ class LoadedModel:
         """Start an evaluation; all rows [tokens, vocab] go to the sink at once."""
         name = self._new_request(sink)
         self._active[name].rows_left = len(tokens)
-        self._scheduler.add(name, list(tokens), all_logits=True)
+        self._scheduler.add(name, tokens, new_tokens=0)
         self._wake.set()
         return name
 
@@ -140,65 +151,50 @@ class LoadedModel:
         if frame.kind == "failed":
             self.fail(error_from_header(client.name, frame.header))
             return
-        name = str(frame.header.get("request"))
         try:
-            token, rows = self._read_answer(name, frame)
+            if frame.kind == "tokens":
+                self._on_tokens(frame)
+            elif frame.kind == "logits":
+                self._on_logits(frame)
+            else:
+                raise ProtocolError("not an answer to a step")
         except (ProtocolError, ValueError) as error:
             self.fail(PeerError(client.name, f"sent a malformed {frame.kind[:80]!r}: {error}"))
-            return
         self._wake.set()
-        active = self._active.get(name)
-        if active is None:
-            return  # cancelled while the step was under way
-        try:
-            if token is not None:
-                self._on_token(name, active, token)
-            elif rows is not None:
-                self._on_logits(name, active, rows)
-        except EdgeError as error:  # its text cannot be made; other requests can go on
-            self.cancel(name)
-            active.sink.failed(error)
 
-    def _read_answer(
-        self, name: str, frame: Frame
-    ) -> tuple[int | None, NDArray[np.float32] | None]:
-        """A token or logits [rows, vocab], or neither.
-
-        Raises ProtocolError or ValueError for anything but the answer to the oldest step.
-        """
-        step = self._scheduler.answered(name, integer(frame.header, "position"))
-        if not step.logit_rows:
-            if frame.kind != "done":
-                raise ProtocolError("this step has no result")
-            return None, None
-        if frame.kind == "token":
-            token = integer(frame.header, "token")
-            if token >= self._vocab_size:
+    def _on_tokens(self, frame: Frame) -> None:
+        """A token for each entry of the oldest step under way, or none for a chunk."""
+        tokens, last = frame.header.get("tokens"), frame.header.get("last")
+        if not isinstance(tokens, list) or not isinstance(last, bool):
+            raise ProtocolError("tokens are a list, and whether they are the last")
+        for token in tokens:
+            if not 0 <= integer({"token": token}, "token") < self._vocab_size:
                 raise ProtocolError(f"token {token} of a vocabulary of {self._vocab_size}")
-            return token, None
-        if frame.kind == "logits":
-            rows = np.frombuffer(frame.payload, np.float32)
-            if rows.size != step.logit_rows * self._vocab_size:
-                raise ProtocolError(f"{rows.size} logits for {step.logit_rows} rows")
-            return None, rows.reshape(step.logit_rows, self._vocab_size)
-        raise ProtocolError("not an answer to a step")
+        step = self._scheduler.answered(tokens, last=last)
+        for entry, token in zip(step.entries, tokens, strict=False):
+            active = self._active.get(entry.request)
+            if active is None:
+                continue  # cancelled while the step was under way
+            try:
+                if active.sink.token(token):
+                    self.cancel(entry.request)
+            except EdgeError as error:  # its text cannot be made; other requests can go on
+                self.cancel(entry.request)
+                active.sink.failed(error)
 
-    def _on_token(self, name: str, active: _Active, token: int) -> None:
-        if active.rows_left:
-            raise ProtocolError("a token for a request that wants logits")
-        if active.sink.token(token):
-            self.cancel(name)
-        else:
-            self._scheduler.commit(name, token)
-
-    def _on_logits(self, name: str, active: _Active, rows: NDArray[np.float32]) -> None:
-        active.logits.append(rows)
-        active.rows_left -= len(rows)
-        if active.rows_left == 0:
+    def _on_logits(self, frame: Frame) -> None:
+        step = self._scheduler.answered((), last=True)
+        rows = np.frombuffer(frame.payload, np.float32)
+        if rows.size != step.logit_rows * self._vocab_size:
+            raise ProtocolError(f"{rows.size} logits for {step.logit_rows} rows")
+        active = self._active.get(step.entries[0].request)
+        if active is None:
+            return
+        active.logits.append(rows.reshape(step.logit_rows, self._vocab_size))
+        active.rows_left -= step.logit_rows
+        if active.rows_left <= 0:
             active.sink.logits(np.concatenate(active.logits))
-            self.cancel(name)
-        elif active.rows_left < 0:
-            raise ProtocolError("logits for a request that wants a token")
+            self.cancel(step.entries[0].request)
 
     def _new_request(self, sink: Sink) -> str:
         if self.failure is not None:
@@ -219,12 +215,18 @@ class LoadedModel:
                 while True:
                     while self._finished:
                         await self._post_all("finish", self._header(self._finished.pop(0)))
+                    if self._scheduler.should_yield:
+                        await self._sampler.post("yield", {"session": self.session})
                     step = self._scheduler.next_step()
                     if step is None:
                         break
                     await self._post_all("step", step_to_header(step) | {"session": self.session})
         except EdgeError as error:
             self.fail(error)
+
+    @property
+    def _sampler(self) -> PeerClient:
+        return self._clients[sampler_seat(tuple(len(s.shards) for s in self.plan.stages))]
 
     async def _post_all(self, kind: str, header: dict[str, Any]) -> None:
         for client in self._clients.values():

@@ -167,12 +167,12 @@ class Model:
             raise RequestError(str(error)) from error
         request = GenerationRequest(
             prompt_ids=tokens,
-            max_new_tokens=max_new_tokens,
+            max_new_tokens=_within(max_new_tokens, room),
             sampling=sampling,
             stop=_checked_stop(stop),
             end_ids=self._end_ids,
         )
-        return ReplyStream(self._loaded, self._loop, request, self._tokenizer, room=room)
+        return ReplyStream(self._loaded, self._loop, request, self._tokenizer)
 
     def _checked_ids(self, token_ids: Sequence[int]) -> tuple[int, ...]:
         try:
@@ -194,6 +194,11 @@ class Model:
                 f"token id {wrong[0]} is not one of the model's; ids are 0..{self.vocab_size - 1}"
             )
         return tokens
+
+
+def _within(max_new_tokens: int, room: int) -> int:
+    """As many new tokens as were asked for and fit; nonsense is left to be refused."""
+    return min(max_new_tokens, room) if type(max_new_tokens) is int else max_new_tokens
 
 
 def _checked_stop(stop: str | Sequence[str]) -> tuple[str, ...]:

@@ -45,18 +45,14 @@ class ReplyStream:
         loop: LoopThread,
         request: GenerationRequest,
         tokenizer: Tokenizer | None,
-        *,
-        room: int,
     ) -> None:
         self._request_id: str | None = None
         self._loaded = loaded
         self._loop = loop
         self._ended = False
         self._events: queue.SimpleQueue[Token | EdgeError] = queue.SimpleQueue()
-        self._sink = _TokenSink(Generation(request, tokenizer, room=room), self._events)
-        self._request_id = loop.run(
-            loaded.generate(request, self._sink, new_tokens=min(request.max_new_tokens, room))
-        )
+        self._sink = _TokenSink(Generation(request, tokenizer), self._events)
+        self._request_id = loop.run(loaded.generate(request, self._sink))
 
     def __iter__(self) -> Iterator[Token]:
         return self

@@ -1,33 +1,42 @@
-"""Which step comes next. Pure: integers in, steps out; knows no peers, text or time."""
+"""Which step comes next. Pure: integers in, steps out; knows no peers, text or time.
+
+Three rules. Requests that each wait for one token go together, because a batch reads the weights
+once for all of them. Prompts come in chunks, turn by turn with those batches, so that a long prompt
+does not hold up other replies. And only as many steps are under way as keep every stage busy: what
+is handed out cannot be reordered any more.
+"""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edge.backends.base import Step
+from edge.backends.base import Step, StepEntry
 
 
 @dataclass(slots=True)
 class _Entry:
     request: str
     tokens: list[int]
+    new_tokens: int
+    """Tokens still to be sampled."""
     longest: int
-    all_logits: bool
+    """Tokens it may grow to."""
+    wants_logits: bool
+    """Every row's logits are wanted, and no token."""
     computed: int = 0
+    flying: int = 0
+    """Steps of this request that are under way."""
+
+    @property
+    def is_decoding(self) -> bool:
+        """One token is all that is left to compute, and it is not the first of the prompt."""
+        return 0 < self.computed == len(self.tokens) - 1 and self.new_tokens > 0
 
 
 class Scheduler:
-    """Turns requests into steps: prompts in chunks, then one token at a time.
-
-    Requests that run take turns, so a long prompt does not hold up the tokens of another reply. A
-    chunk may be handed out before the one before it is done: that is what keeps all pipeline stages
-    busy. But only `max_steps_out` steps are out at once: what is handed out cannot be taken back
-    when a request is cancelled, nor be overtaken by another.
-
-    A request starts once its longest context fits beside those of the requests that run; until then
-    it waits its turn, first come, first served.
-    """
+    """Turns requests into steps; `next_step` until None, `completed` for each step in order."""
 
     def __init__(
         self,
@@ -35,100 +44,166 @@ class Scheduler:
         chunk_tokens: int,
         logit_chunk_tokens: int,
         capacity_tokens: int,
-        max_steps_out: int,
+        requests: int,
+        stages: int,
     ) -> None:
-        """`capacity_tokens` is what the KV caches have room for, over all requests."""
+        """`stages` steps decode at once.
+
+        At most `requests` are under way, and together they may grow to `capacity_tokens`, which is
+        what the KV caches have room for; the rest wait, first come, first served.
+        """
         self._chunk_tokens = chunk_tokens
         self._logit_chunk_tokens = logit_chunk_tokens
-        self._capacity_tokens = self._free_tokens = capacity_tokens
-        self._max_steps_out = max_steps_out
-        self._waiting: dict[str, _Entry] = {}
-        self._running: dict[str, _Entry] = {}
+        self._free_tokens = self._capacity_tokens = capacity_tokens
+        self._most_requests = requests
+        self._stages = stages
+        self._waiting: deque[_Entry] = deque()
+        self._active: dict[str, _Entry] = {}
         self._turns: deque[str] = deque()
-        self._out: deque[Step] = deque()
+        """Requests with prompt left to compute."""
+        self._under_way: deque[Step] = deque()
+        self._wanted: deque[int] = deque()
+        """How many tokens each of them gives."""
+        self._decoded_last = False
 
-    @property
-    def steps_out(self) -> int:
-        """How many steps were handed out and not yet answered."""
-        return len(self._out)
+    def add(self, request: str, tokens: Sequence[int], *, new_tokens: int) -> None:
+        """Start a request for `new_tokens` tokens, or with 0 for the logits of every row.
 
-    def add(
-        self, request: str, tokens: list[int], *, new_tokens: int = 0, all_logits: bool = False
-    ) -> None:
-        """A request that may grow by `new_tokens`.
-
-        With `all_logits` every row is wanted and no token follows. Raises ValueError for a request
-        that could never start.
+        Raises ValueError for one that could never start.
         """
-        if not tokens or request in self._waiting or request in self._running:
-            raise ValueError("a request needs tokens and an id of its own")
-        longest = len(tokens) + new_tokens
-        if longest > self._capacity_tokens:
-            raise ValueError(f"{longest} tokens never fit into {self._capacity_tokens}")
-        self._waiting[request] = _Entry(request, list(tokens), longest, all_logits)
+        if not tokens or new_tokens < 0:
+            raise ValueError("a request needs tokens")
+        if request in self._active or any(entry.request == request for entry in self._waiting):
+            raise ValueError("a request needs an id of its own")
+        entry = _Entry(
+            request,
+            list(tokens),
+            new_tokens,
+            len(tokens) + new_tokens,
+            wants_logits=new_tokens == 0,
+        )
+        if entry.longest > self._capacity_tokens:
+            raise ValueError(f"{entry.longest} tokens never fit into {self._capacity_tokens}")
+        self._waiting.append(entry)
 
     def cancel(self, request: str) -> None:
-        """Forget a request and give its room to others; unknown ones are ignored.
+        """Forget a request; steps under way still complete. Unknown ones are ignored."""
+        gone = self._active.pop(request, None)
+        if gone is not None:
+            self._free_tokens += gone.longest
+        self._waiting = deque(entry for entry in self._waiting if entry.request != request)
 
-        Steps of it that are out are still to be answered.
-        """
-        self._waiting.pop(request, None)
-        entry = self._running.pop(request, None)
-        if entry is not None:
-            self._free_tokens += entry.longest
+    @property
+    def should_yield(self) -> bool:
+        """A run is under way while others could be served: it should be asked to yield."""
+        return bool(
+            self._under_way and self._under_way[-1].run > 1 and (self._turns or self._could_admit)
+        )
+
+    @property
+    def _could_admit(self) -> bool:
+        return (
+            bool(self._waiting)
+            and len(self._active) < self._most_requests
+            and self._waiting[0].longest <= self._free_tokens
+        )
 
     def next_step(self) -> Step | None:
-        """The next chunk of the next request that has tokens to compute; None while all wait."""
-        self._start_waiting()
-        while self._turns and len(self._out) < self._max_steps_out:
-            entry = self._running.get(self._turns.popleft())
+        """The next step, or None while everything waits for a step under way."""
+        while self._could_admit:
+            entry = self._waiting.popleft()
+            self._active[entry.request] = entry
+            self._free_tokens -= entry.longest
+            self._turns.append(entry.request)
+        if len(self._under_way) > self._stages:
+            return None
+        order = (self._chunk, self._decode) if self._decoded_last else (self._decode, self._chunk)
+        for choose in order:
+            step = choose()
+            if step is not None:
+                self._under_way.append(step)
+                self._wanted.append(0)
+                for part in step.entries:
+                    entry = self._active[part.request]
+                    entry.flying += 1
+                    self._wanted[-1] += part.logit_rows > 0 and not entry.wants_logits
+                self._decoded_last = choose == self._decode
+                return step
+        return None
+
+    def answered(self, tokens: Sequence[int], *, last: bool) -> Step:
+        """The oldest step under way gave a token for each entry that wanted one; that step.
+
+        A run gives tokens several times; `last` is its end. Raises ValueError for an answer to no
+        step, or with the wrong number of tokens.
+        """
+        if not self._under_way:
+            raise ValueError("an answer to no step")
+        step, wanted = self._under_way[0], self._wanted[0]
+        if len(tokens) != wanted:
+            raise ValueError(f"{len(tokens)} tokens for a step that gives {wanted}")
+        if last:
+            self._under_way.popleft()
+            self._wanted.popleft()
+        for part, token in zip(step.entries, tokens, strict=False):
+            entry = self._active.get(part.request)
+            if entry is not None:
+                entry.tokens.append(token)
+                entry.computed = len(entry.tokens) - 1
+                entry.new_tokens -= 1
+        if last:
+            for part in step.entries:
+                entry = self._active.get(part.request)
+                if entry is not None:
+                    entry.flying -= 1
+        return step
+
+    def _decode(self) -> Step | None:
+        """One token of every request that waits for one; alone, they run on by themselves."""
+        if sum(step.num_tokens == 1 for step in self._under_way) >= self._stages:
+            return None
+        ready = [e for e in self._active.values() if e.is_decoding and not e.flying]
+        if not ready:
+            return None
+        return Step(
+            entries=tuple(
+                StepEntry(
+                    request=entry.request,
+                    position=entry.computed,
+                    tokens=(entry.tokens[-1],),
+                    logit_rows=1,
+                )
+                for entry in ready
+            ),
+            run=self._run(ready),
+        )
+
+    def _chunk(self) -> Step | None:
+        """The next chunk of the prompt whose turn it is."""
+        while self._turns:
+            entry = self._active.get(self._turns.popleft())
             if entry is None:
                 continue
-            size = self._logit_chunk_tokens if entry.all_logits else self._chunk_tokens
+            size = self._logit_chunk_tokens if entry.wants_logits else self._chunk_tokens
             start = entry.computed
             chunk = tuple(entry.tokens[start : start + size])
             entry.computed += len(chunk)
             ends = entry.computed == len(entry.tokens)
             if not ends:
                 self._turns.append(entry.request)
-            step = Step(
+            part = StepEntry(
                 request=entry.request,
                 position=start,
                 tokens=chunk,
-                logit_rows=len(chunk) if entry.all_logits else int(ends),
+                logit_rows=len(chunk) if entry.wants_logits else int(ends),
             )
-            self._out.append(step)
-            return step
+            return Step(
+                entries=(part,), run=self._run([entry]) if ends and not entry.wants_logits else 1
+            )
         return None
 
-    def answered(self, request: str, position: int) -> Step:
-        """Note that the oldest step that was out is done; `position` is the one after it.
-
-        Steps are answered in the order they were handed out: raises ValueError for any other.
-        """
-        if not self._out:
-            raise ValueError("an answer to no step")
-        step = self._out[0]
-        if (request, position) != (step.request, step.position + step.num_tokens):
-            raise ValueError(
-                f"an answer for position {position} where {step.position + step.num_tokens} of "
-                "the oldest step was due"
-            )
-        return self._out.popleft()
-
-    def commit(self, request: str, token: int) -> None:
-        """A step's sampled token; it is what the request computes next."""
-        entry = self._running.get(request)
-        if entry is not None:
-            entry.tokens.append(token)
-            self._turns.append(request)
-
-    def _start_waiting(self) -> None:
-        while self._waiting:
-            request, entry = next(iter(self._waiting.items()))
-            if entry.longest > self._free_tokens:
-                return
-            del self._waiting[request]
-            self._free_tokens -= entry.longest
-            self._running[request] = entry
-            self._turns.append(request)
+    def _run(self, entries: Sequence[_Entry]) -> int:
+        """How far these may go on by themselves: while there is nothing else to do."""
+        if len(entries) < len(self._active) or self._could_admit:
+            return 1
+        return min(entry.new_tokens for entry in entries)

@@ -155,7 +155,7 @@ async def ship(
 
     A broken connection is made anew and goes on where the peer stopped. Raises PeerLostError when
     that fails MAX_RECONNECTS times without progress, CheckpointError when the peer finds a piece
-    damaged, NetworkError when it cannot be reached in the first place.
+    damaged.
     """
     sent_bytes = 0
     failures = 0
@@ -177,7 +177,7 @@ async def ship(
                 await client.aclose()
             if isinstance(error, CheckpointError):
                 shipment.forget()
-            if client is None or not isinstance(error, PeerLostError | NetworkError):
+            if not isinstance(error, PeerLostError | NetworkError):
                 raise
             lost = lost or error
             failures += 1

@@ -8,7 +8,7 @@ A session is one shard of one loaded model for one coordinator. Its frames, in t
     seal                 → the shard is complete on the peer's disk
     open    (assignment) → memory is reserved, the shard is loaded
     connect (places)     → links to the other shards are up
-    begin, step, finish  → no answer; the last stage reports every step, in order, by `token`,
+    begin, step, yield, finish  → no answer; steps give `tokens`, `logits` or `failed` events
                            `logits` or `done`; any stage may report `failed`
     close                → everything of the session is freed
 
@@ -17,12 +17,13 @@ Both sides send `alive` every few seconds (see heartbeat.py).
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edge.backends.base import Step
+from edge.backends.base import Step, StepEntry, StepLimits
 from edge.errors import (
     CapacityError,
     CheckpointError,
@@ -35,9 +36,11 @@ from edge.errors import (
 )
 from edge.formats import WeightFormat, weight_format
 from edge.models.spec import ModelSpec
+from kernels.sampling.reference import SamplingParameters
 from partition import Plan
 
 MAX_CHUNK_TOKENS = 4096
+MAX_REQUESTS = 1024
 
 _LONGEST_MESSAGE = 4000
 _MAX_SEATS = 4096
@@ -62,8 +65,7 @@ class Assignment:
     rank: int
     weight_format: WeightFormat
     manifest_digest: str
-    context_tokens: int
-    chunk_tokens: int
+    limits: StepLimits
 
     def to_payload(self) -> bytes:
         return json.dumps(
@@ -76,8 +78,7 @@ class Assignment:
                 "dtype": self.weight_format.name,
                 "block_size": self.weight_format.block_size,
                 "manifest": self.manifest_digest,
-                "context_tokens": self.context_tokens,
-                "chunk_tokens": self.chunk_tokens,
+                "limits": dataclasses.asdict(self.limits),
             }
         ).encode()
 
@@ -94,8 +95,12 @@ class Assignment:
                 rank=integer(value, "rank"),
                 weight_format=weight_format(text(value, "dtype"), integer(value, "block_size")),
                 manifest_digest=text(value, "manifest"),
-                context_tokens=integer(value, "context_tokens"),
-                chunk_tokens=integer(value, "chunk_tokens"),
+                limits=StepLimits(
+                    **{
+                        limit.name: integer(value["limits"], limit.name)
+                        for limit in dataclasses.fields(StepLimits)
+                    }
+                ),
             )
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ProtocolError(f"a malformed assignment: {error}") from error
@@ -103,13 +108,18 @@ class Assignment:
             raise ProtocolError(f"an assignment for stage {this.stage}, which the plan has not")
         if this.rank >= len(this.plan.stages[this.stage].shards):
             raise ProtocolError(f"an assignment for rank {this.rank}, which the stage has not")
-        if not 0 < this.context_tokens <= this.model.context_tokens:
+        limits = this.limits
+        if not 0 < limits.context_tokens <= this.model.context_tokens:
             raise ProtocolError(
-                f"a context of {this.context_tokens} tokens; the model has "
+                f"a context of {limits.context_tokens} tokens; the model has "
                 f"{this.model.context_tokens}"
             )
-        if not 0 < this.chunk_tokens <= MAX_CHUNK_TOKENS:
-            raise ProtocolError(f"chunks of {this.chunk_tokens} tokens; 1 to {MAX_CHUNK_TOKENS}")
+        if not 0 < limits.chunk_tokens <= MAX_CHUNK_TOKENS:
+            raise ProtocolError(f"chunks of {limits.chunk_tokens} tokens; 1 to {MAX_CHUNK_TOKENS}")
+        if not 0 < limits.requests <= MAX_REQUESTS:
+            raise ProtocolError(f"{limits.requests} requests at once; 1 to {MAX_REQUESTS}")
+        if limits.cached_tokens < limits.context_tokens:
+            raise ProtocolError("room for fewer tokens than one request may have")
         return this
 
 
@@ -157,27 +167,68 @@ def places_from_payload(
     return places
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingTerms:
+    """What the sampler needs to know of a request before its first token."""
+
+    sampling: SamplingParameters
+    end_ids: frozenset[int]
+    max_new_tokens: int
+
+    def to_header(self) -> dict[str, Any]:
+        return {
+            "sampling": self.sampling.to_json(),
+            "end_ids": sorted(self.end_ids),
+            "max_new_tokens": self.max_new_tokens,
+        }
+
+    @classmethod
+    def from_header(cls, header: Mapping[str, Any]) -> SamplingTerms:
+        """Raises ProtocolError for a malformed header."""
+        end_ids = header.get("end_ids")
+        if not isinstance(end_ids, list) or any(type(token) is not int for token in end_ids):
+            raise ProtocolError("end_ids must be a list of token ids")
+        try:
+            sampling = SamplingParameters.from_json(header.get("sampling"))
+        except ValueError as error:
+            raise ProtocolError(str(error)) from error
+        return cls(
+            sampling=sampling,
+            end_ids=frozenset(end_ids),
+            max_new_tokens=integer(header, "max_new_tokens"),
+        )
+
+
 def step_to_header(step: Step) -> dict[str, Any]:
-    return {
-        "request": step.request,
-        "position": step.position,
-        "tokens": list(step.tokens),
-        "logit_rows": step.logit_rows,
-    }
+    entries = [[e.request, e.position, list(e.tokens), e.logit_rows] for e in step.entries]
+    return {"entries": entries, "run": step.run}
 
 
 def step_from_header(header: Mapping[str, Any]) -> Step:
     """Raises ProtocolError for a malformed step."""
-    tokens = header.get("tokens")
+    entries = header.get("entries")
+    if not isinstance(entries, list) or not 0 < len(entries) <= MAX_REQUESTS:
+        raise ProtocolError(f"a step needs 1 to {MAX_REQUESTS} requests")
+    try:
+        return Step(entries=tuple(map(_read_entry, entries)), run=integer(header, "run"))
+    except ValueError as error:
+        raise ProtocolError(str(error)) from error
+
+
+def _read_entry(value: object) -> StepEntry:
+    if not isinstance(value, list) or len(value) != 4:
+        raise ProtocolError("a step's entry is request, position, tokens and logit rows")
+    named = dict(zip(("request", "position", "tokens", "logit_rows"), value, strict=True))
+    tokens = named["tokens"]
     if not isinstance(tokens, list) or not 0 < len(tokens) <= MAX_CHUNK_TOKENS:
-        raise ProtocolError("a step needs 1 to 4096 tokens")
+        raise ProtocolError(f"an entry needs 1 to {MAX_CHUNK_TOKENS} tokens")
     if any(type(token) is not int for token in tokens):
-        raise ProtocolError("a step's tokens must be integers")
-    return Step(
-        request=text(header, "request"),
-        position=integer(header, "position"),
+        raise ProtocolError("tokens must be whole numbers")
+    return StepEntry(
+        request=text(named, "request"),
+        position=integer(named, "position"),
         tokens=tuple(tokens),
-        logit_rows=integer(header, "logit_rows"),
+        logit_rows=integer(named, "logit_rows"),
     )
 
 

@@ -61,6 +61,11 @@ class KVPool:
     def num_requests(self) -> int:
         return len(self._requests)
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens kept for all requests together."""
+        return sum(self._lengths)
+
     def open(self, request: str) -> int:
         """The request's slot, a new one at the end if it has none.
 

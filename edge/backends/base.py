@@ -6,6 +6,7 @@ A back end is one module of this package, imported only when chosen.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -32,10 +33,10 @@ class ShardWeights:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """One chunk of one request, the same on every shard of the plan.
+class StepEntry:
+    """One request's part of a step: the token ids at `position` and after.
 
-    `tokens` are the ids at `position` …; `logit_rows` of them want logits, counted from the end.
+    The last `logit_rows` of them want logits.
     """
 
     request: str
@@ -44,16 +45,79 @@ class Step:
     logit_rows: int
 
     @property
+    def end(self) -> int:
+        """The position after the last token: how many tokens the KV cache then holds."""
+        return self.position + len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What all shards of a plan compute together: a chunk of one request, or one token of several.
+
+    With `run` above 1 the shards go on by themselves, each sampled token the next step's input,
+    until `run` tokens are sampled, a request ends, or the sampler is asked to yield.
+    """
+
+    entries: tuple[StepEntry, ...]
+    run: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.entries or any(not entry.tokens for entry in self.entries):
+            raise ValueError("a step needs requests, and each of them tokens")
+        if len(self.entries) > 1 and any(len(entry.tokens) != 1 for entry in self.entries):
+            raise ValueError("a step of several requests takes one token of each")
+        if len({entry.request for entry in self.entries}) != len(self.entries):
+            raise ValueError("a request is twice in a step")
+        if any(not 0 <= entry.logit_rows <= len(entry.tokens) for entry in self.entries):
+            raise ValueError("a step wants more logits than it has tokens")
+        if self.run < 1 or (self.run > 1 and any(e.logit_rows != 1 for e in self.entries)):
+            raise ValueError("a run goes on from one token of every request")
+
+    @property
+    def batch(self) -> int:
+        return len(self.entries)
+
+    @property
     def num_tokens(self) -> int:
-        return len(self.tokens)
+        """Tokens of each entry; the same for all."""
+        return len(self.entries[0].tokens)
+
+    @property
+    def logit_rows(self) -> int:
+        """Rows of logits of each entry, as the head computes them: the most that one wants."""
+        return max(entry.logit_rows for entry in self.entries)
+
+    def following(self, tokens: Sequence[int]) -> Step:
+        """The next step of a run, from the token sampled for each entry."""
+        return Step(
+            entries=tuple(
+                StepEntry(request=entry.request, position=entry.end, tokens=(token,), logit_rows=1)
+                for entry, token in zip(self.entries, tokens, strict=True)
+            ),
+            run=self.run - 1,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLimits:
+    """How large steps and their requests may get; buffers are made for it once."""
+
+    context_tokens: int
+    """Longest prompt and answer of one request."""
+    chunk_tokens: int
+    """Most tokens of one request in a step."""
+    requests: int
+    """Most requests under way at once."""
+    cached_tokens: int
+    """Tokens of all requests together; memory is kept for their KV caches."""
 
 
 class StageProgram(Protocol):
     """One shard, ready to run. Called from one thread only.
 
-    `forward` returns the hidden state float32 [1, tokens, hidden] of a stage, or in the last stage
-    this shard's logits float32 [logit_rows, len(vocab)]. The array is the program's own buffer,
-    valid until the next call.
+    `forward` returns the hidden state float32 [batch, tokens, hidden] of a stage, or in the last
+    stage this shard's logits float32 [batch, logit_rows, len(vocab)]. The array is the program's
+    own buffer, valid until the next call.
     """
 
     weight_bytes: int
@@ -61,14 +125,15 @@ class StageProgram(Protocol):
     def forward(
         self, step: Step, hidden: NDArray[np.float32] | None, collective: Collective
     ) -> NDArray[np.float32]:
-        """`hidden` [1, tokens, hidden] comes from the stage before; None in the first stage.
+        """`hidden` [batch, tokens, hidden] comes from the stage before; None in the first stage.
 
-        A request's KV cache is made at its first step. Raises what the collective raises.
+        A request's KV cache is made at its first step. Raises RequestError for a step that does not
+        fit (context, chunk, slots), and what the collective raises.
         """
         ...
 
-    def receive_buffer(self, num_tokens: int) -> NDArray[np.float32]:
-        """Where a hidden state for `forward` may be received without a copy."""
+    def receive_buffer(self, step: Step) -> NDArray[np.float32]:
+        """Where `forward` takes a hidden state [batch, tokens, hidden] without a copy."""
         ...
 
     def release(self, request: str) -> None:
@@ -94,8 +159,7 @@ class Backend(Protocol):
         weights: ShardWeights,
         weight_format: WeightFormat,
         *,
-        context_tokens: int,
-        chunk_tokens: int,
+        limits: StepLimits,
     ) -> StageProgram: ...
 
 

@@ -98,7 +98,7 @@ class _Lowering:
 
     def _embed(self) -> None:
         rows = self.layout.embedding
-        tokens = self.graph.input("tokens", np.int64, [1, "tokens"])
+        tokens = self.graph.input("tokens", np.int64, ["batch", "tokens"])
         if not rows:
             count = self.graph.constant("hidden_size", np.asarray([self.spec.hidden_size]))
             shape = self.graph.node("Concat", self.graph.node("Shape", tokens), count, axis=0)
@@ -126,7 +126,7 @@ class _Lowering:
         qkv = self._linear(normed, f"{p}qkv")
         graph, spec, layout = self.graph, self.spec, self.layout
         cache: list[int | str] = [
-            1,
+            "batch",
             layout.num_kv_heads,
             "context",
             cache_head_size(spec.head_size),
@@ -136,8 +136,8 @@ class _Lowering:
             sin=graph.input("sin", np.float32, ["context", spec.head_size // 2]),
             positions=""
             if spec.head_size % ROTARY_MULTIPLE == 0
-            else graph.input("positions", np.int64, [1, "tokens"]),
-            lengths=graph.input("lengths", np.int32, [1]),
+            else graph.input("positions", np.int64, ["batch", "tokens"]),
+            lengths=graph.input("lengths", np.int32, ["batch"]),
             total=graph.input("total", np.int32, []),
         )
         output, present_key, present_value = attention(
@@ -173,7 +173,7 @@ class _Lowering:
         if self.addend is not None:
             self.addend = self.graph.node("Gather", self.addend, rows, axis=1)
         logits = self._linear(self._norm("final_norm"), "head")
-        self.graph.output(logits, "logits", np.float32, [1, "rows", len(self.layout.vocab)])
+        self.graph.output(logits, "logits", np.float32, ["batch", "rows", len(self.layout.vocab)])
         self.outputs.append("logits")
 
     def _norm(self, weight: str) -> str:
@@ -244,10 +244,10 @@ class _Lowering:
         self.addend = self._hidden_input("partial") if reduce == "partial" else None
 
     def _hidden_input(self, name: str) -> str:
-        return self.graph.input(name, np.float32, [1, "tokens", self.spec.hidden_size])
+        return self.graph.input(name, np.float32, ["batch", "tokens", self.spec.hidden_size])
 
     def _output(self, value: str, name: str, rows: str) -> None:
-        self.graph.output(value, name, np.float32, [1, rows, self.spec.hidden_size])
+        self.graph.output(value, name, np.float32, ["batch", rows, self.spec.hidden_size])
         self.outputs.append(name)
 
     def _vector(self, name: str) -> str | None:

@@ -12,8 +12,7 @@ import edge
 from edge.api import PlanKind
 from tests.multiprocess.conftest import LONG_CONTEXT
 from tests.support.checkpoints import TinyCheckpoint
-from tests.support.processes import Daemon
-from tests.support.processes import edge as run_edge
+from tests.support.processes import Daemon, edge_process
 
 NOTICED_WITHIN_S = 8.0
 
@@ -201,24 +200,17 @@ def test_who_has_gone_is_named_when_the_rest_is_too_small(
 
 
 def test_the_command_line_names_the_lost_peer(
-    trio: Trio, endless_checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch
+    trio: Trio, endless_checkpoint: TinyCheckpoint
 ) -> None:
-    """Killed by the first token that is written."""
-
-    class Killer:
-        def write(self, _text: str) -> int:
-            if trio[2].process.poll() is None:
-                trio[2].kill()
-            return 0
-
-        def flush(self) -> None: ...
-
-    import edge.commands.run as command
-
-    monkeypatch.setattr(command.sys, "stdout", Killer())
     options = [part for address in trio.addresses() for part in ("--peer", address)]
-    outcome = run_edge(
+    with edge_process(
         "run", endless_checkpoint.path, "-p", "hi", "-n", 20_000, "--context", 20_100,
-        "--parallel", "pipeline", *options,
-    )  # fmt: skip
-    assert outcome.sentence().startswith("peer peer-2: ")
+        "--dtype", "float32", "--parallel", "pipeline", *options,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdout.read(1)
+        trio[2].kill()
+        _out, messages = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert messages.startswith("edge: peer peer-2: ")
+    assert len(messages.splitlines()) == 1
