@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from edge.backends.base import ShardWeights, Step, StepLimits
 from edge.backends.ort_graphs import GraphSegment, lower
+from edge.backends.process_memory import release_freed_memory, use_huge_pages
 from edge.errors import RequestError
 from edge.formats import WeightFormat
 from edge.layout import ShardLayout
@@ -70,6 +71,8 @@ class OrtBackend:
         sessions = tuple(
             _open_session(segment, folder=str(weights.path.parent)) for segment in segments
         )
+        release_freed_memory()
+        use_huge_pages()
         return OrtProgram(
             spec,
             layout,
