@@ -29,7 +29,7 @@ from edge.errors import (
 from edge.facts import model_facts
 from edge.heartbeat import ALIVE, SILENT_AFTER_S, Hearing, show_life
 from edge.hosted_session import HostedSession
-from edge.memory import format_size
+from edge.memory import format_size, process_memory
 from edge.wire import (
     Assignment,
     SamplingTerms,
@@ -73,6 +73,7 @@ class Conversation:
             "seal": self._seal,
             "open": self._open,
             "connect": self._connect,
+            "measure": self._measure,
             "close": self._close,
         }
         self._posts: dict[str, Callable[[Frame], None]] = {
@@ -249,6 +250,10 @@ class Conversation:
         hosted = self._session(frame)
         await hosted.connect(places_from_payload(frame.payload), self._node.settings.name)
         return {}, b""
+
+    async def _measure(self, frame: Frame) -> tuple[dict[str, Any], bytes]:
+        times = self._session(frame).shard.take_times()
+        return {**times, **process_memory()}, b""
 
     async def _close(self, frame: Frame) -> tuple[dict[str, Any], bytes]:
         await uninterrupted(self._end_session(text(frame.header, "session")))

@@ -17,6 +17,7 @@ from edge.generation import GenerationRequest
 from edge.peer_info import gather_all
 from edge.scheduler import Scheduler
 from edge.session import Seat, sampler_seat
+from edge.step_times import PeerTimes
 from edge.wire import (
     Place,
     SamplingTerms,
@@ -113,6 +114,19 @@ class LoadedModel:
         self._scheduler.add(name, tokens, new_tokens=0)
         self._wake.set()
         return name
+
+    async def measure(self) -> list[PeerTimes]:
+        """Where each peer's time went since this was last called, in plan order."""
+        times: list[PeerTimes] = []
+        for (stage, rank), client in sorted(self._clients.items()):
+            answer = await client.call("measure", {"session": self.session})
+            try:
+                times.append(
+                    PeerTimes.from_header(answer.header, name=client.name, stage=stage, rank=rank)
+                )
+            except (KeyError, TypeError, ValueError) as error:
+                raise PeerError(client.name, f"sent malformed times: {error}") from error
+        return times
 
     def cancel(self, request: str) -> None:
         """Forget a request and free its KV cache on every peer; unknown ones are ignored."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import resource
 from pathlib import Path
 
 import psutil
@@ -66,6 +67,12 @@ def usable_memory_bytes() -> int:
         if limit is not None and usage is not None:
             free = min(free, max(0, limit - usage))
     return max(free - KEPT_FREE_BYTES, free // 2)
+
+
+def process_memory() -> dict[str, int]:
+    """`resident_bytes` of this process now, and `peak_bytes`, the most it ever was."""
+    peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {"resident_bytes": psutil.Process().memory_info().rss, "peak_bytes": peak_kib << 10}
 
 
 def _read_integer(path: str) -> int | None:

@@ -16,6 +16,7 @@ from edge.generation import GenerationRequest
 from edge.loaded_model import LoadedModel
 from edge.peer_info import PeerInfo
 from edge.reply import Reply, ReplyStream, evaluate
+from edge.step_times import PeerTimes
 from edge.text import Tokenizer
 from kernels.sampling.reference import SamplingParameters
 from partition import Plan
@@ -76,19 +77,30 @@ class Model:
         repetition_penalty: float = 1.0,
         stop: str | Sequence[str] = (),
         seed: int | None = None,
+        ignore_eos: bool = False,
     ) -> Reply:
         """The whole answer to a text (special tokens are added) or to token ids (used as given).
 
         temperature 0 is greedy. The same seed gives the same tokens on every plan; None picks one,
-        told in `statistics`. Raises RequestError for values out of range or a prompt that does not
+        told in `statistics`. With `ignore_eos` the answer goes on past its end, for measuring.
+        Raises RequestError for values out of range or a prompt that does not
         fit the context, PeerLostError if a device goes away.
         """
-        reply = self._start(
-            prompt, max_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty, stop, seed
+        stream = self.stream(
+            prompt,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            stop=stop,
+            seed=seed,
+            ignore_eos=ignore_eos,
         )
-        for _token in reply:
+        for _token in stream:
             pass
-        return reply.reply()
+        return stream.reply()
 
     def stream(
         self,
@@ -102,48 +114,9 @@ class Model:
         repetition_penalty: float = 1.0,
         stop: str | Sequence[str] = (),
         seed: int | None = None,
+        ignore_eos: bool = False,
     ) -> ReplyStream:
         """Like `generate`, token by token. Leaving the loop early cancels the rest."""
-        return self._start(
-            prompt, max_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty, stop, seed
-        )
-
-    def logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
-        """Float32 [tokens, vocab]: row i is what the model expects after token i."""
-        return evaluate(self._loaded, self._loop, self._checked_ids(token_ids))
-
-    def close(self) -> None:
-        """Free the model on its peers. May be called again, also after the cluster was closed.
-
-        Replies under way in other threads end with RequestError.
-        """
-        if not self._is_closed:
-            self._is_closed = True
-            self._loop.run(self._loaded.aclose())
-
-    def wait_if_failed(self) -> None:
-        """If a lost peer has ended this model, wait until the other peers are free of it."""
-        if self._loaded.failure is not None:
-            self.close()
-
-    def __enter__(self) -> Model:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _start(
-        self,
-        prompt: Prompt,
-        max_new_tokens: int,
-        temperature: float,
-        top_k: int,
-        top_p: float,
-        min_p: float,
-        repetition_penalty: float,
-        stop: str | Sequence[str],
-        seed: int | None,
-    ) -> ReplyStream:
         if isinstance(prompt, str):
             tokens = self._checked_ids(self.tokenizer.encode(prompt))
         else:
@@ -170,9 +143,37 @@ class Model:
             max_new_tokens=_within(max_new_tokens, room),
             sampling=sampling,
             stop=_checked_stop(stop),
-            end_ids=self._end_ids,
+            end_ids=frozenset() if ignore_eos else self._end_ids,
         )
         return ReplyStream(self._loaded, self._loop, request, self._tokenizer)
+
+    def logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+        """Float32 [tokens, vocab]: row i is what the model expects after token i."""
+        return evaluate(self._loaded, self._loop, self._checked_ids(token_ids))
+
+    def measure(self) -> list[PeerTimes]:
+        """Where each peer's time went since this was last called, and its memory."""
+        return self._loop.run(self._loaded.measure())
+
+    def close(self) -> None:
+        """Free the model on its peers. May be called again, also after the cluster was closed.
+
+        Replies under way in other threads end with RequestError.
+        """
+        if not self._is_closed:
+            self._is_closed = True
+            self._loop.run(self._loaded.aclose())
+
+    def wait_if_failed(self) -> None:
+        """If a lost peer has ended this model, wait until the other peers are free of it."""
+        if self._loaded.failure is not None:
+            self.close()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _checked_ids(self, token_ids: Sequence[int]) -> tuple[int, ...]:
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ import transport
 from edge.backends.base import Backend, ShardWeights, StageProgram, Step
 from edge.errors import EdgeError, PeerError, PeerLostError, PlanError, ProtocolError
 from edge.layout import ShardLayout, shard_layout
+from edge.step_times import StepTimes, TimedCollective
 from edge.wire import Assignment, SamplingTerms, error_to_header
 from kernels.sampling.reference import sample
 from transport import Collective, Frame, Link, MeshCollective, SoloCollective
@@ -87,6 +89,7 @@ class ShardSession:
         self._links: dict[Seat, Link] = {}
         self._successors: list[Seat] = []
         self._names: dict[Seat, str] = {}
+        self._times = StepTimes()
         self._collective: Collective = SoloCollective()
         self._requests: dict[str, _Request] = {}
         self._gathered: list[NDArray[np.float32]] = []
@@ -131,7 +134,11 @@ class ShardSession:
         self._successors = [s for s in sorted(links) if s[0] == stage + 1 and s[1] % size == rank]
         mesh = {r: link for (s, r), link in links.items() if s == stage}
         if mesh:
-            self._collective = MeshCollective(rank, mesh)
+            self._collective = TimedCollective(MeshCollective(rank, mesh), self._times)
+
+    def take_times(self) -> dict[str, float]:
+        """Where the time went since this was last called."""
+        return self._times.take()
 
     @property
     def is_sampler(self) -> bool:
@@ -214,7 +221,9 @@ class ShardSession:
             step = following
             output = self._compute(step)
             if self.is_sampler:
+                start_s = time.perf_counter()
                 following = self._sample_and_tell(step, output)
+                self._times.sample_s += time.perf_counter() - start_s
             elif self.layout.is_last_stage and step.logit_rows:
                 self._collective.gather(np.ascontiguousarray(output), None, root=0)
                 following = self._hear(step)
@@ -228,13 +237,20 @@ class ShardSession:
             raise PlanError("a step before the shard was loaded")
         stage, rank = self.seat
         hidden: NDArray[np.float32] | None = None
+        times = self._times
+        start_s = time.perf_counter()
         if stage > 0:
             hidden = program.receive_buffer(step)
             self._links[(stage - 1, rank % self.sizes[stage - 1])].receive(hidden)
+        received_s, reduced_s = time.perf_counter(), times.reduce_s
         output = program.forward(step, hidden, self._collective)
-        if not self.layout.is_last_stage:
-            for seat in self._successors:
-                self._links[seat].send(output)
+        computed_s = time.perf_counter()
+        for seat in self._successors:
+            self._links[seat].send(output)
+        times.steps += 1
+        times.receive_s += received_s - start_s
+        times.compute_s += computed_s - received_s - (times.reduce_s - reduced_s)
+        times.send_s += time.perf_counter() - computed_s
         return output
 
     def _hear(self, step: Step) -> Step | None:
@@ -243,7 +259,9 @@ class ShardSession:
             return None
         if self._token.size != step.batch:
             self._token = np.zeros(step.batch, np.int64)
+        start_s = time.perf_counter()
         self._links[sampler_seat(self.sizes)].receive(self._token)
+        self._times.receive_s += time.perf_counter() - start_s
         if self._token[0] == END_OF_RUN:
             return None
         return step.following(self._token.tolist())

@@ -10,6 +10,7 @@ A session is one shard of one loaded model for one coordinator. Its frames, in t
     connect (places)     → links to the other shards are up
     begin, step, yield, finish  → no answer; steps give `tokens`, `logits` or `failed` events
                            `logits` or `done`; any stage may report `failed`
+    measure              → where its time went, and its memory
     close                → everything of the session is freed
 
 Both sides send `alive` every few seconds (see heartbeat.py).

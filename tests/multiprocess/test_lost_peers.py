@@ -45,7 +45,9 @@ class Trio:
 
 
 @pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
+def three(
+    tmp_path_factory: pytest.TempPathFactory, nothing_left_running_by_the_module: None
+) -> Iterator[Trio]:
     trio = Trio(tmp_path_factory.mktemp("daemons"))
     yield trio
     trio.close()

@@ -30,6 +30,8 @@ hub: Any = transformers
 """The same module; parts of it carry no types."""
 
 hub.utils.logging.disable_progress_bar()
+# Models this small gain nothing from a second thread, and waiting for it costs where cores are few.
+torch.set_num_threads(1)
 
 _SHARED: dict[str, Any] = {
     "max_position_embeddings": CONTEXT_TOKENS,

@@ -1,0 +1,199 @@
+"""Ctrl-C, SIGTERM and SIGKILL, at whatever moment: nothing keeps running, nothing stays reserved."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+
+import psutil
+import pytest
+
+import edge
+from edge.progress import OnProgress
+from tests.multiprocess.conftest import LONG_CONTEXT
+from tests.support.checkpoints import TinyCheckpoint
+from tests.support.processes import Daemon, edge_process, poll_until
+from tests.support.processes import edge as run_edge
+
+ENDED_WITHIN_S = 15.0
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with Daemon(tmp_path_factory.mktemp("daemon"), "--no-announce") as daemon:
+        yield daemon
+        assert daemon.messages == ""
+
+
+def endless_run(checkpoint: TinyCheckpoint, *options: str) -> tuple[str, ...]:
+    """A command line that writes for minutes."""
+    return (
+        "run", str(checkpoint.path), "-p", "hi", "-n", "29000", "--context", "29500",
+        "--dtype", "float32", *options,
+    )  # fmt: skip
+
+
+def children_of(process: subprocess.Popen[str], count: int) -> list[psutil.Process]:
+    """Its daemons, once it has started so many."""
+
+    def enough() -> list[psutil.Process]:
+        found = psutil.Process(process.pid).children(recursive=True)
+        return found if len(found) == count else []
+
+    found: list[psutil.Process] = poll_until(enough)
+    return found
+
+
+def assert_ended(processes: list[psutil.Process]) -> None:
+    _gone, running = psutil.wait_procs(processes, timeout=ENDED_WITHIN_S)
+    assert running == []
+
+
+def test_a_killed_coordinator_leaves_the_daemon_free(
+    daemon: Daemon, endless_checkpoint: TinyCheckpoint
+) -> None:
+    with edge_process(*endless_run(endless_checkpoint, "--peer", daemon.address)) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(1)
+        assert len(daemon.describe().models) == 1
+        process.kill()
+        daemon.await_free()
+    assert daemon.process.poll() is None
+
+
+def test_a_killed_coordinators_own_daemons_end_by_themselves(
+    endless_checkpoint: TinyCheckpoint,
+) -> None:
+    command = endless_run(endless_checkpoint, "--local", "2", "--parallel", "tensor")
+    with edge_process(*command) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(1)
+        daemons = children_of(process, 2)
+        process.kill()
+        assert_ended(daemons)
+
+
+def test_ctrl_c_while_the_local_daemons_start(endless_checkpoint: TinyCheckpoint) -> None:
+    with edge_process(*endless_run(endless_checkpoint, "--local", "2")) as process:
+        daemons = children_of(process, 2)
+        process.send_signal(signal.SIGINT)
+        out, messages = process.communicate(timeout=ENDED_WITHIN_S)
+        assert_ended(daemons)
+    assert (process.returncode, out) == (130, "")
+    assert messages.strip() == "Interrupted; everything this command started was ended."
+
+
+def test_ctrl_c_while_tokens_are_written(endless_checkpoint: TinyCheckpoint) -> None:
+    command = endless_run(endless_checkpoint, "--local", "2", "--parallel", "pipeline")
+    with edge_process(*command) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(1)
+        daemons = children_of(process, 2)
+        process.send_signal(signal.SIGINT)
+        _out, messages = process.communicate(timeout=ENDED_WITHIN_S)
+        assert_ended(daemons)
+    assert process.returncode == 130
+    assert messages.strip() == "Interrupted; everything this command started was ended."
+
+
+@pytest.mark.parametrize("phase", ["quantise", "hash", "send", "load"])
+def test_ctrl_c_in_every_phase_of_a_load(
+    phase: str,
+    daemon: Daemon,
+    tiny_checkpoint: Callable[..., TinyCheckpoint],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Pressed by the first sign of progress of that phase."""
+    checkpoint = tiny_checkpoint("llama", file_size=f"{50 + len(phase)}KB")  # not cached yet
+    pressed = threading.Event()
+
+    @contextlib.contextmanager
+    def press_ctrl_c(_show: object) -> Iterator[OnProgress]:
+        def on_progress(event: edge.Progress) -> None:
+            if event.phase == phase and not pressed.is_set():
+                pressed.set()
+                os.kill(os.getpid(), signal.SIGINT)
+
+        yield on_progress
+
+    monkeypatch.setattr("edge.api.progress_bars", press_ctrl_c)
+    monkeypatch.setenv("EDGE_CACHE", str(tmp_path))
+    outcome = run_edge("run", checkpoint.path, "-p", "hi", "--peer", daemon.address, "-n", 2)
+    assert pressed.is_set()
+    assert outcome.code == 130
+    assert outcome.err.strip() == "Interrupted; everything this command started was ended."
+    assert list(tmp_path.rglob("*.partial")) == []
+    daemon.await_free()
+
+
+@pytest.mark.parametrize("delay_s", [0.02, 0.3, 0.6, 0.9, 1.2, 1.6, 2.0])
+def test_ctrl_c_at_any_moment_of_a_program(
+    delay_s: float, endless_checkpoint: TinyCheckpoint
+) -> None:
+    """Starting, loading, generating: the fixtures check that no thread or daemon is left."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, delay_s)
+        with pytest.raises(KeyboardInterrupt), edge.Cluster.local(peers=2, threads=1) as cluster:
+            model = cluster.load(
+                endless_checkpoint.path, dtype="int8", plan="tensor", context_tokens=LONG_CONTEXT
+            )
+            model.generate([1, 2, 3], max_new_tokens=LONG_CONTEXT - 3)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_after_ctrl_c_the_same_model_goes_on(
+    daemon: Daemon, endless_checkpoint: TinyCheckpoint
+) -> None:
+    """In a notebook, interrupting one reply costs that reply only."""
+    prompt = endless_checkpoint.prompt(4)
+    with edge.Cluster.connect([daemon.address]) as cluster:
+        model = cluster.load(endless_checkpoint.path, dtype="float32", context_tokens=LONG_CONTEXT)
+        for _ in range(3):
+            stream = model.stream(prompt, max_new_tokens=LONG_CONTEXT - 4)
+            next(stream)
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGINT)
+                for _token in stream:
+                    pass
+        expected = endless_checkpoint.greedy(prompt, 6)
+        assert list(model.generate(prompt, max_new_tokens=6).token_ids) == expected
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_daemon_told_to_end_in_the_middle_of_a_step(
+    number: signal.Signals, endless_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    with (
+        Daemon(tmp_path, "--no-announce", "--name", "busy") as daemon,
+        edge.Cluster.connect([daemon.address]) as cluster,
+    ):
+        model = cluster.load(endless_checkpoint.path, dtype="float32", context_tokens=LONG_CONTEXT)
+        stream = model.stream([5] * (LONG_CONTEXT - 10), max_new_tokens=5)
+        started_s = time.monotonic()
+        assert daemon.end(number) == 0
+        assert time.monotonic() - started_s < 8.0
+        with pytest.raises(edge.PeerLostError) as raised:
+            list(stream)
+        assert raised.value.peer == "busy"
+        assert daemon.messages == ""
+
+
+def test_ctrl_c_ends_an_idle_daemon(tmp_path: Path) -> None:
+    with Daemon(tmp_path, "--no-announce") as daemon:
+        assert daemon.end(signal.SIGINT) == 0
+        assert daemon.messages == ""
