@@ -18,7 +18,7 @@ from edge.formats import DEFAULT_BLOCK_SIZE, weight_format
 from edge.local import LocalPeers, Size
 from edge.model import Model
 from edge.paths import cache_root
-from edge.peer_info import PeerInfo, describe_all
+from edge.peer_info import PeerInfo, describe_all, memory_rate
 from edge.progress import OnProgress, progress_bars
 from partition import Plan, PlanRow
 
@@ -106,6 +106,10 @@ class Cluster:
     def peers(self) -> tuple[PeerInfo, ...]:
         """The peers as they described themselves when the cluster was opened."""
         return self._peers
+
+    def memory_rates(self) -> dict[str, float]:
+        """Bytes per second that each peer reads from memory, by name; measured one by one."""
+        return {peer.name: self._loop.run(memory_rate(peer)) for peer in self._peers}
 
     def load(
         self,

@@ -22,6 +22,7 @@ COMMANDS = {
     "plan": "Show what would run where, without running it.",
     "run": "Answer one prompt.",
     "chat": "Talk with a model in turns.",
+    "bench": "Measure a model's speed and what limits it.",
     "demo": "List the bundled demos, or run one.",
 }
 

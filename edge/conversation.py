@@ -30,6 +30,7 @@ from edge.facts import model_facts
 from edge.heartbeat import ALIVE, SILENT_AFTER_S, Hearing, show_life
 from edge.hosted_session import HostedSession
 from edge.memory import format_size, process_memory
+from edge.memory_rate import memory_read_bytes_per_s
 from edge.wire import (
     Assignment,
     SamplingTerms,
@@ -68,6 +69,7 @@ class Conversation:
         self._resources = ExitStack()
         self._calls: dict[str, Callable[[Frame], Awaitable[tuple[dict[str, Any], bytes]]]] = {
             "describe": self._describe,
+            "memory_rate": self._memory_rate,
             "offer": self._offer,
             "piece": self._piece,
             "seal": self._seal,
@@ -155,6 +157,10 @@ class Conversation:
 
     async def _describe(self, _frame: Frame) -> tuple[dict[str, Any], bytes]:
         return self._node.describe(), b""
+
+    async def _memory_rate(self, _frame: Frame) -> tuple[dict[str, Any], bytes]:
+        threads = self._node.settings.threads
+        return {"bytes_per_s": await run_blocking(lambda: memory_read_bytes_per_s(threads))}, b""
 
     async def _offer(self, frame: Frame) -> tuple[dict[str, Any], bytes]:
         """Which pieces are missing of a shard."""

@@ -225,6 +225,9 @@ class _Loading:
         )
         model.adopt(seat, client)
         model.sent_bytes[peer.name] = sent_bytes
+        model.token_weight_bytes[peer.name] = round(
+            layout.num_weights * options.weight_format.packed_bytes_per_weight
+        )
         assignment = Assignment(
             session=model.session,
             model=self._checkpoint.spec,

@@ -53,6 +53,11 @@ class ShardLayout:
     embedding: range
     """Rows of the embedding table this shard holds; it keeps the checkpoint's own type."""
 
+    @property
+    def num_weights(self) -> int:
+        """Of the matrices: what a decode step reads."""
+        return sum(matrix.num_rows * len(matrix.columns) for matrix in self.matrices)
+
     def matrix(self, name: str) -> MatrixSlice:
         return next(m for m in self.matrices if m.name == name)
 

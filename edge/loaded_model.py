@@ -64,6 +64,7 @@ class LoadedModel:
     def __init__(self, plan: Plan, scheduler: Scheduler, *, vocab_size: int) -> None:
         self.plan = plan
         self.sent_bytes: dict[str, int] = {}
+        self.token_weight_bytes: dict[str, int] = {}
         self.session = uuid.uuid4().hex
         self.failed = asyncio.Event()
         self.failure: EdgeError | None = None

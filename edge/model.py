@@ -59,6 +59,11 @@ class Model:
         return dict(self._loaded.sent_bytes)
 
     @property
+    def token_weight_bytes(self) -> Mapping[str, int]:
+        """Weights, as its kernels keep them, that each peer reads for one token, by name."""
+        return dict(self._loaded.token_weight_bytes)
+
+    @property
     def tokenizer(self) -> Tokenizer:
         """Raises RequestError for a checkpoint without tokenizer.json."""
         if self._tokenizer is None:

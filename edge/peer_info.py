@@ -59,6 +59,18 @@ async def describe_peer(address: str, *, timeout_s: float = 5.0) -> PeerInfo:
     return peer_info(answer, address)
 
 
+async def memory_rate(peer: PeerInfo) -> float:
+    """Bytes per second the peer reads from memory; takes it a few tenths of a second."""
+    client = await PeerClient.connect(peer.address)
+    try:
+        answer = await client.call("memory_rate")
+        return float(answer.header["bytes_per_s"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ProtocolError(f"peer {peer.name} measures in a form Edge does not know") from error
+    finally:
+        await client.aclose()
+
+
 def peer_info(answer: Frame, address: str) -> PeerInfo:
     """The answer to `describe`. Raises ProtocolError for one that makes no sense."""
     header = answer.header

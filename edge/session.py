@@ -217,7 +217,7 @@ class ShardSession:
     def _run_step(self, step: Step) -> None:
         """The step, and while it is a run those that follow from its tokens."""
         following: Step | None = step
-        while following is not None:
+        while following is not None and not self._broken:  # closing ends a run, too
             step = following
             output = self._compute(step)
             if self.is_sampler:

@@ -3,6 +3,7 @@
 A session is one shard of one loaded model for one coordinator. Its frames, in the order of use:
 
     describe             → who the peer is, what it has, what it runs
+    memory_rate          → bytes per second it reads from memory, measured now
     offer   (manifest)   → which pieces of a shard's weights the peer lacks
     piece   (bytes)      → stored
     seal                 → the shard is complete on the peer's disk

@@ -28,10 +28,8 @@ from kernels.rms_norm import onnx as rms_norm_onnx
 from kernels.rms_norm import reference as rms_norm_reference
 from kernels.rope import onnx as rope_onnx
 from kernels.rope import reference as rope_reference
-from tests.support.operator_face import Face, assert_same, normal
+from tests.support.operator_face import Array, Face, assert_same, normal
 from tests.support.reference_model import rounded_activations
-
-Array = NDArray[Any]
 
 FEW = settings(max_examples=50, deadline=None, derandomize=True)
 FLOAT_ACTIVATIONS = 0
@@ -210,14 +208,8 @@ def test_embedding_of_a_whole_table(dtype: Any) -> None:
     table = normal(5, 31, 9).astype(dtype)
     ids = np.asarray([[30, 0, 7, 7]])
     face = Face()
-    y = embedding_onnx.embedding(
-        face.graph,
-        face.input("ids", ids),
-        face.graph.weight("table", table),
-        first_id=0,
-        num_ids=31,
-        whole=True,
-    )
+    names = face.input("ids", ids), face.graph.weight("table", table)
+    y = embedding_onnx.embedding(face.graph, *names, first_id=0, num_ids=31, whole=True)
     face.output(y, (1, 4, 9))
     assert_same(face.run()[0], embedding_reference.embedding(ids, table), tolerance=0)
 

@@ -1,0 +1,129 @@
+"""Measures a loaded model: exact token counts, ends ignored, warm-ups left out."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from edge.model import Model
+from edge.step_times import PeerTimes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """The 20th, 50th and 80th percentile of repeated measurements."""
+
+    p20: float
+    p50: float
+    p80: float
+
+    @classmethod
+    def of(cls, values: list[float]) -> Spread:
+        p20, p50, p80 = (float(value) for value in np.percentile(values, [20, 50, 80]))
+        return cls(p20=p20, p50=p50, p80=p80)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerShare:
+    """One peer's part of a decoded token, in seconds, and what limits it."""
+
+    times: PeerTimes
+    compute_s: float
+    reduce_s: float
+    receive_s: float
+    send_s: float
+    sample_s: float
+    weight_bytes: int
+    """Weights it reads for each token."""
+    memory_bytes_per_s: float
+    """What its memory gives, measured just before."""
+
+    @property
+    def bandwidth_share(self) -> float:
+        """Of the time its weights would take at the full memory rate, over its compute time."""
+        if not self.compute_s or not self.memory_bytes_per_s:
+            return 0.0
+        return self.weight_bytes / self.memory_bytes_per_s / self.compute_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Benchmark:
+    """What was measured."""
+
+    prompt_tokens: int
+    new_tokens: int
+    repeats: int
+    decode_tokens_per_s: Spread
+    prefill_tokens_per_s: Spread
+    first_token_s: Spread
+    peers: tuple[PeerShare, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        value = dataclasses.asdict(self)
+        for peer, share in zip(value["peers"], self.peers, strict=True):
+            peer["bandwidth_share"] = share.bandwidth_share
+        return value
+
+
+def run_benchmark(
+    model: Model,
+    *,
+    prompt_tokens: int,
+    new_tokens: int,
+    repeats: int,
+    warm_ups: int,
+    memory_rates: dict[str, float],
+    weight_bytes: dict[str, int],
+) -> Benchmark:
+    """Answer the same random prompt again and again.
+
+    `memory_rates` (bytes per second) and `weight_bytes` (read for each token) are by peer name.
+    Raises RequestError when prompt and answer do not fit the context.
+    """
+    prompt = np.random.default_rng(1).integers(model.vocab_size, size=prompt_tokens).tolist()
+
+    def answer(tokens: int) -> dict[str, float]:
+        reply = model.generate(prompt, max_new_tokens=tokens, ignore_eos=True)
+        assert len(reply.token_ids) == tokens
+        return dict(reply.statistics)
+
+    for _ in range(warm_ups):
+        answer(new_tokens)
+    # A reply of one token is all prefill; what the long ones take beyond it is decoding.
+    model.measure()
+    answer(1)
+    prefill = {(each.stage, each.rank): each for each in model.measure()}
+    figures = [answer(new_tokens) for _ in range(repeats)]
+    decoded = repeats * (new_tokens - 1)
+    shares = []
+    for times in model.measure():
+        before = prefill[(times.stage, times.rank)]
+
+        def per_token(name: str, times: PeerTimes = times, before: PeerTimes = before) -> float:
+            total: float = getattr(times, name) - repeats * getattr(before, name)
+            return max(0.0, total / decoded)
+
+        shares.append(
+            PeerShare(
+                times=times,
+                compute_s=per_token("compute_s"),
+                reduce_s=per_token("reduce_s"),
+                receive_s=per_token("receive_s"),
+                send_s=per_token("send_s"),
+                sample_s=per_token("sample_s"),
+                weight_bytes=weight_bytes.get(times.name, 0),
+                memory_bytes_per_s=memory_rates.get(times.name, 0.0),
+            )
+        )
+    return Benchmark(
+        prompt_tokens=prompt_tokens,
+        new_tokens=new_tokens,
+        repeats=repeats,
+        decode_tokens_per_s=Spread.of([f["tokens_per_s"] for f in figures]),
+        prefill_tokens_per_s=Spread.of([prompt_tokens / f["first_token_s"] for f in figures]),
+        first_token_s=Spread.of([f["first_token_s"] for f in figures]),
+        peers=tuple(shares),
+    )

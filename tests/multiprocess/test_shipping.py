@@ -1,0 +1,220 @@
+"""Weights on their way to a peer: only what it lacks, resumed after a break, refused when damaged."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import edge
+from offload import PIECE_BYTES
+from tests.support.checkpoints import TinyCheckpoint, make_checkpoint
+from tests.support.processes import Daemon
+from tests.support.relay import Fault, Relay
+
+OVERHEAD_BYTES = 100_000
+"""Manifests and frames, above the weights themselves."""
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> TinyCheckpoint:
+    """About 13 MB: several pieces."""
+    return make_checkpoint(tmp_path_factory.mktemp("larger") / "larger", "larger_llama")
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    """With an empty cache."""
+    with Daemon(tmp_path / "daemon", "--no-announce", "--name", "far") as daemon:
+        yield daemon
+        assert daemon.messages == ""
+
+
+@pytest.fixture(scope="module")
+def shard_bytes(checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> int:
+    """What the whole model in float32 takes on the wire: several pieces."""
+    with Daemon(tmp_path_factory.mktemp("measure"), "--no-announce") as daemon:
+        sent = load_once(daemon.address, checkpoint)
+    assert sent > 3 * PIECE_BYTES
+    return sent
+
+
+def load_once(address: str, checkpoint: TinyCheckpoint, dtype: str = "float32") -> int:
+    """Load, compare an answer with `transformers`, close; the bytes that were sent."""
+    prompt = checkpoint.prompt(5)
+    with (
+        edge.Cluster.connect([address]) as cluster,
+        cluster.load(checkpoint.path, dtype=dtype) as model,
+    ):
+        reply = model.generate(prompt, max_new_tokens=4)
+        if dtype == "float32":
+            assert list(reply.token_ids) == checkpoint.greedy(prompt, 4)
+        (sent,) = model.sent_bytes.values()
+        return sent
+
+
+def test_a_second_load_sends_nothing(
+    checkpoint: TinyCheckpoint, daemon: Daemon, shard_bytes: int
+) -> None:
+    with Relay(daemon.address) as relay:
+        assert load_once(relay.address, checkpoint) == shard_bytes
+        first = relay.sent_bytes
+        assert shard_bytes <= first < shard_bytes + OVERHEAD_BYTES
+        assert load_once(relay.address, checkpoint) == 0
+        assert relay.sent_bytes - first < OVERHEAD_BYTES
+        assert load_once(relay.address, checkpoint, dtype="int4") < shard_bytes / 3
+        assert load_once(relay.address, checkpoint, dtype="int4") == 0
+
+
+def test_a_transfer_cut_in_the_middle_goes_on_where_it_was(
+    checkpoint: TinyCheckpoint, daemon: Daemon, shard_bytes: int
+) -> None:
+    """Three cuts, each after a piece or more: every piece is stored once, few are sent twice."""
+    describe = Fault()
+    cuts = [Fault(cut_after=int(1.9 * PIECE_BYTES)) for _ in range(3)]
+    with Relay(daemon.address, describe, describe, *cuts) as relay:
+        assert load_once(relay.address, checkpoint) == shard_bytes
+        lost = 0.9 * PIECE_BYTES * len(cuts)
+        assert shard_bytes < relay.sent_bytes < shard_bytes + lost + OVERHEAD_BYTES
+        assert len(relay.passages) == 2 + len(cuts) + 1
+    daemon.await_free()
+
+
+def test_a_connection_that_breaks_again_and_again_is_a_lost_peer(
+    checkpoint: TinyCheckpoint, daemon: Daemon
+) -> None:
+    cuts = [Fault(cut_after=5000) for _ in range(20)]
+    with Relay(daemon.address, Fault(), Fault(), *cuts) as relay:
+        with pytest.raises(edge.PeerLostError) as raised:
+            load_once(relay.address, checkpoint)
+        assert raised.value.peer == "far"
+    daemon.await_free()
+
+
+def test_a_daemon_killed_while_it_receives_keeps_what_it_has(
+    checkpoint: TinyCheckpoint, tmp_path: Path, shard_bytes: int
+) -> None:
+    """Killed after two pieces; started anew on its cache, it asks for the others only."""
+    cache = tmp_path / "cache"
+    with Daemon(cache, "--no-announce", "--name", "far") as first:
+
+        def kill_after_two(event: edge.Progress) -> None:
+            if event.phase == "send" and event.done >= 2 * PIECE_BYTES:
+                first.kill()
+
+        with edge.Cluster.connect([first.address]) as cluster:
+            with pytest.raises(edge.PeerLostError) as raised:
+                cluster.load(checkpoint.path, dtype="float32", progress=kill_after_two)
+            assert raised.value.peer == "far"
+    with Daemon(cache, "--no-announce") as second:
+        sent = load_once(second.address, checkpoint)
+        assert 0 < sent <= shard_bytes - 2 * PIECE_BYTES
+        assert load_once(second.address, checkpoint) == 0
+
+
+def test_a_damaged_piece_is_refused_and_the_next_load_mends_it(
+    checkpoint: TinyCheckpoint, daemon: Daemon, shard_bytes: int
+) -> None:
+    """A byte that TCP's checksum missed, in the middle of a piece."""
+    damage = Fault(corrupt_at=PIECE_BYTES + 2 * OVERHEAD_BYTES)
+    with Relay(daemon.address, Fault(), Fault(), damage) as relay:
+        with pytest.raises(edge.CheckpointError) as raised:
+            load_once(relay.address, checkpoint)
+        assert str(raised.value).startswith("peer far: ")
+        assert "load the model again" in str(raised.value)
+        daemon.await_free()
+        assert 0 < load_once(relay.address, checkpoint) < shard_bytes
+
+
+def test_files_that_changed_in_place_are_described_anew(
+    daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Equal names, sizes and times, other bytes (as `rsync --times` may leave): not for ever."""
+    import os
+
+    monkeypatch.setenv("EDGE_CACHE", str(tmp_path / "cache"))
+    checkpoint = make_checkpoint(tmp_path / "model", "llama")
+    with Relay(daemon.address, Fault(), Fault(), Fault(cut_after=0)) as relay:
+        relay.faults.extend(Fault(cut_after=0) for _ in range(10))
+        with pytest.raises(edge.PeerLostError):
+            load_once(relay.address, checkpoint)  # described, not sent
+    weights = checkpoint.path / "model.safetensors"
+    before = weights.stat()
+    content = bytearray(weights.read_bytes())
+    content[-3] ^= 0x01  # a low bit of the last weight
+    weights.write_bytes(content)
+    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(edge.CheckpointError):
+        load_once(daemon.address, checkpoint)
+    load_once(daemon.address, TinyCheckpoint(checkpoint.path))
+
+
+def test_a_cache_smaller_than_the_shard(checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    with Daemon(tmp_path, "--no-announce", "--name", "far", "--cache-limit", "5MiB") as daemon:
+        with pytest.raises(edge.CapacityError) as raised:
+            load_once(daemon.address, checkpoint)
+        message = str(raised.value)
+        assert message.startswith("peer far: ")
+        assert "do not fit into the cache" in message
+        assert "raise the limit" in message
+        daemon.await_free()
+        assert load_once(daemon.address, checkpoint, dtype="int4") > 0
+        assert daemon.messages == ""
+
+
+def test_eviction_spares_what_is_loaded(
+    checkpoint: TinyCheckpoint, shard_bytes: int, tmp_path: Path
+) -> None:
+    """Room for one shard: a second is refused while the first is in use, and evicts it after."""
+    limit = str(int(1.2 * shard_bytes))
+    other = make_checkpoint(tmp_path / "other", "larger_llama", stored_type="float16")
+    with Daemon(tmp_path / "daemon", "--no-announce", "--cache-limit", limit) as daemon:
+        with edge.Cluster.connect([daemon.address]) as cluster:
+            model = cluster.load(checkpoint.path, dtype="float32")
+            with pytest.raises(edge.CapacityError, match="do not fit into the cache"):
+                load_once(daemon.address, other)
+            prompt = checkpoint.prompt(3)
+            reply = model.generate(prompt, max_new_tokens=3)
+            assert list(reply.token_ids) == checkpoint.greedy(prompt, 3)
+        assert load_once(daemon.address, other) > 0
+        assert load_once(daemon.address, checkpoint) > 0, "the other one evicted it"
+        assert daemon.messages == ""
+
+
+def test_two_coordinators_load_the_same_shard_at_once(
+    checkpoint: TinyCheckpoint, daemon: Daemon, shard_bytes: int
+) -> None:
+    """Each helps the other; both are right, and nothing is stored twice."""
+    together = threading.Barrier(2)
+    sent: list[int] = []
+    errors: list[BaseException] = []
+
+    def coordinate() -> None:
+        try:
+            together.wait()
+            sent.append(load_once(daemon.address, checkpoint))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=coordinate) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert all(0 <= each <= shard_bytes for each in sent)
+    folders = [path for path in daemon.shards.iterdir() if path.is_dir()]
+    assert len(folders) == 1
+    assert sorted(path.name for path in folders[0].iterdir() if path.name[0] != ".") == [
+        "manifest.json",
+        "weights",
+    ]
+
+
+def test_a_slow_link_is_only_slow(
+    tiny_checkpoint: Callable[..., TinyCheckpoint], daemon: Daemon
+) -> None:
+    with Relay(daemon.address, *(Fault(delay_s=0.02) for _ in range(10))) as relay:
+        assert load_once(relay.address, tiny_checkpoint("llama")) > 0
