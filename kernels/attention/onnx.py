@@ -59,21 +59,22 @@ def attention(
     context, cache_head_size(head_size)] → (output [batch, tokens, num_heads · head_size],
     present key, present value). The present outputs are meant to be bound onto the past buffers.
     """
-    sizes = [num_heads * head_size, num_kv_heads * head_size, num_kv_heads * head_size]
-    split = graph.constant(f"split_{'_'.join(map(str, sizes))}", _int64(sizes))
-    query, key, value = graph.nodes("Split", qkv, split, outputs=3, axis=-1)
-    if query_norm is not None and key_norm is not None:
-        query = _norm_heads(graph, query, query_norm, num_heads, head_size, epsilon)
-        key = _norm_heads(graph, key, key_norm, num_kv_heads, head_size, epsilon)
     rotates_itself = head_size % ROTARY_MULTIPLE == 0
-    if not rotates_itself:
-        query = rope(graph, query, names.positions, names.cos, names.sin, num_heads=num_heads)
-        key = rope(graph, key, names.positions, names.cos, names.sin, num_heads=num_kv_heads)
     padded = cache_head_size(head_size)
-    if padded != head_size:
-        query = _resize_heads(graph, query, num_heads, head_size, padded)
-        key = _resize_heads(graph, key, num_kv_heads, head_size, padded)
-        value = _resize_heads(graph, value, num_kv_heads, head_size, padded)
+    if rotates_itself and query_norm is None:
+        query, key, value = qkv, "", ""  # packed: the operator takes it apart without a copy
+    else:
+        query, key, value = _split(graph, qkv, num_heads * head_size, num_kv_heads * head_size)
+        if query_norm is not None and key_norm is not None:
+            query = _norm_heads(graph, query, query_norm, num_heads, head_size, epsilon)
+            key = _norm_heads(graph, key, key_norm, num_kv_heads, head_size, epsilon)
+        if not rotates_itself:
+            query = rope(graph, query, names.positions, names.cos, names.sin, num_heads=num_heads)
+            key = rope(graph, key, names.positions, names.cos, names.sin, num_heads=num_kv_heads)
+        if padded != head_size:
+            query = _resize_heads(graph, query, num_heads, head_size, padded)
+            key = _resize_heads(graph, key, num_kv_heads, head_size, padded)
+            value = _resize_heads(graph, value, num_kv_heads, head_size, padded)
     output, present_key, present_value = graph.nodes(
         "GroupQueryAttention",
         query, key, value, past_key, past_value, names.lengths, names.total,
@@ -85,6 +86,13 @@ def attention(
     if padded != head_size:
         output = _resize_heads(graph, output, num_heads, padded, head_size)
     return output, present_key, present_value
+
+
+def _split(graph: OnnxGraph, qkv: str, query: int, kv: int) -> tuple[str, str, str]:
+    """qkv [batch, tokens, query + 2 · kv] → query, key and value apart."""
+    sizes = graph.constant(f"split_{query}_{kv}", _int64([query, kv, kv]))
+    q, k, v = graph.nodes("Split", qkv, sizes, outputs=3, axis=-1)
+    return q, k, v
 
 
 def _resize_heads(graph: OnnxGraph, x: str, num_heads: int, old: int, new: int) -> str:
