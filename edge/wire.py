@@ -9,8 +9,8 @@ A session is one shard of one loaded model for one coordinator. Its frames, in t
     seal                 → the shard is complete on the peer's disk
     open    (assignment) → memory is reserved, the shard is loaded
     connect (places)     → links to the other shards are up
-    begin, step, yield, finish  → no answer; steps give `tokens`, `logits` or `failed` events
-                           `logits` or `done`; any stage may report `failed`
+    begin, step, yield, finish  → no answer; the sampler reports `tokens` or `logits` for each step,
+                           and any shard may report `failed`
     measure              → where its time went, and its memory
     close                → everything of the session is freed
 
