@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from kernels.attention import onnx as attention_onnx
 from kernels.attention import reference as attention_reference

@@ -3,11 +3,11 @@
 The fast kernels round the inputs of every matrix to int8 too. Two questions are kept apart:
 
 * Does Edge compute what it promises? The reference rounds inputs the same way, split by split, and
-  most short prompts then agree to 1e-6. In about one of ten some input lies so near the middle of
-  two codes that the last bit of a sum decides, and a random model makes a few percent of that; so
-  the median over prompts is held to the tight bound.
-* What do rounded inputs cost? On random models 1.5 to 3.2 % of the logits' norm, and the same as
-  the reference says they cost, within a quarter. (int4 weights themselves cost 21 to 35 %.)
+  most short prompts then agree to 1e-6. Now and then an input lies so near the middle of two codes
+  that the last bit of a sum decides, and a random model makes some percent of that: at most 3 of 12
+  prompts over 168 measured cases. So the median over the prompts is held to the tight bound.
+* What do rounded inputs cost? On these models 1.4 to 3.7 % of the logits' norm, within 5 % of what
+  the reference predicts. (Rounding the weights costs 1.5 to 3.2 % with int8, 23 to 43 % with int4.)
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from tests.support.reference_model import IntegerReferenceModel, ReferenceModel
 BITS = {"int8": 8, "int4": 4}
 LARGEST_FLOAT_DIFFERENCE = 1e-4
 LARGEST_COST_OF_INTEGER_INPUTS = 0.04
-"""Relative error; 0.032 was the largest measured over all families, layouts and block sizes."""
+"""Relative error; 0.037 was the largest measured over all families, layouts and block sizes."""
 
 PROMPT_TOKENS = 24
-SHORT_PROMPTS = 9
+SHORT_PROMPT_TOKENS = 2
 
 Array = NDArray[np.float32]
 Checkpoints = Callable[..., TinyCheckpoint]
@@ -54,7 +54,10 @@ def assert_as_promised(
         checkpoint.spec, layout, model=checkpoint.path.name, column_multiple=block_size
     )
     prompt = checkpoint.prompt(PROMPT_TOKENS)
-    short_prompts = [prompt[start : start + 3] for start in range(SHORT_PROMPTS)]
+    short_prompts = [
+        prompt[start : start + SHORT_PROMPT_TOKENS]
+        for start in range(0, PROMPT_TOKENS, SHORT_PROMPT_TOKENS)
+    ]
     with cluster.load(checkpoint.path, dtype=dtype, plan=plan, block_size=block_size) as model:
         logits = model.logits(prompt)
         short_logits = [model.logits(short) for short in short_prompts]
@@ -68,7 +71,7 @@ def assert_as_promised(
 
     exact = ReferenceModel(checkpoint, bits=bits, block_size=block_size).logits(prompt)
     cost = relative_error(integers.logits(prompt), exact)
-    assert relative_error(logits, exact) <= 1.25 * cost
+    assert relative_error(logits, exact) <= 1.2 * cost
     assert cost <= LARGEST_COST_OF_INTEGER_INPUTS
 
 
