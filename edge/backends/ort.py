@@ -6,6 +6,7 @@ buffer, and the present KV is bound onto the past KV, so attention appends in pl
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -13,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 from numpy.typing import NDArray
 
 from edge.backends.base import ShardWeights, Step, StepLimits
@@ -28,6 +28,12 @@ from kernels.onnx_graph import ExternalTensor
 from kernels.rope.reference import rope_tables
 from offload import KVPool, Manifest, numpy_dtype
 from transport import Collective
+
+# Else importing it writes a device id into the user's home and reports to its maker. Nothing leaves
+# a user's devices unless the user sends it.
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+
+import onnxruntime as ort
 
 _MAX_BINDINGS = 16
 """Sets of bindings kept, one for each shape of step; making one takes 10 µs a value."""

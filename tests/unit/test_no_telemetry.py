@@ -1,0 +1,18 @@
+"""Using Edge leaves nothing in the home directory that the user did not ask for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+
+def test_onnx_runtime_neither_identifies_nor_reports(tmp_path: Path) -> None:
+    """Its wheels for Linux keep a device id and a database of events unless told not to."""
+    environment = {**os.environ, "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    environment.pop("ORT_DISABLE_TELEMETRY", None)
+    subprocess.run(
+        [sys.executable, "-c", "import edge.backends.ort"], env=environment, check=True, timeout=60
+    )
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
