@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +61,9 @@ class Benchmark:
     decode_tokens_per_s: Spread
     prefill_tokens_per_s: Spread
     first_token_s: Spread
+    requests: int
+    """How many were decoded together for `batch_tokens_per_s`."""
+    batch_tokens_per_s: Spread
     peers: tuple[PeerShare, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -68,6 +73,30 @@ class Benchmark:
         return value
 
 
+def batch_tokens_per_s(
+    model: Model, *, requests: int, prompt_tokens: int, new_tokens: int
+) -> float:
+    """Tokens per second of all requests together, while all of them decode.
+
+    Counts from the first token of the last request to the last token of the first that ends.
+    Raises RequestError when a prompt and its answer do not fit the context.
+    """
+    generator = np.random.default_rng(2)
+    prompts = [
+        generator.integers(model.vocab_size, size=prompt_tokens).tolist() for _ in range(requests)
+    ]
+
+    def times(prompt: list[int]) -> list[float]:
+        stream = model.stream(prompt, max_new_tokens=new_tokens, ignore_eos=True)
+        return [time.perf_counter() for _token in stream]
+
+    with ThreadPoolExecutor(requests) as pool:
+        arrivals = list(pool.map(times, prompts))
+    begin_s, end_s = max(each[0] for each in arrivals), min(each[-1] for each in arrivals)
+    between = sum(begin_s < at <= end_s for each in arrivals for at in each)
+    return between / (end_s - begin_s) if end_s > begin_s else 0.0
+
+
 def run_benchmark(
     model: Model,
     *,
@@ -75,10 +104,11 @@ def run_benchmark(
     new_tokens: int,
     repeats: int,
     warm_ups: int,
+    requests: int,
     memory_rates: dict[str, float],
     weight_bytes: dict[str, int],
 ) -> Benchmark:
-    """Answer the same random prompt again and again.
+    """Answer the same random prompt again and again; then, if asked for, several at once.
 
     `memory_rates` (bytes per second) and `weight_bytes` (read for each token) are by peer name.
     Raises RequestError when prompt and answer do not fit the context.
@@ -118,12 +148,21 @@ def run_benchmark(
                 memory_bytes_per_s=memory_rates.get(times.name, 0.0),
             )
         )
+    batches = [
+        batch_tokens_per_s(
+            model, requests=requests, prompt_tokens=prompt_tokens, new_tokens=new_tokens
+        )
+        for _ in range(repeats if requests > 1 else 0)
+    ]
+    decode = [f["tokens_per_s"] for f in figures]
     return Benchmark(
         prompt_tokens=prompt_tokens,
         new_tokens=new_tokens,
         repeats=repeats,
-        decode_tokens_per_s=Spread.of([f["tokens_per_s"] for f in figures]),
+        decode_tokens_per_s=Spread.of(decode),
         prefill_tokens_per_s=Spread.of([prompt_tokens / f["first_token_s"] for f in figures]),
         first_token_s=Spread.of([f["first_token_s"] for f in figures]),
+        requests=requests,
+        batch_tokens_per_s=Spread.of(batches or decode),
         peers=tuple(shares),
     )

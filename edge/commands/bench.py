@@ -12,6 +12,7 @@ from rich.table import Table
 
 from edge.benchmark import Benchmark, run_benchmark
 from edge.commands.options import cluster_options, model_options, open_cluster, read_plan
+from edge.formats import Accuracy
 from edge.memory import format_size
 
 
@@ -21,6 +22,13 @@ from edge.memory import format_size
 @click.option("--new-tokens", type=click.IntRange(2), default=64, show_default=True)
 @click.option("--repeats", type=click.IntRange(1), default=5, show_default=True)
 @click.option("--warm-ups", type=click.IntRange(0), default=1, show_default=True)
+@click.option(
+    "--requests",
+    type=click.IntRange(1, 64),
+    default=1,
+    show_default=True,
+    help="Also measure this many replies at once.",
+)
 @cluster_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
 def command(
@@ -29,11 +37,13 @@ def command(
     plan_file: Path | None,
     dtype: str,
     block_size: str,
+    accuracy: Accuracy,
     context: int | None,
     prompt_tokens: int,
     new_tokens: int,
     repeats: int,
     warm_ups: int,
+    requests: int,
     as_json: bool,
     **cluster: Any,
 ) -> None:
@@ -56,6 +66,8 @@ def command(
             plan=read_plan(plan_file, parallel),
             context_tokens=context or prompt_tokens + new_tokens,
             block_size=int(block_size),
+            accuracy=accuracy,
+            concurrency=requests,
         )
         measured = run_benchmark(
             loaded,
@@ -63,13 +75,14 @@ def command(
             new_tokens=new_tokens,
             repeats=repeats,
             warm_ups=warm_ups,
+            requests=requests,
             memory_rates=rates,
             weight_bytes=dict(loaded.token_weight_bytes),
         )
     if as_json:
         click.echo(json.dumps(measured.to_json(), indent=2))
     else:
-        _show(measured, title=f"{loaded.name}, {dtype} in blocks of {block_size}")
+        _show(measured, title=f"{loaded.name}, {dtype} in blocks of {block_size}, {accuracy}")
 
 
 def _show(measured: Benchmark, *, title: str) -> None:
@@ -77,6 +90,7 @@ def _show(measured: Benchmark, *, title: str) -> None:
     speed = Table("", "p20", "p50", "p80", title=title)
     for name, spread, digits in (
         (f"decode {measured.new_tokens}, tok/s", measured.decode_tokens_per_s, 1),
+        (f"decode {measured.requests} at once, tok/s", measured.batch_tokens_per_s, 1),
         (f"prefill {measured.prompt_tokens}, tok/s", measured.prefill_tokens_per_s, 1),
         ("first token, s", measured.first_token_s, 3),
     ):
