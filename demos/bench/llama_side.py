@@ -1,0 +1,132 @@
+"""llama.cpp's half of versus_llama.py: runs in an environment of its own, with llama-cpp-python.
+
+python llama_side.py CHECKPOINT GGUF THREADS CONTEXT     (needs numpy, gguf and llama-cpp-python)
+
+Makes the GGUF (Q4_0) from the checkpoint if it is not there. Then answers lines on standard input,
+`PROMPT_TOKENS NEW_TOKENS`, with one line of JSON each: prefill_s and decode_s.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+MATRICES = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+
+
+def read_bfloat16(folder: Path) -> dict[str, tuple[Path, int, list[int]]]:
+    """{tensor: (file, offset, shape)} of every bfloat16 tensor in the checkpoint."""
+    found = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with file.open("rb") as stream:
+            size = int.from_bytes(stream.read(8), "little")
+            header = json.loads(stream.read(size))
+        for name, entry in header.items():
+            if name != "__metadata__":
+                assert entry["dtype"] == "BF16"
+                found[name] = (file, 8 + size + entry["data_offsets"][0], entry["shape"])
+    return found
+
+
+def make_gguf(folder: Path, target: Path) -> None:
+    """The same weights as Q4_0, llama.cpp's own 4-bit grid in blocks of 32."""
+    import gguf
+
+    config = json.loads((folder / "config.json").read_text())
+    tensors = read_bfloat16(folder)
+    writer = gguf.GGUFWriter(target, "llama")
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_dimension_count(config["hidden_size"] // config["num_attention_heads"])
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_0)
+    writer.add_tokenizer_model("llama")
+    rest = config["vocab_size"] - 259
+    named = [b"<unk>", b"<s>", b"</s>"] + [f"<0x{byte:02X}>".encode() for byte in range(256)]
+    writer.add_token_list(named + [f"t{index}".encode() for index in range(rest)])
+    writer.add_token_scores([0.0] * config["vocab_size"])
+    writer.add_token_types([2, 3, 3] + [6] * 256 + [1] * rest)
+
+    def add(name: str, source: str, *, quantise: bool) -> None:
+        file, offset, shape = tensors[source]
+        words = np.fromfile(file, np.uint16, int(np.prod(shape)), offset=offset)
+        values = (words.astype(np.uint32) << 16).view(np.float32).reshape(shape)
+        if quantise:
+            kind = gguf.GGMLQuantizationType.Q4_0
+            writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(name, values)
+
+    add("token_embd.weight", "model.embed_tokens.weight", quantise=True)
+    add("output_norm.weight", "model.norm.weight", quantise=False)
+    add("output.weight", "lm_head.weight", quantise=True)
+    for layer in range(config["num_hidden_layers"]):
+        for ours, theirs in MATRICES.items():
+            source = f"model.layers.{layer}.{theirs}.weight"
+            add(f"blk.{layer}.{ours}.weight", source, quantise=True)
+        for ours, theirs in NORMS.items():
+            source = f"model.layers.{layer}.{theirs}.weight"
+            add(f"blk.{layer}.{ours}.weight", source, quantise=False)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def main() -> None:
+    folder, path, threads, context = (*map(Path, sys.argv[1:3]), *map(int, sys.argv[3:5]))
+    if not path.exists():
+        make_gguf(folder, path)
+    import llama_cpp
+
+    started = time.perf_counter()
+    model = llama_cpp.Llama(
+        str(path), n_ctx=context, n_threads=threads, n_threads_batch=threads, n_batch=512,
+        verbose=False,
+    )  # fmt: skip
+    vocab = model.n_vocab()
+    load_s = time.perf_counter() - started
+    print(json.dumps({"version": llama_cpp.__version__, "load_s": load_s}), flush=True)
+    for line in sys.stdin:
+        prompt_tokens, new_tokens = map(int, line.split())
+        prompt = np.random.default_rng(1).integers(3, vocab, size=prompt_tokens).tolist()
+        model.reset()
+        started = time.perf_counter()
+        model.eval(prompt)
+        token = greedy(llama_cpp, model, vocab)
+        prefilled = time.perf_counter()
+        for _ in range(new_tokens - 1):
+            model.eval([token])
+            token = greedy(llama_cpp, model, vocab)
+        ended = time.perf_counter()
+        figures = {"prefill_s": prefilled - started, "decode_s": ended - prefilled}
+        print(json.dumps(figures), flush=True)
+
+
+def greedy(llama_cpp: object, model: object, vocab: int) -> int:
+    """The likeliest token, as the Python API hands out logits."""
+    row = llama_cpp.llama_get_logits_ith(model.ctx, -1)  # type: ignore[attr-defined]
+    return int(np.ctypeslib.as_array(row, shape=(vocab,)).argmax())
+
+
+if __name__ == "__main__":
+    main()
