@@ -6,8 +6,12 @@ Ctrl-C.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
+import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -59,6 +63,7 @@ def cli() -> None:
 
 def main(arguments: list[str] | None = None) -> Any:
     """Run a command; never returns."""
+    _prepare_streams()
     try:
         require_own_packages()
         cli.main(args=arguments, prog_name="edge", standalone_mode=False)
@@ -72,7 +77,27 @@ def main(arguments: list[str] | None = None) -> Any:
         click.echo(f"edge: {error}", err=True)
         sys.exit(1)
     except BrokenPipeError:
-        # Whoever read our output has gone; Python must not complain about it once more at exit.
-        sys.stdout = None
+        _give_up_output()  # whoever read it has gone
+        sys.exit(1)
+    except OSError as error:
+        _give_up_output()
+        where = f" ({error.filename})" if error.filename else ""
+        click.echo(f"edge: {error.strerror or error}{where}; check the disk", err=True)
         sys.exit(1)
     sys.exit(0)
+
+
+def _prepare_streams() -> None:
+    """Let no character stop an answer halfway: what a terminal cannot show becomes `?`."""
+    if sys.stdout is None:  # started with its output closed
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 - open as long as the process
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # refused later, with a sentence
+
+
+def _give_up_output() -> None:
+    """Python must not complain once more, at exit, about what could not be written."""
+    with contextlib.suppress(OSError), Path(os.devnull).open("w") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())

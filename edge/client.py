@@ -92,6 +92,8 @@ class PeerClient:
                 future.exception()  # seen, also where sending failed first
         if answer.kind == "failed":
             raise error_from_header(self.name, answer.header)
+        if answer.kind != "ok":
+            raise ProtocolError(f"peer {self.name} answers {kind!r} by {answer.kind[:80]!r}")
         return answer
 
     async def post(self, kind: str, header: Mapping[str, Any]) -> None:

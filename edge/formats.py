@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +16,13 @@ from numpy.typing import NDArray
 from edge.errors import CheckpointError, RequestError
 from edge.layout import MatrixSlice, VectorSlice
 from edge.quantize import QuantizedStore
+from kernels.matmul_nbits import onnx as matmul_nbits_onnx
 from offload import WeightStore
 
 BLOCK_SIZES = (16, 32, 64, 128)
 DEFAULT_BLOCK_SIZE = 32
+Accuracy = matmul_nbits_onnx.Accuracy
+ACCURACIES: tuple[Accuracy, ...] = get_args(Accuracy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +32,13 @@ class WeightFormat:
     name: str
     bits: int | None
     block_size: int
+    accuracy: Accuracy
+    """How products with integer weights are computed; float32 knows one way only."""
+
+    @property
+    def storage(self) -> tuple[str, int]:
+        """What decides the bytes on disk; two formats with the same storage share them."""
+        return self.name, self.block_size
 
     @property
     def tensor_suffixes(self) -> tuple[str, ...]:
@@ -44,14 +54,19 @@ class WeightFormat:
         return 4.0 if self.bits is None else self.bits / 8 + 8.0 / self.block_size
 
 
-def weight_format(name: str, block_size: int = DEFAULT_BLOCK_SIZE) -> WeightFormat:
-    """Raises RequestError for an unknown name or block size."""
+def weight_format(
+    name: str, block_size: int = DEFAULT_BLOCK_SIZE, accuracy: str = "fast"
+) -> WeightFormat:
+    """Raises RequestError for an unknown name, block size or accuracy."""
     bits = {"float32": None, "int8": 8, "int4": 4}
     if name not in bits:
         raise RequestError(f"dtype {name!r} is not one of {', '.join(bits)}")
     if block_size not in BLOCK_SIZES:
         raise RequestError(f"block size {block_size} is not one of {BLOCK_SIZES}")
-    return WeightFormat(name=name, bits=bits[name], block_size=block_size)
+    for known in ACCURACIES:
+        if accuracy == known:
+            return WeightFormat(name=name, bits=bits[name], block_size=block_size, accuracy=known)
+    raise RequestError(f"accuracy {accuracy!r} is not one of {', '.join(ACCURACIES)}")
 
 
 class WeightSource(Protocol):

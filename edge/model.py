@@ -169,10 +169,12 @@ class Model:
             self._is_closed = True
             self._loop.run(self._loaded.aclose())
 
-    def wait_if_failed(self) -> None:
-        """If a lost peer has ended this model, wait until the other peers are free of it."""
-        if self._loaded.failure is not None:
-            self.close()
+    def wait_if_over(self) -> bool:
+        """Whether it was closed or lost a peer; if so, the other peers are free of it by now."""
+        if self._loaded.failure is None:
+            return False
+        self.close()
+        return True
 
     def __enter__(self) -> Model:
         return self

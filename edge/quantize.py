@@ -10,6 +10,7 @@ import hashlib
 import math
 import os
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
@@ -41,6 +42,7 @@ _ROUNDING_VERSION = 1
 _CHUNK_WEIGHTS = 4 * 1024 * 1024
 _MAX_THREADS = 8
 _WRITER_LOCK = ".writer"
+_LOCK_RETRY_S = 0.1
 
 _Shapes = Mapping[str, tuple[int, int]]
 _Tensors = Mapping[str, tuple[str, tuple[int, ...]]]
@@ -76,7 +78,8 @@ def open_quantized(
             use = folders.use(name)
         on_error.callback(use.close)
         if not wanted.items() <= _tensors_in(use.folder).items():
-            with _only_writer(use.folder):
+            total = sum(map(math.prod, shapes.values()))
+            with _only_writer(use.folder, lambda: progress and progress(0, total)):
                 present = _tensors_in(use.folder, remove_damaged=True)
                 missing = {
                     matrix: shape
@@ -191,13 +194,26 @@ def _open_files(folder: Path, wanted: _Tensors) -> dict[str, SafetensorsFile]:
 
 
 @contextlib.contextmanager
-def _only_writer(folder: Path) -> Iterator[None]:
-    """Waits until no other process quantises into `folder`; the kernel frees a dead one's lock."""
+def _only_writer(folder: Path, while_waiting: Callable[[], object]) -> Iterator[None]:
+    """Waits until no other process quantises into `folder`; the kernel frees a dead one's lock.
+
+    The other may take minutes: `while_waiting`, called now and then, may raise to give up.
+    """
     with (folder / _WRITER_LOCK).open("ab", buffering=0) as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        while not _lock_now(lock.fileno()):
+            while_waiting()
+            time.sleep(_LOCK_RETRY_S)
         for leftover in folder.glob("*.partial"):
             leftover.unlink()
         yield
+
+
+def _lock_now(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _matrix_shape(store: WeightStore, name: str) -> tuple[int, int]:

@@ -111,7 +111,7 @@ def describe_shard(
     Describing reads and hashes every byte of the shard. Raises CheckpointError for damaged files.
     """
     suffixes = weight_format.tensor_suffixes
-    key = hashlib.sha256(repr((fingerprint, weight_format, layout)).encode()).hexdigest()
+    key = hashlib.sha256(repr((fingerprint, weight_format.storage, layout)).encode()).hexdigest()
     path = cache_root / f"{key}.json"
     with contextlib.suppress(OSError, StoreError):
         manifest = Manifest.from_json(path.read_bytes())

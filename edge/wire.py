@@ -40,6 +40,7 @@ from edge.formats import WeightFormat, weight_format
 from edge.models.spec import ModelSpec
 from kernels.sampling.reference import SamplingParameters
 from partition import Plan
+from partition import PlanError as PartitionPlanError
 
 MAX_CHUNK_TOKENS = 4096
 MAX_REQUESTS = 1024
@@ -79,6 +80,7 @@ class Assignment:
                 "rank": self.rank,
                 "dtype": self.weight_format.name,
                 "block_size": self.weight_format.block_size,
+                "accuracy": self.weight_format.accuracy,
                 "manifest": self.manifest_digest,
                 "limits": dataclasses.asdict(self.limits),
             }
@@ -95,7 +97,9 @@ class Assignment:
                 plan=Plan.from_json(value["plan"]),
                 stage=integer(value, "stage"),
                 rank=integer(value, "rank"),
-                weight_format=weight_format(text(value, "dtype"), integer(value, "block_size")),
+                weight_format=weight_format(
+                    text(value, "dtype"), integer(value, "block_size"), text(value, "accuracy")
+                ),
                 manifest_digest=text(value, "manifest"),
                 limits=StepLimits(
                     **{
@@ -104,8 +108,10 @@ class Assignment:
                     }
                 ),
             )
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise ProtocolError(f"a malformed assignment: {error}") from error
+        except PartitionPlanError as error:
+            raise ProtocolError(f"an assignment with a malformed plan: {error}") from error
         if this.stage >= len(this.plan.stages):
             raise ProtocolError(f"an assignment for stage {this.stage}, which the plan has not")
         if this.rank >= len(this.plan.stages[this.stage].shards):
@@ -234,15 +240,17 @@ def _read_entry(value: object) -> StepEntry:
     )
 
 
-def text(value: Mapping[str, Any], name: str) -> str:
-    found = value.get(name)
+def text(value: Any, name: str) -> str:
+    """A field of an object from outside. Raises ProtocolError."""
+    found = value.get(name) if isinstance(value, Mapping) else None
     if not isinstance(found, str) or not 0 < len(found) <= 1024:
         raise ProtocolError(f"{name} must be a short text, not {found!r}")
     return found
 
 
-def integer(value: Mapping[str, Any], name: str) -> int:
-    found = value.get(name)
+def integer(value: Any, name: str) -> int:
+    """A field of an object from outside, 0 or more. Raises ProtocolError."""
+    found = value.get(name) if isinstance(value, Mapping) else None
     if type(found) is not int or not 0 <= found < 1 << 53:
         raise ProtocolError(f"{name} must be a whole number, not {found!r}")
     return found

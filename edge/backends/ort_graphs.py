@@ -208,6 +208,7 @@ class _Lowering:
             columns=len(part.columns) + padding,
             bits=self.format.bits,
             block_size=self.format.block_size,
+            accuracy=self.format.accuracy,
         )
 
     def _contribute(self, product: str) -> None:

@@ -11,6 +11,7 @@ import click
 from edge.commands.options import cluster_options, model_options, open_cluster, read_plan
 from edge.commands.run import sampling_options, show_reply
 from edge.errors import RequestError
+from edge.formats import Accuracy
 
 
 @click.command("chat", short_help="Talk with a model in turns.")
@@ -25,6 +26,7 @@ def command(
     plan_file: Path | None,
     dtype: str,
     block_size: str,
+    accuracy: Accuracy,
     context: int | None,
     addresses: tuple[str, ...],
     local: int | None,
@@ -37,6 +39,12 @@ def command(
     """Talk with MODEL in turns, by its own chat template.
 
     An empty line or Ctrl-D ends the conversation; /new starts a new one.
+
+    \b
+    Examples:
+      edge chat path/to/checkpoint                                  on peers found by zeroconf
+      edge chat path/to/checkpoint --local 2 --temperature 0.7
+      edge chat path/to/checkpoint --system "Answer in one sentence." --peer 192.168.1.7:5000
     """
     with open_cluster(
         addresses=addresses, local=local, memory=memory, threads=threads, cluster=cluster,
@@ -48,8 +56,11 @@ def command(
             plan=read_plan(plan_file, parallel),
             context_tokens=context,
             block_size=int(block_size),
+            accuracy=accuracy,
         )
         start = [{"role": "system", "content": system}] if system else []
+        # A template that cannot be used is told before anyone types.
+        loaded.tokenizer.encode_chat([*start, {"role": "user", "content": "Hello"}])
         messages = list(start)
         while (line := _ask()) is not None:
             if line == "/new":

@@ -10,7 +10,13 @@ from edge.errors import RequestError
 @click.command("demo", short_help="List the bundled demos, or run one.")
 @click.argument("name", required=False)
 def command(name: str | None) -> None:
-    """Run the demo NAME, or list what there is. Each takes under a minute and checks itself."""
+    """Run the demo NAME, or list what there is. Each takes under a minute and checks itself.
+
+    \b
+    Examples:
+      edge demo                 which there are
+      edge demo quickstart
+    """
     from demos import catalogue
 
     if name is None:

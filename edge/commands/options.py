@@ -12,6 +12,7 @@ import click
 
 from edge.api import Cluster
 from edge.errors import PlanError, RequestError
+from edge.formats import ACCURACIES
 from partition import Plan
 from partition import PlanError as PartitionPlanError
 
@@ -64,6 +65,16 @@ def model_options(function: F) -> F:
             type=click.IntRange(1),
             metavar="TOKENS",
             help=("Longest prompt and answer together.  [default: 4096, or the model's]"),
+        ),
+        click.option(
+            "--accuracy",
+            type=click.Choice(ACCURACIES),
+            default="fast",
+            show_default=True,
+            help=(
+                "fast rounds the inputs of int4 and int8 products to 8 bits; high adds what that "
+                "leaves over, in up to twice the time."
+            ),
         ),
         click.option(
             "--block-size",

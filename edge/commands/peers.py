@@ -35,7 +35,14 @@ from edge.memory import format_size
 def command(
     addresses: tuple[str, ...], cluster: str, interfaces: tuple[str, ...], as_json: bool
 ) -> None:
-    """Name, address, device, free memory and loaded models of every peer that answers."""
+    """Name, address, device, free memory and loaded models of every peer that answers.
+
+    \b
+    Examples:
+      edge peers                              all that zeroconf finds within seconds
+      edge peers --cluster attic --json       for scripts
+      edge peers --peer 192.168.1.7:5000      one that zeroconf does not reach
+    """
     with open_cluster(
         addresses=addresses, local=None, memory=None, threads=None, cluster=cluster,
         interfaces=interfaces,

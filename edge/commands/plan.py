@@ -13,6 +13,7 @@ from rich.table import Table
 
 from edge.api import Proposal
 from edge.commands.options import cluster_options, model_options, open_cluster, read_plan
+from edge.formats import Accuracy
 from edge.memory import format_size
 from partition import PlanRow
 
@@ -29,6 +30,7 @@ def command(
     plan_file: Path | None,
     dtype: str,
     block_size: str,
+    accuracy: Accuracy,
     context: int | None,
     as_json: bool,
     **cluster: Any,
@@ -48,6 +50,7 @@ def command(
             plan=read_plan(plan_file, parallel),
             context_tokens=context,
             block_size=int(block_size),
+            accuracy=accuracy,
         )
     if as_json:
         click.echo(json.dumps(_as_json(proposal), indent=2))

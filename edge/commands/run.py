@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from edge.commands.options import cluster_options, model_options, open_cluster, read_plan
+from edge.formats import Accuracy
 from edge.model import Model, Prompt
 from edge.reply import Reply
 
@@ -92,6 +93,7 @@ def command(
     plan_file: Path | None,
     dtype: str,
     block_size: str,
+    accuracy: Accuracy,
     context: int | None,
     addresses: tuple[str, ...],
     local: int | None,
@@ -121,6 +123,7 @@ def command(
             plan=read_plan(plan_file, parallel),
             context_tokens=context,
             block_size=int(block_size),
+            accuracy=accuracy,
         )
         text: Prompt = prompt
         if as_chat:

@@ -103,16 +103,19 @@ def test_ctrl_c_while_tokens_are_written(endless_checkpoint: TinyCheckpoint) -> 
     assert messages.strip() == "Interrupted; everything this command started was ended."
 
 
-@pytest.mark.parametrize("phase", ["quantise", "hash", "send", "load"])
+@pytest.mark.parametrize(
+    ("phase", "block_size"), [("quantise", 16), ("hash", 32), ("send", 64), ("load", 128)]
+)
 def test_ctrl_c_in_every_phase_of_a_load(
     phase: str,
+    block_size: int,
     daemon: Daemon,
     tiny_checkpoint: Callable[..., TinyCheckpoint],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Pressed by the first sign of progress of that phase."""
-    checkpoint = tiny_checkpoint("llama", file_size=f"{50 + len(phase)}KB")  # not cached yet
+    """Pressed by the first sign of progress of that phase; each block size is sent anew."""
+    checkpoint = tiny_checkpoint("llama")
     pressed = threading.Event()
 
     @contextlib.contextmanager
@@ -126,7 +129,9 @@ def test_ctrl_c_in_every_phase_of_a_load(
 
     monkeypatch.setattr("edge.api.progress_bars", press_ctrl_c)
     monkeypatch.setenv("EDGE_CACHE", str(tmp_path))
-    outcome = run_edge("run", checkpoint.path, "-p", "hi", "--peer", daemon.address, "-n", 2)
+    outcome = run_edge(
+        "run", checkpoint.path, "-p", "hi", "--peer", daemon.address, "--block-size", block_size
+    )
     assert pressed.is_set()
     assert outcome.code == 130
     assert outcome.err.strip() == "Interrupted; everything this command started was ended."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,8 @@ class Trio:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.daemons = [self._start(index) for index in range(3)]
+        with ThreadPoolExecutor(3) as pool:
+            self.daemons = list(pool.map(self._start, range(3)))
 
     def __getitem__(self, index: int) -> Daemon:
         return self.daemons[index]

@@ -108,6 +108,7 @@ def test_what_was_refused_leaves_nothing_behind(
     [
         ({"dtype": "fp4"}, "dtype 'fp4' is not one of float32, int8, int4"),
         ({"block_size": 17}, "block size 17 is not one of (16, 32, 64, 128)"),
+        ({"accuracy": "exact"}, "accuracy 'exact' is not one of fast, high"),
         ({"plan": "ring"}, "plan must be 'auto', 'pipeline', 'tensor' or a Plan, not 'ring'"),
         ({"context_tokens": 0}, f"must be 1 to {CONTEXT_TOKENS} for this model, not 0"),
         ({"context_tokens": CONTEXT_TOKENS + 1}, f"1 to {CONTEXT_TOKENS} for this model"),

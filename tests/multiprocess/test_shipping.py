@@ -1,4 +1,4 @@
-"""Weights on their way to a peer: only what it lacks, resumed after a break, refused when damaged."""
+"""Weights on their way to a peer: only what it lacks, resumed after a break, never damaged."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import edge
-from offload import PIECE_BYTES
+from edge.formats import Accuracy
+from edge.shipping import PIECES_IN_FLIGHT
 from tests.support.checkpoints import TinyCheckpoint, make_checkpoint
 from tests.support.processes import Daemon
 from tests.support.relay import Fault, Relay
@@ -17,10 +18,16 @@ from tests.support.relay import Fault, Relay
 OVERHEAD_BYTES = 100_000
 """Manifests and frames, above the weights themselves."""
 
+LARGEST_PIECE_BYTES = 2 * 704 * 256 * 4
+"""A gate_up matrix of the checkpoint in float32."""
+
+UNCONFIRMED_BYTES = PIECES_IN_FLIGHT * LARGEST_PIECE_BYTES
+"""What may be under way, and lost, when a connection breaks."""
+
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> TinyCheckpoint:
-    """About 13 MB: several pieces."""
+    """12 MB in some thirty pieces."""
     return make_checkpoint(tmp_path_factory.mktemp("larger") / "larger", "larger_llama")
 
 
@@ -34,19 +41,24 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
 
 @pytest.fixture(scope="module")
 def shard_bytes(checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> int:
-    """What the whole model in float32 takes on the wire: several pieces."""
+    """What the whole model takes in float32."""
     with Daemon(tmp_path_factory.mktemp("measure"), "--no-announce") as daemon:
         sent = load_once(daemon.address, checkpoint)
-    assert sent > 3 * PIECE_BYTES
+    assert sent > 12_000_000
     return sent
 
 
-def load_once(address: str, checkpoint: TinyCheckpoint, dtype: str = "float32") -> int:
+def load_once(
+    address: str,
+    checkpoint: TinyCheckpoint,
+    dtype: str = "float32",
+    accuracy: Accuracy = "fast",
+) -> int:
     """Load, compare an answer with `transformers`, close; the bytes that were sent."""
     prompt = checkpoint.prompt(5)
     with (
         edge.Cluster.connect([address]) as cluster,
-        cluster.load(checkpoint.path, dtype=dtype) as model,
+        cluster.load(checkpoint.path, dtype=dtype, accuracy=accuracy) as model,
     ):
         reply = model.generate(prompt, max_new_tokens=4)
         if dtype == "float32":
@@ -68,17 +80,34 @@ def test_a_second_load_sends_nothing(
         assert load_once(relay.address, checkpoint, dtype="int4") == 0
 
 
+def test_another_accuracy_sends_and_writes_nothing(
+    checkpoint: TinyCheckpoint, daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither to the peer nor to the caches of both: the stored weights are the same."""
+    monkeypatch.setenv("EDGE_CACHE", str(tmp_path))
+
+    def files() -> dict[Path, tuple[int, int]]:
+        everything = [path for path in tmp_path.rglob("*") if path.name != ".lock"]
+        found = {path: path.stat() for path in everything if path.is_file()}
+        return {path: (stat.st_size, stat.st_mtime_ns) for path, stat in found.items()}
+
+    assert load_once(daemon.address, checkpoint, "int8", "fast") > 0
+    before = files()
+    assert load_once(daemon.address, checkpoint, "int8", "high") == 0
+    assert files() == before
+
+
 def test_a_transfer_cut_in_the_middle_goes_on_where_it_was(
     checkpoint: TinyCheckpoint, daemon: Daemon, shard_bytes: int
 ) -> None:
-    """Three cuts, each after a piece or more: every piece is stored once, few are sent twice."""
-    describe = Fault()
-    cuts = [Fault(cut_after=int(1.9 * PIECE_BYTES)) for _ in range(3)]
-    with Relay(daemon.address, describe, describe, *cuts) as relay:
-        assert load_once(relay.address, checkpoint) == shard_bytes
-        lost = 0.9 * PIECE_BYTES * len(cuts)
-        assert shard_bytes < relay.sent_bytes < shard_bytes + lost + OVERHEAD_BYTES
-        assert len(relay.passages) == 2 + len(cuts) + 1
+    """Twice; what was confirmed is never sent again."""
+    cuts = [Fault(cut_after=9_000_000), Fault(cut_after=500_000)]
+    with Relay(daemon.address, Fault(), Fault(), *cuts) as relay:  # two connections to describe it
+        assert load_once(relay.address, checkpoint) <= shard_bytes
+        assert [passage.to_target_bytes for passage in relay.passages[2:4]] == [9_000_000, 500_000]
+        assert len(relay.passages) == 5
+        rest = relay.passages[-1].to_target_bytes
+        assert rest < shard_bytes - 9_000_000 + UNCONFIRMED_BYTES + OVERHEAD_BYTES
     daemon.await_free()
 
 
@@ -96,21 +125,21 @@ def test_a_connection_that_breaks_again_and_again_is_a_lost_peer(
 def test_a_daemon_killed_while_it_receives_keeps_what_it_has(
     checkpoint: TinyCheckpoint, tmp_path: Path, shard_bytes: int
 ) -> None:
-    """Killed after two pieces; started anew on its cache, it asks for the others only."""
+    """Killed after a quarter; started anew on its cache, it asks for the others only."""
     cache = tmp_path / "cache"
     with Daemon(cache, "--no-announce", "--name", "far") as first:
 
-        def kill_after_two(event: edge.Progress) -> None:
-            if event.phase == "send" and event.done >= 2 * PIECE_BYTES:
+        def kill_after_a_quarter(event: edge.Progress) -> None:
+            if event.phase == "send" and event.done >= 3_000_000:
                 first.kill()
 
         with edge.Cluster.connect([first.address]) as cluster:
             with pytest.raises(edge.PeerLostError) as raised:
-                cluster.load(checkpoint.path, dtype="float32", progress=kill_after_two)
+                cluster.load(checkpoint.path, dtype="float32", progress=kill_after_a_quarter)
             assert raised.value.peer == "far"
     with Daemon(cache, "--no-announce") as second:
         sent = load_once(second.address, checkpoint)
-        assert 0 < sent <= shard_bytes - 2 * PIECE_BYTES
+        assert 0 < sent <= shard_bytes - 3_000_000
         assert load_once(second.address, checkpoint) == 0
 
 
@@ -118,7 +147,7 @@ def test_a_damaged_piece_is_refused_and_the_next_load_mends_it(
     checkpoint: TinyCheckpoint, daemon: Daemon, shard_bytes: int
 ) -> None:
     """A byte that TCP's checksum missed, in the middle of a piece."""
-    damage = Fault(corrupt_at=PIECE_BYTES + 2 * OVERHEAD_BYTES)
+    damage = Fault(corrupt_at=1_000_000)
     with Relay(daemon.address, Fault(), Fault(), damage) as relay:
         with pytest.raises(edge.CheckpointError) as raised:
             load_once(relay.address, checkpoint)

@@ -249,6 +249,8 @@ NONSENSE = [
     Frame("piece", {"call": 1}),
     Frame("seal", {"call": 1, "manifest": {"a": []}}),
     Frame("open", {"call": 1}, b"{}"),
+    Frame("open", {"call": 1}, b"[]"),
+    Frame("open", {"call": 1}, b'{"session": "s", "limits": 5, "model": {}, "plan": {}}'),
     Frame("open", {"call": 1}, b'{"session": "s", "model": {}}'),
     Frame("open", {"call": 1}, b"\xff\x00"),
     Frame("connect", {"call": 1, "session": "s"}, b"[]"),

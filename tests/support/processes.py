@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,16 @@ class Daemon:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+@contextlib.contextmanager
+def start_together(*starts: Callable[[], Daemon]) -> Iterator[list[Daemon]]:
+    """Several daemons in the time of one; closed at the end."""
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(len(starts)) as pool:
+        futures = [pool.submit(start) for start in starts]
+        daemons = [stack.enter_context(future.result()) for future in futures]
+        pool.shutdown()
+        yield daemons
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

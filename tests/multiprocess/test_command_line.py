@@ -1,0 +1,213 @@
+"""The command line as people and scripts meet it: help, JSON, pipes, terminals, conversations."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import edge
+from edge.cli import COMMANDS
+from partition import Plan
+from tests.support.checkpoints import TinyCheckpoint
+from tests.support.processes import Daemon, edge_process
+from tests.support.processes import edge as run_edge
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with Daemon(tmp_path_factory.mktemp("daemon"), "--no-announce", "--name", "only") as daemon:
+        yield daemon
+        daemon.await_free()
+        assert daemon.messages == ""
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tiny_checkpoint: Callable[..., TinyCheckpoint]) -> TinyCheckpoint:
+    return tiny_checkpoint("llama")
+
+
+@pytest.fixture(scope="module")
+def talker(checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny Llama with a chat template."""
+    folder = Path(shutil.copytree(checkpoint.path, tmp_path_factory.mktemp("talker") / "talker"))
+    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+    (folder / "chat_template.jinja").write_text(template)
+    return folder
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_every_command_teaches_by_examples(command: str) -> None:
+    outcome = run_edge(command, "--help")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "Examples:" in outcome.out
+    assert f"\n    edge {command}" in outcome.out
+    assert max(map(len, outcome.out.splitlines())) <= 100
+
+
+def test_help_and_version_need_nothing() -> None:
+    outcome = run_edge("--help")
+    assert outcome.code == 0
+    for command, summary in COMMANDS.items():
+        assert command in outcome.out
+        assert summary in outcome.out
+    assert run_edge("--version").out.strip() == f"edge, version {edge.__version__}"
+
+
+def test_json_of_every_command_that_has_it(
+    checkpoint: TinyCheckpoint, daemon: Daemon, tmp_path: Path
+) -> None:
+    peer = ("--peer", daemon.address)
+    (described,) = json.loads(run_edge("peers", "--json", *peer).out)
+    assert described["name"] == "only"
+    assert described["address"] == daemon.address
+    assert described["models"] == []
+
+    proposed = run_edge("plan", checkpoint.path, "--json", *peer)
+    value = json.loads(proposed.out)
+    plan = Plan.from_json(value["plan"])
+    assert plan.devices == (described["id"],)
+    assert value["devices"][0]["name"] == "only"
+
+    file = tmp_path / "plan.json"
+    file.write_text(proposed.out)
+    reply = run_edge(
+        "run", checkpoint.path, "-p", "hi", "-n", 5, "--json", "--plan", file, "--seed", 3, *peer
+    )
+    assert reply.code == 0
+    value = json.loads(reply.out)
+    assert len(value["token_ids"]) == 5
+    assert value["finish_reason"] == "length"
+    assert value["statistics"]["seed"] == 3
+
+
+def test_the_answer_goes_to_stdout_and_figures_to_stderr(
+    checkpoint: TinyCheckpoint, daemon: Daemon
+) -> None:
+    command = ("run", checkpoint.path, "-n", 8, "--peer", daemon.address)
+    given = run_edge(*command, "-p", "Once")
+    piped = run_edge(*command, "-p", "-", stdin="Once")
+    whole = json.loads(run_edge(*command, "-p", "Once", "--json").out)
+    assert given.out == piped.out == whole["text"] + "\n"
+    assert given.err.startswith("[8 tokens, first after ")
+    assert given.err.strip().endswith("tok/s, on 1 device]")
+
+
+def test_a_plan_and_peers_as_tables(checkpoint: TinyCheckpoint, daemon: Daemon) -> None:
+    plan = run_edge("plan", checkpoint.path, "--dtype", "int8", "--peer", daemon.address)
+    assert plan.code == 0
+    assert "llama, int8" in plan.out
+    assert "0–3" in plan.out
+    peers = run_edge("peers", "--peer", daemon.address)
+    assert peers.code == 0
+    assert "only" in peers.out
+
+
+def test_a_reader_that_goes_away_is_no_error_worth_a_word(
+    endless_checkpoint: TinyCheckpoint, daemon: Daemon
+) -> None:
+    with edge_process(
+        "run", endless_checkpoint.path, "-p", "hi", "-n", 20_000, "--context", 20_100,
+        "--peer", daemon.address,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.read(1)
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait(20) == 1
+    daemon.await_free()
+
+
+def test_output_that_cannot_be_written(checkpoint: TinyCheckpoint, daemon: Daemon) -> None:
+    for options in ((), ("--json",)):
+        with (
+            Path("/dev/full").open("w") as full,
+            edge_process(
+                "run",
+                checkpoint.path,
+                "-p",
+                "hi",
+                "-n",
+                3,
+                "--peer",
+                daemon.address,
+                *options,
+                stdout=full,
+            ) as process,  # fmt: skip
+        ):
+            assert process.stderr is not None
+            assert process.stderr.read() == "edge: No space left on device; check the disk\n"
+            assert process.wait() == 1
+
+
+def test_what_a_terminal_cannot_show_becomes_a_question_mark(
+    tmp_path: Path, checkpoint: TinyCheckpoint, daemon: Daemon
+) -> None:
+    folder = Path(shutil.copytree(checkpoint.path, tmp_path / "model"))
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    added = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    tokenizer["added_tokens"] = [
+        {"id": token, "content": f"é{token}", "special": False, **added} for token in range(95, 128)
+    ]
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    command = ("run", folder, "-p", "hi", "-n", "60", "--peer", daemon.address, "--seed", "1",
+               "--temperature", "2")  # fmt: skip
+    with edge_process(*command, environment={"PYTHONIOENCODING": "ascii"}) as process:
+        out, messages = process.communicate(timeout=20)
+    assert process.returncode == 0, messages
+    shown = run_edge(*command).out
+    assert not shown.isascii()
+    assert out == shown.encode("ascii", "replace").decode()
+
+
+def test_input_that_is_no_text(checkpoint: TinyCheckpoint, daemon: Daemon, tmp_path: Path) -> None:
+    (tmp_path / "input").write_bytes(b"\xff\xfe")
+    command = ("run", checkpoint.path, "--peer", daemon.address, "-p")
+    strict = {"PYTHONIOENCODING": "utf-8:strict"}
+    with (
+        (tmp_path / "input").open() as file,
+        edge_process(*command, "-", stdin=file, environment=strict) as process,
+    ):
+        out, messages = process.communicate(timeout=20)
+    assert (process.returncode, out) == (1, "")
+    assert messages == (
+        "edge: the text cannot be encoded: it must be a string of valid Unicode characters\n"
+    )
+    assert "cannot be encoded" in run_edge(*command, "\udcff").sentence()
+
+
+def test_a_conversation(talker: Path, daemon: Daemon) -> None:
+    lines = "Hello\n/new\nHello\nAnd now?\n"
+    command = ("chat", talker, "-n", 6, "--peer", daemon.address, "--system", "Be brief.")
+    outcome = run_edge(*command, stdin=lines)
+    assert outcome.code == 0
+    first, again, other = outcome.out.splitlines()
+    assert first == again != other
+    assert run_edge(*command, stdin="").out == ""
+
+
+def test_a_conversation_that_outgrows_the_context_can_be_started_anew(
+    talker: Path, daemon: Daemon
+) -> None:
+    long = "x" * 100
+    outcome = run_edge(
+        "chat", talker, "-n", 6, "--peer", daemon.address, "--context", 60,
+        stdin=f"Hello\n{long}\nHello\n/new\nHello\n",
+    )  # fmt: skip
+    assert outcome.code == 0
+    assert "the prompt has " in outcome.err
+    assert "shorten it" in outcome.err
+    lines = outcome.out.splitlines()
+    assert lines[0] == lines[-1]
+
+
+def test_a_chat_without_a_template_ends_before_anyone_types(
+    checkpoint: TinyCheckpoint, daemon: Daemon
+) -> None:
+    for command in (("chat",), ("run", "--chat", "-p", "hi")):
+        outcome = run_edge(*command, checkpoint.path, "--peer", daemon.address, stdin="Hello\n")
+        assert "has no default chat template: send a plain prompt" in outcome.sentence()

@@ -1,0 +1,120 @@
+"""Daemons that announce themselves by zeroconf on the loopback interface."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import edge
+from edge.discovery import find_peers
+from tests.support.checkpoints import TinyCheckpoint
+from tests.support.processes import Daemon, start_together
+from tests.support.processes import edge as run_edge
+from transport import PeerRecord, ZeroconfDiscovery, parse_address
+
+LOOPBACK = "127.0.0.1"
+
+
+@pytest.fixture
+def cluster_name() -> str:
+    """No other test, and nobody else on this machine, is in it."""
+    return f"test-{uuid.uuid4().hex[:12]}"
+
+
+def announced(folder: Path, cluster: str, name: str, listen: str = "127.0.0.1:0") -> Daemon:
+    options = ("--interface", LOOPBACK, "--cluster", cluster, "--name", name)
+    return Daemon(folder / name, *options, listen=listen)
+
+
+def discover(cluster: str, timeout_s: float = 5.0) -> edge.Cluster:
+    return edge.Cluster.discover(cluster, timeout_s=timeout_s, interfaces=[LOOPBACK])
+
+
+def test_found_and_used_and_gone(
+    cluster_name: str, tmp_path: Path, tiny_checkpoint: Callable[..., TinyCheckpoint]
+) -> None:
+    checkpoint = tiny_checkpoint("llama")
+    prompt = checkpoint.prompt(4)
+    options = ("--interface", LOOPBACK, "--cluster", cluster_name)
+    with start_together(
+        lambda: announced(tmp_path, cluster_name, "north"),
+        lambda: announced(tmp_path, cluster_name, "south"),
+        lambda: announced(tmp_path, f"{cluster_name}-other", "elsewhere"),
+    ) as (north, south, _elsewhere):
+        with discover(cluster_name) as cluster:
+            assert [peer.name for peer in cluster.peers] == ["north", "south"]
+            with cluster.load(checkpoint.path, dtype="float32", plan="tensor") as model:
+                reply = model.generate(prompt, max_new_tokens=4)
+                assert list(reply.token_ids) == checkpoint.greedy(prompt, 4)
+        listed = run_edge("peers", *options, "--json")
+        assert listed.code == 0
+        peers = json.loads(listed.out)
+        assert [peer["name"] for peer in peers] == ["north", "south"]
+        assert [peer["address"] for peer in peers] == [north.address, south.address]
+        assert south.end() == 0
+        with discover(cluster_name) as cluster:
+            assert [peer.name for peer in cluster.peers] == ["north"]
+        assert north.end() == 0
+    with pytest.raises(edge.NetworkError) as raised:
+        discover(cluster_name, timeout_s=0.3)
+    message = str(raised.value)
+    assert f"no peers found within 0.3 s by zeroconf (multicast DNS) on {LOOPBACK}" in message
+    assert f"cluster '{cluster_name}'" in message
+    assert "--peer HOST:PORT" in message
+    assert "edge.Cluster.connect" in message
+
+
+def test_one_that_listens_everywhere_is_one_peer_with_real_addresses(
+    cluster_name: str, tmp_path: Path
+) -> None:
+    with Daemon(
+        tmp_path, "--cluster", cluster_name, "--interface", LOOPBACK, listen="0.0.0.0:0"
+    ) as daemon:
+        assert daemon.addresses == (f"{LOOPBACK}:{daemon.port}",)
+        with discover(cluster_name) as cluster:
+            (peer,) = cluster.peers
+            assert peer.addresses == daemon.addresses
+
+
+def test_without_an_interface_every_address_is_told_and_loopback_last(tmp_path: Path) -> None:
+    with Daemon(tmp_path, "--no-announce", listen="0.0.0.0:0") as daemon:
+        hosts = [parse_address(address)[0] for address in daemon.addresses]
+        assert hosts[-1] == LOOPBACK
+        assert "0.0.0.0" not in hosts
+        with edge.Cluster.connect(list(daemon.addresses)) as cluster:
+            (peer,) = cluster.peers  # however many ways lead to it
+            assert peer.addresses == daemon.addresses
+            assert peer.address == daemon.addresses[0]
+
+
+def test_announced_but_not_reachable(cluster_name: str) -> None:
+    """A firewall, or a peer that died without a word: the address and the reason are told."""
+
+    async def look_for(record: PeerRecord) -> None:
+        announcer = ZeroconfDiscovery(cluster=cluster_name, interfaces=[LOOPBACK])
+        try:
+            await announcer.announce(record)
+            await find_peers(cluster_name, timeout_s=3.0, interfaces=[LOOPBACK])
+        finally:
+            await announcer.aclose()
+
+    with socket.create_server((LOOPBACK, 0)) as listening:
+        address = f"{LOOPBACK}:{listening.getsockname()[1]}"
+    record = PeerRecord(id="ghost", name="ghost", cluster=cluster_name, addresses=(address,))
+    with pytest.raises(edge.NetworkError) as raised:
+        asyncio.run(look_for(record))
+    message = str(raised.value)
+    assert f"Announced, but not reachable: cannot connect to {address}" in message
+    assert "Connection refused" in message
+
+
+def test_an_interface_that_is_not_there() -> None:
+    sentence = run_edge("peers", "--interface", "no-such-0").sentence()
+    assert "cannot look for peers: this device has no interface 'no-such-0'" in sentence
+    assert "it has" in sentence

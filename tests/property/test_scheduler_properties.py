@@ -1,0 +1,154 @@
+"""Whatever comes and goes: every token is computed once, in order, and everybody is served."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge.backends.base import Step
+from edge.scheduler import Scheduler
+
+
+@dataclass(slots=True)
+class Asked:
+    """A request as its user knows it."""
+
+    tokens: list[int]
+    """The prompt, and what was sampled."""
+    new_tokens: int
+    longest: int
+    computed: int = 0
+    sampled: int = 0
+    is_cancelled: bool = False
+
+    @property
+    def is_done(self) -> bool:
+        if self.is_cancelled:
+            return True
+        if self.new_tokens:
+            return self.sampled == self.new_tokens
+        return self.computed == len(self.tokens)
+
+
+@dataclass(slots=True)
+class Peers:
+    """The other side: takes steps in order, samples the numbers 1000, 1001, …"""
+
+    scheduler: Scheduler
+    capacity: int
+    most_requests: int
+    stages: int
+    asked: dict[str, Asked] = field(default_factory=dict)
+    started: set[str] = field(default_factory=set)
+    out: deque[Step] = field(default_factory=deque)
+    next_token: int = 1000
+
+    def add(self, prompt: int, new_tokens: int) -> None:
+        name = f"r{len(self.asked)}"
+        tokens = list(range(prompt))
+        self.asked[name] = Asked(tokens, new_tokens, prompt + new_tokens)
+        self.scheduler.add(name, tokens, new_tokens=new_tokens)
+
+    def cancel(self, index: int) -> None:
+        names = [name for name, asked in self.asked.items() if not asked.is_done]
+        if names:
+            name = names[index % len(names)]
+            self.asked[name].is_cancelled = True
+            self.scheduler.cancel(name)
+
+    def take_steps(self) -> None:
+        while (step := self.scheduler.next_step()) is not None:
+            self.out.append(step)
+            assert len(self.out) <= self.stages + 1
+            for entry in step.entries:
+                asked = self.asked[entry.request]
+                assert not asked.is_done, "nobody wants it"
+                assert entry.position == asked.computed
+                assert list(entry.tokens) == asked.tokens[asked.computed : entry.end]
+                asked.computed = entry.end
+                self.started.add(entry.request)
+                at_end = entry.end == len(asked.tokens)
+                wanted = len(entry.tokens) if not asked.new_tokens else int(at_end)
+                assert entry.logit_rows == wanted
+            alive = [self.asked[n] for n in self.started if not self.asked[n].is_done]
+            assert len(alive) <= self.most_requests
+            assert sum(asked.longest for asked in alive) <= self.capacity
+
+    def answer(self, run: int) -> None:
+        """Complete the oldest step, or a part of its run of at most `run` tokens."""
+        step = self.out.popleft()
+        wanting = [
+            self.asked[entry.request]
+            for entry in step.entries
+            if entry.logit_rows and self.asked[entry.request].new_tokens
+        ]
+        for turn in range(step.run):
+            last = turn + 1 == min(step.run, run) or self.scheduler.should_yield
+            tokens = list(range(self.next_token, self.next_token + len(wanting)))
+            self.next_token += len(wanting)
+            if turn:
+                for asked in wanting:
+                    asked.computed += 1
+            for asked, token in zip(wanting, tokens, strict=True):
+                asked.tokens.append(token)
+                asked.sampled += 1
+            ended = any(asked.is_done for asked in wanting)
+            self.scheduler.answered(tokens, last=last or ended)
+            for name, asked in self.asked.items():
+                if asked.is_done:
+                    self.scheduler.cancel(name)
+            if last or ended:
+                break
+
+
+EVENTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), st.integers(1, 30), st.integers(0, 8)),
+        st.tuples(st.just("cancel"), st.integers(0, 50), st.just(0)),
+        st.tuples(st.just("answer"), st.integers(1, 9), st.just(0)),
+    ),
+    max_size=60,
+)
+
+
+@given(
+    events=EVENTS,
+    chunk=st.integers(1, 7),
+    logit_chunk=st.integers(1, 7),
+    capacity=st.integers(38, 120),
+    requests=st.integers(1, 4),
+    stages=st.integers(1, 4),
+)
+@settings(deadline=None, max_examples=300)
+def test_everything_is_computed_once_and_in_order(
+    events: list[tuple[str, int, int]],
+    chunk: int,
+    logit_chunk: int,
+    capacity: int,
+    requests: int,
+    stages: int,
+) -> None:
+    scheduler = Scheduler(
+        chunk_tokens=chunk,
+        logit_chunk_tokens=logit_chunk,
+        capacity_tokens=capacity,
+        requests=requests,
+        stages=stages,
+    )
+    peers = Peers(scheduler, capacity, requests, stages)
+    for what, first, second in events:
+        if what == "add":
+            peers.add(first, second)
+        elif what == "cancel":
+            peers.cancel(first)
+        elif peers.out:
+            peers.answer(first)
+        peers.take_steps()
+    while peers.out:
+        peers.answer(run=5)
+        peers.take_steps()
+    assert all(asked.is_done for asked in peers.asked.values())
+    assert scheduler.next_step() is None
