@@ -36,6 +36,7 @@ def discover(cluster: str, timeout_s: float = 5.0) -> edge.Cluster:
     return edge.Cluster.discover(cluster, timeout_s=timeout_s, interfaces=[LOOPBACK])
 
 
+@pytest.mark.slow
 def test_found_and_used_and_gone(
     cluster_name: str, tmp_path: Path, tiny_checkpoint: Callable[..., TinyCheckpoint]
 ) -> None:

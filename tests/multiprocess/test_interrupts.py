@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -199,6 +200,39 @@ def test_a_daemon_told_to_end_in_the_middle_of_a_step(
             list(stream)
         assert raised.value.peer == "busy"
         assert daemon.messages == ""
+
+
+STUCK_DAEMON = """
+import asyncio
+
+import edge.commands.peer as peer
+from edge.cli import main
+from edge.node import PeerNode
+
+
+async def hang(_node):
+    await asyncio.Event().wait()
+
+
+PeerNode.aclose = hang
+peer.EXIT_TIMEOUT_S = 0.2
+main(["peer", "--no-announce", "--listen", "127.0.0.1:0", "--json"])
+"""
+
+
+def test_a_daemon_in_an_endless_step_ends_all_the_same(tmp_path: Path) -> None:
+    """A compute kernel cannot be interrupted; here closing takes for ever."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", STUCK_DAEMON],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "EDGE_CACHE": str(tmp_path)},
+        text=True,
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("{")
+        process.terminate()
+        assert process.wait(ENDED_WITHIN_S) == 0
 
 
 def test_ctrl_c_ends_an_idle_daemon(tmp_path: Path) -> None:

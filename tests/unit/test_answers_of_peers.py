@@ -65,13 +65,15 @@ async def peer(behave: Behaviour) -> AsyncIterator[str]:
     """A peer called "odd" that answers calls by "ok" and leaves posts to `behave`."""
 
     async def serve(channel: Channel) -> None:
-        with contextlib.suppress(transport.TransportError):
+        try:
             while True:
                 frame = await channel.receive()
                 if "call" in frame.header and frame.kind != "strange":
                     await channel.send(Frame("ok", {"call": frame.header["call"]}))
                 else:
                     await behave(channel, frame)
+        except transport.TransportError:
+            await channel.aclose()
 
     listener = await transport.listen(
         "127.0.0.1:0", hello={"name": "odd"}, on_channel=serve, on_link=refuse
