@@ -23,6 +23,7 @@ class _Entry:
     """Tokens still to be sampled."""
     longest: int
     """Tokens it may grow to."""
+    prompt_tokens: int
     wants_logits: bool
     """Every row's logits are wanted, and no token."""
     computed: int = 0
@@ -31,8 +32,8 @@ class _Entry:
 
     @property
     def is_decoding(self) -> bool:
-        """One token is all that is left to compute, and it is not the first of the prompt."""
-        return 0 < self.computed == len(self.tokens) - 1 and self.new_tokens > 0
+        """One sampled token is all that is left to compute, and another is wanted after it."""
+        return self.prompt_tokens <= self.computed == len(self.tokens) - 1 and self.new_tokens > 0
 
 
 class Scheduler:
@@ -80,6 +81,7 @@ class Scheduler:
             list(tokens),
             new_tokens,
             len(tokens) + new_tokens,
+            len(tokens),
             wants_logits=new_tokens == 0,
         )
         if entry.longest > self._capacity_tokens:

@@ -77,6 +77,18 @@ def test_a_long_prompt_does_not_hold_up_another_reply() -> None:
     assert order == ["a", "b", "a", "b", "a", "b"]
 
 
+def test_the_last_token_of_a_prompt_is_computed_once() -> None:
+    """Alone in its chunk, it looks like a sampled token that waits to be computed."""
+    steps = scheduler(chunk=3, stages=1)
+    steps.add("a", [1, 2, 3, 4], new_tokens=1)
+    steps.add("b", [5, 6], new_tokens=0)
+    order = []
+    while (step := steps.next_step()) is not None:
+        order += [(entry.request, entry.position) for entry in step.entries]
+        steps.answered([9] * (step.entries[0].request == "a" and step.logit_rows), last=True)
+    assert sorted(order) == [("a", 0), ("a", 3), ("b", 0)]
+
+
 def test_the_logits_of_every_row() -> None:
     steps = scheduler()
     steps.add("a", [1, 2, 3], new_tokens=0)
