@@ -154,7 +154,13 @@ class MeshCollective:
         """See :class:`Collective`."""
         _check_contiguous(array)
         flat = array.reshape(-1)
-        if self._size > 2 and array.nbytes > SLICED_ABOVE_BYTES:
+        if self._size == 2:
+            _other, link = self._rounds[0]
+            term = self._scratch.take(flat)[0]
+            link.exchange(flat, term)
+            np.add(flat, term, out=flat)  # of two terms either order gives the same bits
+            return
+        if array.nbytes > SLICED_ABOVE_BYTES:
             self._reduce_in_slices(flat)
             return
         terms = self._terms(flat)

@@ -44,7 +44,8 @@ class Link(Protocol):
 
         Raises:
             ValueError: ``into`` is not C-contiguous or cannot be written; nothing was read.
-            ProtocolError: the message has another size than ``into``, which is left as it was.
+            ProtocolError: the message has another size than ``into``, whose content is then
+                undefined.
             ChannelClosedError: this side closed the link, also while this call waited.
             PeerLostError: the peer closed it, died, or sent nothing for the link's timeout.
         """

@@ -123,15 +123,18 @@ class TcpLink:
             raise ProtocolError(f"{self.peer} sent {size} bytes where {into.nbytes} were expected")
 
     def _receive(self, into: NDArray[Any]) -> None:
-        receive_into = self._socket.recv_into
-        count = receive_into(self._size)
-        if count < _SIZE.size:
+        """Size and bytes in one system call, which is all that a small message takes."""
+        header = _SIZE.size
+        if not into.nbytes:
+            count = self._socket.recv_into(self._size)
+        else:
+            count = self._socket.recvmsg_into((self._size, into))[0]  # type: ignore[arg-type]
+        if count < header:
             self._receive_rest(memoryview(self._size)[count:], is_ended=count == 0)
+            count = header
         self._check_size(into)
-        if into.nbytes:
-            count = receive_into(into)  # type: ignore[arg-type]
-            if count < into.nbytes:
-                self._receive_rest(_as_bytes(into)[count:], is_ended=count == 0)
+        if count < header + into.nbytes:
+            self._receive_rest(_as_bytes(into)[count - header :], is_ended=False)
 
     def _receive_rest(self, space: memoryview, *, is_ended: bool) -> None:
         while not is_ended and space.nbytes:
