@@ -99,18 +99,20 @@ def append(measured: Iterable[Row], path: Path = RESULTS) -> None:
 
 
 def _commit() -> str:
-    """The commit of the checkout, marked if files differ from it; "-" outside of one."""
+    """The commit of the checkout, marked if code differs from it; "-" outside of one."""
     try:
-        described = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--exclude=*"],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        commit = _git("rev-parse", "--short", "HEAD").strip()
+        changed = _git("status", "--porcelain", "--untracked-files=no", "--", ":/", f":!{RESULTS}")
     except (OSError, subprocess.CalledProcessError):
         return "-"
-    return described.stdout.strip()
+    return f"{commit}-dirty" if changed else commit
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(
+        ["git", *arguments], cwd=RESULTS.parent, capture_output=True, text=True, check=True
+    )
+    return done.stdout
 
 
 def _hardware() -> str:

@@ -18,7 +18,11 @@ from numpy.typing import NDArray
 
 from edge.backends.base import ShardWeights, Step, StepLimits
 from edge.backends.ort_graphs import GraphSegment, lower
-from edge.backends.process_memory import release_freed_memory, use_huge_pages
+from edge.backends.process_memory import (
+    keep_allocations_together,
+    release_freed_memory,
+    use_huge_pages,
+)
 from edge.errors import RequestError
 from edge.formats import WeightFormat
 from edge.layout import ShardLayout
@@ -94,6 +98,7 @@ def _prepare_process(threads: int) -> None:
     global _process_threads  # noqa: PLW0603 - mirrors state that onnxruntime keeps globally
     with _process:
         if _process_threads is None:
+            keep_allocations_together()
             ort.set_default_logger_severity(3)
             ort.set_global_thread_pool_sizes(threads, 1)
             memory = ort.OrtMemoryInfo(
@@ -208,6 +213,7 @@ class OrtProgram:
         self._bindings.clear()
         self._sessions = ()
         self._cache.close()
+        release_freed_memory()
 
     def _check(self, step: Step) -> None:
         limits = self._limits

@@ -12,6 +12,10 @@ from pathlib import Path
 
 HUGE_PAGE_BYTES = 2 << 20
 
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
+_MOST_MMAP_THRESHOLD = 32 << 20
+"""glibc takes no more."""
+
 _MADV_COLLAPSE = 25
 """Since Linux 6.1: make huge pages now, also where the system gives them only on request."""
 
@@ -19,6 +23,19 @@ _ANONYMOUS = re.compile(r"([0-9a-f]+)-([0-9a-f]+) rw-p \S+ \S+ 0 *(\[heap\])?$")
 _RESIDENT = re.compile(r"Rss: +([0-9]+) kB$")
 _MOSTLY = 0.9
 """Only what is resident already: collapsing fills holes, and reserved KV memory is all holes."""
+
+
+def keep_allocations_together() -> None:
+    """Have glibc grow one heap instead of mapping every large allocation by itself.
+
+    Weights then lie side by side, and huge pages cover them whole: of many mappings of a few MiB
+    each, a third would be borders too short for one. Call it before large allocations.
+    """
+    libc = _libc()
+    if libc is not None and hasattr(libc, "mallopt"):
+        libc.mallopt(_M_ARENA_MAX, 1)
+        libc.mallopt(_M_MMAP_THRESHOLD, _MOST_MMAP_THRESHOLD)
+        libc.mallopt(_M_TRIM_THRESHOLD, 128 << 10)
 
 
 def use_huge_pages() -> int:
