@@ -59,7 +59,7 @@ def run_rank(
         array = np.ones(nbytes // 4, np.float32)
         other = np.empty_like(array)
 
-        def exchange(array: Array = array, other: Array = other) -> None:
+        def exchange(array: Array = array, other: Array = other, nbytes: int = nbytes) -> None:
             assert raw is not None
             raw.sendall(array)  # type: ignore[arg-type]
             view, got = memoryview(other).cast("B"), 0
