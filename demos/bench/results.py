@@ -102,7 +102,7 @@ def _commit() -> str:
     """The commit of the checkout, marked if code differs from it; "-" outside of one."""
     try:
         commit = _git("rev-parse", "--short", "HEAD").strip()
-        changed = _git("status", "--porcelain", "--untracked-files=no", "--", ":/", f":!{RESULTS}")
+        changed = _git("status", "--porcelain", "--untracked-files=no", "--", ":/", f":!{RESULTS.name}")
     except (OSError, subprocess.CalledProcessError):
         return "-"
     return f"{commit}-dirty" if changed else commit
