@@ -102,7 +102,8 @@ def _commit() -> str:
     """The commit of the checkout, marked if code differs from it; "-" outside of one."""
     try:
         commit = _git("rev-parse", "--short", "HEAD").strip()
-        changed = _git("status", "--porcelain", "--untracked-files=no", "--", ":/", f":!{RESULTS.name}")
+        elsewhere = (":/", f":!{RESULTS.name}")
+        changed = _git("status", "--porcelain", "--untracked-files=no", "--", *elsewhere)
     except (OSError, subprocess.CalledProcessError):
         return "-"
     return f"{commit}-dirty" if changed else commit
