@@ -1,0 +1,67 @@
+"""Replies that share their steps are the replies each would have been alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import edge
+from edge.benchmark import run_benchmark
+from tests.support.checkpoints import TinyCheckpoint
+from tests.support.plans import make_plan
+
+Checkpoints = Callable[..., TinyCheckpoint]
+
+
+@pytest.mark.parametrize("layout", ["solo", "pipeline_2", "tensor_3"])
+def test_replies_at_once_have_the_tokens_of_replies_alone(
+    tiny_checkpoint: Checkpoints, five_peers: edge.Cluster, layout: str
+) -> None:
+    """More requests than room: some wait, some join while others run on by themselves."""
+    checkpoint = tiny_checkpoint("llama")
+    plan = make_plan(checkpoint.spec, layout, model=checkpoint.path.name)
+    prompts = [checkpoint.prompt(length) for length in (5, 9, 3, 17, 1, 30, 8)]
+    lengths = [40, 25, 33, 12, 40, 5, 18]
+    expected = [
+        tuple(checkpoint.greedy(prompt, length))
+        for prompt, length in zip(prompts, lengths, strict=True)
+    ]
+    with five_peers.load(
+        checkpoint.path, dtype="float32", plan=plan, context_tokens=64, concurrency=3
+    ) as model:
+
+        def answer(index: int) -> tuple[int, ...]:
+            reply = model.generate(prompts[index], max_new_tokens=lengths[index], ignore_eos=True)
+            return reply.token_ids
+
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            assert list(pool.map(answer, range(len(prompts)))) == expected
+
+
+def test_a_benchmark_accounts_for_every_peer(
+    tiny_checkpoint: Checkpoints, five_peers: edge.Cluster
+) -> None:
+    checkpoint = tiny_checkpoint("llama")
+    plan = make_plan(checkpoint.spec, "tensor_3", model=checkpoint.path.name)
+    rates = five_peers.memory_rates()
+    assert len(rates) == 5
+    assert min(rates.values()) > 0
+    with five_peers.load(
+        checkpoint.path, dtype="int4", plan=plan, context_tokens=32, concurrency=2,
+    ) as model:  # fmt: skip
+        measured = run_benchmark(
+            model, prompt_tokens=8, new_tokens=16, repeats=2, warm_ups=1, requests=2,
+            memory_rates=rates, weight_bytes=dict(model.token_weight_bytes),
+        )  # fmt: skip
+        assert [share.times.rank for share in measured.peers] == [0, 1, 2]
+        for share in measured.peers:
+            assert share.times.steps == 2 * 16
+            assert 0 < share.times.resident_bytes <= share.times.peak_bytes
+            assert share.compute_s > 0
+        assert measured.peers[0].sample_s > 0
+        assert measured.decode_tokens_per_s.p50 > 0
+        assert measured.batch_tokens_per_s.p50 > 0
+        model.measure()
+        assert [each.steps for each in model.measure()] == [0, 0, 0]
