@@ -30,11 +30,6 @@ class LocalPeers:
         self._processes = processes
         self.addresses = tuple(addresses)
 
-    @property
-    def process_ids(self) -> tuple[int, ...]:
-        """Of the peers, in the order they were asked for."""
-        return tuple(process.pid for process in self._processes)
-
     @classmethod
     def start(
         cls,

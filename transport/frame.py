@@ -128,11 +128,6 @@ class FrameAssembler:
         self._payload: bytearray | None = None
         self._space = memoryview(self._prefix)
 
-    @property
-    def is_between_frames(self) -> bool:
-        """Whether no byte of an unfinished frame has arrived."""
-        return self._document is None and self._space.nbytes == PREFIX_BYTES
-
     def wanted(self) -> memoryview:
         """The space for the next bytes, never empty."""
         return self._space
