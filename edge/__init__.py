@@ -16,6 +16,7 @@ __all__ = [
     "CapacityError",
     "CheckpointError",
     "Cluster",
+    "Drift",
     "EdgeError",
     "Model",
     "NetworkError",
@@ -24,16 +25,19 @@ __all__ = [
     "PeerLostError",
     "PlanError",
     "Progress",
+    "Proposal",
     "ProtocolError",
     "Reply",
     "ReplyStream",
     "RequestError",
     "Token",
+    "Workload",
     "__version__",
 ]
 
 if TYPE_CHECKING:
     from edge.api import Cluster
+    from edge.drift import Drift
     from edge.errors import (
         CapacityError,
         CheckpointError,
@@ -48,18 +52,23 @@ if TYPE_CHECKING:
     from edge.generation import Token
     from edge.model import Model
     from edge.peer_info import PeerInfo
+    from edge.planning import Proposal
     from edge.progress import Progress
     from edge.reply import Reply, ReplyStream
+    from partition import Workload
 
 
 _HOMES = {
     "Cluster": "edge.api",
+    "Drift": "edge.drift",
     "Model": "edge.model",
     "PeerInfo": "edge.peer_info",
     "Progress": "edge.progress",
+    "Proposal": "edge.planning",
     "Reply": "edge.reply",
     "ReplyStream": "edge.reply",
     "Token": "edge.generation",
+    "Workload": "partition",
 }
 
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from edge.drift import Drift
 from edge.model import Model
-from edge.step_times import PeerTimes
+from edge.step_times import PeerTimes, StepTimes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,25 +31,35 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerShare:
-    """One peer's part of a decoded token, in seconds, and what limits it."""
+    """One peer's part of the decoding, and what limits it."""
 
     times: PeerTimes
-    compute_s: float
-    reduce_s: float
-    receive_s: float
-    send_s: float
-    sample_s: float
     weight_bytes: int
     """Weights it reads for each token."""
     memory_bytes_per_s: float
     """What its memory gives, measured just before."""
 
     @property
+    def token(self) -> StepTimes:
+        """Of one decoded token."""
+        return self.times.decode.each
+
+    @property
     def bandwidth_share(self) -> float:
         """Of the time its weights would take at the full memory rate, over its compute time."""
-        if not self.compute_s or not self.memory_bytes_per_s:
+        if not self.token.compute_s or not self.memory_bytes_per_s:
             return 0.0
-        return self.weight_bytes / self.memory_bytes_per_s / self.compute_s
+        return self.weight_bytes / self.memory_bytes_per_s / self.token.compute_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictedSpeed:
+    """What the plan was predicted to do, where the devices were measured."""
+
+    decode_tokens_per_s: float
+    prefill_tokens_per_s: float
+    first_token_s: float
+    batch_tokens_per_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,10 +76,14 @@ class Benchmark:
     """How many were decoded together for `batch_tokens_per_s`."""
     batch_tokens_per_s: Spread
     peers: tuple[PeerShare, ...]
+    predicted: PredictedSpeed | None
+    drift: Drift | None
+    """What made it slower than predicted, if anything did."""
 
     def to_json(self) -> dict[str, Any]:
         value = dataclasses.asdict(self)
         for peer, share in zip(value["peers"], self.peers, strict=True):
+            peer["token"] = dataclasses.asdict(share.token)
             peer["bandwidth_share"] = share.bandwidth_share
         return value
 
@@ -122,32 +137,19 @@ def run_benchmark(
 
     for _ in range(warm_ups):
         answer(new_tokens)
-    # A reply of one token is all prefill; what the long ones take beyond it is decoding.
+    model.check()
     model.measure()
-    answer(1)
-    prefill = {(each.stage, each.rank): each for each in model.measure()}
     figures = [answer(new_tokens) for _ in range(repeats)]
-    decoded = repeats * (new_tokens - 1)
-    shares = []
-    for times in model.measure():
-        before = prefill[(times.stage, times.rank)]
-
-        def per_token(name: str, times: PeerTimes = times, before: PeerTimes = before) -> float:
-            total: float = getattr(times, name) - repeats * getattr(before, name)
-            return max(0.0, total / decoded)
-
-        shares.append(
-            PeerShare(
-                times=times,
-                compute_s=per_token("compute_s"),
-                reduce_s=per_token("reduce_s"),
-                receive_s=per_token("receive_s"),
-                send_s=per_token("send_s"),
-                sample_s=per_token("sample_s"),
-                weight_bytes=weight_bytes.get(times.name, 0),
-                memory_bytes_per_s=memory_rates.get(times.name, 0.0),
-            )
+    times = model.measure()
+    shares = [
+        PeerShare(
+            times=each,
+            weight_bytes=weight_bytes.get(each.name, 0),
+            memory_bytes_per_s=memory_rates.get(each.name, 0.0),
         )
+        for each in times
+    ]
+    drift = model.check(times)
     batches = [
         batch_tokens_per_s(
             model, requests=requests, prompt_tokens=prompt_tokens, new_tokens=new_tokens
@@ -165,4 +167,25 @@ def run_benchmark(
         requests=requests,
         batch_tokens_per_s=Spread.of(batches or decode),
         peers=tuple(shares),
+        predicted=_predicted(model, prompt_tokens, new_tokens, requests),
+        drift=drift,
+    )
+
+
+def _predicted(
+    model: Model, prompt_tokens: int, new_tokens: int, requests: int
+) -> PredictedSpeed | None:
+    alone, together = (
+        model.predict(
+            prompt_tokens=prompt_tokens, output_tokens=new_tokens, concurrency=concurrency
+        )
+        for concurrency in (1, requests)
+    )
+    if alone is None or together is None:
+        return None
+    return PredictedSpeed(
+        decode_tokens_per_s=alone.tokens_per_s,
+        prefill_tokens_per_s=prompt_tokens / alone.first_token_s,
+        first_token_s=alone.first_token_s,
+        batch_tokens_per_s=together.tokens_per_s,
     )

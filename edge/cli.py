@@ -17,13 +17,14 @@ from typing import Any
 import click
 
 from edge import __version__
+from edge.backends.process_memory import restart_with_huge_pages
 from edge.errors import EdgeError
 from edge.names import require_own_packages
 
 COMMANDS = {
     "peer": "Run the daemon that lends this device to the cluster.",
     "peers": "Show the peers of a cluster.",
-    "plan": "Show what would run where, without running it.",
+    "plan": "Show what would run where and how fast, without running it.",
     "run": "Answer one prompt.",
     "chat": "Talk with a model in turns.",
     "bench": "Measure a model's speed and what limits it.",
@@ -62,8 +63,10 @@ def cli() -> None:
 
 
 def main(arguments: list[str] | None = None) -> Any:
-    """Run a command; never returns."""
+    """Run a command, by default that of this process's arguments; never returns."""
     _prepare_streams()
+    if arguments is None and sys.argv[1:2] == ["peer"]:
+        restart_with_huge_pages()
     try:
         require_own_packages()
         cli.main(args=arguments, prog_name="edge", standalone_mode=False)

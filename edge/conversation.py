@@ -29,8 +29,8 @@ from edge.errors import (
 from edge.facts import model_facts
 from edge.heartbeat import ALIVE, SILENT_AFTER_S, Hearing, show_life
 from edge.hosted_session import HostedSession
+from edge.measuring import Measuring
 from edge.memory import format_size, process_memory
-from edge.memory_rate import memory_read_bytes_per_s
 from edge.wire import (
     Assignment,
     SamplingTerms,
@@ -67,9 +67,10 @@ class Conversation:
         self._sealed: dict[str, CachedShard] = {}
         self._mine: dict[str, HostedSession] = {}
         self._resources = ExitStack()
+        self._measuring = Measuring(node)
         self._calls: dict[str, Callable[[Frame], Awaitable[tuple[dict[str, Any], bytes]]]] = {
             "describe": self._describe,
-            "memory_rate": self._memory_rate,
+            **self._measuring.calls,
             "offer": self._offer,
             "piece": self._piece,
             "seal": self._seal,
@@ -111,6 +112,7 @@ class Conversation:
                 _log.error("serving %s failed", self._channel.peer, exc_info=outcome)
         for session in list(self._mine):
             await self._end_session(session)
+        await self._measuring.aclose()
         for writer in self._writers.values():
             await run_blocking(writer.close)
         await run_blocking(self._resources.close)
@@ -157,10 +159,6 @@ class Conversation:
 
     async def _describe(self, _frame: Frame) -> tuple[dict[str, Any], bytes]:
         return self._node.describe(), b""
-
-    async def _memory_rate(self, _frame: Frame) -> tuple[dict[str, Any], bytes]:
-        threads = self._node.settings.threads
-        return {"bytes_per_s": await run_blocking(lambda: memory_read_bytes_per_s(threads))}, b""
 
     async def _offer(self, frame: Frame) -> tuple[dict[str, Any], bytes]:
         """Which pieces are missing of a shard."""
@@ -222,7 +220,9 @@ class Conversation:
         self._node.sessions[assignment.session] = hosted
         self._mine[assignment.session] = hosted
         try:
-            weights = ShardWeights(path=cached.path, manifest=cached.manifest)
+            weights = ShardWeights(
+                path=cached.path, manifest=cached.manifest, packed=self._node.packed
+            )
             backend = await run_blocking(self._node.backend)
             loaded_bytes = await asyncio.wrap_future(hosted.shard.load(backend, weights))
         except BaseException:
@@ -239,6 +239,7 @@ class Conversation:
             assignment.weight_format,
             name=plan.model,
             embedding_itemsize=numpy_dtype(embeddings[0].dtype).itemsize if embeddings else 0,
+            kv_dtype=assignment.kv_dtype,
         )
         workload = Workload(prompt_tokens=assignment.limits.cached_tokens, output_tokens=0)
         device = plan.stages[assignment.stage].shards[assignment.rank].device
@@ -255,6 +256,7 @@ class Conversation:
     async def _connect(self, frame: Frame) -> tuple[dict[str, Any], bytes]:
         hosted = self._session(frame)
         await hosted.connect(places_from_payload(frame.payload), self._node.settings.name)
+        await asyncio.wrap_future(hosted.shard.calibrate())
         return {}, b""
 
     async def _measure(self, frame: Frame) -> tuple[dict[str, Any], bytes]:

@@ -1,132 +1,50 @@
-"""Plans, ships and loads: from a checkpoint and peers to a model that runs. Computes nothing."""
+"""Ships and loads: from a checkpoint and a plan to a model that runs. Computes nothing."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Awaitable, Coroutine, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import partition
-from edge.backends.base import StepLimits
 from edge.blocking import StopFlag, run_blocking
 from edge.checkpoint import Checkpoint
 from edge.client import PeerClient
-from edge.errors import CapacityError, PlanError, RequestError
-from edge.facts import model_facts
-from edge.formats import WeightFormat, WeightSource
+from edge.formats import WeightSource
 from edge.layout import shard_layout
+from edge.load_options import LoadOptions
 from edge.loaded_model import LoadedModel
 from edge.peer_info import PeerInfo, gather_all, places
 from edge.progress import OnProgress, Progress
 from edge.scheduler import Scheduler
-from edge.session import Seat
+from edge.seats import Seat
 from edge.shipping import describe_shard, ship
 from edge.wire import Assignment
-from partition import ClusterSpec, ModelFacts, Plan, Workload
-
-CHUNK_TOKENS = 256
-"""Prompt tokens per step: large enough to fill the matrix kernels, small enough to pipeline."""
+from edge.wire_choice import WireRules
+from partition import Plan
 
 LOGIT_CHUNK_BYTES = 8 << 20
 """Of logits per step, when every row travels."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadOptions:
-    """How a model is to be loaded."""
-
-    weight_format: WeightFormat
-    plan: partition.Parallel | Plan
-    limits: StepLimits
-    cache_root: Path
-
-    @property
-    def workload(self) -> Workload:
-        """What must fit into memory beside the weights."""
-        return Workload(prompt_tokens=self.limits.cached_tokens, output_tokens=0)
-
-
-def make_plan(checkpoint: Checkpoint, peers: Sequence[PeerInfo], options: LoadOptions) -> Plan:
-    """The plan asked for, checked against the model and the peers.
-
-    Raises PlanError with every violation, CapacityError with what is missing on whom, RequestError
-    for an unknown kind of plan.
-    """
-    facts, cluster = _facts(checkpoint, peers, options)
-    try:
-        if isinstance(options.plan, Plan):
-            plan = by_id(options.plan, peers)
-            partition.check_fit(plan, facts, cluster, options.workload)
-            return plan
-        if options.plan not in ("auto", "pipeline", "tensor"):
-            raise RequestError(
-                f"plan must be 'auto', 'pipeline', 'tensor' or a Plan, not {options.plan!r}"
-            )
-        return partition.solve(facts, cluster, options.workload, parallel=options.plan)
-    except partition.PlanError as error:
-        raise PlanError(str(error), error.problems) from error
-    except partition.CapacityError as error:
-        raise CapacityError(str(error)) from error
-
-
-def plan_rows(
-    checkpoint: Checkpoint, peers: Sequence[PeerInfo], options: LoadOptions, plan: Plan
-) -> list[partition.PlanRow]:
-    """What the plan gives each device and costs it."""
-    facts, cluster = _facts(checkpoint, peers, options)
-    return partition.describe(plan, facts, cluster, options.workload)
-
-
-def _facts(
-    checkpoint: Checkpoint, peers: Sequence[PeerInfo], options: LoadOptions
-) -> tuple[ModelFacts, ClusterSpec]:
-    facts = model_facts(
-        checkpoint.spec,
-        options.weight_format,
-        name=checkpoint.name,
-        embedding_itemsize=checkpoint.embedding_itemsize,
-    )
-    return facts, ClusterSpec(devices=tuple(peer.device() for peer in peers))
-
-
-def by_id(plan: Plan, peers: Sequence[PeerInfo]) -> Plan:
-    """A plan written with peers' names, with their ids instead; a name that two have stays."""
-    ids = {peer.id for peer in peers}
-    count = Counter(peer.name for peer in peers)
-    names = {peer.name: peer.id for peer in peers if count[peer.name] == 1}
-    return replace(
-        plan,
-        stages=tuple(
-            replace(
-                stage,
-                shards=tuple(
-                    shard
-                    if shard.device in ids
-                    else replace(shard, device=names.get(shard.device, shard.device))
-                    for shard in stage.shards
-                ),
-            )
-            for stage in plan.stages
-        ),
-    )
-
-
 async def load_model(
     checkpoint: Checkpoint,
     peers: Sequence[PeerInfo],
+    plan: Plan,
     options: LoadOptions,
     *,
+    wire_rules: WireRules,
+    cache_root: Path,
     on_progress: OnProgress,
 ) -> LoadedModel:
-    """Plan, ship what the peers lack, load, link. On any failure nothing stays behind."""
-    plan = make_plan(checkpoint, peers, options)
+    """Ship what the peers lack, load, link. On any failure nothing stays behind.
+
+    Below `cache_root` the rounded checkpoint and the hashes of its pieces are kept.
+    """
     model = LoadedModel(
         plan, _scheduler(checkpoint, options, plan), vocab_size=checkpoint.spec.vocab_size
     )
-    loading = _Loading(model, checkpoint, peers, options, on_progress)
+    loading = _Loading(model, checkpoint, peers, options, wire_rules, cache_root, on_progress)
     try:
         await loading.run()
     except Exception:
@@ -140,12 +58,13 @@ async def load_model(
 
 def _scheduler(checkpoint: Checkpoint, options: LoadOptions, plan: Plan) -> Scheduler:
     row_bytes = 4 * checkpoint.spec.vocab_size
-    chunk = options.limits.chunk_tokens
+    limits = options.limits(checkpoint.spec)
+    chunk = limits.chunk_tokens
     return Scheduler(
         chunk_tokens=chunk,
         logit_chunk_tokens=max(1, min(chunk, LOGIT_CHUNK_BYTES // row_bytes)),
-        capacity_tokens=options.limits.cached_tokens,
-        requests=options.limits.requests,
+        capacity_tokens=limits.cached_tokens,
+        requests=limits.requests,
         stages=len(plan.stages),
     )
 
@@ -159,11 +78,15 @@ class _Loading:
         checkpoint: Checkpoint,
         peers: Sequence[PeerInfo],
         options: LoadOptions,
+        wire_rules: WireRules,
+        cache_root: Path,
         on_progress: OnProgress,
     ) -> None:
         self._model = model
         self._checkpoint = checkpoint
         self._options = options
+        self._cache_root = cache_root
+        self._wire_rules = wire_rules
         by_id = {peer.id: peer for peer in peers}
         self._devices: dict[Seat, PeerInfo] = {
             (stage, rank): by_id[shard.device]
@@ -183,7 +106,7 @@ class _Loading:
         source = await run_blocking(
             lambda: self._checkpoint.source(
                 self._options.weight_format,
-                cache_root=self._options.cache_root / "quantized",
+                cache_root=self._cache_root / "quantized",
                 on_progress=self._on_progress,
             ),
             stop=self._stop,
@@ -209,7 +132,7 @@ class _Loading:
                 source,
                 options.weight_format,
                 fingerprint=self._checkpoint.store.fingerprint,
-                cache_root=options.cache_root / "manifests",
+                cache_root=self._cache_root / "manifests",
                 on_progress=lambda done, total: self._on_progress(
                     Progress(phase="hash", peer=peer.name, done=done, total=total)
                 ),
@@ -236,7 +159,9 @@ class _Loading:
             rank=rank,
             weight_format=options.weight_format,
             manifest_digest=shipment.manifest.digest,
-            limits=options.limits,
+            limits=options.limits(self._checkpoint.spec),
+            kv_dtype=options.kv_dtype,
+            wire_rules=self._wire_rules,
         )
         self._on_progress(Progress(phase="load", peer=peer.name, done=0, total=1))
         await client.call("open", payload=assignment.to_payload())

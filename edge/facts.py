@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from edge.formats import WeightFormat
+import numpy as np
+
+from edge.formats import KvDtype, WeightFormat, kv_bits
 from edge.models.spec import ModelSpec
-from kernels.attention.onnx import cache_head_size
+from kernels.attention.cache_size import cache_row
 from partition import ModelFacts
 
 _FLOAT_BYTES = 4
 
 
 def model_facts(
-    spec: ModelSpec, weight_format: WeightFormat, *, name: str, embedding_itemsize: int
+    spec: ModelSpec,
+    weight_format: WeightFormat,
+    *,
+    name: str,
+    embedding_itemsize: int,
+    kv_dtype: KvDtype = "float32",
 ) -> ModelFacts:
     """What each piece of the model weighs in a peer's memory, packed for its kernels."""
     weight = weight_format.packed_bytes_per_weight
     hidden, size = spec.hidden_size, spec.head_size
     biases = hidden * (spec.output_bias + spec.mlp_bias)
+    kv_element, kv_elements = cache_row(size, kv_bits(kv_dtype))
     norms = 2 * hidden + (2 * size if spec.query_key_norm else 0)
     return ModelFacts(
         name=name,
@@ -35,5 +43,5 @@ def model_facts(
         layer_bytes=(norms + biases) * _FLOAT_BYTES,
         embedding_row_bytes=hidden * embedding_itemsize,
         head_row_bytes=round(hidden * weight),
-        kv_bytes_per_token=2 * cache_head_size(size) * _FLOAT_BYTES,
+        kv_bytes_per_token=2 * kv_elements * np.dtype(kv_element).itemsize,
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,13 +16,15 @@ from numpy.typing import NDArray
 from edge.errors import CheckpointError, RequestError
 from edge.layout import MatrixSlice, VectorSlice
 from edge.quantize import QuantizedStore
-from kernels.matmul_nbits import onnx as matmul_nbits_onnx
+from kernels.matmul_nbits.reference import Accuracy
 from offload import WeightStore
 
 BLOCK_SIZES = (16, 32, 64, 128)
 DEFAULT_BLOCK_SIZE = 32
-Accuracy = matmul_nbits_onnx.Accuracy
 ACCURACIES: tuple[Accuracy, ...] = get_args(Accuracy)
+KvDtype = Literal["float32", "int8", "int4"]
+"""What keys and values are kept in."""
+KV_DTYPES: tuple[KvDtype, ...] = get_args(KvDtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +69,20 @@ def weight_format(
         if accuracy == known:
             return WeightFormat(name=name, bits=bits[name], block_size=block_size, accuracy=known)
     raise RequestError(f"accuracy {accuracy!r} is not one of {', '.join(ACCURACIES)}")
+
+
+def kv_dtype(name: str) -> KvDtype:
+    """Raises RequestError for an unknown name."""
+    for known in KV_DTYPES:
+        if name == known:
+            return known
+    raise RequestError(f"KV cache of {name!r}: not one of {', '.join(KV_DTYPES)}")
+
+
+def kv_bits(dtype: KvDtype) -> int | None:
+    """Bits of a code; None for float32."""
+    bits: dict[KvDtype, int | None] = {"float32": None, "int8": 8, "int4": 4}
+    return bits[dtype]
 
 
 class WeightSource(Protocol):

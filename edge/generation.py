@@ -9,7 +9,7 @@ from typing import Literal
 
 from edge.errors import RequestError
 from edge.text import TextStream, Tokenizer
-from kernels.sampling.reference import SamplingParameters
+from kernels.sampling.parameters import SamplingParameters
 
 FinishReason = Literal["stop", "length"]
 

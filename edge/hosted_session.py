@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 import transport
 from edge.blocking import run_blocking
 from edge.errors import NetworkError, ProtocolError
-from edge.session import Seat, ShardSession
+from edge.seats import Seat
+from edge.session import ShardSession
 from edge.wire import Assignment, Place
 from transport import Frame, Link
 
@@ -65,7 +66,7 @@ class HostedSession:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 for seat in sorted(self.shard.neighbours):
                     if seat > self.shard.seat:
-                        self._arrived[seat] = await _dial(places[seat], hello)
+                        self._arrived[seat] = await dial(places[seat], hello)
                 while self.shard.neighbours - set(self._arrived):
                     self._changed.clear()
                     await self._changed.wait()
@@ -87,13 +88,18 @@ class HostedSession:
         await run_blocking(self.shard.close)
 
 
-async def _dial(place: Place, hello: Mapping[str, object]) -> Link:
-    """A link to the first of the neighbour's addresses that answers."""
+async def dial(
+    place: Place, hello: Mapping[str, object], *, timeout_s: float = DIAL_TIMEOUT_S
+) -> Link:
+    """A link to the first of the neighbour's addresses that answers, each within `timeout_s`.
+
+    Raises NetworkError naming it when none does.
+    """
     failure: Exception | None = None
     for address in place.addresses:
         try:
             return await transport.connect_link(
-                address, hello=hello, timeout_s=DIAL_TIMEOUT_S, link_timeout_s=LINK_TIMEOUT_S
+                address, hello=hello, timeout_s=timeout_s, link_timeout_s=LINK_TIMEOUT_S
             )
         except transport.TransportError as error:
             failure = failure or error

@@ -16,7 +16,7 @@ from edge.errors import EdgeError, PeerError, ProtocolError, RequestError
 from edge.generation import GenerationRequest
 from edge.peer_info import gather_all
 from edge.scheduler import Scheduler
-from edge.session import Seat, sampler_seat
+from edge.seats import Seat, sampler_seat
 from edge.step_times import PeerTimes
 from edge.wire import (
     Place,
@@ -100,7 +100,8 @@ class LoadedModel:
             max_new_tokens=request.max_new_tokens,
         )
         try:
-            await self._sampler.post("begin", self._header(name) | terms.to_header())
+            for client in self._last_stage:
+                await client.post("begin", self._header(name) | terms.to_header())
             self._scheduler.add(name, request.prompt_ids, new_tokens=request.max_new_tokens)
         except BaseException:
             self.cancel(name)
@@ -242,6 +243,12 @@ class LoadedModel:
     @property
     def _sampler(self) -> PeerClient:
         return self._clients[sampler_seat(tuple(len(s.shards) for s in self.plan.stages))]
+
+    @property
+    def _last_stage(self) -> list[PeerClient]:
+        """Those that choose tokens together."""
+        last = len(self.plan.stages) - 1
+        return [client for (stage, _rank), client in self._clients.items() if stage == last]
 
     async def _post_all(self, kind: str, header: dict[str, Any]) -> None:
         for client in self._clients.values():

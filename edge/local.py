@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import TypeVar
 
+from edge.backends.process_memory import with_huge_pages
 from edge.errors import NetworkError, RequestError
 from edge.memory import parse_size
 
@@ -103,6 +104,7 @@ def _spawn(options: list[str]) -> subprocess.Popen[str]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
+        env=with_huge_pages(os.environ),
         # Ctrl-C is for the program; it ends its daemons in its own time.
         start_new_session=True,
     )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import resource
-from pathlib import Path
 
 import psutil
 
+from edge.control_group import memory_left_bytes
 from edge.errors import RequestError
 
 _UNITS = {
@@ -20,14 +20,6 @@ _UNITS = {
 
 KEPT_FREE_BYTES = 1 << 30
 """Never planned for: the last of a laptop's memory belongs to its user."""
-
-_CGROUP_FILES = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    (
-        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-    ),
-)
 
 
 def parse_size(text: str | int) -> int:
@@ -62,10 +54,9 @@ def usable_memory_bytes() -> int:
     The reserve is KEPT_FREE_BYTES, or half of what is free where there is little.
     """
     free = int(psutil.virtual_memory().available)
-    for limit_file, usage_file in _CGROUP_FILES:
-        limit, usage = _read_integer(limit_file), _read_integer(usage_file)
-        if limit is not None and usage is not None:
-            free = min(free, max(0, limit - usage))
+    left = memory_left_bytes()
+    if left is not None:
+        free = min(free, left)
     return max(free - KEPT_FREE_BYTES, free // 2)
 
 
@@ -73,10 +64,3 @@ def process_memory() -> dict[str, int]:
     """`resident_bytes` of this process now, and `peak_bytes`, the most it ever was."""
     peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {"resident_bytes": psutil.Process().memory_info().rss, "peak_bytes": peak_kib << 10}
-
-
-def _read_integer(path: str) -> int | None:
-    try:
-        return int(Path(path).read_text())
-    except (OSError, ValueError):
-        return None

@@ -10,16 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.checkpoint import Checkpoint
+from edge.drift import Drift, find_drift
 from edge.errors import RequestError
 from edge.event_loop import LoopThread
+from edge.forecast import Forecast
 from edge.generation import GenerationRequest
 from edge.loaded_model import LoadedModel
 from edge.peer_info import PeerInfo
+from edge.planning import Proposal
 from edge.reply import Reply, ReplyStream, evaluate
 from edge.step_times import PeerTimes
 from edge.text import Tokenizer
-from kernels.sampling.reference import SamplingParameters
-from partition import Plan
+from kernels.sampling.parameters import SamplingParameters
+from partition import Estimate, Plan
 
 DEFAULT_NEW_TOKENS = 128
 
@@ -36,9 +39,11 @@ class Model:
         context_tokens: int,
         tokenizer: Tokenizer | None,
         peers: Sequence[PeerInfo],
+        proposal: Proposal,
         loop: LoopThread,
     ) -> None:
         self._loaded = loaded
+        self._forecast = Forecast(proposal)
         self._loop = loop
         self._tokenizer = tokenizer
         self._end_ids = frozenset(checkpoint.defaults.eos_token_ids)
@@ -52,6 +57,11 @@ class Model:
     def plan(self) -> Plan:
         """What runs where; devices are peers' ids (see `peers`)."""
         return self._loaded.plan
+
+    @property
+    def proposal(self) -> Proposal:
+        """The plan with all that was known when it was chosen, and what is predicted of it."""
+        return self._forecast.proposal
 
     @property
     def sent_bytes(self) -> Mapping[str, int]:
@@ -150,7 +160,7 @@ class Model:
             stop=_checked_stop(stop),
             end_ids=frozenset() if ignore_eos else self._end_ids,
         )
-        return ReplyStream(self._loaded, self._loop, request, self._tokenizer)
+        return ReplyStream(self._loaded, self._loop, request, self._tokenizer, self._forecast)
 
     def logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
         """Float32 [tokens, vocab]: row i is what the model expects after token i."""
@@ -159,6 +169,26 @@ class Model:
     def measure(self) -> list[PeerTimes]:
         """Where each peer's time went since this was last called, and its memory."""
         return self._loop.run(self._loaded.measure())
+
+    def predict(
+        self, *, prompt_tokens: int, output_tokens: int, concurrency: int = 1
+    ) -> Estimate | None:
+        """How fast answers of this size should be; None where a device was not measured."""
+        return self.proposal.predict(
+            prompt_tokens=prompt_tokens, output_tokens=output_tokens, concurrency=concurrency
+        )
+
+    def check(self, times: Sequence[PeerTimes] | None = None) -> Drift | None:
+        """What made the replies since the last check slower than predicted, if they were.
+
+        Calls `measure`, unless what it returned over these replies is given. None also where
+        nothing is predicted, and when replies ran at once.
+        """
+        answers = self._forecast.take()
+        if self.proposal.choice.predicted is None:
+            return None
+        names = {id: peer.name for id, peer in self.peers.items()}
+        return find_drift(answers, times or self.measure(), self.plan, names)
 
     def close(self) -> None:
         """Free the model on its peers. May be called again, also after the cluster was closed.

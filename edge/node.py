@@ -6,6 +6,7 @@ session): a coordinator's frames are `conversation`'s, a session's links are `ho
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import uuid
 from collections.abc import Mapping
@@ -21,10 +22,16 @@ from edge.backends.base import Backend, open_backend
 from edge.client import map_transport_error
 from edge.conversation import Conversation
 from edge.errors import NetworkError, ProtocolError, RequestError
+from edge.host import device_identity, host_id
 from edge.hosted_session import LINK_TIMEOUT_S, HostedSession
+from edge.link_probe import answer_probe
+from edge.profile_sample import SAMPLE_BYTES, sample_budget_bytes
 from edge.wire import integer, text
-from offload import ShardCache
+from offload import DerivedCache, ShardCache
 from transport import Channel, Link
+
+MAX_PROBES = 4
+"""Links that are answered at once; further ones wait, or are given up by who made them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +58,13 @@ class PeerNode:
         self.settings = settings
         self.id = uuid.uuid4().hex
         self.sessions: dict[str, HostedSession] = {}
+        self.measurement = asyncio.Lock()
+        """Held while the device is measured: two at once would measure each other."""
+        self.disk_bytes_per_s: float | None = None
+        self._probes = asyncio.Semaphore(MAX_PROBES)
         try:
-            self.cache = ShardCache(settings.cache_root, settings.cache_limit_bytes)
+            self.cache = ShardCache(settings.cache_root / "shards", settings.cache_limit_bytes)
+            self.packed = DerivedCache(settings.cache_root / "packed", settings.cache_limit_bytes)
         except offload.StoreError as error:
             raise RequestError(str(error)) from error
         self._backend: Backend | None = None
@@ -123,6 +135,8 @@ class PeerNode:
 
     def describe(self) -> dict[str, Any]:
         """This peer for a coordinator: who it is, what it has, what it runs."""
+        settings = self.settings
+        sample_bytes = min(2 * SAMPLE_BYTES, sample_budget_bytes(settings.memory_bytes))
         return {
             "id": self.id,
             "name": self.settings.name,
@@ -133,6 +147,10 @@ class PeerNode:
                 "threads": self.settings.threads,
                 "memory_bytes": self.settings.memory_bytes,
                 "free_bytes": self.free_bytes,
+                "host": host_id(),
+                "identity": device_identity(
+                    backend=settings.backend, threads=settings.threads, sample_bytes=sample_bytes
+                ),
             },
             "models": [
                 {
@@ -150,7 +168,11 @@ class PeerNode:
         await Conversation(self, channel).run()
 
     async def _take_link(self, link: Link, hello: Mapping[str, Any]) -> None:
-        """A neighbour's link for one of our sessions; anything else is closed."""
+        """A neighbour's link for one of our sessions, or a probe; anything else is closed."""
+        if hello.get("probe") is True:
+            async with self._probes:
+                await answer_probe(link)
+            return
         try:
             hosted = self.sessions.get(text(hello, "session"))
             seat = (integer(hello, "stage"), integer(hello, "rank"))

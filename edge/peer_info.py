@@ -11,7 +11,7 @@ from typing import Any
 
 from edge.client import PeerClient
 from edge.errors import EdgeError, NetworkError, ProtocolError
-from edge.session import Seat
+from edge.seats import Seat
 from edge.wire import Place, integer, printable, text
 from partition import DeviceSpec
 from transport import Frame, TransportError, parse_address
@@ -31,12 +31,20 @@ class PeerInfo:
     threads: int
     memory_bytes: int
     free_bytes: int
+    host: str
+    """The machine it is on: peers of one host share its memory."""
+    identity: str
+    """Changes when the device must be measured anew."""
     models: tuple[dict[str, Any], ...]
     """What it runs: name, dtype, stage, rank and bytes of each shard."""
 
     def device(self) -> DeviceSpec:
         return DeviceSpec(
-            id=self.id, name=self.name, memory_bytes=self.free_bytes, threads=self.threads
+            id=self.id,
+            name=self.name,
+            memory_bytes=self.free_bytes,
+            threads=self.threads,
+            host=self.host,
         )
 
 
@@ -85,6 +93,8 @@ def peer_info(answer: Frame, address: str) -> PeerInfo:
             threads=integer(device, "threads"),
             memory_bytes=integer(device, "memory_bytes"),
             free_bytes=integer(device, "free_bytes"),
+            host=printable(text(device, "host")),
+            identity=printable(text(device, "identity")),
             models=tuple(_hosted_model(model) for model in header["models"]),
         )
         info.device()  # refuses what cannot be planned with
@@ -135,6 +145,15 @@ async def describe_all(
         if address in infos:
             by_id.setdefault(infos[address].id, infos[address])
     return list(by_id.values()), failures
+
+
+async def describe_each(addresses: Sequence[str]) -> list[PeerInfo]:
+    """Every peer; raises the error of the first that does not answer."""
+    infos, failures = await describe_all(addresses)
+    for address in addresses:
+        if address in failures:
+            raise failures[address]
+    return infos
 
 
 def places(devices: Mapping[Seat, PeerInfo]) -> dict[Seat, Place]:

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-Phase = Literal["quantise", "hash", "send", "load"]
+Phase = Literal["measure", "quantise", "hash", "send", "load"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """`done` of `total` units (bytes, or tensors while quantising) of one phase on one device.
+    """`done` of `total` units of one phase on one device: bytes, tensors while quantising, links.
 
     `peer` is empty for work of the coordinator itself.
     """
@@ -32,6 +32,7 @@ def ignore_progress(_: Progress) -> None:
 
 
 _LABELS: dict[Phase, str] = {
+    "measure": "measuring",
     "quantise": "quantising",
     "hash": "preparing",
     "send": "sending",

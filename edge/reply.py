@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from edge.errors import EdgeError, RequestError
 from edge.event_loop import LoopThread
+from edge.forecast import Forecast
 from edge.generation import FinishReason, Generation, GenerationRequest, Token
 from edge.loaded_model import LoadedModel
 from edge.text import Tokenizer
@@ -23,7 +24,9 @@ class Reply:
     `finish_reason` is "stop" (an end token or a stop string) or "length" (max_new_tokens, or the
     context is full). `token_ids` hold every generated token, the end token included; `text` has
     neither special tokens nor the stop string. `statistics` are numbers by name: `tokens_per_s`
-    (after the first), `first_token_s`, `total_s`, `prompt_tokens`, `new_tokens`, `seed`.
+    (after the first), `first_token_s`, `total_s`, `prompt_tokens`, `new_tokens`, `seed`; and, where
+    the devices were measured, `predicted_tokens_per_s` and `predicted_first_token_s` of such a
+    reply alone.
     """
 
     text: str
@@ -45,10 +48,13 @@ class ReplyStream:
         loop: LoopThread,
         request: GenerationRequest,
         tokenizer: Tokenizer | None,
+        forecast: Forecast,
     ) -> None:
         self._request_id: str | None = None
         self._loaded = loaded
         self._loop = loop
+        self._forecast = forecast
+        self._under_way = forecast.begin()
         self._ended = False
         self._events: queue.SimpleQueue[Token | EdgeError] = queue.SimpleQueue()
         self._sink = _TokenSink(Generation(request, tokenizer), self._events)
@@ -66,10 +72,11 @@ class ReplyStream:
             self.close()
             raise
         if isinstance(event, EdgeError):
-            self._ended = True
+            self._end()
             raise event
         if event.finish_reason is not None:
-            self._ended = True
+            self._end()
+            self._forecast.note(self._sink.generation.statistics())
         return event
 
     def reply(self) -> Reply:
@@ -77,19 +84,24 @@ class ReplyStream:
         generation = self._sink.generation
         if generation.finish_reason is None:
             raise RequestError("the reply is not finished; iterate to its end first")
+        statistics = generation.statistics()
         return Reply(
             text=generation.text,
             token_ids=tuple(generation.token_ids),
             finish_reason=generation.finish_reason,
-            statistics=generation.statistics(),
+            statistics=statistics | self._forecast.figures(statistics),
         )
 
     def close(self) -> None:
         """Cancel what is left of the reply and free its memory on the peers."""
         if not self._ended:
-            self._ended = True
+            self._end()
             if self._request_id is not None:
                 self._loop.post(_cancel(self._loaded, self._request_id))
+
+    def _end(self) -> None:
+        self._ended = True
+        self._forecast.end(self._under_way)
 
     def __enter__(self) -> ReplyStream:
         return self

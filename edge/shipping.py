@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import json
 import re
-import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from edge.errors import CheckpointError, NetworkError, PeerLostError, ProtocolEr
 from edge.formats import WeightFormat, WeightSource
 from edge.layout import MatrixSlice, ShardLayout, VectorSlice
 from edge.progress import OnProgress, Progress
+from edge.whole_files import write_whole
 from offload import PIECE_BYTES, Manifest, ManifestBuilder, StoreError
 
 PIECES_IN_FLIGHT = 4
@@ -128,20 +128,8 @@ def describe_shard(
     on_progress(len(groups), len(groups))
     manifest = builder.build()
     with contextlib.suppress(OSError):  # without it, the next load only takes longer
-        _write_whole(path, manifest.to_json())
+        write_whole(path, manifest.to_json())
     return ShardShipment(layout, source, manifest, suffixes, path)
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """The file with this text, or none: nobody ever reads half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f"{path.stem}.{uuid.uuid4().hex}.partial")
-    try:
-        draft.write_text(text)
-        draft.replace(path)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
 
 
 async def ship(

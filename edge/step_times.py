@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,24 +11,53 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from transport import Collective
+from transport import Collective, Work
 
 
 @dataclass(slots=True)
 class StepTimes:
-    """Seconds since the counters were last taken, over `steps` steps.
+    """Seconds spent over `steps` steps.
 
-    compute_s: graphs and everything else of the shard itself. reduce_s: sums over the stage, the
+    compute_s: graphs and everything else of the shard itself. load_s: waiting for the disk, where
+    weights are streamed. reduce_s: sums over the stage, the
     wait for its slowest shard included. receive_s: waiting for the stage before, and for the next
-    token. send_s: handing on. sample_s: gathering logits and choosing tokens.
+    token. send_s: handing on. sample_s: choosing tokens with the other shards of the last stage.
     """
 
     steps: int = 0
     compute_s: float = 0.0
+    load_s: float = 0.0
     reduce_s: float = 0.0
     receive_s: float = 0.0
     send_s: float = 0.0
     sample_s: float = 0.0
+
+    @classmethod
+    def from_header(cls, header: Mapping[str, Any]) -> StepTimes:
+        """Raises ValueError, TypeError or KeyError for what no peer of this version sends."""
+        values: dict[str, Any] = {}
+        for each in dataclasses.fields(cls):
+            value = header[each.name]
+            if type(value) not in ((int,) if each.type == "int" else (int, float)):
+                raise TypeError(f"{each.name} is not a number")
+            if not 0 <= value < math.inf:
+                raise ValueError(f"{each.name} is {value}")
+            values[each.name] = value
+        return cls(**values)
+
+    @property
+    def each(self) -> StepTimes:
+        """Of one step, on average; all zeros when there was none."""
+        steps = max(1, self.steps)
+        return StepTimes(
+            steps=min(1, self.steps),
+            compute_s=self.compute_s / steps,
+            load_s=self.load_s / steps,
+            reduce_s=self.reduce_s / steps,
+            receive_s=self.receive_s / steps,
+            send_s=self.send_s / steps,
+            sample_s=self.sample_s / steps,
+        )
 
     def take(self) -> dict[str, float]:
         """The counters by name; they start again from zero."""
@@ -37,19 +67,34 @@ class StepTimes:
         return taken
 
 
+class SessionTimes:
+    """The counters of one shard, since they were last taken: of prompts and of decoding."""
+
+    def __init__(self) -> None:
+        self.prompt, self.decode = StepTimes(), StepTimes()
+        self.now = self.prompt
+        """Those that the step under way counts in."""
+
+    def begin(self, *, is_decode: bool) -> None:
+        """The next step is a token of each request in it, or else a chunk of a prompt."""
+        self.now = self.decode if is_decode else self.prompt
+
+    def take(self) -> dict[str, dict[str, float]]:
+        """As `PeerTimes` reads it."""
+        return {"prompt": self.prompt.take(), "decode": self.decode.take()}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerTimes:
-    """What one peer measured while it ran its shard; times as in StepTimes."""
+    """What one peer measured while it ran its shard."""
 
     name: str
     stage: int
     rank: int
-    steps: int
-    compute_s: float
-    reduce_s: float
-    receive_s: float
-    send_s: float
-    sample_s: float
+    prompt: StepTimes
+    """Steps of more than one token of a request."""
+    decode: StepTimes
+    """Steps of one token of each request in them."""
     resident_bytes: int
     """Memory of the whole daemon now."""
     peak_bytes: int
@@ -59,18 +104,22 @@ class PeerTimes:
     def from_header(
         cls, header: Mapping[str, Any], *, name: str, stage: int, rank: int
     ) -> PeerTimes:
-        """Raises ValueError or TypeError for a header that no peer of this version sends."""
-        values: dict[str, Any] = {}
-        for each in dataclasses.fields(cls)[3:]:
-            kind = int if each.type == "int" else float
-            values[each.name] = kind(header[each.name])
-        return cls(name=name, stage=stage, rank=rank, **values)
+        """Raises ValueError, TypeError or KeyError for what no peer of this version sends."""
+        return cls(
+            name=name,
+            stage=stage,
+            rank=rank,
+            prompt=StepTimes.from_header(header["prompt"]),
+            decode=StepTimes.from_header(header["decode"]),
+            resident_bytes=int(header["resident_bytes"]),
+            peak_bytes=int(header["peak_bytes"]),
+        )
 
 
 class TimedCollective:
-    """A Collective that adds the time of its sums to `times.reduce_s`. See `Collective`."""
+    """A Collective that adds the time of its sums to `times.now.reduce_s`. See `Collective`."""
 
-    def __init__(self, inner: Collective, times: StepTimes) -> None:
+    def __init__(self, inner: Collective, times: SessionTimes) -> None:
         self._inner = inner
         self._times = times
         self.rank = inner.rank
@@ -79,7 +128,11 @@ class TimedCollective:
     def all_reduce(self, array: NDArray[Any]) -> None:
         start = time.perf_counter()
         self._inner.all_reduce(array)
-        self._times.reduce_s += time.perf_counter() - start
+        self._times.now.reduce_s += time.perf_counter() - start
+
+    def begin_all_reduce(self, array: NDArray[Any]) -> Work:
+        """Only the wait for it counts: what the shard computes meanwhile is not lost."""
+        return _TimedWork(self._inner.begin_all_reduce(array), self._times)
 
     def all_gather(self, own: NDArray[Any], into: Sequence[NDArray[Any]]) -> None:
         self._inner.all_gather(own, into)
@@ -95,3 +148,16 @@ class TimedCollective:
 
     def close(self) -> None:
         self._inner.close()
+
+
+class _TimedWork:
+    """Work whose wait counts as time of sums. See `Work`."""
+
+    def __init__(self, inner: Work, times: SessionTimes) -> None:
+        self._inner = inner
+        self._times = times
+
+    def wait(self) -> None:
+        start = time.perf_counter()
+        self._inner.wait()
+        self._times.now.reduce_s += time.perf_counter() - start

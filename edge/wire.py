@@ -4,6 +4,7 @@ A session is one shard of one loaded model for one coordinator. Its frames, in t
 
     describe             → who the peer is, what it has, what it runs
     memory_rate          → bytes per second it reads from memory, measured now
+    profile, profile_together, probe → how fast it and its links are: see measurements.py
     offer   (manifest)   → which pieces of a shard's weights the peer lacks
     piece   (bytes)      → stored
     seal                 → the shard is complete on the peer's disk
@@ -36,9 +37,10 @@ from edge.errors import (
     ProtocolError,
     RequestError,
 )
-from edge.formats import WeightFormat, weight_format
+from edge.formats import KvDtype, WeightFormat, kv_dtype, weight_format
 from edge.models.spec import ModelSpec
-from kernels.sampling.reference import SamplingParameters
+from edge.wire_choice import WireRules
+from kernels.sampling.parameters import SamplingParameters
 from partition import Plan
 from partition import PlanError as PartitionPlanError
 
@@ -69,6 +71,9 @@ class Assignment:
     weight_format: WeightFormat
     manifest_digest: str
     limits: StepLimits
+    kv_dtype: KvDtype
+    wire_rules: WireRules
+    """The same for every shard of the plan, so both ends of a link agree."""
 
     def to_payload(self) -> bytes:
         return json.dumps(
@@ -83,6 +88,8 @@ class Assignment:
                 "accuracy": self.weight_format.accuracy,
                 "manifest": self.manifest_digest,
                 "limits": dataclasses.asdict(self.limits),
+                "kv_dtype": self.kv_dtype,
+                "wire": self.wire_rules.to_json(),
             }
         ).encode()
 
@@ -91,10 +98,11 @@ class Assignment:
         """Raises ProtocolError for anything `to_payload` could not have written."""
         try:
             value = json.loads(bytes(payload))
+            plan = Plan.from_json(value["plan"])
             this = cls(
                 session=text(value, "session"),
                 model=ModelSpec.from_json(value["model"]),
-                plan=Plan.from_json(value["plan"]),
+                plan=plan,
                 stage=integer(value, "stage"),
                 rank=integer(value, "rank"),
                 weight_format=weight_format(
@@ -107,6 +115,8 @@ class Assignment:
                         for limit in dataclasses.fields(StepLimits)
                     }
                 ),
+                kv_dtype=kv_dtype(text(value, "kv_dtype")),
+                wire_rules=WireRules.from_json(value["wire"], num_stages=len(plan.stages)),
             )
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise ProtocolError(f"a malformed assignment: {error}") from error
@@ -177,7 +187,7 @@ def places_from_payload(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingTerms:
-    """What the sampler needs to know of a request before its first token."""
+    """What the shards of the last stage need to know of a request before its first token."""
 
     sampling: SamplingParameters
     end_ids: frozenset[int]

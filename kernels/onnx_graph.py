@@ -26,6 +26,7 @@ _ELEMENT_TYPES: dict[np.dtype[Any], int] = {
     np.dtype(np.float16): TensorProto.FLOAT16,
     np.dtype(ml_dtypes.bfloat16): TensorProto.BFLOAT16,
     np.dtype(np.uint8): TensorProto.UINT8,
+    np.dtype(np.int8): TensorProto.INT8,
     np.dtype(np.int32): TensorProto.INT32,
     np.dtype(np.int64): TensorProto.INT64,
 }
@@ -59,6 +60,10 @@ class OnnxGraph:
     @property
     def input_names(self) -> tuple[str, ...]:
         return tuple(self._input_names)
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self._nodes)
 
     def input(self, name: str, dtype: type | np.dtype[Any], shape: Sequence[int | str]) -> str:
         """Declare an input once; asking again for the same name returns it."""

@@ -1,5 +1,7 @@
 """Where what does not fit is kept, and when it moves."""
 
+from offload.derived_cache import DerivedCache, DerivedWriter
+from offload.direct_reader import DirectReader, Read
 from offload.errors import (
     StoreCorruptError,
     StoreError,
@@ -23,10 +25,15 @@ from offload.safetensors_writer import SafetensorsWriter
 from offload.shard_cache import ShardCache
 from offload.shard_writer import CachedShard, ShardWriter
 from offload.store import MemoryStore, SafetensorsStore, WeightStore
+from offload.weight_streamer import Extent, Slot, Span, WeightStreamer
 
 __all__ = [
     "PIECE_BYTES",
     "CachedShard",
+    "DerivedCache",
+    "DerivedWriter",
+    "DirectReader",
+    "Extent",
     "FolderCache",
     "FolderUse",
     "KVPool",
@@ -34,11 +41,14 @@ __all__ = [
     "ManifestBuilder",
     "MemoryStore",
     "Piece",
+    "Read",
     "SafetensorsFile",
     "SafetensorsStore",
     "SafetensorsWriter",
     "ShardCache",
     "ShardWriter",
+    "Slot",
+    "Span",
     "StoreCorruptError",
     "StoreError",
     "StoreFullError",
@@ -46,6 +56,7 @@ __all__ = [
     "StoreUnsupportedError",
     "TensorEntry",
     "WeightStore",
+    "WeightStreamer",
     "numpy_dtype",
     "piece_digest",
 ]

@@ -109,7 +109,7 @@ class FolderCache:
         sizes = {other: _size_bytes(self.root / other) for other in self.folders()}
         sizes.pop(name, None)
         candidates = sorted(sizes, key=lambda other: other in keep)  # stable: by age within
-        evictable = [other for other in candidates if not self._is_used(other)]
+        evictable = [other for other in candidates if not self.is_used(other)]
         over_limit = sum(sizes.values()) + total_bytes - self.limit_bytes
         over_disk = total_bytes - on_disk_bytes - shutil.disk_usage(self.root).free
         lacking = max(over_limit, over_disk)
@@ -131,13 +131,16 @@ class FolderCache:
             self.discard(other)
             lacking -= sizes[other]
 
-    def _is_used(self, name: str) -> bool:
-        with (self.root / name / _LOCK).open("ab", buffering=0) as lock:
-            try:
+    def is_used(self, name: str) -> bool:
+        """Whether somebody keeps the folder from eviction. Called under the root's lock."""
+        try:
+            with (self.root / name / _LOCK).open("ab", buffering=0) as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
+        except BlockingIOError:
+            return True
+        except FileNotFoundError:
             return False
+        return False
 
     def _empty_trash(self) -> None:
         """What a process that died while evicting left behind."""

@@ -66,6 +66,10 @@ class KVPool:
         """Tokens kept for all requests together."""
         return sum(self._lengths)
 
+    def length(self, slot: int) -> int:
+        """Tokens that the slot holds."""
+        return self._lengths[slot]
+
     def open(self, request: str) -> int:
         """The request's slot, a new one at the end if it has none.
 

@@ -4,18 +4,29 @@ Facts about devices, the model and the work go in, a Plan comes out; the same fa
 same plan. Knows nothing of sockets, tensors or files, and needs only the standard library.
 """
 
+from partition.choose import Choice, Solo, choose, describe_plan_in_words
+from partition.cost import Estimate, estimate
 from partition.describe import PlanRow, describe
 from partition.errors import CapacityError, PartitionError, PlanError, Shortage
 from partition.facts import ClusterSpec, DeviceSpec, LinkSpec, ModelFacts, Workload
+from partition.left_out import LeftOut
 from partition.memory import MemoryUse, memory_use
+from partition.placement import Parallel
 from partition.plan import Plan, Shard, Stage
 from partition.ranges import kv_heads, split_by_shares, split_evenly
-from partition.solve import Parallel, check_fit, solve
+from partition.rates import ComputeRates
+from partition.solve import check_fit, solve
+from partition.terms import Term
+from partition.what_if import what_if
 
 __all__ = [
     "CapacityError",
+    "Choice",
     "ClusterSpec",
+    "ComputeRates",
     "DeviceSpec",
+    "Estimate",
+    "LeftOut",
     "LinkSpec",
     "MemoryUse",
     "ModelFacts",
@@ -26,13 +37,19 @@ __all__ = [
     "PlanRow",
     "Shard",
     "Shortage",
+    "Solo",
     "Stage",
+    "Term",
     "Workload",
     "check_fit",
+    "choose",
     "describe",
+    "describe_plan_in_words",
+    "estimate",
     "kv_heads",
     "memory_use",
     "solve",
     "split_by_shares",
     "split_evenly",
+    "what_if",
 ]

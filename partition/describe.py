@@ -21,6 +21,8 @@ class PlanRow:
     heads: range
     ffn_columns: range
     vocab: range
+    streamed_layers: int
+    """Of `layers`, the last ones are read from disk for each step."""
     memory: MemoryUse
     left_bytes: int
     """Memory of the device that stays free; negative when it is too small."""
@@ -46,6 +48,7 @@ def describe(
                     heads=shard.heads,
                     ffn_columns=shard.ffn_columns,
                     vocab=shard.vocab,
+                    streamed_layers=shard.streamed_layers,
                     memory=memory,
                     left_bytes=device.memory_bytes - memory.total,
                 )

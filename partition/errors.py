@@ -68,7 +68,8 @@ class CapacityError(PartitionError):
 
     def _message(self) -> str:
         lacks = "; ".join(
-            f"{_who(shortage)} lacks {_size(shortage.missing_bytes)}" for shortage in self.shortages
+            f"{_who(shortage)} lacks {size_in_words(shortage.missing_bytes)}"
+            for shortage in self.shortages
         )
         remedies = ["that much more memory", "a smaller dtype for the weights"]
         if self.largest_context_tokens is not None:
@@ -85,7 +86,7 @@ def _who(shortage: Shortage) -> str:
     return f"{shortage.name!r} (device {shortage.device!r})"
 
 
-def _size(count: int) -> str:
+def size_in_words(count: int) -> str:
     """Bytes for people, with the exact number where rounding hides something."""
     for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count >= factor:

@@ -8,6 +8,8 @@ import math
 import unicodedata
 from dataclasses import dataclass
 
+from partition.rates import ComputeRates
+
 LONGEST_NAME = 1024
 """Characters in the name or id of a device or a model."""
 
@@ -34,10 +36,16 @@ class DeviceSpec:
     """What this program may fill, not what the device has."""
     threads: int
     """Compute threads: until rates are measured, the only sign of speed."""
+    host: str = ""
+    """The machine it is on; devices with the same host, unless it is empty, share its memory."""
+    rates: ComputeRates | None = None
+    """What it measured of itself; None: not yet."""
 
     def __post_init__(self) -> None:
         _require_name("a device's id", self.id)
         _require_name(f"the name of device {self.id!r}", self.name)
+        if self.host:
+            _require_name(f"the host of device {self.id!r}", self.host)
         _require_at_least(0, f"device {self.id!r}", memory_bytes=self.memory_bytes)
         _require_at_least(1, f"device {self.id!r}", threads=self.threads)
 
@@ -177,12 +185,16 @@ class Workload:
     output_tokens: int = 128
     concurrency: int = 1
     """Requests in flight at once, each with a context of its own."""
+    reserved_tokens: int | None = None
+    """Tokens of KV memory to keep room for; None: the context of every request at once."""
 
     def __post_init__(self) -> None:
         _require_at_least(
             1, "the workload", prompt_tokens=self.prompt_tokens, concurrency=self.concurrency
         )
         _require_at_least(0, "the workload", output_tokens=self.output_tokens)
+        if self.reserved_tokens is not None:
+            _require_at_least(1, "the workload", reserved_tokens=self.reserved_tokens)
 
     @property
     def context_tokens(self) -> int:
@@ -192,6 +204,8 @@ class Workload:
     @property
     def cached_tokens(self) -> int:
         """Tokens whose keys and values are kept at once, over all requests."""
+        if self.reserved_tokens is not None:
+            return self.reserved_tokens
         return self.context_tokens * self.concurrency
 
 

@@ -6,14 +6,21 @@ from partition.facts import ModelFacts, Workload
 from partition.plan import Plan, Shard
 from partition.ranges import kv_group_size
 
+WINDOW_LAYERS = 3
+"""Streamed layers held at once: one computes while another is filled, and the third keeps the disk
+busy when a layer takes longer."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryUse:
     """What one device must hold."""
 
     weight_bytes: int
+    """Held all the time, the window of streamed layers included."""
     kv_bytes: int
     """KV cache for the whole workload."""
+    streamed_bytes: int = 0
+    """Read from disk for each step."""
 
     @property
     def total(self) -> int:
@@ -47,15 +54,28 @@ def _shard_use(
     shard: Shard, num_layers: int, vocab_row_bytes: int, model: ModelFacts, workload: Workload
 ) -> MemoryUse:
     kv_count = num_local_kv_heads(shard.heads, model)
-    layer_weight_bytes = (
-        len(shard.heads) * model.query_head_bytes
-        + kv_count * model.kv_head_bytes
-        + len(shard.ffn_columns) * model.ffn_column_bytes
-        + model.layer_bytes
-    )
+    matrix_bytes = layer_matrix_bytes(shard, model)
+    streamed = shard.streamed_layers
+    # The window holds no more layers than are streamed; a first layer may need a slot of its own.
+    window = min(streamed, WINDOW_LAYERS + (streamed == num_layers))
+    held = num_layers - streamed + window
     return MemoryUse(
-        weight_bytes=num_layers * layer_weight_bytes + len(shard.vocab) * vocab_row_bytes,
+        weight_bytes=held * matrix_bytes
+        + num_layers * model.layer_bytes
+        + len(shard.vocab) * vocab_row_bytes,
         kv_bytes=num_layers * kv_count * model.kv_bytes_per_token * workload.cached_tokens,
+        streamed_bytes=(streamed - (streamed == num_layers)) * matrix_bytes
+        if streamed > window
+        else 0,
+    )
+
+
+def layer_matrix_bytes(shard: Shard, model: ModelFacts) -> int:
+    """Of one layer: what the shard streams, where it streams; norms and biases stay."""
+    return (
+        len(shard.heads) * model.query_head_bytes
+        + num_local_kv_heads(shard.heads, model) * model.kv_head_bytes
+        + len(shard.ffn_columns) * model.ffn_column_bytes
     )
 
 

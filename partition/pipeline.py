@@ -59,20 +59,26 @@ def place_pipeline(model: ModelFacts, cluster: ClusterSpec, workload: Workload) 
 
     Of all ways that fit, the slowest stage (layers per thread) is as fast as can be.
     """
+    check_pipeline_count(model, cluster)
     chain = cluster.devices
-    if len(chain) > model.num_layers:
-        raise PlanError(
-            [
-                f"{len(chain)} devices cannot each hold a layer of model {model.name!r}, which has"
-                f" {model.num_layers}. Use at most {model.num_layers} devices, or split the layers"
-                " themselves with parallel='tensor'."
-            ]
-        )
     costs = _Costs.of(model, workload)
     capacities = costs.capacities(chain)
     if min(capacities) < 1 or sum(capacities) < model.num_layers:
         return None
     return _plan(model, chain, allot_layers(model.num_layers, chain, capacities))
+
+
+def check_pipeline_count(model: ModelFacts, cluster: ClusterSpec) -> None:
+    """PlanError when there are more devices than layers."""
+    count = len(cluster.devices)
+    if count > model.num_layers:
+        raise PlanError(
+            [
+                f"{count} devices cannot each hold a layer of model {model.name!r}, which has"
+                f" {model.num_layers}. Use at most {model.num_layers} devices, or split the layers"
+                " themselves with parallel='tensor'."
+            ]
+        )
 
 
 def pipeline_shortages(

@@ -26,6 +26,9 @@ class Shard:
     vocab: range
     """Rows of the embedding in the first stage and of the head in the last, of both if it is one
     and the same stage; empty in stages between."""
+    streamed_layers: int = 0
+    """So many of the stage's layers, the last ones, keep their matrices on disk and read them for
+    each step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +68,7 @@ class Plan:
                             "heads": _bounds(shard.heads),
                             "ffn_columns": _bounds(shard.ffn_columns),
                             "vocab": _bounds(shard.vocab),
+                            "streamed_layers": shard.streamed_layers,
                         }
                         for shard in stage.shards
                     ],
@@ -142,14 +146,17 @@ def _bounds(indices: range) -> list[int]:
 
 
 def _read_shard(reader: Reader, value: object, where: str) -> Shard:
-    device, heads, ffn_columns, vocab = reader.fields(
-        value, ("device", "heads", "ffn_columns", "vocab"), where
+    # Left out by whoever writes a plan by hand and streams nothing.
+    given = {"streamed_layers": 0, **value} if isinstance(value, dict) else value
+    device, heads, ffn_columns, vocab, streamed = reader.fields(
+        given, ("device", "heads", "ffn_columns", "vocab", "streamed_layers"), where
     )
     return Shard(
         device=reader.name(device, f"{where}.device"),
         heads=reader.bounds(heads, f"{where}.heads"),
         ffn_columns=reader.bounds(ffn_columns, f"{where}.ffn_columns"),
         vocab=reader.bounds(vocab, f"{where}.vocab"),
+        streamed_layers=reader.integer(streamed, f"{where}.streamed_layers"),
     )
 
 
@@ -208,6 +215,11 @@ def _stage_problems(number: int, stage: Stage, model: ModelFacts, *, outer: bool
     for name, shard in zip(names, shards, strict=True):
         if shard.vocab and not outer:
             yield f"{name} has vocabulary rows, which only the first and last stage hold."
+        if not 0 <= shard.streamed_layers <= len(stage.layers):
+            yield (
+                f"{name} streams {shard.streamed_layers} layers, and the stage has"
+                f" {len(stage.layers)}."
+            )
         if not (shard.heads or shard.ffn_columns or (shard.vocab and outer)):
             yield f"{name} has nothing to do."
 

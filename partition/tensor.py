@@ -63,13 +63,7 @@ def place_tensor(model: ModelFacts, cluster: ClusterSpec, workload: Workload) ->
     PlanError when there are more devices than slices to give them.
     """
     devices = cluster.devices
-    if len(devices) > model.vocab_size:
-        raise PlanError(
-            [
-                f"{len(devices)} devices cannot share model {model.name!r}: its vocabulary of"
-                f" {model.vocab_size} is too small. Use at most {model.vocab_size} devices."
-            ]
-        )
+    check_tensor_count(model, cluster)
     costs = _Costs.of(model, workload)
     # A vocabulary row for each is kept free, so that nobody is left with nothing to do.
     rooms = [device.memory_bytes - costs.fixed_bytes - costs.row_bytes for device in devices]
@@ -92,6 +86,18 @@ def place_tensor(model: ModelFacts, cluster: ClusterSpec, workload: Workload) ->
         if plan is not None:
             return plan
     return None
+
+
+def check_tensor_count(model: ModelFacts, cluster: ClusterSpec) -> None:
+    """PlanError when there are more devices than slices to give them."""
+    count = len(cluster.devices)
+    if count > model.vocab_size:
+        raise PlanError(
+            [
+                f"{count} devices cannot share model {model.name!r}: its vocabulary of"
+                f" {model.vocab_size} is too small. Use at most {model.vocab_size} devices."
+            ]
+        )
 
 
 def tensor_shortages(

@@ -4,6 +4,7 @@ Knows nothing of models or plans. Faulty twins for tests are in ``transport.test
 """
 
 from transport.address import format_address
+from transport.background import Work
 from transport.channel import Channel, MemoryChannel
 from transport.collective import Collective, MeshCollective, SoloCollective
 from transport.discovery import (
@@ -16,6 +17,7 @@ from transport.discovery import (
     PeerRecord,
     ZeroconfDiscovery,
 )
+from transport.encoded import EncodedHop, open_mesh
 from transport.errors import (
     AddressError,
     ChannelClosedError,
@@ -34,18 +36,21 @@ from transport.tcp import (
     listen,
     parse_address,
 )
+from transport.wire_format import WIRE_FORMATS, WireFormatName, WireRule
 
 __all__ = [
     "EAGER_BYTES",
     "MAX_HEADER_BYTES",
     "MAX_PAYLOAD_BYTES",
     "PROTOCOL_VERSION",
+    "WIRE_FORMATS",
     "AddressError",
     "Channel",
     "ChannelClosedError",
     "Collective",
     "Discovery",
     "DiscoveryBus",
+    "EncodedHop",
     "Frame",
     "Link",
     "Listener",
@@ -64,10 +69,14 @@ __all__ = [
     "TcpLink",
     "TransportError",
     "VersionMismatchError",
+    "WireFormatName",
+    "WireRule",
+    "Work",
     "ZeroconfDiscovery",
     "connect",
     "connect_link",
     "format_address",
     "listen",
+    "open_mesh",
     "parse_address",
 ]

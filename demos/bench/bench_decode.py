@@ -70,7 +70,6 @@ def measure(settings: Settings) -> list[Metric]:
         with _cache(shards):  # the daemons start with an empty cache
             cluster = edge.Cluster.local(settings.peers, threads=settings.threads)
         with cluster, _cache(settings.folder / "cache"):
-            rows = cluster.propose(path, **settings.load_options).rows
             idle = _peak_bytes()
             phases: set[str] = set()
             started_s = time.perf_counter()
@@ -78,6 +77,7 @@ def measure(settings: Settings) -> list[Metric]:
                 path, **settings.load_options, progress=lambda event: phases.add(event.phase)
             )
             load_s = time.perf_counter() - started_s
+            rows = model.proposal.rows
             with model:
                 sent_bytes = sum(model.sent_bytes.values())
                 figures = _answers(model, settings)

@@ -1,6 +1,6 @@
 """How long is one sum over all ranks, beside a raw socket exchange and torch.distributed's gloo?
 
-python -m demos.bench.collectives --ranks 2 --ranks 4 --ranks 8
+python -m demos.bench.collectives --ranks 2 --ranks 4 --ranks 8 --wire float16 --wire int8
 
 Every rank is a process of its own. Ours and gloo take turns within one call; the time is that of
 rank 0, for the median of many sums.
@@ -8,6 +8,7 @@ rank 0, for the median of many sums.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import multiprocessing
 import os
@@ -23,9 +24,10 @@ from numpy.typing import NDArray
 
 from demos.bench import results
 from demos.bench.results import Metric
-from transport import Link, MeshCollective, TcpLink
+from transport import WIRE_FORMATS, Link, TcpLink, WireFormatName, WireRule, open_mesh
 
 ROUNDS = 5
+ROUNDED: tuple[WireFormatName, ...] = tuple(name for name in WIRE_FORMATS if name != "float32")
 Array = NDArray[np.float32]
 
 
@@ -52,7 +54,10 @@ def run_rank(
     links: dict[int, Link] = {
         other: TcpLink(each.dup(), f"rank {other}") for other, each in mine.items()
     }
-    collective = MeshCollective(rank, links)
+    meshes = {
+        "edge" if name == "float32" else name: open_mesh(rank, links, WireRule(format=name))
+        for name in WIRE_FORMATS
+    }
     gloo = _gloo(rank, ranks, port) if with_gloo else None
     while (order := orders.recv()) is not None:
         kind, nbytes, repeats = order
@@ -74,7 +79,7 @@ def run_rank(
             assert gloo is not None
             call = gloo(array)
         else:
-            call = lambda array=array: collective.all_reduce(array)  # noqa: E731
+            call = functools.partial(meshes[kind].all_reduce, array)
         times = []
         for index in range(repeats):
             if index % 8 == 0:
@@ -83,7 +88,8 @@ def run_rank(
             call()
             times.append(1e6 * (time.perf_counter() - start))
         orders.send(times[repeats // 10 :])
-    collective.close()
+    for mesh in meshes.values():
+        mesh.close()
 
 
 def _gloo(rank: int, ranks: int, port: int) -> Callable[[Array], Callable[[], None]]:
@@ -102,7 +108,13 @@ def _gloo(rank: int, ranks: int, port: int) -> Callable[[Array], Callable[[], No
     return prepare
 
 
-def measure(ranks: int, sizes: tuple[int, ...], repeats: int, with_gloo: bool) -> list[Metric]:
+def measure(
+    ranks: int,
+    sizes: tuple[int, ...],
+    repeats: int,
+    with_gloo: bool,
+    wires: tuple[WireFormatName, ...] = (),
+) -> list[Metric]:
     """The median of each round as values, for every size and kind."""
     context = multiprocessing.get_context("fork")
     sockets = pairs(ranks)
@@ -118,7 +130,7 @@ def measure(ranks: int, sizes: tuple[int, ...], repeats: int, with_gloo: bool) -
     ]
     for process in processes:
         process.start()
-    kinds = ["raw"] * (ranks == 2) + ["edge"] + ["gloo"] * with_gloo
+    kinds = ["raw"] * (ranks == 2) + ["edge", *wires] + ["gloo"] * with_gloo
     figures: dict[tuple[int, str], list[float]] = {}
     for _ in range(ROUNDS):
         for size in sizes:
@@ -142,6 +154,9 @@ def measure(ranks: int, sizes: tuple[int, ...], repeats: int, with_gloo: bool) -
         if ranks == 2:
             ratio = [a / b for a, b in zip(ours, figures[size, "raw"], strict=True)]
             metrics.append(Metric(name=f"{name}, edge / raw", unit="ratio", values=ratio))
+        for wire in wires:
+            ratio = [b / a for a, b in zip(ours, figures[size, wire], strict=True)]
+            metrics.append(Metric(name=f"{name}, {wire} / edge", unit="ratio", values=ratio))
         if with_gloo:
             ratio = [b / a for a, b in zip(ours, figures[size, "gloo"], strict=True)]
             metrics.append(Metric(name=f"{name}, gloo / edge", unit="ratio", values=ratio))
@@ -152,14 +167,27 @@ def measure(ranks: int, sizes: tuple[int, ...], repeats: int, with_gloo: bool) -
 @click.option("--ranks", "rank_counts", type=click.IntRange(2, 16), multiple=True, default=(2,))
 @click.option("--kib", "sizes", type=int, multiple=True, default=(8, 16, 32), show_default=True)
 @click.option("--repeats", type=int, default=500, show_default=True)
+@click.option(
+    "--wire",
+    "wires",
+    type=click.Choice(ROUNDED),
+    multiple=True,
+    help="Also with messages in this format; may be repeated.",
+)
 @click.option("--append", is_flag=True, help="Add the figures to results.csv.")
-def main(rank_counts: tuple[int, ...], sizes: tuple[int, ...], repeats: int, append: bool) -> None:
+def main(
+    rank_counts: tuple[int, ...],
+    sizes: tuple[int, ...],
+    repeats: int,
+    wires: tuple[WireFormatName, ...],
+    append: bool,
+) -> None:
     """Microseconds of one all-reduce of float32."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with_gloo = importlib.util.find_spec("torch") is not None
     metrics: list[Metric] = []
     for ranks in rank_counts:
-        metrics += measure(ranks, tuple(size << 10 for size in sizes), repeats, with_gloo)
+        metrics += measure(ranks, tuple(size << 10 for size in sizes), repeats, with_gloo, wires)
     rows = results.rows(
         metrics,
         question="one sum over all ranks",

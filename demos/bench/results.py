@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -52,19 +53,37 @@ class Metric:
         return float(f"{low:.4g}"), float(f"{middle:.4g}"), float(f"{high:.4g}")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """Under which anything is measured here and now."""
+
+    date: str
+    commit: str
+    hardware: str
+    versions: str
+
+
+def conditions() -> Conditions:
+    return Conditions(
+        date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+        commit=_commit(),
+        hardware=_hardware(),
+        versions=_versions(),
+    )
+
+
 def rows(
     metrics: Iterable[Metric], *, question: str, variant: str, link: str, model: str
 ) -> list[Row]:
     """The metrics with everything that is the same for a whole run."""
-    date = datetime.datetime.now(datetime.UTC).date().isoformat()
-    commit, hardware, versions = _commit(), _hardware(), _versions()
+    same = conditions()
     found: list[Row] = []
     for metric in metrics:
         p20, p50, p80 = metric.percentiles
         found.append(
             Row(
-                date=date,
-                commit=commit,
+                date=same.date,
+                commit=same.commit,
                 question=question,
                 variant=variant,
                 metric=metric.name,
@@ -72,10 +91,10 @@ def rows(
                 p20=p20,
                 p50=p50,
                 p80=p80,
-                hardware=hardware,
+                hardware=same.hardware,
                 link=link,
                 model=model,
-                versions=versions,
+                versions=same.versions,
             )
         )
     return found
@@ -88,11 +107,12 @@ def show(measured: Iterable[Row]) -> None:
         print(f"{row.metric:<44}{row.unit:<8}{row.p20:>10g}{row.p50:>10g}{row.p80:>10g}")
 
 
-def append(measured: Iterable[Row], path: Path = RESULTS) -> None:
-    """Add the rows to a file that has the header, or make the file."""
+def append(measured: Sequence[Any], path: Path = RESULTS) -> None:
+    """Add rows, dataclasses of one kind, to a file that has their header, or make the file."""
     is_new = not path.exists()
+    columns = [field.name for field in fields(measured[0])]
     with path.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [field.name for field in fields(Row)], lineterminator="\n")
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
         if is_new:
             writer.writeheader()
         writer.writerows(asdict(row) for row in measured)
@@ -102,7 +122,7 @@ def _commit() -> str:
     """The commit of the checkout, marked if code differs from it; "-" outside of one."""
     try:
         commit = _git("rev-parse", "--short", "HEAD").strip()
-        elsewhere = (":/", f":!{RESULTS.name}")
+        elsewhere = (":/", ":!*.csv")
         changed = _git("status", "--porcelain", "--untracked-files=no", "--", *elsewhere)
     except (OSError, subprocess.CalledProcessError):
         return "-"

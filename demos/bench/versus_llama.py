@@ -5,79 +5,44 @@ python -m demos.bench.versus_llama --llama-python OTHER_ENVIRONMENT/bin/python -
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import click
-import numpy as np
 
 import edge
-from demos.bench import llama_side, results
+from demos.bench import gguf_file, results
 from demos.bench.results import Metric
 from demos.bench.shapes import SHAPES, checkpoint
 from edge.paths import cache_root
+from edge.versus_llama import Comparison, Llama, compare
 
 
-class Llama:
-    """llama.cpp in a process of its own, asked line by line."""
-
-    def __init__(self, python: str, folder: Path, gguf: Path, threads: int, context: int) -> None:
-        arguments = [str(folder), str(gguf), str(threads), str(context)]
-        self._process = subprocess.Popen(
-            [python, llama_side.__file__, *arguments],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        self.version = str(self._answer()["version"])
-
-    def run(self, prompt_tokens: int, new_tokens: int) -> dict[str, float]:
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{prompt_tokens} {new_tokens}\n")
-        self._process.stdin.flush()
-        return self._answer()
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.wait()
-        self._process.stdout.close()
-
-    def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit("llama.cpp's side ended; its message is above")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-
-def compare(
-    model: edge.Model, llama: Llama, *, prompt_tokens: int, new_tokens: int, rounds: int
-) -> list[Metric]:
-    """Each round runs both once; the ratio is taken within the round."""
-    prompt = np.random.default_rng(1).integers(model.vocab_size, size=prompt_tokens).tolist()
-    ours: list[tuple[float, float]] = []
-    theirs: list[tuple[float, float]] = []
-    for number in range(rounds + 1):
-        figures = model.generate(prompt, max_new_tokens=new_tokens, ignore_eos=True).statistics
-        other = llama.run(prompt_tokens, new_tokens)
-        if number == 0:
-            continue  # a warm-up of both
-        ours.append((prompt_tokens / figures["first_token_s"], figures["tokens_per_s"]))
-        theirs.append((prompt_tokens / other["prefill_s"], (new_tokens - 1) / other["decode_s"]))
-    metrics: list[Metric] = []
-    for index, name in enumerate((f"prefill {prompt_tokens}", f"decode {new_tokens}")):
-        mine, other_s = [pair[index] for pair in ours], [pair[index] for pair in theirs]
-        ratio = [a / b for a, b in zip(mine, other_s, strict=True)]
-        metrics += [
-            Metric(name=f"{name}, Edge", unit="tok/s", values=mine),
-            Metric(name=f"{name}, llama.cpp Q4_0", unit="tok/s", values=other_s),
-            Metric(name=f"{name}, Edge / llama.cpp", unit="ratio", values=ratio),
+def rows_of(measured: Comparison) -> list[Metric]:
+    """Both programs' figures and the ratio, for each thing that was compared."""
+    found: list[Metric] = []
+    for name, pairs in (
+        (f"prefill {measured.prompt_tokens}", measured.prefill),
+        (f"decode {measured.new_tokens}", measured.decode),
+        (f"decode {measured.requests} at once", measured.batch),
+    ):
+        if pairs:
+            ours, theirs = [a for a, _ in pairs], [b for _, b in pairs]
+            ratio = [a / b for a, b in pairs]
+            found += [
+                Metric(name=f"{name}, Edge", unit="tok/s", values=ours),
+                Metric(name=f"{name}, llama.cpp Q4_0", unit="tok/s", values=theirs),
+                Metric(name=f"{name}, Edge / llama.cpp", unit="ratio", values=ratio),
+            ]
+    if measured.batch:
+        gain = [
+            many / one for (many, _), (one, _) in zip(measured.batch, measured.decode, strict=True)
         ]
-    return metrics
+        found.append(
+            Metric(name=f"Edge, {measured.requests} at once / one", unit="ratio", values=gain)
+        )
+    return found
 
 
 @click.command()
@@ -87,6 +52,7 @@ def compare(
 @click.option("--threads", type=int, default=2, show_default=True)
 @click.option("--prompt-tokens", type=int, default=128, show_default=True)
 @click.option("--new-tokens", type=int, default=64, show_default=True)
+@click.option("--requests", type=int, default=1, show_default=True, help="Also this many at once.")
 @click.option("--rounds", type=int, default=7, show_default=True)
 @click.option("--folder", type=click.Path(path_type=Path, file_okay=False))
 @click.option("--append", is_flag=True, help="Add the figures to results.csv.")
@@ -97,6 +63,7 @@ def main(
     threads: int,
     prompt_tokens: int,
     new_tokens: int,
+    requests: int,
     rounds: int,
     folder: Path | None,
     append: bool,
@@ -105,19 +72,30 @@ def main(
     folder = folder or cache_root() / "bench"
     path = checkpoint(shape, folder)
     context = prompt_tokens + new_tokens
-    llama = Llama(llama_python, path, folder / f"{shape}-q4_0.gguf", threads, context)
-    try:
-        with edge.Cluster.local(1, threads=threads) as cluster:
-            model = cluster.load(path, block_size=block_size, context_tokens=context)
-            metrics = compare(
-                model, llama, prompt_tokens=prompt_tokens, new_tokens=new_tokens, rounds=rounds
-            )
-    finally:
-        llama.close()
+    gguf = folder / f"{shape}-q4_0.gguf"
+    if not gguf.exists():
+        subprocess.run([llama_python, gguf_file.__file__, str(path), str(gguf)], check=True)
+    with (
+        Llama(
+            gguf, python=llama_python, threads=threads, context_tokens=context, requests=requests
+        ) as llama,
+        edge.Cluster.local(1, threads=threads) as cluster,
+        cluster.load(
+            path, block_size=block_size, context_tokens=context, concurrency=requests
+        ) as model,
+    ):
+        measured = compare(
+            model,
+            llama,
+            prompt_tokens=prompt_tokens,
+            new_tokens=new_tokens,
+            requests=requests,
+            rounds=rounds,
+        )
     rows = results.rows(
-        metrics,
+        rows_of(measured),
         question="one peer against llama.cpp, in turn",
-        variant=f"int4/{block_size}, {threads} threads; llama-cpp-python {llama.version} Q4_0",
+        variant=f"int4/{block_size}, {threads} threads; llama-cpp-python {measured.version} Q4_0",
         link="none",
         model=f"{shape} ({SHAPES[shape].num_parameters / 1e9:.2g} B, random)",
     )

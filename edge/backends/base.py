@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import RequestError
-from edge.formats import WeightFormat
+from edge.formats import KvDtype, WeightFormat
 from edge.layout import ShardLayout
 from edge.models.spec import ModelSpec
-from offload import Manifest
+from offload import DerivedCache, Manifest
 from transport import Collective
 
 BACKENDS = ("ort",)
@@ -30,6 +30,8 @@ class ShardWeights:
 
     path: Path
     manifest: Manifest
+    packed: DerivedCache | None = None
+    """Where a back end keeps what it makes of them; None: nowhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,12 +117,19 @@ class StepLimits:
 class StageProgram(Protocol):
     """One shard, ready to run. Called from one thread only.
 
+    Keys and values are kept in the type asked for once `calibrate` was called.
+
     `forward` returns the hidden state float32 [batch, tokens, hidden] of a stage, or in the last
     stage this shard's logits float32 [batch, logit_rows, len(vocab)]. The array is the program's
     own buffer, valid until the next call.
     """
 
     weight_bytes: int
+
+    @property
+    def disk_wait_s(self) -> float:
+        """Seconds that its steps waited for weights from disk; 0.0 where all stay in memory."""
+        ...
 
     def forward(
         self, step: Step, hidden: NDArray[np.float32] | None, collective: Collective
@@ -134,6 +143,13 @@ class StageProgram(Protocol):
 
     def receive_buffer(self, step: Step) -> NDArray[np.float32]:
         """Where `forward` takes a hidden state [batch, tokens, hidden] without a copy."""
+        ...
+
+    def calibrate(self, request: str) -> None:
+        """Choose how keys and values are rounded, from those of `request`, and release it.
+
+        Called once, before any other request begins.
+        """
         ...
 
     def release(self, request: str) -> None:
@@ -160,6 +176,7 @@ class Backend(Protocol):
         weight_format: WeightFormat,
         *,
         limits: StepLimits,
+        kv_dtype: KvDtype = "float32",
     ) -> StageProgram: ...
 
 

@@ -15,11 +15,12 @@ import numpy as np
 from edge.formats import WeightFormat
 from edge.layout import ShardLayout
 from edge.models.spec import ModelSpec
+from kernels.attention.cache_size import cache_head_size, cache_row
 from kernels.attention.onnx import (
     ROTARY_MULTIPLE,
     AttentionNames,
+    CacheNames,
     attention,
-    cache_head_size,
 )
 from kernels.embedding.onnx import embedding
 from kernels.gated_mlp.onnx import gated_silu
@@ -36,8 +37,8 @@ class GraphSegment:
     """One graph and what happens after it.
 
     Inputs and outputs are among `tokens`, `rows`, `hidden`, `partial`, `positions`, `cos`, `sin`,
-    `lengths`, `total`, `past_key_N`, `past_value_N` and `hidden_out`, `partial_out`, `logits`,
-    `present_key_N`, `present_value_N`.
+    `lengths`, `total`, `past_key_N`, `past_value_N`, `key_scales_N`, `value_scales_N` and
+    `hidden_out`, `partial_out`, `logits`, `present_key_N`, `present_value_N`.
     """
 
     model: bytes
@@ -47,6 +48,22 @@ class GraphSegment:
     """Which output is summed over the stage's shards before the next segment."""
     partial_is_zero: bool
     """This shard contributes nothing to the sum (it holds no heads, or no ffn columns)."""
+    streamed: Streamed | None = None
+    """Set where the matrices are brought in for each step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Streamed:
+    """What a segment of a streamed layer has beside its graph.
+
+    Its names are without the layer's number (`past_key`, `qkv.codes`), and what is no matrix is an
+    input: segments of equal `kind` differ in the places of their weights only.
+    """
+
+    layer: int
+    kind: str
+    vectors: tuple[tuple[str, str], ...]
+    """(input, tensor of the shard's file)."""
 
 
 def lower(
@@ -54,9 +71,13 @@ def lower(
     layout: ShardLayout,
     tensor: Callable[[str], ExternalTensor],
     weight_format: WeightFormat,
+    kv_bits: int | None = None,
 ) -> tuple[GraphSegment, ...]:
-    """Graphs of the shard in execution order; `tensor` tells where a named tensor lies."""
-    return _Lowering(spec, layout, tensor, weight_format).run()
+    """Graphs of the shard in execution order; `tensor` tells where a named tensor lies.
+
+    `kv_bits`: of a code in the KV cache; None for float32.
+    """
+    return _Lowering(spec, layout, tensor, weight_format, kv_bits).run()
 
 
 class _Lowering:
@@ -66,8 +87,10 @@ class _Lowering:
         layout: ShardLayout,
         tensor: Callable[[str], ExternalTensor],
         weight_format: WeightFormat,
+        kv_bits: int | None,
     ) -> None:
         self.spec = spec
+        self.kv_bits = kv_bits
         self.layout = layout
         self.tensor = tensor
         self.format = weight_format
@@ -78,6 +101,9 @@ class _Lowering:
         self.hidden: str = ""
         self.addend: str | None = None
         """A product not yet added to the hidden state; the next norm adds it on its way."""
+        self.streamed_layer: int | None = None
+        self.kind = ""
+        self.vector_inputs: dict[str, str] = {}
 
     def run(self) -> tuple[GraphSegment, ...]:
         if self.layout.is_first_stage:
@@ -85,16 +111,49 @@ class _Lowering:
         else:
             self.hidden = self._hidden_input("hidden")
         for layer in self.layout.layers:
-            self._attention(layer)
-            self._mlp(layer)
+            if layer in self.layout.streamed:
+                self._streamed(layer)
+            else:
+                self._attention(layer)
+                self._mlp(layer)
         if not self.layout.is_last_stage:
-            self._add_addend()
-            self._output(self.hidden, "hidden_out", "tokens")
-            self._cut(None)
+            if self.graph.num_nodes or self.addend is not None:
+                self._hand_over()
         elif self.layout.vocab:
             self._head()
             self._cut(None)
         return tuple(self.segments)
+
+    def _streamed(self, layer: int) -> None:
+        """A layer in graphs of its own; a split stage cuts there anyway."""
+        if not self.layout.is_split and self.graph.num_nodes:
+            self._carry_over()
+        self.streamed_layer = layer
+        kind = f"window {self.spec.windows[layer]}, adds {self.addend is not None}"
+        self.kind = f"attention, {kind}"
+        self._attention(layer)
+        self.kind = "feed-forward"
+        self._mlp(layer)
+        if not self.layout.is_split:
+            self.kind = f"layer, {kind}"
+            self._carry_over()
+        self.streamed_layer = None
+
+    def _carry_over(self) -> None:
+        """Cut inside a stage that is not split. The next graph adds, as it would have without."""
+        carried = self.addend
+        self._output(self.hidden, "hidden_out", "tokens")
+        if carried is not None:
+            self._output(carried, "partial_out", "tokens")
+        self._cut(None)
+        if carried is not None:
+            self.addend = self._hidden_input("partial")
+
+    def _hand_over(self) -> None:
+        """End the graph with the whole hidden state."""
+        self._add_addend()
+        self._output(self.hidden, "hidden_out", "tokens")
+        self._cut(None)
 
     def _embed(self) -> None:
         rows = self.layout.embedding
@@ -125,12 +184,6 @@ class _Lowering:
         normed = self._norm(f"{p}attention_norm")
         qkv = self._linear(normed, f"{p}qkv")
         graph, spec, layout = self.graph, self.spec, self.layout
-        cache: list[int | str] = [
-            "batch",
-            layout.num_kv_heads,
-            "context",
-            cache_head_size(spec.head_size),
-        ]
         names = AttentionNames(
             cos=graph.input("cos", np.float32, ["context", spec.head_size // 2]),
             sin=graph.input("sin", np.float32, ["context", spec.head_size // 2]),
@@ -140,11 +193,10 @@ class _Lowering:
             lengths=graph.input("lengths", np.int32, ["batch"]),
             total=graph.input("total", np.int32, []),
         )
-        output, present_key, present_value = attention(
+        output, *present = attention(
             graph,
             qkv,
-            graph.input(f"past_key_{layer}", np.float32, cache),
-            graph.input(f"past_value_{layer}", np.float32, cache),
+            self._cache(layer),
             names,
             num_heads=layout.num_heads,
             num_kv_heads=layout.num_kv_heads,
@@ -154,10 +206,34 @@ class _Lowering:
             key_norm=self._vector(f"{p}key_norm"),
             epsilon=spec.norm_epsilon,
         )
-        for value, name in ((present_key, "key"), (present_value, "value")):
-            graph.output(value, f"present_{name}_{layer}", np.float32, cache)
-            self.outputs.append(f"present_{name}_{layer}")
+        dtype, shape = self._cache_rows()
+        for value, name in zip(present, ("key", "value"), strict=True):
+            present_name = self._local(f"present_{name}_{layer}")
+            graph.output(value, present_name, dtype, shape)
+            self.outputs.append(present_name)
         self._contribute(self._linear(output, f"{p}output"))
+
+    def _cache(self, layer: int) -> CacheNames:
+        """The inputs that hold the layer's KV cache."""
+        graph, bits = self.graph, self.kv_bits
+        dtype, shape = self._cache_rows()
+        keys = graph.input(self._local(f"past_key_{layer}"), dtype, shape)
+        values = graph.input(self._local(f"past_value_{layer}"), dtype, shape)
+        if bits is None:
+            return CacheNames(keys=keys, values=values)
+        scales = [1, self.layout.num_kv_heads, 1, cache_head_size(self.spec.head_size, bits)]
+        return CacheNames(
+            keys=keys,
+            values=values,
+            bits=bits,
+            key_scales=graph.input(self._local(f"key_scales_{layer}"), np.float32, scales),
+            value_scales=graph.input(self._local(f"value_scales_{layer}"), np.float32, scales),
+        )
+
+    def _cache_rows(self) -> tuple[type[np.generic], list[int | str]]:
+        """(dtype, shape) of the keys, or the values, of one layer."""
+        dtype, elements = cache_row(self.spec.head_size, self.kv_bits)
+        return dtype, ["batch", self.layout.num_kv_heads, "context", elements]
 
     def _mlp(self, layer: int) -> None:
         p = f"layers.{layer}."
@@ -237,8 +313,16 @@ class _Lowering:
                 outputs=tuple(self.outputs),
                 reduce=reduce,
                 partial_is_zero=partial_is_zero,
+                streamed=None
+                if self.streamed_layer is None or partial_is_zero
+                else Streamed(
+                    layer=self.streamed_layer,
+                    kind=self.kind,
+                    vectors=tuple(self.vector_inputs.items()),
+                ),
             )
         )
+        self.vector_inputs = {}
         self.graph = OnnxGraph(f"segment_{len(self.segments)}")
         self.outputs = []
         self.hidden = self._hidden_input("hidden")
@@ -252,7 +336,21 @@ class _Lowering:
         self.outputs.append(name)
 
     def _vector(self, name: str) -> str | None:
-        return self._weight(name) if name in self.vectors else None
+        if name not in self.vectors:
+            return None
+        if self.streamed_layer is None:
+            return self._weight(name)
+        local = self.graph.input(self._local(name), np.float32, self.tensor(name).shape)
+        self.vector_inputs[local] = name
+        return local
 
     def _weight(self, name: str) -> str:
-        return self.graph.weight(name, self.tensor(name))
+        return self.graph.weight(self._local(name), self.tensor(name))
+
+    def _local(self, name: str) -> str:
+        """The name inside the graph, the same for every streamed layer."""
+        if self.streamed_layer is None:
+            return name
+        return name.removeprefix(f"layers.{self.streamed_layer}.").removesuffix(
+            f"_{self.streamed_layer}"
+        )

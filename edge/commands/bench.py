@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Console
 from rich.table import Table
 
 from edge.benchmark import Benchmark, run_benchmark
-from edge.commands.options import cluster_options, model_options, open_cluster, read_plan
-from edge.formats import Accuracy
+from edge.commands.options import ClusterOptions, cluster_options, model_options, open_cluster
+from edge.commands.replies import adapt_option, tell, tell_why_not_predicted
+from edge.load_options import LoadOptions
 from edge.memory import format_size
+from edge.versus_llama import Comparison, Llama, compare, spreads
 
 
 @click.command("bench", short_help="Measure a model's speed and what limits it.")
@@ -29,23 +32,39 @@ from edge.memory import format_size
     show_default=True,
     help="Also measure this many replies at once.",
 )
+@click.option(
+    "--vs",
+    type=click.Choice(["llama.cpp"]),
+    help="Run the same beside it, in turn: each repeat once with Edge, once with the other.",
+)
+@click.option(
+    "--gguf",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The same model as a GGUF file, for --vs llama.cpp.",
+)
+@click.option(
+    "--llama-python",
+    default=sys.executable,
+    metavar="PROGRAM",
+    help="A Python with llama-cpp-python, for --vs llama.cpp.  [default: this one]",
+)
+@adapt_option
 @cluster_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
 def command(
     model: Path,
-    parallel: str,
-    plan_file: Path | None,
-    dtype: str,
-    block_size: str,
-    accuracy: Accuracy,
-    context: int | None,
+    options: LoadOptions,
+    peers: ClusterOptions,
     prompt_tokens: int,
     new_tokens: int,
     repeats: int,
     warm_ups: int,
     requests: int,
+    vs: str | None,
+    gguf: Path | None,
+    llama_python: str,
+    adapt: bool,
     as_json: bool,
-    **cluster: Any,
 ) -> None:
     """Measure MODEL on the cluster: tokens per second, time to the first, and where time goes.
 
@@ -57,18 +76,19 @@ def command(
     Examples:
       edge bench path/to/checkpoint --local 1 --threads 2
       edge bench path/to/checkpoint --local 2 --threads 1 --parallel tensor --json
+      edge bench path/to/checkpoint --local 1 --vs llama.cpp --gguf model-q4_0.gguf
     """
-    with open_cluster(**cluster) as opened:
-        rates = opened.memory_rates()
-        loaded = opened.load(
-            model,
-            dtype=dtype,
-            plan=read_plan(plan_file, parallel),
-            context_tokens=context or prompt_tokens + new_tokens,
-            block_size=int(block_size),
-            accuracy=accuracy,
-            concurrency=requests,
-        )
+    if (vs is None) != (gguf is None):
+        raise click.UsageError("--vs llama.cpp and --gguf FILE go together")
+    options = replace(
+        options,
+        context_tokens=options.context_tokens or prompt_tokens + new_tokens,
+        concurrency=requests,
+    )
+    with open_cluster(peers) as cluster:
+        rates = cluster.memory_rates()
+        loaded = cluster.load_as(model, options)
+        tell_why_not_predicted(loaded)
         measured = run_benchmark(
             loaded,
             prompt_tokens=prompt_tokens,
@@ -79,36 +99,99 @@ def command(
             memory_rates=rates,
             weight_bytes=dict(loaded.token_weight_bytes),
         )
+        comparison: Comparison | None = None
+        if gguf is not None:
+            threads = max(peer.threads for peer in cluster.peers)
+            with Llama(
+                gguf,
+                python=llama_python,
+                threads=threads,
+                context_tokens=prompt_tokens + new_tokens,
+                requests=requests,
+            ) as llama:
+                comparison = compare(
+                    loaded,
+                    llama,
+                    prompt_tokens=prompt_tokens,
+                    new_tokens=new_tokens,
+                    requests=requests,
+                    rounds=repeats,
+                )
+        if measured.drift is not None:
+            tell(measured.drift, adapt=adapt)
+        if measured.drift is not None and adapt:
+            loaded.close()
+            cluster.measure_again(model, options, measured.drift.devices)
     if as_json:
-        click.echo(json.dumps(measured.to_json(), indent=2))
+        found = measured.to_json()
+        if comparison is not None:
+            found["versus"] = comparison.to_json()
+        click.echo(json.dumps(found, indent=2))
     else:
-        _show(measured, title=f"{loaded.name}, {dtype} in blocks of {block_size}, {accuracy}")
+        title = (
+            f"{loaded.name}, {options.dtype} in blocks of {options.block_size}, {options.accuracy}"
+        )
+        _show(measured, title=title)
+        if comparison is not None:
+            _show_comparison(comparison)
 
 
 def _show(measured: Benchmark, *, title: str) -> None:
     console = Console()
-    speed = Table("", "p20", "p50", "p80", title=title)
-    for name, spread, digits in (
-        (f"decode {measured.new_tokens}, tok/s", measured.decode_tokens_per_s, 1),
-        (f"decode {measured.requests} at once, tok/s", measured.batch_tokens_per_s, 1),
-        (f"prefill {measured.prompt_tokens}, tok/s", measured.prefill_tokens_per_s, 1),
-        ("first token, s", measured.first_token_s, 3),
+    predicted = measured.predicted
+    speed = Table("", "p20", "p50", "p80", *(["predicted"] if predicted else []), title=title)
+    for name, field, digits in (
+        (f"decode {measured.new_tokens}, tok/s", "decode_tokens_per_s", 1),
+        (f"decode {measured.requests} at once, tok/s", "batch_tokens_per_s", 1),
+        (f"prefill {measured.prompt_tokens}, tok/s", "prefill_tokens_per_s", 1),
+        ("first token, s", "first_token_s", 3),
     ):
-        values = (spread.p20, spread.p50, spread.p80)
+        spread = getattr(measured, field)
+        values = [spread.p20, spread.p50, spread.p80]
+        if predicted is not None:
+            values.append(getattr(predicted, field))
         speed.add_row(name, *(f"{value:.{digits}f}" for value in values))
     console.print(speed)
     peers = Table(
-        "peer", "compute", "sum", "wait", "send", "sample", "weights", "of limit", "memory",
-        title="each decoded token, ms",
+        "peer", "compute", "load", "sum", "wait", "send", "sample", "weights", "of limit", "peak",
+        title="each decoded token, ms", pad_edge=False, collapse_padding=True,
     )  # fmt: skip
     for share in measured.peers:
-        parts = (share.compute_s, share.reduce_s, share.receive_s, share.send_s, share.sample_s)
+        token = share.token
+        parts = (
+            token.compute_s,
+            token.load_s,
+            token.reduce_s,
+            token.receive_s,
+            token.send_s,
+            token.sample_s,
+        )
         peers.add_row(
             share.times.name,
             *(f"{1e3 * part:.2f}" for part in parts),
             format_size(share.weight_bytes),
             f"{share.bandwidth_share:.0%}",
-            f"{format_size(share.times.resident_bytes)} "
-            f"(peak {format_size(share.times.peak_bytes)})",
+            f"{format_size(share.times.peak_bytes)}",
         )
     console.print(peers)
+
+
+def _show_comparison(comparison: Comparison) -> None:
+    table = Table(
+        "", "Edge", "llama.cpp", "ratio p20", "ratio p50", "ratio p80",
+        title=f"beside llama.cpp (llama-cpp-python {comparison.version}), tok/s",
+    )  # fmt: skip
+    for name, pairs in (
+        (f"decode {comparison.new_tokens}", comparison.decode),
+        (f"decode {comparison.requests} at once", comparison.batch),
+        (f"prefill {comparison.prompt_tokens}", comparison.prefill),
+    ):
+        if pairs:
+            found = spreads(pairs)
+            ratio = found["ratio"]
+            table.add_row(
+                name,
+                *(f"{found[program].p50:.1f}" for program in ("edge", "llama.cpp")),
+                *(f"{value:.2f}" for value in (ratio.p20, ratio.p50, ratio.p80)),
+            )
+    Console().print(table)

@@ -8,32 +8,30 @@ from typing import Any
 
 import click
 
-from edge.commands.options import cluster_options, model_options, open_cluster, read_plan
-from edge.commands.run import sampling_options, show_reply
+from edge.commands.options import ClusterOptions, cluster_options, model_options, open_cluster
+from edge.commands.replies import (
+    adapt_option,
+    show_reply,
+    tell_drift,
+    tell_why_not_predicted,
+)
+from edge.commands.run import sampling_options
 from edge.errors import RequestError
-from edge.formats import Accuracy
+from edge.load_options import LoadOptions
 
 
 @click.command("chat", short_help="Talk with a model in turns.")
 @model_options
 @click.option("--system", metavar="TEXT", help="What the model is told before the conversation.")
 @sampling_options
+@adapt_option
 @cluster_options
 def command(
     model: Path,
     system: str | None,
-    parallel: str,
-    plan_file: Path | None,
-    dtype: str,
-    block_size: str,
-    accuracy: Accuracy,
-    context: int | None,
-    addresses: tuple[str, ...],
-    local: int | None,
-    memory: str | None,
-    threads: int | None,
-    cluster: str,
-    interfaces: tuple[str, ...],
+    options: LoadOptions,
+    peers: ClusterOptions,
+    adapt: bool,
     **sampling: Any,
 ) -> None:
     """Talk with MODEL in turns, by its own chat template.
@@ -46,22 +44,14 @@ def command(
       edge chat path/to/checkpoint --local 2 --temperature 0.7
       edge chat path/to/checkpoint --system "Answer in one sentence." --peer 192.168.1.7:5000
     """
-    with open_cluster(
-        addresses=addresses, local=local, memory=memory, threads=threads, cluster=cluster,
-        interfaces=interfaces,
-    ) as opened:  # fmt: skip
-        loaded = opened.load(
-            model,
-            dtype=dtype,
-            plan=read_plan(plan_file, parallel),
-            context_tokens=context,
-            block_size=int(block_size),
-            accuracy=accuracy,
-        )
+    with open_cluster(peers) as cluster:
+        loaded = cluster.load_as(model, options)
+        tell_why_not_predicted(loaded)
         start = [{"role": "system", "content": system}] if system else []
         # A template that cannot be used is told before anyone types.
         loaded.tokenizer.encode_chat([*start, {"role": "user", "content": "Hello"}])
         messages = list(start)
+        measured_again: set[tuple[str, ...]] = set()
         while (line := _ask()) is not None:
             if line == "/new":
                 messages = list(start)
@@ -75,6 +65,12 @@ def command(
                 messages.pop()
                 continue
             messages.append({"role": "assistant", "content": reply.text})
+            drift = tell_drift(loaded, adapt=adapt)
+            if drift is not None and adapt and drift.devices not in measured_again:
+                measured_again.add(drift.devices)  # once: a second time would find the same
+                loaded.close()
+                cluster.measure_again(model, options, drift.devices)
+                loaded = cluster.load_as(model, options)
 
 
 def _ask() -> str | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,15 +14,51 @@ import click
 
 from edge.api import Cluster
 from edge.errors import PlanError, RequestError
-from edge.formats import ACCURACIES
-from partition import Plan
+from edge.formats import ACCURACIES, KV_DTYPES
+from edge.load_options import LoadOptions
+from edge.wire_choice import WIRES
+from partition import Parallel, Plan
 from partition import PlanError as PartitionPlanError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def cluster_options(function: F) -> F:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterOptions:
     """Which peers to use: discovered, given, or started here."""
+
+    addresses: tuple[str, ...]
+    local: int | None = None
+    memory: str | None = None
+    threads: int | None = None
+    cluster: str = "default"
+    interfaces: tuple[str, ...] = ()
+
+
+def cluster_options(function: F) -> F:
+    """Give the command `peers`, its ClusterOptions."""
+
+    @functools.wraps(function)
+    def command(
+        *,
+        addresses: tuple[str, ...],
+        local: int | None,
+        memory: str | None,
+        threads: int | None,
+        cluster: str,
+        interfaces: tuple[str, ...],
+        **others: Any,
+    ) -> Any:
+        peers = ClusterOptions(
+            addresses=addresses,
+            local=local,
+            memory=memory,
+            threads=threads,
+            cluster=cluster,
+            interfaces=interfaces,
+        )
+        return function(peers=peers, **others)
+
     for option in (
         click.option(
             "--interface",
@@ -53,18 +91,56 @@ def cluster_options(function: F) -> F:
             help="A peer by address instead of zeroconf; may be repeated.",
         ),
     ):
-        function = option(function)
-    return function
+        command = option(command)
+    return command  # type: ignore[return-value]
 
 
 def model_options(function: F) -> F:
-    """How the model is to be loaded."""
+    """Give the command `model`, a path, and `options`: LoadOptions of the options named so."""
+    names = {field.name for field in fields(LoadOptions)}
+
+    @functools.wraps(function)
+    def command(
+        *, plan_file: Path | None, parallel: Parallel, block_size: str, **others: Any
+    ) -> Any:
+        named = {name: others.pop(name) for name in names & others.keys()}
+        options = LoadOptions(
+            plan=_read_plan(plan_file, parallel), block_size=int(block_size), **named
+        )
+        return function(options=options, **others)
+
     for option in (
         click.option(
             "--context",
+            "context_tokens",
             type=click.IntRange(1),
             metavar="TOKENS",
             help=("Longest prompt and answer together.  [default: 4096, or the model's]"),
+        ),
+        click.option(
+            "--stream",
+            is_flag=True,
+            help=(
+                "If the model does not fit: keep on disk what does not, and read it for each "
+                "token. As fast as the disk."
+            ),
+        ),
+        click.option(
+            "--kv-dtype",
+            type=click.Choice(KV_DTYPES),
+            default="float32",
+            show_default=True,
+            help="What keys and values are kept in; int8 and int4 take a quarter and an eighth.",
+        ),
+        click.option(
+            "--wire",
+            type=click.Choice(WIRES),
+            default="float32",
+            show_default=True,
+            help=(
+                "What activations travel in between peers. float16 and int8 send a half and under "
+                "a third of the bytes and change results; auto rounds where that saves time."
+            ),
         ),
         click.option(
             "--accuracy",
@@ -108,38 +184,30 @@ def model_options(function: F) -> F:
         ),
         click.argument("model", type=click.Path(path_type=Path)),
     ):
-        function = option(function)
-    return function
+        command = option(command)
+    return command  # type: ignore[return-value]
 
 
 @contextmanager
-def open_cluster(
-    *,
-    addresses: tuple[str, ...],
-    local: int | None,
-    memory: str | None,
-    threads: int | None,
-    cluster: str,
-    interfaces: tuple[str, ...],
-) -> Iterator[Cluster]:
+def open_cluster(options: ClusterOptions) -> Iterator[Cluster]:
     """The cluster that the options name."""
-    if local is not None and addresses:
+    if options.local is not None and options.addresses:
         raise click.UsageError("give either --local or --peer, not both")
-    if local is None and (memory or threads):
+    if options.local is None and (options.memory or options.threads):
         raise click.UsageError(
             "--memory and --threads are for --local peers; others have their own"
         )
-    if local is not None:
-        opened = Cluster.local(local, memory=memory, threads=threads)
-    elif addresses:
-        opened = Cluster.connect(addresses)
+    if options.local is not None:
+        opened = Cluster.local(options.local, memory=options.memory, threads=options.threads)
+    elif options.addresses:
+        opened = Cluster.connect(options.addresses)
     else:
-        opened = Cluster.discover(cluster, interfaces=interfaces or None)
+        opened = Cluster.discover(options.cluster, interfaces=options.interfaces or None)
     with opened:
         yield opened
 
 
-def read_plan(plan_file: Path | None, parallel: str) -> Any:
+def _read_plan(plan_file: Path | None, parallel: Parallel) -> Parallel | Plan:
     """The plan in the file, else the kind of plan. Raises PlanError for a file that is no plan."""
     if plan_file is None:
         return parallel
@@ -154,4 +222,5 @@ def read_plan(plan_file: Path | None, parallel: str) -> Any:
     except (OSError, ValueError, RecursionError) as error:
         raise RequestError(f"{plan_file} cannot be read as JSON: {error}") from error
     except PartitionPlanError as error:
-        raise PlanError(f"{plan_file}: {error}", error.problems) from error
+        problems = " ".join(error.problems)
+        raise PlanError(f"{plan_file}: {problems}", error.problems) from error

@@ -96,7 +96,7 @@ def command(
         cluster=cluster,
         announce=not (no_announce or supervised),
         interfaces=interfaces or None,
-        cache_root=cache_root() / "shards",
+        cache_root=cache_root(),
         cache_limit_bytes=parse_size(cache_limit),
     )
     if not settings.name.isprintable() or len(settings.name) > 100:

@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from edge.commands.options import open_cluster
+from edge.commands.options import ClusterOptions, open_cluster
 from edge.memory import format_size
 
 
@@ -43,10 +43,8 @@ def command(
       edge peers --cluster attic --json       for scripts
       edge peers --peer 192.168.1.7:5000      one that zeroconf does not reach
     """
-    with open_cluster(
-        addresses=addresses, local=None, memory=None, threads=None, cluster=cluster,
-        interfaces=interfaces,
-    ) as found:  # fmt: skip
+    wanted = ClusterOptions(addresses=addresses, cluster=cluster, interfaces=interfaces)
+    with open_cluster(wanted) as found:
         peers = found.peers
     if as_json:
         click.echo(json.dumps([dataclasses.asdict(peer) for peer in peers], indent=2))

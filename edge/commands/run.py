@@ -9,9 +9,15 @@ from typing import Any
 
 import click
 
-from edge.commands.options import cluster_options, model_options, open_cluster, read_plan
-from edge.formats import Accuracy
-from edge.model import Model, Prompt
+from edge.commands.options import ClusterOptions, cluster_options, model_options, open_cluster
+from edge.commands.replies import (
+    adapt_option,
+    show_reply,
+    tell_drift,
+    tell_why_not_predicted,
+)
+from edge.load_options import LoadOptions
+from edge.model import Prompt
 from edge.reply import Reply
 
 
@@ -79,6 +85,7 @@ def sampling_options(function: Any) -> Any:
     "-p", "--prompt", required=True, help="The text to go on from; - reads standard input."
 )
 @sampling_options
+@adapt_option
 @cluster_options
 @click.option("--chat", "as_chat", is_flag=True, help="Put the prompt through the chat template.")
 @click.option(
@@ -89,18 +96,9 @@ def command(
     prompt: str,
     as_chat: bool,
     as_json: bool,
-    parallel: str,
-    plan_file: Path | None,
-    dtype: str,
-    block_size: str,
-    accuracy: Accuracy,
-    context: int | None,
-    addresses: tuple[str, ...],
-    local: int | None,
-    memory: str | None,
-    threads: int | None,
-    cluster: str,
-    interfaces: tuple[str, ...],
+    options: LoadOptions,
+    peers: ClusterOptions,
+    adapt: bool,
     **sampling: Any,
 ) -> None:
     """Run MODEL (a folder with a Hugging Face checkpoint) on the cluster and stream its answer.
@@ -113,18 +111,9 @@ def command(
     """
     if prompt == "-":
         prompt = sys.stdin.read()
-    with open_cluster(
-        addresses=addresses, local=local, memory=memory, threads=threads, cluster=cluster,
-        interfaces=interfaces,
-    ) as opened:  # fmt: skip
-        loaded = opened.load(
-            model,
-            dtype=dtype,
-            plan=read_plan(plan_file, parallel),
-            context_tokens=context,
-            block_size=int(block_size),
-            accuracy=accuracy,
-        )
+    with open_cluster(peers) as cluster:
+        loaded = cluster.load_as(model, options)
+        tell_why_not_predicted(loaded)
         text: Prompt = prompt
         if as_chat:
             text = loaded.tokenizer.encode_chat([{"role": "user", "content": prompt}])
@@ -133,24 +122,10 @@ def command(
             click.echo(json.dumps(_as_json(reply), ensure_ascii=False))
         else:
             show_reply(loaded, text, **sampling)
-
-
-def show_reply(model: Model, prompt: Prompt, **sampling: Any) -> Reply:
-    """Stream an answer to stdout and its figures to stderr."""
-    with model.stream(prompt, **sampling) as stream:
-        for token in stream:
-            sys.stdout.write(token.text)
-            sys.stdout.flush()
-        reply = stream.reply()
-    click.echo()
-    figures = reply.statistics
-    devices = len(model.plan.devices)
-    click.echo(
-        f"[{figures['new_tokens']:.0f} tokens, first after {figures['first_token_s']:.2f} s, then "
-        f"{figures['tokens_per_s']:.1f} tok/s, on {devices} device{'s' if devices > 1 else ''}]",
-        err=True,
-    )
-    return reply
+        drift = tell_drift(loaded, adapt=adapt)
+        if drift is not None and adapt:
+            loaded.close()
+            cluster.measure_again(model, options, drift.devices)
 
 
 def _as_json(reply: Reply) -> dict[str, Any]:

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.attention.cache_size import cache_head_size
 from kernels.onnx_graph import CONTRIB, OnnxGraph
 from kernels.rms_norm.onnx import rms_norm
 from kernels.rope.onnx import rope
 
 ROTARY_MULTIPLE = 16
 """GroupQueryAttention rotates by itself only when the head size is a multiple of this."""
-
-HEAD_MULTIPLE = 8
-"""GroupQueryAttention takes only multiples of this; other heads are padded with zeros."""
-
-
-def cache_head_size(head_size: int) -> int:
-    """Elements of one head in the KV cache."""
-    return -(-head_size // HEAD_MULTIPLE) * HEAD_MULTIPLE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,11 +32,25 @@ class AttentionNames:
     total: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheNames:
+    """The graph inputs that hold one layer's KV cache, by name.
+
+    keys, values [batch, num_kv_heads, context, elements], as `cache_row` says of `bits`. Codes
+    have scales float32 [1, num_kv_heads, 1, channels].
+    """
+
+    keys: str
+    values: str
+    bits: int | None = None
+    key_scales: str = ""
+    value_scales: str = ""
+
+
 def attention(
     graph: OnnxGraph,
     qkv: str,
-    past_key: str,
-    past_value: str,
+    cache: CacheNames,
     names: AttentionNames,
     *,
     num_heads: int,
@@ -53,14 +61,14 @@ def attention(
     key_norm: str | None = None,
     epsilon: float = 1e-6,
 ) -> tuple[str, str, str]:
-    """Rotate, append to the KV cache, attend.
+    """Rotate, append to the KV cache, attend to what it then holds.
 
-    qkv [batch, tokens, (num_heads + 2 · num_kv_heads) · head_size]; past_* [batch, num_kv_heads,
-    context, cache_head_size(head_size)] → (output [batch, tokens, num_heads · head_size],
-    present key, present value). The present outputs are meant to be bound onto the past buffers.
+    qkv [batch, tokens, (num_heads + 2 · num_kv_heads) · head_size] → (output [batch, tokens,
+    num_heads · head_size], present keys, present values). The present outputs are meant to be bound
+    onto the cache's buffers.
     """
     rotates_itself = head_size % ROTARY_MULTIPLE == 0
-    padded = cache_head_size(head_size)
+    padded = cache_head_size(head_size, cache.bits)
     if rotates_itself and query_norm is None:
         query, key, value = qkv, "", ""  # packed: the operator takes it apart without a copy
     else:
@@ -75,17 +83,27 @@ def attention(
             query = _resize_heads(graph, query, num_heads, head_size, padded)
             key = _resize_heads(graph, key, num_kv_heads, head_size, padded)
             value = _resize_heads(graph, value, num_kv_heads, head_size, padded)
-    output, present_key, present_value = graph.nodes(
+    output, present_keys, present_values = graph.nodes(
         "GroupQueryAttention",
-        query, key, value, past_key, past_value, names.lengths, names.total,
+        query, key, value, cache.keys, cache.values, names.lengths, names.total,
         names.cos if rotates_itself else "", names.sin if rotates_itself else "",
+        "", "", "", cache.key_scales, cache.value_scales,
         outputs=3, domain=CONTRIB,
         num_heads=num_heads, kv_num_heads=num_kv_heads, do_rotary=int(rotates_itself),
         local_window_size=-1 if window is None else window, scale=head_size**-0.5,
+        **_rounding(cache),
     )  # fmt: skip
     if padded != head_size:
         output = _resize_heads(graph, output, num_heads, padded, head_size)
-    return output, present_key, present_value
+    return output, present_keys, present_values
+
+
+def _rounding(cache: CacheNames) -> dict[str, Any]:
+    """Attributes that say how the cache is rounded."""
+    if cache.bits is None:
+        return {}
+    kinds = dict.fromkeys(("k_quant_type", "v_quant_type"), "PER_CHANNEL")
+    return {**kinds, "kv_cache_bit_width": cache.bits}
 
 
 def _split(graph: OnnxGraph, qkv: str, query: int, kv: int) -> tuple[str, str, str]:

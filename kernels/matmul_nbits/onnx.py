@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 
+from kernels.matmul_nbits.reference import Accuracy
 from kernels.onnx_graph import CONTRIB, OnnxGraph
-
-Accuracy = Literal["fast", "high"]
-"""How closely a product follows the weights; what is stored is the same for both."""
 
 INTEGER_ACTIVATIONS = 4
 """accuracy_level: the activation is rounded to int8 per block; 4 to 100 times faster than 0."""

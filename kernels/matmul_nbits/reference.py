@@ -9,12 +9,16 @@ input. Knows numpy arrays; knows nothing of files, graphs or how a model is spli
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Literal
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from kernels.matmul_nbits.rounding import RoundingTile
+
+Accuracy = Literal["fast", "high"]
+"""How closely a product follows the weights; what is stored is the same for both."""
 
 SUPPORTED_BITS = (4, 8)
 SUPPORTED_BLOCK_SIZES = (16, 32, 64, 128, 256)

@@ -281,3 +281,63 @@ def test_a_mesh_needs_a_link_to_every_other_rank() -> None:
             MeshCollective(rank, links)
     for end in ends:
         end.close()
+
+
+@each_group
+@pytest.mark.parametrize("count", [1, 2048, MANY])
+def test_sums_begun_one_after_the_other_have_the_same_bits(
+    kind: str, size: int, count: int
+) -> None:
+    """Two are under way at any time, as when the halves of a chunk are computed in turn."""
+    rounds = [terms_of(size, count + index) for index in range(4)]
+    expected = [reduce(np.add, terms).tobytes() for terms in rounds]
+
+    def run(member: Collective) -> list[bytes]:
+        arrays = [terms[member.rank].copy() for terms in rounds]
+        works = [member.begin_all_reduce(arrays[0])]
+        for before, array in enumerate(arrays[1:]):
+            works.append(member.begin_all_reduce(array))
+            works[before].wait()
+        works[-1].wait()
+        works[-1].wait()
+        return [array.tobytes() for array in arrays]
+
+    with group(kind, size) as members:
+        assert on_every_rank(members, run) == [expected] * size
+
+
+def test_a_sum_begun_takes_contiguous_arrays_only() -> None:
+    strided = np.zeros((4, 4), np.float32).T
+    with group("memory", 2) as members:
+        for member in members:
+            with pytest.raises(ValueError, match="contiguous"):
+                member.begin_all_reduce(strided)
+
+
+@pytest.mark.parametrize("kind", LINK_KINDS)
+def test_who_waits_for_a_sum_hears_who_is_lost(kind: str) -> None:
+    """And so does everybody who waits for a later one."""
+
+    def wrap(rank: int, _other: int, link: Link) -> Link:
+        return FaultyLink(link, Fault.LOSE) if rank == 0 else link
+
+    with group(kind, 2, wrap=wrap) as members:
+        works = [members[0].begin_all_reduce(np.ones(2048, np.float32)) for _ in range(3)]
+        heard = set()
+        for work in works:
+            with pytest.raises(PeerLostError) as caught:
+                work.wait()
+            heard.add(caught.value.peer)
+        assert len(heard) == 1
+
+
+@pytest.mark.parametrize("kind", LINK_KINDS)
+def test_closing_ends_a_sum_that_was_begun(kind: str) -> None:
+    with group(kind, 2) as members:
+        works = [members[0].begin_all_reduce(np.ones(4, np.float32)) for _ in range(2)]
+        members[0].close()
+        for work in works:
+            with pytest.raises(ChannelClosedError):
+                work.wait()
+        with pytest.raises(ChannelClosedError):
+            members[0].begin_all_reduce(np.ones(4, np.float32))

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from kernels.attention import onnx as attention_onnx
 from kernels.attention import reference as attention_reference
+from kernels.attention.cache_size import cache_head_size
 from kernels.embedding import onnx as embedding_onnx
 from kernels.embedding import reference as embedding_reference
 from kernels.gated_mlp import onnx as gated_mlp_onnx
@@ -122,7 +123,7 @@ def test_attention(
     norms = normal(seed + 2, 2, head_size) if normed else None
     cos, sin = tables(head_size, context)
 
-    padded = attention_onnx.cache_head_size(head_size)
+    padded = cache_head_size(head_size)
     caches = np.full((2, 1, num_kv_heads, context, padded), 7.0, np.float32)
     caches[:, 0, :, :position] = 0.0
     caches[:, 0, :, :position, :head_size] = past.transpose(0, 2, 1, 3)
@@ -144,8 +145,9 @@ def test_attention(
     results = attention_onnx.attention(
         face.graph,
         face.input("qkv", qkv),
-        face.input("past_key", caches[0]),
-        face.input("past_value", caches[1]),
+        attention_onnx.CacheNames(
+            keys=face.input("past_key", caches[0]), values=face.input("past_value", caches[1])
+        ),
         names,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,

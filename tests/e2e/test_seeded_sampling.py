@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import edge
-from kernels.sampling.reference import SamplingParameters, sample
+from kernels.sampling.parameters import SamplingParameters
+from kernels.sampling.reference import sample
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.plans import make_plan
 
@@ -46,8 +48,15 @@ def expected_tokens(
     return history[len(prompt) :]
 
 
-@pytest.mark.parametrize("layout", ["solo", "pipeline_3", "tensor_5", "mixed_2_then_3"])
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize(
+    ("family", "layout"),
+    [
+        *itertools.product(
+            ["llama", "qwen3"], ["solo", "pipeline_3", "tensor_5", "mixed_2_then_3"]
+        ),
+        *itertools.product(["many_words"], ["solo", "tensor_2", "tensor_3", "mixed_2_then_3"]),
+    ],
+)
 def test_a_seed_gives_the_same_tokens_on_every_plan(
     five_peers: edge.Cluster, tiny_checkpoint: Checkpoints, family: str, layout: str
 ) -> None:

@@ -25,3 +25,15 @@ def endless_checkpoint(
     values = {**json.loads(config.read_text()), "max_position_embeddings": LONG_CONTEXT}
     config.write_text(json.dumps(values))
     return TinyCheckpoint(Path(folder))
+
+
+@pytest.fixture(scope="session")
+def talker(
+    tiny_checkpoint: Callable[..., TinyCheckpoint], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The tiny Llama with a chat template."""
+    source = tiny_checkpoint("llama").path
+    folder = Path(shutil.copytree(source, tmp_path_factory.mktemp("talker") / "talker"))
+    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+    (folder / "chat_template.jinja").write_text(template)
+    return folder

@@ -30,15 +30,6 @@ def checkpoint(tiny_checkpoint: Callable[..., TinyCheckpoint]) -> TinyCheckpoint
     return tiny_checkpoint("llama")
 
 
-@pytest.fixture(scope="module")
-def talker(checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny Llama with a chat template."""
-    folder = Path(shutil.copytree(checkpoint.path, tmp_path_factory.mktemp("talker") / "talker"))
-    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
-    (folder / "chat_template.jinja").write_text(template)
-    return folder
-
-
 @pytest.mark.parametrize("command", sorted(COMMANDS))
 def test_every_command_teaches_by_examples(command: str) -> None:
     outcome = run_edge(command, "--help")
@@ -93,7 +84,8 @@ def test_the_answer_goes_to_stdout_and_figures_to_stderr(
     whole = json.loads(run_edge(*command, "-p", "Once", "--json").out)
     assert given.out == piped.out == whole["text"] + "\n"
     assert given.err.startswith("[8 tokens, first after ")
-    assert given.err.strip().endswith("tok/s, on 1 device]")
+    assert " tok/s" in given.err
+    assert given.err.endswith(", on 1 device]\n")
 
 
 def test_a_plan_and_peers_as_tables(checkpoint: TinyCheckpoint, daemon: Daemon) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import edge
-from edge.api import PlanKind
+from partition import Parallel
 from tests.multiprocess.conftest import LONG_CONTEXT
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.processes import Daemon, edge_process
@@ -103,7 +103,7 @@ def check_survivors(
 @pytest.mark.parametrize("lost", [0, 1, 2])
 @pytest.mark.parametrize("plan", ["pipeline", "tensor"])
 def test_killed_while_generating(
-    plan: PlanKind, lost: int, trio: Trio, cluster: edge.Cluster, endless_checkpoint: TinyCheckpoint
+    plan: Parallel, lost: int, trio: Trio, cluster: edge.Cluster, endless_checkpoint: TinyCheckpoint
 ) -> None:
     model = cluster.load(
         endless_checkpoint.path, dtype="float32", plan=plan, context_tokens=LONG_CONTEXT

@@ -11,6 +11,7 @@ import pytest
 
 import edge
 from partition import Plan
+from partition import PlanError as PartitionPlanError
 from tests.support.checkpoints import CONTEXT_TOKENS, TinyCheckpoint
 from tests.support.processes import edge as run_edge
 
@@ -126,6 +127,7 @@ def test_a_load_that_cannot_be(
 
 def broken_plan(cluster: edge.Cluster, checkpoint: TinyCheckpoint) -> dict[str, Any]:
     plan: dict[str, Any] = cluster.propose(checkpoint.path, plan="pipeline").plan.to_json()
+    plan["stages"][0]["layers"] = [0, 2]
     plan["stages"][0]["shards"][0]["device"] = "nobody"
     plan["stages"][0]["shards"][0]["heads"] = [0, 7]
     plan["stages"][1]["layers"] = [3, 4]
@@ -149,6 +151,16 @@ def test_a_plan_by_hand_is_refused_with_everything_that_is_wrong(
     peers = peer_options(cluster)
     sentence = run_edge("run", checkpoint.path, "-p", "x", "--plan", file, *peers).sentence()
     assert all(each in sentence for each in wrong)
+
+    for shard in plan["stages"][0]["shards"] + plan["stages"][1]["shards"]:
+        shard["ffn_columns"], shard["vocab"] = [5, 2], [9, 3]
+    plan["stages"] *= 3
+    file.write_text(json.dumps(plan))
+    with pytest.raises(PartitionPlanError) as unread:
+        Plan.from_json(plan)
+    assert len(unread.value.problems) == 12
+    sentence = run_edge("plan", checkpoint.path, "--plan", file, *peers).sentence()
+    assert all(problem in sentence for problem in unread.value.problems)
 
 
 def test_a_plan_with_names_of_peers_runs(cluster: edge.Cluster, checkpoint: TinyCheckpoint) -> None:

@@ -109,7 +109,14 @@ def test_a_peer_of_another_version() -> None:
     assert "update Edge on this device" in sentence
 
 
-DEVICE = {"backend": "ort", "threads": 1, "memory_bytes": 10, "free_bytes": 10}
+DEVICE = {
+    "backend": "ort",
+    "threads": 1,
+    "memory_bytes": 10,
+    "free_bytes": 10,
+    "host": "h",
+    "identity": "i",
+}
 SOUND = {"id": "a", "name": "b", "addresses": ["127.0.0.1:5"], "device": DEVICE, "models": []}
 
 
@@ -126,6 +133,8 @@ SOUND = {"id": "a", "name": "b", "addresses": ["127.0.0.1:5"], "device": DEVICE,
         {"device": {**DEVICE, "threads": 0}},
         {"device": {**DEVICE, "free_bytes": -1}},
         {"device": {**DEVICE, "memory_bytes": "much"}},
+        {"device": {**DEVICE, "host": 5}},
+        {"device": {**DEVICE, "identity": None}},
         {"models": [5]},
         {"models": [{"name": "x"}]},
     ],

@@ -136,6 +136,22 @@ LARGER: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 }
 """Wide enough that rounding errors average out as they do in real models."""
 
+WORDY: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "many_words": (
+        "llama",
+        {
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "vocab_size": 4099,
+        },
+    ),
+}
+"""With a vocabulary so large that shards do not send each other all its logits."""
+
 StoredType = Literal["float32", "bfloat16", "float16"]
 
 
@@ -208,11 +224,11 @@ def make_checkpoint(
     stored_type: StoredType = "float32",
     file_size: str | None = None,
 ) -> TinyCheckpoint:
-    """Write the model called `name` in FAMILIES or LARGER into `folder`.
+    """Write the model called `name` in FAMILIES, LARGER or WORDY into `folder`.
 
     `file_size` ("100KB") cuts the weights into several files with an index.
     """
-    model_type, sizes = {**FAMILIES, **LARGER}[name]
+    model_type, sizes = {**FAMILIES, **LARGER, **WORDY}[name]
     config = hub.AutoConfig.for_model(model_type, **_SHARED, **sizes)
     model = hub.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():

@@ -13,11 +13,12 @@ from transport import (
     Link,
     MemoryChannel,
     MemoryLink,
-    MeshCollective,
     SoloCollective,
     TcpLink,
+    WireRule,
     connect,
     listen,
+    open_mesh,
 )
 
 CHANNEL_KINDS = ("memory", "tcp")
@@ -96,6 +97,7 @@ def group(
     *,
     timeout_s: float = 30.0,
     wrap: Callable[[int, int, Link], Link] = lambda rank, other, link: link,
+    rule: WireRule = WireRule(),  # noqa: B008  it is frozen
 ) -> Iterator[list[Collective]]:
     """One collective per rank; ``wrap`` may put a faulty link around any of the links."""
     members: list[Collective]
@@ -108,7 +110,7 @@ def group(
                 first, second = link_ends(kind, timeout_s=timeout_s)
                 links[low][high] = wrap(low, high, first)
                 links[high][low] = wrap(high, low, second)
-        members = [MeshCollective(rank, links[rank]) for rank in range(size)]
+        members = [open_mesh(rank, links[rank], rule) for rank in range(size)]
     try:
         yield members
     finally:

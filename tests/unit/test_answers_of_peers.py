@@ -17,7 +17,7 @@ from edge.errors import EdgeError, PeerError, PeerLostError, ProtocolError, Requ
 from edge.generation import GenerationRequest
 from edge.loaded_model import LoadedModel
 from edge.scheduler import Scheduler
-from kernels.sampling.reference import SamplingParameters
+from kernels.sampling.parameters import SamplingParameters
 from partition import Plan, Shard, Stage
 from transport import Channel, Frame, Link
 

@@ -12,7 +12,9 @@ from edge.errors import ProtocolError
 from edge.formats import ACCURACIES, BLOCK_SIZES, weight_format
 from edge.models.spec import ModelSpec
 from edge.wire import Assignment
+from edge.wire_choice import WireRules
 from tests.support.plans import make_plan
+from transport import WireRule
 
 SPEC = ModelSpec(
     family="llama",
@@ -45,7 +47,12 @@ def assignment(dtype: str = "int4", block_size: int = 32, accuracy: str = "fast"
         rank=2,
         weight_format=weight_format(dtype, block_size, accuracy),
         manifest_digest="d",
+        kv_dtype="int8",
         limits=StepLimits(context_tokens=32, chunk_tokens=16, requests=2, cached_tokens=64),
+        wire_rules=WireRules(
+            sums=(WireRule(), WireRule(format="int8", above_bytes=5)),
+            hops=(WireRule(format="float16"),),
+        ),
     )
 
 
@@ -71,6 +78,29 @@ def test_it_arrives_as_it_was_sent(dtype: str, block_size: int, accuracy: str) -
 )
 def test_a_value_that_no_coordinator_sends(name: str, value: Any, message: str) -> None:
     payload = json.loads(assignment().to_payload()) | {name: value}
+    with pytest.raises(ProtocolError, match=message):
+        Assignment.from_payload(json.dumps(payload).encode())
+
+
+EXACT = {"format": "float32", "above_bytes": 0}
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"sums": [EXACT], "hops": []}, "wire rules for 1 stages; the plan has 2"),
+        ({"sums": [EXACT] * 2, "hops": [EXACT] * 2}, "wire rules for 2 stages"),
+        ({"sums": [EXACT] * 2, "hops": "none"}, "must be a list"),
+        ({"sums": [EXACT] * 2, "hops": [EXACT | {"format": "int3"}]}, "not 'int3'"),
+        ({"sums": [EXACT] * 2, "hops": [EXACT | {"format": ["int8"]}]}, "a wire format is one of"),
+        ({"sums": [EXACT] * 2, "hops": [EXACT | {"above_bytes": -1}]}, "0 or more, not -1"),
+        ({"sums": [EXACT] * 2, "hops": [{"format": "int8"}]}, "above_bytes"),
+        ({"sums": [EXACT] * 2, "hops": ["int8"]}, "malformed"),
+        ({"sums": [EXACT] * 2}, "hops"),
+    ],
+)
+def test_wire_rules_that_no_coordinator_sends(value: Any, message: str) -> None:
+    payload = json.loads(assignment().to_payload()) | {"wire": value}
     with pytest.raises(ProtocolError, match=message):
         Assignment.from_payload(json.dumps(payload).encode())
 

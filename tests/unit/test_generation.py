@@ -8,7 +8,7 @@ import pytest
 
 from edge.errors import RequestError
 from edge.generation import Generation, GenerationRequest
-from kernels.sampling.reference import SamplingParameters
+from kernels.sampling.parameters import SamplingParameters
 
 
 def request(**values: object) -> GenerationRequest:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from edge import memory
@@ -65,14 +63,9 @@ def test_sizes_that_people_read(size: int, text: str) -> None:
 
 
 def offer(
-    monkeypatch: pytest.MonkeyPatch,
-    folder: Path,
-    *,
-    available: int,
-    limit: str | None = None,
-    usage: str | None = None,
+    monkeypatch: pytest.MonkeyPatch, *, available: int, left_by_groups: int | None = None
 ) -> int:
-    """What is offered with so much available and these files of a control group."""
+    """What is offered with so much available, and so much left by the control groups."""
 
     class System:
         class Memory:
@@ -84,37 +77,24 @@ def offer(
             found.available = available  # type: ignore[attr-defined]
             return found
 
-    files = (folder / "limit", folder / "usage")
-    for file, content in zip(files, (limit, usage), strict=True):
-        if content is not None:
-            file.write_text(content)
     monkeypatch.setattr(memory, "psutil", System)
-    monkeypatch.setattr(memory, "_CGROUP_FILES", (tuple(map(str, files)),))
+    monkeypatch.setattr(memory, "memory_left_bytes", lambda: left_by_groups)
     return usable_memory_bytes()
 
 
-def test_a_reserve_stays_for_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert offer(monkeypatch, tmp_path, available=16 * GIB) == 15 * GIB
-    assert offer(monkeypatch, tmp_path, available=GIB) == GIB // 2, "half where there is little"
-    assert offer(monkeypatch, tmp_path, available=0) == 0
+def test_a_reserve_stays_for_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert offer(monkeypatch, available=16 * GIB) == 15 * GIB
+    assert offer(monkeypatch, available=GIB) == GIB // 2, "half where there is little"
+    assert offer(monkeypatch, available=0) == 0
 
 
 @pytest.mark.parametrize(
-    ("limit", "usage", "offered"),
-    [
-        (str(4 * GIB), str(GIB), 2 * GIB),
-        (str(4 * GIB), str(5 * GIB), 0),
-        ("max", str(GIB), 15 * GIB),
-        (str(1 << 62), str(GIB), 15 * GIB),
-        ("garbage", "garbage", 15 * GIB),
-        (str(4 * GIB), None, 15 * GIB),
-    ],
+    ("left", "offered"), [(3 * GIB, 2 * GIB), (0, 0), (100 * GIB, 15 * GIB), (None, 15 * GIB)]
 )
 def test_the_control_groups_limit_counts(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, limit: str, usage: str | None, offered: int
+    monkeypatch: pytest.MonkeyPatch, left: int | None, offered: int
 ) -> None:
-    found = offer(monkeypatch, tmp_path, available=16 * GIB, limit=limit, usage=usage)
-    assert found == offered
+    assert offer(monkeypatch, available=16 * GIB, left_by_groups=left) == offered
 
 
 def test_this_process_is_measured() -> None:

@@ -46,6 +46,8 @@ def peer(name: str, address: str, *addresses: str) -> PeerInfo:
         threads=1,
         memory_bytes=1,
         free_bytes=1,
+        host="h",
+        identity="i",
         models=(),
     )
 

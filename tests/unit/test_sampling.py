@@ -17,7 +17,9 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from kernels.sampling.reference import SamplingParameters, probabilities, sample, uniform
+from kernels.sampling.noise import NOISE_SPREAD, gumbel_noise
+from kernels.sampling.parameters import SamplingParameters
+from kernels.sampling.reference import probabilities, sample
 
 
 def reference_probabilities(
@@ -131,31 +133,61 @@ def test_draws_follow_the_probabilities(parameters: SamplingParameters) -> None:
     assert np.all(np.abs(counts - draws * chances) <= 4 * deviation + 1)
 
 
-def test_draws_walk_down_the_ranking_with_the_random_number() -> None:
-    logits = np.log(np.array([0.1, 0.4, 0.4, 0.1], dtype=np.float32))
-    ranking = [1, 2, 0, 3]  # by falling chance, equal chances by rising id
-    borders = [0.4, 0.8, 0.9, 1.0]
-    parameters = SamplingParameters(temperature=1.0, seed=11)
-    for position in range(300):
-        number = uniform(11, position)
-        wanted = ranking[next(i for i, border in enumerate(borders) if number < border)]
-        got = sample(logits, history=[], parameters=parameters, position=position)
-        assert got == wanted
+def test_the_token_with_the_largest_sum_of_score_and_noise_is_drawn() -> None:
+    logits = np.random.default_rng(3).normal(size=50_000).astype(np.float32) * 4
+    ids = np.arange(logits.size)
+    for temperature in (0.2, 0.9, 3.0):
+        parameters = SamplingParameters(temperature=temperature, seed=11)
+        for position in range(10):
+            sums = logits.astype(np.float64) / temperature + gumbel_noise(11, position, ids)
+            got = sample(logits, history=[], parameters=parameters, position=position)
+            assert got == np.argmax(sums)
 
 
-def test_random_numbers_never_change_between_versions() -> None:
-    assert uniform(0, 0) == 0.011546754286331562
-    assert uniform(0, 1) == 0.8133540609793564
-    assert uniform(2**64 - 1, 7) == 0.07488100676745957
-    assert uniform(42, 4095) == 0.881140691061648
+def test_no_two_noises_are_farther_apart_than_is_counted_on() -> None:
+    """The extremes of 52 bits and a half, as `gumbel_noise` makes them."""
+    extremes = -np.log(-np.log((np.array([0, 2**52 - 1]) + 0.5) * 2.0**-52))
+    assert 40 < extremes[1] - extremes[0] < NOISE_SPREAD
 
 
-def test_random_numbers_are_spread_and_differ_by_seed_and_position() -> None:
-    numbers = np.array([uniform(seed, position) for seed in range(20) for position in range(100)])
-    assert len(set(numbers.tolist())) == numbers.size
-    assert numbers.min() >= 0.0
-    assert numbers.max() < 1.0
-    assert abs(numbers.mean() - 0.5) < 0.03
+def test_equal_scores_are_drawn_alike_however_small_the_temperature() -> None:
+    logits = np.array([7.0, 3.0, 7.0, 7.0], dtype=np.float32)
+    parameters = SamplingParameters(temperature=1e-300)
+    drawn = [
+        sample(logits, history=[], parameters=parameters, position=position)
+        for position in range(900)
+    ]
+    counts = np.bincount(drawn, minlength=4)
+    assert counts[1] == 0
+    assert np.all(np.abs(counts[[0, 2, 3]] - 300) < 4 * np.sqrt(900 * 1 / 3 * 2 / 3))
+
+
+def test_the_noise_never_changes_between_versions() -> None:
+    pinned = {
+        (0, 0, 0): 0.8509171899612384,
+        (0, 1, 0): -0.25193192759912103,
+        (0, 0, 1): 1.0357928357330763,
+        (2**64 - 1, 7, 150_000): -0.4305101060151271,
+        (42, 2**64 - 1, 2**31 - 1): 0.3208258457701163,
+    }
+    for (seed, position, token), noise in pinned.items():
+        assert gumbel_noise(seed, position, np.array([token]))[0] == pytest.approx(noise, rel=1e-12)
+
+
+def test_the_noise_is_spread_as_gumbel_says_and_differs_by_seed_position_and_id() -> None:
+    ids = np.arange(1000)
+    noise = np.stack([gumbel_noise(s, p, ids) for s in range(10) for p in range(10)])
+    assert np.unique(noise).size == noise.size
+    shares = np.exp(-np.exp(-noise))  # the distribution function: these are spread evenly
+    counts = np.histogram(shares, bins=100, range=(0, 1))[0]
+    # Chi-square with 99 degrees of freedom: above 160 once in 10,000 times, if it were random.
+    assert np.sum((counts - 1000.0) ** 2 / 1000.0) < 160
+    for lag in (
+        shares[:, 1:] * shares[:, :-1],
+        shares[1:] * shares[:-1],
+        shares[10:] * shares[:-10],
+    ):
+        assert abs(lag.mean() - 0.25) < 0.004
 
 
 @pytest.mark.parametrize("temperature", [1e-300, 1e-6, 1e6, 1e300])

@@ -15,8 +15,10 @@ from edge.backends.base import Step, StepEntry, StepLimits
 from edge.formats import weight_format
 from edge.models.spec import ModelSpec
 from edge.wire import Assignment, Place, SamplingTerms
-from kernels.sampling.reference import SamplingParameters
+from edge.wire_choice import WireRules
+from kernels.sampling.parameters import SamplingParameters
 from partition import Plan, Shard, Stage
+from transport import WireRule
 
 SPEC = ModelSpec(
     family="llama",
@@ -49,7 +51,9 @@ ASSIGNMENT = Assignment(
     rank=0,
     weight_format=weight_format("int4", 64),
     manifest_digest="0" * 64,
+    kv_dtype="int4",
     limits=StepLimits(context_tokens=50, chunk_tokens=16, requests=4, cached_tokens=50),
+    wire_rules=WireRules(sums=(WireRule(),), hops=()),
 )
 
 JSON = st.recursive(
@@ -83,6 +87,10 @@ def test_an_assignment_is_read_as_it_was_written() -> None:
         {"plan": {"stages": "many"}},
         {"limits": None},
         {"limits": {"context_tokens": 50}},
+        {"kv_dtype": "float16"},
+        {"kv_dtype": None},
+        {"wire": None},
+        {"wire": {"sums": []}},
     ],
     ids=repr,
 )

@@ -1,16 +1,12 @@
-"""llama.cpp's half of versus_llama.py: runs in an environment of its own, with llama-cpp-python.
+"""A GGUF file (Q4_0, llama.cpp's own 4-bit grid in blocks of 32) of a random checkpoint.
 
-python llama_side.py CHECKPOINT GGUF THREADS CONTEXT     (needs numpy, gguf and llama-cpp-python)
-
-Makes the GGUF (Q4_0) from the checkpoint if it is not there. Then answers lines on standard input,
-`PROMPT_TOKENS NEW_TOKENS`, with one line of JSON each: prefill_s and decode_s.
+python gguf_file.py CHECKPOINT GGUF      (runs by itself, where numpy and gguf are installed)
 """
 
 from __future__ import annotations
 
 import json
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +38,7 @@ def read_bfloat16(folder: Path) -> dict[str, tuple[Path, int, list[int]]]:
 
 
 def make_gguf(folder: Path, target: Path) -> None:
-    """The same weights as Q4_0, llama.cpp's own 4-bit grid in blocks of 32."""
+    """Write the checkpoint's weights as Q4_0 to `target`."""
     import gguf
 
     config = json.loads((folder / "config.json").read_text())
@@ -92,41 +88,5 @@ def make_gguf(folder: Path, target: Path) -> None:
     writer.close()
 
 
-def main() -> None:
-    folder, path, threads, context = (*map(Path, sys.argv[1:3]), *map(int, sys.argv[3:5]))
-    if not path.exists():
-        make_gguf(folder, path)
-    import llama_cpp
-
-    started = time.perf_counter()
-    model = llama_cpp.Llama(
-        str(path), n_ctx=context, n_threads=threads, n_threads_batch=threads, n_batch=512,
-        verbose=False,
-    )  # fmt: skip
-    vocab = model.n_vocab()
-    load_s = time.perf_counter() - started
-    print(json.dumps({"version": llama_cpp.__version__, "load_s": load_s}), flush=True)
-    for line in sys.stdin:
-        prompt_tokens, new_tokens = map(int, line.split())
-        prompt = np.random.default_rng(1).integers(3, vocab, size=prompt_tokens).tolist()
-        model.reset()
-        started = time.perf_counter()
-        model.eval(prompt)
-        token = greedy(llama_cpp, model, vocab)
-        prefilled = time.perf_counter()
-        for _ in range(new_tokens - 1):
-            model.eval([token])
-            token = greedy(llama_cpp, model, vocab)
-        ended = time.perf_counter()
-        figures = {"prefill_s": prefilled - started, "decode_s": ended - prefilled}
-        print(json.dumps(figures), flush=True)
-
-
-def greedy(llama_cpp: object, model: object, vocab: int) -> int:
-    """The likeliest token, as the Python API hands out logits."""
-    row = llama_cpp.llama_get_logits_ith(model.ctx, -1)  # type: ignore[attr-defined]
-    return int(np.ctypeslib.as_array(row, shape=(vocab,)).argmax())
-
-
 if __name__ == "__main__":
-    main()
+    make_gguf(Path(sys.argv[1]), Path(sys.argv[2]))

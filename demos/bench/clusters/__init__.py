@@ -1,0 +1,1 @@
+"""Clusters of unequal devices, made of one Linux machine: shares of cores, limited networks."""

@@ -1,0 +1,165 @@
+"""An emulated cluster that runs: daemons in namespaces and control groups, and its end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from demos.bench.clusters.control_groups import ROOT, ControlGroup, remove_group
+from demos.bench.clusters.networks import (
+    DATA,
+    PREFIX,
+    Network,
+    open_network,
+)
+from demos.bench.clusters.table import Device, cores_of
+from demos.bench.clusters.wire import NAMESPACES
+from edge.backends.process_memory import with_huge_pages
+from edge.paths import CACHE_VARIABLE
+
+BESIDE_MODEL_BYTES = 768 << 20
+"""What a daemon may hold beside what it offers: Python, ONNX Runtime, and graphs while they are
+made. Less, and Linux ends it while it loads."""
+
+CACHE_LIMIT = "16GiB"
+"""Of the daemons together: every plan cuts other shards out of a model."""
+
+NICENESS = "-10"
+"""What else runs on the machine has the cores when no device wants them."""
+
+_JOIN = f"""
+echo $$ > "$1" || exit
+# Where sessions are groups of the scheduler, this counts, and else the niceness of the process.
+[ ! -w /proc/$$/autogroup ] || echo {NICENESS} > /proc/$$/autogroup
+shift
+exec "$@"
+"""
+
+END_TIMEOUT_S = 15.0
+_TOOLS = ("ip", "nsenter", "taskset")
+
+
+def why_not() -> str | None:
+    """Why clusters cannot be emulated here, or None if they probably can."""
+    if sys.platform != "linux":
+        return "needs Linux"
+    if os.geteuid() != 0:
+        return "needs root, for namespaces and control groups"
+    missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
+    if missing:
+        return f"needs {', '.join(missing)}"
+    if not os.access("/dev/net/tun", os.R_OK | os.W_OK):
+        return "needs /dev/net/tun"
+    owner = os.getpid()
+    try:
+        ControlGroup(f"{PREFIX}-{owner}-try", memory_bytes=1 << 30).close()
+        with open_network([Device(name="a", cores=1, delay_s=0.001)], owner):
+            return None
+    except subprocess.CalledProcessError as error:
+        return f"the system refuses: {str(error.stderr).strip() or error}"
+    except OSError as error:
+        return f"the system refuses: {error}"
+
+
+@contextlib.contextmanager
+def emulate(devices: Sequence[Device], cache: Path) -> Iterator[tuple[str, ...]]:
+    """The addresses of these devices' daemons, which share the cache; all is gone afterwards.
+
+    Raises ValueError for more devices than this machine's cores can be, OSError or
+    CalledProcessError where the system does not allow it, TimeoutError for a daemon that stays.
+    """
+    available = sorted(os.sched_getaffinity(0))
+    cores = [available[core] for core in cores_of(devices, num_cores=len(available))]
+    remove_leftovers()
+    owner = os.getpid()
+    with contextlib.ExitStack() as stack:
+        network = stack.enter_context(open_network(devices, owner))
+        groups = [
+            stack.enter_context(
+                contextlib.closing(
+                    ControlGroup(
+                        network.namespace(index),
+                        memory_bytes=device.memory_bytes + BESIDE_MODEL_BYTES,
+                    )
+                )
+            )
+            for index, device in enumerate(devices)
+        ]
+        daemons = [
+            stack.enter_context(_daemon(device, network, groups[index], index, cores[index], cache))
+            for index, device in enumerate(devices)
+        ]
+        yield tuple(daemon.address() for daemon in daemons)
+
+
+def remove_leftovers() -> None:
+    """What beds of processes that have died left behind: their daemons, groups and namespaces."""
+    parents = (ROOT, ROOT / "memory")
+    for folder in [each for parent in parents for each in parent.glob(f"{PREFIX}-*")]:
+        if _is_dead(folder.name):
+            remove_group(folder)
+    for namespace in NAMESPACES.glob(f"{PREFIX}-*"):
+        if _is_dead(namespace.name):
+            subprocess.run(["ip", "netns", "delete", namespace.name], check=True)
+
+
+def _is_dead(name: str) -> bool:
+    owner = name.split("-")[1]
+    return owner.isdecimal() and not Path(f"/proc/{owner}").exists()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Daemon:
+    device: Device
+    process: subprocess.Popen[str]
+    host: str
+
+    def address(self) -> str:
+        """Where the coordinator reaches it. Raises OSError if it did not start."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise OSError(f"the daemon of {self.device.name} did not start")
+        port = json.loads(line)["addresses"][0].rpartition(":")[2]
+        return f"{self.host}:{port}"
+
+
+@contextlib.contextmanager
+def _daemon(
+    device: Device, network: Network, group: ControlGroup, index: int, core: int, cache: Path
+) -> Iterator[_Daemon]:
+    """`edge peer` on one core, in its group and its namespace. Ends when its input does."""
+    command = [
+        *("sh", "-c", _JOIN, "sh", str(group.process_file)),
+        *("nsenter", f"--net={network.file(index)}", "taskset", "--cpu-list", str(core)),
+        *("nice", "-n", NICENESS),
+        *(sys.executable, "-m", "demos.bench.clusters.slow_peer", str(device.cores)),
+        *("--supervised", "--listen", "0.0.0.0:0", "--interface", DATA),
+        *("--name", device.name, "--threads", "1"),
+        *("--memory", str(device.memory_bytes), "--cache-limit", CACHE_LIMIT),
+    ]
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**with_huge_pages(os.environ), CACHE_VARIABLE: str(cache)},
+        start_new_session=True,  # Ctrl-C is for us, who end it in our time
+    )
+    with process:
+        try:
+            yield _Daemon(device=device, process=process, host=network.control_addresses(index)[1])
+        finally:
+            assert process.stdin is not None
+            process.stdin.close()
+            try:
+                process.wait(END_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()

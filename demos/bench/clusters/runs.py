@@ -1,0 +1,208 @@
+"""Runs plans on an emulated cluster, in turn, and notes what was predicted and what came."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+
+import numpy as np
+
+import edge
+from demos.bench.clusters.arrangements import Option, Shares, options, shares
+from demos.bench.clusters.bed import emulate
+from demos.bench.clusters.table import EmulatedCluster, Work
+from edge.load_options import LoadOptions
+from edge.planning import Proposal
+from edge.step_times import PeerTimes, StepTimes
+from partition import Estimate, Plan, describe_plan_in_words
+
+ROUNDS = 2
+"""Of the plans that are compared with each other; the others have one."""
+
+REPLIES = 2
+"""Of each plan in a round; before them it warms up."""
+
+WARM_UP_TOKENS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """One reply."""
+
+    first_token_s: float
+    tokens_per_s: float
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Run:
+    """One plan, what was predicted of it, and what it did."""
+
+    plan: Plan
+    words: str
+    predicted: Estimate
+    work: Work
+    answers: list[Answer] = field(default_factory=list)
+    times: list[PeerTimes] = field(default_factory=list)
+    """Where the peers' time went, in plan order."""
+
+    @property
+    def first_token_s(self) -> float:
+        """The median."""
+        return float(np.median([answer.first_token_s for answer in self.answers]))
+
+    @property
+    def tokens_per_s(self) -> float:
+        """The median, of the tokens after the first."""
+        return float(np.median([answer.tokens_per_s for answer in self.answers]))
+
+    @property
+    def predicted_s(self) -> float:
+        """A whole answer."""
+        return self.predicted.first_token_s + self._steps * self.predicted.token_s
+
+    @property
+    def actual_s(self) -> float:
+        """The same from the medians."""
+        return self.first_token_s + self._steps / self.tokens_per_s
+
+    @property
+    def _steps(self) -> int:
+        return self.work.output_tokens - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterRun:
+    """Everything that was run on one cluster."""
+
+    cluster: EmulatedCluster
+    proposal: Proposal
+    chosen: Run
+    others: tuple[Run, ...]
+    by_speed: Run | None
+    """Every layer on every device, slices by speed; only where that was asked for."""
+    equal: Run | None
+    """The same with equal slices."""
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """Each plan once."""
+        every = (self.chosen, *self.others, self.by_speed, self.equal)
+        return tuple({id(run): run for run in every if run is not None}.values())
+
+    @property
+    def solo(self) -> Run | None:
+        """The fastest single device; None where none has the memory."""
+        alone = [run for run in self.runs if len(run.plan.devices) == 1]
+        return min(alone, key=lambda run: run.actual_s, default=None)
+
+    @property
+    def best(self) -> Run:
+        return min(self.runs, key=lambda run: run.actual_s)
+
+
+def run_cluster(cluster: EmulatedCluster, checkpoint: Path, cache: Path) -> ClusterRun:
+    """Build the cluster, measure it, plan, run the plans, take the cluster down.
+
+    Raises what `emulate` raises, EdgeError, and ValueError where a device was not measured.
+    """
+    wanted = load_options(cluster.work)
+    with (
+        emulate(cluster.devices, cache) as addresses,
+        edge.Cluster.connect(addresses) as peers,
+    ):
+        proposal = peers.propose_as(checkpoint, wanted, measure="again")
+        if proposal.choice.predicted is None:
+            raise ValueError(f"nothing is predicted: {'; '.join(proposal.notes)}")
+        compared = shares(proposal) if cluster.shares else None
+        runs = _runs(proposal, cluster, compared)
+        result = _result(cluster, proposal, runs, compared)
+        for run in runs:
+            _answer(run, peers, checkpoint)
+        compared_runs = (result.chosen, result.solo, result.by_speed, result.equal)
+        for _ in range(ROUNDS - 1):
+            for run in [run for run in runs if run in compared_runs]:
+                _answer(run, peers, checkpoint)
+    return result
+
+
+def load_options(work: Work, plan: Plan | None = None) -> LoadOptions:
+    """Memory for just this work."""
+    return LoadOptions(
+        plan="auto" if plan is None else plan,
+        context_tokens=work.prompt_tokens + work.output_tokens,
+        workload=edge.Workload(prompt_tokens=work.prompt_tokens, output_tokens=work.output_tokens),
+    )
+
+
+def _runs(proposal: Proposal, cluster: EmulatedCluster, compared: Shares | None) -> tuple[Run, ...]:
+    """The chosen plan's first; each plan once."""
+    wanted: list[Option] = list(options(proposal, everything=cluster.everything))
+    if compared is not None:
+        known = [each.plan for each in wanted]
+        wanted += [each for each in (compared.by_speed, compared.equal) if each.plan not in known]
+    return tuple(
+        Run(
+            plan=each.plan,
+            words=describe_plan_in_words(each.plan, proposal.cluster),
+            predicted=each.predicted,
+            work=cluster.work,
+        )
+        for each in wanted
+    )
+
+
+def _result(
+    cluster: EmulatedCluster, proposal: Proposal, runs: Sequence[Run], compared: Shares | None
+) -> ClusterRun:
+    def of(option: Option) -> Run:
+        return next(run for run in runs if run.plan == option.plan)
+
+    return ClusterRun(
+        cluster=cluster,
+        proposal=proposal,
+        chosen=runs[0],
+        others=tuple(runs[1:]),
+        by_speed=None if compared is None else of(compared.by_speed),
+        equal=None if compared is None else of(compared.equal),
+    )
+
+
+def _answer(run: Run, peers: edge.Cluster, checkpoint: Path) -> None:
+    """Load the plan, warm it up, and note a few replies."""
+    work = run.work
+    options = load_options(work, run.plan)
+    with peers.load_as(checkpoint, options, progress=False) as model:
+        prompt = np.random.default_rng(1).integers(model.vocab_size, size=work.prompt_tokens)
+        model.generate(prompt.tolist(), max_new_tokens=WARM_UP_TOKENS, ignore_eos=True)
+        model.measure()
+        for _ in range(REPLIES):
+            reply = model.generate(
+                prompt.tolist(), max_new_tokens=work.output_tokens, ignore_eos=True
+            )
+            run.answers.append(
+                Answer(
+                    first_token_s=reply.statistics["first_token_s"],
+                    tokens_per_s=reply.statistics["tokens_per_s"],
+                )
+            )
+        run.times = _added(run.times, model.measure())
+
+
+def _added(before: Sequence[PeerTimes], now: Sequence[PeerTimes]) -> list[PeerTimes]:
+    """The counters of two rounds of the same plan together."""
+    if not before:
+        return list(now)
+    return [
+        replace(
+            new,
+            prompt=_sum(old.prompt, new.prompt),
+            decode=_sum(old.decode, new.decode),
+        )
+        for old, new in zip(before, now, strict=True)
+    ]
+
+
+def _sum(one: StepTimes, other: StepTimes) -> StepTimes:
+    names = [each.name for each in fields(StepTimes)]
+    return StepTimes(**{name: getattr(one, name) + getattr(other, name) for name in names})

@@ -1,0 +1,72 @@
+"""`edge peer` on a device with a share of a core: each run of a graph takes as much longer.
+
+A run that took t of its thread's processor time ends after t / share: the thread waits for the
+rest. So the device is slow whenever it computes, like a slower core, and several fit on one core
+as long as their shares do. Its sums, its sampling and its loading are as fast as the machine.
+
+Linux's own shares are not like that. A quota of a control group is given out per period, and a
+device that waits for its neighbours saves it up: with half of a core it then computes as fast as
+with all of it. And it is taken away at the tick only, every 4 ms where HZ is 250: with 1 ms of
+every 4 a group ran for 4 and paused for 12, far longer than what lies between two sums.
+
+python -m demos.bench.clusters.slow_peer SHARE OPTIONS-OF-EDGE-PEER
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+import time
+from typing import Any
+
+import edge.backends.ort  # noqa: F401 - see `slow_down`
+from edge.cli import main
+
+MOST_BEHIND_S = 0.0005
+"""What a run took too long, because a neighbour had the core, the next ones make good; but no more
+than this, so that nobody catches up by bursts."""
+
+AWAKE_S = 0.0001
+"""The end of a wait is spent looking at the clock: who sleeps wakes up to 60 µs too late."""
+
+_PR_SET_TIMERSLACK = 29
+
+
+def due_s(start_s: float, processor_s: float, share: float, behind_s: float) -> float:
+    """When a run is to end that began at `start_s` and took `processor_s` of its thread's time.
+
+    `behind_s` is by how much the run before ended too late.
+    """
+    return start_s + processor_s / share - min(behind_s, MOST_BEHIND_S)
+
+
+def slow_down(share: float) -> None:
+    """Have every session that is made from now on take its time."""
+    import onnxruntime as ort  # after Edge's back end, which sets how it is to begin
+
+    fast: Any = ort.InferenceSession
+    late = threading.local()
+
+    class SlowSession(fast):  # type: ignore[misc]
+        def run_with_iobinding(self, iobinding: Any, run_options: Any = None) -> None:
+            start_s, processor_s = time.perf_counter(), time.thread_time()
+            super().run_with_iobinding(iobinding, run_options)
+            processor_s = time.thread_time() - processor_s
+            end_s = due_s(start_s, processor_s, share, getattr(late, "behind_s", 0.0))
+            if (pause_s := end_s - time.perf_counter() - AWAKE_S) > 0:
+                time.sleep(pause_s)
+            while time.perf_counter() < end_s:
+                pass
+            late.behind_s = time.perf_counter() - end_s
+
+    ort.InferenceSession = SlowSession
+    # Threads inherit it: sleeps end when they should, not up to 50 µs later.
+    ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
+
+
+if __name__ == "__main__":
+    core_share = float(sys.argv[1])
+    if core_share < 1:
+        slow_down(core_share)
+    main(["peer", *sys.argv[2:]])

@@ -1,0 +1,251 @@
+"""How near to the limits of a GPU do the Triton kernels come?
+
+python -m demos.bench.gpu_kernels
+
+Decoding is bound by memory, so it is compared with a copy on the same GPU in the same call; prompts
+are compared with torch's own attention. Between repeats the GPU's cache is overwritten.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from demos.bench import results
+from demos.bench.results import Metric
+
+if TYPE_CHECKING:
+    import torch
+
+    from kernels.attention.gpu_cache import KvCache
+
+HEADS, KV_HEADS, HEAD_SIZE = 32, 8, 128
+DEVICE = "cuda"
+COPIED_BYTES = 1 << 30
+GROUP_SIZE = 128
+NO_GPU = "no GPU: not run"
+
+
+def is_there_a_gpu() -> bool:
+    """False without torch or Triton too."""
+    if any(importlib.util.find_spec(name) is None for name in ("torch", "triton")):
+        return False
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
+def times_ms(call: Callable[[], object]) -> list[float]:
+    """Of many calls, each with a cold cache."""
+    from triton.testing import do_bench
+
+    found: list[float] = do_bench(call, warmup=50, rep=300, return_mode="all")
+    return found
+
+
+def moved(name: str, nbytes: int, call: Callable[[], object], copy_rate: float) -> list[Metric]:
+    """Time, memory rate, and its share of a copy's."""
+    times = times_ms(call)
+    rates = [nbytes / time_ms / 1e6 for time_ms in times]
+    return [
+        Metric(name=f"{name}, time", unit="µs", values=[1e3 * time_ms for time_ms in times]),
+        Metric(name=f"{name}, rate", unit="GB/s", values=rates),
+        Metric(name=f"{name}, rate / copy", unit="ratio", values=[r / copy_rate for r in rates]),
+    ]
+
+
+def copy() -> Metric:
+    """Bytes read and written each second."""
+    import torch
+
+    source = torch.zeros(COPIED_BYTES, dtype=torch.uint8, device=DEVICE)
+    target = torch.empty_like(source)
+    times = times_ms(lambda: target.copy_(source))
+    rates = [2 * COPIED_BYTES / time_ms / 1e6 for time_ms in times]
+    return Metric(name="copy of 1 GiB, rate", unit="GB/s", values=rates)
+
+
+def norm(copy_rate: float) -> Iterator[Metric]:
+    import torch
+
+    from kernels.rms_norm.triton import add_rms_norm
+
+    for rows in (1, 4096):
+        x, addend, out, total = (bfloat16(rows, 4096) for _ in range(4))
+        weight = torch.ones(4096, device=DEVICE)
+
+        def call(
+            x: torch.Tensor = x, addend: torch.Tensor = addend, weight: torch.Tensor = weight,
+            out: torch.Tensor = out, total: torch.Tensor = total,
+        ) -> object:  # fmt: skip
+            return add_rms_norm(x, addend, weight, epsilon=1e-5, out=out, total=total)
+
+        yield from moved(
+            f"RMSNorm + residual {rows} x 4096", 4 * x.nbytes + weight.nbytes, call, copy_rate
+        )
+
+
+def packed_products(copy_rate: float) -> Iterator[Metric]:
+    """One row against the copy; more rows against the one."""
+    import torch
+
+    from kernels.matmul_nbits.triton import PackedWeight, matmul_nbits
+
+    for outputs, inputs in ((4096, 14336), (8192, 28672)):
+        weight = PackedWeight(
+            words=torch.randint(
+                -(2**31), 2**31 - 1, (outputs, inputs // 8), dtype=torch.int32, device=DEVICE
+            ),
+            scales=torch.full((inputs // GROUP_SIZE, outputs), 0.01, device=DEVICE),
+            bits=4,
+            block_size=GROUP_SIZE,
+            columns=inputs,
+        )
+        nbytes = weight.words.nbytes + weight.scales.nbytes
+        one_row_us: list[float] = []
+        for rows in (1, 2, 4, 16, 32, 64):
+            x = bfloat16(rows, inputs)
+
+            def call(x: torch.Tensor = x, weight: PackedWeight = weight) -> object:
+                return matmul_nbits(x, weight)
+
+            name = f"int4 {outputs} x {inputs}, {rows} rows"
+            found = moved(name, nbytes, call, copy_rate)
+            yield from found
+            if rows == 1:
+                one_row_us = list(found[0].values)
+            else:
+                base = sorted(one_row_us)[len(one_row_us) // 2]
+                ratio = [time_us / base for time_us in found[0].values]
+                yield Metric(name=f"{name}, time / one row's", unit="ratio", values=ratio)
+
+
+def decoding(copy_rate: float) -> Iterator[Metric]:
+    import torch
+
+    from kernels.attention.triton import attention
+
+    for keys in (8192, 32768):
+        for batch in (1, 32):
+            query = bfloat16(batch, HEADS, HEAD_SIZE)
+            starts = torch.arange(batch + 1, dtype=torch.int32, device=DEVICE)
+            lengths = torch.full((batch,), keys, dtype=torch.int32, device=DEVICE)
+            for bits in (16, 8, 4):
+                cache, nbytes = make_cache(batch, keys, bits)
+
+                def call(
+                    query: torch.Tensor = query, cache: KvCache = cache,
+                    starts: torch.Tensor = starts, lengths: torch.Tensor = lengths,
+                ) -> object:  # fmt: skip
+                    return attention(query, cache, starts=starts, lengths=lengths, max_queries=1)
+
+                name = f"decode {batch} x {keys} keys of {bits} bits"
+                yield from moved(name, nbytes, call, copy_rate)
+                del cache
+
+
+def prompts() -> Iterator[Metric]:
+    """TFLOP/s of what is not masked, and the time of torch's attention over ours."""
+    import torch
+    from torch.nn import functional
+
+    from kernels.attention.gpu_cache import KvCache
+    from kernels.attention.triton import AttentionTiles, attention
+    from kernels.triton_launch import Launch
+
+    for tokens in (2048, 8192):
+        query = bfloat16(tokens, HEADS, HEAD_SIZE)
+        keys, values = (bfloat16(1, KV_HEADS, tokens, HEAD_SIZE) for _ in range(2))
+        starts = torch.tensor([0, tokens], dtype=torch.int32, device=DEVICE)
+        lengths = starts[1:].contiguous()
+        cache = KvCache(keys=keys, values=values)
+        heads_first = query.transpose(0, 1)[None].contiguous()
+
+        def torch_call(
+            q: torch.Tensor = heads_first, k: torch.Tensor = keys, v: torch.Tensor = values
+        ) -> object:
+            return functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+        torch_times = sorted(times_ms(torch_call))
+        torch_ms = torch_times[len(torch_times) // 2]
+        operations = 2 * HEADS * HEAD_SIZE * tokens * (tokens + 1)
+        for rows, num_warps in ((64, 4), (128, 8)):
+            tiles = AttentionTiles(rows=rows, launch=Launch(num_warps=num_warps))
+
+            def call(
+                query: torch.Tensor = query, starts: torch.Tensor = starts,
+                cache: KvCache = cache,
+                lengths: torch.Tensor = lengths, tokens: int = tokens,
+                tiles: AttentionTiles = tiles,
+            ) -> object:  # fmt: skip
+                return attention(
+                    query, cache, starts=starts, lengths=lengths, max_queries=tokens, tiles=tiles
+                )
+
+            times = times_ms(call)
+            name = f"prompt of {tokens}, {rows} rows a tile"
+            speeds = [operations / time_ms / 1e9 for time_ms in times]
+            ratio = [torch_ms / time_ms for time_ms in times]
+            yield Metric(name=f"{name}, speed", unit="TFLOP/s", values=speeds)
+            yield Metric(name=f"{name}, torch's time / ours", unit="ratio", values=ratio)
+
+
+def bfloat16(*shape: int) -> torch.Tensor:
+    import torch
+
+    return torch.randn(shape, dtype=torch.bfloat16, device=DEVICE)
+
+
+def make_cache(batch: int, tokens: int, bits: int) -> tuple[KvCache, int]:
+    """A cache, and the bytes in it."""
+    import torch
+
+    from kernels.attention.gpu_cache import KvCache
+
+    if bits == 16:
+        keys, values = (bfloat16(batch, KV_HEADS, tokens, HEAD_SIZE) for _ in range(2))
+        return KvCache(keys=keys, values=values), keys.nbytes + values.nbytes
+    shape = (batch, KV_HEADS, tokens)
+    low, high, kind = (-127, 128, torch.int8) if bits == 8 else (0, 256, torch.uint8)
+    keys, values = (
+        torch.randint(low, high, (*shape, HEAD_SIZE * bits // 8), dtype=kind, device=DEVICE)
+        for _ in range(2)
+    )
+    groups = 1 if bits == 8 else HEAD_SIZE // 32
+    scales = torch.full((*shape, groups), 0.01, dtype=torch.float16, device=DEVICE)
+    cache = KvCache(keys=keys, values=values, key_scales=scales, value_scales=scales.clone())
+    return cache, keys.nbytes + values.nbytes + 2 * scales.nbytes
+
+
+@click.command()
+@click.option("--append", is_flag=True, help="Add the figures to results.csv.")
+def main(append: bool) -> None:
+    """Rates of the Triton kernels on this machine's GPU."""
+    if not is_there_a_gpu():
+        print(NO_GPU)
+        return
+    import torch
+    import triton
+
+    copied = copy()
+    copy_rate = sorted(copied.values)[len(copied.values) // 2]
+    metrics = [copied, *norm(copy_rate), *packed_products(copy_rate), *decoding(copy_rate)]
+    rows = results.rows(
+        [*metrics, *prompts()],
+        question="Triton kernels beside the GPU's limits",
+        variant=f"{torch.cuda.get_device_name()}, torch {torch.__version__}, "
+        f"Triton {triton.__version__}, bfloat16, int4 in blocks of {GROUP_SIZE}",
+        link="none",
+        model="none",
+    )
+    results.show(rows)
+    if append:
+        results.append(rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""How long `edge run` takes from the command to the first token, and to its end, weights cached.
+
+python -m demos.bench.start --shape W --block-size 128
+
+One local peer is started by the command itself, so two Python processes are in it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from demos.bench import results
+from demos.bench.results import Metric
+from demos.bench.shapes import SHAPES, checkpoint
+from edge.paths import CACHE_VARIABLE, cache_root
+
+
+def start(command: list[str], cache: Path) -> tuple[float, float]:
+    """Seconds to the first byte on standard output, and to the end of the command."""
+    begin_s = time.perf_counter()
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, CACHE_VARIABLE: str(cache)},
+        bufsize=0,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.read(1)
+        first_s = time.perf_counter() - begin_s
+        process.stdout.read()
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
+    return first_s, time.perf_counter() - begin_s
+
+
+@click.command()
+@click.option("--shape", type=click.Choice(list(SHAPES)), default="W", show_default=True)
+@click.option("--block-size", type=int, default=32, show_default=True)
+@click.option("--threads", type=int, default=2, show_default=True)
+@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True)
+@click.option("--folder", type=click.Path(path_type=Path, file_okay=False))
+@click.option("--append", is_flag=True, help="Add the figures to results.csv.")
+def main(
+    shape: str, block_size: int, threads: int, rounds: int, folder: Path | None, append: bool
+) -> None:
+    """The first round fills the caches and is not counted."""
+    folder = folder or cache_root() / "bench"
+    path = checkpoint(shape, folder)
+    command = [sys.executable, "-m", "edge", "run", str(path), "-p", "hello", "-n", "8"]
+    command += ["--local", "1", "--threads", str(threads), "--block-size", str(block_size)]
+    taken = [start(command, folder / "cache") for _ in range(rounds + 1)][1:]
+    rows = results.rows(
+        [
+            Metric(name="to the first token", unit="s", values=[first for first, _ in taken]),
+            Metric(name="to the end, 8 tokens", unit="s", values=[end for _, end in taken]),
+        ],
+        question="start of a cached model",
+        variant=f"edge run --local 1, int4/{block_size}, {threads} threads",
+        link="TCP over loopback",
+        model=f"{shape} ({SHAPES[shape].num_parameters / 1e9:.2g} B, random)",
+    )
+    results.show(rows)
+    if append:
+        results.append(rows)
+
+
+if __name__ == "__main__":
+    main()

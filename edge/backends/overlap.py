@@ -1,0 +1,42 @@
+"""When a step is computed in two halves, so that the sums of one hide behind the other's products.
+
+Pure. All shards of a stage must decide alike, whatever back end they have: their sums would not
+meet otherwise. So it depends on nothing but the step and the stage.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from edge.backends.base import Step
+
+MIN_TOKENS = 256
+"""Of a step in halves. Measured with a 1.1 B model over two peers of one thread on one machine:
+chunks of 256 were read 1.07 times as fast in halves, chunks of 128 only 0.85 times as fast."""
+
+_ROWS = 32
+"""The first half is the multiple next to the middle: the kernels take rows in blocks."""
+
+
+def parts_of(step: Step, *, is_split: bool) -> tuple[Step, ...]:
+    """The step, or its two halves if the stage is split and the chunk is large.
+
+    The second half's attention reads the keys of the first, which is computed before it in every
+    layer; so the result is that of two chunks.
+    """
+    tokens = step.num_tokens
+    if not is_split or step.batch > 1 or tokens < MIN_TOKENS:
+        return (step,)
+    (entry,) = step.entries
+    cut = (tokens + _ROWS) // (2 * _ROWS) * _ROWS
+    rest = tokens - cut
+    first = dataclasses.replace(
+        entry, tokens=entry.tokens[:cut], logit_rows=max(0, entry.logit_rows - rest)
+    )
+    second = dataclasses.replace(
+        entry,
+        position=entry.position + cut,
+        tokens=entry.tokens[cut:],
+        logit_rows=min(entry.logit_rows, rest),
+    )
+    return Step(entries=(first,)), Step(entries=(second,))

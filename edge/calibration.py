@@ -1,0 +1,20 @@
+"""The tokens by which rounded KV caches are measured, the same for every shard of a plan. Pure."""
+
+from __future__ import annotations
+
+from edge.backends.base import Step, StepEntry, StepLimits
+from edge.models.spec import ModelSpec
+
+MOST_TOKENS = 128
+"""Enough that each channel's size is known to a few percent."""
+
+_GOLDEN = 2654435761
+"""2³² over the golden ratio: multiples of it spread evenly, however many one takes."""
+
+
+def calibration_step(spec: ModelSpec, limits: StepLimits) -> Step:
+    """One chunk of ids from all over the vocabulary, in no order."""
+    count = min(MOST_TOKENS, limits.chunk_tokens)
+    tokens = tuple(index * _GOLDEN % 2**32 * spec.vocab_size >> 32 for index in range(1, count + 1))
+    entry = StepEntry(request="calibration", position=0, tokens=tokens, logit_rows=0)
+    return Step(entries=(entry,))

@@ -1,0 +1,156 @@
+"""A proposal as tables and sentences for people, and as JSON for scripts."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from edge.memory import format_size
+from edge.planning import Proposal
+from partition import Estimate, describe_plan_in_words
+
+
+def show_plan(proposal: Proposal, *, title: str, unchanged: Proposal | None, explain: bool) -> None:
+    """Print who runs what, and how fast that should be.
+
+    `unchanged` is the plan for the cluster as it is, where `proposal` is for a changed one.
+    """
+    console = Console()
+    table = Table(
+        "device", "stage", "layers", "heads", "ffn columns", "vocabulary", "memory", "left",
+        title=escape(title), pad_edge=False, collapse_padding=True,
+    )  # fmt: skip
+    for row in proposal.rows:
+        table.add_row(
+            escape(row.name),
+            str(row.stage),
+            _span(row.layers)
+            + (f", {row.streamed_layers} from disk" if row.streamed_layers else ""),
+            _span(row.heads),
+            _span(row.ffn_columns),
+            _span(row.vocab),
+            format_size(row.memory.total),
+            format_size(row.left_bytes),
+        )
+    console.print(table)
+    for line in _sentences(proposal, unchanged):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if explain:
+        _explain(console, proposal)
+
+
+def plan_as_json(proposal: Proposal, *, explain: bool) -> dict[str, Any]:
+    """`plan` is what `Plan.from_json` reads."""
+    choice = proposal.choice
+    value: dict[str, Any] = {
+        "plan": proposal.plan.to_json(),
+        "devices": [
+            {
+                "device": row.device,
+                "name": row.name,
+                "stage": row.stage,
+                "memory": dataclasses.asdict(row.memory),
+                "left_bytes": row.left_bytes,
+            }
+            for row in proposal.rows
+        ],
+        "predicted": _speed(choice.predicted),
+        "solo": None
+        if choice.solo is None
+        else {
+            "device": choice.solo.device,
+            "name": choice.solo.name,
+            "tokens_per_s": choice.solo.estimate.tokens_per_s,
+            "first_token_s": choice.solo.estimate.first_token_s,
+        },
+        "left_out": [{"name": each.name, "reason": each.reason} for each in choice.left_out],
+        "notes": list(proposal.notes),
+    }
+    if explain:
+        value["terms"] = [
+            dataclasses.asdict(term)
+            for term in (choice.predicted.terms if choice.predicted else ())
+        ]
+        value["runners_up"] = [
+            {
+                "plan": plan.to_json(),
+                "words": describe_plan_in_words(plan, proposal.cluster),
+                "predicted": _speed(estimate),
+            }
+            for plan, estimate in choice.runners_up
+        ]
+    return value
+
+
+def _sentences(proposal: Proposal, unchanged: Proposal | None) -> list[str]:
+    choice, workload = proposal.choice, proposal.workload
+    lines: list[str] = []
+    if choice.predicted is None:
+        lines.append("How fast it will be is not known, because not every device was measured.")
+    else:
+        at_once = f", {workload.concurrency} at once" if workload.concurrency > 1 else ""
+        lines += [
+            f"Predicted for {workload.prompt_tokens} tokens of prompt and "
+            f"{workload.output_tokens} of answer{at_once}: {_in_words(choice.predicted)}.",
+            f"What takes most of a token's time: {choice.predicted.bottleneck}.",
+        ]
+    if choice.solo is not None and len(proposal.plan.devices) > 1:
+        lines.append(
+            f"The best single device, {choice.solo.name}: {_in_words(choice.solo.estimate)}."
+        )
+    if unchanged is not None and unchanged.choice.predicted is not None:
+        words = describe_plan_in_words(unchanged.plan, unchanged.cluster)
+        lines.append(f"Without the changes: {_in_words(unchanged.choice.predicted)} ({words}).")
+    lines += [f"Note: {note}." for note in proposal.notes]
+    lines += [f"Left out: {each.name} ({each.reason})." for each in choice.left_out]
+    return lines
+
+
+def _explain(console: Console, proposal: Proposal) -> None:
+    choice = proposal.choice
+    if choice.predicted is None:
+        return
+    parts = Table("what", "where", "times", "ms", "share", title="each token's time")
+    for term in choice.predicted.terms:
+        share = term.seconds / choice.predicted.token_s if choice.predicted.token_s else 0.0
+        parts.add_row(
+            term.kind,
+            escape(term.where),
+            str(term.count),
+            f"{1e3 * term.seconds:.3f}",
+            f"{share:.0%}",
+        )
+    console.print(parts)
+    if choice.runners_up:
+        others = Table("plan", "first token, s", "tok/s", title="the next best plans")
+        for plan, estimate in choice.runners_up:
+            others.add_row(
+                escape(describe_plan_in_words(plan, proposal.cluster)),
+                f"{estimate.first_token_s:.2f}",
+                f"{estimate.tokens_per_s:.1f}",
+            )
+        console.print(others)
+
+
+def _in_words(estimate: Estimate) -> str:
+    return (
+        f"first token after {estimate.first_token_s:.2f} s, then {estimate.tokens_per_s:.1f} tok/s"
+    )
+
+
+def _speed(estimate: Estimate | None) -> dict[str, Any] | None:
+    if estimate is None:
+        return None
+    return {
+        "first_token_s": estimate.first_token_s,
+        "tokens_per_s": estimate.tokens_per_s,
+        "bottleneck": estimate.bottleneck,
+    }
+
+
+def _span(indices: range) -> str:
+    return f"{indices.start}–{indices.stop - 1}" if indices else "–"

@@ -1,0 +1,57 @@
+"""A plan from what peers measure of themselves and of each other, now or before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+from typing import Literal
+
+from edge.checkpoint import Checkpoint
+from edge.cluster_facts import forget_device, forget_link, measured_cluster
+from edge.load_options import LoadOptions
+from edge.paths import cache_root
+from edge.peer_info import PeerInfo
+from edge.planning import Proposal, propose
+from edge.progress import OnProgress
+from partition import Plan
+
+Measure = Literal["needed", "missing", "again"]
+"""What is measured first: what is missing and can change the plan, all that is missing, or all."""
+
+
+async def measured_proposal(
+    checkpoint: Checkpoint,
+    peers: Sequence[PeerInfo],
+    options: LoadOptions,
+    *,
+    measure: Measure,
+    on_progress: OnProgress,
+    changes: Sequence[str] = (),
+) -> Proposal:
+    """See `propose`; `changes` are made to what was measured. Raises PeerLostError, too."""
+    notes: list[str] = []
+    known = await measured_cluster(
+        peers,
+        checkpoint.spec,
+        options.weight_format,
+        cache_root=cache_root(),
+        on_progress=on_progress,
+        on_note=notes.append,
+        refresh=measure == "again",
+        only_known=measure == "needed" and not _can_change(peers, options),
+    )
+    return propose(checkpoint, known, options, changes=changes, notes=notes)
+
+
+def _can_change(peers: Sequence[PeerInfo], options: LoadOptions) -> bool:
+    """Whether measuring changes what runs where, or in which form activations travel."""
+    by_hand = isinstance(options.plan, Plan) and options.wire != "auto"
+    return len(peers) > 1 and not by_hand
+
+
+def forget_measured(peers: Sequence[PeerInfo]) -> None:
+    """Measure these and the links between them anew when they are needed next."""
+    for peer in peers:
+        forget_device(peer, cache_root=cache_root())
+    for one, other in combinations(peers, 2):
+        forget_link(one, other, cache_root=cache_root())

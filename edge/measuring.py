@@ -1,0 +1,107 @@
+"""What a peer measures when a coordinator asks: its memory, its speed at one model, its links.
+
+A measurement and a reply that is under way slow each other down. A peer measures all the same,
+because a plan without facts would be worse for longer, and its answer names the models that were
+loaded: the coordinator says so to its user, and does not keep the figures. Two measurements never
+run at the same time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from edge.blocking import StopFlag, run_blocking
+from edge.disk_rate import disk_read_bytes_per_s
+from edge.errors import ProtocolError
+from edge.hosted_session import dial
+from edge.link_probe import probe
+from edge.loaded_sample import Site
+from edge.measurements import PeerProfile, ProbeOrder, ProfileOrder, spans_from_header
+from edge.memory import usable_memory_bytes
+from edge.memory_rate import memory_read_bytes_per_s
+from edge.profile import Held, profile
+from edge.profile_sample import sample_budget_bytes
+from transport import Frame
+
+if TYPE_CHECKING:
+    from edge.node import PeerNode
+
+_DIAL_TIMEOUT_S = 2.0
+"""For one address: a probe is worth less waiting than a model."""
+
+Answer = tuple[dict[str, Any], bytes]
+Call = Callable[[Frame], Awaitable[Answer]]
+
+
+class Measuring:
+    """One coordinator's measurements on this peer. `aclose` frees what is held for the next."""
+
+    def __init__(self, node: PeerNode) -> None:
+        self._node = node
+        self._held: Held | None = None
+        self.calls: dict[str, Call] = {
+            "memory_rate": self._memory_rate,
+            "profile": self._profile,
+            "profile_together": self._profile_together,
+            "probe": self._probe,
+        }
+
+    async def aclose(self) -> None:
+        """May be called again."""
+        held, self._held = self._held, None
+        if held is not None:
+            await run_blocking(held.close)
+
+    async def _memory_rate(self, _frame: Frame) -> Answer:
+        threads = self._node.settings.threads
+        return {"bytes_per_s": await run_blocking(lambda: memory_read_bytes_per_s(threads))}, b""
+
+    async def _profile(self, frame: Frame) -> Answer:
+        order = ProfileOrder.from_payload(frame.payload)
+        await self.aclose()
+        node, stop = self._node, StopFlag()
+        async with node.measurement:
+            free_bytes = min(node.free_bytes, usable_memory_bytes())
+            busy = tuple(hosted.assignment.plan.model for hosted in node.sessions.values())
+
+            def work() -> tuple[PeerProfile, Held]:
+                site = Site(
+                    backend=node.backend(),
+                    folder=node.settings.cache_root,
+                    budget_bytes=sample_budget_bytes(free_bytes),
+                    disk_bytes_per_s=self._disk_rate(),
+                    check=stop.check,
+                )
+                return profile(site, order, busy=busy)
+
+            found, held = await run_blocking(work, stop=stop, discard=lambda done: done[1].close())
+        self._held = held
+        if not order.hold:
+            await self.aclose()
+        return found.to_json(), b""
+
+    def _disk_rate(self) -> float | None:
+        """Measured once: it is the same for every model."""
+        root = self._node.settings.cache_root
+        if self._node.disk_bytes_per_s is None:
+            self._node.disk_bytes_per_s = disk_read_bytes_per_s(root, root / "shards")
+        return self._node.disk_bytes_per_s
+
+    async def _profile_together(self, frame: Frame) -> Answer:
+        """Its neighbours are asked at the same moment."""
+        spans_s = spans_from_header(frame.header)
+        held = self._held
+        if held is None or len(spans_s) > len(held.steps):
+            raise ProtocolError("a peer measures together with others what it has measured alone")
+        stop = StopFlag()
+        async with self._node.measurement:
+            seconds = await run_blocking(lambda: held.together(spans_s, stop.check), stop=stop)
+        return {"seconds": list(seconds)}, b""
+
+    async def _probe(self, frame: Frame) -> Answer:
+        order = ProbeOrder.from_payload(frame.payload)
+        hello = {"name": self._node.settings.name, "probe": True}
+        link = await dial(order.place, hello, timeout_s=_DIAL_TIMEOUT_S)
+        times = await probe(link, small_bytes=order.small_bytes, large_bytes=order.large_bytes)
+        return times.to_json(), b""

@@ -1,0 +1,253 @@
+"""A peer measures how fast it computes one model: real kernels, real shapes, a few layers.
+
+Every time is a median. What is fixed (a run, a step), what goes with bytes of weights and what goes
+with cached tokens is taken apart by measuring it alone, so that a plan's cost can be put together
+from the parts. Blocking; called from a thread of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from edge.backends.base import Step
+from edge.fixed_costs import sample_seconds, step_seconds
+from edge.formats import WeightFormat
+from edge.loaded_sample import EARLY_POSITION, Check, LoadedSample, Site, chunk_step, decode_step
+from edge.measurements import PeerProfile, ProfileOrder
+from edge.profile_sample import (
+    CHUNK_ROWS,
+    CONTEXT_TOKENS,
+    REQUESTS,
+    Sample,
+    attention_sample,
+    weights_sample,
+)
+from partition import ComputeRates
+
+DISAGREEMENT = 0.3
+"""Two samples further apart than this need a third."""
+
+_FEW_ROWS = (1, 4, REQUESTS)
+_SPAN_S = 0.07
+_LONGEST_SPAN_S = 0.5
+_LEAST_REPEATS = 6
+_MOST_REPEATS = 20
+_LONGEST_CHUNK_S = 1.5
+_TURNS = 16
+_ATTENTION_REPEATS = 5
+_CACHE_BYTES = 64 << 20
+"""Read between two steps, as weights are read between two layers' caches of keys and values."""
+
+
+@dataclass(slots=True)
+class Held:
+    """A sample that stays loaded to be measured again, together with the peer's neighbours."""
+
+    loaded: LoadedSample
+    steps: tuple[Step, ...]
+    fixed_s: tuple[float, ...]
+    """Of each step: what is not the reading of weights."""
+
+    def together(self, spans_s: Sequence[float], check: Check) -> tuple[float, ...]:
+        """Seconds of as many steps as there are spans, without what is fixed, one after the other.
+
+        Each is repeated until its span is over, counted from the start: so neighbours that start
+        together are at the same step at the same time.
+        """
+        until_s = time.perf_counter()
+        medians = []
+        for step, span_s, fixed_s in zip(self.steps, spans_s, self.fixed_s, strict=False):
+            until_s += span_s
+            seconds = [self.loaded.seconds(step)]
+            while time.perf_counter() < until_s:
+                check()
+                seconds.append(self.loaded.seconds(step))
+            medians.append(_less(statistics.median(seconds), fixed_s))
+        return tuple(medians)
+
+    def close(self) -> None:
+        self.loaded.close()
+
+
+def profile(site: Site, order: ProfileOrder, *, busy: tuple[str, ...]) -> tuple[PeerProfile, Held]:
+    """The peer's rates for the model, and the sample they were measured with, still loaded.
+
+    Raises CapacityError when the budget does not hold the narrowest sample.
+    """
+    weight_format = order.weight_format
+    sample = weights_sample(order.model, weight_format, site.budget_bytes)
+    with contextlib.ExitStack() as stack:
+        loaded = LoadedSample(site, sample, "whole", weight_format)
+        stack.callback(loaded.close)
+        run_s, jitter = _run_costs(site, loaded, weight_format)
+        decode_attention_s, chunk_attention_s = _attention(site, order)
+        steps = _steps(loaded)
+        times, spread, is_unsteady = agreed(
+            lambda: [_median(loaded, step, site.check) for step in steps]
+        )
+        rows = tuple(step.batch * step.num_tokens for step in steps)
+        attention_s = tuple(
+            chunk_attention_s if step.num_tokens > 1 else decode_attention_s for step in steps
+        )
+        heads = sample.num_layers * sample.spec.num_heads
+        fixed_s = tuple(
+            run_s + each * heads * step.batch * step.num_tokens * step.entries[0].end
+            for step, each in zip(steps, attention_s, strict=True)
+        )
+        seconds_per_byte = tuple(
+            _less(seconds, fixed) / loaded.nbytes
+            for seconds, fixed in zip(times, fixed_s, strict=True)
+        )
+        rates = ComputeRates(
+            rows=rows,
+            seconds_per_byte=seconds_per_byte,
+            shared_seconds_per_byte=seconds_per_byte,
+            attention_s=attention_s,
+            run_s=run_s,
+            jitter=jitter,
+            sample_s=sample_seconds(order.model.vocab_size),
+            step_s=_less(
+                step_seconds(site.backend, order.model, weight_format, site.folder), run_s
+            ),
+            disk_bytes_per_s=site.disk_bytes_per_s,
+        )
+        stack.pop_all()
+    found = PeerProfile(
+        rates=rates,
+        sample_bytes=loaded.nbytes,
+        sample=in_words(sample),
+        spread=spread,
+        is_unsteady=is_unsteady,
+        busy=busy,
+    )
+    return found, Held(loaded=loaded, steps=steps, fixed_s=fixed_s)
+
+
+def in_words(sample: Sample) -> str:
+    """What a device was measured with."""
+    if sample.is_narrowed:
+        return (
+            f"a part of one layer ({sample.spec.num_heads} heads, {sample.spec.ffn_columns} ffn "
+            "columns): a whole one does not fit into a quarter of the free memory"
+        )
+    return f"{sample.num_layers} layer{'s' if sample.num_layers > 1 else ''}"
+
+
+def agreed(measure: Callable[[], Sequence[float]]) -> tuple[tuple[float, ...], float, bool]:
+    """Medians of two samples of several times, or of three where two disagree anywhere.
+
+    Also how far the samples were apart at most (slowest over fastest, less 1), and whether the
+    third agreed with neither of the others.
+    """
+    samples = [measure(), measure()]
+    if any(_apart(pair) > DISAGREEMENT for pair in zip(*samples, strict=True)):
+        samples.append(measure())
+    columns = list(zip(*samples, strict=True))
+    medians = tuple(statistics.median(column) for column in columns)
+    closest = [min(map(_apart, pairwise(s))) for s in map(sorted, columns)]
+    return medians, max(map(_apart, columns)), max(closest) > DISAGREEMENT
+
+
+def _apart(times: Sequence[float]) -> float:
+    return max(times) / max(min(times), 1e-12) - 1
+
+
+def _less(seconds: float, fixed_s: float) -> float:
+    """What is left of a time without its fixed part, and never nothing: both have noise."""
+    return max(seconds - fixed_s, 0.1 * seconds)
+
+
+def _steps(loaded: LoadedSample) -> tuple[Step, ...]:
+    """One row, a few, many of several requests, and a chunk of a second and a half at most.
+
+    There is always a chunk: how much of a prompt's step is attention differs from other steps.
+    """
+    few = tuple(decode_step(rows) for rows in _FEW_ROWS)
+    for step in few:
+        loaded.seconds(step)  # makes bindings and buffers
+    row_s = loaded.seconds(few[-1]) / REQUESTS
+    possible = [rows for rows in CHUNK_ROWS if rows <= loaded.sample.chunk_rows]
+    quick = [rows for rows in possible if row_s * rows <= _LONGEST_CHUNK_S]
+    shortest = min((rows for rows in possible if rows > REQUESTS), default=REQUESTS)
+    chunk = chunk_step(max([shortest, *quick]))
+    loaded.seconds(chunk)
+    return (*few[: -1 if chunk.num_tokens == REQUESTS else None], chunk)
+
+
+def _median(loaded: LoadedSample, step: Step, check: Check) -> float:
+    """Of as many repeats as go into a short span; of a few at least, where a step is slow."""
+    check()
+    begin_s = time.perf_counter()
+    seconds = [loaded.seconds(step)]
+    span_s = max(_SPAN_S, min(_LEAST_REPEATS * seconds[0], _LONGEST_SPAN_S))
+    while time.perf_counter() < begin_s + span_s and len(seconds) < _MOST_REPEATS:
+        seconds.append(loaded.seconds(step))
+    return statistics.median(seconds)
+
+
+def _run_costs(site: Site, whole: LoadedSample, weight_format: WeightFormat) -> tuple[float, float]:
+    """The fixed cost of a graph run, and how much runs vary.
+
+    Half of the sample, cut into a graph before each sum, takes half of the time that the bytes
+    take and so many runs more. The two are measured in turn and by their lower quartiles, which
+    what disturbs the device moves least. A run cannot cost less than that of the last graph, which
+    adds two arrays and nothing else, and has not cost more than three times as much on any device
+    that was quiet.
+    """
+    site.check()
+    half = LoadedSample(site, whole.sample, "half", weight_format)
+    try:
+        step = decode_step(1)
+        whole.seconds(step), half.seconds(step)
+        turns = [
+            (whole.seconds(step), half.seconds(step), half.runs.seconds) for _ in range(_TURNS)
+        ]
+    finally:
+        half.close()
+    whole_s, half_s = (np.quantile([turn[i] for turn in turns], 0.25) for i in (0, 1))
+    runs = np.asarray([turn[2] for turn in turns])  # [turns, runs of a step]
+    medians = np.median(runs, axis=0)
+    share = half.nbytes / whole.nbytes
+    run_s = (half_s - share * whole_s) / (runs.shape[1] - share)
+    ratios = runs[:, :-1] / medians[:-1]
+    # Half of what lies between the 16th and the 84th percentile is the standard deviation of a
+    # normal distribution, and no single hiccup decides it.
+    low, high = np.quantile(ratios, [0.16, 0.84])
+    return float(np.clip(run_s, medians[-1], 5 * medians[-1])), float((high - low) / 2)
+
+
+def _attention(site: Site, order: ProfileOrder) -> tuple[float, float]:
+    """Seconds per row, cached token and query head: of a decoded token, and of a chunk."""
+    sample = attention_sample(order.model, order.weight_format, site.budget_bytes)
+    loaded = LoadedSample(site, sample, "whole", order.weight_format)
+    rows, heads = sample.chunk_rows, sample.num_layers * sample.spec.num_heads
+    cached = np.ones(min(_CACHE_BYTES, site.budget_bytes // 4) // 8 + 1, np.uint64)
+
+    def median(step: Step, *, is_cold: bool) -> float:
+        seconds = []
+        for _ in range(_ATTENTION_REPEATS):
+            if is_cold:
+                np.bitwise_or.reduce(cached)
+            seconds.append(loaded.seconds(step))
+        return statistics.median(seconds)
+
+    try:
+        for start in range(0, CONTEXT_TOKENS, rows):
+            site.check()
+            loaded.seconds(chunk_step(rows, start))  # writes what is attended below
+        last = CONTEXT_TOKENS - rows
+        late_s = median(chunk_step(rows, last), is_cold=False)
+        chunk_s = late_s - median(chunk_step(rows, 0), is_cold=False)
+        late_s = median(decode_step(1, CONTEXT_TOKENS - 1), is_cold=True)
+        decode_s = late_s - median(decode_step(1), is_cold=True)
+    finally:
+        loaded.close()
+    tokens = CONTEXT_TOKENS - 1 - EARLY_POSITION
+    return max(0.0, decode_s / (heads * tokens)), max(0.0, chunk_s / (heads * rows * last))

@@ -1,0 +1,31 @@
+"""The seats of a plan, and who of them talks to whom. Pure: from the sizes of its stages."""
+
+from __future__ import annotations
+
+Seat = tuple[int, int]
+"""(stage, rank): a place in the plan."""
+
+
+def neighbours(plan_sizes: tuple[int, ...], seat: Seat) -> frozenset[Seat]:
+    """The seats that `seat` has a link to; symmetric.
+
+    Ranks of a stage are a full mesh. Rank j of a stage hears from rank j mod n of the stage before,
+    whose n shards all hold the same hidden state. The sampler tells every seat its tokens.
+    """
+    stage, rank = seat
+    sampler = sampler_seat(plan_sizes)
+    if seat == sampler:
+        every = {(s, r) for s, size in enumerate(plan_sizes) for r in range(size)}
+        return frozenset(every - {seat})
+    found = {(stage, other) for other in range(plan_sizes[stage]) if other != rank}
+    if stage > 0:
+        found.add((stage - 1, rank % plan_sizes[stage - 1]))
+    if stage + 1 < len(plan_sizes):
+        size = plan_sizes[stage]
+        found.update((stage + 1, j) for j in range(plan_sizes[stage + 1]) if j % size == rank)
+    return frozenset(found | {sampler})
+
+
+def sampler_seat(plan_sizes: tuple[int, ...]) -> Seat:
+    """Where tokens are chosen: rank 0 of the last stage."""
+    return (len(plan_sizes) - 1, 0)

@@ -1,0 +1,183 @@
+"""Grouped-query attention on a GPU over any `KvCache`: whole prompts, chunks of them, and decoding.
+
+FlashAttention-2 (Dao, 2023): keys pass by in blocks, the softmax is kept as a running peak and sum,
+and nothing of the size of the scores reaches memory. The query heads that share a KV head lie in
+one tile, so each key is read once for all of them. With few queries the keys are divided among
+programs too (split-K), whose results a second kernel puts together: in one order, so that the same
+input gives the same bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.attention.gpu_cache import KvCache
+from kernels.attention.triton_tile import attend_tile
+from kernels.triton_launch import (
+    FLOATS,
+    SMALLEST_DOT,
+    Launch,
+    check,
+    num_processors,
+    output,
+    padded,
+)
+
+_KEYS_PER_SPLIT = 256
+_PROGRAMS_PER_PROCESSOR = 2
+_MOST_SPLITS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionTiles:
+    """Rows (queries × heads of a group) and keys of one tile, and parts the keys are divided in."""
+
+    rows: int = 64
+    keys: int = 64
+    splits: int = 1
+    launch: Launch = field(default_factory=Launch)
+
+
+def attention_tiles(
+    *,
+    max_queries: int,
+    max_keys: int,
+    group: int,
+    head_size: int,
+    programs: int,
+    processors: int,
+) -> AttentionTiles:
+    """Tiles for sequences of at most that many queries and keys.
+
+    group: query heads of one KV head. programs: sequences × KV heads. Keys are divided only when
+    the tiles alone leave processors idle, and never so far that a part is a few tiles.
+    """
+    rows = min(64, padded(max_queries * group, at_least=SMALLEST_DOT))
+    tiles = programs * triton.cdiv(max_queries * group, rows)
+    wanted = triton.cdiv(_PROGRAMS_PER_PROCESSOR * processors, max(1, tiles))
+    splits = max(1, min(wanted, max_keys // _KEYS_PER_SPLIT, _MOST_SPLITS))
+    launch = Launch(num_warps=8 if head_size > 128 else 4, num_stages=2)
+    return AttentionTiles(rows=rows, keys=64, splits=splits, launch=launch)
+
+
+@triton.jit
+def _combine_kernel(
+    partial, levels, out, starts, num_sequences, num_tokens, num_heads,
+    num_splits: tl.constexpr, block_splits: tl.constexpr,
+    head_size: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    """out = sum of 2^level · partial / sum of 2^level, over the parts of the keys."""
+    token = tl.program_id(0).to(tl.int64)
+    if token >= tl.load(starts + num_sequences):
+        return
+    head = tl.program_id(1)
+    split = tl.arange(0, block_splits)
+    at = tl.arange(0, block)
+    row = (split.to(tl.int64) * num_tokens + token) * num_heads + head
+    level = tl.load(levels + row, mask=split < num_splits, other=float("-inf"))
+    peak = tl.max(level, axis=0)
+    weight = tl.exp2(level - tl.where(peak == float("-inf"), 0.0, peak))
+    inside = (split < num_splits)[:, None] & (at < head_size)[None, :]
+    parts = tl.load(partial + row[:, None] * head_size + at[None, :], mask=inside, other=0.0)
+    total = tl.sum(weight, axis=0)
+    result = tl.sum(parts * weight[:, None], axis=0) / tl.where(total == 0.0, 1.0, total)
+    start = out + (token * num_heads + head) * head_size
+    tl.store(start + at, result.to(out.dtype.element_ty), mask=at < head_size)
+
+
+def attention(
+    query: Tensor,
+    cache: KvCache,
+    *,
+    starts: Tensor,
+    lengths: Tensor,
+    max_queries: int,
+    max_keys: int | None = None,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: Tensor | None = None,
+    out: Tensor | None = None,
+    tiles: AttentionTiles | None = None,
+) -> Tensor:
+    """Causal attention of several sequences' queries, whose own keys are in the cache already.
+
+    query [tokens, num_heads, head_size], sequence after sequence, which may be a slice of a packed
+    product → [tokens, num_heads, head_size]. starts int32 [sequences + 1] begins with 0: sequence
+    s has the queries starts[s] … starts[s + 1] − 1. lengths int32 [sequences]: its keys, of which
+    the last belongs to its last query. max_queries, max_keys: bounds on both, known without asking
+    the GPU (max_keys: the capacity of the cache if it is not given). Decoding is max_queries = 1.
+
+    window, soft_cap and sinks [num_heads] as in `reference.py`. Rows past starts[−1] stay as they
+    are. Raises ValueError.
+    """
+    check("query", query, dtypes=FLOATS, shape=(None, None, None), contiguous=False)
+    num_tokens, num_heads, head_size = query.shape
+    num_sequences = _check_sequences(query, cache, starts, lengths)
+    if head_size != cache.head_size or not num_heads or num_heads % cache.num_kv_heads:
+        raise ValueError(
+            f"{num_heads} query heads of {head_size} do not go with {cache.num_kv_heads} KV heads "
+            f"of {cache.head_size}"
+        )
+    if window is not None and window < 1:
+        raise ValueError(f"a window of {window} keys shows none; pass at least 1, or None")
+    if soft_cap is not None and not soft_cap > 0:
+        raise ValueError(f"soft_cap is {soft_cap}, not above 0")
+    if sinks is not None:
+        check("sinks", sinks, dtypes=FLOATS, shape=(num_heads,), like=query)
+    out = output("out", out, shape=query.shape, like=query)
+    if not num_tokens or not num_sequences or max_queries < 1:
+        return out
+    group = num_heads // cache.num_kv_heads
+    tiles = tiles or attention_tiles(
+        max_queries=max_queries,
+        max_keys=cache.capacity if max_keys is None else max_keys,
+        group=group,
+        head_size=head_size,
+        programs=num_sequences * cache.num_kv_heads,
+        processors=num_processors(query.device),
+    )
+    partial, levels = out, lengths  # never written without splits
+    if tiles.splits > 1:
+        shape = (tiles.splits, num_tokens, num_heads)
+        levels = torch.empty(shape, dtype=torch.float32, device=query.device)
+        partial = torch.empty((*shape, head_size), dtype=torch.float32, device=query.device)
+    table = cache.block_table
+    scales = (cache.keys, cache.values)  # never read in a float cache
+    if cache.key_scales is not None and cache.value_scales is not None:
+        scales = (cache.key_scales, cache.value_scales)
+    row_tiles = triton.cdiv(max_queries * group, tiles.rows)
+    attend_tile[row_tiles, cache.num_kv_heads, num_sequences * tiles.splits](
+        query, out, partial, levels, cache.keys, cache.values, *scales,
+        starts if table is None else table, starts, lengths, query if sinks is None else sinks,
+        num_tokens, num_heads, query.stride(0), query.stride(1), *cache.keys.stride()[:3],
+        cache.block_tokens, 0 if table is None else table.stride(0), soft_cap or 1.0,
+        head_size**-0.5,
+        group=group, head_size=head_size, window=window or 0, caps=soft_cap is not None,
+        sinks=sinks is not None, paged=table is not None, bits=cache.bits or 0,
+        group_size=cache.group_size, splits=tiles.splits,
+        block_rows=tiles.rows, block_keys=tiles.keys,
+        block_head=padded(head_size, at_least=SMALLEST_DOT),
+        **tiles.launch.options(),
+    )  # fmt: skip
+    if tiles.splits > 1:
+        _combine_kernel[num_tokens, num_heads](
+            partial, levels, out, starts, num_sequences, num_tokens, num_heads,
+            num_splits=tiles.splits, block_splits=padded(tiles.splits), head_size=head_size,
+            block=padded(head_size), **Launch(num_stages=1).options(),
+        )  # fmt: skip
+    return out
+
+
+def _check_sequences(query: Tensor, cache: KvCache, starts: Tensor, lengths: Tensor) -> int:
+    check("cache.keys", cache.keys, dtypes=(cache.keys.dtype,), like=query, contiguous=False)
+    check("lengths", lengths, dtypes=(torch.int32,), shape=(None,), like=query)
+    num_sequences: int = lengths.shape[0]
+    check("starts", starts, dtypes=(torch.int32,), shape=(num_sequences + 1,), like=query)
+    if num_sequences > cache.num_sequences:
+        raise ValueError(f"{num_sequences} sequences, but a cache of {cache.num_sequences}")
+    return num_sequences

@@ -1,0 +1,85 @@
+"""What a user chooses about how the next token is chosen, checked."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+
+_SEED_LIMIT = 1 << 64
+_COUNT_LIMIT = 1 << 31
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParameters:
+    """How the next token is chosen. Checked when made: an instance is always valid.
+
+    temperature: 0 is greedy (the filters below then change nothing); 1 leaves the model's own odds.
+    top_k: how many of the likeliest tokens stay; 0 keeps all.
+    top_p: the likeliest tokens that together reach this share stay; 1 keeps all.
+    min_p: tokens at least this likely, relative to the likeliest, stay; 0 keeps all.
+    repetition_penalty: above 1 makes tokens of the prompt and the answer less likely.
+    seed: the same seed gives the same tokens, whatever the plan.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.validate()
+
+    def validate(self) -> None:
+        """Raise ValueError naming the first field that is out of range, and its range."""
+        _require_number("temperature", self.temperature, at_least=0.0)
+        require_integer("top_k", self.top_k)
+        _require_number("top_p", self.top_p, at_least=0.0, at_most=1.0)
+        _require_number("min_p", self.min_p, at_least=0.0, at_most=1.0)
+        _require_number("repetition_penalty", self.repetition_penalty, at_least=0.01, at_most=100.0)
+        require_integer("seed", self.seed, below=_SEED_LIMIT)
+
+    def to_json(self) -> dict[str, float | int]:
+        """Every field, as JSON numbers."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: object) -> SamplingParameters:
+        """Read what `to_json` wrote; absent fields take their default.
+
+        Raises ValueError for anything but an object of known fields within their ranges.
+        """
+        if not isinstance(value, Mapping):
+            raise ValueError(
+                f"sampling parameters must be an object of numbers, not {type(value).__name__}"
+            )
+        known = {field.name for field in fields(cls)}
+        if unknown := sorted(str(name) for name in value if name not in known):
+            raise ValueError(
+                f"unknown sampling parameter {', '.join(unknown)}; "
+                f"known are {', '.join(sorted(known))}"
+            )
+        return cls(**value)
+
+
+def _require_number(
+    name: str, value: object, *, at_least: float, at_most: float = sys.float_info.max
+) -> None:
+    # The comparison also turns away NaN, infinities, and integers too large for a float.
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not at_least <= value <= at_most
+    ):
+        high = f" and at most {at_most:g}" if at_most < sys.float_info.max else " and finite"
+        raise ValueError(f"{name} must be a number of at least {at_least:g}{high}, not {value!r}")
+
+
+def require_integer(name: str, value: object, *, below: int = _COUNT_LIMIT) -> None:
+    """Raise ValueError naming the value and its range, unless it is within it."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < below:
+        raise ValueError(
+            f"{name} must be a whole number of at least 0 and below {below}, not {value!r}"
+        )

@@ -1,0 +1,164 @@
+"""What every `triton.py` face shares: how a kernel is launched, and checks of its tensors.
+
+Knows torch tensors; knows no operator. Kernels run on torch's current device: the caller makes
+that of its tensors current. Sizes that only change speed live in frozen dataclasses, so
+that a table of measured ones can take the place of the defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+import triton
+from torch import Tensor
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+INTEGERS = (torch.int32, torch.int64)
+
+SMALLEST_DOT = 16
+"""tl.dot takes no side smaller than this."""
+
+_PROCESSORS_UNKNOWN = 1
+_PROGRAMS_PER_PROCESSOR = 2
+_MOST_SPLITS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """How the compiler lays out one program: warps of 32 threads, and loads kept in flight."""
+
+    num_warps: int = 4
+    num_stages: int = 2
+
+    def options(self) -> dict[str, int]:
+        """Multiply and add as one instruction, said aloud: Triton 3.10 changes its default."""
+        return {
+            "num_warps": self.num_warps,
+            "num_stages": self.num_stages,
+            "enable_fp_fusion": True,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GemvTiles:
+    """A program of a product with few rows: so many outputs, and inputs at a time."""
+
+    outputs: int = 8
+    inputs: int = 512
+    launch: Launch = field(default_factory=Launch)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GemmTiles:
+    """A program of a product: rows and outputs of its tile, inputs at a time.
+
+    splits: parts that the inputs are divided in, each a program of its own.
+    """
+
+    rows: int = 64
+    outputs: int = 64
+    inputs: int = 64
+    splits: int = 1
+    launch: Launch = field(default_factory=Launch)
+
+
+def gemm_tiles(
+    rows: int, outputs: int, inputs: int, *, element_bytes: int, processors: int
+) -> GemmTiles:
+    """Tiles that keep the processors busy, and read the weight as seldom as they can.
+
+    Up to 64 rows the weight is read once and its inputs are divided; beyond, large square tiles
+    do more products for each element read. Float32 has no tensor cores here, and its tiles must
+    fit into the 99 KiB of shared memory that small GPUs have: they stay small.
+    """
+    if element_bytes > 2:
+        tile_rows, tile_outputs, tile_inputs = padded(min(rows, 64), at_least=SMALLEST_DOT), 64, 32
+        launch = Launch(num_warps=4, num_stages=2)
+    elif rows <= 64:
+        tile_rows, tile_outputs, tile_inputs = padded(rows, at_least=SMALLEST_DOT), 64, 128
+        launch = Launch(num_warps=4, num_stages=3)
+    else:
+        tile_rows, tile_outputs, tile_inputs = 128, 128, 64
+        launch = Launch(num_warps=8, num_stages=3)
+    tiles = triton.cdiv(rows, tile_rows) * triton.cdiv(outputs, tile_outputs)
+    most = max(1, min(_MOST_SPLITS, inputs // (4 * tile_inputs)))
+    splits = max(1, min(_PROGRAMS_PER_PROCESSOR * processors // max(1, tiles), most))
+    return GemmTiles(
+        rows=tile_rows, outputs=tile_outputs, inputs=tile_inputs, splits=splits, launch=launch
+    )
+
+
+def row_launch(block: int) -> Launch:
+    """For a program that holds one row of `block` elements: 16 of them a thread, 16 warps at most.
+
+    Sixteen bfloat16 elements are two 16-byte loads, and half of the registers stay free.
+    """
+    return Launch(num_warps=min(16, max(1, block // 512)), num_stages=1)
+
+
+def padded(size: int, *, at_least: int = 1) -> int:
+    """The power of two that holds `size`: every block of a kernel is one."""
+    return max(at_least, int(triton.next_power_of_2(size)))
+
+
+def num_processors(device: torch.device) -> int:
+    """Streaming multiprocessors of a GPU; 1 where kernels are interpreted."""
+    if device.type != "cuda":
+        return _PROCESSORS_UNKNOWN
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def check(
+    name: str,
+    tensor: Tensor,
+    *,
+    dtypes: Sequence[torch.dtype],
+    shape: Sequence[int | None] | None = None,
+    like: Tensor | None = None,
+    contiguous: bool = True,
+) -> None:
+    """ValueError unless `tensor` is what a kernel reads.
+
+    shape: None inside it stands for any size. like: whose device it must share. Without
+    `contiguous` only the last axis must be.
+    """
+    if tensor.dtype not in dtypes:
+        wanted = " or ".join(_name(dtype) for dtype in dtypes)
+        raise ValueError(f"{name} is {_name(tensor.dtype)}; pass {wanted}")
+    if shape is not None and not _fits(tensor.shape, shape):
+        wanted = ", ".join("any" if size is None else str(size) for size in shape)
+        raise ValueError(f"{name} has the shape {list(tensor.shape)}, not [{wanted}]")
+    if like is not None and tensor.device != like.device:
+        raise ValueError(f"{name} is on {tensor.device}, the other tensors on {like.device}")
+    if contiguous and not tensor.is_contiguous():
+        raise ValueError(f"{name} is not contiguous; pass {name}.contiguous()")
+    if tensor.ndim and tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+        raise ValueError(f"{name} is not contiguous along its last axis")
+
+
+def output(
+    name: str,
+    given: Tensor | None,
+    *,
+    shape: Sequence[int],
+    like: Tensor,
+    dtype: torch.dtype | None = None,
+    dtypes: Sequence[torch.dtype] = FLOATS,
+) -> Tensor:
+    """The tensor to write: `given` if it fits, else a new one of `dtype` (or that of `like`)."""
+    if given is None:
+        return torch.empty(tuple(shape), dtype=dtype or like.dtype, device=like.device)
+    check(name, given, dtypes=dtypes, shape=shape, like=like)
+    return given
+
+
+def _fits(shape: Sequence[int], wanted: Sequence[int | None]) -> bool:
+    return len(shape) == len(wanted) and all(
+        expected is None or size == expected for size, expected in zip(shape, wanted, strict=True)
+    )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

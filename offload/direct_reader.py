@@ -1,0 +1,110 @@
+"""Reads pieces of one file into memory that exists already: large, parallel, past the page cache.
+
+The page cache would hold everything twice, and under a memory limit it evicts what is needed next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from offload.errors import StoreCorruptError, StoreError
+from offload.manifest import piece_digest
+
+DIRECT_BYTES = 4096
+"""What offsets, sizes and addresses of direct reads are multiples of."""
+
+DEFAULT_THREADS = 4
+"""Enough to fill an NVMe disk with pieces of 4 MiB; more gained nothing where it was measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """`into` is filled from `offset` on; with a digest the first `nbytes` must be what it names."""
+
+    offset: int
+    into: memoryview
+    nbytes: int
+    digest: str | None = None
+
+
+class DirectReader:
+    """One file, read by several threads at once. `close` waits for reads under way."""
+
+    def __init__(self, path: Path, *, threads: int = DEFAULT_THREADS) -> None:
+        """Raises StoreError if the file cannot be opened."""
+        self._path = path
+        self._mutex = threading.Lock()
+        self._is_direct = True
+        self.bytes_read = 0
+        """Since the reader was made, padding included."""
+        try:
+            try:
+                self._file = os.open(path, os.O_RDONLY | os.O_DIRECT)
+            except OSError as error:
+                if error.errno != errno.EINVAL:  # a file system in memory has no direct reads
+                    raise
+                self._is_direct = False
+                self._file = os.open(path, os.O_RDONLY)
+            try:
+                self._buffered = os.open(path, os.O_RDONLY)
+            except OSError:
+                os.close(self._file)
+                raise
+        except OSError as error:
+            raise StoreError(f"{path} cannot be read: {error.strerror}") from error
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="edge-read")
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether the page cache is left out; else what was read is dropped from it."""
+        return self._is_direct
+
+    def read(self, reads: Iterable[Read]) -> None:
+        """All of them, in parallel; returns when every byte is there.
+
+        Addresses and sizes of `into` are multiples of DIRECT_BYTES; reads from other offsets, which
+        only small things have, go through the page cache. Raises StoreCorruptError for bytes that
+        are not what their digest says, or a file that ends early; StoreError if the disk fails.
+        """
+        for done in [self._pool.submit(self._read_one, each) for each in reads]:
+            done.result()
+
+    def close(self) -> None:
+        self._pool.shutdown()
+        os.close(self._file)
+        os.close(self._buffered)
+
+    def _read_one(self, read: Read) -> None:
+        done, size = 0, len(read.into)
+        is_direct = self._is_direct and not read.offset % DIRECT_BYTES
+        file = self._file if is_direct else self._buffered
+        try:
+            while done < read.nbytes:
+                count = os.preadv(file, [read.into[done:]], read.offset + done)
+                before, done = done, done + count
+                if done < read.nbytes and done % DIRECT_BYTES:
+                    done -= done % DIRECT_BYTES  # a direct read goes on at a whole block only
+                if done <= before:
+                    raise StoreCorruptError(
+                        f"{self._path} ends before byte {read.offset + read.nbytes:,}; it is not "
+                        "the file that was written: load the model again"
+                    )
+        except OSError as error:
+            raise StoreError(f"{self._path} cannot be read: {error.strerror}") from error
+        if not is_direct:
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(file, read.offset, size, os.POSIX_FADV_DONTNEED)
+        with self._mutex:
+            self.bytes_read += size
+        if read.digest is not None and piece_digest(read.into[: read.nbytes]) != read.digest:
+            raise StoreCorruptError(
+                f"{self._path} has other bytes at {read.offset:,} than were written there; load "
+                "the model again"
+            )

@@ -1,0 +1,213 @@
+"""The choice of a plan: the least time of a whole answer, by measured rates.
+
+The least of first_token_s + output_tokens x token_s, as `estimate` predicts them. One device, a
+pipeline, slices of layers or any mixture, whatever is fastest, and devices that would slow it down
+stay out. How exact the search is, `search` says; without rates, `placement` decides by threads and
+memory.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+from typing import get_args
+
+from partition.arrangements import all_arrangements, neighbours, swaps
+from partition.cost import Estimate
+from partition.errors import PlanError
+from partition.facts import ClusterSpec, ModelFacts, Workload
+from partition.left_out import LeftOut, left_out
+from partition.pace import CHUNK_TOKENS
+from partition.placement import Parallel, capacity_error, check_count, place, place_anyhow
+from partition.plan import Plan
+from partition.search import (
+    EXACT_DEVICES,
+    MOST_SOLVED,
+    MOST_SOLVED_OF_MANY,
+    Search,
+    Solved,
+    in_order,
+    kind,
+)
+from partition.situation import Arrangement, Situation
+from partition.streaming import streaming_plans
+
+_MOST_RUNNERS_UP = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solo:
+    """The best device alone."""
+
+    device: str
+    """Its id."""
+    name: str
+    estimate: Estimate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A plan, what it is predicted to do, and what else there was."""
+
+    plan: Plan
+    predicted: Estimate | None
+    """None when some device has no rates."""
+    solo: Solo | None
+    """None when no device alone has the memory, or some device has no rates."""
+    left_out: tuple[LeftOut, ...]
+    """Every device that the plan does not use; empty without rates."""
+    runners_up: tuple[tuple[Plan, Estimate], ...]
+    """Plans over other groups of devices, the best first."""
+
+
+def choose(
+    model: ModelFacts,
+    cluster: ClusterSpec,
+    workload: Workload,
+    *,
+    parallel: Parallel = "auto",
+    chunk_tokens: int = CHUNK_TOKENS,
+    stream: bool = False,
+) -> Choice:
+    """A valid plan, version 1, that fits the memory of every device it uses.
+
+    auto      Whatever is fastest: one device, whole layers, slices, or a mixture; any devices.
+    pipeline  A stage on every device, in the best order, with the layers that suit it.
+    tensor    One stage with a shard on every device, with the shares that suit it.
+
+    With `stream`, a model that fits no other way has layers that are read from disk for each step.
+
+    Ties go to fewer devices, then to the order of the cluster. The same facts always give the same
+    choice. Raises CapacityError when memory is short, PlanError when the devices are too many for
+    this model (or none), ValueError for an unknown `parallel`.
+    """
+    if parallel not in get_args(Parallel):
+        allowed = ", ".join(map(repr, get_args(Parallel)))
+        raise ValueError(f"parallel must be one of {allowed}, not {parallel!r}.")
+    if not cluster.devices:
+        raise PlanError(["The cluster has no devices; start a peer on at least one."])
+    check_count(model, cluster, parallel)
+    if any(device.rates is None for device in cluster.devices):
+        plan = place(model, cluster, workload, parallel)
+        if plan is None and stream:
+            plan = next(streaming_plans(model, cluster, workload, parallel), None)
+        if plan is None:
+            raise capacity_error(model, cluster, workload, parallel)
+        return Choice(plan=plan, predicted=None, solo=None, left_out=(), runners_up=())
+    search = Search(Situation(model, cluster, workload, chunk_tokens))
+    return _measured_choice(search, parallel, stream=stream)
+
+
+def _measured_choice(search: Search, parallel: Parallel, *, stream: bool) -> Choice:
+    alone = search.best(_alone(search), most=len(search.situation.devices))
+    solved = _solve(search, parallel)
+    if parallel == "auto":
+        solved = in_order([*alone[:1], *solved])
+    if not solved:
+        return _placed_choice(search, parallel, alone, stream=stream)
+    kinds: set[object] = set()
+    plans: list[tuple[Plan, Estimate]] = []
+    for each in solved:
+        if kind(each.arrangement) not in kinds and len(plans) <= _MOST_RUNNERS_UP:
+            kinds.add(kind(each.arrangement))
+            plans.append((plan := search.plan(each), search.estimate(plan)))
+    (plan, predicted), *others = plans
+    return Choice(
+        plan=plan,
+        predicted=predicted,
+        solo=_solo(search, alone),
+        left_out=left_out(search, solved[0].arrangement, predicted),
+        runners_up=tuple(others),
+    )
+
+
+def _placed_choice(
+    search: Search, parallel: Parallel, alone: Sequence[Solved], *, stream: bool
+) -> Choice:
+    """Memory so short that the search finds no way: what placing by memory finds, or the error."""
+    situation = search.situation
+    model, cluster, workload = situation.model, situation.cluster, situation.workload
+    plan = place_anyhow(model, cluster, workload, parallel)
+    if plan is None and stream:
+        plan = min(
+            streaming_plans(model, cluster, workload, parallel),
+            key=lambda each: search.estimate(each).total_s(workload),
+            default=None,
+        )
+    if plan is None:
+        raise capacity_error(model, cluster, workload, parallel, anyhow=True)
+    numbers = {device.id: number for number, device in enumerate(situation.devices)}
+    arrangement = tuple(
+        tuple(numbers[shard.device] for shard in stage.shards) for stage in plan.stages
+    )
+    predicted = search.estimate(plan)
+    return Choice(
+        plan=plan,
+        predicted=predicted,
+        solo=_solo(search, alone),
+        left_out=left_out(search, arrangement, predicted),
+        runners_up=(),
+    )
+
+
+def _alone(search: Search) -> list[Arrangement]:
+    return [((index,),) for index in range(len(search.situation.devices))]
+
+
+def _solo(search: Search, alone: Sequence[Solved]) -> Solo | None:
+    if not alone:
+        return None
+    device = search.situation.devices[alone[0].arrangement[0][0]]
+    return Solo(device=device.id, name=device.name, estimate=search.estimate(search.plan(alone[0])))
+
+
+def describe_plan_in_words(plan: Plan, cluster: ClusterSpec) -> str:
+    """One line: `a: layers 0-11 | b + c: layers 12-21, heads 20:12`."""
+    stages: list[str] = []
+    for stage in plan.stages:
+        names = " + ".join(cluster.device(shard.device).name for shard in stage.shards)
+        words = f"{names}: layers {stage.layers.start}-{stage.layers.stop - 1}"
+        streamed = max(shard.streamed_layers for shard in stage.shards)
+        if streamed:
+            words += f" (the last {streamed} from disk)"
+        if len(stage.shards) > 1:
+            words += f", heads {':'.join(str(len(shard.heads)) for shard in stage.shards)}"
+        stages.append(words)
+    return " | ".join(stages)
+
+
+def _solve(search: Search, parallel: Parallel) -> list[Solved]:
+    everyone = tuple(range(len(search.situation.devices)))
+    few = len(everyone) <= EXACT_DEVICES
+    if parallel == "auto":
+        if few:
+            return search.best(all_arrangements(everyone), most=MOST_SOLVED)
+        found = search.descend(_starts(search), lambda here: neighbours(here, everyone))
+        return search.best(found, most=MOST_SOLVED_OF_MANY)
+    if few:
+        orders: Iterator[Arrangement] = (_as(parallel, order) for order in permutations(everyone))
+        return search.best(orders, most=MOST_SOLVED)
+    found = search.descend([_as(parallel, everyone)], swaps)
+    return search.best(found, most=MOST_SOLVED_OF_MANY)
+
+
+def _as(parallel: Parallel, order: tuple[int, ...]) -> Arrangement:
+    return (order,) if parallel == "tensor" else tuple((index,) for index in order)
+
+
+def _starts(search: Search) -> list[Arrangement]:
+    """The fastest alone, the fewest in a pipeline, everyone in one stage, and hosts as stages."""
+    situation = search.situation
+    everyone = tuple(range(len(situation.devices)))
+    hosts: dict[str, list[int]] = {}
+    for index, device in enumerate(situation.devices):
+        hosts.setdefault(device.host or f"alone {index}", []).append(index)
+    largest = sorted(everyone, key=lambda index: -situation.devices[index].memory_bytes)
+    chains = [_as("pipeline", tuple(largest[:count])) for count in range(1, len(largest) + 1)]
+    fastest = min(_alone(search), key=search.bound_s)
+    starts = [
+        fastest,
+        next((chain for chain in chains if search.bound_s(chain) < float("inf")), chains[-1]),
+        _as("tensor", everyone),
+        tuple(tuple(group) for group in hosts.values()),
+    ]
+    return list(dict.fromkeys(starts))

@@ -1,0 +1,267 @@
+"""How fast a plan will be, from measured rates: one function per term, formulas in COST.md.
+
+A step is a chain of things that wait for each other, so its time is a sum; where several shards
+work side by side, the slowest counts. Pure arithmetic over facts; searches nothing.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from partition.errors import PlanError
+from partition.facts import ClusterSpec, DeviceSpec, ModelFacts, Workload
+from partition.memory import memory_use, num_local_kv_heads
+from partition.messages import Network
+from partition.pace import CHUNK_TOKENS, Pace, Phase, Segment, chunk_phase, decode_phase
+from partition.plan import Plan, Shard, Stage
+from partition.streaming import waits_for_disk
+from partition.terms import Kind, Term, in_words, merged
+
+FLOAT_BYTES = 4
+"""Hidden states travel as float32."""
+
+TOKEN_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """How fast a plan will be."""
+
+    first_token_s: float
+    """From a prompt of the workload to its first token, nobody else asking."""
+    token_s: float
+    """A step in which every request gets a token."""
+    tokens_per_s: float
+    """Of all requests together, while they decode."""
+    terms: tuple[Term, ...]
+    """The parts of `token_s`, which is their sum; the largest first."""
+    bottleneck: str
+    """The largest term, in words."""
+    device_s: tuple[tuple[str, float], ...]
+    """Seconds that each device (by id, in plan order) computes for a step."""
+
+    def total_s(self, workload: Workload) -> float:
+        """What plans are compared by: a whole answer of the workload."""
+        return self.first_token_s + workload.output_tokens * self.token_s
+
+
+def estimate(
+    plan: Plan,
+    model: ModelFacts,
+    cluster: ClusterSpec,
+    workload: Workload,
+    *,
+    chunk_tokens: int = CHUNK_TOKENS,
+) -> Estimate:
+    """How fast `plan` runs this workload, prompts in chunks of `chunk_tokens`.
+
+    PlanError when the plan is not for this model and cluster, or a device of it has no rates.
+    """
+    plan.validate(model, cluster)
+    unmeasured = [id for id in plan.devices if cluster.device(id).rates is None]
+    if unmeasured:
+        raise PlanError(
+            [f"Device {id!r} has not been measured, so no speed is known." for id in unmeasured]
+        )
+    view = _View(plan, model, cluster)
+    use = memory_use(plan, model, workload)
+    decode = decode_phase(workload)
+    loads = waits_for_disk(plan, cluster, use, view.stage_seconds(decode))
+    terms = merged([*view.steps(decode), *view.loads(loads), *view.outside_stages(decode)])
+    token_s = sum(term.seconds for term in terms)
+    chunk, num_chunks = chunk_phase(workload, chunk_tokens)
+    stages_s = view.stage_seconds(chunk)
+    # Every chunk reads what a step reads; a stage waits for the slowest of its disks.
+    waited = dict(waits_for_disk(plan, cluster, use, stages_s))
+    stages_s = [
+        own_s + max(waited[shard.device] for shard in stage.shards)
+        for own_s, stage in zip(stages_s, plan.stages, strict=True)
+    ]
+    first_token_s = (
+        sum(stages_s)
+        + (num_chunks - 1) * max(stages_s)
+        + sum(term.seconds for term in view.outside_stages(chunk))
+    )
+    return Estimate(
+        first_token_s=first_token_s,
+        token_s=token_s,
+        tokens_per_s=workload.concurrency / token_s if token_s else float("inf"),
+        terms=terms,
+        bottleneck=in_words(terms[0], token_s),
+        device_s=view.device_seconds(decode),
+    )
+
+
+def shares_host(devices: Sequence[DeviceSpec], device: DeviceSpec) -> bool:
+    """Whether another of these devices reads the same memory."""
+    return bool(device.host) and any(
+        other.host == device.host and other.id != device.id for other in devices
+    )
+
+
+class _View:
+    """One plan on one cluster, asked for the terms of its steps."""
+
+    def __init__(self, plan: Plan, model: ModelFacts, cluster: ClusterSpec) -> None:
+        self._plan = plan
+        self._model = model
+        self._devices = {device.id: device for device in cluster.devices}
+        names = [device.name for device in cluster.devices]
+        self._names = {
+            device.id: device.name if names.count(device.name) == 1 else device.id
+            for device in cluster.devices
+        }
+        self._network = Network(cluster)
+
+    def steps(self, phase: Phase) -> Iterator[Term]:
+        for number in range(len(self._plan.stages)):
+            yield from self.stage(number, phase)
+
+    def stage_seconds(self, phase: Phase) -> list[float]:
+        return [
+            sum(term.seconds for term in self.stage(number, phase))
+            for number in range(len(self._plan.stages))
+        ]
+
+    def loads(self, waits: Sequence[tuple[str, float]]) -> Iterator[Term]:
+        """For each stage the wait for the slowest of its disks."""
+        seconds = dict(waits)
+        for stage in self._plan.stages:
+            slowest = max(stage.shards, key=lambda shard: seconds[shard.device])
+            if seconds[slowest.device]:
+                count = slowest.streamed_layers
+                yield self._term("load", [slowest], count, seconds[slowest.device])
+
+    def stage(self, number: int, phase: Phase) -> list[Term]:
+        """What a stage does in a step, from the hidden state it hears to the one it tells."""
+        stage = self._plan.stages[number]
+        is_first, is_last = number == 0, number == len(self._plan.stages) - 1
+        paces = [self._pace(shard, stage, phase) for shard in stage.shards]
+        slowest = max(range(len(paces)), key=lambda index: paces[index].step_s)
+        terms = [self._term("step", [stage.shards[slowest]], 1, paces[slowest].step_s)]
+        if len(paces) == 1:
+            rows = len(stage.shards[0].vocab) if is_last else 0
+            whole = paces[0].whole(self._model, len(stage.layers), rows)
+            return terms + self._computed(stage, [whole], 1)
+        return (
+            terms
+            + self._layers(stage, paces)
+            + self._sums(stage, 2 * len(stage.layers) + is_first, phase)
+            + (self._computed(stage, [pace.bare() for pace in paces], 1) if is_first else [])
+            + (
+                self._head(stage, paces, phase)
+                if is_last
+                else self._computed(stage, [pace.bare() for pace in paces], 1)
+            )
+        )
+
+    def outside_stages(self, phase: Phase) -> Iterator[Term]:
+        """Hops between stages, choosing the token, and telling it to the first stage."""
+        nbytes = phase.rows * self._model.hidden_size * FLOAT_BYTES
+        stages = self._plan.stages
+        for before, after in pairwise(stages):
+            sources, targets = _ids(before.shards), _ids(after.shards)
+            seconds = self._network.hop_s(sources, targets, nbytes)
+            yield self._term("hop", [before.shards[0], after.shards[0]], 1, seconds)
+        sampler = stages[-1].shards[0]
+        rates = self._devices[sampler.device].rates
+        assert rates is not None
+        yield self._term("sample", [sampler], 1, phase.head_rows * rates.sample_s)
+        listeners = [shard for shard in stages[0].shards if shard.device != sampler.device]
+        if listeners:
+            told = [
+                self._network.message_s(sampler.device, each.device, phase.head_rows * TOKEN_BYTES)
+                for each in listeners
+            ]
+            slowest = max(range(len(told)), key=lambda index: told[index])
+            yield self._term("hop", [sampler, listeners[slowest]], 1, told[slowest])
+
+    def device_seconds(self, phase: Phase) -> tuple[tuple[str, float], ...]:
+        seconds: list[tuple[str, float]] = []
+        last = len(self._plan.stages) - 1
+        for number, stage in enumerate(self._plan.stages):
+            for shard in stage.shards:
+                pace = self._pace(shard, stage, phase)
+                rows = len(shard.vocab) if number == last else 0
+                if len(stage.shards) == 1:
+                    own_s = pace.whole(self._model, len(stage.layers), rows).mean_s
+                else:
+                    layer_s = self._attention(pace, shard).mean_s
+                    layer_s += pace.feed_forward(self._model, len(shard.ffn_columns)).mean_s
+                    ends_s = pace.bare().mean_s * ((number == 0) + (number != last))
+                    own_s = len(stage.layers) * layer_s + ends_s
+                    own_s += pace.head(self._model, rows).mean_s
+                seconds.append((shard.device, own_s))
+        return tuple(seconds)
+
+    def _pace(self, shard: Shard, stage: Stage, phase: Phase) -> Pace:
+        device = self._devices[shard.device]
+        assert device.rates is not None
+        at_work = self._plan.devices if phase.overlaps else _ids(stage.shards)
+        shared = shares_host([self._devices[id] for id in at_work], device)
+        return Pace.of(device.rates, phase, shared=shared, ranks=len(stage.shards))
+
+    def _attention(self, pace: Pace, shard: Shard) -> Segment:
+        kv_heads = num_local_kv_heads(shard.heads, self._model)
+        return pace.attention(self._model, len(shard.heads), kv_heads)
+
+    def _layers(self, stage: Stage, paces: Sequence[Pace]) -> list[Term]:
+        """Two segments for each layer, each as long as its slowest shard."""
+        pairs = list(zip(paces, stage.shards, strict=True))
+        attention = [self._attention(pace, shard) for pace, shard in pairs]
+        feed_forward = [
+            pace.feed_forward(self._model, len(shard.ffn_columns)) for pace, shard in pairs
+        ]
+        count = len(stage.layers)
+        return [
+            *self._computed(stage, attention, count),
+            *self._computed(stage, feed_forward, count),
+        ]
+
+    def _sums(self, stage: Stage, count: int, phase: Phase) -> list[Term]:
+        nbytes = phase.rows * self._model.hidden_size * FLOAT_BYTES
+        sum_s = self._network.sum_s(_ids(stage.shards), nbytes)
+        return [self._term("reduce", stage.shards, count, count * sum_s)]
+
+    def _head(self, stage: Stage, paces: Sequence[Pace], phase: Phase) -> list[Term]:
+        """The logits of each shard, and each one's best tokens on their way to rank 0.
+
+        Those are a few bytes, and all of them travel at the same time.
+        """
+        segments = [
+            pace.head(self._model, len(shard.vocab))
+            for pace, shard in zip(paces, stage.shards, strict=True)
+        ]
+        latency_s = gather_latency_s(self._network, _ids(stage.shards))
+        way = self._term("sample", stage.shards, 1, latency_s)
+        return [*self._computed(stage, segments, 1), way]
+
+    def _computed(self, stage: Stage, segments: Sequence[Segment], count: int) -> list[Term]:
+        """`count` times the slowest of these segments, one for each shard of the stage."""
+        slowest = max(range(len(segments)), key=lambda index: segments[index].total_s)
+        return self._parts([stage.shards[slowest]], stage, segments[slowest], count)
+
+    def _parts(
+        self, own: Sequence[Shard], stage: Stage, segment: Segment, count: int
+    ) -> list[Term]:
+        wait_s = segment.total_s - segment.mean_s
+        terms = [
+            self._term("compute", own, count, count * segment.weights_s),
+            self._term("attention", own, count, count * segment.attention_s),
+            self._term("runs", own, count, count * segment.runs_s),
+            self._term("wait", stage.shards, count, count * wait_s),
+        ]
+        return [term for term in terms if term.seconds]
+
+    def _term(self, kind: Kind, shards: Sequence[Shard], count: int, seconds: float) -> Term:
+        where = "-".join(self._names[shard.device] for shard in shards)
+        return Term(kind=kind, where=where, count=count, seconds=seconds)
+
+
+def gather_latency_s(network: Network, ids: Sequence[str]) -> float:
+    """Seconds until rank 0 has the best tokens of every shard's part of the vocabulary."""
+    return max((network.link(id, ids[0])[0] for id in ids[1:]), default=0.0)
+
+
+def _ids(shards: Sequence[Shard]) -> tuple[str, ...]:
+    return tuple(shard.device for shard in shards)

@@ -1,0 +1,154 @@
+"""How long one device takes for its part of a step: weights, attention, graph runs.
+
+The roofline of one device, measured rather than derived: a step of r rows takes so many seconds for
+each byte of weights, whatever limits it, memory or arithmetic. Knows one device at a time.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+from partition.facts import ModelFacts, Workload
+from partition.rates import ComputeRates
+
+CHUNK_TOKENS = 256
+"""Tokens of a prompt that run as one step, unless the caller says otherwise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """A kind of step."""
+
+    rows: float
+    """Tokens in the step."""
+    context_tokens: float
+    """Cached tokens that each of them attends, in the mean."""
+    head_rows: float
+    """Tokens whose logits are computed."""
+    overlaps: bool
+    """Whether stages compute at the same time, each at another step."""
+
+
+def decode_phase(workload: Workload) -> Phase:
+    """One token of each request, half-way through the answers."""
+    rows = workload.concurrency
+    context = workload.prompt_tokens + workload.output_tokens / 2
+    return Phase(rows=rows, context_tokens=context, head_rows=rows, overlaps=False)
+
+
+def chunk_phase(workload: Workload, chunk_tokens: int) -> tuple[Phase, int]:
+    """A chunk of one prompt, and how many there are. They count as equally long.
+
+    Logits are computed for one row of every chunk, though only those of the last are used.
+    """
+    count = math.ceil(workload.prompt_tokens / chunk_tokens)
+    phase = Phase(
+        rows=workload.prompt_tokens / count,
+        context_tokens=workload.prompt_tokens / 2,
+        head_rows=1,
+        overlaps=count > 1,
+    )
+    return phase, count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """What one device does between two waits, in seconds."""
+
+    weights_s: float = 0.0
+    attention_s: float = 0.0
+    runs_s: float = 0.0
+    slack: float = 1.0
+    """How much longer than the mean the slowest of the stage takes, by chance; 1 when alone."""
+
+    @property
+    def mean_s(self) -> float:
+        return self.weights_s + self.attention_s + self.runs_s
+
+    @property
+    def total_s(self) -> float:
+        return self.mean_s * self.slack
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """One device in one phase, in a stage of so many ranks."""
+
+    weights_s: float
+    """Per byte of weights of the layers."""
+    head_weights_s: float
+    """Per byte of weights of the head."""
+    attention_s: float
+    """Per query head and layer."""
+    run_s: float
+    step_s: float
+    slack: float
+
+    @classmethod
+    def of(cls, rates: ComputeRates, phase: Phase, *, shared: bool, ranks: int) -> "Pace":
+        return cls(
+            weights_s=rates.weights_s(phase.rows, shared=shared),
+            head_weights_s=rates.weights_s(phase.head_rows, shared=shared),
+            attention_s=rates.attention_step_s(phase.rows) * phase.context_tokens,
+            run_s=rates.run_s,
+            step_s=rates.step_s,
+            slack=1 + rates.jitter * expected_maximum(ranks),
+        )
+
+    def whole(self, model: ModelFacts, layers: int, head_rows: int) -> Segment:
+        """All of a stage that is not split: one graph. `head_rows`: of the vocabulary, or 0."""
+        layer_bytes = (
+            model.num_heads * model.query_head_bytes
+            + model.num_kv_heads * model.kv_head_bytes
+            + model.ffn_columns * model.ffn_column_bytes
+            + model.layer_bytes
+        )
+        return Segment(
+            weights_s=layers * layer_bytes * self.weights_s
+            + head_rows * model.head_row_bytes * self.head_weights_s,
+            attention_s=layers * model.num_heads * self.attention_s,
+            runs_s=self.run_s,
+        )
+
+    def attention(self, model: ModelFacts, heads: int, kv_heads: int) -> Segment:
+        """Up to the first sum of a layer. Norms and biases count half here, half below."""
+        nbytes = heads * model.query_head_bytes + kv_heads * model.kv_head_bytes
+        return Segment(
+            weights_s=(nbytes + model.layer_bytes / 2) * self.weights_s,
+            attention_s=heads * self.attention_s,
+            runs_s=self.run_s,
+            slack=self.slack,
+        )
+
+    def feed_forward(self, model: ModelFacts, columns: int) -> Segment:
+        """From the first to the second sum of a layer."""
+        nbytes = columns * model.ffn_column_bytes + model.layer_bytes / 2
+        return Segment(weights_s=nbytes * self.weights_s, runs_s=self.run_s, slack=self.slack)
+
+    def head(self, model: ModelFacts, rows: int) -> Segment:
+        """The graph of the logits; a shard without rows has none."""
+        if not rows:
+            return Segment(slack=self.slack)
+        nbytes = rows * model.head_row_bytes
+        return Segment(weights_s=nbytes * self.head_weights_s, runs_s=self.run_s, slack=self.slack)
+
+    def bare(self) -> Segment:
+        """A graph without weights to speak of: the embedding, or the last addition of a stage."""
+        return Segment(runs_s=self.run_s, slack=self.slack)
+
+
+@lru_cache(maxsize=1024)
+def expected_maximum(count: int) -> float:
+    """The mean of the largest of `count` standard normals, 0 for one.
+
+    E = integral of x d(Phi(x)^n), by the trapezoidal rule over +-9 standard deviations.
+    """
+    steps, reach = 1800, 9.0
+    width = 2 * reach / steps
+    total = 0.0
+    for index in range(steps + 1):
+        x = -reach + index * width
+        below = 0.5 * math.erfc(-x / math.sqrt(2))
+        density = math.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+        total += x * count * below ** (count - 1) * density * width
+    return max(0.0, total) if count > 1 else 0.0

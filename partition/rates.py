@@ -1,0 +1,151 @@
+"""How fast one device computes one model, as it measured itself.
+
+Numbers and how to read between them; who measures, and when, is decided elsewhere. Every wrong
+number is a ValueError at construction.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from itertools import pairwise
+
+MOST_POINTS = 64
+"""Entries that `rows` may have."""
+
+LARGEST_ROWS = 2**20
+"""No step has more rows than this."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeRates:
+    """What one device measured of itself, for the shapes of one model in one weight format."""
+
+    rows: tuple[int, ...]
+    """Rows (tokens) of a step at which the sequences below were measured; ascending from 1."""
+    seconds_per_byte: tuple[float, ...]
+    """Time of a step of so many rows, for each byte of weights as ModelFacts counts them, with no
+    neighbour on the same host at work."""
+    shared_seconds_per_byte: tuple[float, ...]
+    """The same while the other peers of its host compute too."""
+    attention_s: tuple[float, ...]
+    """Seconds per row, cached token and query head, in a step of so many rows."""
+    run_s: float
+    """Fixed cost of one run of a graph."""
+    jitter: float
+    """Standard deviation of the time of one run, as a part of its mean."""
+    sample_s: float
+    """Choosing one token from the whole vocabulary."""
+    step_s: float
+    """Fixed cost of a step beside its runs: its queue, bindings, telling the token."""
+    disk_bytes_per_s: float | None = None
+    """Sequential reading; None when not measured."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.rows) <= MOST_POINTS:
+            raise ValueError(
+                f"rates need 1 to {MOST_POINTS} entries in rows, not {self.rows!r:.80}."
+            )
+        if any(type(row) is not int for row in self.rows):
+            raise ValueError(f"rows of rates must be whole numbers, not {self.rows!r:.80}.")
+        if self.rows[0] != 1 or any(low >= high for low, high in pairwise(self.rows)):
+            raise ValueError(f"rows of rates must ascend from 1, not {self.rows!r:.80}.")
+        if self.rows[-1] > LARGEST_ROWS:
+            raise ValueError(f"rows of rates must be at most {LARGEST_ROWS:,}.")
+        for name in ("seconds_per_byte", "shared_seconds_per_byte", "attention_s"):
+            values = getattr(self, name)
+            if len(values) != len(self.rows):
+                raise ValueError(
+                    f"{name} of rates has {len(values)} entries, rows has {len(self.rows)}."
+                )
+            for value in values:
+                _require_seconds(name, value)
+        for name in ("run_s", "jitter", "sample_s", "step_s"):
+            _require_seconds(name, getattr(self, name))
+        disk = self.disk_bytes_per_s
+        if disk is not None and not (math.isfinite(disk) and disk > 0):
+            raise ValueError(f"disk_bytes_per_s of rates must be more than 0, not {disk}.")
+
+    def weights_s(self, rows: float, *, shared: bool) -> float:
+        """Seconds per byte of weights in a step of `rows` rows (at least 1)."""
+        times = self.shared_seconds_per_byte if shared else self.seconds_per_byte
+        return _between(self.rows, times, rows)
+
+    def attention_step_s(self, rows: float) -> float:
+        """Seconds per cached token and query head in a step of `rows` rows (at least 1)."""
+        times = [each * count for each, count in zip(self.attention_s, self.rows, strict=True)]
+        return _between(self.rows, times, rows)
+
+    def to_json(self) -> dict[str, object]:
+        """Built-in types only; `from_json` of it is equal."""
+        values: dict[str, object] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            values[field.name] = list(value) if isinstance(value, tuple) else value
+        return values
+
+    @classmethod
+    def from_json(cls, obj: object) -> "ComputeRates":
+        """Read rates from untrusted JSON, already parsed. ValueError if wrong, nothing else."""
+        names = [field.name for field in fields(cls)]
+        if not isinstance(obj, dict) or set(obj) != set(names):
+            raise ValueError(f"rates must be an object with the fields {', '.join(names)}.")
+        return cls(
+            rows=tuple(_integers(obj["rows"])),
+            seconds_per_byte=_numbers("seconds_per_byte", obj["seconds_per_byte"]),
+            shared_seconds_per_byte=_numbers(
+                "shared_seconds_per_byte", obj["shared_seconds_per_byte"]
+            ),
+            attention_s=_numbers("attention_s", obj["attention_s"]),
+            run_s=_number("run_s", obj["run_s"]),
+            jitter=_number("jitter", obj["jitter"]),
+            sample_s=_number("sample_s", obj["sample_s"]),
+            step_s=_number("step_s", obj["step_s"]),
+            disk_bytes_per_s=(
+                None
+                if obj["disk_bytes_per_s"] is None
+                else _number("disk_bytes_per_s", obj["disk_bytes_per_s"])
+            ),
+        )
+
+
+def _between(rows: Sequence[int], times: Sequence[float], at: float) -> float:
+    """The time of a step at `at` rows: straight between two points, and on with the last slope.
+
+    A falling last slope, which is noise, counts as flat. One point alone says nothing of a slope:
+    then the time grows with the rows.
+    """
+    if len(rows) == 1:
+        return times[0] * at
+    last = len(rows) - 1
+    right = next((index for index in range(1, last) if at <= rows[index]), last)
+    left = right - 1
+    slope = (times[right] - times[left]) / (rows[right] - rows[left])
+    if at > rows[last]:
+        return times[last] + max(0.0, slope) * (at - rows[last])
+    return times[left] + slope * (at - rows[left])
+
+
+def _require_seconds(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"{name} of rates must be finite and 0 or more, not {value}.")
+
+
+def _number(name: str, value: object) -> float:
+    # bool is an int to Python and is not a number to JSON; an int may be too large for a float.
+    if type(value) is float or (type(value) is int and abs(value) < 2**63):
+        return float(value)
+    raise ValueError(f"{name} of rates must be a number.")
+
+
+def _numbers(name: str, value: object) -> tuple[float, ...]:
+    if not isinstance(value, list) or len(value) > MOST_POINTS:
+        raise ValueError(f"{name} of rates must be a list of at most {MOST_POINTS} numbers.")
+    return tuple(_number(name, item) for item in value)
+
+
+def _integers(value: object) -> list[int]:
+    if not isinstance(value, list) or len(value) > MOST_POINTS:
+        raise ValueError(f"rows of rates must be a list of at most {MOST_POINTS} numbers.")
+    if any(type(item) is not int or not 0 < item <= LARGEST_ROWS for item in value):
+        raise ValueError(f"rows of rates must be whole numbers from 1 to {LARGEST_ROWS:,}.")
+    return value

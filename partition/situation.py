@@ -1,0 +1,114 @@
+"""The facts of one search, looked up once: devices by number, their paces, what messages take."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from partition.cost import FLOAT_BYTES, TOKEN_BYTES, shares_host
+from partition.facts import ClusterSpec, DeviceSpec, ModelFacts, Workload
+from partition.messages import Network
+from partition.pace import Pace, Phase, chunk_phase, decode_phase
+
+Group = tuple[int, ...]
+"""Devices of a stage by number, in rank order."""
+
+Arrangement = tuple[Group, ...]
+"""The groups of the stages, first stage first; no layers or shares yet."""
+
+
+@dataclass(slots=True)
+class Situation:
+    """One model, workload and cluster, every device measured. Remembers what it worked out."""
+
+    model: ModelFacts
+    cluster: ClusterSpec
+    workload: Workload
+    chunk_tokens: int
+    devices: tuple[DeviceSpec, ...] = field(init=False)
+    network: Network = field(init=False)
+    decode: Phase = field(init=False)
+    chunk: Phase = field(init=False)
+    num_chunks: int = field(init=False)
+    _paces: dict[tuple[int, bool, bool, int], Pace] = field(init=False, default_factory=dict)
+    _hops: dict[tuple[Group, Group], float] = field(init=False, default_factory=dict)
+    _sums: dict[tuple[Group, bool], float] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.devices = self.cluster.devices
+        self.network = Network(self.cluster)
+        self.decode = decode_phase(self.workload)
+        self.chunk, self.num_chunks = chunk_phase(self.workload, self.chunk_tokens)
+
+    @property
+    def steps(self) -> int:
+        """Decoding steps of an answer: the weight of a step's time beside the first token's."""
+        return self.workload.output_tokens
+
+    def ids(self, group: Group) -> tuple[str, ...]:
+        return tuple(self.devices[index].id for index in group)
+
+    def shared(self, at_work: Sequence[int]) -> frozenset[int]:
+        """Those of these devices that read the memory of one host with another of them."""
+        devices = [self.devices[index] for index in at_work]
+        return frozenset(i for i in at_work if shares_host(devices, self.devices[i]))
+
+    def shared_in_chunks(self, arrangement: Arrangement) -> frozenset[int]:
+        """The same in the steps of a prompt, where all stages may be at work."""
+        if self.chunk.overlaps:
+            return self.shared([index for group in arrangement for index in group])
+        return frozenset(index for group in arrangement for index in self.shared(group))
+
+    def pace(self, index: int, *, is_chunk: bool, shared: bool, ranks: int) -> Pace:
+        key = (index, is_chunk, shared, ranks)
+        found = self._paces.get(key)
+        if found is None:
+            rates = self.devices[index].rates
+            assert rates is not None
+            phase = self.chunk if is_chunk else self.decode
+            found = self._paces[key] = Pace.of(rates, phase, shared=shared, ranks=ranks)
+        return found
+
+    def sum_s(self, group: Group, *, is_chunk: bool) -> float:
+        """One sum of hidden states over the group; the order of its ranks is all the same."""
+        key = (tuple(sorted(group)), is_chunk)
+        found = self._sums.get(key)
+        if found is None:
+            phase = self.chunk if is_chunk else self.decode
+            nbytes = phase.rows * self.model.hidden_size * FLOAT_BYTES
+            found = self._sums[key] = self.network.sum_s(self.ids(key[0]), nbytes)
+        return found
+
+    def outside_s(self, arrangement: Arrangement) -> float:
+        """Seconds of a whole answer between and beside the stages: hops and choosing tokens."""
+        total_s = self._token_s(arrangement)
+        for before, after in pairwise(arrangement):
+            found = self._hops.get((before, after))
+            if found is None:
+                found = self._hops[before, after] = sum(
+                    weight * self.network.hop_s(self.ids(before), self.ids(after), nbytes)
+                    for weight, nbytes in self._weighed_bytes()
+                )
+            total_s += found
+        return total_s
+
+    def _weighed_bytes(self) -> list[tuple[int, float]]:
+        row_bytes = self.model.hidden_size * FLOAT_BYTES
+        return [(self.steps, self.decode.rows * row_bytes), (1, self.chunk.rows * row_bytes)]
+
+    def _token_s(self, arrangement: Arrangement) -> float:
+        sampler = arrangement[-1][0]
+        rates = self.devices[sampler].rates
+        assert rates is not None
+        id = self.devices[sampler].id
+        total_s = 0.0
+        for weight, rows in ((self.steps, self.decode.head_rows), (1, self.chunk.head_rows)):
+            told_s = max(
+                (
+                    self.network.message_s(id, self.devices[index].id, rows * TOKEN_BYTES)
+                    for index in arrangement[0]
+                    if index != sampler
+                ),
+                default=0.0,
+            )
+            total_s += weight * (rows * rates.sample_s + told_s)
+        return total_s

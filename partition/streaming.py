@@ -1,0 +1,151 @@
+"""Models larger than memory: which layers stay on disk, and how long reading them takes.
+
+Every step uses the layers in the same order, so the best that can be done is to hold as many as fit
+and to read the others each time (see `offload`'s streamer). Plans that stream are compared like all
+others, but not searched exactly: candidates are each device alone, a pipeline and slices, with
+shares in proportion to memory.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from partition.errors import PartitionError, PlanError
+from partition.facts import ClusterSpec, DeviceSpec, ModelFacts, Workload
+from partition.memory import WINDOW_LAYERS, MemoryUse, memory_use
+from partition.placement import Parallel, check_count, place
+from partition.plan import Plan
+
+UNMEASURED_DISK_BYTES_PER_S = 500e6
+"""What any disk of the last ten years gives that is no spinning one."""
+
+_SCALES = 40
+"""Steps of the bisection over memory, each halving what is uncertain."""
+
+_MOST_SCALE = 2.0**20
+
+
+def disk_seconds(
+    plan: Plan, cluster: ClusterSpec, use: Mapping[str, MemoryUse]
+) -> dict[str, float]:
+    """What each device reads from disk in a step, in seconds; devices of one host share a disk."""
+    reading = [cluster.device(id) for id in plan.devices if use[id].streamed_bytes]
+    return {
+        device.id: use[device.id].streamed_bytes * _sharing(reading, device) / _disk_rate(device)
+        for device in reading
+    }
+
+
+def waits_for_disk(
+    plan: Plan, cluster: ClusterSpec, use: Mapping[str, MemoryUse], stages_s: list[float]
+) -> list[tuple[str, float]]:
+    """(device, seconds) that each stage waits for the slowest of its disks in a step.
+
+    A disk works while its own stage computes, and before that for as long as its window has room.
+    """
+    seconds = disk_seconds(plan, cluster, use)
+    waits: list[tuple[str, float]] = []
+    for stage, own_s in zip(plan.stages, stages_s, strict=True):
+        others_s = sum(stages_s) - own_s
+        for shard in stage.shards:
+            disk_s = seconds.get(shard.device, 0.0)
+            ahead_s = disk_s * min(1.0, WINDOW_LAYERS / max(1, shard.streamed_layers))
+            wait_s = disk_s - own_s - min(others_s, ahead_s)
+            waits.append((shard.device, max(0.0, wait_s)))
+    return waits
+
+
+def streaming(plan: Plan, model: ModelFacts, cluster: ClusterSpec, workload: Workload) -> Plan:
+    """The plan with as few layers streamed as its devices' memory needs.
+
+    Raises PartitionError for the first device that cannot hold even the rest.
+    """
+    for number, stage in enumerate(plan.stages):
+        for rank, shard in enumerate(stage.shards):
+            device = cluster.device(shard.device)
+            for count in range(len(stage.layers) + 1):
+                changed = _with_streamed(plan, number, rank, count)
+                need = memory_use(changed, model, workload)[device.id].total
+                if need <= device.memory_bytes:
+                    plan = changed
+                    break
+            else:
+                raise PartitionError(
+                    f"{device.name} needs {need - device.memory_bytes:,} bytes more even if every"
+                    " layer is read from disk: for its part of the vocabulary, the KV cache and a"
+                    f" window of {WINDOW_LAYERS} layers."
+                )
+    return plan
+
+
+def streaming_plans(
+    model: ModelFacts, cluster: ClusterSpec, workload: Workload, parallel: Parallel
+) -> Iterator[Plan]:
+    """Candidates that fit once they stream, for a model that does not fit otherwise."""
+    clusters = [cluster]
+    if parallel == "auto":
+        clusters = [*(ClusterSpec(devices=(each,)) for each in cluster.devices), cluster]
+    for part in clusters:
+        methods: tuple[Parallel, ...] = (
+            ("pipeline", "tensor") if parallel == "auto" else (parallel,)
+        )
+        if len(part.devices) == 1:
+            methods = methods[:1]
+        for method in methods:
+            try:
+                check_count(model, part, method)
+            except PlanError:
+                continue  # more devices than this model can be divided over in this way
+            plan = _in_proportion(model, part, workload, method)
+            if plan is not None:
+                try:
+                    yield streaming(plan, model, cluster, workload)
+                except PartitionError:
+                    continue
+
+
+def _in_proportion(
+    model: ModelFacts, cluster: ClusterSpec, workload: Workload, method: Parallel
+) -> Plan | None:
+    """What would fit if each device had the least common multiple of its memory that is enough."""
+
+    def at(scale: float) -> Plan | None:
+        larger = tuple(
+            replace(device, memory_bytes=int(device.memory_bytes * scale))
+            for device in cluster.devices
+        )
+        return place(model, replace(cluster, devices=larger), workload, method)
+
+    low, high = 1.0, _MOST_SCALE
+    best = at(high)
+    if best is None:
+        return None
+    for _ in range(_SCALES):
+        middle = (low * high) ** 0.5
+        plan = at(middle)
+        if plan is None:
+            low = middle
+        else:
+            best, high = plan, middle
+    return best
+
+
+def _with_streamed(plan: Plan, number: int, rank: int, count: int) -> Plan:
+    stage = plan.stages[number]
+    shards = list(stage.shards)
+    shards[rank] = replace(shards[rank], streamed_layers=count)
+    stages = list(plan.stages)
+    stages[number] = replace(stage, shards=tuple(shards))
+    return replace(plan, stages=tuple(stages))
+
+
+def _sharing(reading: list[DeviceSpec], device: DeviceSpec) -> int:
+    if not device.host:
+        return 1
+    return sum(other.host == device.host for other in reading)
+
+
+def _disk_rate(device: DeviceSpec) -> float:
+    rates = device.rates
+    if rates is None or rates.disk_bytes_per_s is None:
+        return UNMEASURED_DISK_BYTES_PER_S
+    return rates.disk_bytes_per_s

@@ -1,0 +1,44 @@
+"""A chunk in halves, whose sums are exchanged meanwhile, is two chunks one after the other."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edge.step_times import SessionTimes, TimedCollective
+from tests.support.halves import SIZES
+from tests.support.transport_pairs import group
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("layout", SIZES)
+def test_halves_have_the_bits_of_two_chunks_and_hear_of_lost_peers(
+    layout: str, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "tests.support.halves", layout, str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_only_the_wait_for_a_sum_counts_as_time_of_sums() -> None:
+    with group("memory", 2) as members:
+        times = SessionTimes()
+        timed = TimedCollective(members[0], times)
+        ours, theirs = np.ones(5, np.float32), np.ones(5, np.float32)
+        work, other = timed.begin_all_reduce(ours), members[1].begin_all_reduce(theirs)
+        other.wait()
+        assert times.now.reduce_s == 0
+        work.wait()
+        assert times.now.reduce_s > 0
+        assert (ours == 2).all()

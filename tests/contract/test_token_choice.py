@@ -1,0 +1,400 @@
+"""Sessions that hold parts of a vocabulary choose the tokens that one with all of it chooses.
+
+Real sessions and links; only the model is made up: its logits are a function of a request's tokens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from edge.backends.base import ShardWeights, Step, StepEntry, StepLimits
+from edge.formats import WeightFormat, weight_format
+from edge.layout import ShardLayout
+from edge.models.spec import ModelSpec
+from edge.session import ShardSession
+from edge.wire import Assignment, SamplingTerms
+from edge.wire_choice import WireRules
+from kernels.sampling.parameters import SamplingParameters
+from kernels.sampling.reference import sample
+from kernels.sampling.shortlist import SHORTLIST_TOKENS
+from offload import Manifest
+from partition import Plan, Shard, Stage
+from tests.support.transport_pairs import LINK_KINDS, link_ends
+from transport import Collective, Frame, Link, WireRule
+
+VOCAB = 3000
+SPEC = ModelSpec(
+    family="llama",
+    num_layers=2,
+    hidden_size=8,
+    num_heads=4,
+    num_kv_heads=4,
+    head_size=2,
+    ffn_columns=4,
+    vocab_size=VOCAB,
+    context_tokens=64,
+    norm_epsilon=1e-6,
+    activation="silu",
+    inverse_frequencies=(1.0,),
+    windows=(None,) * 2,
+    qkv_bias=False,
+    output_bias=False,
+    mlp_bias=False,
+    query_key_norm=False,
+    tied_embeddings=False,
+)
+LIMITS = StepLimits(context_tokens=64, chunk_tokens=16, requests=4, cached_tokens=256)
+RUN = 6
+REPORT_WITHIN_S = 60.0
+"""Only a hanging session takes as long; it fails the test instead of holding it up."""
+PARTS = {
+    "one": [VOCAB],
+    "two": [1100, 1900],
+    "three": [1300, 0, 1700],
+    "first_has_none": [0, 2000, 1000],
+}
+PARAMETERS = {
+    "greedy": SamplingParameters(),
+    "greedy_penalty": SamplingParameters(repetition_penalty=1.6),
+    "temperature": SamplingParameters(temperature=1.2, seed=1),
+    "penalty": SamplingParameters(temperature=0.8, repetition_penalty=1.6, seed=2),
+    "top_k": SamplingParameters(temperature=1.0, top_k=9, seed=3),
+    "top_p": SamplingParameters(temperature=1.1, top_p=0.7, seed=4),
+    "min_p": SamplingParameters(temperature=1.3, min_p=0.2, seed=5),
+    "all": SamplingParameters(
+        temperature=1.2, top_k=30, top_p=0.9, min_p=0.02, repetition_penalty=1.3, seed=6
+    ),
+}
+
+
+@functools.cache
+def logits_after(*tokens: int) -> NDArray[np.float32]:
+    """As peaked as a model's; (VOCAB,)."""
+    return (np.random.default_rng(tokens).gumbel(size=VOCAB) * 2.5).astype(np.float32)
+
+
+def expected_tokens(prompt: list[int], parameters: SamplingParameters) -> list[int]:
+    history = list(prompt)
+    for position in range(len(prompt), len(prompt) + 1 + RUN):
+        history.append(
+            sample(
+                logits_after(*history), history=history, parameters=parameters, position=position
+            )
+        )
+    return history[len(prompt) :]
+
+
+class MadeUpProgram:
+    """A shard whose logits are `logits_after` its requests' tokens."""
+
+    weight_bytes = 0
+
+    disk_wait_s = 0.0
+
+    def __init__(self, layout: ShardLayout, broken_id: int | None) -> None:
+        self._layout = layout
+        self._broken_id = broken_id
+        self._tokens: dict[str, list[int]] = {}
+
+    def forward(
+        self, step: Step, hidden: NDArray[np.float32] | None, collective: Collective
+    ) -> NDArray[np.float32]:
+        rows = []
+        for entry in step.entries:
+            known = self._tokens.setdefault(entry.request, [])
+            assert entry.position == len(known)
+            known.extend(entry.tokens)
+            ends = range(len(known) - step.logit_rows + 1, len(known) + 1)
+            rows.append([logits_after(*known[:end]) for end in ends])
+        if not self._layout.is_last_stage:
+            return self.receive_buffer(step)
+        logits = np.array(rows, np.float32).reshape(step.batch, step.logit_rows, VOCAB)
+        if self._broken_id is not None:
+            logits[..., self._broken_id] = np.nan
+        vocab = self._layout.vocab
+        return logits[:, :, vocab.start : vocab.stop]
+
+    def receive_buffer(self, step: Step) -> NDArray[np.float32]:
+        return np.zeros((step.batch, step.num_tokens, SPEC.hidden_size), np.float32)
+
+    def release(self, request: str) -> None:
+        self._tokens.pop(request, None)
+
+    def close(self) -> None:
+        self._tokens.clear()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MadeUpBackend:
+    name: str = "made up"
+    broken_id: int | None = None
+
+    def why_not(self) -> str | None:
+        return None
+
+    def load(
+        self,
+        spec: ModelSpec,
+        layout: ShardLayout,
+        weights: ShardWeights,
+        weight_format: WeightFormat,
+        **_options: Any,
+    ) -> MadeUpProgram:
+        return MadeUpProgram(layout, self.broken_id)
+
+
+class CountingLink:
+    """A link that counts the bytes it sends."""
+
+    def __init__(self, inner: Link) -> None:
+        self._inner = inner
+        self.sent_bytes = 0
+
+    @property
+    def peer(self) -> str:
+        return self._inner.peer
+
+    def send(self, array: NDArray[Any]) -> None:
+        self.sent_bytes += array.nbytes
+        self._inner.send(array)
+
+    def receive(self, into: NDArray[Any]) -> None:
+        self._inner.receive(into)
+
+    def exchange(self, outgoing: NDArray[Any], incoming: NDArray[Any]) -> None:
+        self.sent_bytes += outgoing.nbytes
+        self._inner.exchange(outgoing, incoming)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+@dataclass(slots=True)
+class Shards:
+    """All sessions of a plan, and what they reported."""
+
+    sessions: list[ShardSession]
+    reports: SimpleQueue[Frame]
+    links: list[CountingLink] = field(default_factory=list)
+
+    def begin(self, request: str, parameters: SamplingParameters) -> None:
+        terms = SamplingTerms(sampling=parameters, end_ids=frozenset(), max_new_tokens=50)
+        for session in self.sessions:
+            session.begin(request, terms)
+
+    def step(self, step: Step) -> Frame:
+        """Queue a step everywhere; its first outcome."""
+        for session in self.sessions:
+            session.step(step)
+        return self.reports.get(timeout=REPORT_WITHIN_S)
+
+    def finish(self, request: str) -> None:
+        for session in self.sessions:
+            session.finish(request)
+
+    def generate(self, prompts: dict[str, list[int]]) -> dict[str, list[int]]:
+        """One token of each prompt, in chunks, and then a run of all of them together."""
+        answers: dict[str, list[int]] = {}
+        for request, prompt in prompts.items():
+            chunk = StepEntry(request=request, position=0, tokens=tuple(prompt[:-2]), logit_rows=0)
+            rest = StepEntry(
+                request=request,
+                position=len(prompt) - 2,
+                tokens=tuple(prompt[-2:]),
+                logit_rows=1,
+            )
+            assert self.step(Step(entries=(chunk,))).header == {"tokens": [], "last": True}
+            answers[request] = list(self.step(Step(entries=(rest,))).header["tokens"])
+        entries = tuple(
+            StepEntry(
+                request=request,
+                position=len(prompt),
+                tokens=(answers[request][0],),
+                logit_rows=1,
+            )
+            for request, prompt in prompts.items()
+        )
+        frame = self.step(Step(entries=entries, run=RUN))
+        for number in range(1, RUN + 1):
+            assert frame.header["last"] == (number == RUN)
+            for request, token in zip(prompts, frame.header["tokens"], strict=True):
+                answers[request].append(token)
+            if number < RUN:
+                frame = self.reports.get(timeout=REPORT_WITHIN_S)
+        for request in prompts:
+            self.finish(request)
+        return answers
+
+    @property
+    def sent_bytes(self) -> int:
+        return sum(link.sent_bytes for link in self.links)
+
+
+@contextlib.contextmanager
+def shards(
+    columns: Sequence[int],
+    *,
+    kind: str = "memory",
+    stage_before: bool = False,
+    shortlist_tokens: int = SHORTLIST_TOKENS,
+    broken_id: int | None = None,
+) -> Iterator[Shards]:
+    """Sessions of a stage whose shards hold so many columns, perhaps behind a stage of one."""
+    plan = make_plan(columns, stage_before=stage_before)
+    found = Shards([], SimpleQueue())
+    num_stages = len(plan.stages)
+    for stage, rank in seats(plan):
+        assignment = Assignment(
+            session="s",
+            model=SPEC,
+            plan=plan,
+            stage=stage,
+            rank=rank,
+            weight_format=weight_format("float32", 32, "fast"),
+            manifest_digest="",
+            limits=LIMITS,
+            kv_dtype="float32",
+            wire_rules=WireRules(
+                sums=(WireRule(),) * num_stages, hops=(WireRule(),) * (num_stages - 1)
+            ),
+        )
+        found.sessions.append(
+            ShardSession(assignment, found.reports.put, shortlist_tokens=shortlist_tokens)
+        )
+    links: dict[tuple[int, int], dict[tuple[int, int], Link]] = {
+        session.seat: {} for session in found.sessions
+    }
+    for first, second in itertools.combinations(found.sessions, 2):
+        if second.seat in first.neighbours:
+            ends = [CountingLink(end) for end in link_ends(kind)]
+            found.links += ends
+            links[first.seat][second.seat], links[second.seat][first.seat] = ends
+    try:
+        for session in found.sessions:
+            weights = ShardWeights(path=Path(), manifest=Manifest(tensors=(), total_bytes=0))
+            session.load(MadeUpBackend(broken_id=broken_id), weights).result()
+            session.connect(links[session.seat], {seat: str(seat) for seat in seats(plan)})
+        yield found
+    finally:
+        for session in found.sessions:
+            session.close()
+
+
+def make_plan(columns: Sequence[int], *, stage_before: bool) -> Plan:
+    bounds = [0, *itertools.accumulate(columns)]
+    last = tuple(
+        Shard(
+            device=f"d{rank}",
+            heads=range(rank, rank + 1) if rank + 1 < len(columns) else range(rank, 4),
+            ffn_columns=range(4) if rank == 0 else range(4, 4),
+            vocab=range(start, stop),
+        )
+        for rank, (start, stop) in enumerate(itertools.pairwise(bounds))
+    )
+    if not stage_before:
+        return Plan(model="m", version=0, stages=(Stage(layers=range(2), shards=last),))
+    first = Shard(device="before", heads=range(4), ffn_columns=range(4), vocab=range(VOCAB))
+    return Plan(
+        model="m",
+        version=0,
+        stages=(
+            Stage(layers=range(1), shards=(first,)),
+            Stage(layers=range(1, 2), shards=last),
+        ),
+    )
+
+
+def seats(plan: Plan) -> list[tuple[int, int]]:
+    return [(s, r) for s, stage in enumerate(plan.stages) for r in range(len(stage.shards))]
+
+
+@pytest.mark.parametrize("shortlist_tokens", [SHORTLIST_TOKENS, 2])
+@pytest.mark.parametrize("kind", LINK_KINDS)
+@pytest.mark.parametrize("parts", PARTS)
+def test_every_split_chooses_the_same_tokens_one_request_at_a_time(
+    parts: str, kind: str, shortlist_tokens: int
+) -> None:
+    """With shortlists of two tokens most choices are made from all logits after all."""
+    with shards(PARTS[parts], kind=kind, shortlist_tokens=shortlist_tokens) as found:
+        for name, parameters in PARAMETERS.items():
+            found.begin(name, parameters)
+            prompt = [5, 7, 7, 30, len(name)]
+            answers = found.generate({name: prompt})
+            assert answers == {name: expected_tokens(prompt, parameters)}, name
+
+
+@pytest.mark.parametrize("shortlist_tokens", [SHORTLIST_TOKENS, 2])
+@pytest.mark.parametrize("stage_before", [False, True])
+@pytest.mark.parametrize("parts", ["two", "three"])
+def test_requests_of_a_batch_may_each_choose_in_another_way(
+    parts: str, stage_before: bool, shortlist_tokens: int
+) -> None:
+    with shards(
+        PARTS[parts], stage_before=stage_before, shortlist_tokens=shortlist_tokens
+    ) as found:
+        for names in (list(PARAMETERS)[:4], list(PARAMETERS)[4:]):
+            prompts = {name: [1, 2, 3, len(name)] for name in names}
+            for name in names:
+                found.begin(name, PARAMETERS[name])
+            assert found.generate(prompts) == {
+                name: expected_tokens(prompts[name], PARAMETERS[name]) for name in names
+            }
+
+
+@pytest.mark.parametrize("name", ["greedy", "temperature", "top_k", "top_p", "min_p", "all"])
+def test_what_travels_is_little_beside_the_logits(name: str) -> None:
+    prompt = [4, 4, 9]
+    with shards(PARTS["two"]) as found:
+        found.begin(name, PARAMETERS[name])
+        found.generate({name: prompt})
+        tokens = 1 + RUN
+        logits_bytes = 4 * PARTS["two"][1] * tokens
+        # A candidate is 8 bytes, and so is what the sampler tells.
+        most = 24 * tokens if name in ("greedy", "temperature") else logits_bytes / 2
+        assert 0 < found.sent_bytes <= most
+
+
+def test_logits_travel_when_shortlists_do_not_tell_and_only_then() -> None:
+    """A flat distribution: 70 % of it is far more tokens than a shortlist has."""
+    flat = SamplingParameters(temperature=50.0, top_p=0.7)
+    prompt = [4, 4, 9]
+    with shards(PARTS["two"]) as found:
+        found.begin("flat", flat)
+        assert found.generate({"flat": prompt}) == {"flat": expected_tokens(prompt, flat)}
+        assert found.sent_bytes > 4 * PARTS["two"][1] * (1 + RUN)
+
+
+@pytest.mark.parametrize("parts", PARTS)
+def test_logits_that_are_asked_for_are_all_there(parts: str) -> None:
+    tokens = [8, 3, 2, 4]
+    with shards(PARTS[parts]) as found:
+        entry = StepEntry(request="r", position=0, tokens=tuple(tokens), logit_rows=4)
+        frame = found.step(Step(entries=(entry,)))
+        assert frame.kind == "logits"
+        rows = np.frombuffer(frame.payload, np.float32).reshape(4, VOCAB)
+        for row in range(4):
+            np.testing.assert_array_equal(rows[row], logits_after(*tokens[: row + 1]))
+
+
+@pytest.mark.parametrize("name", ["greedy", "temperature", "top_p"])
+@pytest.mark.parametrize("broken_id", [0, VOCAB - 1])
+def test_logits_that_are_not_finite_are_reported_wherever_they_are(
+    name: str, broken_id: int
+) -> None:
+    with shards(PARTS["two"], broken_id=broken_id) as found:
+        found.begin(name, PARAMETERS[name])
+        entry = StepEntry(request=name, position=0, tokens=(1, 2), logit_rows=1)
+        frame = found.step(Step(entries=(entry,)))
+        assert frame.kind == "failed"
+        assert f"1 of {VOCAB} logits are NaN or infinite" in frame.header["message"]

@@ -1,0 +1,127 @@
+"""Layers that are read from disk for each token give the very logits that they give in memory."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import edge
+from partition import Plan
+from tests.support.checkpoints import TinyCheckpoint
+from tests.support.plans import make_plan
+
+Checkpoints = Callable[..., TinyCheckpoint]
+
+BUNDLED = Path("demos/model")
+PROMPT_TOKENS = 24
+NEW_TOKENS = 12
+
+pytestmark = pytest.mark.slow
+
+
+def streaming(plan: Plan, count: int) -> Plan:
+    """The plan with up to `count` layers of every shard on disk."""
+    return dataclasses.replace(
+        plan,
+        stages=tuple(
+            dataclasses.replace(
+                stage,
+                shards=tuple(
+                    dataclasses.replace(shard, streamed_layers=min(count, len(stage.layers)))
+                    for shard in stage.shards
+                ),
+            )
+            for stage in plan.stages
+        ),
+    )
+
+
+def answers(
+    cluster: edge.Cluster, path: Path, plan: Plan, prompt: list[int], **options: object
+) -> tuple[np.ndarray, tuple[int, ...]]:
+    with cluster.load(path, plan=plan, context_tokens=128, **options) as model:  # type: ignore[arg-type]
+        logits = model.logits(prompt)
+        reply = model.generate(prompt, max_new_tokens=NEW_TOKENS, ignore_eos=True)
+    return logits, reply.token_ids
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int4"])
+@pytest.mark.parametrize("layout", ["solo", "pipeline_2", "tensor_3", "mixed_2_then_3"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+def test_logits_are_those_of_layers_in_memory(
+    five_peers: edge.Cluster, tiny_checkpoint: Checkpoints, family: str, layout: str, dtype: str
+) -> None:
+    """Bit for bit: the same kernels see the same weights."""
+    checkpoint = tiny_checkpoint(family)
+    plan = make_plan(
+        checkpoint.spec,
+        layout,
+        model=checkpoint.path.name,
+        column_multiple=1 if dtype == "float32" else 32,
+    )
+    prompt = checkpoint.prompt(PROMPT_TOKENS)
+    logits, tokens = answers(five_peers, checkpoint.path, plan, prompt, dtype=dtype)
+    for count in (1, 4):
+        streamed = answers(five_peers, checkpoint.path, streaming(plan, count), prompt, dtype=dtype)
+        assert np.array_equal(streamed[0], logits)
+        assert streamed[1] == tokens
+
+
+@pytest.mark.parametrize("parallel", ["pipeline", "tensor"])
+def test_more_layers_than_slots_go_round_and_round(parallel: str) -> None:
+    """And several requests share the steps, with codes in the KV cache."""
+    prompts = [[5, 9, 2], [7] * 9, [3, 1, 4, 1, 5]]
+    with edge.Cluster.local(2, threads=1) as cluster:
+        options = {"context_tokens": 64, "concurrency": 3, "kv_dtype": "int8"}
+        plan = cluster.propose(BUNDLED, plan=parallel, **options).plan  # type: ignore[arg-type]
+        found = []
+        for each in (plan, streaming(plan, 6)):
+            with cluster.load(BUNDLED, plan=each, **options) as model:  # type: ignore[arg-type]
+                streams = [
+                    model.stream(prompt, max_new_tokens=NEW_TOKENS, ignore_eos=True)
+                    for prompt in prompts
+                ]
+                found.append([[token.token_id for token in stream] for stream in streams])
+    assert found[0] == found[1]
+
+
+def test_a_model_larger_than_memory_runs_when_asked_to(tmp_path: Path) -> None:
+    """The plan says how many layers it reads from disk, and the error says that it could."""
+    with edge.Cluster.local(1, threads=1) as roomy:
+        proposal = roomy.propose(BUNDLED, context_tokens=64)
+        needed_bytes = proposal.rows[0].memory.total
+        with roomy.load(BUNDLED, context_tokens=64) as model:
+            expected = model.generate("Once", max_new_tokens=NEW_TOKENS).token_ids
+    with edge.Cluster.local(1, threads=1, memory=int(0.9 * needed_bytes)) as tight:
+        with pytest.raises(edge.CapacityError, match="stream=True"):
+            tight.load(BUNDLED, context_tokens=64)
+        with tight.load(BUNDLED, context_tokens=64, stream=True) as model:
+            (stage,) = model.plan.stages
+            assert stage.shards[0].streamed_layers > 3
+            assert model.proposal.rows[0].memory.total <= 0.9 * needed_bytes
+            assert model.generate("Once", max_new_tokens=NEW_TOKENS).token_ids == expected
+
+
+def test_damaged_packed_weights_are_noticed_and_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGE_CACHE", str(tmp_path))
+    with edge.Cluster.local(1, threads=1) as cluster:
+        plan = streaming(cluster.propose(BUNDLED, context_tokens=64).plan, 6)
+
+        def answer() -> tuple[int, ...]:
+            with cluster.load(BUNDLED, plan=plan, context_tokens=64) as model:
+                return model.generate("Once", max_new_tokens=NEW_TOKENS).token_ids
+
+        expected = answer()
+        (packed,) = tmp_path.glob("packed/*/weights")
+        content = bytearray(packed.read_bytes())
+        content[len(content) // 2] ^= 1
+        packed.write_bytes(content)
+        with pytest.raises(edge.EdgeError, match="other bytes"):
+            answer()
+        assert answer() == expected

@@ -1,0 +1,340 @@
+"""Daemons that measure themselves and their links: what a plan gets, and what is kept of it.
+
+How fast anything was is not for a test to say; that it was measured, and what of it is kept, is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import edge
+import transport
+from edge.client import PeerClient
+from edge.cluster_facts import forget_device, forget_link, measured_cluster
+from edge.errors import EdgeError, PeerLostError, ProtocolError
+from edge.formats import WeightFormat, weight_format
+from edge.link_facts import NO_LINK_S
+from edge.measurements import ProbeOrder, ProfileOrder, spans_to_header
+from edge.peer_info import PeerInfo, describe_all
+from edge.progress import Progress
+from edge.wire import Place
+from partition import ClusterSpec
+from tests.support.checkpoints import TinyCheckpoint
+from tests.support.processes import Daemon, start_together
+from transport import Channel, Frame
+
+FORMAT = weight_format("int4")
+
+
+@pytest.fixture(scope="module")
+def pair(
+    tmp_path_factory: pytest.TempPathFactory, nothing_left_running_by_the_module: None
+) -> Iterator[list[Daemon]]:
+    folder = tmp_path_factory.mktemp("pair")
+    with start_together(
+        lambda: Daemon(folder / "a", "--no-announce", "--name", "a"),
+        lambda: Daemon(folder / "b", "--no-announce", "--name", "b"),
+    ) as daemons:
+        yield daemons
+        for daemon in daemons:
+            daemon.await_free()
+            assert daemon.messages == ""
+            left = [path.name for path in daemon.cache.iterdir()]
+            assert sorted(left) == ["messages", "packed", "shards"], "measurements leave none"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tiny_checkpoint: Callable[..., TinyCheckpoint]) -> TinyCheckpoint:
+    return tiny_checkpoint("llama")
+
+
+class Questions:
+    """`measured_cluster` with a cache of its own, and what it told meanwhile."""
+
+    def __init__(self, checkpoint: TinyCheckpoint, cache: Path) -> None:
+        self._spec = checkpoint.spec
+        self.cache = cache
+        self.notes: list[str] = []
+        self.progress: list[Progress] = []
+
+    @property
+    def measured(self) -> list[str]:
+        """The peers that measured themselves, in this order, and "" when links were measured."""
+        return [each.peer for each in self.progress if each.done == each.total]
+
+    def ask(
+        self,
+        peers: list[PeerInfo],
+        *,
+        on_progress: Callable[[Progress], None] | None = None,
+        format_: WeightFormat = FORMAT,
+        **options: bool,
+    ) -> ClusterSpec:
+        self.notes, self.progress = [], []
+        return asyncio.run(
+            measured_cluster(
+                peers,
+                self._spec,
+                format_,
+                cache_root=self.cache,
+                on_progress=on_progress or self.progress.append,
+                on_note=self.notes.append,
+                **options,
+            )
+        )
+
+
+@pytest.fixture
+def questions(checkpoint: TinyCheckpoint, tmp_path: Path) -> Questions:
+    return Questions(checkpoint, tmp_path / "cache")
+
+
+def peers_of(daemons: list[Daemon]) -> list[PeerInfo]:
+    infos, failures = asyncio.run(describe_all([daemon.address for daemon in daemons]))
+    assert not failures
+    return infos
+
+
+def steady(notes: list[str]) -> list[str]:
+    """What was noted, but for that this machine has other things to do, too."""
+    return [note for note in notes if "is not steady" not in note]
+
+
+def test_peers_measure_themselves_and_their_link(pair: list[Daemon], questions: Questions) -> None:
+    peers = peers_of(pair)
+    cluster = questions.ask(peers)
+    assert [device.id for device in cluster.devices] == [peer.id for peer in peers]
+    assert len({device.host for device in cluster.devices}) == 1
+    for device, peer in zip(cluster.devices, peers, strict=True):
+        rates = device.rates
+        assert (device.host, device.memory_bytes) == (peer.host, peer.free_bytes)
+        assert rates is not None
+        assert rates.rows[:3] == (1, 4, 32)
+        assert all(each > 0 for each in rates.seconds_per_byte)
+        shared = zip(rates.shared_seconds_per_byte, rates.seconds_per_byte, strict=True)
+        assert all(together >= alone for together, alone in shared)
+        assert rates.run_s > 0
+        assert rates.sample_s > 0
+        assert rates.step_s > 0
+        assert rates.disk_bytes_per_s is not None
+    ends = {(link.source, link.target) for link in cluster.links}
+    assert ends == {(peers[0].id, peers[1].id), (peers[1].id, peers[0].id)}
+    assert all(0 < link.latency_s < 10 for link in cluster.links)
+    assert sorted(questions.measured) == ["", "a", "b"]
+    assert {each.phase for each in questions.progress} == {"measure"}
+    assert steady(questions.notes) == []
+
+
+def test_what_is_known_needs_nobody(
+    checkpoint: TinyCheckpoint, tmp_path: Path, questions: Questions
+) -> None:
+    """Not even that the daemons are still there; until something is to be measured anew."""
+    with start_together(
+        lambda: Daemon(tmp_path / "a", "--no-announce", "--name", "a"),
+        lambda: Daemon(tmp_path / "b", "--no-announce", "--name", "b"),
+    ) as daemons:
+        peers = peers_of(daemons)
+        assert questions.ask(peers, only_known=True).devices == tuple(
+            peer.device() for peer in peers
+        )
+        assert questions.measured == []
+        first = questions.ask(peers)
+        forget_link(peers[1], peers[0], cache_root=questions.cache)
+        questions.ask(peers)
+        assert questions.measured == [""], "one link"
+        for daemon in daemons:
+            daemon.kill()
+    again = questions.ask(peers)
+    assert again.devices == first.devices
+    assert {(link.source, link.target) for link in again.links} == {
+        (link.source, link.target) for link in first.links
+    }
+    assert questions.measured == []
+    with pytest.raises(PeerLostError) as raised:
+        questions.ask(peers, refresh=True)
+    assert raised.value.peer == "a"
+    forget_device(peers[1], cache_root=questions.cache)
+    assert questions.ask(peers, only_known=True).devices[1].rates is None
+    with pytest.raises(PeerLostError):
+        questions.ask(peers)
+
+
+def test_another_format_and_another_neighbour_are_measured(
+    pair: list[Daemon], questions: Questions
+) -> None:
+    """Alone on its host a peer has no neighbour: what it shared before says nothing of now."""
+    peers = peers_of(pair)
+    questions.ask(peers[:1])
+    assert questions.measured == ["a"]
+    questions.ask(peers)
+    assert sorted(questions.measured) == ["", "a", "b"]
+    questions.ask(peers, format_=weight_format("float32"))
+    assert questions.measured == ["a", "b"]
+
+
+def test_a_busy_peer_says_so_and_is_not_remembered(
+    pair: list[Daemon], questions: Questions, checkpoint: TinyCheckpoint
+) -> None:
+    with (
+        edge.Cluster.connect([pair[0].address]) as cluster,
+        cluster.load(checkpoint.path, dtype="float32", context_tokens=64) as model,
+    ):
+        expected = checkpoint.greedy(checkpoint.prompt(5), 4)
+        for _ in range(2):
+            found = questions.ask(peers_of(pair[:1]))
+            assert found.devices[0].rates is not None
+            assert questions.measured == ["a"]
+            assert "a had llama loaded while it was measured" in questions.notes[0]
+        reply = model.generate(checkpoint.prompt(5), max_new_tokens=4)
+        assert list(reply.token_ids) == expected
+
+
+def test_a_peer_with_too_little_memory_is_not_measured(
+    questions: Questions, tmp_path: Path
+) -> None:
+    with Daemon(tmp_path, "--no-announce", "--name", "small", "--memory", "300KiB") as daemon:
+        cluster = questions.ask(peers_of([daemon]))
+    assert cluster.devices[0].rates is None
+    (note,) = questions.notes
+    assert note.startswith("small was not measured: ")
+    assert "give the peer more --memory" in note
+
+
+@pytest.mark.parametrize("moment", ["alone", "links"])
+def test_a_peer_that_dies_meanwhile_is_named(
+    moment: str, tmp_path: Path, pair: list[Daemon], questions: Questions
+) -> None:
+    with Daemon(tmp_path / "c", "--no-announce", "--name", "c") as victim:
+        peers = peers_of([pair[0], victim])
+
+        def kill(event: Progress) -> None:
+            is_it = event.peer == ("c" if moment == "alone" else "")
+            if is_it and event.done == 0 and victim.process.poll() is None:
+                victim.kill()
+
+        with pytest.raises(PeerLostError) as raised:
+            questions.ask(peers, on_progress=kill)
+    assert raised.value.peer == "c"
+    assert str(raised.value).startswith("peer c: ")
+    questions.ask(peers[:1])
+    assert questions.measured == ["a"], "the other is none the worse"
+
+
+@contextlib.asynccontextmanager
+async def odd_peer(answers: dict[str, dict[str, Any]]) -> Any:
+    """A peer that speaks the protocol, links to nobody, and answers calls with what it is told."""
+
+    async def serve(channel: Channel) -> None:
+        with contextlib.suppress(transport.TransportError):
+            while True:
+                frame = await channel.receive()
+                if "call" in frame.header:
+                    header = {**answers.get(frame.kind, {}), "call": frame.header["call"]}
+                    await channel.send(Frame("ok", header))
+        await channel.aclose()
+
+    async def hang_up(link: transport.Link, _hello: object) -> None:
+        link.close()
+
+    listener = await transport.listen(
+        "127.0.0.1:0", hello={"name": "odd"}, on_channel=serve, on_link=hang_up
+    )
+    try:
+        yield listener.addresses[0]
+    finally:
+        await listener.aclose()
+
+
+def test_two_that_cannot_link_are_never_planned_together(
+    pair: list[Daemon], questions: Questions
+) -> None:
+    (sound,) = peers_of(pair[:1])
+    notes: list[str] = []
+    known: dict[str, Any] = {}
+
+    async def ask() -> ClusterSpec:
+        client = await PeerClient.connect(sound.address)
+        order = ProfileOrder(model=questions._spec, weight_format=FORMAT, hold=False)
+        answer = await client.call("profile", payload=order.to_payload())
+        await client.aclose()
+        known["profile"] = {name: answer.header[name] for name in answer.header if name != "call"}
+        async with odd_peer(known) as address:
+            odd = replace(
+                sound, id="odd", name="odd", host="other", address=address, addresses=(address,)
+            )
+            return await measured_cluster(
+                [sound, odd], questions._spec, FORMAT, cache_root=questions.cache,
+                on_note=notes.append,
+            )  # fmt: skip
+
+    cluster = asyncio.run(ask())
+    assert [link.latency_s for link in cluster.links] == [NO_LINK_S, NO_LINK_S]
+    (note,) = steady(notes)
+    assert note.startswith("a and odd cannot share a model: peer a: odd")
+    assert cluster.devices[1].rates is not None
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [{}, {"rates": {}}, {"rates": 5, "busy": [], "sample_bytes": 1}, {"busy": "everything"}],
+    ids=str,
+)
+def test_a_peer_that_measures_in_nonsense_is_named(
+    answer: dict[str, Any], pair: list[Daemon], questions: Questions
+) -> None:
+    (sound,) = peers_of(pair[:1])
+
+    async def ask() -> None:
+        async with odd_peer({"profile": answer}) as address:
+            odd = replace(sound, id="odd", name="odd", address=address)
+            await measured_cluster([odd], questions._spec, FORMAT, cache_root=questions.cache)
+
+    with pytest.raises(ProtocolError, match="peer odd measures in a form Edge does not know"):
+        asyncio.run(ask())
+
+
+def call(daemon: Daemon, kind: str, header: dict[str, Any], payload: bytes) -> EdgeError:
+    """How the daemon refuses it; it goes on to answer on the same connection."""
+
+    async def send() -> EdgeError:
+        client = await PeerClient.connect(daemon.address)
+        try:
+            with pytest.raises(EdgeError) as raised:
+                await client.call(kind, header, payload)
+            assert (await client.call("describe")).header["name"] == daemon.name
+            return raised.value
+        finally:
+            await client.aclose()
+
+    return asyncio.run(send())
+
+
+NOWHERE = ProbeOrder(
+    place=Place(name="nowhere", addresses=("127.0.0.1:1",)), small_bytes=8, large_bytes=8
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "header", "payload", "message"),
+    [
+        ("profile", {}, b"", "a malformed order to measure"),
+        ("profile", {}, b"[" * 100_000, "a malformed order to measure"),
+        ("profile_together", {}, b"", "spans_s must be a list"),
+        ("profile_together", spans_to_header([0.1]), b"", "what it has measured alone"),
+        ("probe", {}, b"5", "a place to probe needs 1 to 64 addresses"),
+        ("probe", {}, NOWHERE.to_payload(), "cannot link to nowhere"),
+    ],
+)
+def test_orders_that_cannot_be_carried_out(
+    pair: list[Daemon], kind: str, header: dict[str, Any], payload: bytes, message: str
+) -> None:
+    error = call(pair[0], kind, header, payload)
+    assert message in str(error)
+    assert str(error).startswith("peer a: ")

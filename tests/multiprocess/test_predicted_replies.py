@@ -1,0 +1,314 @@
+"""What users see of the planner, with real daemons: measured facts, predictions, drift."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import edge
+from edge import drift
+from edge.facts_cache import FactsCache
+from edge.formats import weight_format
+from edge.measured_plan import forget_measured
+from edge.measurements import PeerProfile
+from edge.paths import cache_root
+from partition import Plan
+from tests.support.checkpoints import TinyCheckpoint
+from tests.support.plans import make_plan
+from tests.support.processes import Daemon, start_together
+from tests.support.processes import edge as run_edge
+
+DTYPE = "int8"
+"""Not what other files load, so that what they measured is not known here."""
+
+
+@pytest.fixture(scope="module")
+def daemons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Daemon]]:
+    folder = tmp_path_factory.mktemp("pair")
+    with start_together(
+        *(
+            lambda name=name: Daemon(folder / name, "--no-announce", "--name", name)
+            for name in ("left", "right")
+        )
+    ) as pair:
+        yield pair
+        for daemon in pair:
+            daemon.await_free()
+            assert daemon.messages == ""
+
+
+@pytest.fixture(scope="module")
+def peers(daemons: list[Daemon]) -> list[str]:
+    return [option for daemon in daemons for option in ("--peer", daemon.address)]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tiny_checkpoint: Callable[..., TinyCheckpoint]) -> TinyCheckpoint:
+    return tiny_checkpoint("llama")
+
+
+def test_the_whole_story_of_a_plan_as_json(
+    checkpoint: TinyCheckpoint, peers: list[str], tmp_path: Path
+) -> None:
+    outcome = run_edge("plan", checkpoint.path, "--dtype", DTYPE, "--explain", "--json", *peers)
+    assert (outcome.code, outcome.err) == (0, "")
+    value = json.loads(outcome.out)
+    used = {row["name"] for row in value["devices"]}
+    left = {each["name"] for each in value["left_out"]}
+    assert used | left == {"left", "right"}
+    assert not used & left
+    assert all(each["reason"] for each in value["left_out"])
+    assert value["predicted"]["first_token_s"] > 0
+    assert value["solo"]["name"] in ("left", "right")
+    terms_s = sum(term["seconds"] for term in value["terms"])
+    assert value["predicted"]["tokens_per_s"] == pytest.approx(1 / terms_s)
+    assert value["predicted"]["bottleneck"]
+    assert value["runners_up"]
+    for each in value["runners_up"]:
+        assert "layers 0-" in each["words"]
+        assert each["predicted"]["tokens_per_s"] > 0
+        assert Plan.from_json(each["plan"]) != Plan.from_json(value["plan"])
+
+    file = tmp_path / "plan.json"
+    file.write_text(outcome.out)
+    reply = run_edge(
+        "run", checkpoint.path, "-p", "hi", "-n", 5, "--json", "--dtype", DTYPE,
+        "--plan", file, *peers,
+    )  # fmt: skip
+    figures = json.loads(reply.out)["statistics"]
+    assert figures["predicted_tokens_per_s"] > 0
+    assert figures["predicted_first_token_s"] > 0
+
+
+def test_the_same_for_people(checkpoint: TinyCheckpoint, peers: list[str]) -> None:
+    out = run_edge(
+        "plan", checkpoint.path, "--dtype", DTYPE, "--parallel", "tensor", "--explain",
+        "--prompt-tokens", 30, "--output-tokens", 20, *peers,
+    ).out  # fmt: skip
+    assert "Predicted for 30 tokens of prompt and 20 of answer: first token after " in out
+    assert "What takes most of a token's time: " in out
+    assert "The best single device, " in out
+    assert "reduce" in out
+    out = run_edge("plan", checkpoint.path, "--dtype", DTYPE, "--explain", *peers).out
+    assert "the next best plans" in out
+    assert "layers 0-" in out
+
+
+def test_the_plan_chosen_is_never_predicted_to_be_slower_than_one_device(
+    checkpoint: TinyCheckpoint, daemons: list[Daemon]
+) -> None:
+    with edge.Cluster.connect([daemon.address for daemon in daemons]) as cluster:
+        workload = edge.Workload(prompt_tokens=20, output_tokens=30)
+        with cluster.load(checkpoint.path, dtype=DTYPE, plan="auto", workload=workload) as model:
+            choice = model.proposal.choice
+            assert choice.predicted is not None
+            assert choice.solo is not None
+            assert choice.predicted.total_s(workload) <= choice.solo.estimate.total_s(workload)
+            assert model.proposal.workload.context_tokens == 50
+            assert model.proposal.workload.cached_tokens == model.context_tokens
+
+
+def test_each_reply_is_told_with_the_prediction_for_its_own_lengths(
+    checkpoint: TinyCheckpoint, daemons: list[Daemon]
+) -> None:
+    with (
+        edge.Cluster.connect([daemon.address for daemon in daemons]) as cluster,
+        cluster.load(checkpoint.path, dtype=DTYPE, plan="tensor") as model,
+    ):
+        for prompt_tokens, new_tokens in ((3, 5), (40, 9)):
+            prompt = checkpoint.prompt(prompt_tokens)
+            reply = model.generate(prompt, max_new_tokens=new_tokens, ignore_eos=True)
+            predicted = model.predict(prompt_tokens=prompt_tokens, output_tokens=new_tokens)
+            assert predicted is not None
+            figures = reply.statistics
+            assert figures["predicted_first_token_s"] == predicted.first_token_s
+            assert figures["predicted_tokens_per_s"] == predicted.tokens_per_s
+            assert figures["tokens_per_s"] > 0
+        (first, second) = model.measure()
+        assert (first.prompt.steps, first.decode.steps) == (2, 4 + 8)
+        assert (second.prompt.steps, second.decode.steps) == (2, 4 + 8)
+
+
+def test_loading_onto_one_device_does_not_wait_for_a_measurement(
+    checkpoint: TinyCheckpoint, daemons: list[Daemon]
+) -> None:
+    phases: set[str] = set()
+    with edge.Cluster.connect([daemons[0].address]) as cluster:
+        forget_measured(cluster.peers)
+
+        def load() -> edge.Model:
+            return cluster.load(
+                checkpoint.path, dtype=DTYPE, progress=lambda event: phases.add(event.phase)
+            )
+
+        with load() as model:
+            reply = model.generate([1, 2, 3], max_new_tokens=2)
+            assert "predicted_tokens_per_s" not in reply.statistics
+            assert model.predict(prompt_tokens=3, output_tokens=2) is None
+            assert model.check() is None
+        proposal = cluster.propose(checkpoint.path, dtype=DTYPE)
+        assert proposal.choice.predicted is not None
+        with load() as model:
+            reply = model.generate([1, 2, 3], max_new_tokens=2)
+            assert reply.statistics["predicted_tokens_per_s"] > 0
+    assert "load" in phases
+    assert "measure" not in phases
+
+
+def test_a_plan_by_hand_is_loaded_without_measuring(
+    checkpoint: TinyCheckpoint, daemons: list[Daemon]
+) -> None:
+    phases: set[str] = set()
+    with edge.Cluster.connect([daemon.address for daemon in daemons]) as cluster:
+        plan = cluster.propose(checkpoint.path, dtype=DTYPE, plan="pipeline").plan
+
+        def load() -> edge.Model:
+            return cluster.load(
+                checkpoint.path,
+                dtype=DTYPE,
+                plan=plan,
+                progress=lambda event: phases.add(event.phase),
+            )
+
+        with load() as model:
+            assert model.proposal.choice.predicted is not None
+        forget_measured(cluster.peers)
+        with load() as model:
+            assert model.proposal.choice.predicted is None
+    assert "measure" not in phases
+
+
+def test_what_would_change(checkpoint: TinyCheckpoint, peers: list[str]) -> None:
+    command = ("plan", checkpoint.path, "--dtype", DTYPE, "--parallel", "tensor", *peers)
+    value = json.loads(run_edge(*command, "--json", "--what-if", "without right").out)
+    assert value["changes"] == ["without right"]
+    assert [row["name"] for row in value["devices"]] == ["left"]
+    slow = json.loads(run_edge(*command, "--json", "--what-if", "link left-right 100ms 1Mbit").out)
+    assert slow["predicted"]["tokens_per_s"] < 10
+    assert "9 sums x 102 ms" in slow["predicted"]["bottleneck"]
+    shown = run_edge(*command, "--what-if", "link left-right 100ms 1Mbit")
+    assert "Without the changes: first token after " in shown.out
+    sentence = run_edge(*command, "--what-if", "without nobody").sentence()
+    assert sentence == "There is no device 'nobody' in the cluster; there are left, right."
+
+
+def test_a_benchmark_shows_what_was_predicted(checkpoint: TinyCheckpoint, peers: list[str]) -> None:
+    command = (
+        "bench", checkpoint.path, "--dtype", DTYPE, "--parallel", "tensor", "--repeats", 1,
+        "--prompt-tokens", 8, "--new-tokens", 4, "--requests", 2, *peers,
+    )  # fmt: skip
+    assert "predicted" in run_edge(*command).out
+    value = json.loads(run_edge(*command, "--json").out)
+    assert value["predicted"].keys() == {
+        "decode_tokens_per_s", "prefill_tokens_per_s", "first_token_s", "batch_tokens_per_s",
+    }  # fmt: skip
+    assert min(value["predicted"].values()) > 0
+    assert [peer["token"]["steps"] for peer in value["peers"]] == [1, 1]
+
+
+def test_memory_that_is_missing_can_be_tried_out(
+    checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    with Daemon(tmp_path, "--no-announce", "--name", "small", "--memory", "40KiB") as daemon:
+        command = ("plan", checkpoint.path, "--dtype", "float32", "--peer", daemon.address)
+        assert "lacks" in run_edge(*command).sentence()
+        with_more = run_edge(*command, "--what-if", "+1GiB on small", "--json")
+        assert with_more.code == 0
+        assert "Without the changes: The model does not fit" in with_more.err
+        assert [row["name"] for row in json.loads(with_more.out)["devices"]] == ["small"]
+
+
+@pytest.mark.parametrize("kind", ["auto", "by hand"])
+def test_what_does_not_fit_says_which_dtype_would(
+    checkpoint: TinyCheckpoint, tmp_path: Path, kind: str
+) -> None:
+    with (
+        Daemon(tmp_path, "--no-announce", "--name", "local-1", "--memory", "400KiB") as daemon,
+        edge.Cluster.connect([daemon.address]) as cluster,
+    ):
+        plan = make_plan(checkpoint.spec, "solo", model=checkpoint.path.name, column_multiple=1)
+        options: dict[str, Any] = {"dtype": "float32", "context_tokens": 64}
+        with pytest.raises(edge.CapacityError) as raised:
+            cluster.propose(checkpoint.path, plan="auto" if kind == "auto" else plan, **options)
+        assert "lacks" in str(raised.value)
+        assert str(raised.value).endswith("With int8 in blocks of 32 it would fit.")
+        assert cluster.propose(checkpoint.path, dtype="int8", context_tokens=64).plan
+        with pytest.raises(edge.CapacityError, match="No smaller dtype would be enough"):
+            cluster.propose(checkpoint.path, dtype="int4", context_tokens=512, concurrency=64)
+
+
+def profiles(checkpoint: TinyCheckpoint, cluster: edge.Cluster) -> list[PeerProfile]:
+    """What is known of every peer."""
+    cache = FactsCache(cache_root() / "measured")
+    known = [cache.profile(peer, checkpoint.spec, weight_format(DTYPE)) for peer in cluster.peers]
+    return [each.profile for each in known if each is not None]
+
+
+def exaggerate(checkpoint: TinyCheckpoint, cluster: edge.Cluster) -> None:
+    """Let every peer have said that it is a thousand times as fast as it is."""
+    cluster.propose(checkpoint.path, dtype=DTYPE)
+    cache, format_ = FactsCache(cache_root() / "measured"), weight_format(DTYPE)
+    for peer in cluster.peers:
+        known = cache.profile(peer, checkpoint.spec, format_)
+        assert known is not None
+        rates = known.profile.rates
+        quick = replace(
+            rates,
+            seconds_per_byte=tuple(each / 1000 for each in rates.seconds_per_byte),
+            shared_seconds_per_byte=tuple(each / 1000 for each in rates.shared_seconds_per_byte),
+            attention_s=tuple(each / 1000 for each in rates.attention_s),
+            run_s=rates.run_s / 1000,
+            step_s=rates.step_s / 1000,
+            sample_s=rates.sample_s / 1000,
+        )
+        profile = replace(known.profile, rates=quick)
+        cache.keep_profile(peer, checkpoint.spec, format_, replace(known, profile=profile))
+
+
+def test_replies_slower_than_predicted_are_told_and_measured_again(
+    checkpoint: TinyCheckpoint,
+    daemons: list[Daemon],
+    peers: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(drift, "LEAST_EXCESS_S", 0.0)
+    command = ("run", checkpoint.path, "-p", "hi", "-n", 40, "--dtype", DTYPE, *peers)
+    with edge.Cluster.connect([daemon.address for daemon in daemons]) as cluster:
+        exaggerate(checkpoint, cluster)
+        exaggerated = profiles(checkpoint, cluster)
+        for options in ((), ("--adapt",)):
+            outcome = run_edge(*command, "--parallel", "pipeline", *options)
+            assert outcome.code == 0
+            figures, warning = outcome.err.strip().splitlines()
+            assert "tok/s (predicted " in figures
+            assert warning.startswith("edge: ")
+            assert " times as slow as predicted: " in warning
+        now = profiles(checkpoint, cluster)
+        assert now != exaggerated
+        assert max(each.rates.step_s for each in now) > max(
+            each.rates.step_s for each in exaggerated
+        )
+
+
+def test_a_conversation_goes_on_with_a_new_plan(
+    checkpoint: TinyCheckpoint,
+    daemons: list[Daemon],
+    peers: list[str],
+    talker: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    command = ("chat", talker, "-n", 40, "--dtype", DTYPE, *peers, "--parallel", "pipeline")
+    lines = "Hello\n/new\nHello\n/new\nHello\n"
+    expected = run_edge(*command, stdin=lines).out
+    with edge.Cluster.connect([daemon.address for daemon in daemons]) as cluster:
+        exaggerate(checkpoint, cluster)
+        monkeypatch.setattr(drift, "LEAST_EXCESS_S", 0.0)
+        outcome = run_edge(*command, "--adapt", stdin=lines)
+    assert outcome.code == 0
+    assert outcome.out == expected
+    assert " times as slow as predicted: " in outcome.err

@@ -1,0 +1,141 @@
+"""Compiles every Triton kernel for GPUs that are not there: python -m tests.support.triton_compiler
+
+What the interpreter takes, the compiler may refuse. So the launchers are called with tensors in
+main memory, and each launch is compiled to machine code and ends there. Prints one JSON list of
+what was compiled: the operator, the kernel, the architecture and its shared memory in bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
+
+from kernels.attention.gpu_cache import KvCache
+from kernels.attention.triton import AttentionTiles, attention
+from kernels.embedding.triton import embedding
+from kernels.gated_mlp.triton import gated
+from kernels.matmul.triton import matmul
+from kernels.matmul_nbits.triton import PackedWeight, matmul_nbits
+from kernels.rms_norm.triton import add_rms_norm
+from kernels.rope.triton import rope, rope_store
+from kernels.sampling.triton import greedy, top_k
+from kernels.triton_launch import GemmTiles
+
+HEADS, KV_HEADS, HEAD_SIZE, HIDDEN = 8, 2, 128, 1024
+_INDICES = torch.zeros(1, dtype=torch.int32)
+
+
+class AbsentGpu:
+    """As much of a driver as compiling asks for."""
+
+    def __init__(self, architecture: int) -> None:
+        self.architecture = architecture
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.architecture, 32)
+
+    def get_current_device(self) -> int:
+        return self.architecture  # kernels are kept for each device
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def main() -> None:
+    compiled: list[dict[str, Any]] = []
+    launch = JITFunction.run
+
+    def compile_only(self: Any, *arguments: Any, **options: Any) -> Any:
+        kernel = launch(self, *arguments, **{**options, "warmup": True})
+        assert kernel.asm["cubin"]
+        compiled.append(
+            {
+                "operator": self.fn.__module__.split(".")[1],
+                "kernel": self.fn.__name__,
+                "architecture": driver.active.architecture,
+                "shared_bytes": kernel.metadata.shared,
+            }
+        )
+        return kernel
+
+    JITFunction.run = compile_only
+    driver.set_active(AbsentGpu(80))
+    launch_rows()
+    launch_attention(bits=8, queries=1, splits=4)
+    launch_attention(bits=None, queries=64, splits=1)
+    launch_products(rows=(4, 16), bits=8)
+    # Products of this one are of other instructions.
+    driver.set_active(AbsentGpu(90))
+    launch_attention(bits=4, queries=64, splits=1)
+    launch_products(rows=(1, 128), bits=4)
+    print(json.dumps(compiled))
+
+
+def launch_rows() -> None:
+    """What treats each row by itself is compiled alike for every architecture."""
+    x = torch.zeros(1, HIDDEN, dtype=torch.bfloat16)
+    add_rms_norm(x, x, torch.ones(HIDDEN), epsilon=1e-5)
+    embedding(_INDICES, x)
+    for activation in ("silu", "gelu", "gelu_tanh"):
+        gated(x, activation=activation)
+    greedy(x)
+    top_k(x[:, :256], 4)
+    angles = torch.zeros(4, HEAD_SIZE // 2)
+    rope(x.view(1, -1, HEAD_SIZE), angles, angles, _INDICES)
+    qkv = torch.zeros(1, (HEADS + 2 * KV_HEADS) * HEAD_SIZE, dtype=torch.bfloat16)
+    norm = torch.ones(HEAD_SIZE)
+    for bits in (None, 8, 4):
+        rope_store(
+            qkv, cache(bits), angles, angles, positions=_INDICES, sequences=_INDICES,
+            norms=(norm, norm),
+        )  # fmt: skip
+
+
+def launch_attention(*, bits: int | None, queries: int, splits: int) -> None:
+    """Decoding with divided keys, or prompts with everything else that may be asked for."""
+    extras: dict[str, Any] = {}
+    if splits == 1:
+        extras = {"window": 512, "soft_cap": 30.0, "sinks": torch.zeros(HEADS)}
+    attention(
+        torch.zeros(queries, HEADS, HEAD_SIZE, dtype=torch.bfloat16), cache(bits),
+        starts=torch.zeros(2, dtype=torch.int32), lengths=_INDICES, max_queries=queries,
+        tiles=AttentionTiles(rows=64 if queries > 1 else 16, splits=splits), **extras,
+    )  # fmt: skip
+
+
+def launch_products(*, rows: tuple[int, ...], bits: int) -> None:
+    """In blocks of 32 with zero points, or of 128; and one whose inputs are divided."""
+    weight = torch.zeros(HIDDEN, HIDDEN, dtype=torch.bfloat16)
+    block_size = 32 if bits == 4 else 128
+    scales = torch.zeros(HIDDEN // block_size, HIDDEN)
+    packed = PackedWeight(
+        words=torch.zeros(HIDDEN, HIDDEN * bits // 32, dtype=torch.int32), scales=scales,
+        zero_points=scales.to(torch.uint8) if bits == 4 else None,
+        bits=bits, block_size=block_size, columns=HIDDEN,
+    )  # fmt: skip
+    for count in rows:
+        x = torch.zeros(count, HIDDEN, dtype=torch.bfloat16)
+        matmul(x, weight, torch.zeros(HIDDEN))
+        matmul_nbits(x, packed)
+    matmul(weight[:16], weight, tiles=GemmTiles(rows=16, splits=2))
+
+
+def cache(bits: int | None) -> KvCache:
+    """In blocks of 16 tokens."""
+    kind = {None: torch.bfloat16, 8: torch.int8, 4: torch.uint8}[bits]
+    stores = torch.zeros(2, KV_HEADS, 16, HEAD_SIZE // (2 if bits == 4 else 1), dtype=kind)
+    groups = HEAD_SIZE // 32 if bits == 4 else 1
+    scales = None if bits is None else torch.zeros(2, KV_HEADS, 16, groups, dtype=torch.float16)
+    return KvCache(
+        keys=stores, values=stores, key_scales=scales, value_scales=scales,
+        block_table=torch.zeros(1, 2, dtype=torch.int32),
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,214 @@
+"""Choices for devices one can picture: who works, who stays out, and why."""
+
+import random
+import time
+from dataclasses import replace
+
+import pytest
+
+from partition import (
+    CapacityError,
+    ClusterSpec,
+    ComputeRates,
+    DeviceSpec,
+    LinkSpec,
+    ModelFacts,
+    Workload,
+    check_fit,
+    choose,
+    describe_plan_in_words,
+)
+
+GIB = 2**30
+GIGABIT = (0.2e-3, 117e6)
+CABLE = (15e-6, 5e9)
+
+
+def llama(
+    num_layers: int,
+    hidden_size: int,
+    ffn_columns: int,
+    num_heads: int,
+    num_kv_heads: int,
+    vocab: int,
+) -> ModelFacts:
+    """4-bit weights, packed to 6 bits."""
+    head_size = hidden_size // num_heads
+    head_bytes = 2 * head_size * hidden_size * 3 // 4
+    return ModelFacts(
+        name="llama",
+        num_layers=num_layers,
+        hidden_size=hidden_size,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_size=head_size,
+        ffn_columns=ffn_columns,
+        vocab_size=vocab,
+        tied_embeddings=False,
+        column_multiple=32,
+        query_head_bytes=head_bytes,
+        kv_head_bytes=head_bytes,
+        ffn_column_bytes=3 * hidden_size * 3 // 4,
+        layer_bytes=8 * hidden_size,
+        embedding_row_bytes=2 * hidden_size,
+        head_row_bytes=hidden_size * 3 // 4,
+        kv_bytes_per_token=8 * head_size,
+    )
+
+
+SMALL = llama(22, 2048, 5632, 32, 4, 32_000)
+LARGE = llama(80, 8192, 28_672, 64, 8, 128_256)
+
+
+def rates(bytes_per_s: float) -> ComputeRates:
+    alone = tuple(factor / bytes_per_s for factor in (1.0, 1.3, 5.0, 35.0))
+    return ComputeRates(
+        rows=(1, 4, 32, 256),
+        seconds_per_byte=alone,
+        shared_seconds_per_byte=tuple(2 * each for each in alone),
+        attention_s=(1e-9,) * 4,
+        run_s=20e-6,
+        jitter=0.05,
+        sample_s=0.1e-3,
+        step_s=0.1e-3,
+    )
+
+
+def cluster(
+    *devices: tuple[float, float], link: tuple[float, float] = GIGABIT, host: str = ""
+) -> ClusterSpec:
+    """Devices a, b, c, ... of (GiB, bytes per second)."""
+    specs = tuple(
+        DeviceSpec(
+            id=f"{index:02}",
+            name=chr(ord("a") + index),
+            memory_bytes=int(gib * GIB),
+            threads=1,
+            host=host,
+            rates=rates(bytes_per_s),
+        )
+        for index, (gib, bytes_per_s) in enumerate(devices)
+    )
+    links = tuple(
+        LinkSpec(source=one.id, target=other.id, latency_s=link[0], bytes_per_s=link[1])
+        for one in specs
+        for other in specs
+        if one is not other
+    )
+    return ClusterSpec(devices=specs, links=links)
+
+
+def test_over_a_slow_link_one_device_is_faster_and_says_so() -> None:
+    devices = cluster((4, 30e9), (4, 30e9), link=(5e-3, 10e6))
+    choice = choose(SMALL, devices, Workload())
+    assert choice.plan.devices == ("00",)
+    assert choice.predicted is not None
+    assert choice.solo is not None
+    assert choice.predicted == choice.solo.estimate
+    assert (choice.solo.device, choice.solo.name) == ("00", "a")
+    (left_out,) = choice.left_out
+    assert left_out.name == "b"
+    assert left_out.reason.startswith(("its link would add ", "too slow to help: with it"))
+    assert choice.runners_up
+    assert choice.predicted.bottleneck.startswith("reading the weights on a: ")
+
+
+def test_over_a_fast_link_two_devices_share_every_layer() -> None:
+    devices = cluster((4, 30e9), (4, 30e9), link=CABLE)
+    choice = choose(SMALL, devices, Workload())
+    assert describe_plan_in_words(choice.plan, devices) == "a + b: layers 0-21, heads 16:16"
+    assert choice.left_out == ()
+    assert choice.predicted is not None
+    assert choice.solo is not None
+    assert choice.predicted.tokens_per_s > 1.5 * choice.solo.estimate.tokens_per_s
+
+
+def test_shares_follow_the_rates() -> None:
+    devices = cluster((4, 10e9), (4, 30e9), link=CABLE)
+    shards = choose(SMALL, devices, Workload()).plan.stages[0].shards
+    columns = {shard.device: len(shard.ffn_columns) for shard in shards}
+    assert columns["01"] == pytest.approx(3 * columns["00"], rel=0.05)
+
+
+def test_two_devices_of_one_host_gain_nothing_from_each_other() -> None:
+    devices = cluster((4, 30e9), (4, 30e9), link=CABLE, host="h")
+    assert choose(SMALL, devices, Workload()).plan.devices == ("00",)
+
+
+def test_a_useless_device_is_left_out() -> None:
+    devices = cluster((4, 30e9), (4, 30e9), (0, 30e9), (4, 0.1e9), link=CABLE)
+    choice = choose(SMALL, devices, Workload())
+    assert set(choice.plan.devices) == {"00", "01"}
+    empty, slow = choice.left_out
+    assert empty.reason == "memory: no part of the model fits into its 0 bytes"
+    assert slow.reason.startswith("too slow to help: with it an answer would take ")
+
+
+def test_stages_follow_the_fast_links() -> None:
+    devices = cluster((0.5, 30e9), (0.5, 30e9), (0.5, 30e9), link=(20e-3, 10e6))
+    fast = {("00", "02"), ("02", "01"), ("01", "00")}
+    links = tuple(
+        replace(link, latency_s=1e-3) if (link.source, link.target) in fast else link
+        for link in devices.links
+    )
+    choice = choose(SMALL, replace(devices, links=links), Workload(), parallel="pipeline")
+    order = choice.plan.devices
+    assert {(order[0], order[1]), (order[1], order[2]), (order[2], order[0])} == fast
+
+
+def test_memory_decides_where_it_is_short() -> None:
+    devices = cluster((0.3, 60e9), (2, 10e9))
+    choice = choose(SMALL, devices, Workload())
+    assert choice.solo is not None
+    check_fit(choice.plan, SMALL, devices, Workload())
+
+
+def test_too_little_memory_says_what_is_missing_and_that_is_enough() -> None:
+    devices = cluster((0.2, 30e9), (0.3, 30e9))
+    with pytest.raises(CapacityError) as caught:
+        choose(SMALL, devices, Workload())
+    missing = {shortage.device: shortage.missing_bytes for shortage in caught.value.shortages}
+    enough = replace(
+        devices,
+        devices=tuple(
+            replace(device, memory_bytes=device.memory_bytes + missing.get(device.id, 0))
+            for device in devices.devices
+        ),
+    )
+    check_fit(choose(SMALL, enough, Workload()).plan, SMALL, enough, Workload())
+
+
+def test_one_device_without_rates_means_no_predictions() -> None:
+    devices = cluster((4, 30e9), (4, 30e9), link=CABLE)
+    unmeasured = (devices.devices[0], replace(devices.devices[1], rates=None))
+    choice = choose(SMALL, replace(devices, devices=unmeasured), Workload())
+    assert choice.plan.devices == ("00",)
+    assert (choice.predicted, choice.solo) == (None, None)
+    assert choice.left_out == ()
+    assert choice.runners_up == ()
+
+
+def test_ties_go_to_the_order_of_the_cluster() -> None:
+    devices = cluster((4, 30e9), (4, 30e9), (4, 30e9), link=(1, 1e6))
+    assert choose(SMALL, devices, Workload()).plan.devices == ("00",)
+
+
+def test_words_for_stages_and_shares() -> None:
+    devices = cluster((2, 20e9), (2, 20e9))
+    pipeline = choose(SMALL, devices, Workload(), parallel="pipeline")
+    assert describe_plan_in_words(pipeline.plan, devices) == "a: layers 0-10 | b: layers 11-21"
+    tensor = choose(SMALL, devices, Workload(), parallel="tensor")
+    assert describe_plan_in_words(tensor.plan, devices) == "a + b: layers 0-21, heads 16:16"
+
+
+def test_sixteen_different_devices_for_a_model_of_80_layers() -> None:
+    source = random.Random(1)
+    devices = cluster(
+        *[(source.uniform(3, 9), source.uniform(8e9, 50e9)) for _ in range(16)], link=CABLE
+    )
+    start_s = time.process_time()
+    choice = choose(LARGE, devices, Workload())
+    print(f"16 devices, 80 layers: {time.process_time() - start_s:.2f} s of one core")
+    check_fit(choice.plan, LARGE, devices, Workload())
+    assert choice.predicted is not None
+    assert choose(LARGE, devices, Workload()) == choice

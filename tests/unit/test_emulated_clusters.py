@@ -1,0 +1,125 @@
+"""The table of emulated clusters, and the arithmetic that makes devices slow and networks long."""
+
+from __future__ import annotations
+
+import pytest
+
+from demos.bench.clusters.control_groups import ControlGroup
+from demos.bench.clusters.networks import Network
+from demos.bench.clusters.slow_peer import MOST_BEHIND_S, due_s
+from demos.bench.clusters.table import (
+    CLUSTERS,
+    CORES,
+    MBIT,
+    QUICK,
+    Device,
+    EmulatedCluster,
+    cores_of,
+)
+from demos.bench.clusters.wire import Port, arrival_s
+from demos.bench.shapes import CONTEXT_TOKENS, SHAPES
+
+
+def test_the_table_has_what_it_is_for() -> None:
+    names = [cluster.name for cluster in CLUSTERS]
+    assert len(set(names)) == len(names) >= 22
+    assert {len(cluster.devices) for cluster in CLUSTERS} == {1, 2, 3, 4, 5}
+    assert {cluster.shape for cluster in CLUSTERS} == {"H", "W"}
+    assert len({cluster.work for cluster in CLUSTERS}) == 2
+    assert set(QUICK) <= set(names)
+    assert sum(cluster.shares for cluster in CLUSTERS) == 2
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS, ids=lambda cluster: cluster.name)
+def test_a_cluster_fits_the_machine_and_its_model(cluster: EmulatedCluster) -> None:
+
+    names = [device.name for device in cluster.devices]
+    assert len(set(names)) == len(names)
+    assert cluster.shape in SHAPES
+    assert cluster.work.prompt_tokens + cluster.work.output_tokens <= CONTEXT_TOKENS
+    cores = cores_of(cluster.devices, num_cores=CORES)
+    for core in range(CORES):
+        load = sum(
+            device.cores for device, own in zip(cluster.devices, cores, strict=True) if own == core
+        )
+        assert load <= 1 + 1e-9
+    if cluster.everything:
+        assert 2 <= len(cluster.devices) <= 3
+    if cluster.shares:
+        assert len(cluster.devices) > 1
+
+
+def test_large_devices_get_cores_of_their_own() -> None:
+    devices = [
+        Device(name=name, cores=cores) for name, cores in (("a", 0.25), ("b", 1), ("c", 0.5))
+    ]
+    assert cores_of(devices, num_cores=2) == [1, 0, 1]
+
+
+def test_devices_that_are_too_many_are_refused() -> None:
+    devices = [Device(name=name, cores=0.7) for name in "abc"]
+    with pytest.raises(ValueError, match=r"3 devices with 2\.1 cores do not fit on 2 cores"):
+        cores_of(devices, num_cores=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cores": 0}, "a has 0 cores"),
+        ({"cores": 1.5}, "a has 1.5 cores"),
+        ({"cores": 1, "bytes_per_s": 0}, "the rate of a"),
+        ({"cores": 1, "delay_s": -1}, "the delay of a"),
+    ],
+)
+def test_devices_that_cannot_be_are_refused(options: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Device(name="a", **options)
+
+
+def test_a_device_says_what_it_is() -> None:
+    device = Device(name="a", cores=0.5, bytes_per_s=100 * MBIT, delay_s=0.0005)
+    assert device.words == "a 0.5 core 4 GiB 100 Mbit/s 0.5 ms"
+    assert Device(name="b", cores=1).words == "b 1 core 4 GiB"
+
+
+class TestWire:
+    """Seconds are small whole numbers here."""
+
+    def test_a_packet_takes_its_bytes_and_its_way(self) -> None:
+        source = Port(bytes_per_s=10, delay_s=1)
+        target = Port(bytes_per_s=100, delay_s=2)
+        assert arrival_s(source, target, 20, now_s=5) == 5 + 2 + 3
+
+    def test_the_slower_end_decides(self) -> None:
+        fast, slow = Port(bytes_per_s=float("inf"), delay_s=0), Port(bytes_per_s=10, delay_s=0)
+        slow.receives_until_s = 1.0
+        assert arrival_s(fast, slow, 20, now_s=1) == 3
+
+    def test_packets_queue_where_they_leave_and_where_they_arrive(self) -> None:
+        a, b, c = (Port(bytes_per_s=10, delay_s=1) for _ in range(3))
+        assert arrival_s(a, c, 10, now_s=0) == 3
+        assert arrival_s(a, b, 10, now_s=0) == 4  # a was busy for 1 s
+        assert arrival_s(b, c, 10, now_s=0) == 4  # c was busy until 3
+
+    def test_both_ways_at_once_do_not_meet(self) -> None:
+        a, b = (Port(bytes_per_s=10, delay_s=1) for _ in range(2))
+        assert arrival_s(a, b, 10, now_s=0) == arrival_s(b, a, 10, now_s=0) == 3
+
+
+def test_a_slow_run_ends_when_a_slower_core_would_have_ended_it() -> None:
+    assert due_s(10.0, 0.002, share=0.25, behind_s=0.0) == pytest.approx(10.008)
+    assert due_s(10.0, 0.002, share=0.25, behind_s=0.0001) == pytest.approx(10.0079)
+    assert due_s(10.0, 0.002, share=0.25, behind_s=9.0) == pytest.approx(10.008 - MOST_BEHIND_S)
+
+
+def test_no_two_beds_share_names_or_addresses() -> None:
+    here, there = Network(4711), Network(4712)
+    for index in range(8):
+        assert here.namespace(index) != there.namespace(index)
+        assert not set(here.control_addresses(index)) & set(there.control_addresses(index))
+    assert len(Network(4_194_304).coordinator_interface(7)) <= 15
+
+
+def test_a_group_that_cannot_be_made_says_so() -> None:
+    with pytest.raises(OSError, match="no/such"):
+        ControlGroup("no/such/parent", memory_bytes=1 << 30)

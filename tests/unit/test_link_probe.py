@@ -1,0 +1,152 @@
+"""Both ends of a probe over real links: what it finds, and how it ends when one of them misbehaves.
+
+Times are only checked for being possible: how fast a link is, is not for a test to say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from edge.errors import NetworkError
+from edge.link_probe import answer_probe, probe
+from edge.measurements import MAX_MESSAGE_BYTES, LinkTimes
+from tests.support.transport_pairs import LINK_KINDS, link_pair
+from transport import ChannelClosedError, Link, PeerLostError, TransportError
+
+PATIENCE_S = 20.0
+
+
+async def measure(link: Link, *, limit_s: float = PATIENCE_S) -> LinkTimes:
+    return await probe(link, small_bytes=1000, large_bytes=300_000, limit_s=limit_s)
+
+
+@pytest.mark.parametrize("kind", LINK_KINDS)
+def test_a_link_is_measured_in_both_directions(kind: str) -> None:
+    async def both(near: Link, far: Link) -> LinkTimes:
+        async with asyncio.timeout(PATIENCE_S):
+            times, _ = await asyncio.gather(measure(near), answer_probe(far))
+        return times
+
+    with link_pair(kind) as (near, far):
+        start_s = time.perf_counter()
+        times = asyncio.run(both(near, far))
+        whole_s = time.perf_counter() - start_s
+        assert 0 < times.latency_s < whole_s
+        for rate in (times.there_bytes_per_s, times.back_bytes_per_s):
+            assert 0 < rate < float("inf")
+        with pytest.raises(TransportError):
+            near.send(np.zeros(1))
+
+
+class Throttled:
+    """A link that takes its time for each byte it sends."""
+
+    def __init__(self, inner: Link, seconds_per_byte: float) -> None:
+        self._inner = inner
+        self._seconds_per_byte = seconds_per_byte
+        self.peer = inner.peer
+        self.receive = inner.receive
+        self.exchange = inner.exchange
+        self.close = inner.close
+
+    def send(self, array: np.ndarray) -> None:
+        end_s = time.perf_counter() + array.nbytes * self._seconds_per_byte
+        while time.perf_counter() < end_s:
+            pass
+        self._inner.send(array)
+
+
+def test_a_slow_direction_is_told_from_a_fast_one() -> None:
+    """1 MB/s one way: however busy this machine is, the other way over memory is not that slow."""
+
+    async def both(near: Link, far: Link) -> LinkTimes:
+        times, _ = await asyncio.gather(measure(near), answer_probe(far))
+        return times
+
+    with link_pair("memory") as (near, far):
+        times = asyncio.run(both(Throttled(near, 1e-6), far))
+    assert times.there_bytes_per_s < 2e6
+    assert times.back_bytes_per_s > times.there_bytes_per_s
+
+
+@pytest.mark.parametrize("kind", LINK_KINDS)
+def test_a_far_end_that_says_nothing_is_given_up(kind: str) -> None:
+    with link_pair(kind) as (near, _far):
+        with pytest.raises(NetworkError, match="second did not answer over its link"):
+            asyncio.run(measure(near, limit_s=0.1))
+        with pytest.raises(TransportError):
+            near.send(np.zeros(1))
+
+
+@pytest.mark.parametrize("kind", LINK_KINDS)
+def test_a_near_end_that_gives_no_orders_is_given_up(kind: str) -> None:
+    with link_pair(kind) as (near, far):
+        asyncio.run(answer_probe(far, limit_s=0.1))
+        with pytest.raises(PeerLostError):
+            near.receive(np.zeros(1))
+
+
+@pytest.mark.parametrize("kind", LINK_KINDS)
+def test_whoever_is_cancelled_leaves_no_thread_waiting(kind: str) -> None:
+    async def cancel(work: Callable[[], object]) -> None:
+        task = asyncio.ensure_future(work())  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    with link_pair(kind) as (near, far):
+        asyncio.run(cancel(lambda: answer_probe(far)))
+        asyncio.run(cancel(lambda: measure(near)))
+        with pytest.raises(ChannelClosedError):
+            far.receive(np.zeros(1))
+
+
+def test_a_link_that_breaks_after_small_messages_is_still_known() -> None:
+    """What was measured until then is the answer."""
+
+    def answer_small_ones(link: Link) -> None:
+        order, message = np.zeros(2, np.int64), np.zeros(1000, np.uint8)
+        while True:
+            link.receive(order)
+            if order[1] != message.nbytes:
+                link.close()
+                return
+            link.receive(message)
+            link.send(message)
+
+    async def both(near: Link, far: Link) -> LinkTimes:
+        times, _ = await asyncio.gather(measure(near), asyncio.to_thread(answer_small_ones, far))
+        return times
+
+    with link_pair("tcp") as (near, far):
+        times = asyncio.run(both(near, far))
+    assert times.latency_s > 0
+    assert times.there_bytes_per_s == times.back_bytes_per_s > 0
+
+
+@pytest.mark.parametrize(
+    "order",
+    [(4, 1), (-1, 5), (0, 0), (1, -1), (2, MAX_MESSAGE_BYTES + 1), (1 << 60, 1 << 60)],
+    ids=str,
+)
+def test_orders_that_cannot_be_close_the_link(order: tuple[int, int]) -> None:
+    with link_pair("tcp") as (near, far):
+        near.send(np.asarray(order, np.int64))
+        asyncio.run(answer_probe(far))
+        with pytest.raises(PeerLostError):
+            near.receive(np.zeros(1))
+
+
+def test_an_order_of_another_size_closes_the_link() -> None:
+    with link_pair("tcp") as (near, far):
+        near.send(np.zeros(5, np.int64))
+        asyncio.run(answer_probe(far))
+        with pytest.raises(PeerLostError):
+            near.receive(np.zeros(1))

@@ -1,0 +1,105 @@
+"""Rates: reading between the points that were measured, and what is refused."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+from partition import ComputeRates, DeviceSpec, Workload
+
+RATES = ComputeRates(
+    rows=(1, 4, 32),
+    seconds_per_byte=(1.0, 4.0, 60.0),
+    shared_seconds_per_byte=(2.0, 8.0, 120.0),
+    attention_s=(0.5, 0.25, 0.125),
+    run_s=0.1,
+    jitter=0.2,
+    sample_s=0.3,
+    step_s=0.4,
+)
+
+
+@pytest.mark.parametrize(
+    ("rows", "seconds"), [(1, 1.0), (2, 2.0), (4, 4.0), (18, 32.0), (32, 60.0), (46, 88.0)]
+)
+def test_times_lie_straight_between_the_points_and_beyond_the_last(
+    rows: float, seconds: float
+) -> None:
+    assert RATES.weights_s(rows, shared=False) == pytest.approx(seconds)
+    assert RATES.weights_s(rows, shared=True) == pytest.approx(2 * seconds)
+
+
+def test_attention_is_the_time_of_all_rows() -> None:
+    assert RATES.attention_step_s(1) == pytest.approx(0.5)
+    assert RATES.attention_step_s(4) == pytest.approx(1.0)
+    assert RATES.attention_step_s(32) == pytest.approx(4.0)
+    assert RATES.attention_step_s(18) == pytest.approx(2.5)
+
+
+def test_one_point_grows_with_the_rows() -> None:
+    one = replace(
+        RATES,
+        rows=(1,),
+        seconds_per_byte=(2.0,),
+        shared_seconds_per_byte=(2.0,),
+        attention_s=(1.0,),
+    )
+    assert one.weights_s(7, shared=False) == pytest.approx(14.0)
+
+
+def test_a_falling_last_slope_counts_as_flat() -> None:
+    noisy = replace(RATES, seconds_per_byte=(1.0, 4.0, 3.0))
+    assert noisy.weights_s(1000, shared=False) == pytest.approx(3.0)
+
+
+def test_json_and_back() -> None:
+    for rates in (RATES, replace(RATES, disk_bytes_per_s=1e9)):
+        assert ComputeRates.from_json(json.loads(json.dumps(rates.to_json()))) == rates
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("rows", [2, 4, 32]),
+        ("rows", [1, 4, 4]),
+        ("rows", [1, 4]),
+        ("rows", [1, 4, 32.0]),
+        ("rows", [1, 4, 10**9]),
+        ("rows", []),
+        ("rows", "1"),
+        ("seconds_per_byte", [1.0, -4.0, 60.0]),
+        ("seconds_per_byte", [1.0, math.nan, 60.0]),
+        ("seconds_per_byte", [1.0, True, 60.0]),
+        ("seconds_per_byte", [1.0, 10**400, 60.0]),
+        ("shared_seconds_per_byte", [1.0]),
+        ("attention_s", [0.0] * 65),
+        ("attention_s", None),
+        ("run_s", math.inf),
+        ("jitter", -0.1),
+        ("sample_s", "0"),
+        ("step_s", None),
+        ("disk_bytes_per_s", 0),
+    ],
+)
+def test_nonsense_from_outside_is_refused(name: str, value: object) -> None:
+    with pytest.raises(ValueError, match="rates"):
+        ComputeRates.from_json({**RATES.to_json(), name: value})
+
+
+@pytest.mark.parametrize("obj", [None, [], {}, {"rows": [1]}, {**RATES.to_json(), "more": 1}])
+def test_another_shape_is_refused(obj: object) -> None:
+    with pytest.raises(ValueError, match="object with the fields"):
+        ComputeRates.from_json(obj)
+
+
+def test_a_host_is_a_name() -> None:
+    with pytest.raises(ValueError, match="host"):
+        DeviceSpec(id="a", name="a", memory_bytes=1, threads=1, host="two\nlines")
+
+
+def test_reserved_tokens_are_what_memory_is_kept_for() -> None:
+    workload = Workload(prompt_tokens=5, output_tokens=3, concurrency=2, reserved_tokens=100)
+    assert (workload.context_tokens, workload.cached_tokens) == (8, 100)
+    with pytest.raises(ValueError, match="reserved_tokens"):
+        Workload(reserved_tokens=0)

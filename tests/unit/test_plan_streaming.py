@@ -1,0 +1,159 @@
+"""Layers on disk: what they leave in memory, what they cost in time, and when they are chosen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from partition import (
+    CapacityError,
+    ClusterSpec,
+    ComputeRates,
+    DeviceSpec,
+    ModelFacts,
+    Plan,
+    PlanError,
+    Shard,
+    Stage,
+    Workload,
+    choose,
+    describe_plan_in_words,
+    estimate,
+    memory_use,
+)
+from partition.memory import WINDOW_LAYERS
+
+LAYERS = 10
+# Matrices of a layer: 4 heads x 10, 2 KV heads x 5, 8 columns x 10: 130. Norms and biases: 20.
+MODEL = ModelFacts(
+    name="m",
+    num_layers=LAYERS,
+    hidden_size=1000,
+    num_heads=4,
+    num_kv_heads=2,
+    head_size=16,
+    ffn_columns=8,
+    vocab_size=10,
+    tied_embeddings=False,
+    column_multiple=1,
+    query_head_bytes=10,
+    kv_head_bytes=5,
+    ffn_column_bytes=10,
+    layer_bytes=20,
+    embedding_row_bytes=7,
+    head_row_bytes=3,
+    kv_bytes_per_token=1,
+)
+MATRIX_BYTES = 130
+VOCAB_BYTES = 10 * (7 + 3)
+WORKLOAD = Workload(prompt_tokens=1, output_tokens=10, reserved_tokens=1)
+KV_BYTES = LAYERS * 2
+WHOLE_BYTES = LAYERS * (MATRIX_BYTES + 20) + VOCAB_BYTES + KV_BYTES
+RATES = ComputeRates(
+    rows=(1, 101),
+    seconds_per_byte=(1e-3, 11e-3),
+    shared_seconds_per_byte=(1e-3, 11e-3),
+    attention_s=(0.0, 0.0),
+    run_s=0.0,
+    jitter=0.0,
+    sample_s=0.0,
+    step_s=0.0,
+    disk_bytes_per_s=100.0,
+)
+
+
+def device(id: str, memory_bytes: int, rates: ComputeRates | None = RATES) -> DeviceSpec:
+    return DeviceSpec(id=id, name=id, memory_bytes=memory_bytes, threads=1, rates=rates)
+
+
+def alone(streamed_layers: int) -> Plan:
+    shard = Shard(
+        device="a",
+        heads=range(4),
+        ffn_columns=range(8),
+        vocab=range(10),
+        streamed_layers=streamed_layers,
+    )
+    return Plan(model="m", version=1, stages=(Stage(layers=range(LAYERS), shards=(shard,)),))
+
+
+@pytest.mark.parametrize(
+    ("streamed", "held", "read"),
+    [
+        (0, LAYERS, 0),
+        (WINDOW_LAYERS, LAYERS, 0),  # all of them have a slot
+        (4, LAYERS - 4 + WINDOW_LAYERS, 4),
+        (9, 1 + WINDOW_LAYERS, 9),
+        (10, WINDOW_LAYERS + 1, 9),  # the first one has a slot of its own
+    ],
+)
+def test_a_window_stays_and_the_others_are_read(streamed: int, held: int, read: int) -> None:
+    use = memory_use(alone(streamed), MODEL, WORKLOAD)["a"]
+    assert use.weight_bytes == held * MATRIX_BYTES + LAYERS * 20 + VOCAB_BYTES
+    assert use.kv_bytes == KV_BYTES
+    assert use.streamed_bytes == read * MATRIX_BYTES
+
+
+def test_a_step_waits_for_what_the_disk_does_not_bring_meanwhile() -> None:
+    cluster = ClusterSpec(devices=(device("a", 10**6),))
+    whole = estimate(alone(0), MODEL, cluster, WORKLOAD)
+    compute_s = (LAYERS * 150 + 10 * 3) * 1e-3
+    assert whole.token_s == pytest.approx(compute_s)
+    streamed = estimate(alone(5), MODEL, cluster, WORKLOAD)
+    disk_s = 5 * MATRIX_BYTES / 100
+    assert streamed.token_s == pytest.approx(disk_s)
+    (load,) = [term for term in streamed.terms if term.kind == "load"]
+    assert load.seconds == pytest.approx(disk_s - compute_s)
+    assert streamed.bottleneck == "reading weights from the disk of a: 4,970 ms of 6,500 ms"
+
+
+def test_a_disk_that_keeps_up_costs_nothing() -> None:
+    fast = replace(RATES, disk_bytes_per_s=1e9)
+    cluster = ClusterSpec(devices=(device("a", 10**6, fast),))
+    assert estimate(alone(9), MODEL, cluster, WORKLOAD).token_s == pytest.approx(
+        estimate(alone(0), MODEL, cluster, WORKLOAD).token_s
+    )
+
+
+@pytest.mark.parametrize("rates", [RATES, None])
+def test_streams_only_when_asked_and_as_little_as_possible(rates: ComputeRates | None) -> None:
+    def choice(memory_bytes: int, *, stream: bool) -> int:
+        cluster = ClusterSpec(devices=(device("a", memory_bytes, rates),))
+        plan = choose(MODEL, cluster, WORKLOAD, stream=stream).plan
+        assert memory_use(plan, MODEL, WORKLOAD)["a"].total <= memory_bytes
+        return plan.stages[0].shards[0].streamed_layers
+
+    assert choice(WHOLE_BYTES, stream=True) == 0
+    with pytest.raises(CapacityError):
+        choice(WHOLE_BYTES - 1, stream=False)
+    assert choice(WHOLE_BYTES - 1, stream=True) == WINDOW_LAYERS + 1
+    assert choice(WHOLE_BYTES - 3 * MATRIX_BYTES, stream=True) == WINDOW_LAYERS + 3
+    with pytest.raises(CapacityError):
+        choice(VOCAB_BYTES, stream=True)
+
+
+def test_two_devices_that_stream_half_each_beat_one() -> None:
+    """Their disks read at the same time."""
+    model = replace(MODEL, num_layers=20)
+    memory_bytes = 1400  # of 3,140 in all, of which one device needs 1,060 at least
+    one = ClusterSpec(devices=(device("a", memory_bytes),))
+    two = ClusterSpec(devices=(device("a", memory_bytes), device("b", memory_bytes)))
+    slow = choose(model, one, WORKLOAD, stream=True)
+    fast = choose(model, two, WORKLOAD, stream=True)
+    assert slow.predicted is not None
+    assert fast.predicted is not None
+    assert len(fast.plan.devices) == 2
+    assert slow.predicted.tokens_per_s * 1.5 < fast.predicted.tokens_per_s
+    assert "from disk" in describe_plan_in_words(fast.plan, two)
+    assert fast.plan == choose(model, two, WORKLOAD, stream=True).plan
+
+
+def test_is_written_and_read_and_checked() -> None:
+    plan = alone(4)
+    assert Plan.from_json(plan.to_json()) == plan
+    value = plan.to_json()
+    del value["stages"][0]["shards"][0]["streamed_layers"]  # type: ignore[index]
+    assert Plan.from_json(value) == alone(0)
+    with pytest.raises(PlanError, match="streams 11 layers, and the stage has 10"):
+        alone(11).validate(MODEL, None)

@@ -1,0 +1,56 @@
+"""Every Triton kernel becomes machine code for real GPUs, on a machine that has none."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from demos.bench.gpu_kernels import NO_GPU
+
+REPOSITORY = Path(__file__).parents[2]
+
+KERNELS = {
+    "attention": {"attend_tile", "_combine_kernel"},
+    "embedding": {"_embedding_kernel"},
+    "gated_mlp": {"_gated_kernel"},
+    "matmul": {"_gemv_kernel", "_gemm_kernel", "_sum_kernel"},
+    "matmul_nbits": {"_gemv_kernel", "_gemm_kernel"},
+    "rms_norm": {"_rms_norm_kernel"},
+    "rope": {"_rope_kernel", "_rope_store_kernel"},
+    "sampling": {"_best_kernel", "_unpack_kernel"},
+}
+
+SMALLEST_SHARED_MEMORY = 99 << 10
+"""Bytes that a program may have on the smallest GPUs of these architectures."""
+
+
+@pytest.mark.slow
+def test_every_kernel_compiles_for_gpus(tmp_path: Path) -> None:
+    compiled = json.loads(run("tests.support.triton_compiler", TRITON_CACHE_DIR=str(tmp_path)))
+    found: dict[str, set[str]] = {}
+    for each in compiled:
+        found.setdefault(each["operator"], set()).add(each["kernel"])
+        assert each["shared_bytes"] <= SMALLEST_SHARED_MEMORY, each
+    assert found == KERNELS
+    assert {each["architecture"] for each in compiled} == {80, 90}
+
+
+def test_the_bench_says_that_there_is_no_gpu() -> None:
+    """And is no error: a machine that has none runs everything else."""
+    assert run("demos.bench.gpu_kernels", CUDA_VISIBLE_DEVICES="").strip() == NO_GPU
+
+
+def run(module: str, **environment: str) -> str:
+    """What it prints, in a process of its own, because here kernels are interpreted."""
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-m", module],
+        cwd=REPOSITORY, env={**os.environ, "TRITON_INTERPRET": "0", **environment},
+        capture_output=True, text=True, timeout=280, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    return result.stdout

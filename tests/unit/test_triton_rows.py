@@ -1,0 +1,238 @@
+"""The Triton faces that treat each row by itself: norm, embedding, gated product, sampling."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels.embedding import reference as embedding_reference
+from kernels.gated_mlp import reference as gated_reference
+from kernels.rms_norm import reference as norm_reference
+from tests.support.operator_face import normal
+from tests.support.triton_face import (
+    FLOAT_DTYPES,
+    array,
+    assert_close,
+    assert_only_inside_written,
+    output,
+    rounded,
+    tensor,
+)
+
+FEW = settings(max_examples=12, deadline=None, derandomize=True)
+EPSILON = 1e-5
+seeds = st.integers(0, 2**32 - 2)
+sizes = st.integers(1, 70)
+dtypes = st.sampled_from(FLOAT_DTYPES)
+
+
+@FEW
+@given(
+    seed=seeds, rows=st.integers(1, 5), columns=st.integers(1, 300), dtype=dtypes,
+    gain=st.sampled_from([0.0, 1e-4, 1.0, 300.0]),
+)  # fmt: skip
+def test_rms_norm(seed: int, rows: int, columns: int, dtype: str, gain: float) -> None:
+    from kernels.rms_norm.triton import rms_norm
+
+    x = rounded(gain * normal(seed, rows, columns), dtype)
+    weight = normal(seed + 1, columns)
+    out = output(rows, columns, dtype=dtype)
+    assert rms_norm(tensor(x, dtype), tensor(weight), epsilon=EPSILON, out=out) is out
+    assert_close(out, norm_reference.rms_norm(x, weight, epsilon=EPSILON), dtype)
+    assert_only_inside_written(out)
+
+
+@FEW
+@given(seed=seeds, rows=st.integers(1, 5), columns=st.integers(1, 300), dtype=dtypes)
+def test_add_rms_norm(seed: int, rows: int, columns: int, dtype: str) -> None:
+    """The sum is rounded before it is normed, so that both results are of the same sum."""
+    from kernels.rms_norm.triton import add_rms_norm
+
+    x, addend = (rounded(normal(seed + i, 1, rows, columns), dtype) for i in range(2))
+    weight = rounded(normal(seed + 2, columns), dtype)
+    out, total = (output(1, rows, columns, dtype=dtype) for _ in range(2))
+    inputs = tensor(x, dtype), tensor(addend, dtype), tensor(weight, dtype)
+    add_rms_norm(*inputs, epsilon=EPSILON, out=out, total=total)
+    _, sums = norm_reference.add_rms_norm(x, addend, weight, epsilon=EPSILON)
+    expected = norm_reference.rms_norm(rounded(sums, dtype), weight, epsilon=EPSILON)
+    np.testing.assert_array_equal(array(total), rounded(sums, dtype))
+    assert_close(out, expected, dtype)
+    for written in (out, total):
+        assert_only_inside_written(written)
+
+    in_place = inputs[0].clone()
+    again, same = add_rms_norm(in_place, *inputs[1:], epsilon=EPSILON, total=in_place)
+    assert same is in_place
+    np.testing.assert_array_equal(array(in_place), array(total))
+    np.testing.assert_array_equal(array(again), array(out))
+
+
+@FEW
+@given(
+    seed=seeds, first=st.integers(0, 60), count=st.integers(1, 40), hidden=sizes, dtype=dtypes,
+    id_dtype=st.sampled_from(["int32", "int64"]),
+)  # fmt: skip
+def test_embedding_of_a_slice(
+    seed: int, first: int, count: int, hidden: int, dtype: str, id_dtype: str
+) -> None:
+    """Ids outside the slice give zeros; negative ones too."""
+    from kernels.embedding.triton import embedding
+
+    table = rounded(normal(seed, count, hidden), dtype)
+    ids = np.random.default_rng(seed).integers(-5, 110, (2, 4))
+    out = output(2, 4, hidden)
+    embedding(tensor(ids, id_dtype), tensor(table, dtype), first_id=first, out=out)
+    expected = embedding_reference.embedding(ids, table, first_id=first)
+    np.testing.assert_array_equal(array(out), expected)
+    assert_only_inside_written(out)
+
+
+def test_embedding_has_the_type_of_its_table() -> None:
+    from kernels.embedding.triton import embedding
+
+    table = tensor(normal(1, 5, 3), "bfloat16")
+    rows = embedding(tensor(np.asarray([4, 0])), table)
+    np.testing.assert_array_equal(array(rows), array(table)[[4, 0]])
+    assert rows.dtype == table.dtype
+
+
+@FEW
+@given(
+    seed=seeds, rows=st.integers(1, 5), columns=sizes, dtype=dtypes,
+    activation=st.sampled_from(gated_reference.ACTIVATIONS), gain=st.sampled_from([0.0, 1.0, 100]),
+)  # fmt: skip
+def test_gated(
+    seed: int, rows: int, columns: int, dtype: str, activation: Any, gain: float
+) -> None:
+    """Also where e^−x overflows float32."""
+    from kernels.gated_mlp.triton import gated
+
+    gate_up = rounded(gain * normal(seed, rows, 2 * columns), dtype)
+    out = output(rows, columns, dtype=dtype)
+    gated(tensor(gate_up, dtype), activation=activation, out=out)
+    assert_close(out, gated_reference.gated(gate_up, activation=activation), dtype)
+    assert_only_inside_written(out)
+
+
+@pytest.mark.parametrize("activation", gated_reference.ACTIVATIONS)
+def test_gated_reference_is_that_of_torch(activation: Any) -> None:
+    import torch
+    from torch.nn import functional
+
+    gate_up = torch.from_numpy(3 * normal(7, 5, 2 * 33))
+    gate, up = gate_up.double().chunk(2, dim=-1)
+    active = {
+        "silu": functional.silu,
+        "gelu": functional.gelu,
+        "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    }[activation](gate)
+    found = gated_reference.gated(gate_up.numpy(), activation=activation)
+    np.testing.assert_allclose(found, (active * up).numpy(), rtol=1e-6, atol=1e-6)
+
+
+@FEW
+@given(seed=seeds, rows=st.integers(1, 3), vocabulary=st.integers(1, 300), dtype=dtypes)
+def test_greedy_takes_the_first_of_equal_scores(
+    seed: int, rows: int, vocabulary: int, dtype: str
+) -> None:
+    from kernels.sampling.triton import greedy
+
+    logits = rounded(np.rint(2 * normal(seed, rows, vocabulary)), dtype)
+    out = output(rows, dtype="int64")
+    assert greedy(tensor(logits, dtype), out=out) is out
+    np.testing.assert_array_equal(array(out), logits.argmax(axis=-1))
+    assert_only_inside_written(out)
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "k", "dtype"),
+    [(1, 1, "float32"), (13, 13, "float32"), (50, 3, "bfloat16"), (70, 1, "float16")],
+)
+def test_top_k_ranks_by_score_then_by_id(
+    vocabulary: int, k: int, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scores of both signs, many of them equal, in one chunk or put together from several."""
+    from kernels.sampling import triton as face
+
+    logits = rounded(np.rint(4 * normal(vocabulary, 1, vocabulary)) / 4, dtype)
+    monkeypatch.setattr(face, "CHUNK", 32)
+    scores, ids = face.top_k(tensor(logits, dtype), k)
+    expected = np.argsort(-logits, axis=-1, kind="stable")[:, :k]
+    np.testing.assert_array_equal(array(ids), expected)
+    np.testing.assert_array_equal(array(scores), np.take_along_axis(logits, expected, axis=-1))
+
+
+@pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
+def test_a_row_that_is_not_finite_has_no_token(broken: float) -> None:
+    from kernels.sampling.triton import greedy, top_k
+
+    logits = normal(3, 3, 16)
+    logits[1, 10] = broken
+    ids = array(greedy(tensor(logits)))
+    assert ids.tolist() == [logits[0].argmax(), -1, logits[2].argmax()]
+    scores, ranked = top_k(tensor(logits[1:]), 2)
+    assert array(ranked)[0].tolist() == [-1, -1]
+    assert np.isnan(array(scores)[0]).all()
+    assert np.isfinite(array(scores)[1]).all()
+
+
+def test_rows_of_logits_may_be_part_of_a_wider_matrix() -> None:
+    from kernels.sampling.triton import greedy
+
+    logits = normal(4, 3, 50)
+    wide = tensor(np.concatenate([logits, np.full((3, 6), 99, np.float32)], axis=1))
+    assert array(greedy(wide[:, :50])).tolist() == logits.argmax(axis=-1).tolist()
+
+
+def test_nothing_is_launched_for_nothing() -> None:
+    import torch
+
+    from kernels.embedding.triton import embedding
+    from kernels.gated_mlp.triton import gated
+    from kernels.rms_norm.triton import rms_norm
+    from kernels.sampling.triton import greedy
+
+    none = torch.zeros(0, 8)
+    assert rms_norm(none, torch.ones(8), epsilon=EPSILON).shape == (0, 8)
+    assert gated(none).shape == (0, 4)
+    assert greedy(none).shape == (0,)
+    assert embedding(torch.zeros(0, dtype=torch.int64), torch.zeros(3, 8)).shape == (0, 8)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    import torch
+
+    from kernels.embedding.triton import embedding
+    from kernels.gated_mlp.triton import gated
+    from kernels.rms_norm.triton import add_rms_norm, rms_norm
+    from kernels.sampling.triton import top_k
+
+    x, weight = torch.zeros(2, 8), torch.ones(8)
+    with pytest.raises(ValueError, match="x is float64; pass float32 or float16 or bfloat16"):
+        rms_norm(x.double(), weight, epsilon=EPSILON)
+    with pytest.raises(ValueError, match=r"weight has the shape \[8\], not \[7\]"):
+        rms_norm(x[:, :7].contiguous(), weight, epsilon=EPSILON)
+    with pytest.raises(ValueError, match=r"x is not contiguous; pass x.contiguous\(\)"):
+        rms_norm(x[:, ::2], weight[:4], epsilon=EPSILON)
+    with pytest.raises(ValueError, match="rows of 1 to 65536 elements"):
+        rms_norm(torch.zeros(1, 65537), torch.zeros(65537), epsilon=EPSILON)
+    with pytest.raises(ValueError, match=r"out has the shape \[2, 7\], not \[2, 8\]"):
+        rms_norm(x, weight, epsilon=EPSILON, out=torch.zeros(2, 7))
+    with pytest.raises(ValueError, match="out and total are the same tensor"):
+        add_rms_norm(x, x, weight, epsilon=EPSILON, out=x, total=x)
+    with pytest.raises(ValueError, match="total is float16; pass float32"):
+        add_rms_norm(x, x, weight, epsilon=EPSILON, total=x.half())
+    with pytest.raises(ValueError, match="weight is on meta, the other tensors on cpu"):
+        rms_norm(x, weight.to("meta"), epsilon=EPSILON)
+    with pytest.raises(ValueError, match="token_ids is float32; pass int32 or int64"):
+        embedding(x, x)
+    with pytest.raises(ValueError, match="two halves"):
+        gated(torch.zeros(2, 7))
+    with pytest.raises(ValueError, match="'relu' is not one of silu, gelu, gelu_tanh"):
+        gated(x, activation="relu")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="k is 9, not 1 to 8"):
+        top_k(x, 9)

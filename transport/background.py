@@ -1,0 +1,92 @@
+"""One thread that makes calls one after the other, so that a caller need not wait for each.
+
+Knows nothing of what the calls do.
+"""
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Protocol
+
+from transport.errors import ChannelClosedError
+
+
+class Work(Protocol):
+    """Something under way."""
+
+    def wait(self) -> None:
+        """Return when it is done; raise what it raised. May be called again."""
+
+
+class DoneWork:
+    """What was over before anybody could wait for it. See :class:`Work`."""
+
+    def wait(self) -> None:
+        """See :class:`Work`."""
+
+
+class Background:
+    """Calls in the order they were begun, on a thread made for the first of them.
+
+    After a call that fails none of the later ones is made: each fails as the first did.
+    """
+
+    def __init__(self, name: str) -> None:
+        """``name`` is the thread's."""
+        self._name = name
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    def begin(self, function: Callable[[], None]) -> Work:
+        """Have the function called; raises ``ChannelClosedError`` after :meth:`close`."""
+        with self._lock:
+            if self._is_closed:
+                raise ChannelClosedError("the collective was closed")
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
+            call = _Call(function)
+            self._calls.put(call)
+        return call
+
+    def close(self) -> None:
+        """End the thread once the call it is at returns. Its owner makes it return."""
+        with self._lock:
+            self._is_closed = True
+            thread, self._thread = self._thread, None
+            if thread is not None:
+                self._calls.put(None)
+        if thread is not None:
+            thread.join()
+
+    def _run(self) -> None:
+        failure: BaseException | None = None
+        while (call := self._calls.get()) is not None:
+            failure = call.make(failure)
+
+
+class _Call:
+    """One call under way. See :class:`Work`."""
+
+    def __init__(self, function: Callable[[], None]) -> None:
+        self._function = function
+        self._done: Future[None] = Future()
+
+    def wait(self) -> None:
+        """See :class:`Work`."""
+        self._done.result()
+
+    def make(self, failure: BaseException | None) -> BaseException | None:
+        """Call, unless one before has failed; the first failure so far."""
+        try:
+            if failure is not None:
+                raise failure
+            self._function()
+        except BaseException as error:
+            self._done.set_exception(error)
+            return error
+        self._done.set_result(None)
+        return None
