@@ -6,6 +6,7 @@ import numpy as np
 
 from edge.formats import KvDtype, WeightFormat, kv_bits
 from edge.models.spec import ModelSpec
+from edge.wire_choice import Wire, number_bytes
 from kernels.attention.cache_size import cache_row
 from partition import ModelFacts
 
@@ -19,8 +20,12 @@ def model_facts(
     name: str,
     embedding_itemsize: int,
     kv_dtype: KvDtype = "float32",
+    wire: Wire = "float32",
 ) -> ModelFacts:
-    """What each piece of the model weighs in a peer's memory, packed for its kernels."""
+    """What each piece of the model weighs in a peer's memory, packed for its kernels.
+
+    With `wire` "auto" hidden states count as float32, though some links may carry less.
+    """
     weight = weight_format.packed_bytes_per_weight
     hidden, size = spec.hidden_size, spec.head_size
     biases = hidden * (spec.output_bias + spec.mlp_bias)
@@ -43,5 +48,6 @@ def model_facts(
         layer_bytes=(norms + biases) * _FLOAT_BYTES,
         embedding_row_bytes=hidden * embedding_itemsize,
         head_row_bytes=round(hidden * weight),
+        wire_number_bytes=number_bytes(wire),
         kv_bytes_per_token=2 * kv_elements * np.dtype(kv_element).itemsize,
     )

@@ -125,6 +125,7 @@ def facts_of(checkpoint: Checkpoint, options: LoadOptions) -> ModelFacts:
         name=checkpoint.name,
         embedding_itemsize=checkpoint.embedding_itemsize,
         kv_dtype=options.kv_dtype,
+        wire=options.wire,
     )
 
 

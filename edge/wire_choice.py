@@ -56,6 +56,11 @@ _COSTS: dict[WireFormatName, _Cost] = {
 """Lines through the times that `transport.wire_format` states."""
 
 
+def number_bytes(wire: Wire) -> float:
+    """Of each number on the wire; at most so many where each link's form is yet to be chosen."""
+    return 4 - _COSTS[wire].saved_bytes if wire in ("float16", "int8") else 4.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireRules:
     """One rule for each sum of a stage and each hop between stages of a plan."""

@@ -17,9 +17,6 @@ from partition.plan import Plan, Shard, Stage
 from partition.streaming import waits_for_disk
 from partition.terms import Kind, Term, in_words, merged
 
-FLOAT_BYTES = 4
-"""Hidden states travel as float32."""
-
 TOKEN_BYTES = 8
 
 
@@ -157,7 +154,7 @@ class _View:
 
     def outside_stages(self, phase: Phase) -> Iterator[Term]:
         """Hops between stages, choosing the token, and telling it to the first stage."""
-        nbytes = phase.rows * self._model.hidden_size * FLOAT_BYTES
+        nbytes = phase.rows * self._model.wire_row_bytes
         stages = self._plan.stages
         for before, after in pairwise(stages):
             sources, targets = _ids(before.shards), _ids(after.shards)
@@ -219,7 +216,7 @@ class _View:
         ]
 
     def _sums(self, stage: Stage, count: int, phase: Phase) -> list[Term]:
-        nbytes = phase.rows * self._model.hidden_size * FLOAT_BYTES
+        nbytes = phase.rows * self._model.wire_row_bytes
         sum_s = self._network.sum_s(_ids(stage.shards), nbytes)
         return [self._term("reduce", stage.shards, count, count * sum_s)]
 

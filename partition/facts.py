@@ -144,6 +144,8 @@ class ModelFacts:
     head_row_bytes: int
     kv_bytes_per_token: int
     """KV cache: keys and values of one token, for one KV head of one layer."""
+    wire_number_bytes: float = 4.0
+    """On a link: what each number of a hidden state takes, 4 as float32."""
 
     def __post_init__(self) -> None:
         _require_name("a model's name", self.name)
@@ -170,11 +172,21 @@ class ModelFacts:
             head_row_bytes=self.head_row_bytes,
             kv_bytes_per_token=self.kv_bytes_per_token,
         )
+        if not 0 < self.wire_number_bytes <= 8:
+            raise ValueError(
+                f"wire_number_bytes of model {self.name!r} must be above 0 and at most 8, not"
+                f" {self.wire_number_bytes}."
+            )
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"Model {self.name!r} has {self.num_heads} query heads, which {self.num_kv_heads}"
                 " KV heads cannot share evenly."
             )
+
+    @property
+    def wire_row_bytes(self) -> float:
+        """One token's hidden state on a link."""
+        return self.hidden_size * self.wire_number_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from partition.cost import FLOAT_BYTES, TOKEN_BYTES, shares_host
+from partition.cost import TOKEN_BYTES, shares_host
 from partition.facts import ClusterSpec, DeviceSpec, ModelFacts, Workload
 from partition.messages import Network
 from partition.pace import Pace, Phase, chunk_phase, decode_phase
@@ -74,7 +74,7 @@ class Situation:
         found = self._sums.get(key)
         if found is None:
             phase = self.chunk if is_chunk else self.decode
-            nbytes = phase.rows * self.model.hidden_size * FLOAT_BYTES
+            nbytes = phase.rows * self.model.wire_row_bytes
             found = self._sums[key] = self.network.sum_s(self.ids(key[0]), nbytes)
         return found
 
@@ -92,7 +92,7 @@ class Situation:
         return total_s
 
     def _weighed_bytes(self) -> list[tuple[int, float]]:
-        row_bytes = self.model.hidden_size * FLOAT_BYTES
+        row_bytes = self.model.wire_row_bytes
         return [(self.steps, self.decode.rows * row_bytes), (1, self.chunk.rows * row_bytes)]
 
     def _token_s(self, arrangement: Arrangement) -> float:

@@ -236,6 +236,14 @@ def test_hops_between_stages_and_back() -> None:
     assert found.token_s == pytest.approx(480 + 5.008)
 
 
+def test_numbers_that_travel_rounded_take_less_of_a_link() -> None:
+    rounded = replace(MODEL, wire_number_bytes=2.0)
+    network = cluster(RATES, RATES, latency_s=0.5, bytes_per_s=1000)
+    assert seconds(estimate(SPLIT, rounded, network, WORKLOAD), "reduce") == pytest.approx(7 * 2.5)
+    found = estimate(CHAIN, rounded, network, WORKLOAD)
+    assert seconds(found, "hop") == pytest.approx((0.5 + 2) + (0.5 + 0.008))
+
+
 def test_a_sender_serves_its_ranks_in_turn() -> None:
     network = Network(cluster(*[RATES] * 5, latency_s=0.5, bytes_per_s=1000))
     assert network.hop_s("a", "bcd", 1000) == pytest.approx(0.5 + 3)

@@ -9,7 +9,7 @@ import pytest
 from edge.errors import RequestError
 from edge.formats import weight_format
 from edge.load_options import LoadOptions
-from edge.wire_choice import WIRES, WireRules, choose_wire_rules
+from edge.wire_choice import WIRES, WireRules, choose_wire_rules, number_bytes
 from partition import LinkSpec, Plan, Shard, Stage
 from transport import WireRule
 
@@ -125,6 +125,11 @@ def test_what_a_stage_receives_is_what_the_one_before_sends() -> None:
     rules = WireRules(sums=(EXACT,) * 3, hops=(first, second))
     assert [rules.before(stage) for stage in range(3)] == [EXACT, first, second]
     assert [rules.after(stage) for stage in range(3)] == [first, second, EXACT]
+
+
+def test_bytes_of_a_number_on_the_wire() -> None:
+    sizes = {wire: number_bytes(wire) for wire in WIRES}
+    assert sizes == {"float32": 4, "float16": 2, "int8": 1.125, "auto": 4}
 
 
 def test_options_know_the_wires() -> None:
