@@ -35,34 +35,38 @@ class LoopThread:
                 "call it after the load"
             )
         call = _Call(work)
-        if not self._submit(call.start):
+        try:
+            is_open = self.submit(call.start)
+            if is_open:
+                call.ended.wait()
+        except BaseException:  # Ctrl-C, perhaps before the loop was told anything
+            if self.submit(call.cancel):
+                call.ended.wait()
+            else:
+                self._thread.join()
+            raise
+        if not is_open:
             work.close()
             raise RequestError("the cluster is closed; open it again")
-        try:
-            call.ended.wait()
-        except BaseException:
-            self._submit(call.cancel)
-            call.ended.wait()
-            raise
         return call.result()
 
     def post(self, work: Coroutine[Any, Any, Any]) -> None:
         """Start a coroutine and do not wait for it. After `close` there is nothing to do."""
-        if not self._submit(_Call(work).start):
+        if not self.submit(_Call(work).start):
             work.close()
 
     def close(self) -> None:
         """Cancel what still runs, then end the thread. May be called again, from any thread."""
         with self._mutex:
             # What was submitted before becomes a task and is cancelled; nothing comes after it.
-            self._submit(self._loop.stop)
+            self.submit(self._loop.stop)
             self._is_closed = True
         self._thread.join()
         with self._mutex:
             if not self._loop.is_closed():
                 self._loop.close()
 
-    def _submit(self, callback: Callable[[], object]) -> bool:
+    def submit(self, callback: Callable[[], object]) -> bool:
         """Have the loop call it, after all that was submitted before. False once it is closed."""
         with self._mutex:
             if self._is_closed:
@@ -94,8 +98,11 @@ class _Call(Generic[T]):
         self._task.add_done_callback(self._on_done)
 
     def cancel(self) -> None:
-        assert self._task is not None
-        self._task.cancel()
+        if self._task is None:  # never started
+            self._work.close()
+            self.ended.set()
+        else:
+            self._task.cancel()
 
     def result(self) -> T:
         assert self._task is not None

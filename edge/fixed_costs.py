@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import statistics
 import time
 from itertools import pairwise
@@ -11,6 +12,7 @@ from queue import SimpleQueue
 import numpy as np
 
 from edge.backends.base import Backend, Step, StepEntry, StepLimits
+from edge.event_loop import LoopThread
 from edge.formats import WeightFormat
 from edge.layout import shard_layout
 from edge.made_up_weights import written_weights
@@ -22,7 +24,7 @@ from edge.wire_choice import WireRules
 from kernels.sampling.parameters import SamplingParameters
 from kernels.sampling.shortlist import choose, make_shortlist
 from partition import Plan, Shard, Stage
-from transport import Frame, WireRule
+from transport import Frame, MemoryChannel, WireRule
 
 _REPEATS = 15
 _TOKENS = 64
@@ -59,7 +61,9 @@ def step_seconds(
 ) -> float:
     """From token to token of a model that computes next to nothing, in a real session.
 
-    One run of a graph is in it. Raises the session's error when it fails.
+    Each token is told as a daemon tells its coordinator, because that takes the compute thread's
+    interpreter, and on a small device its core. One run of a graph is in it. Raises the session's
+    error when it fails.
     """
     tiny = step_sample(spec, weight_format)
     whole = Shard(
@@ -69,7 +73,7 @@ def step_seconds(
         vocab=range(tiny.vocab_size),
     )
     plan = Plan(model="sample", version=0, stages=(Stage(layers=range(1), shards=(whole,)),))
-    reports: SimpleQueue[tuple[float, Frame]] = SimpleQueue()
+    listener = _Listener()
     session = ShardSession(
         Assignment(
             session="measuring",
@@ -88,7 +92,7 @@ def step_seconds(
                 cached_tokens=2 * _TOKENS,
             ),
         ),
-        lambda report: reports.put((time.perf_counter(), report)),
+        listener.hear,
     )
     try:
         layout = shard_layout(tiny, plan, stage=0, rank=0)
@@ -100,12 +104,41 @@ def step_seconds(
         session.begin("0", terms)
         entry = StepEntry(request="0", position=0, tokens=(0,), logit_rows=1)
         session.step(Step(entries=(entry,), run=_TOKENS))
-        moments = []
-        for _ in range(_TOKENS):
-            moment_s, report = reports.get()
-            if report.kind == "failed":
-                raise error_from_header("measuring", report.header)
-            moments.append(moment_s)
+        moments = listener.moments()
     finally:
         session.close()
+        listener.close()
     return statistics.median(after - before for before, after in pairwise(moments))
+
+
+class _Listener:
+    """Notes when tokens come, and passes them on to an event loop that sends them on a channel."""
+
+    def __init__(self) -> None:
+        self._loop = LoopThread("edge-measure")
+        self._reports: asyncio.Queue[Frame] = asyncio.Queue()
+        self._channel, self._other = MemoryChannel.pair("measured", "coordinator")
+        self._moments: SimpleQueue[float | Frame] = SimpleQueue()
+        self._loop.post(self._send_reports())
+
+    def hear(self, report: Frame) -> None:
+        """For the session to call."""
+        self._moments.put(report if report.kind == "failed" else time.perf_counter())
+        self._loop.submit(lambda: self._reports.put_nowait(report))
+
+    def moments(self) -> list[float]:
+        """When each of the tokens was told; waits for the last. Raises the session's error."""
+        found: list[float] = []
+        while len(found) < _TOKENS:
+            moment = self._moments.get()
+            if isinstance(moment, Frame):
+                raise error_from_header("measuring", moment.header)
+            found.append(moment)
+        return found
+
+    def close(self) -> None:
+        self._loop.close()
+
+    async def _send_reports(self) -> None:
+        while True:
+            await self._channel.send(await self._reports.get())

@@ -43,7 +43,28 @@ _LONGEST_CHUNK_S = 1.5
 _TURNS = 16
 _ATTENTION_REPEATS = 5
 _CACHE_BYTES = 64 << 20
-"""Read between two steps, as weights are read between two layers' caches of keys and values."""
+"""Read between two steps, so that none finds in the processor's caches what the one before left
+there: the model's weights are read between two layers' keys and values, and are more than caches
+hold, where the sample may not be."""
+
+_COLD_ROWS = 4
+"""Steps of more rows than these compute longer than they read."""
+
+
+class Caches:
+    """What is read to fill the processor's caches with something else than weights."""
+
+    def __init__(self, budget_bytes: int) -> None:
+        self._other = np.ones(min(_CACHE_BYTES, budget_bytes // 4) // 8 + 1, np.uint64)
+
+    def forget(self) -> None:
+        np.bitwise_or.reduce(self._other)
+
+    def cold_seconds(self, loaded: LoadedSample, step: Step) -> float:
+        """Of the step, once, its weights not in a cache if it is short enough to notice."""
+        if step.batch * step.num_tokens <= _COLD_ROWS:
+            self.forget()
+        return loaded.seconds(step)
 
 
 @dataclass(slots=True)
@@ -54,6 +75,7 @@ class Held:
     steps: tuple[Step, ...]
     fixed_s: tuple[float, ...]
     """Of each step: what is not the reading of weights."""
+    caches: Caches
 
     def together(self, spans_s: Sequence[float], check: Check) -> tuple[float, ...]:
         """Seconds of as many steps as there are spans, without what is fixed, one after the other.
@@ -65,10 +87,10 @@ class Held:
         medians = []
         for step, span_s, fixed_s in zip(self.steps, spans_s, self.fixed_s, strict=False):
             until_s += span_s
-            seconds = [self.loaded.seconds(step)]
+            seconds = [self.caches.cold_seconds(self.loaded, step)]
             while time.perf_counter() < until_s:
                 check()
-                seconds.append(self.loaded.seconds(step))
+                seconds.append(self.caches.cold_seconds(self.loaded, step))
             medians.append(_less(statistics.median(seconds), fixed_s))
         return tuple(medians)
 
@@ -83,14 +105,15 @@ def profile(site: Site, order: ProfileOrder, *, busy: tuple[str, ...]) -> tuple[
     """
     weight_format = order.weight_format
     sample = weights_sample(order.model, weight_format, site.budget_bytes)
+    caches = Caches(site.budget_bytes)
     with contextlib.ExitStack() as stack:
         loaded = LoadedSample(site, sample, "whole", weight_format)
         stack.callback(loaded.close)
-        run_s, jitter = _run_costs(site, loaded, weight_format)
-        decode_attention_s, chunk_attention_s = _attention(site, order)
+        run_s, jitter = _run_costs(site, loaded, weight_format, caches)
+        decode_attention_s, chunk_attention_s = _attention(site, order, caches)
         steps = _steps(loaded)
         times, spread, is_unsteady = agreed(
-            lambda: [_median(loaded, step, site.check) for step in steps]
+            lambda: [_median(loaded, step, site.check, caches) for step in steps]
         )
         rows = tuple(step.batch * step.num_tokens for step in steps)
         attention_s = tuple(
@@ -127,7 +150,7 @@ def profile(site: Site, order: ProfileOrder, *, busy: tuple[str, ...]) -> tuple[
         is_unsteady=is_unsteady,
         busy=busy,
     )
-    return found, Held(loaded=loaded, steps=steps, fixed_s=fixed_s)
+    return found, Held(loaded=loaded, steps=steps, fixed_s=fixed_s, caches=caches)
 
 
 def in_words(sample: Sample) -> str:
@@ -181,18 +204,20 @@ def _steps(loaded: LoadedSample) -> tuple[Step, ...]:
     return (*few[: -1 if chunk.num_tokens == REQUESTS else None], chunk)
 
 
-def _median(loaded: LoadedSample, step: Step, check: Check) -> float:
+def _median(loaded: LoadedSample, step: Step, check: Check, caches: Caches) -> float:
     """Of as many repeats as go into a short span; of a few at least, where a step is slow."""
     check()
     begin_s = time.perf_counter()
-    seconds = [loaded.seconds(step)]
+    seconds = [caches.cold_seconds(loaded, step)]
     span_s = max(_SPAN_S, min(_LEAST_REPEATS * seconds[0], _LONGEST_SPAN_S))
     while time.perf_counter() < begin_s + span_s and len(seconds) < _MOST_REPEATS:
-        seconds.append(loaded.seconds(step))
+        seconds.append(caches.cold_seconds(loaded, step))
     return statistics.median(seconds)
 
 
-def _run_costs(site: Site, whole: LoadedSample, weight_format: WeightFormat) -> tuple[float, float]:
+def _run_costs(
+    site: Site, whole: LoadedSample, weight_format: WeightFormat, caches: Caches
+) -> tuple[float, float]:
     """The fixed cost of a graph run, and how much runs vary.
 
     Half of the sample, cut into a graph before each sum, takes half of the time that the bytes
@@ -207,7 +232,12 @@ def _run_costs(site: Site, whole: LoadedSample, weight_format: WeightFormat) -> 
         step = decode_step(1)
         whole.seconds(step), half.seconds(step)
         turns = [
-            (whole.seconds(step), half.seconds(step), half.runs.seconds) for _ in range(_TURNS)
+            (
+                caches.cold_seconds(whole, step),
+                caches.cold_seconds(half, step),
+                half.runs.seconds,
+            )
+            for _ in range(_TURNS)
         ]
     finally:
         half.close()
@@ -223,18 +253,17 @@ def _run_costs(site: Site, whole: LoadedSample, weight_format: WeightFormat) -> 
     return float(np.clip(run_s, medians[-1], 5 * medians[-1])), float((high - low) / 2)
 
 
-def _attention(site: Site, order: ProfileOrder) -> tuple[float, float]:
+def _attention(site: Site, order: ProfileOrder, caches: Caches) -> tuple[float, float]:
     """Seconds per row, cached token and query head: of a decoded token, and of a chunk."""
     sample = attention_sample(order.model, order.weight_format, site.budget_bytes)
     loaded = LoadedSample(site, sample, "whole", order.weight_format)
     rows, heads = sample.chunk_rows, sample.num_layers * sample.spec.num_heads
-    cached = np.ones(min(_CACHE_BYTES, site.budget_bytes // 4) // 8 + 1, np.uint64)
 
     def median(step: Step, *, is_cold: bool) -> float:
         seconds = []
         for _ in range(_ATTENTION_REPEATS):
             if is_cold:
-                np.bitwise_or.reduce(cached)
+                caches.forget()
             seconds.append(loaded.seconds(step))
         return statistics.median(seconds)
 

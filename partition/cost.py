@@ -12,6 +12,7 @@ from partition.errors import PlanError
 from partition.facts import ClusterSpec, DeviceSpec, ModelFacts, Workload
 from partition.memory import memory_use, num_local_kv_heads
 from partition.messages import Network
+from partition.overlap import stage_sum_s
 from partition.pace import CHUNK_TOKENS, Pace, Phase, Segment, chunk_phase, decode_phase
 from partition.plan import Plan, Shard, Stage
 from partition.streaming import waits_for_disk
@@ -216,8 +217,8 @@ class _View:
         ]
 
     def _sums(self, stage: Stage, count: int, phase: Phase) -> list[Term]:
-        nbytes = phase.rows * self._model.wire_row_bytes
-        sum_s = self._network.sum_s(_ids(stage.shards), nbytes)
+        devices = [self._devices[shard.device] for shard in stage.shards]
+        sum_s = stage_sum_s(self._network, self._model, devices, phase)
         return [self._term("reduce", stage.shards, count, count * sum_s)]
 
     def _head(self, stage: Stage, paces: Sequence[Pace], phase: Phase) -> list[Term]:

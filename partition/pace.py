@@ -14,6 +14,9 @@ from partition.rates import ComputeRates
 CHUNK_TOKENS = 256
 """Tokens of a prompt that run as one step, unless the caller says otherwise."""
 
+HALVED_TOKENS = 256
+"""Tokens from which a split stage computes a chunk in halves; as the back ends do it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
@@ -27,6 +30,8 @@ class Phase:
     """Tokens whose logits are computed."""
     overlaps: bool
     """Whether stages compute at the same time, each at another step."""
+    in_halves: bool = False
+    """Whether a split stage computes one half of the tokens while it sums the other."""
 
 
 def decode_phase(workload: Workload) -> Phase:
@@ -47,6 +52,7 @@ def chunk_phase(workload: Workload, chunk_tokens: int) -> tuple[Phase, int]:
         context_tokens=workload.prompt_tokens / 2,
         head_rows=1,
         overlaps=count > 1,
+        in_halves=min(chunk_tokens, workload.prompt_tokens) >= HALVED_TOKENS,
     )
     return phase, count
 

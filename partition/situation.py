@@ -7,6 +7,7 @@ from itertools import pairwise
 from partition.cost import TOKEN_BYTES, shares_host
 from partition.facts import ClusterSpec, DeviceSpec, ModelFacts, Workload
 from partition.messages import Network
+from partition.overlap import stage_sum_s
 from partition.pace import Pace, Phase, chunk_phase, decode_phase
 
 Group = tuple[int, ...]
@@ -74,8 +75,8 @@ class Situation:
         found = self._sums.get(key)
         if found is None:
             phase = self.chunk if is_chunk else self.decode
-            nbytes = phase.rows * self.model.wire_row_bytes
-            found = self._sums[key] = self.network.sum_s(self.ids(key[0]), nbytes)
+            devices = [self.devices[index] for index in key[0]]
+            found = self._sums[key] = stage_sum_s(self.network, self.model, devices, phase)
         return found
 
     def outside_s(self, arrangement: Arrangement) -> float:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -159,3 +159,21 @@ def test_the_loops_own_thread_cannot_wait_for_itself(loop: LoopThread) -> None:
             loop.run(double(1))
 
     loop.run(call_back())
+
+
+def test_ctrl_c_before_the_loop_heard_of_the_work(
+    loop: LoopThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is started, nothing waits for it, and the loop goes on."""
+    started = threading.Event()
+    submit = loop.submit
+
+    def pressed(callback: Callable[[], object]) -> bool:
+        monkeypatch.setattr(loop, "submit", submit)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop, "submit", pressed)
+    with pytest.raises(KeyboardInterrupt):
+        loop.run(wait_for_ever(started, []))
+    assert not started.is_set()
+    assert loop.run(double(2)) == 4

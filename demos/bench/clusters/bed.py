@@ -93,7 +93,7 @@ def emulate(devices: Sequence[Device], cache: Path) -> Iterator[tuple[str, ...]]
             for index, device in enumerate(devices)
         ]
         daemons = [
-            stack.enter_context(_daemon(device, network, groups[index], index, cores[index], cache))
+            stack.enter_context(_daemon(device, network, groups[index], index, cores, cache))
             for index, device in enumerate(devices)
         ]
         yield tuple(daemon.address() for daemon in daemons)
@@ -133,14 +133,21 @@ class _Daemon:
 
 @contextlib.contextmanager
 def _daemon(
-    device: Device, network: Network, group: ControlGroup, index: int, core: int, cache: Path
+    device: Device,
+    network: Network,
+    group: ControlGroup,
+    index: int,
+    cores: Sequence[int],
+    cache: Path,
 ) -> Iterator[_Daemon]:
     """`edge peer` on one core, in its group and its namespace. Ends when its input does."""
+    core = cores[index]
     command = [
         *("sh", "-c", _JOIN, "sh", str(group.process_file)),
         *("nsenter", f"--net={network.file(index)}", "taskset", "--cpu-list", str(core)),
         *("nice", "-n", NICENESS),
-        *(sys.executable, "-m", "demos.bench.clusters.slow_peer", str(device.cores)),
+        *(sys.executable, "-m", "demos.bench.clusters.slow_peer"),
+        *(str(device.cores), "own" if cores.count(core) == 1 else "shared"),
         *("--supervised", "--listen", "0.0.0.0:0", "--interface", DATA),
         *("--name", device.name, "--threads", "1"),
         *("--memory", str(device.memory_bytes), "--cache-limit", CACHE_LIMIT),

@@ -9,7 +9,11 @@ device that waits for its neighbours saves it up: with half of a core it then co
 with all of it. And it is taken away at the tick only, every 4 ms where HZ is 250: with 1 ms of
 every 4 a group ran for 4 and paused for 12, far longer than what lies between two sums.
 
-python -m demos.bench.clusters.slow_peer SHARE OPTIONS-OF-EDGE-PEER
+Where several devices are on one core, none of them may hold it while it waits, for the end of a
+run or for its neighbours: so there they sleep at once, which wakes them up some 50 µs later. Links
+are measured that way, too.
+
+python -m demos.bench.clusters.slow_peer SHARE own|shared OPTIONS-OF-EDGE-PEER
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ import time
 from typing import Any
 
 import edge.backends.ort  # noqa: F401 - see `slow_down`
+import transport.tcp_link
 from edge.cli import main
 
 MOST_BEHIND_S = 0.0005
@@ -41,8 +46,13 @@ def due_s(start_s: float, processor_s: float, share: float, behind_s: float) -> 
     return start_s + processor_s / share - min(behind_s, MOST_BEHIND_S)
 
 
-def slow_down(share: float) -> None:
-    """Have every session that is made from now on take its time."""
+def stay_off_the_core() -> None:
+    """Never wait by looking again and again: another device on this core needs it meanwhile."""
+    transport.tcp_link.POLL_S = 0.0
+
+
+def slow_down(share: float, *, awake_s: float) -> None:
+    """Have every session that is made from now on take its time, `awake_s` of it by the clock."""
     import onnxruntime as ort  # after Edge's back end, which sets how it is to begin
 
     fast: Any = ort.InferenceSession
@@ -54,7 +64,7 @@ def slow_down(share: float) -> None:
             super().run_with_iobinding(iobinding, run_options)
             processor_s = time.thread_time() - processor_s
             end_s = due_s(start_s, processor_s, share, getattr(late, "behind_s", 0.0))
-            if (pause_s := end_s - time.perf_counter() - AWAKE_S) > 0:
+            if (pause_s := end_s - time.perf_counter() - awake_s) > 0:
                 time.sleep(pause_s)
             while time.perf_counter() < end_s:
                 pass
@@ -66,7 +76,9 @@ def slow_down(share: float) -> None:
 
 
 if __name__ == "__main__":
-    core_share = float(sys.argv[1])
+    core_share, has_own_core = float(sys.argv[1]), sys.argv[2] == "own"
+    if not has_own_core:
+        stay_off_the_core()
     if core_share < 1:
-        slow_down(core_share)
-    main(["peer", *sys.argv[2:]])
+        slow_down(core_share, awake_s=AWAKE_S if has_own_core else 0.0)
+    main(["peer", *sys.argv[3:]])
