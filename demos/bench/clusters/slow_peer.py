@@ -10,8 +10,9 @@ with all of it. And it is taken away at the tick only, every 4 ms where HZ is 25
 every 4 a group ran for 4 and paused for 12, far longer than what lies between two sums.
 
 Where several devices are on one core, none of them may hold it while it waits, for the end of a
-run or for its neighbours: so there they sleep at once, which wakes them up some 50 µs later. Links
-are measured that way, too.
+run or for its neighbours: so there they sleep at once. And whoever is woken, by a message or at the
+end of a run, must not wait until the other has computed, as it would for up to 3 ms: so there
+everything but the runs of graphs has real-time priority. Links are measured that way, too.
 
 python -m demos.bench.clusters.slow_peer SHARE own|shared OPTIONS-OF-EDGE-PEER
 """
@@ -19,6 +20,7 @@ python -m demos.bench.clusters.slow_peer SHARE own|shared OPTIONS-OF-EDGE-PEER
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 import threading
 import time
@@ -51,8 +53,9 @@ def stay_off_the_core() -> None:
     transport.tcp_link.POLL_S = 0.0
 
 
-def slow_down(share: float, *, awake_s: float) -> None:
-    """Have every session that is made from now on take its time, `awake_s` of it by the clock."""
+def slow_down(share: float, *, has_own_core: bool) -> None:
+    """Have every session that is made from now on take its time."""
+    awake_s = AWAKE_S if has_own_core else 0.0
     import onnxruntime as ort  # after Edge's back end, which sets how it is to begin
 
     fast: Any = ort.InferenceSession
@@ -61,8 +64,12 @@ def slow_down(share: float, *, awake_s: float) -> None:
     class SlowSession(fast):  # type: ignore[misc]
         def run_with_iobinding(self, iobinding: Any, run_options: Any = None) -> None:
             start_s, processor_s = time.perf_counter(), time.thread_time()
+            if not has_own_core:
+                os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
             super().run_with_iobinding(iobinding, run_options)
             processor_s = time.thread_time() - processor_s
+            if not has_own_core:
+                os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
             end_s = due_s(start_s, processor_s, share, getattr(late, "behind_s", 0.0))
             if (pause_s := end_s - time.perf_counter() - awake_s) > 0:
                 time.sleep(pause_s)
@@ -80,5 +87,5 @@ if __name__ == "__main__":
     if not has_own_core:
         stay_off_the_core()
     if core_share < 1:
-        slow_down(core_share, awake_s=AWAKE_S if has_own_core else 0.0)
+        slow_down(core_share, has_own_core=has_own_core)
     main(["peer", *sys.argv[3:]])
