@@ -44,7 +44,12 @@ def peers(names: Sequence[str], *, cluster: str) -> Iterator[None]:
 def run() -> None:
     """A cluster name of its own keeps strangers' peers out."""
     name = f"demo-{uuid.uuid4().hex[:8]}"
-    with peers(NAMES, cluster=name), edge.Cluster.discover(name, interfaces=[LOOPBACK]) as cluster:
+    with (
+        peers(NAMES, cluster=name),
+        edge.Cluster.discover(
+            name, timeout_s=30, at_least=len(NAMES), interfaces=[LOOPBACK]
+        ) as cluster,
+    ):
         found = {peer.name: peer.address for peer in cluster.peers}
         print(f"\n  found: {', '.join(f'{name} at {found[name]}' for name in found)}")
         require(tuple(sorted(found)) == NAMES, "both peers should have been found")

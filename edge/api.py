@@ -42,13 +42,21 @@ class Cluster:
         cluster: str = "default",
         *,
         timeout_s: float = 5.0,
+        at_least: int = 1,
         interfaces: Sequence[str] | None = None,
     ) -> Cluster:
         """Every peer of the named cluster that zeroconf finds on the local network.
 
-        Raises NetworkError, saying what was tried, when none is found within `timeout_s`.
+        It looks until no new one was found for a second, once `at_least` so many are there, and
+        for `timeout_s` at most. Raises NetworkError, saying what was tried, when none is found.
         """
-        return cls._open(lambda: find_peers(cluster, timeout_s=timeout_s, interfaces=interfaces))
+        if type(at_least) is not int or at_least < 1:
+            raise RequestError(f"at_least must be a whole number of 1 or more, not {at_least!r}")
+        return cls._open(
+            lambda: find_peers(
+                cluster, timeout_s=timeout_s, at_least=at_least, interfaces=interfaces
+            )
+        )
 
     @classmethod
     def connect(cls, addresses: Sequence[str]) -> Cluster:

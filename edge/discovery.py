@@ -15,8 +15,11 @@ SETTLE_S = 1.0
 within a second."""
 
 
-async def browse(discovery: Discovery, *, timeout_s: float) -> tuple[PeerRecord, ...]:
-    """Peers announced within `timeout_s`; ends early when no new one came for SETTLE_S."""
+async def browse(
+    discovery: Discovery, *, timeout_s: float, at_least: int = 1
+) -> tuple[PeerRecord, ...]:
+    """Peers announced within `timeout_s`; ends early when `at_least` so many are there and no new
+    one came for SETTLE_S."""
     found: dict[str, PeerRecord] = {}
     loop = asyncio.get_running_loop()
     end_s = loop.time() + timeout_s
@@ -28,7 +31,7 @@ async def browse(discovery: Discovery, *, timeout_s: float) -> tuple[PeerRecord,
                     found[event.record.id] = event.record
                 elif isinstance(event, PeerGone):
                     found.pop(event.id, None)
-                if found:
+                if len(found) >= at_least:
                     deadline.reschedule(min(end_s, loop.time() + SETTLE_S))
     except TimeoutError:
         pass
@@ -36,7 +39,7 @@ async def browse(discovery: Discovery, *, timeout_s: float) -> tuple[PeerRecord,
 
 
 async def find_peers(
-    cluster: str, *, timeout_s: float, interfaces: Sequence[str] | None
+    cluster: str, *, timeout_s: float, interfaces: Sequence[str] | None, at_least: int = 1
 ) -> list[PeerInfo]:
     """Peers of the cluster that can be reached, each once, by name.
 
@@ -44,7 +47,7 @@ async def find_peers(
     """
     discovery = transport.ZeroconfDiscovery(cluster=cluster, interfaces=interfaces)
     try:
-        records = await browse(discovery, timeout_s=timeout_s)
+        records = await browse(discovery, timeout_s=timeout_s, at_least=at_least)
         tried = discovery.describe()
     except (transport.TransportError, OSError) as error:
         raise NetworkError(f"cannot look for peers: {error}") from error

@@ -33,6 +33,9 @@ _GROWTH = 4
 _ENOUGH_S = 0.05
 """A message that takes so long is large enough to see the rate in it."""
 
+Clock = Callable[[], float]
+"""Seconds since whenever."""
+
 
 class _Closing(StopFlag):
     """Ends a thread that waits in a link: nothing else does."""
@@ -59,9 +62,16 @@ async def answer_probe(link: Link, *, limit_s: float = PROBE_LIMIT_S) -> None:
 
 
 async def probe(
-    link: Link, *, small_bytes: int, large_bytes: int, limit_s: float = PROBE_LIMIT_S
+    link: Link,
+    *,
+    small_bytes: int,
+    large_bytes: int,
+    limit_s: float = PROBE_LIMIT_S,
+    clock: Clock = time.perf_counter,
 ) -> LinkTimes:
-    """Time messages of these sizes and close the link. Within `limit_s`, however slow it is.
+    """Time messages of these sizes by `clock` and close the link.
+
+    Within `limit_s`, however slow it is.
 
     Raises NetworkError when not even one small message came back in that time.
     """
@@ -69,7 +79,7 @@ async def probe(
     timer = asyncio.get_running_loop().call_later(limit_s, link.close)
     try:
         await run_blocking(
-            lambda: _command(link, small_bytes, large_bytes, found), stop=_Closing(link)
+            lambda: _command(link, small_bytes, large_bytes, found, clock), stop=_Closing(link)
         )
     except TransportError as error:
         if not found.echoes_s:
@@ -113,47 +123,49 @@ class _Found:
         return size / max(whole_s - self.echo_s, 0.1 * whole_s)
 
 
-def _command(link: Link, small_bytes: int, large_bytes: int, found: _Found) -> None:
+def _command(link: Link, small_bytes: int, large_bytes: int, found: _Found, clock: Clock) -> None:
     small = np.zeros(small_bytes, np.uint8)
-    end_s = time.perf_counter() + _ECHO_SPAN_S
+    end_s = clock() + _ECHO_SPAN_S
     while len(found.echoes_s) < _ECHOES:
-        if time.perf_counter() > end_s and len(found.echoes_s) >= _LEAST_ECHOES:
+        if clock() > end_s and len(found.echoes_s) >= _LEAST_ECHOES:
             break
         _order(link, _ECHO, small_bytes)
-        start_s = time.perf_counter()
+        start_s = clock()
         link.send(small)
         link.receive(small)
-        found.echoes_s.append(time.perf_counter() - start_s)
+        found.echoes_s.append(clock() - start_s)
     for order in (_TAKE, _GIVE):
-        _time_large(link, order, small_bytes, large_bytes, found)
+        _time_large(link, order, small_bytes, large_bytes, found, clock)
     _order(link, _END, 0)
 
 
-def _time_large(link: Link, order: int, small_bytes: int, large_bytes: int, found: _Found) -> None:
+def _time_large(
+    link: Link, order: int, small_bytes: int, large_bytes: int, found: _Found, clock: Clock
+) -> None:
     """Messages that grow until they take long enough, and then the same a few times."""
     size = min(large_bytes, max(small_bytes, 16 << 10))
     while True:
         buffer = np.zeros(size, np.uint8)
-        seconds = _one_way(link, order, buffer)
+        seconds = _one_way(link, order, buffer, clock)
         found.large[order] = (size, [seconds])
         if size >= large_bytes or seconds > _ENOUGH_S:
             break
         size = min(large_bytes, size * _GROWTH)
-    end_s = time.perf_counter() + _LARGE_SPAN_S - seconds
-    while time.perf_counter() < end_s and len(found.large[order][1]) < _MOST_LARGE:
-        found.large[order][1].append(_one_way(link, order, buffer))
+    end_s = clock() + _LARGE_SPAN_S - seconds
+    while clock() < end_s and len(found.large[order][1]) < _MOST_LARGE:
+        found.large[order][1].append(_one_way(link, order, buffer, clock))
 
 
-def _one_way(link: Link, order: int, buffer: NDArray[np.uint8]) -> float:
+def _one_way(link: Link, order: int, buffer: NDArray[np.uint8], clock: Clock) -> float:
     word = np.zeros(1, np.int64)
-    start_s = time.perf_counter()
+    start_s = clock()
     _order(link, order, buffer.nbytes)
     if order == _TAKE:
         link.send(buffer)
         link.receive(word)
     else:
         link.receive(buffer)
-    return time.perf_counter() - start_s
+    return clock() - start_s
 
 
 def _order(link: Link, what: int, nbytes: int) -> None:

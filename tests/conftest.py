@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
-import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
 import pytest
+from hypothesis import HealthCheck, settings
 
 from edge.paths import CACHE_VARIABLE
 
 if TYPE_CHECKING:
-    import edge
     from tests.support.checkpoints import TinyCheckpoint
 
-JOIN_TIMEOUT_S = 10.0
+JOIN_TIMEOUT_S = 60.0
 """How long something that is already ending may take before it counts as left behind."""
+
+Opened = TypeVar("Opened", bound=contextlib.AbstractContextManager[Any])
+
+_shared: set[threading.Thread | int] = set()
+"""Threads, and ids of processes, that outlive the module that needed them first."""
+
+settings.register_profile(
+    "steady",
+    derandomize=True,  # a run of the tests finds what every other run finds
+    deadline=None,  # and a slow machine nothing else
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("steady")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -29,6 +44,13 @@ def edge_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(CACHE_VARIABLE, str(tmp_path_factory.mktemp("edge-cache")))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def imported_for_good() -> None:
+    """What was imported to collect the tests is not searched for garbage after each module."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -55,6 +77,17 @@ def nothing_left_running_by_the_module() -> Iterator[None]:
     gc.collect()
 
 
+@contextlib.contextmanager
+def shared_by_a_folder(opened: Callable[[], Opened]) -> Iterator[Opened]:
+    """For a fixture of a folder's modules: what it starts is not left behind by any of them."""
+    threads, processes = set(threading.enumerate()), _children()
+    with opened() as thing:
+        started = (set(threading.enumerate()) - threads) | (_children() - processes)
+        _shared.update(started)
+        yield thing
+    _shared.difference_update(started)
+
+
 @pytest.fixture(scope="session")
 def tiny_checkpoint(
     tmp_path_factory: pytest.TempPathFactory,
@@ -69,36 +102,40 @@ def tiny_checkpoint(
     return make
 
 
-@pytest.fixture(scope="module")
-def five_peers() -> Iterator[edge.Cluster]:
-    """Five daemons on this machine, named as in `tests.support.plans.DEVICES`."""
-    import edge
-
-    with edge.Cluster.local(peers=5, threads=1) as cluster:
-        yield cluster
-
-
 def _check_nothing_left(*, ignored_threads: tuple[str, ...]) -> Iterator[None]:
     """`ignored_threads` are beginnings of names."""
     threads, processes = set(threading.enumerate()), _children()
     yield
+    if _shared:  # its event loop's workers may come at any time, and end with it
+        ignored_threads += ("asyncio_",)
     started = [
         thread
-        for thread in threading.enumerate()
-        if thread not in threads and not thread.name.startswith(ignored_threads)
+        for thread in set(threading.enumerate()) - threads - _shared
+        if not thread.name.startswith(ignored_threads)
     ]
+    end_s = time.monotonic() + JOIN_TIMEOUT_S
     for thread in started:
-        thread.join(JOIN_TIMEOUT_S)
-    _gone, running = psutil.wait_procs(
-        [process for process in _children() if process not in processes], timeout=JOIN_TIMEOUT_S
-    )
+        thread.join(max(0.0, end_s - time.monotonic()))
+    running = []
+    for pid in _children() - processes - _shared:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            running.append(psutil.Process(pid))
+    _gone, running = psutil.wait_procs(running, timeout=JOIN_TIMEOUT_S)
     left = [f"thread {thread.name}" for thread in started if thread.is_alive()]
     left += [f"process {process.pid}: {_command(process)}" for process in running]
     assert not left, f"left running: {', '.join(left)}"
 
 
-def _children() -> set[psutil.Process]:
-    return set(psutil.Process(os.getpid()).children(recursive=True))
+def _children() -> set[int]:
+    """Ids of our own processes; those that they started belong to others once they have ended.
+
+    Looking through all processes of the system takes a hundred times as long.
+    """
+    found: set[int] = set()
+    for thread in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # it has ended
+            found.update(map(int, (thread / "children").read_text().split()))
+    return found
 
 
 def _command(process: psutil.Process) -> str:

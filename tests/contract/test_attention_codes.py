@@ -145,7 +145,7 @@ class Cached:
         )
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(
     seed=seeds,
     heads=st.sampled_from([(1, 1), (4, 2), (6, 2), (5, 5), (6, 1)]),
@@ -178,7 +178,7 @@ def test_prompts_chunks_and_batches_of_different_lengths(
     assert (cached.caches[:, 0, :, prompts[0] + 1 :] == 77).all()
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(
     seed=seeds,
     bits=st.sampled_from(BITS),

@@ -6,7 +6,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tests.support.transport_pairs import LINK_KINDS, group, in_threads, on_every_rank
+from tests.support.transport_pairs import (
+    LINK_KINDS,
+    group,
+    in_threads,
+    leave_in_the_middle,
+    on_every_rank,
+)
 from transport import (
     EAGER_BYTES,
     ChannelClosedError,
@@ -220,21 +226,8 @@ def test_ranks_that_disagree_on_a_size_hear_of_it(kind: str) -> None:
 def test_a_rank_that_leaves_in_the_middle_is_lost_to_the_others(
     kind: str, size: int, count: int
 ) -> None:
-    def run(member: Collective) -> str:
-        array = np.ones(count, np.float32)
-        for turn in range(5):
-            if member.rank == size - 1 and turn == 3:
-                member.close()
-                return "left"
-            try:
-                member.all_reduce(array)
-            except PeerLostError:
-                member.close()  # As its owner does, so that the others need not wait for it.
-                return f"lost at {turn}"
-        return "done"
-
     with group(kind, size) as members:
-        assert on_every_rank(members, run) == ["lost at 3"] * (size - 1) + ["left"]
+        assert leave_in_the_middle(members, count) == ["lost at 2"] * (size - 1) + ["left"]
 
 
 @pytest.mark.parametrize("kind", LINK_KINDS)

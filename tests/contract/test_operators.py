@@ -31,7 +31,7 @@ from kernels.rope import reference as rope_reference
 from tests.support.operator_face import Array, Face, assert_same, normal
 from tests.support.reference_model import rounded_activations
 
-FEW = settings(max_examples=50, deadline=None, derandomize=True)
+FEW = settings(max_examples=50)
 EPSILON = 1e-5
 sizes = st.integers(1, 70)
 seeds = st.integers(0, 2**32 - 1)

@@ -85,7 +85,7 @@ def test_whole_tensors(store: WeightStore) -> None:
         np.testing.assert_array_equal(got, tensor, strict=True)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data())
 def test_any_slice(store: WeightStore, data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(["matrix", "wide", "long", "codes", "integers", "flags"]))

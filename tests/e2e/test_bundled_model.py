@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Literal
+from collections.abc import Sequence
 
 import pytest
 
 import edge
 from demos.bundled import MODEL
 from demos.world import COMPLETIONS, QUESTIONS, is_right
+from tests.support.plans import bundled_plan
 
 LEAST_RIGHT = 0.9
 """Rounding to int4 may cost an answer here and there; a wrong kernel or slice costs most."""
 
 MOST_TOKENS = 40
 """The longest expected answer has 30."""
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[edge.Cluster]:
-    with edge.Cluster.local(peers=3, threads=1) as cluster:
-        yield cluster
 
 
 def wrong_answers(
@@ -39,19 +33,15 @@ def wrong_answers(
     return wrong
 
 
-@pytest.mark.parametrize(("plan", "devices"), [("auto", 1), ("tensor", 3)])
-def test_questions_as_chat_turns(
-    cluster: edge.Cluster, plan: Literal["auto", "tensor"], devices: int
-) -> None:
-    with cluster.load(MODEL, dtype="int4", plan=plan) as model:
-        assert len(model.plan.devices) == devices
+@pytest.mark.parametrize("layout", ["solo", "tensor_3"])
+def test_questions_as_chat_turns(five_peers: edge.Cluster, layout: str) -> None:
+    with five_peers.load(MODEL, dtype="int4", plan=bundled_plan(layout)) as model:
         wrong = wrong_answers(model, QUESTIONS, as_chat=True)
     assert len(wrong) <= (1 - LEAST_RIGHT) * len(QUESTIONS), wrong
 
 
 @pytest.mark.parametrize("questions", [QUESTIONS, COMPLETIONS], ids=["questions", "completions"])
-def test_plain_text(cluster: edge.Cluster, questions: Sequence[tuple[str, str]]) -> None:
-    with cluster.load(MODEL, dtype="int4", plan="pipeline") as model:
-        assert len(model.plan.stages) == 3
+def test_plain_text(five_peers: edge.Cluster, questions: Sequence[tuple[str, str]]) -> None:
+    with five_peers.load(MODEL, dtype="int4", plan=bundled_plan("pipeline_3")) as model:
         wrong = wrong_answers(model, questions, as_chat=False)
     assert len(wrong) <= (1 - LEAST_RIGHT) * len(questions), wrong

@@ -10,9 +10,7 @@ import pytest
 
 from demos.bundled import MODEL, require
 from demos.catalogue import DEMOS
-
-TIMEOUT_S = 60.0
-"""What every demo promises to stay below."""
+from tests.support.processes import PATIENCE_S
 
 
 def edge(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -21,7 +19,7 @@ def edge(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         cwd=cwd,
         capture_output=True,
         text=True,
-        timeout=TIMEOUT_S,
+        timeout=PATIENCE_S,
         check=False,
     )
 

@@ -15,6 +15,7 @@ from demos.bench.clusters.networks import PREFIX
 from demos.bench.clusters.table import MBIT, Device
 from demos.bench.clusters.wire import NAMESPACES
 from demos.bundled import MODEL
+from tests.support.plans import bundled_plan
 
 pytestmark = pytest.mark.slow
 
@@ -50,11 +51,12 @@ def test_a_model_runs_over_two_devices_of_which_nothing_stays(
         Device(name=name, cores=cores, bytes_per_s=rate, delay_s=delay_s)
         for name, cores in (("a", 0.5), ("b", 0.25))
     ]
+    plan = bundled_plan("tensor_2", devices=("a", "b"))
     with emulate(devices, tmp_path) as addresses:
         assert len(left(os.getpid())) >= 3 * len(devices)
         with (
             edge.Cluster.connect(addresses) as cluster,
-            cluster.load(MODEL, dtype="float32", plan="tensor", progress=False) as model,
+            cluster.load(MODEL, dtype="float32", plan=plan, progress=False) as model,
         ):
             assert [peer.name for peer in cluster.peers] == ["a", "b"]
             prompt = model.tokenizer.encode_chat([{"role": "user", "content": QUESTION}])

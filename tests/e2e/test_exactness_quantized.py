@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 import edge
 from edge.formats import BLOCK_SIZES, DEFAULT_BLOCK_SIZE
 from tests.support.checkpoints import FAMILIES, LARGER, TinyCheckpoint
+from tests.support.pairs import every_pair
 from tests.support.plans import LAYOUTS, make_plan
 from tests.support.reference_model import IntegerReferenceModel, ReferenceModel
 
@@ -97,9 +98,10 @@ def test_the_reference_equals_transformers_before_rounding(
     assert np.abs(logits - checkpoint.logits(prompt)).max() <= 2e-5
 
 
-@pytest.mark.parametrize("dtype", BITS)
-@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "pipeline_2"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "layout", "dtype"),
+    every_pair(FAMILIES, [name for name in LAYOUTS if name != "pipeline_2"], BITS),
+)
 def test_logits_are_those_of_the_rounded_weights(
     five_peers: edge.Cluster, tiny_checkpoint: Checkpoints, family: str, layout: str, dtype: str
 ) -> None:

@@ -25,8 +25,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.processes import PATIENCE_S
+
 REPOSITORY = Path(__file__).parents[2]
-TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +103,7 @@ def daemons(environment: dict[str, str]) -> Iterator[list[str]]:
         for process in processes:
             os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does
         for process in processes:
-            process.communicate(timeout=TIMEOUT_S)
+            process.communicate(timeout=PATIENCE_S)
 
 
 def test_every_block_is_tested_somewhere() -> None:
@@ -142,7 +143,7 @@ def test_the_block_does_what_it_says(block: Block, environment: dict[str, str]) 
         env=environment,
         capture_output=True,
         text=True,
-        timeout=TIMEOUT_S,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert result.returncode == 0, result.stderr

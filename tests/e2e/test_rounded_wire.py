@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Literal
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from edge.planning import propose
 from edge.wire_choice import Wire, WireRules
 from partition import ClusterSpec, DeviceSpec
 from tests.support.checkpoints import TinyCheckpoint
-from tests.support.plans import DEVICES, make_plan
+from tests.support.plans import DEVICES, bundled_plan, make_plan
 from transport import WireRule
 
 BUNDLED_LOSS: dict[Wire, float] = {"float16": 1e-3, "int8": 2e-2}
@@ -30,17 +29,9 @@ SOME_QUESTIONS = [question for question, _answer in QUESTIONS[:6]]
 Answers = tuple[np.ndarray, list[tuple[int, ...]]]
 
 
-@pytest.fixture(scope="module")
-def three_peers() -> Iterator[edge.Cluster]:
-    with edge.Cluster.local(peers=3, threads=1) as cluster:
-        yield cluster
-
-
-def answers(
-    cluster: edge.Cluster, plan: Literal["tensor", "pipeline"], dtype: str, wire: Wire
-) -> Answers:
+def answers(cluster: edge.Cluster, layout: str, dtype: str, wire: Wire) -> Answers:
     """The logits of all prompts, and the greedy tokens after each."""
-    with cluster.load(MODEL, dtype=dtype, plan=plan, wire=wire) as model:
+    with cluster.load(MODEL, dtype=dtype, plan=bundled_plan(layout), wire=wire) as model:
         prompts = [
             model.tokenizer.encode_chat([{"role": "user", "content": question}])
             for question in SOME_QUESTIONS
@@ -53,20 +44,20 @@ def loss(logits: np.ndarray, exact: np.ndarray) -> float:
     return float(np.abs(logits - exact).max() / np.abs(exact).max())
 
 
-@pytest.mark.parametrize("plan", ["tensor", "pipeline"])
+@pytest.mark.parametrize("layout", ["tensor_3", "pipeline_3"])
 def test_the_bundled_model_says_the_same_and_its_logits_hardly_move(
-    three_peers: edge.Cluster, plan: Literal["tensor", "pipeline"]
+    five_peers: edge.Cluster, layout: str
 ) -> None:
-    exact, exact_tokens = answers(three_peers, plan, "float32", "float32")
+    exact, exact_tokens = answers(five_peers, layout, "float32", "float32")
     for wire, most in BUNDLED_LOSS.items():
-        logits, tokens = answers(three_peers, plan, "float32", wire)
+        logits, tokens = answers(five_peers, layout, "float32", wire)
         assert 0 < loss(logits, exact) < most
         assert tokens == exact_tokens
 
 
-def test_float16_keeps_the_tokens_of_int4_weights(three_peers: edge.Cluster) -> None:
-    exact, exact_tokens = answers(three_peers, "tensor", "int4", "float32")
-    logits, tokens = answers(three_peers, "tensor", "int4", "float16")
+def test_float16_keeps_the_tokens_of_int4_weights(five_peers: edge.Cluster) -> None:
+    exact, exact_tokens = answers(five_peers, "tensor_3", "int4", "float32")
+    logits, tokens = answers(five_peers, "tensor_3", "int4", "float16")
     assert 0 < loss(logits, exact) < 3e-2
     assert tokens == exact_tokens
 

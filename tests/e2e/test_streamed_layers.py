@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 import edge
+from demos.bundled import MODEL
 from partition import Plan
 from tests.support.checkpoints import TinyCheckpoint
-from tests.support.plans import make_plan
+from tests.support.pairs import every_pair
+from tests.support.plans import bundled_plan, make_plan
 
 Checkpoints = Callable[..., TinyCheckpoint]
 
-BUNDLED = Path("demos/model")
 PROMPT_TOKENS = 24
 NEW_TOKENS = 12
 
@@ -49,9 +50,14 @@ def answers(
     return logits, reply.token_ids
 
 
-@pytest.mark.parametrize("dtype", ["float32", "int4"])
-@pytest.mark.parametrize("layout", ["solo", "pipeline_2", "tensor_3", "mixed_2_then_3"])
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize(
+    ("family", "layout", "dtype"),
+    every_pair(
+        ["llama", "mistral", "qwen2", "qwen3"],
+        ["solo", "pipeline_2", "tensor_3", "mixed_2_then_3"],
+        ["float32", "int4"],
+    ),
+)
 def test_logits_are_those_of_layers_in_memory(
     five_peers: edge.Cluster, tiny_checkpoint: Checkpoints, family: str, layout: str, dtype: str
 ) -> None:
@@ -71,35 +77,33 @@ def test_logits_are_those_of_layers_in_memory(
         assert streamed[1] == tokens
 
 
-@pytest.mark.parametrize("parallel", ["pipeline", "tensor"])
-def test_more_layers_than_slots_go_round_and_round(parallel: str) -> None:
+@pytest.mark.parametrize("layout", ["pipeline_2", "tensor_2"])
+def test_more_layers_than_slots_go_round_and_round(five_peers: edge.Cluster, layout: str) -> None:
     """And several requests share the steps, with codes in the KV cache."""
     prompts = [[5, 9, 2], [7] * 9, [3, 1, 4, 1, 5]]
-    with edge.Cluster.local(2, threads=1) as cluster:
-        options = {"context_tokens": 64, "concurrency": 3, "kv_dtype": "int8"}
-        plan = cluster.propose(BUNDLED, plan=parallel, **options).plan  # type: ignore[arg-type]
-        found = []
-        for each in (plan, streaming(plan, 6)):
-            with cluster.load(BUNDLED, plan=each, **options) as model:  # type: ignore[arg-type]
-                streams = [
-                    model.stream(prompt, max_new_tokens=NEW_TOKENS, ignore_eos=True)
-                    for prompt in prompts
-                ]
-                found.append([[token.token_id for token in stream] for stream in streams])
+    plan = bundled_plan(layout)
+    found = []
+    for each in (plan, streaming(plan, 6)):
+        with five_peers.load(
+            MODEL, plan=each, context_tokens=64, concurrency=3, kv_dtype="int8"
+        ) as model:
+            streams = [
+                model.stream(prompt, max_new_tokens=NEW_TOKENS, ignore_eos=True)
+                for prompt in prompts
+            ]
+            found.append([[token.token_id for token in stream] for stream in streams])
     assert found[0] == found[1]
 
 
-def test_a_model_larger_than_memory_runs_when_asked_to(tmp_path: Path) -> None:
+def test_a_model_larger_than_memory_runs_when_asked_to(five_peers: edge.Cluster) -> None:
     """The plan says how many layers it reads from disk, and the error says that it could."""
-    with edge.Cluster.local(1, threads=1) as roomy:
-        proposal = roomy.propose(BUNDLED, context_tokens=64)
-        needed_bytes = proposal.rows[0].memory.total
-        with roomy.load(BUNDLED, context_tokens=64) as model:
-            expected = model.generate("Once", max_new_tokens=NEW_TOKENS).token_ids
+    with five_peers.load(MODEL, plan=bundled_plan("solo"), context_tokens=64) as model:
+        needed_bytes = model.proposal.rows[0].memory.total
+        expected = model.generate("Once", max_new_tokens=NEW_TOKENS).token_ids
     with edge.Cluster.local(1, threads=1, memory=int(0.9 * needed_bytes)) as tight:
         with pytest.raises(edge.CapacityError, match="stream=True"):
-            tight.load(BUNDLED, context_tokens=64)
-        with tight.load(BUNDLED, context_tokens=64, stream=True) as model:
+            tight.load(MODEL, context_tokens=64)
+        with tight.load(MODEL, context_tokens=64, stream=True) as model:
             (stage,) = model.plan.stages
             assert stage.shards[0].streamed_layers > 3
             assert model.proposal.rows[0].memory.total <= 0.9 * needed_bytes
@@ -111,10 +115,10 @@ def test_damaged_packed_weights_are_noticed_and_made_again(
 ) -> None:
     monkeypatch.setenv("EDGE_CACHE", str(tmp_path))
     with edge.Cluster.local(1, threads=1) as cluster:
-        plan = streaming(cluster.propose(BUNDLED, context_tokens=64).plan, 6)
+        plan = streaming(bundled_plan("solo"), 6)
 
         def answer() -> tuple[int, ...]:
-            with cluster.load(BUNDLED, plan=plan, context_tokens=64) as model:
+            with cluster.load(MODEL, plan=plan, context_tokens=64) as model:
                 return model.generate("Once", max_new_tokens=NEW_TOKENS).token_ids
 
         expected = answer()

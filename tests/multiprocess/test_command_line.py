@@ -13,7 +13,7 @@ import edge
 from edge.cli import COMMANDS
 from partition import Plan
 from tests.support.checkpoints import TinyCheckpoint
-from tests.support.processes import Daemon, edge_process
+from tests.support.processes import PATIENCE_S, Daemon, edge_process
 from tests.support.processes import edge as run_edge
 
 
@@ -110,7 +110,7 @@ def test_a_reader_that_goes_away_is_no_error_worth_a_word(
         assert process.stdout.read(1)
         process.stdout.close()
         assert process.stderr.read() == ""
-        assert process.wait(20) == 1
+        assert process.wait(PATIENCE_S) == 1
     daemon.await_free()
 
 
@@ -149,7 +149,7 @@ def test_what_a_terminal_cannot_show_becomes_a_question_mark(
     command = ("run", folder, "-p", "hi", "-n", "60", "--peer", daemon.address, "--seed", "1",
                "--temperature", "2")  # fmt: skip
     with edge_process(*command, environment={"PYTHONIOENCODING": "ascii"}) as process:
-        out, messages = process.communicate(timeout=20)
+        out, messages = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, messages
     shown = run_edge(*command).out
     assert not shown.isascii()
@@ -164,7 +164,7 @@ def test_input_that_is_no_text(checkpoint: TinyCheckpoint, daemon: Daemon, tmp_p
         (tmp_path / "input").open() as file,
         edge_process(*command, "-", stdin=file, environment=strict) as process,
     ):
-        out, messages = process.communicate(timeout=20)
+        out, messages = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, out) == (1, "")
     assert messages == (
         "edge: the text cannot be encoded: it must be a string of valid Unicode characters\n"

@@ -8,13 +8,15 @@ import socket
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import edge
 from edge.discovery import find_peers
 from tests.support.checkpoints import TinyCheckpoint
-from tests.support.processes import Daemon, start_together
+from tests.support.plans import make_plan
+from tests.support.processes import PATIENCE_S, Daemon, poll_until, start_together
 from tests.support.processes import edge as run_edge
 from transport import PeerRecord, ZeroconfDiscovery, parse_address
 
@@ -32,8 +34,10 @@ def announced(folder: Path, cluster: str, name: str, listen: str = "127.0.0.1:0"
     return Daemon(folder / name, *options, listen=listen)
 
 
-def discover(cluster: str, timeout_s: float = 5.0) -> edge.Cluster:
-    return edge.Cluster.discover(cluster, timeout_s=timeout_s, interfaces=[LOOPBACK])
+def discover(cluster: str, timeout_s: float = PATIENCE_S, at_least: int = 1) -> edge.Cluster:
+    return edge.Cluster.discover(
+        cluster, timeout_s=timeout_s, at_least=at_least, interfaces=[LOOPBACK]
+    )
 
 
 @pytest.mark.slow
@@ -42,20 +46,26 @@ def test_found_and_used_and_gone(
 ) -> None:
     checkpoint = tiny_checkpoint("llama")
     prompt = checkpoint.prompt(4)
+    names = ("north", "south")
+    plan = make_plan(checkpoint.spec, "tensor_2", model=checkpoint.path.name, devices=names)
     options = ("--interface", LOOPBACK, "--cluster", cluster_name)
     with start_together(
         lambda: announced(tmp_path, cluster_name, "north"),
         lambda: announced(tmp_path, cluster_name, "south"),
         lambda: announced(tmp_path, f"{cluster_name}-other", "elsewhere"),
     ) as (north, south, _elsewhere):
-        with discover(cluster_name) as cluster:
+        with discover(cluster_name, at_least=2) as cluster:
             assert [peer.name for peer in cluster.peers] == ["north", "south"]
-            with cluster.load(checkpoint.path, dtype="float32", plan="tensor") as model:
+            with cluster.load(checkpoint.path, dtype="float32", plan=plan) as model:
                 reply = model.generate(prompt, max_new_tokens=4)
                 assert list(reply.token_ids) == checkpoint.greedy(prompt, 4)
-        listed = run_edge("peers", *options, "--json")
-        assert listed.code == 0
-        peers = json.loads(listed.out)
+
+        def listed() -> list[dict[str, Any]] | None:
+            outcome = run_edge("peers", *options, "--json")
+            found: list[dict[str, Any]] = json.loads(outcome.out) if outcome.code == 0 else []
+            return found if len(found) >= 2 else None  # the command waits for one only
+
+        peers = poll_until(listed)
         assert [peer["name"] for peer in peers] == ["north", "south"]
         assert [peer["address"] for peer in peers] == [north.address, south.address]
         assert south.end() == 0
@@ -101,7 +111,7 @@ def test_announced_but_not_reachable(cluster_name: str) -> None:
         announcer = ZeroconfDiscovery(cluster=cluster_name, interfaces=[LOOPBACK])
         try:
             await announcer.announce(record)
-            await find_peers(cluster_name, timeout_s=3.0, interfaces=[LOOPBACK])
+            await find_peers(cluster_name, timeout_s=PATIENCE_S, interfaces=[LOOPBACK])
         finally:
             await announcer.aclose()
 

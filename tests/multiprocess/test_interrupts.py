@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -20,10 +19,8 @@ import edge
 from edge.progress import OnProgress
 from tests.multiprocess.conftest import LONG_CONTEXT
 from tests.support.checkpoints import TinyCheckpoint
-from tests.support.processes import Daemon, edge_process, poll_until
+from tests.support.processes import PATIENCE_S, Daemon, edge_process, poll_until
 from tests.support.processes import edge as run_edge
-
-ENDED_WITHIN_S = 15.0
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +50,7 @@ def children_of(process: subprocess.Popen[str], count: int) -> list[psutil.Proce
 
 
 def assert_ended(processes: list[psutil.Process]) -> None:
-    _gone, running = psutil.wait_procs(processes, timeout=ENDED_WITHIN_S)
+    _gone, running = psutil.wait_procs(processes, timeout=PATIENCE_S)
     assert running == []
 
 
@@ -85,9 +82,9 @@ def test_ctrl_c_while_the_local_daemons_start(endless_checkpoint: TinyCheckpoint
     with edge_process(*endless_run(endless_checkpoint, "--local", "2")) as process:
         daemons = children_of(process, 2)
         process.send_signal(signal.SIGINT)
-        out, messages = process.communicate(timeout=ENDED_WITHIN_S)
+        _out, messages = process.communicate(timeout=PATIENCE_S)
         assert_ended(daemons)
-    assert (process.returncode, out) == (130, "")
+    assert process.returncode == 130
     assert messages.strip() == "Interrupted; everything this command started was ended."
 
 
@@ -98,7 +95,7 @@ def test_ctrl_c_while_tokens_are_written(endless_checkpoint: TinyCheckpoint) -> 
         assert process.stdout.read(1)
         daemons = children_of(process, 2)
         process.send_signal(signal.SIGINT)
-        _out, messages = process.communicate(timeout=ENDED_WITHIN_S)
+        _out, messages = process.communicate(timeout=PATIENCE_S)
         assert_ended(daemons)
     assert process.returncode == 130
     assert messages.strip() == "Interrupted; everything this command started was ended."
@@ -144,20 +141,26 @@ def test_ctrl_c_in_every_phase_of_a_load(
 def interrupted_after(delay_s: float) -> Iterator[None]:
     """Ctrl-C in `delay_s`, wherever the body is by then; the body must not hide it."""
 
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
+    def interrupt(_number: int, frame: FrameType | None) -> None:
+        if frame is None or frame.f_code.co_filename in (__file__, contextlib.__file__):
+            signal.setitimer(signal.ITIMER_REAL, 0.001)  # not in the body, or not yet
+        else:
+            raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, delay_s)
     try:
-        with pytest.raises(KeyboardInterrupt):
-            yield
+        signal.setitimer(signal.ITIMER_REAL, delay_s)
+        yield
+    except KeyboardInterrupt:
+        return
+    else:
+        raise AssertionError("the body ended before")
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
 
 
-@pytest.mark.parametrize("delay_s", [0.02, 0.3, 0.6, 0.9, 1.2, 1.6, 2.0])
+@pytest.mark.parametrize("delay_s", [0.02, 0.4, 0.8, 1.2, 1.8])
 def test_ctrl_c_at_any_moment_of_a_program(
     delay_s: float, endless_checkpoint: TinyCheckpoint
 ) -> None:
@@ -193,11 +196,9 @@ def test_a_daemon_told_to_end_in_the_middle_of_a_step(
     ):
         model = cluster.load(endless_checkpoint.path, dtype="float32", context_tokens=LONG_CONTEXT)
         stream = model.stream([5] * (LONG_CONTEXT - 10), max_new_tokens=5)
-        started_s = time.monotonic()
         assert daemon.end(number) == 0
-        assert time.monotonic() - started_s < 8.0
         with pytest.raises(edge.PeerLostError) as raised:
-            list(stream)
+            list(stream)  # so it has not gone on to the end of the prompt
         assert raised.value.peer == "busy"
         assert daemon.messages == ""
 
@@ -232,7 +233,7 @@ def test_a_daemon_in_an_endless_step_ends_all_the_same(tmp_path: Path) -> None:
         assert process.stdout is not None
         assert process.stdout.readline().startswith("{")
         process.terminate()
-        assert process.wait(ENDED_WITHIN_S) == 0
+        assert process.wait(PATIENCE_S) == 0
 
 
 def test_ctrl_c_ends_an_idle_daemon(tmp_path: Path) -> None:

@@ -1,21 +1,19 @@
-"""A peer that is killed: the right name within seconds, and the others free and ready again."""
+"""A peer that is killed: the right name at once, and the others free and ready again."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 import edge
-from partition import Parallel
+from partition import Plan
 from tests.multiprocess.conftest import LONG_CONTEXT
 from tests.support.checkpoints import TinyCheckpoint
-from tests.support.processes import Daemon, edge_process
-
-NOTICED_WITHIN_S = 8.0
+from tests.support.plans import make_plan
+from tests.support.processes import PATIENCE_S, Daemon, edge_process
 
 
 class Trio:
@@ -81,15 +79,20 @@ def cluster(trio: Trio) -> Iterator[edge.Cluster]:
         yield cluster
 
 
+def cut(checkpoint: TinyCheckpoint, layout: str, daemons: Iterable[Daemon]) -> Plan:
+    """By hand: so nothing is measured first."""
+    names = [daemon.name for daemon in daemons]
+    return make_plan(checkpoint.spec, layout, model=checkpoint.path.name, devices=names)
+
+
 def check_survivors(
     cluster: edge.Cluster, trio: Trio, lost: int, checkpoint: TinyCheckpoint
 ) -> None:
     """They are empty, and together they load the model again and answer rightly."""
     survivors = [trio[index] for index in range(3) if index != lost]
     prompt = checkpoint.prompt(5)
-    with cluster.load(
-        checkpoint.path, dtype="float32", plan="pipeline", context_tokens=64
-    ) as model:
+    plan = cut(checkpoint, "pipeline_2", survivors)
+    with cluster.load(checkpoint.path, dtype="float32", plan=plan, context_tokens=64) as model:
         assert {peer.name for peer in model.peers.values()} == {each.name for each in survivors}
         assert all(peer.models == () for peer in model.peers.values())
         reply = model.generate(prompt, max_new_tokens=5)
@@ -101,35 +104,34 @@ def check_survivors(
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2])
-@pytest.mark.parametrize("plan", ["pipeline", "tensor"])
+@pytest.mark.parametrize("layout", ["pipeline_3", "tensor_3"])
 def test_killed_while_generating(
-    plan: Parallel, lost: int, trio: Trio, cluster: edge.Cluster, endless_checkpoint: TinyCheckpoint
+    layout: str, lost: int, trio: Trio, cluster: edge.Cluster, endless_checkpoint: TinyCheckpoint
 ) -> None:
+    plan = cut(endless_checkpoint, layout, trio.daemons)
     model = cluster.load(
         endless_checkpoint.path, dtype="float32", plan=plan, context_tokens=LONG_CONTEXT
     )
-    order = [model.peers[device].name for device in model.plan.devices]
-    victim = int(order[lost].removeprefix("peer-"))
     stream = model.stream([1, 2, 3], max_new_tokens=LONG_CONTEXT - 3)
     next(stream)
-    started_s = time.monotonic()
-    trio[victim].kill()
+    trio[lost].kill()
     with pytest.raises(edge.PeerLostError) as raised:
         for _token in stream:
             pass
-    assert time.monotonic() - started_s < NOTICED_WITHIN_S
-    assert raised.value.peer == f"peer-{victim}"
-    assert str(raised.value).startswith(f"peer peer-{victim}: ")
+    assert "silent" not in str(raised.value), "its connections broke; nobody waited"
+    assert raised.value.peer == f"peer-{lost}"
+    assert str(raised.value).startswith(f"peer peer-{lost}: ")
     with pytest.raises(edge.PeerLostError):
         model.generate([1])
-    check_survivors(cluster, trio, victim, endless_checkpoint)
+    check_survivors(cluster, trio, lost, endless_checkpoint)
 
 
 @pytest.mark.parametrize("lost", [0, 2])
 def test_killed_while_idle(
     lost: int, trio: Trio, cluster: edge.Cluster, endless_checkpoint: TinyCheckpoint
 ) -> None:
-    model = cluster.load(endless_checkpoint.path, dtype="float32", plan="tensor", context_tokens=64)
+    plan = cut(endless_checkpoint, "tensor_3", trio.daemons)
+    model = cluster.load(endless_checkpoint.path, dtype="float32", plan=plan, context_tokens=64)
     model.generate([1, 2], max_new_tokens=2)
     trio[lost].kill()
     with pytest.raises(edge.PeerLostError) as raised:
@@ -161,10 +163,10 @@ def test_killed_while_loading(
         if is_it and min(event.done, 1) == done and trio[1].process.poll() is None:
             trio[1].kill()
 
-    started_s = time.monotonic()
+    plan = cut(checkpoint, "pipeline_3", trio.daemons)
     with pytest.raises(edge.PeerLostError) as raised:
-        cluster.load(checkpoint.path, dtype="float32", plan="pipeline", progress=kill)
-    assert time.monotonic() - started_s < NOTICED_WITHIN_S
+        cluster.load(checkpoint.path, dtype="float32", plan=plan, progress=kill)
+    assert "silent" not in str(raised.value), "its connections broke; nobody waited"
     assert raised.value.peer == "peer-1"
     check_survivors(cluster, trio, 1, checkpoint)
 
@@ -214,7 +216,7 @@ def test_the_command_line_names_the_lost_peer(
         assert process.stdout is not None
         assert process.stdout.read(1)
         trio[2].kill()
-        _out, messages = process.communicate(timeout=20)
+        _out, messages = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1
     assert messages.startswith("edge: peer peer-2: ")
     assert len(messages.splitlines()) == 1

@@ -19,7 +19,7 @@ from partition import (
 
 Situation = tuple[ModelFacts, ClusterSpec, Workload]
 
-PLANS = settings(deadline=None, derandomize=True, max_examples=150)
+PLANS = settings(max_examples=150)
 """Decorates every property of plans: always the same examples, however slow the machine."""
 
 

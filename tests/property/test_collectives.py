@@ -3,7 +3,7 @@
 from functools import reduce
 
 import numpy as np
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.transport_pairs import group, in_threads, on_every_rank
@@ -11,7 +11,7 @@ from transport import EAGER_BYTES, Collective
 
 sizes = st.integers(1, 7)
 lengths = st.integers(0, 300) | st.sampled_from([EAGER_BYTES // 4, EAGER_BYTES // 4 + 1, 20_000])
-few = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+few = settings(max_examples=40)
 
 
 @few

@@ -5,7 +5,7 @@ import struct
 import tracemalloc
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from transport.errors import ProtocolError
@@ -106,7 +106,6 @@ def test_a_flipped_byte_gives_a_frame_or_an_error(frame: Frame, data: st.DataObj
         assert isinstance(decode(whole), Frame)
 
 
-@settings(deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1))
 @example(MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES)
 @example(MAX_HEADER_BYTES + 1, 0)

@@ -24,8 +24,6 @@ from tests.property.plan_situations import Situation, parallels, with_more
 NEARLY_ONE = 1 + 1e-9
 """Times that are added up in another order differ by less."""
 
-CHOICES = settings(deadline=None, derandomize=True)
-
 
 def total_s(situation: Situation) -> float:
     """The predicted time of an answer; infinite where memory is short."""
@@ -46,21 +44,21 @@ def least_s(situation: Situation) -> float:
     return min(totals_s, default=float("inf"))
 
 
-@settings(CHOICES, max_examples=60)
+@settings(max_examples=60)
 @given(measured_situations(most_devices=2))
 def test_of_two_devices_no_plan_at_all_beats_the_chosen_one(situation: Situation) -> None:
     best_s = least_s(situation)
     assert best_s / NEARLY_ONE <= total_s(situation) <= best_s * NEARLY_ONE
 
 
-@settings(CHOICES, max_examples=8)
+@settings(max_examples=8)
 @given(measured_situations(most_devices=3, most_layers=2))
 def test_of_three_devices_no_plan_at_all_beats_the_chosen_one(situation: Situation) -> None:
     best_s = least_s(situation)
     assert best_s / NEARLY_ONE <= total_s(situation) <= best_s * NEARLY_ONE
 
 
-@settings(CHOICES, max_examples=40)
+@settings(max_examples=40)
 @given(measured_situations(most_devices=5, most_layers=7), parallels)
 def test_plans_cover_the_model_once_and_fit(situation: Situation, parallel: Parallel) -> None:
     model, cluster, workload = situation
@@ -98,7 +96,7 @@ def check_choice(choice: Choice, situation: Situation) -> None:
         before_s = predicted.total_s(workload)
 
 
-@settings(CHOICES, max_examples=30)
+@settings(max_examples=30)
 @given(measured_situations(most_devices=4, most_layers=7))
 def test_never_slower_than_the_best_device_alone(situation: Situation) -> None:
     model, cluster, workload = situation
@@ -118,7 +116,7 @@ def test_never_slower_than_the_best_device_alone(situation: Situation) -> None:
         assert min(alone_s) / NEARLY_ONE <= solo_s <= min(alone_s) * NEARLY_ONE
 
 
-@settings(CHOICES, max_examples=25)
+@settings(max_examples=25)
 @given(measured_situations(most_devices=4, most_layers=5))
 def test_equal_facts_give_an_equal_choice(situation: Situation) -> None:
     assert outcome(situation) == outcome(situation)
@@ -132,7 +130,7 @@ def outcome(situation: Situation) -> Choice | str:
         return str(error)
 
 
-@settings(CHOICES, max_examples=25)
+@settings(max_examples=25)
 @given(measured_situations(most_devices=4, most_layers=5), st.data())
 def test_a_lost_device_is_never_used(situation: Situation, data: st.DataObject) -> None:
     model, cluster, workload = situation
@@ -146,7 +144,7 @@ def test_a_lost_device_is_never_used(situation: Situation, data: st.DataObject) 
     assert lost not in choice.plan.devices
 
 
-@settings(CHOICES, max_examples=80)
+@settings(max_examples=80)
 @given(measured_situations(), st.data())
 def test_more_of_anything_is_never_slower(situation: Situation, data: st.DataObject) -> None:
     model, cluster, workload = situation

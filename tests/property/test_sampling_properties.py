@@ -61,7 +61,7 @@ def plain_probabilities(
 
 
 @given(all_logits, all_parameters, st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_the_fast_choice_is_the_plain_formula(
     logits: np.ndarray, parameters: SamplingParameters, data: st.DataObject
 ) -> None:
@@ -88,7 +88,7 @@ def test_the_fast_choice_is_the_plain_formula(
 
 
 @given(all_logits, all_parameters, st.integers(0, 2**31 - 1), st.integers(0, 2**32 - 1))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_the_last_bits_of_the_logits_hardly_ever_matter(
     logits: np.ndarray, parameters: SamplingParameters, position: int, noise_seed: int
 ) -> None:
@@ -105,7 +105,7 @@ def test_the_last_bits_of_the_logits_hardly_ever_matter(
 
 
 @given(st.permutations(range(12)), st.integers(0, 2**64 - 1))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_draws_do_not_depend_on_the_order_in_which_they_are_made(
     positions: list[int], seed: int
 ) -> None:

@@ -122,7 +122,7 @@ EVENTS = st.lists(
     requests=st.integers(1, 4),
     stages=st.integers(1, 4),
 )
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 def test_everything_is_computed_once_and_in_order(
     events: list[tuple[str, int, int]],
     chunk: int,

@@ -24,7 +24,7 @@ tensors = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(contents=tensors, older=tensors, data=st.data())
 def test_every_order_of_arrival_makes_the_same_file(
     contents: list[bytes], older: list[bytes], data: st.DataObject

@@ -10,7 +10,7 @@ from transport import WIRE_FORMATS, WireRule
 from transport.wire_format import BLOCK_NUMBERS, Codec, open_codec
 
 FORMATS = ("float16", "int8")
-quick = settings(max_examples=150, deadline=None)
+quick = settings(max_examples=150)
 
 finite = arrays_of.arrays(
     np.float32, st.integers(0, 200), elements=st.floats(-(2.0**100), 2.0**100, width=32)

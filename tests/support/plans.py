@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from demos.bundled import MODEL
+from edge.checkpoint import Checkpoint
 from edge.models.spec import ModelSpec
 from partition import Plan, Shard, Stage
 
@@ -41,15 +43,22 @@ LAYOUTS: Mapping[str, tuple[tuple[int, Shares], ...]] = {
 """Stages of a model of four layers: (layers, what its shards get)."""
 
 
-def make_plan(spec: ModelSpec, name: str, *, model: str, column_multiple: int = 1) -> Plan:
-    """The layout called `name` for a model of four layers.
+def make_plan(
+    spec: ModelSpec,
+    name: str,
+    *,
+    model: str,
+    column_multiple: int = 1,
+    devices: Sequence[str] = DEVICES,
+) -> Plan:
+    """The layout called `name`; a model of four layers is cut as it says, others in proportion.
 
     Feed-forward columns are cut on multiples of `column_multiple` (the block size of a quantised
     format), so a shard may get none of them there.
     """
     layout = LAYOUTS[name]
     layers = _cut(spec.num_layers, [count for count, _shares in layout])
-    devices = iter(DEVICES)
+    next_device = iter(devices).__next__
     outer = {0, len(layout) - 1}
     return Plan(
         model=model,
@@ -57,13 +66,19 @@ def make_plan(spec: ModelSpec, name: str, *, model: str, column_multiple: int = 
         stages=tuple(
             Stage(
                 layers=layers[number],
-                shards=_shards(
-                    spec, shares, lambda: next(devices), column_multiple, outer=number in outer
-                ),
+                shards=_shards(spec, shares, next_device, column_multiple, outer=number in outer),
             )
             for number, (_count, shares) in enumerate(layout)
         ),
     )
+
+
+def bundled_plan(name: str, *, devices: Sequence[str] = DEVICES) -> Plan:
+    """The layout called `name` for the model that ships, in whatever format."""
+    with Checkpoint.open(MODEL) as checkpoint:
+        return make_plan(
+            checkpoint.spec, name, model=checkpoint.name, column_multiple=32, devices=devices
+        )
 
 
 def _shards(

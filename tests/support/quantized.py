@@ -48,6 +48,7 @@ def assert_same(got: QuantizedMatrix, expected: QuantizedMatrix) -> None:
     )  # fmt: skip
 
 
-def files(root: Path) -> dict[str, int]:
-    """{file: when it was made}."""
-    return {path.name: path.stat().st_ctime_ns for path in root.glob("*/*.safetensors")}
+def files(root: Path) -> dict[str, tuple[int, int]]:
+    """{file: what tells it from one that was made later, however soon}."""
+    found = {path.name: path.stat() for path in root.glob("*/*.safetensors")}
+    return {name: (status.st_ino, status.st_ctime_ns) for name, status in found.items()}

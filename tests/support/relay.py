@@ -30,7 +30,6 @@ class Passage:
     """One connection that came through."""
 
     to_target_bytes: int = 0
-    from_target_bytes: int = 0
     writers: list[asyncio.StreamWriter] = field(default_factory=list)
 
 
@@ -89,7 +88,7 @@ class Relay:
             passage.writers.append(target_writer)
             pumps = [
                 asyncio.create_task(self._forward(reader, target_writer, passage, fault)),
-                asyncio.create_task(self._return(target_reader, writer, passage)),
+                asyncio.create_task(self._return(target_reader, writer)),
             ]
             try:
                 await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
@@ -128,10 +127,7 @@ class Relay:
             if is_cut:
                 return
 
-    async def _return(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, passage: Passage
-    ) -> None:
+    async def _return(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while content := await reader.read(CHUNK_BYTES):
             writer.write(content)
-            passage.from_target_bytes += len(content)
             await writer.drain()

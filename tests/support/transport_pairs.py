@@ -7,12 +7,15 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
+import numpy as np
+
 from transport import (
     Channel,
     Collective,
     Link,
     MemoryChannel,
     MemoryLink,
+    PeerLostError,
     SoloCollective,
     TcpLink,
     WireRule,
@@ -143,3 +146,22 @@ def on_every_rank(members: list[Collective], call: Callable[[Collective], Result
         if isinstance(result, Exception):
             raise result
     return results
+
+
+def leave_in_the_middle(members: list[Collective], count: int) -> list[str]:
+    """What each rank says of sums of so many numbers; the last one leaves after two of them."""
+
+    def run(member: Collective) -> str:
+        array = np.ones(count, np.float32)
+        for turn in range(4):
+            if member.rank == len(members) - 1 and turn == 2:
+                member.close()
+                return "left"
+            try:
+                member.all_reduce(array)
+            except PeerLostError:
+                member.close()  # As its owner does, so that the others need not wait for it.
+                return f"lost at {turn}"
+        return "done"
+
+    return on_every_rank(members, run)

@@ -102,7 +102,7 @@ async def run(behave: Behaviour, *, wants_logits: bool = False) -> Results:
                 prompt_ids=(1, 2, 3), max_new_tokens=5, sampling=SamplingParameters()
             )
             await model.generate(request, results)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await results.ended.wait()
         await model.aclose()
         await model.aclose()

@@ -163,7 +163,7 @@ def test_an_index_that_is_none(tmp_path: Path, text: bytes) -> None:
 
 
 @given(content=st.binary(max_size=200))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_no_bytes_break_the_reader(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "model.safetensors").write_bytes(header(content))
     with pytest.raises(StoreError):

@@ -33,9 +33,6 @@ SPEC = ModelSpec(
     query_key_norm=True,
     tied_embeddings=False,
 )
-BY_ROWS = ("query", "key", "value", "gate", "up")
-"""Cut by outputs; `output` and `down` are cut by inputs."""
-
 KV_ROLES = ("key", "value")
 NORMS = ("attention_norm", "mlp_norm", "query_norm", "key_norm", "final_norm")
 

@@ -17,7 +17,7 @@ def chunk(tokens: int, *, position: int = 0, logit_rows: int = 0) -> Step:
     return Step(entries=(entry,))
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 @given(tokens=st.integers(MIN_TOKENS, 600), position=st.integers(0, 5000), rows=st.floats(0.0, 1.0))
 def test_the_halves_are_the_chunk(tokens: int, position: int, rows: float) -> None:
     step = chunk(tokens, position=position, logit_rows=round(rows * tokens))

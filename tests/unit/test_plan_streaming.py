@@ -11,7 +11,6 @@ from partition import (
     ClusterSpec,
     ComputeRates,
     DeviceSpec,
-    ModelFacts,
     Plan,
     PlanError,
     Shard,
@@ -23,29 +22,13 @@ from partition import (
     memory_use,
 )
 from partition.memory import WINDOW_LAYERS
+from tests.unit.test_plan_cost import MODEL as FEW_LAYERS
 
 LAYERS = 10
-# Matrices of a layer: 4 heads x 10, 2 KV heads x 5, 8 columns x 10: 130. Norms and biases: 20.
-MODEL = ModelFacts(
-    name="m",
-    num_layers=LAYERS,
-    hidden_size=1000,
-    num_heads=4,
-    num_kv_heads=2,
-    head_size=16,
-    ffn_columns=8,
-    vocab_size=10,
-    tied_embeddings=False,
-    column_multiple=1,
-    query_head_bytes=10,
-    kv_head_bytes=5,
-    ffn_column_bytes=10,
-    layer_bytes=20,
-    embedding_row_bytes=7,
-    head_row_bytes=3,
-    kv_bytes_per_token=1,
-)
+MODEL = replace(FEW_LAYERS, num_layers=LAYERS)
 MATRIX_BYTES = 130
+"""Of a layer; its norms and biases are 20 more."""
+
 VOCAB_BYTES = 10 * (7 + 3)
 WORKLOAD = Workload(prompt_tokens=1, output_tokens=10, reserved_tokens=1)
 KV_BYTES = LAYERS * 2

@@ -42,7 +42,7 @@ MODEL = ModelFacts(
 )
 WORKLOAD = Workload(prompt_tokens=20, output_tokens=5, concurrency=2)
 WHOLE_BYTES = 12 * 1000 + 100 * 6
-EMBEDDING_BYTES, HEAD_BYTES = 400, 200
+HEAD_BYTES = 200
 
 
 def cluster(*sizes: tuple[int, int]) -> ClusterSpec:

@@ -29,7 +29,7 @@ from tests.support.triton_face import (
 )
 from tests.support.triton_kv import CACHE_KINDS, CacheKind, make_cache
 
-FEW = settings(max_examples=7, deadline=None, derandomize=True)
+FEW = settings(max_examples=7)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

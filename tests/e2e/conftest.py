@@ -1,0 +1,17 @@
+"""What comparisons of whole models share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import edge
+from tests.conftest import shared_by_a_folder
+
+
+@pytest.fixture(scope="package")
+def five_peers() -> Iterator[edge.Cluster]:
+    """Five daemons on this machine, named as in `tests.support.plans.DEVICES`."""
+    with shared_by_a_folder(lambda: edge.Cluster.local(peers=5, threads=1)) as cluster:
+        yield cluster
