@@ -12,10 +12,13 @@ from partition.situation import Situation
 from partition.stage_bound import StageBound
 from partition.stage_options import Option, StageOptions
 
-_LABELS_KEPT = 6
+_LABELS_KEPT = 4
 """Labels kept at a cut of a model with many layers."""
 
 _FEW_LAYERS = 16
+
+_NEARBY_LAYERS = 6
+"""How far a stage of a model with many layers may move when a search is repeated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +48,22 @@ def best_cut(
     """The fastest way to give all layers to these stages, or None when none beats `beat_s`.
 
     Stage options that turn out too large for memory are settled and the search is repeated, so what
-    comes back fits.
+    comes back fits. Of many layers it is repeated near the cuts before, or all over where there is
+    nothing that fits.
     """
+    has_few = situation.model.num_layers <= _FEW_LAYERS
+    near: Sequence[range] | None = None
     while True:
-        cut = _search(situation, stages, bounds, beat_s)
+        cut = _search(situation, stages, bounds, beat_s, near)
+        if cut is None and near is not None:
+            cut = _search(situation, stages, bounds, beat_s, None)
         if cut is None:
             return None
+        if not has_few:
+            near = [
+                range(layers - _NEARBY_LAYERS, layers + _NEARBY_LAYERS + 1)
+                for layers, _ in cut.stages
+            ]
         changed = [
             stage.settle(layers) for stage, (layers, _) in zip(stages, cut.stages, strict=True)
         ]
@@ -63,6 +76,7 @@ def _search(
     stages: Sequence[StageOptions],
     bounds: Sequence[StageBound],
     beat_s: float,
+    near: Sequence[range] | None,
 ) -> Cut | None:
     num_layers, more_chunks = situation.model.num_layers, situation.num_chunks - 1
     reached: dict[int, list[_Label]] = {0: [_Label(0.0, 0.0, 0, None, None)]}
@@ -75,6 +89,8 @@ def _search(
         for used, labels in reached.items():
             low = max(1, num_layers - used - rest_most)
             high = min(bound.most_layers, num_layers - used - len(later))
+            if near is not None:
+                low, high = max(low, near[number].start), min(high, near[number].stop - 1)
             for layers in range(low, high + 1):
                 options = stage.of(layers)
                 rest_s = rest_base_s + (num_layers - used - layers) * rest_layer_s

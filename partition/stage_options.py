@@ -13,7 +13,7 @@ from partition.group_splits import GroupSplits
 from partition.head_balance import HeadCost, kv_counts, kv_of
 from partition.situation import Group, Situation
 
-_OPTIONS_KEPT = 6
+_OPTIONS_KEPT = 4
 """Trade-offs between the two kinds of step kept for a stage, where the layers are many."""
 
 _FEW_LAYERS = 16
