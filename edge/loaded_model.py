@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.client import PeerClient
-from edge.errors import EdgeError, PeerError, ProtocolError, RequestError
+from edge.errors import CapacityError, EdgeError, PeerError, ProtocolError, RequestError
 from edge.generation import GenerationRequest
 from edge.peer_info import gather_all
 from edge.scheduler import Scheduler
@@ -24,7 +24,9 @@ from edge.wire import (
     error_from_header,
     integer,
     places_to_payload,
+    printable,
     step_to_header,
+    text,
 )
 from partition import Plan
 from transport import Frame
@@ -73,6 +75,9 @@ class LoadedModel:
         self._clients: dict[Seat, PeerClient] = {}
         self._active: dict[str, _Active] = {}
         self._finished: list[str] = []
+        self._leaving: dict[str, list[str | None]] = {}
+        """Requests whose caches move to disk: of each peer that answered, why it could not."""
+        self._disk_full = ""
         self._wake = asyncio.Event()
         self._pump_task: asyncio.Task[None] | None = None
         self._release_task: asyncio.Task[None] | None = None
@@ -172,6 +177,8 @@ class LoadedModel:
                 self._on_tokens(frame)
             elif frame.kind == "logits":
                 self._on_logits(frame)
+            elif frame.kind == "suspended":
+                self._on_suspended(client, frame)
             else:
                 raise ProtocolError("not an answer to a step")
         except (ProtocolError, ValueError) as error:
@@ -212,6 +219,19 @@ class LoadedModel:
             active.sink.logits(np.concatenate(active.logits))
             self.cancel(step.entries[0].request)
 
+    def _on_suspended(self, client: PeerClient, frame: Frame) -> None:
+        """One peer has moved a request's cache to disk, or says why not."""
+        request, why_not = text(frame.header, "request"), frame.header.get("why_not")
+        if request not in self._leaving:
+            raise ProtocolError("a request that was not to be moved")
+        if why_not is not None:
+            self._disk_full = f"peer {client.name}: {printable(why_not, limit=1000)}"
+        answers = self._leaving[request]
+        answers.append(why_not)
+        if len(answers) == len(self._clients):
+            del self._leaving[request]
+            self._scheduler.departed(request, moved=answers.count(None) == len(answers))
+
     def _new_request(self, sink: Sink) -> str:
         if self.failure is not None:
             raise self.failure
@@ -234,11 +254,23 @@ class LoadedModel:
                     if self._scheduler.should_yield:
                         await self._sampler.post("yield", {"session": self.session})
                     step = self._scheduler.next_step()
+                    for request in self._scheduler.departures():
+                        self._leaving[request] = []
+                        await self._post_all("suspend", self._header(request))
+                    if (stuck := self._scheduler.stuck) is not None:
+                        self._give_up(stuck)
+                        continue
                     if step is None:
                         break
                     await self._post_all("step", step_to_header(step) | {"session": self.session})
         except EdgeError as error:
             self.fail(error)
+
+    def _give_up(self, request: str) -> None:
+        """There is room for the request nowhere any more, and the others wait for it."""
+        sink = self._active[request].sink
+        self.cancel(request)
+        sink.failed(CapacityError(self._disk_full))
 
     @property
     def _sampler(self) -> PeerClient:

@@ -8,10 +8,11 @@ from typing import Literal
 
 from edge.checkpoint import Checkpoint
 from edge.cluster_facts import forget_device, forget_link, measured_cluster
+from edge.kv_limits import with_kv_memory
 from edge.load_options import LoadOptions
 from edge.paths import cache_root
 from edge.peer_info import PeerInfo
-from edge.planning import Proposal, propose
+from edge.planning import Proposal, facts_of, propose
 from edge.progress import OnProgress
 from partition import Plan
 
@@ -30,6 +31,7 @@ async def measured_proposal(
 ) -> Proposal:
     """See `propose`; `changes` are made to what was measured. Raises PeerLostError, too."""
     notes: list[str] = []
+    options = with_kv_memory(options, checkpoint.spec, facts_of(checkpoint, options), peers)
     known = await measured_cluster(
         peers,
         checkpoint.spec,

@@ -19,13 +19,14 @@ from numpy.typing import NDArray
 import transport
 from edge.backends.base import Backend, ShardWeights, StageProgram, Step
 from edge.calibration import calibration_step
-from edge.errors import EdgeError, PeerLostError, PlanError, ProtocolError
-from edge.layout import ShardLayout, shard_layout
+from edge.errors import CapacityError, EdgeError, PeerLostError, PlanError, ProtocolError
+from edge.layout import ShardLayout
 from edge.sampler import TokenChoice
 from edge.seats import Seat, neighbours, sampler_seat
 from edge.step_times import SessionTimes, TimedCollective
 from edge.wire import Assignment, SamplingTerms, error_to_header
 from kernels.sampling.shortlist import SHORTLIST_TOKENS
+from offload import KVTier, StoreFullError
 from transport import Collective, EncodedHop, Frame, Link, SoloCollective, open_mesh
 
 Result = TypeVar("Result")
@@ -49,9 +50,7 @@ class ShardSession:
     ) -> None:
         self.assignment = assignment
         self.seat: Seat = (assignment.stage, assignment.rank)
-        self.layout: ShardLayout = shard_layout(
-            assignment.model, assignment.plan, stage=assignment.stage, rank=assignment.rank
-        )
+        self.layout: ShardLayout = assignment.layout
         self.sizes = tuple(len(stage.shards) for stage in assignment.plan.stages)
         self.neighbours = neighbours(self.sizes, self.seat)
         self._report = report
@@ -78,8 +77,13 @@ class ShardSession:
         )
         self._thread.start()
 
-    def load(self, backend: Backend, weights: ShardWeights) -> Future[int]:
-        """Make the program on the compute thread; the result is the bytes of its weights."""
+    def load(
+        self, backend: Backend, weights: ShardWeights, kv_tier: KVTier | None = None
+    ) -> Future[int]:
+        """Make the program on the compute thread; the result is the bytes of its weights.
+
+        kv_tier: where keys and values go that are suspended.
+        """
 
         def work() -> int:
             self._program = backend.load(
@@ -89,6 +93,7 @@ class ShardSession:
                 self.assignment.weight_format,
                 limits=self.assignment.limits,
                 kv_dtype=self.assignment.kv_dtype,
+                kv_tier=kv_tier,
             )
             return self._program.weight_bytes
 
@@ -145,6 +150,27 @@ class ShardSession:
         """End the run under way after its current token; others are waiting."""
         self._must_yield = True
 
+    def suspend(self, request: str) -> None:
+        """Move the request's keys and values out of memory, until its next step.
+
+        `suspended` is reported, with the reason if there is no room for them.
+        """
+
+        def work() -> None:
+            if self._broken or self._program is None:
+                return
+            why_not = None
+            try:
+                self._program.save(request)
+            except StoreFullError as error:
+                why_not = str(error)
+            except Exception as error:
+                self._fail(error)
+                return
+            self._report(Frame("suspended", {"request": request, "why_not": why_not}))
+
+        self._work.put(work)
+
     def finish(self, request: str) -> None:
         """Free the request; a run that it is part of ends after its current token."""
         self._choice.cancel(request)
@@ -197,6 +223,8 @@ class ShardSession:
             self._run_step(step)
         except transport.TransportError as error:
             self._fail(self._map_link_error(error))
+        except StoreFullError as error:
+            self._fail(CapacityError(str(error)))
         except Exception as error:  # onnxruntime raises plain exceptions
             self._fail(error)
 

@@ -10,8 +10,9 @@ A session is one shard of one loaded model for one coordinator. Its frames, in t
     seal                 → the shard is complete on the peer's disk
     open    (assignment) → memory is reserved, the shard is loaded
     connect (places)     → links to the other shards are up
-    begin, step, yield, finish  → no answer; the sampler reports `tokens` or `logits` for each step,
-                           and any shard may report `failed`
+    begin, step, yield, suspend, finish  → no answer; the sampler reports `tokens` or `logits` for
+                           each step, every shard `suspended` when it moved a request's keys and
+                           values to disk or has no room there, and any shard may report `failed`
     measure              → where its time went, and its memory
     close                → everything of the session is freed
 
@@ -38,6 +39,7 @@ from edge.errors import (
     RequestError,
 )
 from edge.formats import KvDtype, WeightFormat, kv_dtype, weight_format
+from edge.layout import ShardLayout, shard_layout
 from edge.models.spec import ModelSpec
 from edge.wire_choice import WireRules
 from kernels.sampling.parameters import SamplingParameters
@@ -74,6 +76,10 @@ class Assignment:
     kv_dtype: KvDtype
     wire_rules: WireRules
     """The same for every shard of the plan, so both ends of a link agree."""
+
+    @property
+    def layout(self) -> ShardLayout:
+        return shard_layout(self.model, self.plan, stage=self.stage, rank=self.rank)
 
     def to_payload(self) -> bytes:
         return json.dumps(
@@ -136,7 +142,7 @@ class Assignment:
             raise ProtocolError(f"chunks of {limits.chunk_tokens} tokens; 1 to {MAX_CHUNK_TOKENS}")
         if not 0 < limits.requests <= MAX_REQUESTS:
             raise ProtocolError(f"{limits.requests} requests at once; 1 to {MAX_REQUESTS}")
-        if limits.cached_tokens < limits.context_tokens:
+        if max(limits.cached_tokens, limits.disk_tokens) < limits.context_tokens:
             raise ProtocolError("room for fewer tokens than one request may have")
         return this
 

@@ -10,7 +10,9 @@ from offload.errors import (
     StoreUnsupportedError,
 )
 from offload.folder_cache import FolderCache, FolderUse
+from offload.kv_disk import DiskKVTier
 from offload.kv_pool import KVPool
+from offload.kv_tier import KVPlace, KVShape, KVTier, MemoryKVTier
 from offload.manifest import (
     PIECE_BYTES,
     Manifest,
@@ -33,12 +35,17 @@ __all__ = [
     "DerivedCache",
     "DerivedWriter",
     "DirectReader",
+    "DiskKVTier",
     "Extent",
     "FolderCache",
     "FolderUse",
+    "KVPlace",
     "KVPool",
+    "KVShape",
+    "KVTier",
     "Manifest",
     "ManifestBuilder",
+    "MemoryKVTier",
     "MemoryStore",
     "Piece",
     "Read",

@@ -15,7 +15,7 @@ from edge.models.spec import ModelSpec
 from kernels.attention.cache_size import cache_head_size, cache_row
 from kernels.attention.channel_cache import choose_scales
 from kernels.rope.reference import rope
-from offload import KVPool
+from offload import KVPool, KVShape
 
 _SHIFTS = 8
 """Places in the context that keys are turned to before their scales are chosen."""
@@ -53,6 +53,13 @@ class OrtCache:
             head_size=elements,
             dtype=dtype,
         )
+        self.shape = KVShape(
+            num_layers=len(layout.layers) if layout.num_kv_heads else 0,
+            num_kv_heads=layout.num_kv_heads,
+            context_tokens=limits.context_tokens,
+            row_bytes=elements * np.dtype(dtype).itemsize,
+        )
+        """What a tier must keep of one request."""
         self._spec = spec
         self._layout = layout
         self._limits = limits

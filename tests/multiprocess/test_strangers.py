@@ -114,6 +114,8 @@ DEVICE = {
     "backend": "ort",
     "threads": 1,
     "memory_bytes": 10,
+    "kv_memory_bytes": None,
+    "kv_disk_bytes": 0,
     "free_bytes": 10,
     "host": "h",
     "identity": "i",

@@ -46,6 +46,8 @@ def peer(name: str, address: str, *addresses: str) -> PeerInfo:
         threads=1,
         memory_bytes=1,
         free_bytes=1,
+        kv_memory_bytes=None,
+        kv_disk_bytes=0,
         host="h",
         identity="i",
         models=(),
