@@ -36,6 +36,7 @@ from edge.wire import (
     SamplingTerms,
     error_to_header,
     places_from_payload,
+    prompt_from_payload,
     step_from_header,
     text,
 )
@@ -84,6 +85,7 @@ class Conversation:
             "step": self._step,
             "yield": self._yield,
             "suspend": self._suspend,
+            "recall": self._recall,
             "finish": self._finish,
         }
 
@@ -226,7 +228,7 @@ class Conversation:
             )
             backend = await run_blocking(self._node.backend)
             loaded_bytes = await asyncio.wrap_future(
-                hosted.shard.load(backend, weights, hosted.kv.tier)
+                hosted.shard.load(backend, weights, hosted.kv.tier, hosted.kv.prefixes)
             )
         except BaseException:
             await uninterrupted(self._end_session(assignment.session))
@@ -284,6 +286,13 @@ class Conversation:
 
     def _suspend(self, frame: Frame) -> None:
         self._session(frame).shard.suspend(text(frame.header, "request"))
+
+    def _recall(self, frame: Frame) -> None:
+        hosted = self._session(frame)
+        prompt = prompt_from_payload(frame.payload, hosted.assignment.model.vocab_size)
+        if len(prompt) > hosted.assignment.limits.context_tokens:
+            raise ProtocolError("a prompt that is longer than the context")
+        hosted.shard.recall(text(frame.header, "request"), prompt)
 
     def _finish(self, frame: Frame) -> None:
         self._session(frame).shard.finish(text(frame.header, "request"))

@@ -75,6 +75,7 @@ def _scheduler(checkpoint: Checkpoint, limits: StepLimits, plan: Plan) -> Schedu
             requests=limits.requests,
         ),
         stages=len(plan.stages),
+        recalls=bool(limits.disk_tokens),
     )
 
 
@@ -170,6 +171,7 @@ class _Loading:
             rank=rank,
             weight_format=options.weight_format,
             manifest_digest=shipment.manifest.digest,
+            weights_digest=self._checkpoint.store.fingerprint,
             limits=self._limits,
             kv_dtype=options.kv_dtype,
             wire_rules=self._wire_rules,

@@ -15,7 +15,7 @@ from edge.layout import ShardLayout
 from edge.memory import format_size
 from edge.wire import Assignment
 from kernels.attention.cache_size import cache_row
-from offload import DiskKVTier, KVTier, StoreError
+from offload import DiskKVTier, KVTier, PrefixStore, StoreError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +25,7 @@ class KvShare:
     memory_bytes: int
     disk_bytes: int
     tier: KVTier | None
+    prefixes: PrefixStore | None
 
 
 class KvRoom:
@@ -39,6 +40,10 @@ class KvRoom:
         self._folder, self._disk_bytes = disk or (Path(), 0)
         self._shares: list[KvShare] = []
         self._lock = _locked(self._folder) if disk is not None else None
+        self.prefixes: PrefixStore | None = None
+        """Where beginnings of prompts are kept, in what requests under way leave of the disk."""
+        if disk is not None:
+            self.prefixes = PrefixStore(self._folder / "prefixes", self._disk_bytes)
 
     @property
     def free_memory_bytes(self) -> int | None:
@@ -71,8 +76,15 @@ class KvRoom:
                 f"{format_size(disk_bytes)} on disk are asked for keys and values and "
                 f"{format_size(self.free_disk_bytes)} are free: load the model again"
             )
-        tier = DiskKVTier(self._folder, disk_bytes) if limits.disk_tokens and disk_bytes else None
-        share = KvShare(memory_bytes=memory_bytes, disk_bytes=disk_bytes, tier=tier)
+        tier: KVTier | None = None
+        if limits.disk_tokens and self.prefixes is not None:
+            tier = DiskKVTier(self._folder, disk_bytes, self.prefixes.make_room)
+        share = KvShare(
+            memory_bytes=memory_bytes,
+            disk_bytes=disk_bytes,
+            tier=tier,
+            prefixes=self.prefixes if tier is not None else None,
+        )
         self._shares.append(share)
         return share
 

@@ -25,6 +25,7 @@ from edge.wire import (
     integer,
     places_to_payload,
     printable,
+    prompt_to_payload,
     step_to_header,
     text,
 )
@@ -78,6 +79,8 @@ class LoadedModel:
         self._leaving: dict[str, list[str | None]] = {}
         """Requests whose caches move to disk: of each peer that answered, why it could not."""
         self._disk_full = ""
+        self._recalling: dict[str, list[int]] = {}
+        """Requests whose prompts are looked for, and what each peer that answered knows."""
         self._wake = asyncio.Event()
         self._pump_task: asyncio.Task[None] | None = None
         self._release_task: asyncio.Task[None] | None = None
@@ -179,6 +182,8 @@ class LoadedModel:
                 self._on_logits(frame)
             elif frame.kind == "suspended":
                 self._on_suspended(client, frame)
+            elif frame.kind == "recalled":
+                self._on_recalled(frame)
             else:
                 raise ProtocolError("not an answer to a step")
         except (ProtocolError, ValueError) as error:
@@ -232,6 +237,17 @@ class LoadedModel:
             del self._leaving[request]
             self._scheduler.departed(request, moved=answers.count(None) == len(answers))
 
+    def _on_recalled(self, frame: Frame) -> None:
+        """What one peer has of a prompt; what all have need not be computed."""
+        request = text(frame.header, "request")
+        if request not in self._recalling:
+            raise ProtocolError("a request whose prompt was not asked for")
+        answers = self._recalling[request]
+        answers.append(integer(frame.header, "tokens"))
+        if len(answers) == len(self._clients):
+            del self._recalling[request]
+            self._scheduler.recalled(request, min(answers))
+
     def _new_request(self, sink: Sink) -> str:
         if self.failure is not None:
             raise self.failure
@@ -257,6 +273,10 @@ class LoadedModel:
                     for request in self._scheduler.departures():
                         self._leaving[request] = []
                         await self._post_all("suspend", self._header(request))
+                    for request, prompt in self._scheduler.recalls():
+                        self._recalling[request] = []
+                        payload = prompt_to_payload(prompt)
+                        await self._post_all("recall", self._header(request), payload)
                     if (stuck := self._scheduler.stuck) is not None:
                         self._give_up(stuck)
                         continue
@@ -282,9 +302,9 @@ class LoadedModel:
         last = len(self.plan.stages) - 1
         return [client for (stage, _rank), client in self._clients.items() if stage == last]
 
-    async def _post_all(self, kind: str, header: dict[str, Any]) -> None:
+    async def _post_all(self, kind: str, header: dict[str, Any], payload: bytes = b"") -> None:
         for client in self._clients.values():
-            await client.post(kind, header)
+            await client.post(kind, header, payload)
 
     async def _hang_up(self) -> None:
         assert self._release_task is not None

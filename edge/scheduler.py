@@ -50,8 +50,14 @@ class Scheduler:
         logit_chunk_tokens: int,
         residency: Residency,
         stages: int,
+        recalls: bool = False,
     ) -> None:
-        """`stages` steps decode at once, of the requests that are in memory."""
+        """`stages` steps decode at once, of the requests that are in memory.
+
+        recalls: peers may know beginnings of prompts; `recalls` tells whose to ask for.
+        """
+        self._asks = recalls
+        self._recalls: deque[str] = deque()
         self._chunk_tokens = chunk_tokens
         self._logit_chunk_tokens = logit_chunk_tokens
         self._residency = residency
@@ -94,6 +100,25 @@ class Scheduler:
             and (self._turns or self._residency.wants_turn)
         )
 
+    def recalls(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Requests that have come into memory, and their prompts, each told once.
+
+        To be asked after each `next_step`. None has a step until `recalled` tells what is known.
+        """
+        asked = [self._active[name] for name in self._recalls if name in self._active]
+        self._recalls.clear()
+        return [(entry.request, tuple(entry.tokens)) for entry in asked]
+
+    def recalled(self, request: str, tokens: int) -> None:
+        """So many tokens of the prompt need not be computed: whole chunks, and not all of them."""
+        entry = self._active.get(request)
+        if entry is None:
+            return  # cancelled meanwhile
+        if not 0 <= tokens < len(entry.tokens) or tokens % self._chunk_tokens:
+            raise ValueError(f"{tokens} tokens known of a prompt of {len(entry.tokens)}")
+        entry.computed = tokens
+        self._turns.append(request)
+
     def departures(self) -> list[str]:
         """Requests whose caches every shard is to move to disk now, each told once.
 
@@ -115,7 +140,13 @@ class Scheduler:
 
     def next_step(self) -> Step | None:
         """The next step, or None while everything waits for a step or a departure."""
-        self._turns.extend(self._residency.settle())
+        for name in self._residency.settle():
+            entry = self._active[name]
+            is_asked = self._asks and not entry.wants_logits
+            if is_asked and len(entry.tokens) > self._chunk_tokens:
+                self._recalls.append(name)
+            else:
+                self._turns.append(name)
         if len(self._under_way) > self._stages:
             return None
         order = (self._chunk, self._decode) if self._decoded_last else (self._decode, self._chunk)

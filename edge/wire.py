@@ -10,9 +10,10 @@ A session is one shard of one loaded model for one coordinator. Its frames, in t
     seal                 → the shard is complete on the peer's disk
     open    (assignment) → memory is reserved, the shard is loaded
     connect (places)     → links to the other shards are up
-    begin, step, yield, suspend, finish  → no answer; the sampler reports `tokens` or `logits` for
-                           each step, every shard `suspended` when it moved a request's keys and
-                           values to disk or has no room there, and any shard may report `failed`
+    begin, step, yield, finish  → no answer; the sampler reports `tokens` or `logits` for each step,
+                           and any shard may report `failed`
+    suspend              → keys and values of a request go to disk; every shard reports `suspended`
+    recall (prompt)      → those of its beginning are looked for; every shard reports `recalled`
     measure              → where its time went, and its memory
     close                → everything of the session is freed
 
@@ -23,9 +24,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from edge.backends.base import Step, StepEntry, StepLimits
 from edge.errors import (
@@ -74,6 +77,8 @@ class Assignment:
     manifest_digest: str
     limits: StepLimits
     kv_dtype: KvDtype
+    weights_digest: str
+    """Of the whole model's weights: those of other shards decide what this one computes."""
     wire_rules: WireRules
     """The same for every shard of the plan, so both ends of a link agree."""
 
@@ -93,6 +98,7 @@ class Assignment:
                 "block_size": self.weight_format.block_size,
                 "accuracy": self.weight_format.accuracy,
                 "manifest": self.manifest_digest,
+                "weights": self.weights_digest,
                 "limits": dataclasses.asdict(self.limits),
                 "kv_dtype": self.kv_dtype,
                 "wire": self.wire_rules.to_json(),
@@ -115,6 +121,7 @@ class Assignment:
                     text(value, "dtype"), integer(value, "block_size"), text(value, "accuracy")
                 ),
                 manifest_digest=text(value, "manifest"),
+                weights_digest=text(value, "weights"),
                 limits=StepLimits(
                     **{
                         limit.name: integer(value["limits"], limit.name)
@@ -221,6 +228,23 @@ class SamplingTerms:
             end_ids=frozenset(end_ids),
             max_new_tokens=integer(header, "max_new_tokens"),
         )
+
+
+def prompt_to_payload(prompt: Sequence[int]) -> bytes:
+    """For a `recall`."""
+    return np.asarray(prompt, "<i4").tobytes()
+
+
+def prompt_from_payload(
+    payload: bytes | bytearray | memoryview, vocab_size: int
+) -> tuple[int, ...]:
+    """Raises ProtocolError for anything `prompt_to_payload` could not have written."""
+    if len(payload) % 4:
+        raise ProtocolError("a prompt is whole numbers of 4 bytes")
+    tokens = np.frombuffer(payload, "<i4")
+    if not tokens.size or tokens.min() < 0 or tokens.max() >= vocab_size:
+        raise ProtocolError(f"a prompt is ids of a vocabulary of {vocab_size}, at least one")
+    return tuple(tokens.tolist())
 
 
 def step_to_header(step: Step) -> dict[str, Any]:

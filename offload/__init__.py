@@ -22,6 +22,7 @@ from offload.manifest import (
     numpy_dtype,
     piece_digest,
 )
+from offload.prefix_store import PrefixStore
 from offload.safetensors_file import SafetensorsFile
 from offload.safetensors_writer import SafetensorsWriter
 from offload.shard_cache import ShardCache
@@ -48,6 +49,7 @@ __all__ = [
     "MemoryKVTier",
     "MemoryStore",
     "Piece",
+    "PrefixStore",
     "Read",
     "SafetensorsFile",
     "SafetensorsStore",

@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -25,10 +25,17 @@ class DiskKVTier:
     and values; a file system takes a little more.
     """
 
-    def __init__(self, folder: Path, limit_bytes: int) -> None:
-        """Raises StoreError if `folder` cannot be made or written."""
+    def __init__(
+        self,
+        folder: Path,
+        limit_bytes: int,
+        on_change: Callable[[int], None] = lambda _num_bytes: None,
+    ) -> None:
+        """`on_change` is told the bytes that are about to be written, or are free again (< 0).
+
+        Raises StoreError if `folder` cannot be made or written."""
         self._folder = folder
-        self._allowance = Allowance(limit_bytes)
+        self._allowance = Allowance(limit_bytes, on_change)
         self._places: dict[str, _DiskPlace] = {}
         try:
             folder.mkdir(parents=True, exist_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -76,9 +77,12 @@ class KVTier(Protocol):
 
 
 class Allowance:
-    """Bytes that may be in use, and are."""
+    """Bytes that may be in use, and are. `on_change` is told what is taken, or given back (< 0)."""
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(
+        self, limit_bytes: int, on_change: Callable[[int], None] = lambda _num_bytes: None
+    ) -> None:
+        self._on_change = on_change
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
         self.taken_bytes = 0
@@ -95,9 +99,11 @@ class Allowance:
             )
         self.used_bytes += num_bytes
         self.taken_bytes += num_bytes
+        self._on_change(num_bytes)
 
     def give_back(self, num_bytes: int) -> None:
         self.used_bytes -= num_bytes
+        self._on_change(-num_bytes)
 
 
 class MemoryKVTier:

@@ -168,6 +168,26 @@ class StageProgram(Protocol):
         """
         ...
 
+    @property
+    def cache_digest(self) -> str:
+        """Of what this program's keys and values depend on beside tokens, weights and plan.
+
+        Those of equal digests may be exchanged. Empty: it hands none out.
+        """
+        ...
+
+    def new_rows(self, tokens: int) -> list[NDArray[Any]]:
+        """Arrays, each contiguous, for keys and values of so many tokens in every layer."""
+        ...
+
+    def rows(self, request: str, first: int, last: int) -> list[NDArray[Any]] | None:
+        """Of the request's tokens [first, last); None if not all are computed and in memory."""
+        ...
+
+    def put_rows(self, request: str, first: int, rows: Sequence[NDArray[Any]]) -> None:
+        """Set what the request has from token `first` on, as `rows` gave it or to `new_rows`."""
+        ...
+
     def release(self, request: str) -> None:
         """Free the request's KV cache, wherever it is; unknown requests are ignored."""
         ...

@@ -54,6 +54,10 @@ class CacheMoves:
         self._outside.pop(request, None)
         self._away[request] = length
 
+    def is_inside(self, request: str) -> bool:
+        """All of it is in memory."""
+        return request not in self._away and not self._outside.get(request)
+
     def drop(self, request: str) -> None:
         """Forget what the tier has of it."""
         self._away.pop(request, None)
@@ -67,6 +71,10 @@ class CacheMoves:
         Raises RequestError for more tokens than memory is kept for, or more requests than slots.
         """
         requests = [entry.request for entry in step.entries]
+        for entry in step.entries:
+            if entry.request in self._pool:  # of a prefix other shards may have had less
+                slot = self._pool.open(entry.request)
+                self._pool.wrote(slot, min(entry.position, self._pool.length(slot)))
         tokens = self._pool.num_tokens + sum(len(entry.tokens) for entry in step.entries)
         tokens += sum(self._away.get(request, 0) for request in requests)
         others = self._pool.num_requests - sum(request in self._pool for request in requests)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.backends.base import Step, StepLimits
+from edge.backends.onnx_runtime import ort
 from edge.backends.ort_cache import OrtCache
 from edge.backends.ort_graphs import GraphSegment
 from edge.backends.ort_kv import CacheMoves
@@ -156,6 +157,19 @@ class OrtProgram:
 
     def save(self, request: str) -> None:
         self._moves.save(request)
+
+    @property
+    def cache_digest(self) -> str:
+        return f"onnxruntime {ort.__version__} {self._cache.digest}"
+
+    def new_rows(self, tokens: int) -> list[NDArray[Any]]:
+        return self._cache.new_rows(tokens)
+
+    def rows(self, request: str, first: int, last: int) -> list[NDArray[Any]] | None:
+        return self._cache.rows(request, first, last) if self._moves.is_inside(request) else None
+
+    def put_rows(self, request: str, first: int, rows: Sequence[NDArray[Any]]) -> None:
+        self._cache.put_rows(request, first, rows)
 
     def release(self, request: str) -> None:
         self._cache.pool.release(request)

@@ -124,8 +124,8 @@ def test_reading_less_than_there_is(make: Make) -> None:
 
 def nameless_files() -> list[Path]:
     """Open files of this process that have no name any more."""
-    links = [Path("/proc/self/fd") / name for name in os.listdir("/proc/self/fd")]
-    return [link for link in links if link.exists() and "deleted" in str(os.readlink(link))]
+    links = list(Path("/proc/self/fd").iterdir())
+    return [link for link in links if link.exists() and "deleted" in str(link.readlink())]
 
 
 def test_a_file_that_was_damaged_is_noticed(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_eight_requests_over_memory_for_two(
             peers=2, threads=1, kv_memory=2 * longest * half, kv_disk=f"{tmp_path}:{10 << 20}"
         ) as cluster,
         cluster.load(
-            checkpoint.path, dtype="float32", plan=plan, context_tokens=2 * longest
+            checkpoint.path, dtype="float32", plan=plan, context_tokens=longest, concurrency=2
         ) as model,
     ):
         replies = together(model, prompts, count)
