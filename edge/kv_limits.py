@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from edge.backends.base import StepLimits
@@ -28,6 +28,19 @@ def with_kv_memory(
     return replace(options, kv_tokens=min(tokens, options.limits(spec).cached_tokens))
 
 
+def with_less_kv_memory(
+    options: LoadOptions, spec: ModelSpec, peers: Sequence[PeerInfo]
+) -> Iterator[LoadOptions]:
+    """What else may be tried where that does not fit: the less is in memory, the more on disk."""
+    if not all(peer.kv_disk_bytes for peer in peers):
+        return
+    limits = options.limits(spec)
+    tokens = limits.cached_tokens // 2
+    while tokens >= limits.chunk_tokens:
+        yield replace(options, kv_tokens=tokens)
+        tokens //= 2
+
+
 def kv_limits(
     limits: StepLimits, plan: Plan, facts: ModelFacts, peers: Sequence[PeerInfo]
 ) -> StepLimits:
@@ -38,14 +51,15 @@ def kv_limits(
     """
     by_id = {peer.id: peer for peer in peers}
     use = memory_use(plan, facts, Workload(prompt_tokens=1, output_tokens=0))
-    cached, disk = limits.cached_tokens, 1 << 52
+    cached, disk = limits.cached_tokens, limits.context_tokens * limits.requests
     for device, each in use.items():
         if not each.kv_bytes:
             continue
         peer = by_id[device]
+        free_bytes = peer.free_bytes - each.weight_bytes
         if peer.kv_memory_bytes is not None:
-            free_bytes = peer.free_bytes - each.weight_bytes
-            cached = min(cached, min(peer.kv_memory_bytes, free_bytes) // each.kv_bytes)
+            free_bytes = min(free_bytes, peer.kv_memory_bytes)
+        cached = min(cached, free_bytes // each.kv_bytes)
         disk = min(disk, peer.kv_disk_bytes // each.kv_bytes)
     cached = max(cached, 0)
     layers = min(len(stage.layers) for stage in plan.stages)

@@ -156,6 +156,7 @@ class PeerNode:
                 "free_bytes": self.free_bytes,
                 "kv_memory_bytes": self.kv_room.free_memory_bytes,
                 "kv_disk_bytes": self.kv_room.free_disk_bytes,
+                "kv_prefix_bytes": self.kv_room.prefixes.used_bytes if self.kv_room.prefixes else 0,
                 "host": host_id(),
                 "identity": device_identity(
                     backend=settings.backend, threads=settings.threads, sample_bytes=sample_bytes

@@ -39,6 +39,8 @@ class PeerInfo:
     """What keys and values may still take of its memory; None: whatever a plan reserves."""
     kv_disk_bytes: int
     """What they may still take of its disk."""
+    kv_prefix_bytes: int
+    """What beginnings of earlier prompts take there; it makes room for requests."""
     models: tuple[dict[str, Any], ...]
     """What it runs: name, dtype, stage, rank and bytes of each shard; of these, those kept for
     keys and values (kv_bytes); and what these take on disk now (kv_disk_bytes)."""
@@ -104,6 +106,7 @@ def peer_info(answer: Frame, address: str) -> PeerInfo:
             if device["kv_memory_bytes"] is None
             else integer(device, "kv_memory_bytes"),
             kv_disk_bytes=integer(device, "kv_disk_bytes"),
+            kv_prefix_bytes=integer(device, "kv_prefix_bytes"),
             models=tuple(_hosted_model(model) for model in header["models"]),
         )
         info.device()  # refuses what cannot be planned with

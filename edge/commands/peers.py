@@ -38,7 +38,8 @@ def command(
     """Name, address, device, free memory and loaded models of every peer that answers.
 
     The last columns say what of its memory is kept for weights and for keys and values (KV), and
-    what of these is on its disk now (see `edge peer --kv-disk`).
+    what of these is on its disk now: of requests under way, and of earlier prompts' beginnings (see
+    `edge peer --kv-disk`).
 
     \b
     Examples:
@@ -70,6 +71,6 @@ def command(
             loaded or "–",
             format_size(sum(model["bytes"] - model["kv_bytes"] for model in peer.models)),
             format_size(sum(model["kv_bytes"] for model in peer.models)),
-            format_size(sum(model["kv_disk_bytes"] for model in peer.models)),
+            format_size(sum(m["kv_disk_bytes"] for m in peer.models) + peer.kv_prefix_bytes),
         )
     Console().print(table)

@@ -116,6 +116,7 @@ DEVICE = {
     "memory_bytes": 10,
     "kv_memory_bytes": None,
     "kv_disk_bytes": 0,
+    "kv_prefix_bytes": 0,
     "free_bytes": 10,
     "host": "h",
     "identity": "i",

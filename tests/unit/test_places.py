@@ -48,6 +48,7 @@ def peer(name: str, address: str, *addresses: str) -> PeerInfo:
         free_bytes=1,
         kv_memory_bytes=None,
         kv_disk_bytes=0,
+        kv_prefix_bytes=0,
         host="h",
         identity="i",
         models=(),
