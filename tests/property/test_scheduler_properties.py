@@ -43,6 +43,9 @@ class Peers:
     most_requests: int
     stages: int
     disk: int = 0
+    chunk: int = 1
+    known: int = 0
+    """Tokens of every prompt that need not be computed, where peers are asked."""
     away: set[str] = field(default_factory=set)
     """Whose caches are on disk."""
     leaving: deque[str] = field(default_factory=deque)
@@ -85,7 +88,16 @@ class Peers:
 
     def take_steps(self) -> None:
         while True:
+            step_again = False
             step = self.scheduler.next_step()
+            for name, prompt in self.scheduler.recalls():
+                asked = self.asked[name]
+                assert list(prompt) == asked.tokens
+                assert asked.computed == 0
+                asked.computed = min(self.known, len(prompt) - 1) // self.chunk * self.chunk
+                self.started.add(name)
+                self.scheduler.recalled(name, asked.computed)
+                step_again = True
             for name in self.scheduler.departures():
                 assert all(name not in [e.request for e in each.entries] for each in self.out)
                 self.leaving.append(name)
@@ -95,6 +107,8 @@ class Peers:
                 self.scheduler.cancel(stuck)
                 continue
             if step is None:
+                if step_again:
+                    continue
                 break
             self.out.append(step)
             self.away -= {entry.request for entry in step.entries}
@@ -165,6 +179,7 @@ EVENTS = st.lists(
     turn=st.integers(1, 9),
     small_memory=st.one_of(st.none(), st.integers(8, 37)),
     full_after=st.one_of(st.none(), st.integers(0, 5)),
+    known=st.one_of(st.none(), st.integers(0, 20)),
 )
 @settings(max_examples=300)
 def test_everything_is_computed_once_and_in_order(
@@ -178,6 +193,7 @@ def test_everything_is_computed_once_and_in_order(
     turn: int,
     small_memory: int | None,
     full_after: int | None,
+    known: int | None,
 ) -> None:
     """With a disk, also where one request has more than memory, or the disk is full some time."""
     if disk >= 38 and small_memory is not None:
@@ -190,9 +206,13 @@ def test_everything_is_computed_once_and_in_order(
         turn_tokens=turn,
     )
     scheduler = Scheduler(
-        chunk_tokens=chunk, logit_chunk_tokens=logit_chunk, residency=residency, stages=stages
+        chunk_tokens=chunk,
+        logit_chunk_tokens=logit_chunk,
+        residency=residency,
+        stages=stages,
+        recalls=known is not None,
     )
-    peers = Peers(scheduler, capacity, requests, stages, disk)
+    peers = Peers(scheduler, capacity, requests, stages, disk, chunk, known or 0)
     moves = 0
 
     def move() -> None:
