@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import edge
+from partition import Plan, Shard, Stage
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.processes import Daemon
 from tests.support.processes import edge as run_edge
@@ -160,3 +161,47 @@ def test_what_is_refused(checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
             assert (model["kv_bytes"], model["kv_disk_bytes"]) == (100 * size, 0)
             assert (shown[0]["kv_memory_bytes"], shown[0]["kv_disk_bytes"]) == (0, 0)
             assert "KV" in run_edge("peers", "--peer", daemon.address).out
+
+
+@pytest.mark.parametrize(
+    ("kv_dtype", "dtype", "streamed"), [("int8", "int4", 0), ("int4", "int8", 3)]
+)
+def test_codes_and_streamed_layers_move_as_well(
+    checkpoint: TinyCheckpoint, tmp_path: Path, kv_dtype: edge.KvDtype, dtype: str, streamed: int
+) -> None:
+    """The tokens are those of a peer with memory for all: one by one, so in the same steps."""
+    spec = checkpoint.spec
+    prompts = [checkpoint.prompt(length) for length in (330, 180)]
+
+    def on(device: str) -> Plan:
+        shard = Shard(
+            device=device,
+            heads=range(spec.num_heads),
+            ffn_columns=range(spec.ffn_columns),
+            vocab=range(spec.vocab_size),
+            streamed_layers=streamed,
+        )
+        stage = Stage(layers=range(spec.num_layers), shards=(shard,))
+        return Plan(model=checkpoint.path.name, version=0, stages=(stage,))
+
+    size = token_bytes(checkpoint) // (4 if kv_dtype == "int8" else 8)
+    with edge.Cluster.local(
+        peers=2,
+        threads=1,
+        kv_memory=[1 << 30, 200 * size],
+        kv_disk=[f"{tmp_path}/a:1GiB", f"{tmp_path}/b:1GiB"],
+    ) as cluster:
+        replies, moved = [], []
+        for device in ("local-1", "local-2"):
+            with cluster.load(
+                checkpoint.path,
+                dtype=dtype,
+                plan=on(device),
+                kv_dtype=kv_dtype,
+                context_tokens=CONTEXT - 100,
+                concurrency=4,
+            ) as model:
+                replies.append([together(model, [prompt], 70) for prompt in prompts])
+                moved += written_bytes(model)
+    assert replies[0] == replies[1]
+    assert moved[0] == 0 < moved[1]
