@@ -43,7 +43,11 @@ class KvRoom:
         self.prefixes: PrefixStore | None = None
         """Where beginnings of prompts are kept, in what requests under way leave of the disk."""
         if disk is not None:
-            self.prefixes = PrefixStore(self._folder / "prefixes", self._disk_bytes)
+            try:
+                self.prefixes = PrefixStore(self._folder / "prefixes", self._disk_bytes)
+            except StoreError as error:
+                self.close()
+                raise RequestError(str(error)) from error
 
     @property
     def free_memory_bytes(self) -> int | None:

@@ -26,6 +26,7 @@ from edge.host import device_identity, host_id
 from edge.hosted_session import LINK_TIMEOUT_S, HostedSession
 from edge.kv_room import KvRoom
 from edge.link_probe import answer_probe
+from edge.memory import format_size
 from edge.profile_sample import SAMPLE_BYTES, sample_budget_bytes
 from edge.wire import integer, text
 from offload import DerivedCache, ShardCache
@@ -59,7 +60,14 @@ class PeerNode:
     """One daemon. `start`, then `aclose`; everything it made is gone after that."""
 
     def __init__(self, settings: PeerSettings) -> None:
-        """Raises RequestError when the cache, or the folder for keys and values, cannot be used."""
+        """Raises RequestError when the cache, or the folder for keys and values, cannot be used, or
+        these may take more memory than there is."""
+        kv_bytes = settings.kv_memory_bytes or 0
+        if kv_bytes > settings.memory_bytes:
+            raise RequestError(
+                f"--kv-memory {format_size(kv_bytes)} is a part of the memory, which is "
+                f"{format_size(settings.memory_bytes)}; give less, or more --memory"
+            )
         self.settings = settings
         self.id = uuid.uuid4().hex
         self.sessions: dict[str, HostedSession] = {}
