@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from edge import __version__
 from edge.backends.base import StageProgram
 from edge.wire import Assignment
 from offload import PrefixStore
@@ -86,6 +87,7 @@ def _shard_digest(assignment: Assignment) -> str:
         ),
     )
     facts = [
+        __version__,
         assignment.weights_digest,
         assignment.manifest_digest,
         assignment.model.to_json(),
