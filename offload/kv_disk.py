@@ -109,6 +109,10 @@ class _DiskPlace:
 
     def read(self, layer: int, keys: Rows, values: Rows) -> None:
         check_size(self._tokens[layer], keys, values)
+        with contextlib.suppress(OSError):  # all at once: the disk is kept busy while we copy
+            for number, rows in enumerate((*keys, *values)):
+                offset = self._offset(layer, number)
+                os.posix_fadvise(self._file, offset, rows.nbytes, os.POSIX_FADV_WILLNEED)
         for number, rows in enumerate((*keys, *values)):
             # A view: the rows of one head follow each other in the pool.
             content = rows.reshape(-1).view(np.uint8).data
