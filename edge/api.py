@@ -13,6 +13,7 @@ from edge.discovery import find_peers
 from edge.errors import CapacityError, NetworkError, PlanError, RequestError
 from edge.event_loop import LoopThread
 from edge.formats import DEFAULT_BLOCK_SIZE, KvDtype
+from edge.kv_limits import kv_limits
 from edge.load_options import LoadOptions
 from edge.local import LocalPeers, Size
 from edge.measured_plan import Measure, forget_measured, measured_proposal
@@ -73,13 +74,19 @@ class Cluster:
         *,
         memory: Size | Sequence[Size] | None = None,
         threads: int | Sequence[int] | None = None,
+        kv_memory: Size | Sequence[Size] | None = None,
+        kv_disk: str | Sequence[str] | None = None,
     ) -> Cluster:
         """Daemons started on this machine, as processes of their own with real sockets.
 
         `memory` ("2GiB" or bytes) and `threads` take one value, or one for each peer. Threads
-        default to this machine's cores shared out.
+        default to this machine's cores shared out. `kv_memory` is the part of it that keys and
+        values may take, `kv_disk` ("FOLDER:SIZE") where they go beyond that: see `edge peer`. Of
+        one folder for several peers each takes a folder within, and the whole size.
         """
-        daemons = LocalPeers.start(peers=peers, memory=memory, threads=threads)
+        daemons = LocalPeers.start(
+            peers=peers, memory=memory, threads=threads, kv_memory=kv_memory, kv_disk=kv_disk
+        )
         try:
             return cls._open(lambda: describe_each(daemons.addresses), daemons)
         except BaseException:
@@ -173,18 +180,20 @@ class Cluster:
     ) -> Model:
         """`load` for whoever has the options as one object."""
         with Checkpoint.open(path) as checkpoint:
-            limits = options.limits(checkpoint.spec)
             tokenizer = checkpoint.tokenizer if checkpoint.has_tokenizer else None
             with self._peers_that_answer() as peers, progress_bars(progress) as on_progress:
                 planning = measured_proposal(
                     checkpoint, peers, options, measure="needed", on_progress=on_progress
                 )
                 proposal = self._loop.run(planning)
+                wished = options.limits(checkpoint.spec)
+                limits = kv_limits(wished, proposal.plan, proposal.model, peers)
                 loading = load_model(
                     checkpoint,
                     peers,
                     proposal.plan,
                     options,
+                    limits=limits,
                     wire_rules=proposal.wire_rules,
                     cache_root=cache_root(),
                     on_progress=on_progress,

@@ -96,11 +96,11 @@ class PeerClient:
             raise ProtocolError(f"peer {self.name} answers {kind!r} by {answer.kind[:80]!r}")
         return answer
 
-    async def post(self, kind: str, header: Mapping[str, Any]) -> None:
+    async def post(self, kind: str, header: Mapping[str, Any], payload: Buffer = b"") -> None:
         """Send a frame that is not answered."""
         if self._ended is not None:
             raise self._ended
-        await self._send(Frame(kind, header))
+        await self._send(Frame(kind, header, payload))
 
     async def aclose(self) -> None:
         """Hang up; calls that wait fail. May be called again."""

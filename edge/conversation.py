@@ -36,6 +36,7 @@ from edge.wire import (
     SamplingTerms,
     error_to_header,
     places_from_payload,
+    prompt_from_payload,
     step_from_header,
     text,
 )
@@ -83,6 +84,8 @@ class Conversation:
             "begin": self._begin,
             "step": self._step,
             "yield": self._yield,
+            "suspend": self._suspend,
+            "recall": self._recall,
             "finish": self._finish,
         }
 
@@ -216,7 +219,7 @@ class Conversation:
             with contextlib.suppress(RuntimeError):  # the loop ended while a step was under way
                 loop.call_soon_threadsafe(self._reports.put_nowait, event)
 
-        hosted = HostedSession(assignment, reserved_bytes, report)
+        hosted = HostedSession(assignment, reserved_bytes, report, self._node.kv_room)
         self._node.sessions[assignment.session] = hosted
         self._mine[assignment.session] = hosted
         try:
@@ -224,7 +227,9 @@ class Conversation:
                 path=cached.path, manifest=cached.manifest, packed=self._node.packed
             )
             backend = await run_blocking(self._node.backend)
-            loaded_bytes = await asyncio.wrap_future(hosted.shard.load(backend, weights))
+            loaded_bytes = await asyncio.wrap_future(
+                hosted.shard.load(backend, weights, hosted.kv.tier, hosted.kv.prefixes)
+            )
         except BaseException:
             await uninterrupted(self._end_session(assignment.session))
             raise
@@ -260,8 +265,10 @@ class Conversation:
         return {}, b""
 
     async def _measure(self, frame: Frame) -> tuple[dict[str, Any], bytes]:
-        times = self._session(frame).shard.take_times()
-        return {**times, **process_memory()}, b""
+        hosted = self._session(frame)
+        written_bytes = hosted.kv.tier.written_bytes if hosted.kv.tier is not None else 0
+        times = hosted.shard.take_times()
+        return {**times, **process_memory(), "kv_written_bytes": written_bytes}, b""
 
     async def _close(self, frame: Frame) -> tuple[dict[str, Any], bytes]:
         await uninterrupted(self._end_session(text(frame.header, "session")))
@@ -276,6 +283,16 @@ class Conversation:
 
     def _yield(self, frame: Frame) -> None:
         self._session(frame).shard.yield_run()
+
+    def _suspend(self, frame: Frame) -> None:
+        self._session(frame).shard.suspend(text(frame.header, "request"))
+
+    def _recall(self, frame: Frame) -> None:
+        hosted = self._session(frame)
+        prompt = prompt_from_payload(frame.payload, hosted.assignment.model.vocab_size)
+        if len(prompt) > hosted.assignment.limits.context_tokens:
+            raise ProtocolError("a prompt that is longer than the context")
+        hosted.shard.recall(text(frame.header, "request"), prompt)
 
     def _finish(self, frame: Frame) -> None:
         self._session(frame).shard.finish(text(frame.header, "request"))

@@ -7,15 +7,18 @@ from collections.abc import Awaitable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
+from edge.backends.base import StepLimits
 from edge.blocking import StopFlag, run_blocking
 from edge.checkpoint import Checkpoint
 from edge.client import PeerClient
 from edge.formats import WeightSource
+from edge.kv_limits import longest_tokens
 from edge.layout import shard_layout
 from edge.load_options import LoadOptions
 from edge.loaded_model import LoadedModel
 from edge.peer_info import PeerInfo, gather_all, places
 from edge.progress import OnProgress, Progress
+from edge.residency import Residency
 from edge.scheduler import Scheduler
 from edge.seats import Seat
 from edge.shipping import describe_shard, ship
@@ -33,6 +36,7 @@ async def load_model(
     plan: Plan,
     options: LoadOptions,
     *,
+    limits: StepLimits,
     wire_rules: WireRules,
     cache_root: Path,
     on_progress: OnProgress,
@@ -42,9 +46,11 @@ async def load_model(
     Below `cache_root` the rounded checkpoint and the hashes of its pieces are kept.
     """
     model = LoadedModel(
-        plan, _scheduler(checkpoint, options, plan), vocab_size=checkpoint.spec.vocab_size
+        plan, _scheduler(checkpoint, limits, plan), vocab_size=checkpoint.spec.vocab_size
     )
-    loading = _Loading(model, checkpoint, peers, options, wire_rules, cache_root, on_progress)
+    loading = _Loading(
+        model, checkpoint, peers, options, limits, wire_rules, cache_root, on_progress
+    )
     try:
         await loading.run()
     except Exception:
@@ -56,16 +62,20 @@ async def load_model(
     return model
 
 
-def _scheduler(checkpoint: Checkpoint, options: LoadOptions, plan: Plan) -> Scheduler:
+def _scheduler(checkpoint: Checkpoint, limits: StepLimits, plan: Plan) -> Scheduler:
     row_bytes = 4 * checkpoint.spec.vocab_size
-    limits = options.limits(checkpoint.spec)
     chunk = limits.chunk_tokens
     return Scheduler(
         chunk_tokens=chunk,
         logit_chunk_tokens=max(1, min(chunk, LOGIT_CHUNK_BYTES // row_bytes)),
-        capacity_tokens=limits.cached_tokens,
-        requests=limits.requests,
+        residency=Residency(
+            memory_tokens=limits.cached_tokens,
+            disk_tokens=limits.disk_tokens,
+            longest_tokens=longest_tokens(limits, plan),
+            requests=limits.requests,
+        ),
         stages=len(plan.stages),
+        recalls=bool(limits.disk_tokens),
     )
 
 
@@ -78,10 +88,12 @@ class _Loading:
         checkpoint: Checkpoint,
         peers: Sequence[PeerInfo],
         options: LoadOptions,
+        limits: StepLimits,
         wire_rules: WireRules,
         cache_root: Path,
         on_progress: OnProgress,
     ) -> None:
+        self._limits = limits
         self._model = model
         self._checkpoint = checkpoint
         self._options = options
@@ -159,7 +171,8 @@ class _Loading:
             rank=rank,
             weight_format=options.weight_format,
             manifest_digest=shipment.manifest.digest,
-            limits=options.limits(self._checkpoint.spec),
+            weights_digest=self._checkpoint.store.fingerprint,
+            limits=self._limits,
             kv_dtype=options.kv_dtype,
             wire_rules=self._wire_rules,
         )

@@ -83,6 +83,7 @@ def step_seconds(
             rank=0,
             weight_format=weight_format,
             manifest_digest="",
+            weights_digest="",
             kv_dtype="float32",
             wire_rules=WireRules(sums=(WireRule(),), hops=()),
             limits=StepLimits(

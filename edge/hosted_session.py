@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 import transport
 from edge.blocking import run_blocking
 from edge.errors import NetworkError, ProtocolError
+from edge.kv_room import KvRoom
 from edge.seats import Seat
 from edge.session import ShardSession
 from edge.wire import Assignment, Place
@@ -28,16 +29,24 @@ class HostedSession:
     """Close it with `aclose`, whatever happened before."""
 
     def __init__(
-        self, assignment: Assignment, reserved_bytes: int, report: Callable[[Frame], None]
+        self,
+        assignment: Assignment,
+        reserved_bytes: int,
+        report: Callable[[Frame], None],
+        kv_room: KvRoom,
     ) -> None:
+        """Raises CapacityError where `kv_room` has not what the assignment promises."""
         self.assignment = assignment
         self.reserved_bytes = reserved_bytes
+        self.kv = kv_room.share(assignment, assignment.layout)
+        self._kv_room = kv_room
         self.shard = ShardSession(assignment, report)
         self._arrived: dict[Seat, Link] = {}
         self._changed = asyncio.Event()
         self._is_connecting = False
         self._is_connected = False
         self._is_closed = False
+        self._kv_is_free = False
 
     def offer(self, seat: Seat, link: Link) -> bool:
         """A link from `seat`; False if it is not awaited."""
@@ -86,6 +95,9 @@ class HostedSession:
         for link in self._arrived.values():
             link.close()
         await run_blocking(self.shard.close)
+        if not self._kv_is_free:
+            self._kv_is_free = True
+            self._kv_room.give_back(self.kv)
 
 
 async def dial(

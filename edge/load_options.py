@@ -42,6 +42,8 @@ class LoadOptions:
     kv_dtype: KvDtype = "float32"
     workload: Workload | None = None
     stream: bool = False
+    kv_tokens: int | None = None
+    """Tokens to keep KV memory for where peers limit it; None: all of every request at once."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.plan, Plan) and self.plan not in get_args(Parallel):
@@ -77,7 +79,7 @@ class LoadOptions:
             context_tokens=context,
             chunk_tokens=min(CHUNK_TOKENS, context),
             requests=MAX_REQUESTS_AT_ONCE,
-            cached_tokens=context * self.concurrency,
+            cached_tokens=min(context * self.concurrency, self.kv_tokens or 1 << 52),
         )
 
     def planned_workload(self, spec: ModelSpec) -> Workload:

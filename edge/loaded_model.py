@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.client import PeerClient
-from edge.errors import EdgeError, PeerError, ProtocolError, RequestError
+from edge.errors import CapacityError, EdgeError, PeerError, ProtocolError, RequestError
 from edge.generation import GenerationRequest
 from edge.peer_info import gather_all
 from edge.scheduler import Scheduler
@@ -24,7 +24,10 @@ from edge.wire import (
     error_from_header,
     integer,
     places_to_payload,
+    printable,
+    prompt_to_payload,
     step_to_header,
+    text,
 )
 from partition import Plan
 from transport import Frame
@@ -73,6 +76,11 @@ class LoadedModel:
         self._clients: dict[Seat, PeerClient] = {}
         self._active: dict[str, _Active] = {}
         self._finished: list[str] = []
+        self._leaving: dict[str, list[str | None]] = {}
+        """Requests whose caches move to disk: of each peer that answered, why it could not."""
+        self._disk_full = ""
+        self._recalling: dict[str, list[int]] = {}
+        """Requests whose prompts are looked for, and what each peer that answered knows."""
         self._wake = asyncio.Event()
         self._pump_task: asyncio.Task[None] | None = None
         self._release_task: asyncio.Task[None] | None = None
@@ -172,6 +180,10 @@ class LoadedModel:
                 self._on_tokens(frame)
             elif frame.kind == "logits":
                 self._on_logits(frame)
+            elif frame.kind == "suspended":
+                self._on_suspended(client, frame)
+            elif frame.kind == "recalled":
+                self._on_recalled(frame)
             else:
                 raise ProtocolError("not an answer to a step")
         except (ProtocolError, ValueError) as error:
@@ -212,6 +224,30 @@ class LoadedModel:
             active.sink.logits(np.concatenate(active.logits))
             self.cancel(step.entries[0].request)
 
+    def _on_suspended(self, client: PeerClient, frame: Frame) -> None:
+        """One peer has moved a request's cache to disk, or says why not."""
+        request, why_not = text(frame.header, "request"), frame.header.get("why_not")
+        if request not in self._leaving:
+            raise ProtocolError("a request that was not to be moved")
+        if why_not is not None:
+            self._disk_full = f"peer {client.name}: {printable(why_not, limit=1000)}"
+        answers = self._leaving[request]
+        answers.append(why_not)
+        if len(answers) == len(self._clients):
+            del self._leaving[request]
+            self._scheduler.departed(request, moved=answers.count(None) == len(answers))
+
+    def _on_recalled(self, frame: Frame) -> None:
+        """What one peer has of a prompt; what all have need not be computed."""
+        request = text(frame.header, "request")
+        if request not in self._recalling:
+            raise ProtocolError("a request whose prompt was not asked for")
+        answers = self._recalling[request]
+        answers.append(integer(frame.header, "tokens"))
+        if len(answers) == len(self._clients):
+            del self._recalling[request]
+            self._scheduler.recalled(request, min(answers))
+
     def _new_request(self, sink: Sink) -> str:
         if self.failure is not None:
             raise self.failure
@@ -234,11 +270,27 @@ class LoadedModel:
                     if self._scheduler.should_yield:
                         await self._sampler.post("yield", {"session": self.session})
                     step = self._scheduler.next_step()
+                    for request in self._scheduler.departures():
+                        self._leaving[request] = []
+                        await self._post_all("suspend", self._header(request))
+                    for request, prompt in self._scheduler.recalls():
+                        self._recalling[request] = []
+                        payload = prompt_to_payload(prompt)
+                        await self._post_all("recall", self._header(request), payload)
+                    if (stuck := self._scheduler.stuck) is not None:
+                        self._give_up(stuck)
+                        continue
                     if step is None:
                         break
                     await self._post_all("step", step_to_header(step) | {"session": self.session})
         except EdgeError as error:
             self.fail(error)
+
+    def _give_up(self, request: str) -> None:
+        """There is room for the request nowhere any more, and the others wait for it."""
+        sink = self._active[request].sink
+        self.cancel(request)
+        sink.failed(CapacityError(self._disk_full))
 
     @property
     def _sampler(self) -> PeerClient:
@@ -250,9 +302,9 @@ class LoadedModel:
         last = len(self.plan.stages) - 1
         return [client for (stage, _rank), client in self._clients.items() if stage == last]
 
-    async def _post_all(self, kind: str, header: dict[str, Any]) -> None:
+    async def _post_all(self, kind: str, header: dict[str, Any], payload: bytes = b"") -> None:
         for client in self._clients.values():
-            await client.post(kind, header)
+            await client.post(kind, header, payload)
 
     async def _hang_up(self) -> None:
         assert self._release_task is not None

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from edge.backends.process_memory import with_huge_pages
 from edge.errors import NetworkError, RequestError
-from edge.memory import parse_size
+from edge.memory import parse_folder_and_size, parse_size
 
 STOP_TIMEOUT_S = 10.0
 MAX_PEERS = 64
@@ -38,6 +38,8 @@ class LocalPeers:
         peers: int,
         memory: Size | Sequence[Size] | None,
         threads: int | Sequence[int] | None,
+        kv_memory: Size | Sequence[Size] | None = None,
+        kv_disk: str | Sequence[str] | None = None,
     ) -> LocalPeers:
         """Raises RequestError for counts that do not match, NetworkError if one does not start."""
         if type(peers) is not int or not 1 <= peers <= MAX_PEERS:
@@ -46,6 +48,14 @@ class LocalPeers:
         for each, size in zip(options, _one_each(memory, peers, "memory"), strict=True):
             if size is not None:
                 each += ["--memory", str(parse_size(size))]
+        for each, size in zip(options, _one_each(kv_memory, peers, "kv_memory"), strict=True):
+            if size is not None:
+                each += ["--kv-memory", str(parse_size(size))]
+        for each, place in zip(options, _one_each(kv_disk, peers, "kv_disk"), strict=True):
+            if place is not None:
+                folder, size_bytes = parse_folder_and_size(place)
+                own = folder / each[1] if isinstance(kv_disk, str) and peers > 1 else folder
+                each += ["--kv-disk", f"{own}:{size_bytes}"]
         cores = len(os.sched_getaffinity(0))
         for each, count in zip(options, _one_each(threads, peers, "threads"), strict=True):
             each += ["--threads", str(_checked_threads(count, default=max(1, cores // peers)))]
@@ -84,7 +94,7 @@ def _checked_threads(count: int | None, *, default: int) -> int:
     return count
 
 
-T = TypeVar("T", str | int, int)
+T = TypeVar("T", str | int, int, str)
 
 
 def _one_each(value: T | Sequence[T] | None, peers: int, name: str) -> Sequence[T | None]:

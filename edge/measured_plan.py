@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from itertools import combinations
 from typing import Literal
 
 from edge.checkpoint import Checkpoint
 from edge.cluster_facts import forget_device, forget_link, measured_cluster
+from edge.errors import CapacityError
+from edge.kv_limits import with_kv_memory, with_less_kv_memory
 from edge.load_options import LoadOptions
 from edge.paths import cache_root
 from edge.peer_info import PeerInfo
-from edge.planning import Proposal, propose
+from edge.planning import Proposal, facts_of, propose
 from edge.progress import OnProgress
 from partition import Plan
 
@@ -30,6 +33,7 @@ async def measured_proposal(
 ) -> Proposal:
     """See `propose`; `changes` are made to what was measured. Raises PeerLostError, too."""
     notes: list[str] = []
+    options = with_kv_memory(options, checkpoint.spec, facts_of(checkpoint, options), peers)
     known = await measured_cluster(
         peers,
         checkpoint.spec,
@@ -40,7 +44,13 @@ async def measured_proposal(
         refresh=measure == "again",
         only_known=measure == "needed" and not _can_change(peers, options),
     )
-    return propose(checkpoint, known, options, changes=changes, notes=notes)
+    try:
+        return propose(checkpoint, known, options, changes=changes, notes=notes)
+    except CapacityError:
+        for less in with_less_kv_memory(options, checkpoint.spec, peers):
+            with contextlib.suppress(CapacityError):
+                return propose(checkpoint, known, less, changes=changes, notes=notes)
+        raise
 
 
 def _can_change(peers: Sequence[PeerInfo], options: LoadOptions) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import resource
+from pathlib import Path
 
 import psutil
 
@@ -36,6 +37,14 @@ def parse_size(text: str | int) -> int:
     if not 1 <= size < 1 << 60:
         raise RequestError(f"a size of {text} makes no sense; write 4GiB, 500MB or bytes")
     return int(size)
+
+
+def parse_folder_and_size(text: str) -> tuple[Path, int]:
+    """(folder, bytes) from "/fast/kv:20GiB". Raises RequestError otherwise."""
+    folder, colon, size = text.rpartition(":") if isinstance(text, str) else ("", "", "")
+    if not colon or not folder:
+        raise RequestError(f"{text!r} is not a folder and a size; write /some/folder:20GiB")
+    return Path(folder).expanduser(), parse_size(size)
 
 
 def format_size(num_bytes: int) -> str:

@@ -24,7 +24,9 @@ from edge.conversation import Conversation
 from edge.errors import NetworkError, ProtocolError, RequestError
 from edge.host import device_identity, host_id
 from edge.hosted_session import LINK_TIMEOUT_S, HostedSession
+from edge.kv_room import KvRoom
 from edge.link_probe import answer_probe
+from edge.memory import format_size
 from edge.profile_sample import SAMPLE_BYTES, sample_budget_bytes
 from edge.wire import integer, text
 from offload import DerivedCache, ShardCache
@@ -47,6 +49,10 @@ class PeerSettings:
     interfaces: tuple[str, ...] | None
     cache_root: Path
     cache_limit_bytes: int
+    kv_memory_bytes: int | None = None
+    """Of `memory_bytes`, for keys and values; None: what plans reserve."""
+    kv_disk: tuple[Path, int] | None = None
+    """Folder and bytes for keys and values beyond that."""
     backend: str = "ort"
 
 
@@ -54,7 +60,14 @@ class PeerNode:
     """One daemon. `start`, then `aclose`; everything it made is gone after that."""
 
     def __init__(self, settings: PeerSettings) -> None:
-        """Raises RequestError when the cache cannot be used."""
+        """Raises RequestError when the cache, or the folder for keys and values, cannot be used, or
+        these may take more memory than there is."""
+        kv_bytes = settings.kv_memory_bytes or 0
+        if kv_bytes > settings.memory_bytes:
+            raise RequestError(
+                f"--kv-memory {format_size(kv_bytes)} is a part of the memory, which is "
+                f"{format_size(settings.memory_bytes)}; give less, or more --memory"
+            )
         self.settings = settings
         self.id = uuid.uuid4().hex
         self.sessions: dict[str, HostedSession] = {}
@@ -67,6 +80,7 @@ class PeerNode:
             self.packed = DerivedCache(settings.cache_root / "packed", settings.cache_limit_bytes)
         except offload.StoreError as error:
             raise RequestError(str(error)) from error
+        self.kv_room = KvRoom(memory_bytes=settings.kv_memory_bytes, disk=settings.kv_disk)
         self._backend: Backend | None = None
         self._backend_mutex = threading.Lock()
         self._listener: transport.Listener | None = None
@@ -132,6 +146,7 @@ class PeerNode:
             await self._discovery.aclose()
         if self._listener is not None:
             await self._listener.aclose()
+        self.kv_room.close()
 
     def describe(self) -> dict[str, Any]:
         """This peer for a coordinator: who it is, what it has, what it runs."""
@@ -147,6 +162,9 @@ class PeerNode:
                 "threads": self.settings.threads,
                 "memory_bytes": self.settings.memory_bytes,
                 "free_bytes": self.free_bytes,
+                "kv_memory_bytes": self.kv_room.free_memory_bytes,
+                "kv_disk_bytes": self.kv_room.free_disk_bytes,
+                "kv_prefix_bytes": self.kv_room.prefixes.used_bytes if self.kv_room.prefixes else 0,
                 "host": host_id(),
                 "identity": device_identity(
                     backend=settings.backend, threads=settings.threads, sample_bytes=sample_bytes
@@ -159,6 +177,8 @@ class PeerNode:
                     "stage": hosted.assignment.stage,
                     "rank": hosted.assignment.rank,
                     "bytes": hosted.reserved_bytes,
+                    "kv_bytes": hosted.kv.memory_bytes,
+                    "kv_disk_bytes": hosted.kv.tier.used_bytes if hosted.kv.tier else 0,
                 }
                 for hosted in self.sessions.values()
             ],

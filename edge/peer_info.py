@@ -35,8 +35,15 @@ class PeerInfo:
     """The machine it is on: peers of one host share its memory."""
     identity: str
     """Changes when the device must be measured anew."""
+    kv_memory_bytes: int | None
+    """What keys and values may still take of its memory; None: whatever a plan reserves."""
+    kv_disk_bytes: int
+    """What they may still take of its disk."""
+    kv_prefix_bytes: int
+    """What beginnings of earlier prompts take there; it makes room for requests."""
     models: tuple[dict[str, Any], ...]
-    """What it runs: name, dtype, stage, rank and bytes of each shard."""
+    """What it runs: name, dtype, stage, rank and bytes of each shard; of these, those kept for
+    keys and values (kv_bytes); and what these take on disk now (kv_disk_bytes)."""
 
     def device(self) -> DeviceSpec:
         return DeviceSpec(
@@ -95,6 +102,11 @@ def peer_info(answer: Frame, address: str) -> PeerInfo:
             free_bytes=integer(device, "free_bytes"),
             host=printable(text(device, "host")),
             identity=printable(text(device, "identity")),
+            kv_memory_bytes=None
+            if device["kv_memory_bytes"] is None
+            else integer(device, "kv_memory_bytes"),
+            kv_disk_bytes=integer(device, "kv_disk_bytes"),
+            kv_prefix_bytes=integer(device, "kv_prefix_bytes"),
             models=tuple(_hosted_model(model) for model in header["models"]),
         )
         info.device()  # refuses what cannot be planned with
@@ -117,7 +129,10 @@ def _hosted_model(model: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "name": printable(text(model, "name")),
         "dtype": printable(text(model, "dtype")),
-        **{name: integer(model, name) for name in ("stage", "rank", "bytes")},
+        **{
+            name: integer(model, name)
+            for name in ("stage", "rank", "bytes", "kv_bytes", "kv_disk_bytes")
+        },
     }
 
 

@@ -31,6 +31,8 @@ class _Request:
     terms: SamplingTerms
     history: array[int] = field(default_factory=lambda: array("q"))
     """Its tokens; numpy reads them where they lie."""
+    recalled: tuple[int, ...] = ()
+    """Its prompt, whose beginning may not be computed here: see `recall`."""
     new_tokens: int = 0
     is_cancelled: bool = False
     """Set from the control plane's thread; read between the steps of a run."""
@@ -67,6 +69,12 @@ class TokenChoice:
     def forget(self, request: str) -> None:
         """The request is over; unknown ones are ignored."""
         self._requests.pop(request, None)
+
+    def recall(self, request: str, prompt: Sequence[int]) -> None:
+        """The request's first step may begin anywhere in its prompt."""
+        known = self._requests.get(request)
+        if known is not None:
+            known.recalled = tuple(prompt)
 
     def wants_logits(self, step: Step) -> bool:
         """Whether the step's logits themselves are wanted: of a request that was not announced."""
@@ -152,6 +160,8 @@ class TokenChoice:
         for entry in step.entries:
             request = self._requests.get(entry.request)
             if request is not None:
+                if not request.history:
+                    request.history.extend(request.recalled[: entry.position])
                 request.history.extend(entry.tokens)
 
     def _sends_logits(self, step: Step) -> bool:

@@ -1,9 +1,10 @@
 """Which step comes next. Pure: integers in, steps out; knows no peers, text or time.
 
-Three rules. Requests that each wait for one token go together, because a batch reads the weights
-once for all of them. Prompts come in chunks, turn by turn with those batches, so that a long prompt
-does not hold up other replies. And only as many steps are under way as keep every stage busy: what
-is handed out cannot be reordered any more.
+Whose keys and values are in memory is `residency.py`'s to decide; of those, three rules. Requests
+that each wait for one token go together, because a batch reads the weights once for all of them.
+Prompts come in chunks, turn by turn with those batches, so that a long prompt does not hold up
+other replies. And only as many steps are under way as keep every stage busy: what is handed out
+cannot be reordered any more.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edge.backends.base import Step, StepEntry
+from edge.residency import Member, Residency
 
 
 @dataclass(slots=True)
@@ -21,19 +23,21 @@ class _Entry:
     tokens: list[int]
     new_tokens: int
     """Tokens still to be sampled."""
-    longest: int
-    """Tokens it may grow to."""
+    memory: Member
     prompt_tokens: int
     wants_logits: bool
     """Every row's logits are wanted, and no token."""
     computed: int = 0
-    flying: int = 0
-    """Steps of this request that are under way."""
 
     @property
     def is_decoding(self) -> bool:
         """One sampled token is all that is left to compute, and another is wanted after it."""
         return self.prompt_tokens <= self.computed == len(self.tokens) - 1 and self.new_tokens > 0
+
+    @property
+    def is_ready(self) -> bool:
+        """Nothing hinders its next token."""
+        return self.is_decoding and self.memory.can_step and not self.memory.steps_out
 
 
 class Scheduler:
@@ -44,21 +48,20 @@ class Scheduler:
         *,
         chunk_tokens: int,
         logit_chunk_tokens: int,
-        capacity_tokens: int,
-        requests: int,
+        residency: Residency,
         stages: int,
+        recalls: bool = False,
     ) -> None:
-        """`stages` steps decode at once.
+        """`stages` steps decode at once, of the requests that are in memory.
 
-        At most `requests` are under way, and together they may grow to `capacity_tokens`, which is
-        what the KV caches have room for; the rest wait, first come, first served.
+        recalls: peers may know beginnings of prompts; `recalls` tells whose to ask for.
         """
+        self._asks = recalls
+        self._recalls: deque[str] = deque()
         self._chunk_tokens = chunk_tokens
         self._logit_chunk_tokens = logit_chunk_tokens
-        self._free_tokens = self._capacity_tokens = capacity_tokens
-        self._most_requests = requests
+        self._residency = residency
         self._stages = stages
-        self._waiting: deque[_Entry] = deque()
         self._active: dict[str, _Entry] = {}
         self._turns: deque[str] = deque()
         """Requests with prompt left to compute."""
@@ -74,49 +77,76 @@ class Scheduler:
         """
         if not tokens or new_tokens < 0:
             raise ValueError("a request needs tokens")
-        if request in self._active or any(entry.request == request for entry in self._waiting):
+        if request in self._active:
             raise ValueError("a request needs an id of its own")
-        entry = _Entry(
-            request,
-            list(tokens),
-            new_tokens,
-            len(tokens) + new_tokens,
-            len(tokens),
-            wants_logits=new_tokens == 0,
+        member = Member(request, len(tokens), len(tokens) + new_tokens)
+        self._residency.join(member)
+        self._active[request] = _Entry(
+            request, list(tokens), new_tokens, member, len(tokens), wants_logits=new_tokens == 0
         )
-        if entry.longest > self._capacity_tokens:
-            raise ValueError(f"{entry.longest} tokens never fit into {self._capacity_tokens}")
-        self._waiting.append(entry)
 
     def cancel(self, request: str) -> None:
         """Forget a request; steps under way still complete. Unknown ones are ignored."""
         gone = self._active.pop(request, None)
         if gone is not None:
-            self._free_tokens += gone.longest
-        self._waiting = deque(entry for entry in self._waiting if entry.request != request)
+            self._residency.leave(gone.memory)
 
     @property
     def should_yield(self) -> bool:
         """A run is under way while others could be served: it should be asked to yield."""
         return bool(
-            self._under_way and self._under_way[-1].run > 1 and (self._turns or self._could_admit)
+            self._under_way
+            and self._under_way[-1].run > 1
+            and (self._turns or self._residency.wants_turn)
         )
+
+    def recalls(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Requests that have come into memory, and their prompts, each told once.
+
+        To be asked after each `next_step`. None has a step until `recalled` tells what is known.
+        """
+        asked = [self._active[name] for name in self._recalls if name in self._active]
+        self._recalls.clear()
+        return [(entry.request, tuple(entry.tokens)) for entry in asked]
+
+    def recalled(self, request: str, tokens: int) -> None:
+        """So many tokens of the prompt need not be computed: whole chunks, and not all of them."""
+        entry = self._active.get(request)
+        if entry is None:
+            return  # cancelled meanwhile
+        if not 0 <= tokens < len(entry.tokens) or tokens % self._chunk_tokens:
+            raise ValueError(f"{tokens} tokens known of a prompt of {len(entry.tokens)}")
+        entry.computed = tokens
+        self._turns.append(request)
+
+    def departures(self) -> list[str]:
+        """Requests whose caches every shard is to move to disk now, each told once.
+
+        To be asked after each `next_step`, and passed on before that step: no step has a part of
+        them until `departed` tells what became of it.
+        """
+        return self._residency.departures()
+
+    def departed(self, request: str, *, moved: bool) -> None:
+        """Every shard has moved the cache; or not all could, and it stays. Comes back by itself."""
+        entry = self._active.get(request)
+        if entry is not None:  # else cancelled meanwhile
+            self._residency.departed(entry.memory, moved=moved)
 
     @property
-    def _could_admit(self) -> bool:
-        return (
-            bool(self._waiting)
-            and len(self._active) < self._most_requests
-            and self._waiting[0].longest <= self._free_tokens
-        )
+    def stuck(self) -> str | None:
+        """A request that must end for others to go on: there is room for it nowhere any more."""
+        return self._residency.stuck
 
     def next_step(self) -> Step | None:
-        """The next step, or None while everything waits for a step under way."""
-        while self._could_admit:
-            entry = self._waiting.popleft()
-            self._active[entry.request] = entry
-            self._free_tokens -= entry.longest
-            self._turns.append(entry.request)
+        """The next step, or None while everything waits for a step or a departure."""
+        for name in self._residency.settle():
+            entry = self._active[name]
+            is_asked = self._asks and not entry.wants_logits
+            if is_asked and len(entry.tokens) > self._chunk_tokens:
+                self._recalls.append(name)
+            else:
+                self._turns.append(name)
         if len(self._under_way) > self._stages:
             return None
         order = (self._chunk, self._decode) if self._decoded_last else (self._decode, self._chunk)
@@ -127,7 +157,7 @@ class Scheduler:
                 self._wanted.append(0)
                 for part in step.entries:
                     entry = self._active[part.request]
-                    entry.flying += 1
+                    entry.memory.steps_out += 1
                     self._wanted[-1] += part.logit_rows > 0 and not entry.wants_logits
                 self._decoded_last = choose == self._decode
                 return step
@@ -151,20 +181,21 @@ class Scheduler:
             entry = self._active.get(part.request)
             if entry is not None:
                 entry.tokens.append(token)
+                entry.memory.length += 1
                 entry.computed = len(entry.tokens) - 1
                 entry.new_tokens -= 1
         if last:
             for part in step.entries:
                 entry = self._active.get(part.request)
                 if entry is not None:
-                    entry.flying -= 1
+                    entry.memory.steps_out -= 1
         return step
 
     def _decode(self) -> Step | None:
         """One token of every request that waits for one; alone, they run on by themselves."""
         if sum(step.num_tokens == 1 for step in self._under_way) >= self._stages:
             return None
-        ready = [e for e in self._active.values() if e.is_decoding and not e.flying]
+        ready = [entry for entry in self._active.values() if entry.is_ready]
         if not ready:
             return None
         return Step(
@@ -206,6 +237,8 @@ class Scheduler:
 
     def _run(self, entries: Sequence[_Entry]) -> int:
         """How far these may go on by themselves: while there is nothing else to do."""
-        if len(entries) < len(self._active) or self._could_admit:
+        if len(entries) < self._residency.num_inside or self._residency.wants_turn:
             return 1
-        return min(entry.new_tokens for entry in entries)
+        return min(
+            min(entry.new_tokens, entry.memory.room - len(entry.tokens) + 1) for entry in entries
+        )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
 
@@ -19,13 +19,15 @@ from numpy.typing import NDArray
 import transport
 from edge.backends.base import Backend, ShardWeights, StageProgram, Step
 from edge.calibration import calibration_step
-from edge.errors import EdgeError, PeerLostError, PlanError, ProtocolError
-from edge.layout import ShardLayout, shard_layout
+from edge.errors import CapacityError, EdgeError, PeerLostError, PlanError, ProtocolError
+from edge.layout import ShardLayout
+from edge.prefixes import Prefixes
 from edge.sampler import TokenChoice
 from edge.seats import Seat, neighbours, sampler_seat
 from edge.step_times import SessionTimes, TimedCollective
 from edge.wire import Assignment, SamplingTerms, error_to_header
 from kernels.sampling.shortlist import SHORTLIST_TOKENS
+from offload import KVTier, PrefixStore, StoreFullError
 from transport import Collective, EncodedHop, Frame, Link, SoloCollective, open_mesh
 
 Result = TypeVar("Result")
@@ -49,9 +51,7 @@ class ShardSession:
     ) -> None:
         self.assignment = assignment
         self.seat: Seat = (assignment.stage, assignment.rank)
-        self.layout: ShardLayout = shard_layout(
-            assignment.model, assignment.plan, stage=assignment.stage, rank=assignment.rank
-        )
+        self.layout: ShardLayout = assignment.layout
         self.sizes = tuple(len(stage.shards) for stage in assignment.plan.stages)
         self.neighbours = neighbours(self.sizes, self.seat)
         self._report = report
@@ -72,14 +72,27 @@ class ShardSession:
         self._token = np.zeros(1, np.int64)
         self._must_yield = False
         self._broken = False
+        self._prefixes: Prefixes | None = None
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(
             target=self._run, name=f"edge-compute-{assignment.session[:8]}", daemon=True
         )
         self._thread.start()
 
-    def load(self, backend: Backend, weights: ShardWeights) -> Future[int]:
-        """Make the program on the compute thread; the result is the bytes of its weights."""
+    def load(
+        self,
+        backend: Backend,
+        weights: ShardWeights,
+        kv_tier: KVTier | None = None,
+        prefixes: PrefixStore | None = None,
+    ) -> Future[int]:
+        """Make the program on the compute thread; the result is the bytes of its weights.
+
+        kv_tier: where keys and values go that are suspended. prefixes: where those of beginnings of
+        prompts are kept for other requests.
+        """
+        if prefixes is not None:
+            self._prefixes = Prefixes(prefixes, self.assignment)
 
         def work() -> int:
             self._program = backend.load(
@@ -89,6 +102,7 @@ class ShardSession:
                 self.assignment.weight_format,
                 limits=self.assignment.limits,
                 kv_dtype=self.assignment.kv_dtype,
+                kv_tier=kv_tier,
             )
             return self._program.weight_bytes
 
@@ -145,6 +159,45 @@ class ShardSession:
         """End the run under way after its current token; others are waiting."""
         self._must_yield = True
 
+    def suspend(self, request: str) -> None:
+        """Move the request's keys and values out of memory, until its next step.
+
+        `suspended` is reported, with the reason if there is no room for them.
+        """
+
+        def work() -> None:
+            if self._broken or self._program is None:
+                return
+            why_not = None
+            try:
+                self._program.save(request)
+            except StoreFullError as error:
+                why_not = str(error)
+            except Exception as error:
+                self._fail(error)
+                return
+            self._report(Frame("suspended", {"request": request, "why_not": why_not}))
+
+        self._work.put(work)
+
+    def recall(self, request: str, prompt: Sequence[int]) -> None:
+        """Find the prompt's beginning among what is kept of others; `recalled` tells how much."""
+
+        def work() -> None:
+            if self._broken or self._program is None:
+                return
+            found = 0
+            try:
+                self._choice.recall(request, prompt)
+                if self._prefixes is not None and self._program.cache_digest:
+                    found = self._prefixes.recall(self._program, request, prompt)
+            except Exception as error:
+                self._fail(error)
+                return
+            self._report(Frame("recalled", {"request": request, "tokens": found}))
+
+        self._work.put(work)
+
     def finish(self, request: str) -> None:
         """Free the request; a run that it is part of ends after its current token."""
         self._choice.cancel(request)
@@ -152,6 +205,8 @@ class ShardSession:
         def work() -> None:
             self._choice.forget(request)
             if self._program is not None:
+                if self._prefixes is not None and not self._broken:
+                    self._prefixes.keep(self._program, request)
                 self._program.release(request)
 
         self._work.put(work)
@@ -197,6 +252,8 @@ class ShardSession:
             self._run_step(step)
         except transport.TransportError as error:
             self._fail(self._map_link_error(error))
+        except StoreFullError as error:
+            self._fail(CapacityError(str(error)))
         except Exception as error:  # onnxruntime raises plain exceptions
             self._fail(error)
 

@@ -99,6 +99,8 @@ class PeerTimes:
     """Memory of the whole daemon now."""
     peak_bytes: int
     """The most it ever was."""
+    kv_written_bytes: int = 0
+    """Keys and values that went to disk since the model was loaded."""
 
     @classmethod
     def from_header(
@@ -113,6 +115,7 @@ class PeerTimes:
             decode=StepTimes.from_header(header["decode"]),
             resident_bytes=int(header["resident_bytes"]),
             peak_bytes=int(header["peak_bytes"]),
+            kv_written_bytes=int(header["kv_written_bytes"]),
         )
 
 

@@ -12,6 +12,8 @@ A session is one shard of one loaded model for one coordinator. Its frames, in t
     connect (places)     → links to the other shards are up
     begin, step, yield, finish  → no answer; the sampler reports `tokens` or `logits` for each step,
                            and any shard may report `failed`
+    suspend              → keys and values of a request go to disk; every shard reports `suspended`
+    recall (prompt)      → those of its beginning are looked for; every shard reports `recalled`
     measure              → where its time went, and its memory
     close                → everything of the session is freed
 
@@ -22,9 +24,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from edge.backends.base import Step, StepEntry, StepLimits
 from edge.errors import (
@@ -38,6 +42,7 @@ from edge.errors import (
     RequestError,
 )
 from edge.formats import KvDtype, WeightFormat, kv_dtype, weight_format
+from edge.layout import ShardLayout, shard_layout
 from edge.models.spec import ModelSpec
 from edge.wire_choice import WireRules
 from kernels.sampling.parameters import SamplingParameters
@@ -72,8 +77,14 @@ class Assignment:
     manifest_digest: str
     limits: StepLimits
     kv_dtype: KvDtype
+    weights_digest: str
+    """Of the whole model's weights: those of other shards decide what this one computes."""
     wire_rules: WireRules
     """The same for every shard of the plan, so both ends of a link agree."""
+
+    @property
+    def layout(self) -> ShardLayout:
+        return shard_layout(self.model, self.plan, stage=self.stage, rank=self.rank)
 
     def to_payload(self) -> bytes:
         return json.dumps(
@@ -87,6 +98,7 @@ class Assignment:
                 "block_size": self.weight_format.block_size,
                 "accuracy": self.weight_format.accuracy,
                 "manifest": self.manifest_digest,
+                "weights": self.weights_digest,
                 "limits": dataclasses.asdict(self.limits),
                 "kv_dtype": self.kv_dtype,
                 "wire": self.wire_rules.to_json(),
@@ -109,6 +121,7 @@ class Assignment:
                     text(value, "dtype"), integer(value, "block_size"), text(value, "accuracy")
                 ),
                 manifest_digest=text(value, "manifest"),
+                weights_digest=text(value, "weights"),
                 limits=StepLimits(
                     **{
                         limit.name: integer(value["limits"], limit.name)
@@ -136,7 +149,7 @@ class Assignment:
             raise ProtocolError(f"chunks of {limits.chunk_tokens} tokens; 1 to {MAX_CHUNK_TOKENS}")
         if not 0 < limits.requests <= MAX_REQUESTS:
             raise ProtocolError(f"{limits.requests} requests at once; 1 to {MAX_REQUESTS}")
-        if limits.cached_tokens < limits.context_tokens:
+        if max(limits.cached_tokens, limits.disk_tokens) < limits.context_tokens:
             raise ProtocolError("room for fewer tokens than one request may have")
         return this
 
@@ -215,6 +228,23 @@ class SamplingTerms:
             end_ids=frozenset(end_ids),
             max_new_tokens=integer(header, "max_new_tokens"),
         )
+
+
+def prompt_to_payload(prompt: Sequence[int]) -> bytes:
+    """For a `recall`."""
+    return np.asarray(prompt, "<i4").tobytes()
+
+
+def prompt_from_payload(
+    payload: bytes | bytearray | memoryview, vocab_size: int
+) -> tuple[int, ...]:
+    """Raises ProtocolError for anything `prompt_to_payload` could not have written."""
+    if len(payload) % 4:
+        raise ProtocolError("a prompt is whole numbers of 4 bytes")
+    tokens = np.frombuffer(payload, "<i4")
+    if not tokens.size or tokens.min() < 0 or tokens.max() >= vocab_size:
+        raise ProtocolError(f"a prompt is ids of a vocabulary of {vocab_size}, at least one")
+    return tuple(tokens.tolist())
 
 
 def step_to_header(step: Step) -> dict[str, Any]:

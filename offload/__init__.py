@@ -10,7 +10,9 @@ from offload.errors import (
     StoreUnsupportedError,
 )
 from offload.folder_cache import FolderCache, FolderUse
+from offload.kv_disk import DiskKVTier
 from offload.kv_pool import KVPool
+from offload.kv_tier import KVPlace, KVShape, KVTier, MemoryKVTier
 from offload.manifest import (
     PIECE_BYTES,
     Manifest,
@@ -20,6 +22,7 @@ from offload.manifest import (
     numpy_dtype,
     piece_digest,
 )
+from offload.prefix_store import PrefixStore
 from offload.safetensors_file import SafetensorsFile
 from offload.safetensors_writer import SafetensorsWriter
 from offload.shard_cache import ShardCache
@@ -33,14 +36,20 @@ __all__ = [
     "DerivedCache",
     "DerivedWriter",
     "DirectReader",
+    "DiskKVTier",
     "Extent",
     "FolderCache",
     "FolderUse",
+    "KVPlace",
     "KVPool",
+    "KVShape",
+    "KVTier",
     "Manifest",
     "ManifestBuilder",
+    "MemoryKVTier",
     "MemoryStore",
     "Piece",
+    "PrefixStore",
     "Read",
     "SafetensorsFile",
     "SafetensorsStore",

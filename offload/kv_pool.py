@@ -66,6 +66,9 @@ class KVPool:
         """Tokens kept for all requests together."""
         return sum(self._lengths)
 
+    def __contains__(self, request: str) -> bool:
+        return request in self._requests
+
     def length(self, slot: int) -> int:
         """Tokens that the slot holds."""
         return self._lengths[slot]
@@ -111,15 +114,29 @@ class KVPool:
             return
         slot, last = self._requests.index(request), len(self._requests) - 1
         if slot != last:
-            for keys, values in self._arrays:
+            for number, (keys, values) in enumerate(self._arrays):
                 length = self._lengths[last]
                 keys[slot, :, :length] = keys[last, :, :length]
                 values[slot, :, :length] = values[last, :, :length]
+                self.drop_layer(number, last)  # at once: there may be no memory for both
             self._requests[slot] = self._requests[last]
             self._lengths[slot] = self._lengths[last]
         self._requests.pop()
         self._lengths.pop()
-        self._drop_pages(last)
+        for number in range(len(self._arrays)):
+            self.drop_layer(number, last)
+
+    def drop_layer(self, index: int, slot: int) -> None:
+        """Give back the whole pages of one slot in one layer; what was there is lost."""
+        if self._memory is None:
+            return
+        page = mmap.PAGESIZE
+        array_bytes = self._slots * self._slot_bytes
+        for half in (2 * index, 2 * index + 1):
+            start = half * array_bytes + slot * self._slot_bytes
+            begin, end = -(-start // page) * page, (start + self._slot_bytes) // page * page
+            if end > begin:
+                self._memory.madvise(mmap.MADV_DONTNEED, begin, end - begin)
 
     def close(self) -> None:
         """Forget every request and give all memory back once the last view is gone."""
@@ -139,15 +156,3 @@ class KVPool:
                 array[b, :, :length] = kept
         self._requests[a], self._requests[b] = self._requests[b], self._requests[a]
         self._lengths[a], self._lengths[b] = self._lengths[b], self._lengths[a]
-
-    def _drop_pages(self, slot: int) -> None:
-        """Give back the whole pages of one slot in every layer."""
-        if self._memory is None:
-            return
-        page = mmap.PAGESIZE
-        array_bytes = self._slots * self._slot_bytes
-        for index in range(2 * len(self._arrays)):
-            start = index * array_bytes + slot * self._slot_bytes
-            begin, end = -(-start // page) * page, (start + self._slot_bytes) // page * page
-            if end > begin:
-                self._memory.madvise(mmap.MADV_DONTNEED, begin, end - begin)

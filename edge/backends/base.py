@@ -18,7 +18,7 @@ from edge.errors import RequestError
 from edge.formats import KvDtype, WeightFormat
 from edge.layout import ShardLayout
 from edge.models.spec import ModelSpec
-from offload import DerivedCache, Manifest
+from offload import DerivedCache, KVTier, Manifest
 from transport import Collective
 
 BACKENDS = ("ort",)
@@ -112,6 +112,13 @@ class StepLimits:
     """Most requests under way at once."""
     cached_tokens: int
     """Tokens of all requests together; memory is kept for their KV caches."""
+    disk_tokens: int = 0
+    """Tokens of all requests together that may be on disk instead; 0: there is no such disk."""
+
+    @property
+    def exceeds_memory(self) -> bool:
+        """One request may have more tokens than memory is kept for."""
+        return bool(self.disk_tokens) and self.context_tokens > self.cached_tokens
 
 
 class StageProgram(Protocol):
@@ -136,7 +143,9 @@ class StageProgram(Protocol):
     ) -> NDArray[np.float32]:
         """`hidden` [batch, tokens, hidden] comes from the stage before; None in the first stage.
 
-        A request's KV cache is made at its first step. Raises RequestError for a step that does not
+        A request's KV cache is made at its first step, and brought back if it was saved. One that
+        has more tokens than memory is kept for may be computed while it is the only one that is
+        not saved, where there is a tier. Raises RequestError for a step that does not
         fit (context, chunk, slots), and what the collective raises.
         """
         ...
@@ -152,8 +161,35 @@ class StageProgram(Protocol):
         """
         ...
 
+    def save(self, request: str) -> None:
+        """Move the request's KV cache to the tier that `load` was given, until its next step.
+
+        Raises offload's StoreFullError where that has no room: nothing has changed then.
+        """
+        ...
+
+    @property
+    def cache_digest(self) -> str:
+        """Of what this program's keys and values depend on beside tokens, weights and plan.
+
+        Those of equal digests may be exchanged. Empty: it hands none out.
+        """
+        ...
+
+    def new_rows(self, tokens: int) -> list[NDArray[Any]]:
+        """Arrays, each contiguous, for keys and values of so many tokens in every layer."""
+        ...
+
+    def rows(self, request: str, first: int, last: int) -> list[NDArray[Any]] | None:
+        """Of the request's tokens [first, last); None if not all are computed and in memory."""
+        ...
+
+    def put_rows(self, request: str, first: int, rows: Sequence[NDArray[Any]]) -> None:
+        """Set what the request has from token `first` on, as `rows` gave it or to `new_rows`."""
+        ...
+
     def release(self, request: str) -> None:
-        """Free the request's KV cache; unknown requests are ignored."""
+        """Free the request's KV cache, wherever it is; unknown requests are ignored."""
         ...
 
     def close(self) -> None: ...
@@ -177,7 +213,10 @@ class Backend(Protocol):
         *,
         limits: StepLimits,
         kv_dtype: KvDtype = "float32",
-    ) -> StageProgram: ...
+        kv_tier: KVTier | None = None,
+    ) -> StageProgram:
+        """Raises RequestError for a `kv_tier` where the back end moves no keys and values."""
+        ...
 
 
 def open_backend(name: str, *, threads: int) -> Backend:

@@ -20,7 +20,7 @@ from edge.formats import KvDtype, WeightFormat, kv_bits
 from edge.layout import ShardLayout
 from edge.models.spec import ModelSpec
 from kernels.onnx_graph import ExternalTensor
-from offload import Manifest, numpy_dtype
+from offload import KVTier, Manifest, numpy_dtype
 
 _process = threading.Lock()
 _process_threads: int | None = None
@@ -56,12 +56,15 @@ class OrtBackend:
         *,
         limits: StepLimits,
         kv_dtype: KvDtype = "float32",
+        kv_tier: KVTier | None = None,
     ) -> OrtProgram:
         _prepare_process(self._threads)
         places = _places(weights.manifest, weights.path.name)
 
         def open_graphs(bits: int | None) -> OpenGraphs:
-            segments = lower(spec, layout, places, weight_format, bits)
+            segments = lower(
+                spec, layout, places, weight_format, bits, cut_layers=limits.exceeds_memory
+            )
             folder = str(weights.path.parent)
             streamed: StreamedLayers | None = None
             if layout.streamed:
@@ -86,6 +89,7 @@ class OrtBackend:
             weight_bytes=weights.manifest.total_bytes,
             limits=limits,
             kv_bits=kv_bits(kv_dtype),
+            kv_tier=kv_tier,
         )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from edge.models.spec import ModelSpec
 from kernels.attention.cache_size import cache_head_size, cache_row
 from kernels.attention.channel_cache import choose_scales
 from kernels.rope.reference import rope
-from offload import KVPool
+from offload import KVPool, KVShape
 
 _SHIFTS = 8
 """Places in the context that keys are turned to before their scales are chosen."""
@@ -53,10 +54,25 @@ class OrtCache:
             head_size=elements,
             dtype=dtype,
         )
+        self.shape = KVShape(
+            num_layers=len(layout.layers) if layout.num_kv_heads else 0,
+            num_kv_heads=layout.num_kv_heads,
+            context_tokens=limits.context_tokens,
+            row_bytes=elements * np.dtype(dtype).itemsize,
+        )
+        """What a tier must keep of one request."""
         self._spec = spec
         self._layout = layout
         self._limits = limits
         self._scales = tuple(scales)
+
+    @property
+    def digest(self) -> str:
+        """Of the scales; the same for every cache of float32."""
+        digest = hashlib.sha256()
+        for each in self._scales:
+            digest.update(each.keys.tobytes() + each.values.tobytes())
+        return digest.hexdigest()
 
     def bound(self, slot: int, batch: int) -> dict[str, NDArray[Any]]:
         """What every layer's inputs and outputs are bound to, by name, for these slots."""
@@ -72,6 +88,31 @@ class OrtCache:
                 arrays[f"key_scales_{layer}"] = self._scales[number].keys
                 arrays[f"value_scales_{layer}"] = self._scales[number].values
         return arrays
+
+    def new_rows(self, tokens: int) -> list[NDArray[Any]]:
+        """Memory for so many tokens in every layer, as `put_rows` takes it."""
+        return [np.empty_like(array[:, :tokens], order="C") for array in self._of_slot(0)]
+
+    def rows(self, request: str, first: int, last: int) -> list[NDArray[Any]] | None:
+        """Keys and values of tokens [first, last), layer by layer; None if there are fewer."""
+        if request not in self.pool or self.pool.length(self.pool.open(request)) < last:
+            return None
+        return [array[:, first:last] for array in self._of_slot(self.pool.open(request))]
+
+    def put_rows(self, request: str, first: int, rows: Sequence[NDArray[Any]]) -> None:
+        """Let the request have these from token `first` on."""
+        slot = self.pool.open(request)
+        length = first
+        for array, some in zip(self._of_slot(slot), rows, strict=True):
+            length = first + some.shape[1]
+            array[:, first:length] = some
+        self.pool.wrote(slot, length)
+
+    def _of_slot(self, slot: int) -> Iterator[NDArray[Any]]:
+        """Keys, then values [heads, tokens, elements] of every layer."""
+        for number in range(self.shape.num_layers):
+            for array in self.pool.layer(number, slot, 1):
+                yield array[0]
 
     def with_codes(self, request: str, bits: int) -> OrtCache:
         """An empty cache of codes whose scales suit what `request` has in this one of float32.

@@ -48,6 +48,8 @@ class GraphSegment:
     """Which output is summed over the stage's shards before the next segment."""
     partial_is_zero: bool
     """This shard contributes nothing to the sum (it holds no heads, or no ffn columns)."""
+    cache_layer: int | None = None
+    """Whose keys and values it takes, where no graph takes those of several layers."""
     streamed: Streamed | None = None
     """Set where the matrices are brought in for each step."""
 
@@ -72,12 +74,15 @@ def lower(
     tensor: Callable[[str], ExternalTensor],
     weight_format: WeightFormat,
     kv_bits: int | None = None,
+    *,
+    cut_layers: bool = False,
 ) -> tuple[GraphSegment, ...]:
     """Graphs of the shard in execution order; `tensor` tells where a named tensor lies.
 
-    `kv_bits`: of a code in the KV cache; None for float32.
+    `kv_bits`: of a code in the KV cache; None for float32. `cut_layers`: no graph has more than one
+    layer, so that the KV cache of a layer is needed only while its graph runs.
     """
-    return _Lowering(spec, layout, tensor, weight_format, kv_bits).run()
+    return _Lowering(spec, layout, tensor, weight_format, kv_bits, cut_layers).run()
 
 
 class _Lowering:
@@ -88,8 +93,10 @@ class _Lowering:
         tensor: Callable[[str], ExternalTensor],
         weight_format: WeightFormat,
         kv_bits: int | None,
+        cut_layers: bool,
     ) -> None:
         self.spec = spec
+        self.cut_layers = cut_layers
         self.kv_bits = kv_bits
         self.layout = layout
         self.tensor = tensor
@@ -104,6 +111,7 @@ class _Lowering:
         self.streamed_layer: int | None = None
         self.kind = ""
         self.vector_inputs: dict[str, str] = {}
+        self.cache_layer: int | None = None
 
     def run(self) -> tuple[GraphSegment, ...]:
         if self.layout.is_first_stage:
@@ -116,6 +124,8 @@ class _Lowering:
             else:
                 self._attention(layer)
                 self._mlp(layer)
+                if self.cut_layers and not self.layout.is_split:
+                    self._carry_over()
         if not self.layout.is_last_stage:
             if self.graph.num_nodes or self.addend is not None:
                 self._hand_over()
@@ -206,6 +216,7 @@ class _Lowering:
             key_norm=self._vector(f"{p}key_norm"),
             epsilon=spec.norm_epsilon,
         )
+        self.cache_layer = layer
         dtype, shape = self._cache_rows()
         for value, name in zip(present, ("key", "value"), strict=True):
             present_name = self._local(f"present_{name}_{layer}")
@@ -313,6 +324,7 @@ class _Lowering:
                 outputs=tuple(self.outputs),
                 reduce=reduce,
                 partial_is_zero=partial_is_zero,
+                cache_layer=self.cache_layer if self.cut_layers or self.layout.is_split else None,
                 streamed=None
                 if self.streamed_layer is None or partial_is_zero
                 else Streamed(
@@ -323,6 +335,7 @@ class _Lowering:
             )
         )
         self.vector_inputs = {}
+        self.cache_layer = None
         self.graph = OnnxGraph(f"segment_{len(self.segments)}")
         self.outputs = []
         self.hidden = self._hidden_input("hidden")

@@ -15,8 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.backends.base import Step, StepLimits
+from edge.backends.onnx_runtime import ort
 from edge.backends.ort_cache import OrtCache
 from edge.backends.ort_graphs import GraphSegment
+from edge.backends.ort_kv import CacheMoves
 from edge.backends.ort_streaming import StreamedLayers
 from edge.backends.overlap import parts_of
 from edge.backends.process_memory import release_freed_memory
@@ -24,6 +26,7 @@ from edge.errors import RequestError
 from edge.layout import ShardLayout
 from edge.models.spec import ModelSpec
 from kernels.rope.reference import rope_tables
+from offload import KVTier
 from transport import Collective, Work
 
 _MAX_BINDINGS = 16
@@ -79,6 +82,7 @@ class OrtProgram:
         weight_bytes: int,
         limits: StepLimits,
         kv_bits: int | None,
+        kv_tier: KVTier | None = None,
     ) -> None:
         """`open_graphs` makes the sessions for a KV cache of so many bits, None for float32."""
         self.weight_bytes = weight_bytes
@@ -87,7 +91,9 @@ class OrtProgram:
         self._limits = limits
         self._open_graphs = open_graphs
         self._kv_bits = kv_bits
+        self._kv_tier = kv_tier
         self._cache = OrtCache(spec, layout, limits)
+        self._moves = CacheMoves(self._cache, kv_tier, limits)
         frequencies = np.asarray(spec.inverse_frequencies, dtype=np.float32)
         self._cos, self._sin = rope_tables(frequencies, length=limits.context_tokens)
         most = max(limits.chunk_tokens, limits.requests)
@@ -112,7 +118,7 @@ class OrtProgram:
     @property
     def disk_wait_s(self) -> float:
         streamed = self._graphs.streamed
-        return 0.0 if streamed is None else streamed.wait_s
+        return self._moves.wait_s + (0.0 if streamed is None else streamed.wait_s)
 
     def receive_buffer(self, step: Step) -> NDArray[np.float32]:
         return self._view(self._hidden[0], step.batch, step.num_tokens)
@@ -121,8 +127,8 @@ class OrtProgram:
         self, step: Step, hidden: NDArray[np.float32] | None, collective: Collective
     ) -> NDArray[np.float32]:
         self._check(step)
-        self._check_room(step)
-        slot = self._place(step)
+        self._moves.arrive(step)
+        slot = self._cache.pool.gather([entry.request for entry in step.entries])
         self._make_room_for_logits(step)
         if hidden is not None and hidden.ctypes.data != self._hidden[0].ctypes.data:
             self.receive_buffer(step)[...] = hidden
@@ -144,16 +150,35 @@ class OrtProgram:
         self._bindings.clear()
         self._cache.pool.close()
         self._cache = cache
+        self._moves = CacheMoves(cache, self._kv_tier, self._limits)
         self._drop_graphs()  # before the others: the weights fit only once
         release_freed_memory()
         self._graphs = self._open_graphs(self._kv_bits)
 
+    def save(self, request: str) -> None:
+        self._moves.save(request)
+
+    @property
+    def cache_digest(self) -> str:
+        return f"onnxruntime {ort.__version__} {self._cache.digest}"
+
+    def new_rows(self, tokens: int) -> list[NDArray[Any]]:
+        return self._cache.new_rows(tokens)
+
+    def rows(self, request: str, first: int, last: int) -> list[NDArray[Any]] | None:
+        return self._cache.rows(request, first, last) if self._moves.is_inside(request) else None
+
+    def put_rows(self, request: str, first: int, rows: Sequence[NDArray[Any]]) -> None:
+        self._cache.put_rows(request, first, rows)
+
     def release(self, request: str) -> None:
         self._cache.pool.release(request)
+        self._moves.drop(request)
 
     def close(self) -> None:
         self._bindings.clear()
         self._drop_graphs()
+        self._moves.close()
         self._cache.pool.close()
         release_freed_memory()
 
@@ -168,6 +193,9 @@ class OrtProgram:
         under_way: list[Work | None] = [None] * len(shapes)
         for index, segment in enumerate(graphs.segments):
             slot = graphs.begin(index)
+            layer = segment.cache_layer
+            if layer is not None:
+                self._moves.begin(layer - self._layout.layers.start)
             for half, shape in enumerate(shapes):
                 _wait(under_way[half])
                 if segment.outputs == ("logits",) and not shape.rows:
@@ -189,6 +217,8 @@ class OrtProgram:
                 else:
                     under_way[half] = collective.begin_all_reduce(array)
             graphs.end(index)
+            if layer is not None:
+                self._moves.end(layer - self._layout.layers.start)
         for work in under_way:
             _wait(work)
 
@@ -206,22 +236,6 @@ class OrtProgram:
                 )
             if not 0 <= min(entry.tokens) <= max(entry.tokens) < self._spec.vocab_size:
                 raise RequestError(f"token ids must lie in 0..{self._spec.vocab_size - 1}")
-
-    def _check_room(self, step: Step) -> None:
-        tokens = self._cache.pool.num_tokens + sum(len(entry.tokens) for entry in step.entries)
-        if tokens > self._limits.cached_tokens:
-            raise RequestError(
-                f"{tokens} tokens under way; memory is kept for {self._limits.cached_tokens}"
-            )
-
-    def _place(self, step: Step) -> int:
-        """The first of the neighbouring KV slots of the step's requests."""
-        try:
-            for entry in step.entries:
-                self._cache.pool.open(entry.request)
-        except KeyError as error:
-            raise RequestError(f"too many requests at once: {error.args[0]}") from error
-        return self._cache.pool.gather([entry.request for entry in step.entries])
 
     def _make_room_for_logits(self, step: Step) -> None:
         needed = step.batch * max(step.logit_rows, 1) * len(self._layout.vocab)

@@ -13,7 +13,7 @@ import sys
 import click
 
 from edge.errors import RequestError
-from edge.memory import format_size, parse_size, usable_memory_bytes
+from edge.memory import format_size, parse_folder_and_size, parse_size, usable_memory_bytes
 from edge.node import PeerNode, PeerSettings
 from edge.paths import cache_root
 
@@ -35,6 +35,21 @@ EXIT_TIMEOUT_S = 5.0
     "--memory",
     metavar="SIZE",
     help=("Memory it may use, as 4GiB.  [default: what is free, less a reserve]"),
+)
+@click.option(
+    "--kv-memory",
+    metavar="SIZE",
+    help=(
+        "The part of it that keys and values of requests may take.  [default: what plans reserve]"
+    ),
+)
+@click.option(
+    "--kv-disk",
+    metavar="FOLDER:SIZE",
+    help=(
+        "Where keys and values go for which there is no memory, as /fast/kv:20GiB: so more "
+        "requests can be under way, and longer ones."
+    ),
 )
 @click.option(
     "--cluster",
@@ -68,6 +83,8 @@ def command(
     listen: str,
     threads: int | None,
     memory: str | None,
+    kv_memory: str | None,
+    kv_disk: str | None,
     cluster: str,
     interfaces: tuple[str, ...],
     no_announce: bool,
@@ -98,6 +115,8 @@ def command(
         interfaces=interfaces or None,
         cache_root=cache_root(),
         cache_limit_bytes=parse_size(cache_limit),
+        kv_memory_bytes=parse_size(kv_memory) if kv_memory else None,
+        kv_disk=parse_folder_and_size(kv_disk) if kv_disk else None,
     )
     if not settings.name.isprintable() or len(settings.name) > 100:
         raise RequestError("a peer's name must be printable and at most 100 characters")

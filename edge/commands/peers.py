@@ -37,6 +37,10 @@ def command(
 ) -> None:
     """Name, address, device, free memory and loaded models of every peer that answers.
 
+    The last columns say what of its memory is kept for weights and for keys and values (KV), and
+    what of these is on its disk now: of requests under way, and of earlier prompts' beginnings (see
+    `edge peer --kv-disk`).
+
     \b
     Examples:
       edge peers                              all that zeroconf finds within seconds
@@ -49,7 +53,10 @@ def command(
     if as_json:
         click.echo(json.dumps([dataclasses.asdict(peer) for peer in peers], indent=2))
         return
-    table = Table("name", "address", "device", "free memory", "loaded")
+    table = Table(
+        *("name", "address", "device", "free memory", "loaded"),
+        *("weights", "KV in memory", "KV on disk"),
+    )
     for peer in peers:
         loaded = ", ".join(
             f"{model['name']} {model['dtype']} (stage {model['stage']}, rank {model['rank']}, "
@@ -62,5 +69,8 @@ def command(
             f"{peer.backend}, {peer.threads} threads",
             f"{format_size(peer.free_bytes)} of {format_size(peer.memory_bytes)}",
             loaded or "–",
+            format_size(sum(model["bytes"] - model["kv_bytes"] for model in peer.models)),
+            format_size(sum(model["kv_bytes"] for model in peer.models)),
+            format_size(sum(m["kv_disk_bytes"] for m in peer.models) + peer.kv_prefix_bytes),
         )
     Console().print(table)

@@ -263,6 +263,7 @@ def shards(
             rank=rank,
             weight_format=weight_format("float32", 32, "fast"),
             manifest_digest="",
+            weights_digest="w",
             limits=LIMITS,
             kv_dtype="float32",
             wire_rules=WireRules(

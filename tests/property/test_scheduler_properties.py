@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge.backends.base import Step
+from edge.residency import Residency
 from edge.scheduler import Scheduler
 
 
@@ -41,10 +42,18 @@ class Peers:
     capacity: int
     most_requests: int
     stages: int
+    disk: int = 0
+    chunk: int = 1
+    known: int = 0
+    """Tokens of every prompt that need not be computed, where peers are asked."""
+    away: set[str] = field(default_factory=set)
+    """Whose caches are on disk."""
+    leaving: deque[str] = field(default_factory=deque)
     asked: dict[str, Asked] = field(default_factory=dict)
     started: set[str] = field(default_factory=set)
     out: deque[Step] = field(default_factory=deque)
     next_token: int = 1000
+    gave_up: int = 0
 
     def add(self, prompt: int, new_tokens: int) -> None:
         name = f"r{len(self.asked)}"
@@ -59,9 +68,51 @@ class Peers:
             self.asked[name].is_cancelled = True
             self.scheduler.cancel(name)
 
+    def move(self, *, has_room: bool = True) -> None:
+        """The first of those that were told to leave has left, or the disk has no room for it."""
+        name = self.leaving.popleft()
+        if has_room and not self.asked[name].is_done:
+            self.away.add(name)
+        self.scheduler.departed(name, moved=has_room)
+
+    def check_memory(self) -> None:
+        """No more is kept than there is room for, but for one request that is there alone."""
+        kept = [
+            asked.computed
+            for name, asked in self.asked.items()
+            if name in self.started and name not in self.away and not asked.is_done
+        ]
+        assert sum(kept) <= self.capacity or len([each for each in kept if each]) == 1
+        on_disk = sum(self.asked[n].computed for n in self.away if not self.asked[n].is_done)
+        assert on_disk <= self.disk
+
     def take_steps(self) -> None:
-        while (step := self.scheduler.next_step()) is not None:
+        while True:
+            step_again = False
+            step = self.scheduler.next_step()
+            for name, prompt in self.scheduler.recalls():
+                asked = self.asked[name]
+                assert list(prompt) == asked.tokens
+                assert asked.computed == 0
+                asked.computed = min(self.known, len(prompt) - 1) // self.chunk * self.chunk
+                self.started.add(name)
+                self.scheduler.recalled(name, asked.computed)
+                step_again = True
+            for name in self.scheduler.departures():
+                assert all(name not in [e.request for e in each.entries] for each in self.out)
+                self.leaving.append(name)
+            if (stuck := self.scheduler.stuck) is not None:
+                self.gave_up += 1
+                self.asked[stuck].is_cancelled = True
+                self.scheduler.cancel(stuck)
+                continue
+            if step is None:
+                if step_again:
+                    continue
+                break
             self.out.append(step)
+            self.away -= {entry.request for entry in step.entries}
+            assert not {entry.request for entry in step.entries} & set(self.leaving)
             assert len(self.out) <= self.stages + 1
             for entry in step.entries:
                 asked = self.asked[entry.request]
@@ -75,7 +126,8 @@ class Peers:
                 assert entry.logit_rows == wanted
             alive = [self.asked[n] for n in self.started if not self.asked[n].is_done]
             assert len(alive) <= self.most_requests
-            assert sum(asked.longest for asked in alive) <= self.capacity
+            assert sum(asked.longest for asked in alive) <= max(self.capacity, self.disk)
+            self.check_memory()
 
     def answer(self, run: int) -> None:
         """Complete the oldest step, or a part of its run of at most `run` tokens."""
@@ -95,6 +147,7 @@ class Peers:
             for asked, token in zip(wanting, tokens, strict=True):
                 asked.tokens.append(token)
                 asked.sampled += 1
+            self.check_memory()
             ended = any(asked.is_done for asked in wanting)
             self.scheduler.answered(tokens, last=last or ended)
             for name, asked in self.asked.items():
@@ -109,6 +162,7 @@ EVENTS = st.lists(
         st.tuples(st.just("add"), st.integers(1, 30), st.integers(0, 8)),
         st.tuples(st.just("cancel"), st.integers(0, 50), st.just(0)),
         st.tuples(st.just("answer"), st.integers(1, 9), st.just(0)),
+        st.tuples(st.just("move"), st.just(0), st.just(0)),
     ),
     max_size=60,
 )
@@ -121,6 +175,11 @@ EVENTS = st.lists(
     capacity=st.integers(38, 120),
     requests=st.integers(1, 4),
     stages=st.integers(1, 4),
+    disk=st.one_of(st.just(0), st.integers(20, 300)),
+    turn=st.integers(1, 9),
+    small_memory=st.one_of(st.none(), st.integers(8, 37)),
+    full_after=st.one_of(st.none(), st.integers(0, 5)),
+    known=st.one_of(st.none(), st.integers(0, 20)),
 )
 @settings(max_examples=300)
 def test_everything_is_computed_once_and_in_order(
@@ -130,25 +189,54 @@ def test_everything_is_computed_once_and_in_order(
     capacity: int,
     requests: int,
     stages: int,
+    disk: int,
+    turn: int,
+    small_memory: int | None,
+    full_after: int | None,
+    known: int | None,
 ) -> None:
+    """With a disk, also where one request has more than memory, or the disk is full some time."""
+    if disk >= 38 and small_memory is not None:
+        capacity = small_memory
+    residency = Residency(
+        memory_tokens=capacity,
+        disk_tokens=disk,
+        longest_tokens=1000,
+        requests=requests,
+        turn_tokens=turn,
+    )
     scheduler = Scheduler(
         chunk_tokens=chunk,
         logit_chunk_tokens=logit_chunk,
-        capacity_tokens=capacity,
-        requests=requests,
+        residency=residency,
         stages=stages,
+        recalls=known is not None,
     )
-    peers = Peers(scheduler, capacity, requests, stages)
+    peers = Peers(scheduler, capacity, requests, stages, disk, chunk, known or 0)
+    moves = 0
+
+    def move() -> None:
+        nonlocal moves
+        moves += 1
+        peers.move(has_room=full_after is None or moves <= full_after)
+
     for what, first, second in events:
         if what == "add":
             peers.add(first, second)
         elif what == "cancel":
             peers.cancel(first)
+        elif what == "move":
+            if peers.leaving:
+                move()
         elif peers.out:
             peers.answer(first)
         peers.take_steps()
-    while peers.out:
-        peers.answer(run=5)
+    while peers.out or peers.leaving:
+        if peers.leaving:
+            move()
+        if peers.out:
+            peers.answer(run=5)
         peers.take_steps()
     assert all(asked.is_done for asked in peers.asked.values())
+    assert full_after is not None or not peers.gave_up
     assert scheduler.next_step() is None

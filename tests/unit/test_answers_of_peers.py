@@ -16,6 +16,7 @@ from edge.client import PeerClient
 from edge.errors import EdgeError, PeerError, PeerLostError, ProtocolError, RequestError
 from edge.generation import GenerationRequest
 from edge.loaded_model import LoadedModel
+from edge.residency import Residency
 from edge.scheduler import Scheduler
 from kernels.sampling.parameters import SamplingParameters
 from partition import Plan, Shard, Stage
@@ -87,7 +88,10 @@ async def peer(behave: Behaviour) -> AsyncIterator[str]:
 async def run(behave: Behaviour, *, wants_logits: bool = False) -> Results:
     """One request to a model whose only peer behaves like this."""
     scheduler = Scheduler(
-        chunk_tokens=4, logit_chunk_tokens=4, capacity_tokens=50, requests=4, stages=1
+        chunk_tokens=4,
+        logit_chunk_tokens=4,
+        residency=Residency(memory_tokens=50, requests=4),
+        stages=1,
     )
     async with peer(behave) as address:
         model = LoadedModel(PLAN, scheduler, vocab_size=VOCAB)
@@ -183,7 +187,10 @@ def test_closing_tells_those_who_wait() -> None:
         async def say_nothing(_channel: Channel, _frame: Frame) -> None: ...
 
         scheduler = Scheduler(
-            chunk_tokens=4, logit_chunk_tokens=4, capacity_tokens=50, requests=4, stages=1
+            chunk_tokens=4,
+            logit_chunk_tokens=4,
+            residency=Residency(memory_tokens=50, requests=4),
+            stages=1,
         )
         async with peer(say_nothing) as address:
             model = LoadedModel(PLAN, scheduler, vocab_size=VOCAB)

@@ -47,6 +47,7 @@ def assignment(dtype: str = "int4", block_size: int = 32, accuracy: str = "fast"
         rank=2,
         weight_format=weight_format(dtype, block_size, accuracy),
         manifest_digest="d",
+        weights_digest="w",
         kv_dtype="int8",
         limits=StepLimits(context_tokens=32, chunk_tokens=16, requests=2, cached_tokens=64),
         wire_rules=WireRules(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edge.backends.base import Step
+from edge.residency import Residency
 from edge.scheduler import Scheduler
 
 
@@ -14,8 +15,7 @@ def scheduler(
     return Scheduler(
         chunk_tokens=chunk,
         logit_chunk_tokens=logit_chunk,
-        capacity_tokens=capacity,
-        requests=requests,
+        residency=Residency(memory_tokens=capacity, requests=requests),
         stages=stages,
     )
 

@@ -51,6 +51,7 @@ ASSIGNMENT = Assignment(
     rank=0,
     weight_format=weight_format("int4", 64),
     manifest_digest="0" * 64,
+    weights_digest="w",
     kv_dtype="int4",
     limits=StepLimits(context_tokens=50, chunk_tokens=16, requests=4, cached_tokens=50),
     wire_rules=WireRules(sums=(WireRule(),), hops=()),

@@ -1,0 +1,245 @@
+"""Which requests have their keys and values in memory, and which wait on disk for their turn.
+
+Pure: counts of tokens in, decisions out. Every shard keeps the same tokens of a request (of its own
+layers and heads), so a number of tokens means the same to all of them.
+
+A request starts when the disk, or the memory alone, has room for the longest that all started ones
+may become: whatever happens then, somebody can go on. Once started it waits for memory for what it
+has and a turn of new tokens, first come, first served. While somebody waits, who has had a turn
+goes to disk and to the end of the line; else turns go on for ever. So no request waits for more
+than one turn of each of the others.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Literal
+
+TURN_TOKENS = 64
+"""New tokens before a request makes room for one that waits: moving a cache takes as long as
+computing a few tokens."""
+
+Place = Literal["new", "memory", "leaving", "disk"]
+
+
+@dataclass(slots=True)
+class Member:
+    """A request, as far as memory is concerned."""
+
+    request: str
+    length: int
+    """Tokens it has; one more than is in its cache while it waits for its next."""
+    longest: int
+    """Tokens it may grow to."""
+    steps_out: int = 0
+    """Steps of it that are under way: its cache is in use."""
+    place: Place = "new"
+    held: int = 0
+    """Tokens of memory that are kept for it."""
+    room: int = 0
+    """Tokens it may grow to before it asks again."""
+    turn_end: int = 0
+    """Tokens after which it makes room for who waits."""
+
+    @property
+    def can_step(self) -> bool:
+        """In memory, with room for its last token."""
+        return self.place == "memory" and self.length <= self.room
+
+
+class Residency:
+    """`settle` decides; `departures` tells who moves to disk, `departed` that it is done."""
+
+    def __init__(
+        self,
+        *,
+        memory_tokens: int,
+        disk_tokens: int = 0,
+        longest_tokens: int | None = None,
+        requests: int,
+        turn_tokens: int = TURN_TOKENS,
+    ) -> None:
+        """Memory is kept for `memory_tokens`; with `disk_tokens` more may be under way.
+
+        Up to `longest_tokens` of one request can be computed, a part of them on disk, when it has
+        all the memory for itself; None: as many as memory is kept for.
+        """
+        self._memory = self._free = memory_tokens
+        self._disk = disk_tokens
+        self._longest = memory_tokens
+        if longest_tokens is not None and disk_tokens:
+            self._longest = max(memory_tokens, min(longest_tokens, disk_tokens))
+        self._requests = requests
+        self._turn_tokens = turn_tokens
+        self._new: deque[Member] = deque()
+        self._ready: deque[Member] = deque()
+        """Started, without memory; the first gets it next."""
+        self._inside: list[Member] = []
+        """In memory or leaving it, in the order they came."""
+        self._departures: deque[str] = deque()
+        self._disk_is_full = False
+
+    def join(self, member: Member) -> None:
+        """Raises ValueError for one that could never start."""
+        if member.longest > self._longest:
+            raise ValueError(f"{member.longest} tokens never fit into {self._longest}")
+        self._new.append(member)
+
+    def leave(self, member: Member) -> None:
+        """The request is over, wherever its cache is."""
+        if member in self._inside:
+            self._inside.remove(member)
+            self._free += member.held
+        for line in (self._new, self._ready):
+            if member in line:
+                line.remove(member)
+        self._disk_is_full = False  # what it had there is free
+
+    @property
+    def num_inside(self) -> int:
+        """Requests that may take part in a step."""
+        return sum(member.place == "memory" for member in self._inside)
+
+    @property
+    def wants_turn(self) -> bool:
+        """Somebody could come into memory, if those there let a run end now."""
+        if not self._ready and not self._can_start:
+            return False
+        wanted = self._needed((self._ready or self._new)[0])
+        return wanted <= self._free or (
+            not self._disk_is_full
+            and any(
+                member.place == "memory" and (self._is_over(member) or self._spare(member) > 0)
+                for member in self._inside
+            )
+        )
+
+    def settle(self) -> list[str]:
+        """Let in whom there is memory for, and have others leave; those who are new in memory."""
+        came: list[str] = []
+        self._admit(came)
+        if self._ready and not self._disk_is_full:
+            for member in self._inside:
+                self._shrink(member)
+            self._admit(came)
+        if self._ready and not self._disk_is_full:
+            self._end_turns()
+        else:
+            for member in self._inside:
+                self._extend(member)
+        return came
+
+    def departures(self) -> list[str]:
+        """Whose caches are to be moved to disk, each told once."""
+        told = list(self._departures)
+        self._departures.clear()
+        return told
+
+    def departed(self, member: Member, *, moved: bool) -> None:
+        """The cache is on every shard's disk; or one has no room, and it stays where it is."""
+        if member.place != "leaving":
+            raise ValueError("a request that was not to leave")
+        if moved:
+            member.place = "disk"
+            self._inside.remove(member)
+            self._free += member.held
+            member.held = 0
+            self._ready.append(member)
+        else:
+            member.place = "memory"
+            member.turn_end = member.length + self._turn_tokens
+            self._disk_is_full = True
+
+    @property
+    def stuck(self) -> str | None:
+        """Who must give up for the others to go on, now that the disk takes nobody; or None."""
+        if not self._disk_is_full or not self._inside:
+            return None
+        if any(m.steps_out or m.can_step or m.place == "leaving" for m in self._inside):
+            return None
+        return self._inside[-1].request
+
+    @property
+    def _started(self) -> int:
+        return sum(member.longest for member in (*self._inside, *self._ready))
+
+    @property
+    def _can_start(self) -> bool:
+        if not self._new or len(self._inside) + len(self._ready) >= self._requests:
+            return False
+        disk = 0 if self._disk_is_full else self._disk
+        return self._started + self._new[0].longest <= max(self._memory, disk)
+
+    def _needed(self, member: Member) -> int:
+        """Tokens of memory for another turn; one that is too long for memory takes all."""
+        if not self._disk:
+            return member.longest
+        return min(member.longest, member.length + self._turn_tokens, self._memory)
+
+    def _is_over(self, member: Member) -> bool:
+        """It has had its turn, or cannot go on where it is."""
+        return member.length > min(member.turn_end, member.room)
+
+    def _spare(self, member: Member) -> int:
+        """Tokens of memory that it does not need for the rest of its turn."""
+        return max(0, member.held - max(member.length, member.turn_end))
+
+    def _admit(self, came: list[str]) -> None:
+        while self._can_start:
+            self._ready.append(self._new.popleft())
+        while self._ready and self._needed(self._ready[0]) <= self._free:
+            member = self._ready.popleft()
+            if member.place == "new":
+                came.append(member.request)
+            member.place = "memory"
+            member.turn_end = member.length + self._turn_tokens
+            self._grant(member, self._needed(member))
+            self._inside.append(member)
+
+    def _grant(self, member: Member, held: int) -> None:
+        self._free -= held - member.held
+        member.held = held
+        is_too_long = min(member.longest, member.length + self._turn_tokens) > self._memory
+        member.room = member.turn_end if is_too_long else held
+        member.room = min(member.room, member.longest)
+
+    def _shrink(self, member: Member) -> None:
+        """Keep only what its turn needs: somebody waits."""
+        if member.place != "memory" or member.steps_out:
+            return
+        spare = self._spare(member)
+        self._free += spare
+        member.held -= spare
+        if member.room > member.turn_end:
+            member.room = max(member.turn_end, min(member.room, member.length))
+
+    def _end_turns(self) -> None:
+        """Those who were here longest leave, until there is memory for the next."""
+        coming = self._free + sum(m.held for m in self._inside if m.place == "leaving")
+        for member in self._inside:
+            if coming >= self._needed(self._ready[0]):
+                return
+            if member.place == "memory" and not member.steps_out and self._is_over(member):
+                coming += member.held
+                self._send_away(member)
+
+    def _send_away(self, member: Member) -> None:
+        member.place = "leaving"
+        self._departures.append(member.request)
+
+    def _extend(self, member: Member) -> None:
+        """Nobody waits: all the memory it may ever want, or at least another turn."""
+        if member.place != "memory" or member.steps_out or member.room >= member.longest:
+            return
+        available = self._free + member.held
+        if member.longest <= available and self._started <= self._memory:
+            self._grant(member, member.longest)
+        elif member.length > member.room:
+            needed = self._needed(member)
+            coming = sum(m.held for m in self._inside if m.place == "leaving")
+            if needed <= available:
+                member.turn_end = member.length + self._turn_tokens
+                self._grant(member, needed)
+            elif needed > available + coming and not self._disk_is_full:
+                self._send_away(member)

@@ -1,0 +1,170 @@
+"""Where keys and values are kept while they are not in the pool: the seam, and a twin in memory."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from offload.errors import StoreFullError
+
+Rows = NDArray[Any]
+"""[num_kv_heads, tokens, elements] of one layer's keys or values."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVShape:
+    """What one request may have: the same for all requests of a shard."""
+
+    num_layers: int
+    num_kv_heads: int
+    context_tokens: int
+    row_bytes: int
+    """Of one token's key, or value, of one head."""
+
+    @property
+    def token_bytes(self) -> int:
+        """Of one token in all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.row_bytes
+
+
+class KVPlace(Protocol):
+    """One request's keys and values in a tier, layer by layer. They only ever grow."""
+
+    def tokens(self, layer: int) -> int:
+        """How many the layer has here."""
+        ...
+
+    def append(self, layer: int, keys: Rows, values: Rows) -> None:
+        """The tokens after those that are here.
+
+        Raises StoreFullError where there is no room; what was here before is still.
+        """
+        ...
+
+    def read(self, layer: int, keys: Rows, values: Rows) -> None:
+        """Fill both with all that the layer has here, `tokens` of it.
+
+        May be called for one layer while another is appended to. Raises StoreCorruptError for
+        other bytes than were appended, StoreError if the disk fails.
+        """
+        ...
+
+
+class KVTier(Protocol):
+    """Places of requests, by their names. Used from one thread, but for `KVPlace.read`."""
+
+    @property
+    def used_bytes(self) -> int: ...
+
+    @property
+    def written_bytes(self) -> int:
+        """Of all that was ever appended."""
+        ...
+
+    def place(self, request: str, shape: KVShape) -> KVPlace:
+        """The request's place; an empty one if it had none."""
+        ...
+
+    def drop(self, request: str) -> None:
+        """Forget what it has; unknown requests are ignored."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Allowance:
+    """Bytes that may be in use, and are. `on_change` is told what is taken, or given back (< 0)."""
+
+    def __init__(
+        self, limit_bytes: int, on_change: Callable[[int], None] = lambda _num_bytes: None
+    ) -> None:
+        self._on_change = on_change
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+        self.taken_bytes = 0
+        """Ever."""
+
+    def take(self, num_bytes: int) -> None:
+        """Raises StoreFullError where that would be too many."""
+        missing = self.used_bytes + num_bytes - self.limit_bytes
+        if missing > 0:
+            raise StoreFullError(
+                f"keys and values of {num_bytes:,} bytes do not fit: {missing:,} too many for the "
+                f"limit of {self.limit_bytes:,}; raise it",
+                bytes_missing=missing,
+            )
+        self.used_bytes += num_bytes
+        self.taken_bytes += num_bytes
+        self._on_change(num_bytes)
+
+    def give_back(self, num_bytes: int) -> None:
+        self.used_bytes -= num_bytes
+        self._on_change(-num_bytes)
+
+
+class MemoryKVTier:
+    """The same in memory, for devices whose own is smaller than their host's."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._allowance = Allowance(limit_bytes)
+        self._places: dict[str, _MemoryPlace] = {}
+
+    @property
+    def used_bytes(self) -> int:
+        return self._allowance.used_bytes
+
+    @property
+    def written_bytes(self) -> int:
+        return self._allowance.taken_bytes
+
+    def place(self, request: str, shape: KVShape) -> KVPlace:
+        return self._places.setdefault(request, _MemoryPlace(shape, self._allowance))
+
+    def drop(self, request: str) -> None:
+        place = self._places.pop(request, None)
+        if place is not None:
+            self._allowance.give_back(place.num_bytes)
+
+    def close(self) -> None:
+        for request in list(self._places):
+            self.drop(request)
+
+
+class _MemoryPlace:
+    def __init__(self, shape: KVShape, allowance: Allowance) -> None:
+        self._allowance = allowance
+        self._tokens = [0] * shape.num_layers
+        self._rows: list[list[tuple[Rows, Rows]]] = [[] for _ in range(shape.num_layers)]
+        self.num_bytes = 0
+
+    def tokens(self, layer: int) -> int:
+        return self._tokens[layer]
+
+    def append(self, layer: int, keys: Rows, values: Rows) -> None:
+        self._allowance.take(keys.nbytes + values.nbytes)
+        self.num_bytes += keys.nbytes + values.nbytes
+        self._rows[layer].append((keys.copy(), values.copy()))
+        self._tokens[layer] += keys.shape[1]
+
+    def read(self, layer: int, keys: Rows, values: Rows) -> None:
+        check_size(self._tokens[layer], keys, values)
+        first = 0
+        for some_keys, some_values in self._rows[layer]:
+            last = first + some_keys.shape[1]
+            keys[:, first:last], values[:, first:last] = some_keys, some_values
+            first = last
+
+
+def check_size(tokens: int, keys: Rows, values: Rows) -> None:
+    """Raises ValueError unless both have room for exactly so many tokens."""
+    if keys.shape[1] != tokens or values.shape[1] != tokens:
+        raise ValueError(f"{tokens} tokens are kept, not {keys.shape[1]} and {values.shape[1]}")
+
+
+def checksum(content: memoryview, before: int) -> int:
+    """Of what came before and this: it tells a disk's mistake, not an enemy's work."""
+    return zlib.crc32(content, before)

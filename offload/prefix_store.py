@@ -1,0 +1,156 @@
+"""Blocks of keys and values on disk, found again by what they were computed from.
+
+One file for a block, named by its key; it gets its name when it is whole. What is damaged, cut or
+of somebody else counts as not there. Beside requests that need the disk now, these are guests: the
+least recently used go first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import threading
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offload.errors import StoreError
+from offload.manifest import is_digest
+
+_MAGIC = b"edge-kv1"
+_HEAD_BYTES = len(_MAGIC) + hashlib.sha256().digest_size
+_DRAFT = ".draft-"
+
+Arrays = Sequence[NDArray[Any]]
+
+
+class PrefixStore:
+    """Of all methods: from any thread, one at a time. A full disk means that less is kept."""
+
+    def __init__(self, folder: Path, limit_bytes: int) -> None:
+        """Raises StoreError if `folder` cannot be made or read."""
+        self._folder = folder
+        self._limit_bytes = limit_bytes
+        self._guests_bytes = 0
+        self._mutex = threading.Lock()
+        self._sizes: dict[str, int] = {}
+        """By key, the least recently used first."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for draft in folder.glob(f"{_DRAFT}*"):  # of a process that died
+                draft.unlink()
+            found = [(path.stat(), path.name) for path in folder.iterdir() if _is_key(path)]
+        except OSError as error:
+            raise StoreError(
+                f"keys and values cannot be kept in {folder}: {error.strerror}; choose another "
+                "folder or mend its permissions"
+            ) from error
+        for status, name in sorted(found, key=lambda each: (each[0].st_mtime_ns, each[1])):
+            self._sizes[name] = status.st_size
+        self.make_room(0)
+
+    @property
+    def used_bytes(self) -> int:
+        return sum(self._sizes.values())
+
+    def make_room(self, num_bytes: int) -> None:
+        """Somebody else takes so many of the limit's bytes, or with a minus gives them back."""
+        with self._mutex:
+            self._guests_bytes += num_bytes
+            self._shrink(0)
+
+    def has(self, key: str) -> bool:
+        """Whether there is such a block; if so, it was used now."""
+        with self._mutex:
+            if key not in self._sizes:
+                return False
+            self._use(key)
+            return True
+
+    def get(self, key: str, into: Arrays) -> bool:
+        """Fill the arrays, contiguous ones, with the block; False, contents lost, if there is none.
+
+        A block that is not what was kept, or of other sizes, is thrown away.
+        """
+        with self._mutex:
+            if key not in self._sizes:
+                return False
+            try:
+                is_whole = self._read(self._folder / key, into)
+            except OSError:
+                is_whole = False
+            if is_whole:
+                self._use(key)
+            else:
+                self._discard(key)
+            return is_whole
+
+    def put(self, key: str, arrays: Arrays) -> bool:
+        """Keep a block; False if there is no room, or the disk fails."""
+        parts = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays]
+        size = _HEAD_BYTES + sum(part.nbytes for part in parts)
+        with self._mutex:
+            if size > self._limit_bytes - self._guests_bytes:
+                return False
+            self._shrink(size)
+            draft = self._folder / f"{_DRAFT}{uuid.uuid4().hex}"
+            digest = hashlib.sha256()
+            for part in parts:
+                digest.update(part.data)
+            try:
+                with draft.open("xb") as file:
+                    file.write(_MAGIC + digest.digest())
+                    for part in parts:
+                        file.write(part.data)
+                draft.replace(self._folder / key)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    draft.unlink(missing_ok=True)
+                return False
+            self._sizes.pop(key, None)
+            self._sizes[key] = size
+            return True
+
+    def _read(self, path: Path, into: Arrays) -> bool:
+        parts = [array.reshape(-1).view(np.uint8) for array in into]
+        with path.open("rb") as file:
+            head = file.read(_HEAD_BYTES)
+            if os.fstat(file.fileno()).st_size != _HEAD_BYTES + sum(part.nbytes for part in parts):
+                return False
+            digest = hashlib.sha256()
+            for part in parts:
+                if file.readinto(part.data) != part.nbytes:
+                    return False
+                digest.update(part.data)
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        return head == _MAGIC + digest.digest()
+
+    def _use(self, key: str) -> None:
+        self._sizes[key] = self._sizes.pop(key)
+        with contextlib.suppress(OSError):  # it counts after a restart only
+            os.utime(self._folder / key)
+
+    def _shrink(self, num_bytes: int) -> None:
+        """Throw away the oldest until there is room for so many more, or nothing left."""
+        room_bytes = self._limit_bytes - self._guests_bytes - num_bytes
+        used_bytes = self.used_bytes
+        for key in list(self._sizes):
+            if used_bytes <= room_bytes:
+                break
+            used_bytes -= self._sizes[key]
+            self._discard(key)
+
+    def _discard(self, key: str) -> None:
+        del self._sizes[key]
+        with contextlib.suppress(OSError):
+            (self._folder / key).unlink(missing_ok=True)
+
+
+def _is_key(path: Path) -> bool:
+    """Other files are not ours to count, or to throw away."""
+    return is_digest(path.name) and path.is_file()

@@ -1,0 +1,209 @@
+"""More keys and values than memory is kept for: requests take turns, and their tokens stay."""
+
+from __future__ import annotations
+
+import json
+import resource
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import edge
+from partition import Plan, Shard, Stage
+from tests.support.checkpoints import TinyCheckpoint
+from tests.support.processes import Daemon
+from tests.support.processes import edge as run_edge
+
+CONTEXT = 512
+DISK_TOKENS = 20 * CONTEXT
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tiny_checkpoint: Callable[..., TinyCheckpoint]) -> TinyCheckpoint:
+    return tiny_checkpoint("llama")
+
+
+def token_bytes(checkpoint: TinyCheckpoint) -> int:
+    """Of one token's keys and values in the whole model, in float32."""
+    spec = checkpoint.spec
+    return spec.num_layers * spec.num_kv_heads * 2 * -(-spec.head_size // 8) * 8 * 4
+
+
+def together(
+    model: edge.Model, prompts: list[list[int]], count: int
+) -> list[list[int] | edge.EdgeError]:
+    """Each prompt's reply in a thread of its own, or its error."""
+    replies: dict[int, list[int] | edge.EdgeError] = {}
+    start = threading.Barrier(len(prompts))
+
+    def ask(index: int) -> None:
+        start.wait()
+        try:
+            reply = model.generate(prompts[index], max_new_tokens=count, ignore_eos=True)
+            replies[index] = list(reply.token_ids)
+        except edge.EdgeError as error:
+            replies[index] = error
+
+    threads = [threading.Thread(target=ask, args=(index,)) for index in range(len(prompts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [replies[index] for index in range(len(prompts))]
+
+
+def written_bytes(model: edge.Model) -> list[int]:
+    return [times.kv_written_bytes for times in model.measure()]
+
+
+@pytest.mark.parametrize("plan", ["pipeline", "tensor"])
+def test_eight_requests_over_memory_for_two(
+    checkpoint: TinyCheckpoint, tmp_path: Path, plan: edge.Parallel
+) -> None:
+    prompts = [checkpoint.prompt(40 + 7 * index) for index in range(8)]
+    count = 100
+    longest = 40 + 49 + count
+    half = token_bytes(checkpoint) // 2
+    with (
+        edge.Cluster.local(
+            peers=2, threads=1, kv_memory=2 * longest * half, kv_disk=f"{tmp_path}:{10 << 20}"
+        ) as cluster,
+        cluster.load(
+            checkpoint.path, dtype="float32", plan=plan, context_tokens=longest, concurrency=2
+        ) as model,
+    ):
+        replies = together(model, prompts, count)
+        moved = written_bytes(model)
+    assert replies == [checkpoint.greedy(prompt, count) for prompt in prompts]
+    assert all(each > 4 * 40 * half for each in moved), "at least four of them left memory"
+
+
+@pytest.mark.parametrize(
+    ("peers", "memory_tokens"),
+    [(1, 125), (1, 230), (1, 400), (2, 230)],
+    ids=["one layer", "reads ahead", "some stay", "tensor"],
+)
+def test_a_request_longer_than_memory(
+    checkpoint: TinyCheckpoint, tmp_path: Path, peers: int, memory_tokens: int
+) -> None:
+    """Beside one that fits, and that takes turns with it."""
+    prompt, other = checkpoint.prompt(430), checkpoint.prompt(20)
+    size = token_bytes(checkpoint) // peers
+    with (
+        edge.Cluster.local(
+            peers=peers,
+            threads=1,
+            kv_memory=memory_tokens * size,
+            kv_disk=f"{tmp_path}:{DISK_TOKENS * size}",
+        ) as cluster,
+        cluster.load(
+            checkpoint.path,
+            dtype="float32",
+            plan="tensor" if peers > 1 else "pipeline",
+            context_tokens=CONTEXT - 12,
+        ) as model,
+    ):
+        replies = together(model, [prompt, other], 70)
+        moved = written_bytes(model)
+    assert replies == [checkpoint.greedy(prompt, 70), checkpoint.greedy(other, 70)]
+    assert all(moved)
+
+
+def test_a_disk_that_is_full_makes_requests_wait(
+    checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    """The daemon's files may not grow any more: to it, as if the disk were full."""
+    size = token_bytes(checkpoint)
+    with (
+        Daemon(
+            tmp_path / "cache",
+            *("--kv-memory", str(260 * size)),
+            *("--kv-disk", f"{tmp_path / 'kv'}:{DISK_TOKENS * size}"),
+        ) as daemon,
+        edge.Cluster.connect([daemon.address]) as cluster,
+        cluster.load(checkpoint.path, dtype="float32", context_tokens=CONTEXT) as model,
+    ):
+        resource.prlimit(daemon.process.pid, resource.RLIMIT_FSIZE, (1, 1))
+        prompts = [checkpoint.prompt(100 + index) for index in range(4)]
+        assert together(model, prompts, 70) == [checkpoint.greedy(p, 70) for p in prompts]
+        prompts = [checkpoint.prompt(60), checkpoint.prompt(61)]
+        replies = together(model, prompts, 120)
+        (failed,) = [reply for reply in replies if isinstance(reply, edge.EdgeError)]
+        assert isinstance(failed, edge.CapacityError)
+        assert "is full: no room for keys and values; free some" in str(failed)
+        (index,) = [i for i, reply in enumerate(replies) if reply is not failed]
+        assert replies[index] == checkpoint.greedy(prompts[index], 120)
+
+
+def test_what_is_refused(checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    size = token_bytes(checkpoint)
+    assert "write /some/folder:20GiB" in run_edge("peer", "--kv-disk", "20GiB").sentence()
+    sentence = run_edge("peer", "--memory", "1GiB", "--kv-memory", "2GiB").sentence()
+    assert "--kv-memory 2.0 GiB is a part of the memory, which is 1.0 GiB" in sentence
+    (tmp_path / "file").write_bytes(b"")
+    sentence = run_edge("peer", "--kv-disk", f"{tmp_path}/file/kv:1GiB").sentence()
+    assert "keys and values cannot be kept in" in sentence
+    memory, disk = ("--kv-memory", str(100 * size)), ("--kv-disk", f"{tmp_path}/kv:{300 * size}")
+    with (
+        Daemon(tmp_path / "cache", *memory, *disk, "--name", "k") as daemon,
+        edge.Cluster.connect([daemon.address]) as cluster,
+    ):
+        taken = run_edge("peer", *disk).sentence()
+        assert "another peer keeps keys and values in" in taken
+        with pytest.raises(
+            edge.CapacityError,
+            match="memory for keys and values of 100 tokens and disk for 300, so 300 is the",
+        ):
+            cluster.load(checkpoint.path, dtype="float32", context_tokens=301)
+        with cluster.load(checkpoint.path, dtype="float32", context_tokens=300):
+            shown = json.loads(run_edge("peers", "--peer", daemon.address, "--json").out)
+            (model,) = shown[0]["models"]
+            assert (model["kv_bytes"], model["kv_disk_bytes"]) == (100 * size, 0)
+            assert (shown[0]["kv_memory_bytes"], shown[0]["kv_disk_bytes"]) == (0, 0)
+            assert "KV" in run_edge("peers", "--peer", daemon.address).out
+
+
+@pytest.mark.parametrize(
+    ("kv_dtype", "dtype", "streamed"), [("int8", "int4", 0), ("int4", "int8", 3)]
+)
+def test_codes_and_streamed_layers_move_as_well(
+    checkpoint: TinyCheckpoint, tmp_path: Path, kv_dtype: edge.KvDtype, dtype: str, streamed: int
+) -> None:
+    """The tokens are those of a peer with memory for all: one by one, so in the same steps."""
+    spec = checkpoint.spec
+    prompts = [checkpoint.prompt(length) for length in (330, 180)]
+
+    def on(device: str) -> Plan:
+        shard = Shard(
+            device=device,
+            heads=range(spec.num_heads),
+            ffn_columns=range(spec.ffn_columns),
+            vocab=range(spec.vocab_size),
+            streamed_layers=streamed,
+        )
+        stage = Stage(layers=range(spec.num_layers), shards=(shard,))
+        return Plan(model=checkpoint.path.name, version=0, stages=(stage,))
+
+    size = token_bytes(checkpoint) // (4 if kv_dtype == "int8" else 8)
+    with edge.Cluster.local(
+        peers=2,
+        threads=1,
+        kv_memory=[1 << 30, 200 * size],
+        kv_disk=[f"{tmp_path}/a:1GiB", f"{tmp_path}/b:1GiB"],
+    ) as cluster:
+        replies, moved = [], []
+        for device in ("local-1", "local-2"):
+            with cluster.load(
+                checkpoint.path,
+                dtype=dtype,
+                plan=on(device),
+                kv_dtype=kv_dtype,
+                context_tokens=CONTEXT - 100,
+                concurrency=4,
+            ) as model:
+                replies.append([together(model, [prompt], 70) for prompt in prompts])
+                moved += written_bytes(model)
+    assert replies[0] == replies[1]
+    assert moved[0] == 0 < moved[1]

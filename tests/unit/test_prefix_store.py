@@ -1,0 +1,105 @@
+"""Blocks that are found again, and those that are not."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from offload import PrefixStore, StoreError
+
+BLOCK_BYTES = 40 + 2 * 48
+
+
+def key(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()
+
+
+def block(seed: int) -> list[np.ndarray]:
+    random = np.random.default_rng(seed)
+    wide = random.integers(256, size=(2, 5, 8), dtype=np.uint8)
+    return [wide[:, 1:4], random.random((2, 3, 2)).astype(np.float32)]
+
+
+def found(store: PrefixStore, name: str) -> list[np.ndarray] | None:
+    into = [np.zeros((2, 3, 8), np.uint8), np.zeros((2, 3, 2), np.float32)]
+    return into if store.get(key(name), into) else None
+
+
+def same(found: list[np.ndarray] | None, seed: int) -> bool:
+    assert found is not None
+    return all(map(np.array_equal, found, block(seed)))
+
+
+def test_a_block_is_found_again_also_after_a_restart(tmp_path: Path) -> None:
+    store = PrefixStore(tmp_path / "new" / "folder", 10 * BLOCK_BYTES)
+    assert found(store, "a") is None
+    assert not store.has(key("a"))
+    assert store.put(key("a"), block(1))
+    for each in (store, PrefixStore(tmp_path / "new" / "folder", 10 * BLOCK_BYTES)):
+        assert each.has(key("a"))
+        assert each.used_bytes == BLOCK_BYTES
+        assert same(found(each, "a"), 1)
+
+
+def test_the_least_recently_used_go_first(tmp_path: Path) -> None:
+    store = PrefixStore(tmp_path, 3 * BLOCK_BYTES)
+    for seed, name in enumerate("abc"):
+        assert store.put(key(name), block(seed))
+    assert found(store, "a") is not None
+    assert store.has(key("b"))
+    assert store.put(key("d"), block(4))
+    assert [store.has(key(name)) for name in "abcd"] == [True, True, False, True]
+    assert len(list(tmp_path.iterdir())) == 3
+    store.make_room(2 * BLOCK_BYTES)
+    assert [store.has(key(name)) for name in "abd"] == [False, False, True]
+    assert not PrefixStore(tmp_path / "other", BLOCK_BYTES - 1).put(key("a"), block(1))
+    store.make_room(-2 * BLOCK_BYTES)
+    assert store.put(key("a"), block(1))
+
+
+def test_what_is_too_large_throws_nothing_away(tmp_path: Path) -> None:
+    store = PrefixStore(tmp_path, 3 * BLOCK_BYTES)
+    store.put(key("a"), block(1))
+    assert not store.put(key("b"), [np.zeros(4 * BLOCK_BYTES)])
+    assert same(found(store, "a"), 1)
+
+
+@pytest.mark.parametrize("damage", ["changed", "cut", "longer", "empty", "gone"])
+def test_what_is_damaged_counts_as_not_there(tmp_path: Path, damage: str) -> None:
+    store = PrefixStore(tmp_path, 10 * BLOCK_BYTES)
+    store.put(key("a"), block(1))
+    path = tmp_path / key("a")
+    content = path.read_bytes()
+    changed = bytes([content[60] ^ 1])
+    wrong = {
+        "changed": content[:60] + changed + content[61:],
+        "cut": content[:-1],
+        "longer": content + b"?",
+        "empty": b"",
+    }
+    if damage == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(wrong[damage])
+    assert found(store, "a") is None
+    assert list(tmp_path.iterdir()) == []
+    assert store.put(key("a"), block(1))
+    assert same(found(store, "a"), 1)
+
+
+def test_files_of_others_stay_and_drafts_go(tmp_path: Path) -> None:
+    (tmp_path / "holiday.jpg").write_bytes(b"0" * 1000)
+    (tmp_path / ".draft-5").write_bytes(b"half")
+    store = PrefixStore(tmp_path, BLOCK_BYTES)
+    store.put(key("a"), block(1))
+    store.put(key("b"), block(2))
+    assert {path.name for path in tmp_path.iterdir()} == {"holiday.jpg", key("b")}
+
+
+def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StoreError, match="cannot be kept in"):
+        PrefixStore(tmp_path / "file" / "prefixes", 1)
