@@ -32,6 +32,8 @@ class ShardWeights:
     manifest: Manifest
     packed: DerivedCache | None = None
     """Where a back end keeps what it makes of them; None: nowhere."""
+    load_room_bytes: int | None = None
+    """What loading may take beside the weights themselves; None: what it wants."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,6 +192,14 @@ class StageProgram(Protocol):
 
     def release(self, request: str) -> None:
         """Free the request's KV cache, wherever it is; unknown requests are ignored."""
+        ...
+
+    def stream(self, layers: int) -> None:
+        """From now on read so many layers, the last ones, from disk for each step.
+
+        Results stay the same, bit for bit, and KV caches where they are. Raises RequestError where
+        that cannot be done, and StoreError; then nothing has changed.
+        """
         ...
 
     def close(self) -> None: ...

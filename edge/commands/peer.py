@@ -13,7 +13,7 @@ import sys
 import click
 
 from edge.errors import RequestError
-from edge.memory import format_size, parse_folder_and_size, parse_size, usable_memory_bytes
+from edge.memory import format_size, parse_folder_and_size, parse_size
 from edge.node import PeerNode, PeerSettings
 from edge.paths import cache_root
 
@@ -34,7 +34,15 @@ EXIT_TIMEOUT_S = 5.0
 @click.option(
     "--memory",
     metavar="SIZE",
-    help=("Memory it may use, as 4GiB.  [default: what is free, less a reserve]"),
+    help=(
+        "The most that the whole process may have in memory, as 4GiB.  [default: what is free, "
+        "less a reserve]"
+    ),
+)
+@click.option(
+    "--model-memory",
+    metavar="SIZE",
+    help="Of that, the most for weights and KV caches.  [default: what the process leaves]",
 )
 @click.option(
     "--kv-memory",
@@ -85,6 +93,7 @@ def command(
     memory: str | None,
     kv_memory: str | None,
     kv_disk: str | None,
+    model_memory: str | None,
     cluster: str,
     interfaces: tuple[str, ...],
     no_announce: bool,
@@ -96,6 +105,9 @@ def command(
 
     The daemon listens, announces itself by zeroconf and waits for a coordinator (`edge run`, or a
     Python program) to place a part of a model here. Weights it is sent stay in a cache on disk.
+
+    --memory is a promise of the whole process: Python and ONNX Runtime themselves take about
+    130 MiB of it, stated at the start, and what a step computes with is counted as well.
 
     \b
     Examples:
@@ -109,7 +121,8 @@ def command(
         name=name or socket.gethostname(),
         listen=listen,
         threads=threads or len(os.sched_getaffinity(0)),
-        memory_bytes=parse_size(memory) if memory else usable_memory_bytes(),
+        memory_bytes=parse_size(memory) if memory else None,
+        model_memory_bytes=parse_size(model_memory) if model_memory else None,
         cluster=cluster,
         announce=not (no_announce or supervised),
         interfaces=interfaces or None,
@@ -155,14 +168,21 @@ def _on_input(ended: asyncio.Event) -> None:
 
 
 def _say_ready(node: PeerNode, *, as_json: bool) -> None:
-    settings = node.settings
+    settings, ledger = node.settings, node.ledger
+    if settings.memory_bytes is not None and settings.memory_bytes > ledger.budget_bytes:
+        click.echo(
+            f"edge: the control group of this process leaves {format_size(ledger.budget_bytes)} "
+            f"of the {format_size(settings.memory_bytes)} that were asked for",
+            err=True,
+        )
     if as_json:
         click.echo(json.dumps({"name": settings.name, "addresses": node.addresses}))
     else:
         where = f"cluster {settings.cluster}" if settings.announce else "not announced"
         click.echo(
             f"peer {settings.name} listens on {', '.join(node.addresses)} ({where}), "
-            f"{settings.threads} threads, {format_size(settings.memory_bytes)} to use. "
+            f"{settings.threads} threads, {format_size(ledger.budget_bytes)} of memory, of which "
+            f"{format_size(ledger.floor.total)} are for the process itself. "
             "Ctrl-C ends it."
         )
     sys.stdout.flush()

@@ -150,7 +150,8 @@ def _daemon(
         *(str(device.cores), "own" if cores.count(core) == 1 else "shared"),
         *("--supervised", "--listen", "0.0.0.0:0", "--interface", DATA),
         *("--name", device.name, "--threads", "1"),
-        *("--memory", str(device.memory_bytes), "--cache-limit", CACHE_LIMIT),
+        *("--memory", str(device.memory_bytes + BESIDE_MODEL_BYTES)),
+        *("--model-memory", str(device.memory_bytes), "--cache-limit", CACHE_LIMIT),
     ]
     process = subprocess.Popen(
         command,
