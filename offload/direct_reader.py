@@ -21,9 +21,9 @@ DIRECT_BYTES = 4096
 """What offsets, sizes and addresses of direct reads are multiples of."""
 
 DEFAULT_THREADS = 16
-"""One thread fills an idle machine's disk with pieces of 4 MiB. While others compute, threads wait
-for a core between their pieces: with 4 of them a disk was busy for 50 to 90 % of the time, with 16
-for 95 to 99 %."""
+"""One thread fills an idle machine's disk with pieces of 4 MiB. Beside other programs, threads wait
+for a core between their pieces: with 4 of them a disk was busy for 53 to 94 % of the time, with 16
+for 81 to 99 %, in a few runs on a machine whose load varied."""
 
 
 @dataclass(frozen=True, slots=True)

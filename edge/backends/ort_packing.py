@@ -193,8 +193,8 @@ def open_loose(template: Template, *, options: Callable[[], ort.SessionOptions])
 def hand_on(parts: Sequence[memoryview], to: Sequence[memoryview] | None) -> None:
     """Move the pages of these parts to others of the same sizes, or give them back to the system.
 
-    What is written next then finds pages there already: the system would clear each anew, which
-    takes a core half as long as a fast disk takes to fill it. The parts can be written again.
+    What is written next then finds pages there already, which the system would have to clear else.
+    The parts can be written again.
     """
     libc = _libc()
     libc.mremap.restype = ctypes.c_void_p
