@@ -19,18 +19,29 @@ from offload.direct_reader import DIRECT_BYTES, Read
 from offload.errors import StoreError
 
 
+class Begun(Protocol):
+    """Reads under way."""
+
+    def wait(self) -> None: ...
+
+
 class Reader(Protocol):
     """Where the bytes come from."""
 
     bytes_read: int
 
-    def read(self, reads: Sequence[Read]) -> None: ...
+    def begin(self, reads: Sequence[Read]) -> Begun: ...
 
     def close(self) -> None: ...
 
 
 Memory = Sequence[memoryview]
 """Writable, for one extent, in one or more parts of whole pages."""
+
+
+HandOn = Callable[[Memory, Memory | None], None]
+"""Empties the first memory: what it holds goes to the second, which is written next, or back to the
+system. The first can be written again afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +71,13 @@ Extent = Sequence[Span]
 
 
 class WeightStreamer:
-    """Extents in a cycle, each with memory of its own; one thread reads ahead of who uses them.
+    """Extents in a cycle, each with memory of its own, read as soon as there is room for them.
 
     The first `resident` of them stay once they are read. The others are let go as soon as they were
-    used, and no more than `window` of them are held at once: so the disk works while others
-    compute, and waits when the window is full of what is still to come. Where so few are not
-    resident that the window holds them, they stay, too.
+    used, and no more than `window` of them are held or on their way at once. What comes next is
+    asked for while what came before is still being read: so the disk never waits, but for a window
+    that is full of what is still to come. Where so few are not resident that the window holds them,
+    they stay, too.
     """
 
     def __init__(
@@ -76,9 +88,9 @@ class WeightStreamer:
         *,
         resident: int,
         window: int,
-        let_go: Callable[[Memory], None],
+        hand_on: HandOn,
     ) -> None:
-        """Begins to read. `let_go` gives the system back what an extent's memory holds.
+        """Begins to read. `hand_on` takes away what an extent's memory holds.
 
         The first time, an extent's bytes are compared with their digests. ValueError without
         extents, or for a window of one: one is used while the next is filled.
@@ -89,20 +101,20 @@ class WeightStreamer:
         self._memories = memories
         self._reader = reader
         self._window = window
-        self._let_go = let_go
-        self._changed = threading.Condition()
+        self._hand_on = hand_on
+        self._mutex = threading.Lock()
         self._resident = self._kept(resident)
-        self._is_filled = [False] * len(extents)
+        self._begun: dict[int, Begun] = {}
+        """Extents that are in memory or on their way there."""
         self._is_verified = [False] * len(extents)
         self._in_use: int | None = None
-        self._fetched = self._used = 0
-        """Uses, counted from the start: what comes next for the disk, and for who computes."""
+        self._used = 0
+        """Uses, counted from the start."""
         self._failure: StoreError | None = None
         self._is_closed = False
         self.wait_s = 0.0
         """Seconds that users waited for the disk."""
-        self._thread = threading.Thread(target=self._run, name="edge-stream", daemon=True)
-        self._thread.start()
+        self._begin_ahead()
 
     @property
     def bytes_read(self) -> int:
@@ -116,105 +128,92 @@ class WeightStreamer:
         Raises StoreError when the disk fails or the file is not what was written, ValueError when
         it is not this extent's turn.
         """
-        with self._changed:
+        with self._mutex:
             if index != self._used % len(self._extents):
                 raise ValueError(f"extent {index} is used out of turn")
-            start_s = time.perf_counter()
-            self._changed.wait_for(lambda: self._is_filled[index] or self._is_over)
-            self.wait_s += time.perf_counter() - start_s
             if self._failure is not None:
                 raise self._failure
-            if not self._is_filled[index]:
-                raise StoreError("the weights are no longer read; the model was closed")
+            begun = None if self._is_closed else self._begun[index]
             self._in_use = index
+        if begun is not None:
+            self._wait(begun)
+        if begun is None or self._is_closed:
+            raise StoreError("the weights are no longer read; the model was closed")
+        self._is_verified[index] = True
         try:
             yield
         finally:
-            with self._changed:
+            with self._mutex:
                 self._in_use = None
                 self._used += 1
-                self._fetched = max(self._fetched, self._used)
                 if index >= self._resident:
-                    self._drop(index)
-                self._changed.notify_all()
+                    del self._begun[index]
+                    self._hand_on(self._memories[index], self._next_memory())
+                self._begin_ahead()
 
     def keep(self, resident: int, *, window: int) -> None:
         """From now on so many extents stay; what is too much is let go before this returns.
 
         But for the extent in use, which is let go after its use. From any thread.
         """
-        with self._changed:
+        with self._mutex:
             self._window = window
             self._resident = self._kept(resident)
-            for index in range(self._resident, len(self._extents)):
-                if self._is_filled[index] and index != self._in_use:
-                    self._drop(index)
-            # What was read ahead is gone, and is needed first.
-            self._fetched = self._used
-            self._changed.notify_all()
+            for index in [each for each in self._begun if each >= self._resident]:
+                if index != self._in_use:
+                    with contextlib.suppress(StoreError):  # told when it is read again
+                        self._begun.pop(index).wait()
+                    self._hand_on(self._memories[index], None)
+            self._begin_ahead()
 
     def close(self) -> None:
         """End the reading; whoever waits for an extent gets a StoreError."""
-        with self._changed:
+        with self._mutex:
             self._is_closed = True
-            self._changed.notify_all()
-        self._thread.join()
         self._reader.close()
         self._failure = None  # its traceback would keep whoever waited, and the weights, alive
 
-    @property
-    def _is_over(self) -> bool:
-        return self._is_closed or self._failure is not None
+    def _wait(self, begun: Begun) -> None:
+        start_s = time.perf_counter()
+        try:
+            begun.wait()
+        except StoreError as error:
+            self._failure = error
+            raise
+        except Exception as error:
+            self._failure = StoreError(f"the weights cannot be read: {error}")
+            raise self._failure from error
+        finally:
+            self.wait_s += time.perf_counter() - start_s
 
     def _kept(self, resident: int) -> int:
         count = len(self._extents)
         return count if count - resident <= self._window else max(0, resident)
 
-    def _drop(self, index: int) -> None:
-        self._is_filled[index] = False
-        self._let_go(self._memories[index])
+    def _coming(self) -> Iterator[int]:
+        """What is to be read next, in the order of use, as far as there is room."""
+        count = len(self._extents)
+        room = self._window - sum(index >= self._resident for index in self._begun)
+        for number in range(self._used, self._used + count):
+            index = number % count
+            if index not in self._begun:
+                if index >= self._resident:
+                    if room <= 0:
+                        return  # what comes later must not take its place
+                    room -= 1
+                yield index
 
-    @property
-    def _may_fetch(self) -> bool:
-        """Whether the next extent in turn has room, or is there already."""
-        if self._fetched - self._used >= len(self._extents):
-            return False
-        index = self._fetched % len(self._extents)
-        held = sum(self._is_filled[self._resident :])
-        return index < self._resident or self._is_filled[index] or held < self._window
+    def _next_memory(self) -> Memory | None:
+        index = next(self._coming(), None)
+        return None if index is None else self._memories[index]
 
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._is_over or self._may_fetch)
-                if self._is_over:
-                    return
-                index = self._fetched % len(self._extents)
-                if self._is_filled[index]:
-                    self._fetched += 1
-                    continue
-            try:
-                is_first = not self._is_verified[index]
-                memory = self._memories[index]
-                self._reader.read(
-                    [span.read_into(memory, verify=is_first) for span in self._extents[index]]
-                )
-            except BaseException as error:  # whoever waits must not wait for ever
-                with self._changed:
-                    self._failure = _as_store_error(error)
-                    self._changed.notify_all()
-                return
-            with self._changed:
-                self._is_filled[index] = self._is_verified[index] = True
-                self._changed.notify_all()
-
-
-def _as_store_error(error: BaseException) -> StoreError:
-    if isinstance(error, StoreError):
-        return error
-    failure = StoreError(f"the weights cannot be read: {error}")
-    failure.__cause__ = error
-    return failure
+    def _begin_ahead(self) -> None:
+        if self._is_closed:
+            return
+        for index in list(self._coming()):
+            memory, verify = self._memories[index], not self._is_verified[index]
+            reads = [span.read_into(memory, verify=verify) for span in self._extents[index]]
+            self._begun[index] = self._reader.begin(reads)
 
 
 def padded(nbytes: int) -> int:

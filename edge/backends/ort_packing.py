@@ -41,6 +41,7 @@ _SMALLEST_WEIGHT = "129"
 
 _PACKED = re.compile(r"(?P<kernel>.*)\|(?P<places>[0-9;|]+)$")
 _MAP_FIXED, _MADV_HUGEPAGE = 0x10, 14
+_MREMAP_MAYMOVE, _MREMAP_FIXED, _MREMAP_DONTUNMAP = 1, 2, 4
 _COPY_BYTES = 1 << 20
 _FULL_BYTES = 1 << 20
 """A disk with less than this left when something could not be written was full."""
@@ -189,11 +190,29 @@ def open_loose(template: Template, *, options: Callable[[], ort.SessionOptions])
     return LooseSession(session, parts)
 
 
-def let_go(parts: Sequence[memoryview]) -> None:
-    """Give the system back what lies in these parts; they can be written again."""
-    for part in parts:
-        address = ctypes.addressof(ctypes.c_char.from_buffer(part))
-        _libc().madvise(ctypes.c_void_p(address), ctypes.c_size_t(part.nbytes), mmap.MADV_DONTNEED)
+def hand_on(parts: Sequence[memoryview], to: Sequence[memoryview] | None) -> None:
+    """Move the pages of these parts to others of the same sizes, or give them back to the system.
+
+    What is written next then finds pages there already, which the system would have to clear else.
+    The parts can be written again.
+    """
+    libc = _libc()
+    libc.mremap.restype = ctypes.c_void_p
+    if to is not None and [each.nbytes for each in to] != [each.nbytes for each in parts]:
+        to = None
+    for number, part in enumerate(parts):
+        address, size = _address(part), ctypes.c_size_t(part.nbytes)
+        if to is not None:
+            target = _address(to[number])
+            flags = _MREMAP_MAYMOVE | _MREMAP_FIXED | _MREMAP_DONTUNMAP
+            place = ctypes.c_void_p(target)
+            if libc.mremap(ctypes.c_void_p(address), size, size, flags, place) == target:
+                continue
+        libc.madvise(ctypes.c_void_p(address), size, mmap.MADV_DONTNEED)
+
+
+def _address(part: memoryview) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(part))
 
 
 def _own_memory(blob: Blob, mappings: Sequence[Mapping]) -> memoryview:

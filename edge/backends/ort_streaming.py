@@ -22,7 +22,7 @@ from edge.backends.ort_graphs import GraphSegment, Streamed
 from edge.backends.ort_packing import (
     LooseSession,
     Template,
-    let_go,
+    hand_on,
     make_template,
     open_loose,
     packing_key,
@@ -113,7 +113,7 @@ class StreamedLayers:
                 reader,
                 resident=len(self._layers) - self._streamed,
                 window=self._window,
-                let_go=let_go,
+                hand_on=hand_on,
             )
         except BaseException:
             reader.close()
@@ -258,7 +258,7 @@ class StreamedLayers:
                         "cannot be exchanged on this device, so they cannot be streamed; give "
                         "the peer more --memory, or share the model with more peers"
                     )
-        let_go(memory)
+        hand_on(memory, None)
         release_freed_memory()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from offload import (
     WeightStreamer,
     piece_digest,
 )
+from offload.direct_reader import Reading
 from offload.weight_streamer import Reader
 
 PAGE = 4096
@@ -44,9 +46,13 @@ class MemoryReader:
         self.gate.set()
         self.failure: StoreError | None = None
         self.asked = threading.Semaphore(0)
+        self.pool = ThreadPoolExecutor(1)
+
+    def begin(self, reads: Sequence[Read]) -> Reading:
+        self.asked.release()
+        return Reading([self.pool.submit(self.read, reads)])
 
     def read(self, reads: Sequence[Read]) -> None:
-        self.asked.release()
         self.gate.wait()
         if self.failure is not None:
             raise self.failure
@@ -56,7 +62,9 @@ class MemoryReader:
             each.into[: each.nbytes] = self.content[each.offset : each.offset + each.nbytes]
 
     def close(self) -> None:
+        self.pool.shutdown(wait=False, cancel_futures=True)
         self.gate.set()
+        self.pool.shutdown()
 
 
 def content_of(extents: int, nbytes: int) -> bytes:
@@ -78,10 +86,16 @@ class Places:
 
     def __init__(self, extents: int, nbytes: int = PAGE) -> None:
         self.memory = [[page_memory(nbytes)] for _ in range(extents)]
+        self.handed: list[tuple[int, int | None]] = []
 
-    def let_go(self, memory: Memory) -> None:
+    def hand_on(self, memory: Memory, to: Memory | None) -> None:
+        assert memory is not to
+        self.handed.append((self._number(memory), None if to is None else self._number(to)))
         for part in memory:
             part[:] = GONE * len(part)
+
+    def _number(self, memory: Memory) -> int:
+        return next(i for i, each in enumerate(self.memory) if each is memory)
 
     def held(self) -> list[int]:
         """Which extents are in memory, as far as one byte tells."""
@@ -97,7 +111,7 @@ def streamer_of(
         reader,
         resident=resident,
         window=window,
-        let_go=places.let_go,
+        hand_on=places.hand_on,
     )
 
 
@@ -164,7 +178,8 @@ def test_reads_ahead_as_far_as_the_window_has_room_and_no_further() -> None:
         assert reader.asked.acquire(timeout=PATIENCE_S)
     finally:
         streamer.close()
-    assert reader.offsets == [index * PAGE for index in range(5)]
+    in_turn = [index * PAGE for index in range(5)]
+    assert reader.offsets == in_turn[: len(reader.offsets)]
 
 
 class streamer_is_idle:
@@ -198,6 +213,32 @@ def test_less_to_keep_is_let_go_at_once() -> None:
                 assert bytes(places.memory[index][0]) == bytes([index + 1]) * PAGE
     finally:
         streamer.close()
+
+
+def test_the_next_extents_are_asked_for_while_the_first_is_read() -> None:
+    """So the disk goes from one to the next without a gap, however many threads read."""
+    reader = MemoryReader(content_of(5, PAGE))
+    reader.gate.clear()
+    streamer = streamer_of(Places(5), reader, resident=0, window=3)
+    try:
+        assert [reader.asked.acquire(blocking=False) for _ in range(4)] == [True] * 3 + [False]
+        assert reader.offsets == []
+    finally:
+        streamer.close()
+
+
+def test_what_was_used_is_handed_to_what_is_read_next() -> None:
+    reader = MemoryReader(content_of(5, PAGE))
+    places = Places(5)
+    streamer = streamer_of(places, reader, resident=1, window=2)
+    try:
+        for _ in range(2):
+            for index in range(5):
+                with streamer.extent(index):
+                    pass
+    finally:
+        streamer.close()
+    assert places.handed[:6] == [(1, 3), (2, 4), (3, 1), (4, 2), (1, 3), (2, 4)]
 
 
 def test_a_use_out_of_turn_is_refused() -> None:
@@ -245,11 +286,8 @@ def test_closing_frees_a_user_that_waits() -> None:
 
     user = threading.Thread(target=use)
     user.start()
-    closer = threading.Thread(target=streamer.close)
-    closer.start()
-    user.join()  # although the disk still hangs
-    reader.gate.set()
-    closer.join()
+    streamer.close()
+    user.join()
     assert "closed" in str(raised[0])
 
 
