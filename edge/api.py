@@ -74,18 +74,25 @@ class Cluster:
         *,
         memory: Size | Sequence[Size] | None = None,
         threads: int | Sequence[int] | None = None,
+        backend: str | Sequence[str] = "auto",
         kv_memory: Size | Sequence[Size] | None = None,
         kv_disk: str | Sequence[str] | None = None,
     ) -> Cluster:
         """Daemons started on this machine, as processes of their own with real sockets.
 
-        `memory` ("2GiB" or bytes) and `threads` take one value, or one for each peer. Threads
-        default to this machine's cores shared out. `kv_memory` is the part of it that keys and
-        values may take, `kv_disk` ("FOLDER:SIZE") where they go beyond that: see `edge peer`. Of
-        one folder for several peers each takes a folder within, and the whole size.
+        `memory` ("2GiB" or bytes), `threads` and `backend` ("auto", "ort" or "triton") take one
+        value, or one for each peer. Threads default to this machine's cores shared out. `kv_memory`
+        is the part of the memory that keys and values may take, `kv_disk` ("FOLDER:SIZE") where
+        they go beyond that: see `edge peer`. Of one folder for several peers each takes a folder
+        within, and the whole size.
         """
         daemons = LocalPeers.start(
-            peers=peers, memory=memory, threads=threads, kv_memory=kv_memory, kv_disk=kv_disk
+            peers=peers,
+            memory=memory,
+            threads=threads,
+            backend=backend,
+            kv_memory=kv_memory,
+            kv_disk=kv_disk,
         )
         try:
             return cls._open(lambda: describe_each(daemons.addresses), daemons)

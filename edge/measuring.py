@@ -18,7 +18,6 @@ from edge.hosted_session import dial
 from edge.link_probe import probe
 from edge.loaded_sample import Site
 from edge.measurements import PeerProfile, ProbeOrder, ProfileOrder, spans_from_header
-from edge.memory import usable_memory_bytes
 from edge.memory_rate import memory_read_bytes_per_s
 from edge.profile import Held, profile
 from edge.profile_sample import sample_budget_bytes
@@ -62,10 +61,10 @@ class Measuring:
         await self.aclose()
         node, stop = self._node, StopFlag()
         async with node.measurement:
-            free_bytes = min(node.free_bytes, usable_memory_bytes())
             busy = tuple(hosted.assignment.plan.model for hosted in node.sessions.values())
 
             def work() -> tuple[PeerProfile, Held]:
+                free_bytes = min(node.free_bytes, node.backend().usable_memory_bytes())
                 site = Site(
                     backend=node.backend(),
                     folder=node.settings.cache_root,

@@ -54,6 +54,8 @@ class PeerSettings:
     kv_disk: tuple[Path, int] | None = None
     """Folder and bytes for keys and values beyond that."""
     backend: str = "ort"
+    processor: str = "CPU"
+    """What computes, for people."""
 
 
 class PeerNode:
@@ -159,6 +161,7 @@ class PeerNode:
             "addresses": list(self.addresses),
             "device": {
                 "backend": self.settings.backend,
+                "processor": self.settings.processor,
                 "threads": self.settings.threads,
                 "memory_bytes": self.settings.memory_bytes,
                 "free_bytes": self.free_bytes,
@@ -167,7 +170,10 @@ class PeerNode:
                 "kv_prefix_bytes": self.kv_room.prefixes.used_bytes if self.kv_room.prefixes else 0,
                 "host": host_id(),
                 "identity": device_identity(
-                    backend=settings.backend, threads=settings.threads, sample_bytes=sample_bytes
+                    backend=settings.backend,
+                    accelerator=settings.processor,
+                    threads=settings.threads,
+                    sample_bytes=sample_bytes,
                 ),
             },
             "models": [

@@ -28,6 +28,8 @@ class PeerInfo:
     addresses: tuple[str, ...]
     """Every address it listens on."""
     backend: str
+    processor: str
+    """What computes, for people."""
     threads: int
     memory_bytes: int
     free_bytes: int
@@ -97,6 +99,7 @@ def peer_info(answer: Frame, address: str) -> PeerInfo:
             address=address,
             addresses=tuple(_checked_address(each) for each in header["addresses"]),
             backend=printable(text(device, "backend")),
+            processor=printable(text(device, "processor")),
             threads=integer(device, "threads"),
             memory_bytes=integer(device, "memory_bytes"),
             free_bytes=integer(device, "free_bytes"),
