@@ -30,5 +30,6 @@ DEMOS: tuple[Demo, ...] = (
     _demo("split", "One model cut over three peers, each with a part of every layer."),
     _demo("uneven", "Shares of 4 : 2 : 1 give the same tokens as one peer."),
     _demo("mixed", "Two stages of layers, each cut over two peers: the same tokens again."),
+    _demo("bigger", "A model larger than memory, read from disk for each token: the same tokens."),
     _demo("zeroconf", "Two daemons are found without any address."),
 )

@@ -17,9 +17,10 @@ from edge.kv_limits import kv_limits
 from edge.load_options import LoadOptions
 from edge.local import LocalPeers, Size
 from edge.measured_plan import Measure, forget_measured, measured_proposal
+from edge.memory import parse_size
 from edge.model import Model
 from edge.paths import cache_root
-from edge.peer_info import PeerInfo, describe_all, describe_each, memory_rate
+from edge.peer_info import PeerInfo, describe_all, describe_each, memory_rate, set_memory
 from edge.planning import Proposal
 from edge.progress import OnProgress, progress_bars
 from edge.wire_choice import Wire
@@ -73,6 +74,7 @@ class Cluster:
         peers: int = 2,
         *,
         memory: Size | Sequence[Size] | None = None,
+        model_memory: Size | Sequence[Size] | None = None,
         threads: int | Sequence[int] | None = None,
         backend: str | Sequence[str] = "auto",
         kv_memory: Size | Sequence[Size] | None = None,
@@ -80,15 +82,18 @@ class Cluster:
     ) -> Cluster:
         """Daemons started on this machine, as processes of their own with real sockets.
 
-        `memory` ("2GiB" or bytes), `threads` and `backend` ("auto", "ort" or "triton") take one
-        value, or one for each peer. Threads default to this machine's cores shared out. `kv_memory`
-        is the part of the memory that keys and values may take, `kv_disk` ("FOLDER:SIZE") where
-        they go beyond that: see `edge peer`. Of one folder for several peers each takes a folder
-        within, and the whole size.
+        memory: the most that each process may have in memory ("2GiB" or bytes), itself included;
+        a daemon below its minimum, of about 140 MiB, does not start; of a GPU its own memory.
+        model_memory: of that, the most for weights and KV caches. kv_memory: the part that keys and
+        values may take; kv_disk ("FOLDER:SIZE"): where they go beyond that, see `edge peer`; of one
+        folder for several peers each takes a folder within, and the whole size. threads: of each;
+        the cores of this machine shared out. backend: "auto", "ort" or "triton". Each takes one
+        value, or one for each peer.
         """
         daemons = LocalPeers.start(
             peers=peers,
             memory=memory,
+            model_memory=model_memory,
             threads=threads,
             backend=backend,
             kv_memory=kv_memory,
@@ -272,6 +277,14 @@ class Cluster:
                 changes=changes,
             )
             return self._loop.run(planning)
+
+    def set_memory(self, peer: PeerInfo, memory: Size) -> PeerInfo:
+        """Have a peer's process stay under `memory` from now on; how it describes itself then.
+
+        With less, it reads layers of what it runs from disk for each token: replies under way go
+        on, with the same tokens. Raises RequestError below the minimum of what is loaded.
+        """
+        return self._loop.run(set_memory(peer, parse_size(memory)))
 
     def measure_again(
         self, path: str | Path, options: LoadOptions, devices: Sequence[str]

@@ -24,6 +24,7 @@ from edge.names import require_own_packages
 COMMANDS = {
     "peer": "Run the daemon that lends this device to the cluster.",
     "peers": "Show the peers of a cluster.",
+    "memory": "Tell a running peer how much memory it may use.",
     "plan": "Show what would run where and how fast, without running it.",
     "run": "Answer one prompt.",
     "chat": "Talk with a model in turns.",

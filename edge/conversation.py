@@ -21,34 +21,35 @@ from edge.backends.base import ShardWeights
 from edge.blocking import run_blocking, uninterrupted
 from edge.errors import (
     CapacityError,
-    CheckpointError,
     EdgeError,
     PlanError,
     ProtocolError,
 )
-from edge.facts import model_facts
 from edge.heartbeat import ALIVE, SILENT_AFTER_S, Hearing, show_life
 from edge.hosted_session import HostedSession
 from edge.measuring import Measuring
-from edge.memory import format_size, process_memory
+from edge.memory import process_memory
+from edge.reservation import shard_use
+from edge.store_errors import map_store_error
 from edge.wire import (
     Assignment,
     SamplingTerms,
     error_to_header,
+    integer,
     places_from_payload,
     prompt_from_payload,
     step_from_header,
     text,
 )
-from offload import CachedShard, Manifest, ShardWriter, numpy_dtype
-from partition import Workload, memory_use
+from offload import CachedShard, Manifest, ShardWriter
 from transport import Channel, Frame
 
 if TYPE_CHECKING:
     from edge.node import PeerNode
 
-MAX_WAITING_FRAMES = 4
-"""Read ahead of the one that is being answered; each may hold 64 MiB."""
+MAX_WAITING_FRAMES = 2
+"""Read ahead of the one that is being answered. A piece of weights has 4 MiB, any frame at most
+64."""
 
 _log = logging.getLogger(__name__)
 
@@ -79,6 +80,7 @@ class Conversation:
             "connect": self._connect,
             "measure": self._measure,
             "close": self._close,
+            "memory": self._memory,
         }
         self._posts: dict[str, Callable[[Frame], None]] = {
             "begin": self._begin,
@@ -163,6 +165,11 @@ class Conversation:
     async def _describe(self, _frame: Frame) -> tuple[dict[str, Any], bytes]:
         return self._node.describe(), b""
 
+    async def _memory(self, frame: Frame) -> tuple[dict[str, Any], bytes]:
+        """Another budget; the answer is how the peer describes itself then."""
+        await self._node.promise(integer(frame.header, "bytes"))
+        return self._node.describe(), b""
+
     async def _offer(self, frame: Frame) -> tuple[dict[str, Any], bytes]:
         """Which pieces are missing of a shard."""
         manifest = Manifest.from_json(bytes(frame.payload))
@@ -212,51 +219,34 @@ class Conversation:
         cached = self._sealed.get(assignment.manifest_digest)
         if cached is None:
             raise ProtocolError("a shard that was not sent")
-        reserved_bytes = self._needed_bytes(assignment, cached.manifest)
+        use = shard_use(assignment, cached.manifest)
+        await self._node.reserve(assignment.session, use)
         loop = asyncio.get_running_loop()
 
         def report(event: Frame) -> None:
             with contextlib.suppress(RuntimeError):  # the loop ended while a step was under way
                 loop.call_soon_threadsafe(self._reports.put_nowait, event)
 
-        hosted = HostedSession(assignment, reserved_bytes, report, self._node.kv_room)
+        hosted = HostedSession(assignment, cached.manifest, report, self._node.kv_room)
         self._node.sessions[assignment.session] = hosted
         self._mine[assignment.session] = hosted
         try:
-            weights = ShardWeights(
-                path=cached.path, manifest=cached.manifest, packed=self._node.packed
-            )
             backend = await run_blocking(self._node.backend)
-            loaded_bytes = await asyncio.wrap_future(
-                hosted.shard.load(backend, weights, hosted.kv.tier, hosted.kv.prefixes)
-            )
+            async with self._node.loading:  # two at once would take the same room
+                weights = ShardWeights(
+                    path=cached.path,
+                    manifest=cached.manifest,
+                    packed=self._node.packed,
+                    # Nothing is kept in the cache before the first step.
+                    load_room_bytes=self._node.ledger.free_bytes + use.kv_bytes + use.buffer_bytes,
+                )
+                loaded_bytes = await asyncio.wrap_future(
+                    hosted.shard.load(backend, weights, hosted.kv.tier, hosted.kv.prefixes)
+                )
         except BaseException:
             await uninterrupted(self._end_session(assignment.session))
             raise
         return {"weight_bytes": loaded_bytes}, b""
-
-    def _needed_bytes(self, assignment: Assignment, manifest: Manifest) -> int:
-        """What this shard takes of our memory. Raises CapacityError when that is not free."""
-        plan = assignment.plan
-        embeddings = [tensor for tensor in manifest.tensors if tensor.name == "embedding"]
-        facts = model_facts(
-            assignment.model,
-            assignment.weight_format,
-            name=plan.model,
-            embedding_itemsize=numpy_dtype(embeddings[0].dtype).itemsize if embeddings else 0,
-            kv_dtype=assignment.kv_dtype,
-        )
-        workload = Workload(prompt_tokens=assignment.limits.cached_tokens, output_tokens=0)
-        device = plan.stages[assignment.stage].shards[assignment.rank].device
-        need_bytes = memory_use(plan, facts, workload)[device].total
-        free_bytes = self._node.free_bytes
-        if need_bytes > free_bytes:
-            raise CapacityError(
-                f"this shard needs {format_size(need_bytes)} and {format_size(free_bytes)} are "
-                f"free: {format_size(need_bytes - free_bytes)} are missing. Give the peer more "
-                "--memory, choose a smaller dtype or context, or share the model with more peers"
-            )
-        return need_bytes
 
     async def _connect(self, frame: Frame) -> tuple[dict[str, Any], bytes]:
         hosted = self._session(frame)
@@ -308,14 +298,14 @@ class Conversation:
         if hosted is not None:
             await hosted.aclose()
             self._node.sessions.pop(session, None)
+            self._node.release(session)
 
 
 def _mapped(error: Exception) -> Exception:
     """Errors of lower packages as ours, so that the coordinator can raise them by kind."""
-    if isinstance(error, offload.StoreFullError | partition.CapacityError):
+    if isinstance(error, partition.CapacityError):
         return CapacityError(str(error))
-    if isinstance(error, offload.StoreCorruptError):
-        return CheckpointError(f"{error}; load the model again: what arrived well is kept")
+    error = map_store_error(error)
     if isinstance(error, partition.PlanError):
         return PlanError(str(error), error.problems)
     if isinstance(error, CancelledError):

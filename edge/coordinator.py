@@ -22,12 +22,10 @@ from edge.residency import Residency
 from edge.scheduler import Scheduler
 from edge.seats import Seat
 from edge.shipping import describe_shard, ship
+from edge.step_memory import LOGIT_CHUNK_BYTES
 from edge.wire import Assignment
 from edge.wire_choice import WireRules
 from partition import Plan
-
-LOGIT_CHUNK_BYTES = 8 << 20
-"""Of logits per step, when every row travels."""
 
 
 async def load_model(

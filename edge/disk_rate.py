@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
 import os
 import tempfile
 import time
 from pathlib import Path
 
+from edge.backends.process_memory import HUGE_PAGE_BYTES
+
 TEMPORARY = "measuring-"
 """How the names of folders begin that are removed when the measurement is over."""
 
 _PIECE_BYTES = 4 << 20
+_PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 _LEAST_BYTES = 16 << 20
 _MOST_BYTES = 128 << 20
 _SPAN_S = 0.25
@@ -53,15 +57,25 @@ def _timed(path: Path, flags: int) -> float:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
     try:
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        with mmap.mmap(-1, _PIECE_BYTES) as buffer:  # on a page's border, as O_DIRECT wants it
-            done, start_s = 0, time.perf_counter()
-            while done < _MOST_BYTES and time.perf_counter() - start_s < _SPAN_S:
-                count = os.preadv(descriptor, [buffer], done)
-                done += count
-                if count < _PIECE_BYTES:
-                    break
-            if not done:
-                raise OSError(f"{path} is empty")
-            return done / (time.perf_counter() - start_s)
+        with mmap.mmap(-1, _PIECE_BYTES + HUGE_PAGE_BYTES, flags=_PRIVATE) as memory:
+            # As weights are read: with pages of 4 KiB a fast disk gives a third of what it can.
+            with contextlib.suppress(OSError):
+                memory.madvise(mmap.MADV_HUGEPAGE)
+            with memoryview(memory) as whole, _aligned(whole) as buffer:
+                buffer[:] = bytes(len(buffer))  # it is there before the clock runs
+                done, start_s = 0, time.perf_counter()
+                while done < _MOST_BYTES and time.perf_counter() - start_s < _SPAN_S:
+                    count = os.preadv(descriptor, [buffer], done)
+                    done += count
+                    if count < _PIECE_BYTES:
+                        break
+                if not done:
+                    raise OSError(f"{path} is empty")
+                return done / (time.perf_counter() - start_s)
     finally:
         os.close(descriptor)
+
+
+def _aligned(memory: memoryview) -> memoryview:
+    start = -ctypes.addressof(ctypes.c_char.from_buffer(memory)) % HUGE_PAGE_BYTES
+    return memory[start : start + _PIECE_BYTES]

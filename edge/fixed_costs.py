@@ -33,11 +33,14 @@ _OTHER_BYTES = 64 << 20
 """Read between two choices, as weights are: more than most caches hold."""
 
 
-def sample_seconds(vocab_size: int) -> float:
-    """Choosing one token greedily, as a session does it, from logits that no cache holds."""
+def sample_seconds(vocab_size: int, budget_bytes: int) -> float:
+    """Choosing one token greedily, as a session does it, from logits that no cache holds.
+
+    What it takes of memory is within the budget, as long as that holds a few MiB.
+    """
     size = min(vocab_size, _MOST_LOGITS)
     logits = np.random.default_rng(0).standard_normal(size, dtype=np.float32)
-    others = np.ones(_OTHER_BYTES // 8, np.uint64)
+    others = np.ones(min(_OTHER_BYTES, budget_bytes // 4) // 8 + 1, np.uint64)
     parameters = SamplingParameters()
     seconds = []
     for position in range(_REPEATS):

@@ -12,6 +12,7 @@ from edge.kv_room import KvRoom
 from edge.seats import Seat
 from edge.session import ShardSession
 from edge.wire import Assignment, Place
+from offload import Manifest
 from transport import Frame, Link
 
 CONNECT_TIMEOUT_S = 20.0
@@ -31,13 +32,13 @@ class HostedSession:
     def __init__(
         self,
         assignment: Assignment,
-        reserved_bytes: int,
+        manifest: Manifest,
         report: Callable[[Frame], None],
         kv_room: KvRoom,
     ) -> None:
         """Raises CapacityError where `kv_room` has not what the assignment promises."""
         self.assignment = assignment
-        self.reserved_bytes = reserved_bytes
+        self.manifest = manifest
         self.kv = kv_room.share(assignment, assignment.layout)
         self._kv_room = kv_room
         self.shard = ShardSession(assignment, report)

@@ -56,7 +56,7 @@ def kv_limits(
         if not each.kv_bytes:
             continue
         peer = by_id[device]
-        free_bytes = peer.free_bytes - each.weight_bytes
+        free_bytes = peer.model_free_bytes - each.weight_bytes
         if peer.kv_memory_bytes is not None:
             free_bytes = min(free_bytes, peer.kv_memory_bytes)
         cached = min(cached, free_bytes // each.kv_bytes)

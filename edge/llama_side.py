@@ -1,6 +1,9 @@
 """llama.cpp's half of a comparison: runs by itself, where llama-cpp-python and numpy are installed.
 
-python llama_side.py GGUF THREADS CONTEXT REQUESTS
+python llama_side.py GGUF THREADS CONTEXT REQUESTS [mapped]
+
+With `mapped` the weights stay as they are in the mapped file, so that a file larger than memory can
+run at all; else llama.cpp makes copies of some in another order, which compute faster.
 
 Says in one line of JSON which version it is. Then answers lines on standard input, `PROMPT_TOKENS
 NEW_TOKENS REQUESTS`, with one line of JSON each: the seconds of `prefill_s` (the prompt of the last
@@ -20,14 +23,17 @@ import numpy as np
 class Side:
     """A model in llama.cpp, driven through its C interface with greedy tokens."""
 
-    def __init__(self, path: str, *, threads: int, context: int, requests: int) -> None:
+    def __init__(
+        self, path: str, *, threads: int, context: int, requests: int, is_mapped: bool = False
+    ) -> None:
         import llama_cpp
 
         self._api: Any = llama_cpp
         llama_cpp.llama_backend_init()
-        self.model = llama_cpp.llama_model_load_from_file(
-            path.encode(), llama_cpp.llama_model_default_params()
-        )
+        loading = llama_cpp.llama_model_default_params()
+        if is_mapped:
+            loading.use_extra_bufts = False
+        self.model = llama_cpp.llama_model_load_from_file(path.encode(), loading)
         if not self.model:
             raise SystemExit(f"llama.cpp cannot read {path}")
         terms = llama_cpp.llama_context_default_params()
@@ -87,7 +93,8 @@ def main() -> None:
 
     quiet = llama_cpp.llama_log_callback(lambda _level, _text, _data: None)
     llama_cpp.llama_log_set(quiet, None)
-    side = Side(path, threads=threads, context=context, requests=requests)
+    is_mapped = sys.argv[5:] == ["mapped"]
+    side = Side(path, threads=threads, context=context, requests=requests, is_mapped=is_mapped)
     print(json.dumps({"version": llama_cpp.__version__, "vocab": side.vocab_size}), flush=True)
     for line in sys.stdin:
         print(json.dumps(side.run(*map(int, line.split()))), flush=True)

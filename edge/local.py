@@ -38,6 +38,7 @@ class LocalPeers:
         *,
         peers: int,
         memory: Size | Sequence[Size] | None,
+        model_memory: Size | Sequence[Size] | None = None,
         threads: int | Sequence[int] | None,
         kv_memory: Size | Sequence[Size] | None = None,
         kv_disk: str | Sequence[str] | None = None,
@@ -47,9 +48,10 @@ class LocalPeers:
         if type(peers) is not int or not 1 <= peers <= MAX_PEERS:
             raise RequestError(f"peers must be a whole number from 1 to {MAX_PEERS}, not {peers!r}")
         options = [["--name", f"local-{index + 1}"] for index in range(peers)]
-        for each, size in zip(options, _one_each(memory, peers, "memory"), strict=True):
-            if size is not None:
-                each += ["--memory", str(parse_size(size))]
+        for option, sizes in (("memory", memory), ("model-memory", model_memory)):
+            for each, size in zip(options, _one_each(sizes, peers, option), strict=True):
+                if size is not None:
+                    each += [f"--{option}", str(parse_size(size))]
         for each, size in zip(options, _one_each(kv_memory, peers, "kv_memory"), strict=True):
             if size is not None:
                 each += ["--kv-memory", str(parse_size(size))]

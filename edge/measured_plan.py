@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import combinations
 from typing import Literal
 
@@ -14,8 +15,9 @@ from edge.kv_limits import with_kv_memory, with_less_kv_memory
 from edge.load_options import LoadOptions
 from edge.paths import cache_root
 from edge.peer_info import PeerInfo
-from edge.planning import Proposal, facts_of, propose
+from edge.planning import Beside, Proposal, facts_of, propose
 from edge.progress import OnProgress
+from edge.reservation import most_beside
 from partition import Plan
 
 Measure = Literal["needed", "missing", "again"]
@@ -44,13 +46,41 @@ async def measured_proposal(
         refresh=measure == "again",
         only_known=measure == "needed" and not _can_change(peers, options),
     )
-    try:
-        return propose(checkpoint, known, options, changes=changes, notes=notes)
-    except CapacityError:
-        for less in with_less_kv_memory(options, checkpoint.spec, peers):
-            with contextlib.suppress(CapacityError):
-                return propose(checkpoint, known, less, changes=changes, notes=notes)
-        raise
+    taken = most_beside(
+        checkpoint.spec,
+        options.limits(checkpoint.spec),
+        embedding_itemsize=checkpoint.embedding_itemsize,
+        may_split=len(peers) > 1,
+        stream=options.stream,
+    )
+    known = replace(
+        known,
+        devices=tuple(
+            replace(device, memory_bytes=peer.device(buffer_bytes=taken).memory_bytes)
+            for device, peer in zip(known.devices, peers, strict=True)
+        ),
+    )
+
+    def proposed() -> Proposal:
+        try:
+            return propose(checkpoint, known, options, changes=changes, notes=notes)
+        except CapacityError:
+            for less in with_less_kv_memory(options, checkpoint.spec, peers):
+                with contextlib.suppress(CapacityError):
+                    return propose(checkpoint, known, less, changes=changes, notes=notes)
+            raise
+
+    return replace(
+        proposed(),
+        beside={
+            peer.id: Beside(
+                promised_bytes=peer.memory_bytes,
+                floor_bytes=peer.floor_bytes,
+                buffer_bytes=taken,
+            )
+            for peer in peers
+        },
+    )
 
 
 def _can_change(peers: Sequence[PeerInfo], options: LoadOptions) -> bool:

@@ -8,6 +8,7 @@ run at the same time.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +16,11 @@ from edge.blocking import StopFlag, run_blocking
 from edge.disk_rate import disk_read_bytes_per_s
 from edge.errors import ProtocolError
 from edge.hosted_session import dial
+from edge.ledger import MEASURING, Use
 from edge.link_probe import probe
 from edge.loaded_sample import Site
 from edge.measurements import PeerProfile, ProbeOrder, ProfileOrder, spans_from_header
-from edge.memory_rate import memory_read_bytes_per_s
+from edge.memory_rate import memory_read_bytes_per_s, most_read_bytes
 from edge.profile import Held, profile
 from edge.profile_sample import sample_budget_bytes
 from transport import Frame
@@ -38,6 +40,8 @@ class Measuring:
 
     def __init__(self, node: PeerNode) -> None:
         self._node = node
+        self._name = f"{MEASURING}{uuid.uuid4().hex}"
+        """Of what it takes, in the node's ledger."""
         self._held: Held | None = None
         self.calls: dict[str, Call] = {
             "memory_rate": self._memory_rate,
@@ -51,30 +55,48 @@ class Measuring:
         held, self._held = self._held, None
         if held is not None:
             await run_blocking(held.close)
+            self._node.release(self._name)
 
     async def _memory_rate(self, _frame: Frame) -> Answer:
-        threads = self._node.settings.threads
-        return {"bytes_per_s": await run_blocking(lambda: memory_read_bytes_per_s(threads))}, b""
+        node, threads = self._node, self._node.settings.threads
+        async with node.measurement:
+            budget_bytes = sample_budget_bytes(node.ledger.free_bytes)
+            most_bytes = min(most_read_bytes(threads), budget_bytes)
+            await node.reserve(self._name, Use(buffer_bytes=most_bytes))
+            try:
+                rate = await run_blocking(lambda: memory_read_bytes_per_s(threads, most_bytes))
+            finally:
+                node.release(self._name)
+        return {"bytes_per_s": rate}, b""
 
     async def _profile(self, frame: Frame) -> Answer:
         order = ProfileOrder.from_payload(frame.payload)
         await self.aclose()
         node, stop = self._node, StopFlag()
         async with node.measurement:
+            budget_bytes = sample_budget_bytes(
+                min(node.ledger.model_free_bytes, node.backend().usable_memory_bytes())
+            )
+            await node.reserve(self._name, Use(buffer_bytes=budget_bytes))
             busy = tuple(hosted.assignment.plan.model for hosted in node.sessions.values())
 
             def work() -> tuple[PeerProfile, Held]:
-                free_bytes = min(node.free_bytes, node.backend().usable_memory_bytes())
                 site = Site(
                     backend=node.backend(),
                     folder=node.settings.cache_root,
-                    budget_bytes=sample_budget_bytes(free_bytes),
+                    budget_bytes=budget_bytes,
                     disk_bytes_per_s=self._disk_rate(),
                     check=stop.check,
                 )
                 return profile(site, order, busy=busy)
 
-            found, held = await run_blocking(work, stop=stop, discard=lambda done: done[1].close())
+            try:
+                found, held = await run_blocking(
+                    work, stop=stop, discard=lambda done: done[1].close()
+                )
+            except BaseException:
+                node.release(self._name)
+                raise
         self._held = held
         if not order.hold:
             await self.aclose()

@@ -62,14 +62,24 @@ def usable_memory_bytes() -> int:
 
     The reserve is KEPT_FREE_BYTES, or half of what is free where there is little.
     """
-    free = int(psutil.virtual_memory().available)
-    left = memory_left_bytes()
-    if left is not None:
-        free = min(free, left)
+    free = free_memory_bytes()
     return max(free - KEPT_FREE_BYTES, free // 2)
 
 
+def free_memory_bytes() -> int:
+    """What this process could take at most, now."""
+    free = int(psutil.virtual_memory().available)
+    left = memory_left_bytes()
+    return free if left is None else min(free, left)
+
+
 def process_memory() -> dict[str, int]:
-    """`resident_bytes` of this process now, and `peak_bytes`, the most it ever was."""
+    """Of this process: `resident_bytes`, `anonymous_bytes` (of it, what is in no file), and
+    `peak_bytes`, the most that ever was resident."""
     peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return {"resident_bytes": psutil.Process().memory_info().rss, "peak_bytes": peak_kib << 10}
+    now = psutil.Process().memory_info()
+    return {
+        "resident_bytes": now.rss,
+        "anonymous_bytes": now.rss - now.shared,
+        "peak_bytes": peak_kib << 10,
+    }

@@ -10,7 +10,7 @@ import asyncio
 import threading
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +19,26 @@ import transport
 from edge import __version__
 from edge.addresses import reachable
 from edge.backends.base import Backend, open_backend
+from edge.blocking import run_blocking
 from edge.client import map_transport_error
 from edge.conversation import Conversation
-from edge.errors import NetworkError, ProtocolError, RequestError
+from edge.elastic import fit
+from edge.errors import CapacityError, NetworkError, ProtocolError, RequestError
+from edge.floor import budget_bytes, device_floor, process_floor
 from edge.host import device_identity, host_id
 from edge.hosted_session import LINK_TIMEOUT_S, HostedSession
 from edge.kv_room import KvRoom
+from edge.ledger import MEASURING, Floor, Ledger, Use
 from edge.link_probe import answer_probe
 from edge.memory import format_size
 from edge.profile_sample import SAMPLE_BYTES, sample_budget_bytes
+from edge.reservation import elastic
 from edge.wire import integer, text
 from offload import DerivedCache, ShardCache
 from transport import Channel, Link
+
+MEASURED_TIMEOUT_S = 5.0
+"""How long memory may be waited for that a measurement is just giving back."""
 
 MAX_PROBES = 4
 """Links that are answered at once; further ones wait, or are given up by who made them."""
@@ -43,7 +51,10 @@ class PeerSettings:
     name: str
     listen: str
     threads: int
-    memory_bytes: int
+    memory_bytes: int | None
+    """The most that the process may have resident; None: what is free, less a reserve."""
+    model_memory_bytes: int | None = None
+    """Of that, the most for weights and KV caches; None: all that the process leaves."""
     cluster: str
     announce: bool
     interfaces: tuple[str, ...] | None
@@ -65,7 +76,7 @@ class PeerNode:
         """Raises RequestError when the cache, or the folder for keys and values, cannot be used, or
         these may take more memory than there is."""
         kv_bytes = settings.kv_memory_bytes or 0
-        if kv_bytes > settings.memory_bytes:
+        if settings.memory_bytes is not None and kv_bytes > settings.memory_bytes:
             raise RequestError(
                 f"--kv-memory {format_size(kv_bytes)} is a part of the memory, which is "
                 f"{format_size(settings.memory_bytes)}; give less, or more --memory"
@@ -83,6 +94,11 @@ class PeerNode:
         except offload.StoreError as error:
             raise RequestError(str(error)) from error
         self.kv_room = KvRoom(memory_bytes=settings.kv_memory_bytes, disk=settings.kv_disk)
+        self._ledger: Ledger | None = None
+        self._released = asyncio.Event()
+        self._promising = asyncio.Lock()
+        self.loading = asyncio.Lock()
+        """Held while a shard is loaded, which takes more for moments."""
         self._backend: Backend | None = None
         self._backend_mutex = threading.Lock()
         self._listener: transport.Listener | None = None
@@ -95,10 +111,74 @@ class PeerNode:
         return reachable(self._listener.addresses, interfaces=self.settings.interfaces)
 
     @property
-    def free_bytes(self) -> int:
-        """What a coordinator may still reserve."""
-        reserved = sum(hosted.reserved_bytes for hosted in self.sessions.values())
-        return max(0, self.settings.memory_bytes - reserved)
+    def ledger(self) -> Ledger:
+        """What is promised and what is taken, of a node that was started."""
+        assert self._ledger is not None
+        return self._ledger
+
+    @ledger.setter
+    def ledger(self, changed: Ledger) -> None:
+        self._ledger = changed
+
+    async def reserve(self, name: str, use: Use) -> None:
+        """Write it down before anything is allocated. Raises CapacityError when it is not free.
+
+        A measurement that its coordinator has just ended is waited for.
+        """
+        deadline_s = asyncio.get_running_loop().time() + MEASURED_TIMEOUT_S
+        while True:
+            try:
+                self.ledger = self.ledger.with_use(name, use)
+                return
+            except CapacityError:
+                if not any(each.startswith(MEASURING) for each in self.ledger.uses):
+                    raise
+                self._released.clear()
+                try:
+                    async with asyncio.timeout_at(deadline_s):
+                        await self._released.wait()
+                except TimeoutError:
+                    self.ledger = self.ledger.with_use(name, use)
+                    return
+
+    async def promise(self, asked_bytes: int) -> None:
+        """Stay under another budget from now on; what is loaded goes on, with the same tokens.
+
+        What is too much is given back before this returns. Raises RequestError, with the minimum,
+        for a budget that what is loaded cannot keep to, and what the disk raises where layers are
+        to come from it; then nothing has changed.
+        """
+        async with self._promising:
+            before = self.ledger
+            sessions = dict(self.sessions)
+            shards = {
+                name: elastic(hosted.assignment, hosted.manifest)
+                for name, hosted in sessions.items()
+            }
+            wanted_bytes = self._budget_bytes(asked_bytes, before.floor)
+            self.ledger, counts = fit(before, wanted_bytes, shards)
+            try:
+                await asyncio.gather(
+                    *(
+                        asyncio.wrap_future(sessions[name].shard.stream(count))
+                        for name, count in counts.items()
+                    )
+                )
+            except Exception:
+                self.ledger = replace(self.ledger, budget_bytes=before.budget_bytes)
+                raise
+
+    def _budget_bytes(self, asked_bytes: int | None, floor: Floor) -> int:
+        backend = self.backend()
+        if not backend.has_own_memory:
+            return budget_bytes(asked_bytes, floor)
+        usable_bytes = backend.usable_memory_bytes()
+        return usable_bytes if asked_bytes is None else min(asked_bytes, usable_bytes)
+
+    def release(self, name: str) -> None:
+        """It is given back; an unknown one is no error."""
+        self.ledger = self.ledger.without(name)
+        self._released.set()
 
     def backend(self) -> Backend:
         """What computes here; opened at its first use, which takes a moment. From any thread."""
@@ -108,11 +188,18 @@ class PeerNode:
             return self._backend
 
     async def start(self) -> None:
-        """Listen, then announce.
+        """Open the back end and see what the process takes; listen, then announce.
 
         Raises NetworkError when the address or an interface cannot be used, RequestError for a
-        name that cannot be announced.
+        name that cannot be announced or a budget below the minimum.
         """
+        backend = await run_blocking(self.backend)
+        floor = device_floor() if backend.has_own_memory else process_floor()
+        self._ledger = Ledger(
+            budget_bytes=self._budget_bytes(self.settings.memory_bytes, floor),
+            floor=floor,
+            model_limit_bytes=self.settings.model_memory_bytes,
+        )
         try:
             self._listener = await transport.listen(
                 self.settings.listen,
@@ -153,7 +240,8 @@ class PeerNode:
     def describe(self) -> dict[str, Any]:
         """This peer for a coordinator: who it is, what it has, what it runs."""
         settings = self.settings
-        sample_bytes = min(2 * SAMPLE_BYTES, sample_budget_bytes(settings.memory_bytes))
+        ledger = self.ledger
+        sample_bytes = min(2 * SAMPLE_BYTES, sample_budget_bytes(ledger.room_bytes))
         return {
             "id": self.id,
             "name": self.settings.name,
@@ -163,8 +251,10 @@ class PeerNode:
                 "backend": self.settings.backend,
                 "processor": self.settings.processor,
                 "threads": self.settings.threads,
-                "memory_bytes": self.settings.memory_bytes,
-                "free_bytes": self.free_bytes,
+                "memory_bytes": ledger.budget_bytes,
+                "floor_bytes": ledger.floor.total,
+                "free_bytes": ledger.free_bytes,
+                "model_free_bytes": ledger.model_free_bytes,
                 "kv_memory_bytes": self.kv_room.free_memory_bytes,
                 "kv_disk_bytes": self.kv_room.free_disk_bytes,
                 "kv_prefix_bytes": self.kv_room.prefixes.used_bytes if self.kv_room.prefixes else 0,
@@ -182,11 +272,13 @@ class PeerNode:
                     "dtype": hosted.assignment.weight_format.name,
                     "stage": hosted.assignment.stage,
                     "rank": hosted.assignment.rank,
-                    "bytes": hosted.reserved_bytes,
+                    "bytes": ledger.uses[name].model_bytes,
+                    "buffer_bytes": ledger.uses[name].buffer_bytes,
+                    "streamed_bytes": ledger.uses[name].streamed_bytes,
                     "kv_bytes": hosted.kv.memory_bytes,
                     "kv_disk_bytes": hosted.kv.tier.used_bytes if hosted.kv.tier else 0,
                 }
-                for hosted in self.sessions.values()
+                for name, hosted in self.sessions.items()
             ],
         }
 

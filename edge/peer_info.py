@@ -16,6 +16,16 @@ from edge.wire import Place, integer, printable, text
 from partition import DeviceSpec
 from transport import Frame, TransportError, parse_address
 
+_MODEL_NUMBERS = (
+    "stage",
+    "rank",
+    "bytes",
+    "buffer_bytes",
+    "streamed_bytes",
+    "kv_bytes",
+    "kv_disk_bytes",
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerInfo:
@@ -32,7 +42,14 @@ class PeerInfo:
     """What computes, for people."""
     threads: int
     memory_bytes: int
+    """What it promised to stay under."""
+    floor_bytes: int
+    """Of that, what its process takes of itself."""
     free_bytes: int
+    """Of that, what nothing was reserved for yet."""
+    model_free_bytes: int
+    """What the weights and the KV cache of another model may take; the same, where no limit of
+    their own is set."""
     host: str
     """The machine it is on: peers of one host share its memory."""
     identity: str
@@ -44,14 +61,16 @@ class PeerInfo:
     kv_prefix_bytes: int
     """What beginnings of earlier prompts take there; it makes room for requests."""
     models: tuple[dict[str, Any], ...]
-    """What it runs: name, dtype, stage, rank and bytes of each shard; of these, those kept for
-    keys and values (kv_bytes); and what these take on disk now (kv_disk_bytes)."""
+    """What it runs: name, dtype, stage and rank of each shard; bytes of its weights and KV cache,
+    of these those of keys and values (kv_bytes), of its buffers, of what it reads from disk for
+    each step, and of keys and values that are on disk now (kv_disk_bytes)."""
 
-    def device(self) -> DeviceSpec:
+    def device(self, *, buffer_bytes: int = 0) -> DeviceSpec:
+        """As plans see it: memory for weights and KV, beside the buffers of their steps."""
         return DeviceSpec(
             id=self.id,
             name=self.name,
-            memory_bytes=self.free_bytes,
+            memory_bytes=max(0, min(self.model_free_bytes, self.free_bytes - buffer_bytes)),
             threads=self.threads,
             host=self.host,
         )
@@ -74,6 +93,15 @@ async def describe_peer(address: str, *, timeout_s: float = 5.0) -> PeerInfo:
     finally:
         await client.aclose()
     return peer_info(answer, address)
+
+
+async def set_memory(peer: PeerInfo, memory_bytes: int) -> PeerInfo:
+    """Give the peer another budget; the peer as it is then. Raises RequestError when it refuses."""
+    client = await PeerClient.connect(peer.address)
+    try:
+        return peer_info(await client.call("memory", {"bytes": memory_bytes}), peer.address)
+    finally:
+        await client.aclose()
 
 
 async def memory_rate(peer: PeerInfo) -> float:
@@ -102,7 +130,9 @@ def peer_info(answer: Frame, address: str) -> PeerInfo:
             processor=printable(text(device, "processor")),
             threads=integer(device, "threads"),
             memory_bytes=integer(device, "memory_bytes"),
+            floor_bytes=integer(device, "floor_bytes"),
             free_bytes=integer(device, "free_bytes"),
+            model_free_bytes=integer(device, "model_free_bytes"),
             host=printable(text(device, "host")),
             identity=printable(text(device, "identity")),
             kv_memory_bytes=None
@@ -132,10 +162,7 @@ def _hosted_model(model: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "name": printable(text(model, "name")),
         "dtype": printable(text(model, "dtype")),
-        **{
-            name: integer(model, name)
-            for name in ("stage", "rank", "bytes", "kv_bytes", "kv_disk_bytes")
-        },
+        **{name: integer(model, name) for name in _MODEL_NUMBERS},
     }
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import permutations
 
 import partition
@@ -12,6 +12,7 @@ from edge.checkpoint import Checkpoint
 from edge.errors import CapacityError, PlanError, RequestError
 from edge.facts import model_facts
 from edge.load_options import LoadOptions
+from edge.memory import format_size
 from edge.wire_choice import WireRules, choose_wire_rules
 from partition import (
     Choice,
@@ -22,9 +23,23 @@ from partition import (
     Parallel,
     Plan,
     PlanRow,
+    Shard,
     Solo,
+    Stage,
     Workload,
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """What a device's memory holds beside weights and KV caches."""
+
+    promised_bytes: int
+    """What its process stays under."""
+    floor_bytes: int
+    """What the process takes of itself."""
+    buffer_bytes: int
+    """What the model's largest step takes at most, whatever the plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +56,8 @@ class Proposal:
     """What its user should know of the measuring: devices that were unsteady, or not measured."""
     wire_rules: WireRules
     """In which form activations travel between the shards of the plan."""
+    beside: Mapping[str, Beside] = field(default_factory=dict)
+    """By device; of peers that were asked."""
 
     @property
     def plan(self) -> Plan:
@@ -98,7 +115,9 @@ def propose(
     except partition.CapacityError as error:
         told = _of_context(error, limits.context_tokens)
         hint = _what_would_fit(checkpoint, cluster, options)
-        if not options.stream:
+        if options.stream:
+            hint += _even_streamed(facts, cluster, workload)
+        else:
             hint += _if_streamed(facts, cluster, workload, options, limits.chunk_tokens)
         raise CapacityError(f"{told} {hint}") from error
     return Proposal(
@@ -226,6 +245,30 @@ def _if_streamed(
     return (
         f" Or let it read what does not fit from disk for each token (--stream, stream=True): "
         f"{layers} layers{speed}."
+    )
+
+
+def _even_streamed(facts: ModelFacts, cluster: ClusterSpec, workload: Workload) -> str:
+    """What one device needs at least to run the model alone, from its disk."""
+    if not cluster.devices:
+        return ""
+    device = max(cluster.devices, key=lambda each: each.memory_bytes)
+    shard = Shard(
+        device=device.id,
+        heads=range(facts.num_heads),
+        ffn_columns=range(facts.ffn_columns),
+        vocab=range(facts.vocab_size),
+        streamed_layers=facts.num_layers,
+    )
+    plan = Plan(
+        model=facts.name,
+        version=0,
+        stages=(Stage(layers=range(facts.num_layers), shards=(shard,)),),
+    )
+    need_bytes = partition.memory_use(plan, facts, workload)[device.id].total
+    return (
+        f" Even with every layer read from disk it takes {format_size(need_bytes)} on one device, "
+        f"and {device.name} has {format_size(device.memory_bytes)} for it."
     )
 
 

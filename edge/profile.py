@@ -139,7 +139,7 @@ def profile(site: Site, order: ProfileOrder, *, busy: tuple[str, ...]) -> tuple[
             attention_s=attention_s,
             run_s=run_s,
             jitter=jitter,
-            sample_s=sample_seconds(order.model.vocab_size),
+            sample_s=sample_seconds(order.model.vocab_size, site.budget_bytes),
             step_s=_less(
                 step_seconds(site.backend, order.model, weight_format, site.folder), run_s
             ),
@@ -170,7 +170,7 @@ def _roughly(
         attention_s=(0.0, 0.0),
         run_s=0.0,
         jitter=0.0,
-        sample_s=sample_seconds(order.model.vocab_size),
+        sample_s=sample_seconds(order.model.vocab_size, site.budget_bytes),
         step_s=0.0,
         disk_bytes_per_s=site.disk_bytes_per_s,
     )

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import transport
+from edge.asides import Asides
 from edge.backends.base import Backend, ShardWeights, StageProgram, Step
 from edge.calibration import calibration_step
 from edge.errors import CapacityError, EdgeError, PeerLostError, PlanError, ProtocolError
@@ -25,6 +26,7 @@ from edge.prefixes import Prefixes
 from edge.sampler import TokenChoice
 from edge.seats import Seat, neighbours, sampler_seat
 from edge.step_times import SessionTimes, TimedCollective
+from edge.store_errors import map_store_error
 from edge.wire import Assignment, SamplingTerms, error_to_header
 from kernels.sampling.shortlist import SHORTLIST_TOKENS
 from offload import KVTier, PrefixStore, StoreFullError
@@ -74,6 +76,7 @@ class ShardSession:
         self._broken = False
         self._prefixes: Prefixes | None = None
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._asides = Asides()
         self._thread = threading.Thread(
             target=self._run, name=f"edge-compute-{assignment.session[:8]}", daemon=True
         )
@@ -135,6 +138,19 @@ class ShardSession:
                 self._times.take()
 
         return self._queue(work)
+
+    def stream(self, layers: int) -> Future[None]:
+        """Read so many layers from disk for each step; done between two steps, also of a run."""
+
+        def work() -> None:
+            if self._program is not None and not self._broken:  # else it gives all back anyway
+                self._program.stream(layers)
+
+        done = self._asides.put(work)
+        self._work.put(self._asides.do)
+        if self._broken:  # perhaps there is no thread any more
+            self._asides.do()
+        return done
 
     def take_times(self) -> dict[str, dict[str, float]]:
         """Where the time went since this was last called."""
@@ -243,6 +259,7 @@ class ShardSession:
         if self._program is not None:
             self._program.close()
             self._program = None
+        self._asides.do()
 
     def _guarded_step(self, step: Step) -> None:
         """A failed step leaves the shards out of step with each other: nothing runs after it."""
@@ -255,7 +272,7 @@ class ShardSession:
         except StoreFullError as error:
             self._fail(CapacityError(str(error)))
         except Exception as error:  # onnxruntime raises plain exceptions
-            self._fail(error)
+            self._fail(map_store_error(error))
 
     def _fail(self, error: Exception) -> None:
         if not self._broken:
@@ -279,6 +296,7 @@ class ShardSession:
         following: Step | None = step
         while following is not None and not self._broken:  # closing ends a run, too
             step = following
+            self._asides.do()
             self._times.begin(is_decode=step.num_tokens == 1)
             output = self._compute(step)
             start_s = time.perf_counter()

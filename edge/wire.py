@@ -15,6 +15,7 @@ A session is one shard of one loaded model for one coordinator. Its frames, in t
     suspend              → keys and values of a request go to disk; every shard reports `suspended`
     recall (prompt)      → those of its beginning are looked for; every shard reports `recalled`
     measure              → where its time went, and its memory
+    memory               → it stays under another budget; describes itself as it is then
     close                → everything of the session is freed
 
 Both sides send `alive` every few seconds (see heartbeat.py).

@@ -2,6 +2,7 @@
 
 from offload.derived_cache import DerivedCache, DerivedWriter
 from offload.direct_reader import DirectReader, Read
+from offload.durable import full_disk_as_store_full
 from offload.errors import (
     StoreCorruptError,
     StoreError,
@@ -28,7 +29,7 @@ from offload.safetensors_writer import SafetensorsWriter
 from offload.shard_cache import ShardCache
 from offload.shard_writer import CachedShard, ShardWriter
 from offload.store import MemoryStore, SafetensorsStore, WeightStore
-from offload.weight_streamer import Extent, Slot, Span, WeightStreamer
+from offload.weight_streamer import Extent, Memory, Span, WeightStreamer
 
 __all__ = [
     "PIECE_BYTES",
@@ -46,6 +47,7 @@ __all__ = [
     "KVTier",
     "Manifest",
     "ManifestBuilder",
+    "Memory",
     "MemoryKVTier",
     "MemoryStore",
     "Piece",
@@ -56,7 +58,6 @@ __all__ = [
     "SafetensorsWriter",
     "ShardCache",
     "ShardWriter",
-    "Slot",
     "Span",
     "StoreCorruptError",
     "StoreError",
@@ -66,6 +67,7 @@ __all__ = [
     "TensorEntry",
     "WeightStore",
     "WeightStreamer",
+    "full_disk_as_store_full",
     "numpy_dtype",
     "piece_digest",
 ]

@@ -26,6 +26,7 @@ from offload.manifest import Manifest, ManifestBuilder
 from offload.shard_writer import MANIFEST, WEIGHTS, CachedShard
 
 _SCRATCH = ".scratch-"
+_DRAFT = ".partial"
 
 
 class DerivedCache:
@@ -36,6 +37,7 @@ class DerivedCache:
         self._folders = FolderCache(root, limit_bytes)
         with self._folders.locked():
             self._remove_scratch()
+            self._remove_drafts()
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
@@ -70,6 +72,12 @@ class DerivedCache:
             if not self._folders.is_used(folder.name):
                 shutil.rmtree(folder, ignore_errors=True)
 
+    def _remove_drafts(self) -> None:
+        """Of processes that died. A folder in use may hold the draft of one that lives."""
+        for draft in self._folders.root.glob(f"*/*{_DRAFT}"):
+            if not self._folders.is_used(draft.parent.name):
+                draft.unlink(missing_ok=True)
+
     def discard(self, key: str) -> None:
         """Forget what is kept under this key: it was found damaged."""
         with self._folders.locked():
@@ -92,7 +100,7 @@ class DerivedWriter:
         self._folders = folders
         self._use = use
         self._builder = ManifestBuilder()
-        self._draft = use.folder / f"{uuid.uuid4().hex}.partial"
+        self._draft = use.folder / f"{uuid.uuid4().hex}{_DRAFT}"
         self._data = self._draft.open("wb", buffering=0)
 
     def __enter__(self) -> Self:

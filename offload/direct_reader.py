@@ -9,8 +9,8 @@ import contextlib
 import errno
 import os
 import threading
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,8 +20,10 @@ from offload.manifest import piece_digest
 DIRECT_BYTES = 4096
 """What offsets, sizes and addresses of direct reads are multiples of."""
 
-DEFAULT_THREADS = 4
-"""Enough to fill an NVMe disk with pieces of 4 MiB; more gained nothing where it was measured."""
+DEFAULT_THREADS = 16
+"""One thread fills an idle machine's disk with pieces of 4 MiB. Beside other programs, threads wait
+for a core between their pieces: with 4 of them a disk was busy for 53 to 94 % of the time, with 16
+for 81 to 99 %, in a few runs on a machine whose load varied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +36,23 @@ class Read:
     digest: str | None = None
 
 
+class Reading:
+    """Reads that are under way."""
+
+    def __init__(self, parts: Sequence[Future[None]]) -> None:
+        self._parts = parts
+
+    def wait(self) -> None:
+        """Until every byte is there. Raises StoreError also if the reader was closed before."""
+        try:
+            for part in self._parts:
+                part.result()
+        except CancelledError:
+            raise StoreError("the weights are no longer read; the model was closed") from None
+
+
 class DirectReader:
-    """One file, read by several threads at once. `close` waits for reads under way."""
+    """One file, read by several threads at once. `close` ends what is under way."""
 
     def __init__(self, path: Path, *, threads: int = DEFAULT_THREADS) -> None:
         """Raises StoreError if the file cannot be opened."""
@@ -67,17 +84,22 @@ class DirectReader:
         return self._is_direct
 
     def read(self, reads: Iterable[Read]) -> None:
-        """All of them, in parallel; returns when every byte is there.
+        """All of them, in parallel; returns when every byte is there. See `begin`."""
+        self.begin(reads).wait()
 
+    def begin(self, reads: Iterable[Read]) -> Reading:
+        """Have all of them read, after those that were begun before; does not wait.
+
+        The threads go from the last pieces of one reading to the first of the next without a gap.
         Addresses and sizes of `into` are multiples of DIRECT_BYTES; reads from other offsets, which
-        only small things have, go through the page cache. Raises StoreCorruptError for bytes that
-        are not what their digest says, or a file that ends early; StoreError if the disk fails.
+        only small things have, go through the page cache. Waiting raises StoreCorruptError for
+        bytes that are not what their digest says, or a file that ends early; StoreError if the disk
+        fails.
         """
-        for done in [self._pool.submit(self._read_one, each) for each in reads]:
-            done.result()
+        return Reading([self._pool.submit(self._read_one, each) for each in reads])
 
     def close(self) -> None:
-        self._pool.shutdown()
+        self._pool.shutdown(cancel_futures=True)
         os.close(self._file)
         os.close(self._buffered)
 

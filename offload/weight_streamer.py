@@ -2,8 +2,8 @@
 
 A decoder uses its layers in the same order for every token. For such a cycle the best that any
 replacement can do is to keep a fixed set and stream the rest through a small window: what was used
-last is needed last, so least-recently-used would miss every time (Belady, 1966). Which layers are
-fixed is decided elsewhere; here is the window.
+last is needed last, so least-recently-used would miss every time (Belady, 1966). How many are
+fixed is decided elsewhere, and may change at any time.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,37 +19,48 @@ from offload.direct_reader import DIRECT_BYTES, Read
 from offload.errors import StoreError
 
 
+class Begun(Protocol):
+    """Reads under way."""
+
+    def wait(self) -> None: ...
+
+
 class Reader(Protocol):
     """Where the bytes come from."""
 
     bytes_read: int
 
-    def read(self, reads: Sequence[Read]) -> None: ...
+    def begin(self, reads: Sequence[Read]) -> Begun: ...
 
     def close(self) -> None: ...
 
 
-Slot = Sequence[memoryview]
-"""Writable memory for one extent, in one or more parts of whole pages."""
+Memory = Sequence[memoryview]
+"""Writable, for one extent, in one or more parts of whole pages."""
+
+
+HandOn = Callable[[Memory, Memory | None], None]
+"""Empties the first memory: what it holds goes to the second, which is written next, or back to the
+system. The first can be written again afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A run of bytes of one extent: where it lies in the file, and where in a slot's memory."""
+    """A run of bytes of one extent: where it lies in the file, and where in its memory."""
 
     offset: int
     nbytes: int
     part: int
-    """Which of the slot's memories."""
+    """Of the extent's memory."""
     part_offset: int
     digest: str
 
-    def read_into(self, slot: Slot, *, verify: bool = True) -> Read:
-        """What brings it into the slot."""
+    def read_into(self, memory: Memory, *, verify: bool = True) -> Read:
+        """What brings it there."""
         end = self.part_offset + padded(self.nbytes)
         return Read(
             offset=self.offset,
-            into=slot[self.part][self.part_offset : end],
+            into=memory[self.part][self.part_offset : end],
             nbytes=self.nbytes,
             digest=self.digest if verify else None,
         )
@@ -60,32 +71,50 @@ Extent = Sequence[Span]
 
 
 class WeightStreamer:
-    """Extents in a cycle through a few slots; one thread reads ahead as far as slots are free.
+    """Extents in a cycle, each with memory of its own, read as soon as there is room for them.
 
-    The n-th use is of extent n mod len(extents), and finds it in slot n mod len(slots). A slot is
-    filled again as soon as its extent was used, so the disk works while others compute, and waits
-    when every slot holds what is still to come. Extents that all have a slot are read once.
+    The first `resident` of them stay once they are read. The others are let go as soon as they were
+    used, and no more than `window` of them are held or on their way at once. What comes next is
+    asked for while what came before is still being read: so the disk never waits, but for a window
+    that is full of what is still to come. Where so few are not resident that the window holds them,
+    they stay, too.
     """
 
-    def __init__(self, extents: Sequence[Extent], slots: Sequence[Slot], reader: Reader) -> None:
-        """Begins to read. Each slot has room for every extent; more slots than extents are no use.
+    def __init__(
+        self,
+        extents: Sequence[Extent],
+        memories: Sequence[Memory],
+        reader: Reader,
+        *,
+        resident: int,
+        window: int,
+        hand_on: HandOn,
+    ) -> None:
+        """Begins to read. `hand_on` takes away what an extent's memory holds.
 
-        The first time around, bytes are compared with their digests. ValueError without extents or
-        with too few slots: one is used while the next is filled.
+        The first time, an extent's bytes are compared with their digests. ValueError without
+        extents, or for a window of one: one is used while the next is filled.
         """
-        if not extents or len(slots) < min(2, len(extents)):
-            raise ValueError(f"{len(extents)} extents cannot go through {len(slots)} slots")
+        if not extents or len(memories) != len(extents) or window < 2:
+            raise ValueError(f"{len(extents)} extents cannot go through a window of {window}")
         self._extents = extents
-        self._slots = slots[: len(extents)]
+        self._memories = memories
         self._reader = reader
-        self._changed = threading.Condition()
-        self._fetched = self._used = 0
+        self._window = window
+        self._hand_on = hand_on
+        self._mutex = threading.Lock()
+        self._resident = self._kept(resident)
+        self._begun: dict[int, Begun] = {}
+        """Extents that are in memory or on their way there."""
+        self._is_verified = [False] * len(extents)
+        self._in_use: int | None = None
+        self._used = 0
+        """Uses, counted from the start."""
         self._failure: StoreError | None = None
         self._is_closed = False
         self.wait_s = 0.0
         """Seconds that users waited for the disk."""
-        self._thread = threading.Thread(target=self._run, name="edge-stream", daemon=True)
-        self._thread.start()
+        self._begin_ahead()
 
     @property
     def bytes_read(self) -> int:
@@ -93,78 +122,98 @@ class WeightStreamer:
         return self._reader.bytes_read
 
     @contextlib.contextmanager
-    def extent(self, index: int) -> Iterator[int]:
-        """The slot in which extent `index` lies, until the block ends. For one thread at a time.
+    def extent(self, index: int) -> Iterator[None]:
+        """Extent `index` is in its memory until the block ends. For one thread at a time.
 
         Raises StoreError when the disk fails or the file is not what was written, ValueError when
         it is not this extent's turn.
         """
-        with self._changed:
+        with self._mutex:
             if index != self._used % len(self._extents):
                 raise ValueError(f"extent {index} is used out of turn")
-            start_s = time.perf_counter()
-            self._changed.wait_for(lambda: self._fetched > self._used or self._is_over)
-            self.wait_s += time.perf_counter() - start_s
             if self._failure is not None:
                 raise self._failure
-            if self._fetched <= self._used:
-                raise StoreError("the weights are no longer read; the model was closed")
-            slot = self._used % len(self._slots)
+            begun = None if self._is_closed else self._begun[index]
+            self._in_use = index
+        if begun is not None:
+            self._wait(begun)
+        if begun is None or self._is_closed:
+            raise StoreError("the weights are no longer read; the model was closed")
+        self._is_verified[index] = True
         try:
-            yield slot
+            yield
         finally:
-            with self._changed:
+            with self._mutex:
+                self._in_use = None
                 self._used += 1
-                self._changed.notify_all()
+                if index >= self._resident:
+                    del self._begun[index]
+                    self._hand_on(self._memories[index], self._next_memory())
+                self._begin_ahead()
+
+    def keep(self, resident: int, *, window: int) -> None:
+        """From now on so many extents stay; what is too much is let go before this returns.
+
+        But for the extent in use, which is let go after its use. From any thread.
+        """
+        with self._mutex:
+            self._window = window
+            self._resident = self._kept(resident)
+            for index in [each for each in self._begun if each >= self._resident]:
+                if index != self._in_use:
+                    with contextlib.suppress(StoreError):  # told when it is read again
+                        self._begun.pop(index).wait()
+                    self._hand_on(self._memories[index], None)
+            self._begin_ahead()
 
     def close(self) -> None:
         """End the reading; whoever waits for an extent gets a StoreError."""
-        with self._changed:
+        with self._mutex:
             self._is_closed = True
-            self._changed.notify_all()
-        self._thread.join()
         self._reader.close()
         self._failure = None  # its traceback would keep whoever waited, and the weights, alive
 
-    @property
-    def _is_over(self) -> bool:
-        return self._is_closed or self._failure is not None
+    def _wait(self, begun: Begun) -> None:
+        start_s = time.perf_counter()
+        try:
+            begun.wait()
+        except StoreError as error:
+            self._failure = error
+            raise
+        except Exception as error:
+            self._failure = StoreError(f"the weights cannot be read: {error}")
+            raise self._failure from error
+        finally:
+            self.wait_s += time.perf_counter() - start_s
 
-    def _run(self) -> None:
-        is_resident = len(self._extents) == len(self._slots)
-        while True:
-            with self._changed:
-                self._changed.wait_for(
-                    lambda: self._is_over or self._fetched - self._used < len(self._slots)
-                )
-                if self._is_over:
-                    return
-                number = self._fetched
-            if not (is_resident and number >= len(self._extents)):
-                try:
-                    self._fetch(number)
-                except BaseException as error:  # whoever waits must not wait for ever
-                    with self._changed:
-                        self._failure = _as_store_error(error)
-                        self._changed.notify_all()
-                    return
-            with self._changed:
-                self._fetched += 1
-                self._changed.notify_all()
+    def _kept(self, resident: int) -> int:
+        count = len(self._extents)
+        return count if count - resident <= self._window else max(0, resident)
 
-    def _fetch(self, number: int) -> None:
-        slot = self._slots[number % len(self._slots)]
-        is_first = number < len(self._extents)
-        extent = self._extents[number % len(self._extents)]
-        self._reader.read([span.read_into(slot, verify=is_first) for span in extent])
+    def _coming(self) -> Iterator[int]:
+        """What is to be read next, in the order of use, as far as there is room."""
+        count = len(self._extents)
+        room = self._window - sum(index >= self._resident for index in self._begun)
+        for number in range(self._used, self._used + count):
+            index = number % count
+            if index not in self._begun:
+                if index >= self._resident:
+                    if room <= 0:
+                        return  # what comes later must not take its place
+                    room -= 1
+                yield index
 
+    def _next_memory(self) -> Memory | None:
+        index = next(self._coming(), None)
+        return None if index is None else self._memories[index]
 
-def _as_store_error(error: BaseException) -> StoreError:
-    if isinstance(error, StoreError):
-        return error
-    failure = StoreError(f"the weights cannot be read: {error}")
-    failure.__cause__ = error
-    return failure
+    def _begin_ahead(self) -> None:
+        if self._is_closed:
+            return
+        for index in list(self._coming()):
+            memory, verify = self._memories[index], not self._is_verified[index]
+            reads = [span.read_into(memory, verify=verify) for span in self._extents[index]]
+            self._begun[index] = self._reader.begin(reads)
 
 
 def padded(nbytes: int) -> int:

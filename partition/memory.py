@@ -11,6 +11,10 @@ WINDOW_LAYERS = 3
 busy when a layer takes longer."""
 
 
+_LEAST_WINDOW_LAYERS = 2
+"""Where none stays: one computes while the other is filled."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryUse:
     """What one device must hold."""
@@ -31,7 +35,8 @@ def memory_use(plan: Plan, model: ModelFacts, workload: Workload) -> dict[str, M
     """Bytes by device id, in the order of `plan.devices`.
 
     First-stage shards hold embedding rows and last-stage shards head rows; also with tied
-    embeddings, because the two are stored in different types. KV heads that a shard holds more
+    embeddings, because the two are stored in different types. A shard that streams layers leaves
+    its embedding on disk, too: a token needs one row of it. KV heads that a shard holds more
     than once (see `kv_heads`) are counted as often. PlanError when the plan is not for `model`.
     """
     plan.validate(model, None)
@@ -40,7 +45,7 @@ def memory_use(plan: Plan, model: ModelFacts, workload: Workload) -> dict[str, M
         shard.device: _shard_use(
             shard,
             len(stage.layers),
-            (model.embedding_row_bytes if number == 0 else 0)
+            (model.embedding_row_bytes if number == 0 and not shard.streamed_layers else 0)
             + (model.head_row_bytes if number == last else 0),
             model,
             workload,
@@ -56,18 +61,20 @@ def _shard_use(
     kv_count = num_local_kv_heads(shard.heads, model)
     matrix_bytes = layer_matrix_bytes(shard, model)
     streamed = shard.streamed_layers
-    # The window holds no more layers than are streamed; a first layer may need a slot of its own.
-    window = min(streamed, WINDOW_LAYERS + (streamed == num_layers))
+    window = window_layers(streamed, num_layers)
     held = num_layers - streamed + window
     return MemoryUse(
         weight_bytes=held * matrix_bytes
         + num_layers * model.layer_bytes
         + len(shard.vocab) * vocab_row_bytes,
         kv_bytes=num_layers * kv_count * model.kv_bytes_per_token * workload.cached_tokens,
-        streamed_bytes=(streamed - (streamed == num_layers)) * matrix_bytes
-        if streamed > window
-        else 0,
+        streamed_bytes=streamed * matrix_bytes if streamed > window else 0,
     )
+
+
+def window_layers(streamed: int, num_layers: int) -> int:
+    """Layers that are held at once of those a shard streams, of so many in all."""
+    return min(streamed, WINDOW_LAYERS if streamed < num_layers else _LEAST_WINDOW_LAYERS)
 
 
 def layer_matrix_bytes(shard: Shard, model: ModelFacts) -> int:

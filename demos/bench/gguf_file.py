@@ -74,7 +74,8 @@ def make_gguf(folder: Path, target: Path) -> None:
 
     add("token_embd.weight", "model.embed_tokens.weight", quantise=True)
     add("output_norm.weight", "model.norm.weight", quantise=False)
-    add("output.weight", "lm_head.weight", quantise=True)
+    if "lm_head.weight" in tensors:  # else the embedding is the head, too
+        add("output.weight", "lm_head.weight", quantise=True)
     for layer in range(config["num_hidden_layers"]):
         for ours, theirs in MATRICES.items():
             source = f"model.layers.{layer}.{theirs}.weight"

@@ -70,6 +70,16 @@ SHAPES = {
         head_size=32,
         vocab_size=512,
     ),
+    # Made in a second; in float32 larger than all that a peer takes beside it.
+    "small": Shape(
+        num_layers=12,
+        hidden_size=768,
+        ffn_columns=2048,
+        num_heads=12,
+        num_kv_heads=4,
+        head_size=64,
+        vocab_size=512,
+    ),
     # 0.5 B: as Qwen2.5 0.5B without its biases.
     "H": Shape(
         num_layers=24,

@@ -35,6 +35,8 @@ class ShardWeights:
     manifest: Manifest
     packed: DerivedCache | None = None
     """Where a back end keeps what it makes of them; None: nowhere."""
+    load_room_bytes: int | None = None
+    """What loading may take beside the weights themselves; None: what it wants."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +197,14 @@ class StageProgram(Protocol):
         """Free the request's KV cache, wherever it is; unknown requests are ignored."""
         ...
 
+    def stream(self, layers: int) -> None:
+        """From now on read so many layers, the last ones, from disk for each step.
+
+        Results stay the same, bit for bit, and KV caches where they are. Raises RequestError where
+        that cannot be done, and StoreError; then nothing has changed.
+        """
+        ...
+
     def close(self) -> None: ...
 
 
@@ -211,6 +221,11 @@ class Backend(Protocol):
     @property
     def device_name(self) -> str:
         """What computes, for people."""
+        ...
+
+    @property
+    def has_own_memory(self) -> bool:
+        """Shards lie in its own memory, a GPU's, and not in that of the process."""
         ...
 
     def usable_memory_bytes(self) -> int:

@@ -6,8 +6,10 @@ import threading
 from collections.abc import Callable
 
 from edge.backends.base import ShardWeights, StepLimits
+from edge.backends.mapped_file import let_go_of, mappings_of
 from edge.backends.onnx_runtime import ort
 from edge.backends.ort_agreement import check_agreement
+from edge.backends.ort_arena import Arena, make_arena
 from edge.backends.ort_graphs import GraphSegment, lower
 from edge.backends.ort_program import OpenGraphs, OrtProgram
 from edge.backends.ort_streaming import StreamedLayers
@@ -22,6 +24,7 @@ from edge.formats import KvDtype, WeightFormat, kv_bits
 from edge.layout import ShardLayout
 from edge.memory import usable_memory_bytes
 from edge.models.spec import ModelSpec
+from edge.step_memory import load_bytes
 from kernels.onnx_graph import ExternalTensor
 from offload import KVTier, Manifest, numpy_dtype
 
@@ -50,6 +53,10 @@ class OrtBackend:
     def device_name(self) -> str:
         return "CPU"
 
+    @property
+    def has_own_memory(self) -> bool:
+        return False
+
     def usable_memory_bytes(self) -> int:
         return usable_memory_bytes()
 
@@ -73,26 +80,46 @@ class OrtBackend:
         check_agreement(spec, ShardArrays(layout, weights, weight_format), _session_options)
         places = _places(weights.manifest, weights.path.name)
 
-        def open_graphs(bits: int | None) -> OpenGraphs:
+        room = weights.load_room_bytes
+        # As a whole it would take more to load than there is; layer by layer it does not.
+        is_tight = room is not None and load_bytes(layout, weight_format) > room
+
+        def open_graphs(bits: int | None, streamed_layers: int) -> OpenGraphs:
+            is_loose = bool(streamed_layers) or (is_tight and weights.packed is not None)
             segments = lower(
-                spec, layout, places, weight_format, bits, cut_layers=limits.exceeds_memory
+                spec,
+                layout,
+                places,
+                weight_format,
+                bits,
+                cut_layers=limits.exceeds_memory,
+                is_loose=is_loose,
             )
             folder = str(weights.path.parent)
             streamed: StreamedLayers | None = None
-            if layout.streamed:
-                streamed = StreamedLayers(segments, weights, options=_session_options)
+            if is_loose:
+                streamed = StreamedLayers(
+                    segments, weights, streamed=streamed_layers, options=_session_options
+                )
             try:
                 sessions = tuple(
-                    None if each.streamed else _open_session(each, folder=folder)
-                    for each in segments
+                    streamed.session(index)
+                    if streamed is not None and each.streamed is not None
+                    else _open_session(each, folder=folder)
+                    for index, each in enumerate(segments)
                 )
+                # What was packed is not read again. Of an embedding the rows that are used are.
+                mapped = tuple(mappings_of(weights.path))
+                let_go_of(mapped)
                 release_freed_memory()
                 use_huge_pages()
+                if streamed is not None:
+                    streamed.start()
             except BaseException:
                 if streamed is not None:
                     streamed.close()
                 raise
-            return OpenGraphs(segments, sessions, streamed)
+            return OpenGraphs(segments, sessions, streamed, mapped)
 
         return OrtProgram(
             spec,
@@ -102,6 +129,7 @@ class OrtBackend:
             limits=limits,
             kv_bits=kv_bits(kv_dtype),
             kv_tier=kv_tier,
+            arena=Arena(_session_options()),
         )
 
 
@@ -113,11 +141,7 @@ def _prepare_process(threads: int) -> None:
             keep_allocations_together()
             ort.set_default_logger_severity(3)
             ort.set_global_thread_pool_sizes(threads, 1)
-            memory = ort.OrtMemoryInfo(
-                "Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT
-            )
-            # Grow by what is asked, not by powers of two: a peer's memory is a promise.
-            ort.create_and_register_allocator(memory, ort.OrtArenaCfg(0, 1, -1, -1))
+            make_arena()
             _process_threads = threads
         elif _process_threads != threads:
             raise RequestError(
@@ -130,13 +154,16 @@ def _session_options() -> ort.SessionOptions:
     options = ort.SessionOptions()
     options.use_per_session_threads = False
     options.log_severity_level = 3
+    # With it the second step of a size takes one large block beside the small ones of the first.
+    options.enable_mem_pattern = False
     options.add_session_config_entry("session.use_env_allocators", "1")
+    # Else what packing took stays in the arena, which gives nothing back.
+    options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
     return options
 
 
 def _open_session(segment: GraphSegment, *, folder: str) -> ort.InferenceSession:
     options = _session_options()
-    options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
     return ort.InferenceSession(segment.model, options, providers=["CPUExecutionProvider"])
 

@@ -51,7 +51,7 @@ class GraphSegment:
     cache_layer: int | None = None
     """Whose keys and values it takes, where no graph takes those of several layers."""
     streamed: Streamed | None = None
-    """Set where the matrices are brought in for each step."""
+    """Set where the matrices are brought in from disk, for good or for each step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,13 +76,17 @@ def lower(
     kv_bits: int | None = None,
     *,
     cut_layers: bool = False,
+    is_loose: bool = False,
 ) -> tuple[GraphSegment, ...]:
     """Graphs of the shard in execution order; `tensor` tells where a named tensor lies.
 
     `kv_bits`: of a code in the KV cache; None for float32. `cut_layers`: no graph has more than one
-    layer, so that the KV cache of a layer is needed only while its graph runs.
+    layer, so that the KV cache of a layer is needed only while its graph runs. `is_loose`: every
+    layer in graphs of its own without weights, so that those may be brought in from disk.
     """
-    return _Lowering(spec, layout, tensor, weight_format, kv_bits, cut_layers).run()
+    return _Lowering(
+        spec, layout, tensor, weight_format, kv_bits, cut_layers=cut_layers, is_loose=is_loose
+    ).run()
 
 
 class _Lowering:
@@ -93,10 +97,13 @@ class _Lowering:
         tensor: Callable[[str], ExternalTensor],
         weight_format: WeightFormat,
         kv_bits: int | None,
+        *,
         cut_layers: bool,
+        is_loose: bool,
     ) -> None:
         self.spec = spec
         self.cut_layers = cut_layers
+        self.is_loose = is_loose
         self.kv_bits = kv_bits
         self.layout = layout
         self.tensor = tensor
@@ -119,7 +126,7 @@ class _Lowering:
         else:
             self.hidden = self._hidden_input("hidden")
         for layer in self.layout.layers:
-            if layer in self.layout.streamed:
+            if self.is_loose:
                 self._streamed(layer)
             else:
                 self._attention(layer)

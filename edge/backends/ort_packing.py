@@ -2,9 +2,9 @@
 
 A session packs each constant weight for its kernels when it is made. It can save what it packed, as
 blobs beside the model, and a session made from such files keeps the blobs where they are mapped.
-Here one session is made per slot, and memory of our own is put where its blobs lie; whichever
-layer's blobs are then read into that memory, the session computes that layer. The format of the
-blobs is the kernels' own affair: it depends on the version of ONNX Runtime and on the processor.
+Here memory of our own is put where a session's blobs lie; whichever layer's blobs are then read
+into that memory, the session computes that layer. The format of the blobs is the kernels' own
+affair: it depends on the version of ONNX Runtime and on the processor.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import ctypes
 import mmap
 import platform
 import re
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,10 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from edge.backends.mapped_file import Mapping, let_go_of, mappings_of
 from edge.backends.onnx_runtime import ort
 from edge.errors import RequestError
+from offload import StoreFullError, full_disk_as_store_full
 
 PART_ALIGNMENT = 2 << 20
 """Of blobs in the file of a template: mapped at such an offset, memory comes in huge pages."""
@@ -38,6 +41,10 @@ _SMALLEST_WEIGHT = "129"
 
 _PACKED = re.compile(r"(?P<kernel>.*)\|(?P<places>[0-9;|]+)$")
 _MAP_FIXED, _MADV_HUGEPAGE = 0x10, 14
+_MREMAP_MAYMOVE, _MREMAP_FIXED, _MREMAP_DONTUNMAP = 1, 2, 4
+_COPY_BYTES = 1 << 20
+_FULL_BYTES = 1 << 20
+"""A disk with less than this left when something could not be written was full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +64,8 @@ class Template:
     blobs: tuple[Blob, ...]
 
     def read(self, blob: Blob) -> NDArray[np.uint8]:
-        return np.fromfile(self.folder / _DATA, np.uint8, blob.nbytes, offset=blob.offset)
+        """The blob as a view of its file, so that it takes no memory before it is read."""
+        return np.memmap(self.folder / _DATA, np.uint8, "r", blob.offset, (blob.nbytes,))
 
 
 def packing_key() -> str:
@@ -79,7 +87,7 @@ def make_template(
     """Pack the graph's weights and lay them out in `folder`, each blob at PART_ALIGNMENT.
 
     Small blobs share pages with their neighbours in what ONNX Runtime writes; here none does, so
-    each one's mapping is its alone.
+    each one's mapping is its alone. Raises StoreFullError when the disk is full.
     """
     saving = options()
     for key, value in (
@@ -90,13 +98,25 @@ def make_template(
     ):
         saving.add_session_config_entry(key, value)
     saving.optimized_model_filepath = str(folder / _SAVED)
-    ort.InferenceSession(model, saving, providers=["CPUExecutionProvider"])
+    try:
+        ort.InferenceSession(model, saving, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime raises plain exceptions
+        if shutil.disk_usage(folder).free < _FULL_BYTES:
+            raise StoreFullError(
+                f"the disk is full, {folder} cannot take the weights that are packed for this "
+                "device; free some room and try again"
+            ) from error
+        raise
     saved = onnx.load(str(folder / _SAVED), load_external_data=False)
     scales = {
         node.input[2] for node in saved.graph.node if node.op_type == "MatMulNBits"
     }  # packed together with the codes
     blobs: list[Blob] = []
-    with (folder / f"{_SAVED}.data").open("rb") as source, (folder / _DATA).open("wb") as target:
+    with (
+        full_disk_as_store_full(folder),
+        (folder / f"{_SAVED}.data").open("rb") as source,
+        (folder / _DATA).open("wb") as target,
+    ):
         layout = _Layout(source, target)
         for tensor in saved.graph.initializer:
             if tensor.data_location != onnx.TensorProto.EXTERNAL:
@@ -135,41 +155,67 @@ class _Layout:
         start = -(-self._end // PART_ALIGNMENT) * PART_ALIGNMENT
         self._source.seek(offset)
         self._target.seek(start)
-        self._target.write(self._source.read(nbytes))
+        for done in range(0, nbytes, _COPY_BYTES):
+            self._target.write(self._source.read(min(_COPY_BYTES, nbytes - done)))
         self._end = start + nbytes
         return start
 
 
 @dataclass(frozen=True, slots=True)
-class SlotSession:
-    """A session and the memory that its packed weights are read from, one part for each blob.
+class LooseSession:
+    """A session and the memory that its packed weights are read into, one part for each blob.
 
-    The parts stay valid as long as the session lives. Each is whole pages, the blob at its start.
+    The parts stay valid as long as the session lives. Each is whole pages, the blob at its start,
+    and takes no memory until something is written to it.
     """
 
     session: ort.InferenceSession
     parts: tuple[memoryview, ...]
 
 
-def open_slot(template: Template, *, options: Callable[[], ort.SessionOptions]) -> SlotSession:
-    """A session over memory of its own, which holds what the template was made from.
+def open_loose(template: Template, *, options: Callable[[], ort.SessionOptions]) -> LooseSession:
+    """A session whose weights are not there yet.
 
     Raises RequestError where the system does not let memory be put there.
     """
-    path = (template.folder / _DATA).resolve()  # as the system names it in its list of mappings
-    before = set(_mappings(path))
+    path = template.folder / _DATA
+    before = set(mappings_of(path))
     session = ort.InferenceSession(
         str(template.folder / _MODEL), options(), providers=["CPUExecutionProvider"]
     )
-    new = [mapping for mapping in _mappings(path) if mapping not in before]
-    parts = tuple(_own_memory(blob, new, template) for blob in template.blobs)
-    for start, end, _offset in (each for each in _mappings(path) if each not in before):
-        # What the blobs were packed from; read for a comparison, and never again.
-        _libc().madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)
-    return SlotSession(session, parts)
+    new = [mapping for mapping in mappings_of(path) if mapping not in before]
+    parts = tuple(_own_memory(blob, new) for blob in template.blobs)
+    # What the blobs were packed from was read for a comparison, and never will be again.
+    let_go_of([mapping for mapping in mappings_of(path) if mapping not in before])
+    return LooseSession(session, parts)
 
 
-def _own_memory(blob: Blob, mappings: list[tuple[int, int, int]], template: Template) -> memoryview:
+def hand_on(parts: Sequence[memoryview], to: Sequence[memoryview] | None) -> None:
+    """Move the pages of these parts to others of the same sizes, or give them back to the system.
+
+    What is written next then finds pages there already, which the system would have to clear else.
+    The parts can be written again.
+    """
+    libc = _libc()
+    libc.mremap.restype = ctypes.c_void_p
+    if to is not None and [each.nbytes for each in to] != [each.nbytes for each in parts]:
+        to = None
+    for number, part in enumerate(parts):
+        address, size = _address(part), ctypes.c_size_t(part.nbytes)
+        if to is not None:
+            target = _address(to[number])
+            flags = _MREMAP_MAYMOVE | _MREMAP_FIXED | _MREMAP_DONTUNMAP
+            place = ctypes.c_void_p(target)
+            if libc.mremap(ctypes.c_void_p(address), size, size, flags, place) == target:
+                continue
+        libc.madvise(ctypes.c_void_p(address), size, mmap.MADV_DONTNEED)
+
+
+def _address(part: memoryview) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(part))
+
+
+def _own_memory(blob: Blob, mappings: Sequence[Mapping]) -> memoryview:
     size = -(-blob.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
     found = [
         start + blob.offset - offset
@@ -181,7 +227,6 @@ def _own_memory(blob: Blob, mappings: list[tuple[int, int, int]], template: Temp
             f"this onnxruntime ({ort.__version__}) does not map its packed weights, so they cannot "
             "be streamed; give the peer more --memory, or share the model with more peers"
         )
-    content = template.read(blob)
     libc = _libc()
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
@@ -190,18 +235,7 @@ def _own_memory(blob: Blob, mappings: list[tuple[int, int, int]], template: Temp
     if libc.mmap(found[0], size, protection, flags, -1, 0) != found[0]:
         raise RequestError("the system does not give memory where weights are to be streamed to")
     libc.madvise(ctypes.c_void_p(found[0]), ctypes.c_size_t(size), _MADV_HUGEPAGE)
-    part = memoryview((ctypes.c_char * size).from_address(found[0])).cast("B")
-    part[: blob.nbytes] = content.data
-    return part
-
-
-def _mappings(path: Path) -> Iterator[tuple[int, int, int]]:
-    """(start, end, offset in the file) of every mapping of the file in this process."""
-    for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
-        fields = line.split(maxsplit=5)
-        if len(fields) == 6 and fields[5] == str(path):
-            start, end = (int(each, 16) for each in fields[0].split("-"))
-            yield start, end, int(fields[2], 16)
+    return memoryview((ctypes.c_char * size).from_address(found[0])).cast("B")
 
 
 def _libc() -> ctypes.CDLL:

@@ -15,15 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.backends.base import Step, StepLimits, check_step
+from edge.backends.mapped_file import Mapping, let_go_of
 from edge.backends.onnx_runtime import ort
+from edge.backends.ort_arena import Arena
 from edge.backends.ort_cache import OrtCache
 from edge.backends.ort_graphs import GraphSegment
 from edge.backends.ort_kv import CacheMoves
 from edge.backends.ort_streaming import StreamedLayers
 from edge.backends.overlap import parts_of
-from edge.backends.process_memory import release_freed_memory
+from edge.errors import RequestError
 from edge.layout import ShardLayout
 from edge.models.spec import ModelSpec
+from edge.step_memory import EMBEDDED_ROWS, Widths, most_logits, most_rows
 from kernels.rope.reference import rope_tables
 from offload import KVTier
 from transport import Collective, Work
@@ -40,33 +43,27 @@ class OpenGraphs:
 
     segments: tuple[GraphSegment, ...]
     sessions: tuple[Any, ...]
-    """None for a segment that is streamed."""
     streamed: StreamedLayers | None
+    """Where the weights of loose segments come from."""
+    mapped: tuple[Mapping, ...]
+    """The shard's file: of it only rows of the embedding are read."""
 
-    def begin(self, index: int) -> int:
-        """Where the segment's weights are: in a slot, once the disk has brought them, or here."""
-        if self.streamed is None or self.segments[index].streamed is None:
-            return 0
-        return self.streamed.begin(index)
+    def begin(self, index: int) -> None:
+        """The segment's weights are there, once the disk has brought them."""
+        if self.streamed is not None and self.segments[index].streamed is not None:
+            self.streamed.begin(index)
 
     def end(self, index: int) -> None:
-        """The segment is computed: its slot may be filled anew."""
+        """The segment is computed: its weights may be let go."""
         if self.streamed is not None and self.segments[index].streamed is not None:
             self.streamed.end(index)
-
-    def session(self, index: int, slot: int) -> Any:
-        session = self.sessions[index]
-        if session is None:
-            assert self.streamed is not None
-            session = self.streamed.session(index, slot)
-        return session
 
     def close(self) -> None:
         if self.streamed is not None:
             self.streamed.close()
 
 
-NO_GRAPHS = OpenGraphs((), (), None)
+NO_GRAPHS = OpenGraphs((), (), None, ())
 
 
 class OrtProgram:
@@ -76,26 +73,33 @@ class OrtProgram:
         self,
         spec: ModelSpec,
         layout: ShardLayout,
-        open_graphs: Callable[[int | None], OpenGraphs],
+        open_graphs: Callable[[int | None, int], OpenGraphs],
         *,
         weight_bytes: int,
         limits: StepLimits,
         kv_bits: int | None,
+        arena: Arena,
         kv_tier: KVTier | None = None,
     ) -> None:
-        """`open_graphs` makes the sessions for a KV cache of so many bits, None for float32."""
+        """`open_graphs` makes the sessions.
+
+        For a KV cache of so many bits, None for float32, and with so many layers on disk.
+        """
         self.weight_bytes = weight_bytes
         self._spec = spec
         self._layout = layout
         self._limits = limits
         self._open_graphs = open_graphs
+        self._arena = arena
+        self._embedded = 0
         self._kv_bits = kv_bits
         self._kv_tier = kv_tier
+        self._graph_bits: int | None = None
         self._cache = OrtCache(spec, layout, limits)
         self._moves = CacheMoves(self._cache, kv_tier, limits)
         frequencies = np.asarray(spec.inverse_frequencies, dtype=np.float32)
         self._cos, self._sin = rope_tables(frequencies, length=limits.context_tokens)
-        most = max(limits.chunk_tokens, limits.requests)
+        most = most_rows(limits)
         # Each segment reads one pair and writes the other, so no node sees its input change.
         self._hidden = _pair(most * spec.hidden_size)
         self._partial = _pair(most * spec.hidden_size)
@@ -105,11 +109,11 @@ class OrtProgram:
         self._lengths = np.zeros((_HALVES, limits.requests), np.int32)
         self._total = np.zeros((_HALVES, 1), np.int32)
         self._logits = np.zeros(limits.requests * len(layout.vocab), np.float32)
-        self._bindings: OrderedDict[_Shape, dict[tuple[int, int], Any]] = OrderedDict()
+        self._bindings: OrderedDict[_Shape, dict[int, Any]] = OrderedDict()
         try:
             # Last, as it may begin to read from disk. Codes need scales, which only keys and values
             # can tell: the cache is float32 until then.
-            self._graphs = open_graphs(None)
+            self._graphs = open_graphs(None, len(layout.streamed))
         except BaseException:
             self._cache.pool.close()
             raise
@@ -132,6 +136,9 @@ class OrtProgram:
         if hidden is not None and hidden.ctypes.data != self._hidden[0].ctypes.data:
             self.receive_buffer(step)[...] = hidden
         shapes = self._prepare(parts_of(step, is_split=self._layout.is_split), slot)
+        rows = step.batch * step.num_tokens
+        self._arena.before_step(rows)
+        self._let_go_of_embedding(rows)
         self._run(shapes, collective)
         for offset, entry in enumerate(step.entries):
             self._cache.pool.wrote(slot + offset, entry.end)
@@ -151,8 +158,29 @@ class OrtProgram:
         self._cache = cache
         self._moves = CacheMoves(cache, self._kv_tier, self._limits)
         self._drop_graphs()  # before the others: the weights fit only once
-        release_freed_memory()
-        self._graphs = self._open_graphs(self._kv_bits)
+        self._arena.give_back()
+        self._graphs = self._open_graphs(self._kv_bits, len(self._layout.streamed))
+        self._graph_bits = self._kv_bits
+
+    def stream(self, layers: int) -> None:
+        if self._graphs.streamed is not None:
+            self._graphs.streamed.stream(layers)
+        elif layers:
+            self._bindings.clear()
+            self._drop_graphs()  # before the others: there may be no room for both
+            self._arena.give_back()
+            try:
+                self._graphs = self._open_graphs(self._graph_bits, layers)
+            except BaseException:
+                self._graphs = self._open_graphs(self._graph_bits, 0)
+                raise
+
+    def _let_go_of_embedding(self, rows: int) -> None:
+        """Of a shard whose weights do not all fit: of its embedding only rows are held."""
+        if self._graphs.streamed is not None and self._embedded + rows > EMBEDDED_ROWS:
+            let_go_of(self._graphs.mapped)
+            self._embedded = 0
+        self._embedded += rows
 
     def save(self, request: str) -> None:
         self._moves.save(request)
@@ -179,7 +207,7 @@ class OrtProgram:
         self._drop_graphs()
         self._moves.close()
         self._cache.pool.close()
-        release_freed_memory()
+        self._arena.give_back()
 
     def _drop_graphs(self) -> None:
         graphs, self._graphs = self._graphs, NO_GRAPHS
@@ -191,7 +219,7 @@ class OrtProgram:
         graphs = self._graphs
         under_way: list[Work | None] = [None] * len(shapes)
         for index, segment in enumerate(graphs.segments):
-            slot = graphs.begin(index)
+            graphs.begin(index)
             layer = segment.cache_layer
             if layer is not None:
                 self._moves.begin(layer - self._layout.layers.start)
@@ -199,10 +227,10 @@ class OrtProgram:
                 _wait(under_way[half])
                 if segment.outputs == ("logits",) and not shape.rows:
                     continue  # the head of a chunk that wants no logits
-                binding = bindings[half].get((index, slot))
+                binding = bindings[half].get(index)
                 if binding is None:
-                    binding = bindings[half][index, slot] = self._bind(index, slot, shape)
-                graphs.session(index, slot).run_with_iobinding(binding)
+                    binding = bindings[half][index] = self._bind(index, shape)
+                graphs.sessions[index].run_with_iobinding(binding)
                 if segment.reduce is None:
                     continue
                 written = self._hidden if segment.reduce == "hidden" else self._partial
@@ -223,6 +251,10 @@ class OrtProgram:
 
     def _make_room_for_logits(self, step: Step) -> None:
         needed = step.batch * max(step.logit_rows, 1) * len(self._layout.vocab)
+        if needed > most_logits(Widths.of_shard(self._spec, self._layout), self._limits):
+            raise RequestError(
+                f"a step that wants {step.batch} x {step.logit_rows} rows of logits; ask for fewer"
+            )
         if needed > self._logits.size:
             self._logits = np.zeros(needed, np.float32)
             self._bindings.clear()
@@ -257,8 +289,8 @@ class OrtProgram:
             first_token, first_row = first_token + tokens, first_row + rows
         return shapes
 
-    def _bindings_for(self, shape: _Shape) -> dict[tuple[int, int], Any]:
-        """Of the segments, by index and slot of weights; made at their first use.
+    def _bindings_for(self, shape: _Shape) -> dict[int, Any]:
+        """Of the segments, by index; made at their first use.
 
         Decode repeats one shape for ever; the least recently used of the others are dropped.
         """
@@ -270,10 +302,10 @@ class OrtProgram:
         self._bindings.move_to_end(shape)
         return bindings
 
-    def _bind(self, index: int, slot: int, shape: _Shape) -> Any:
+    def _bind(self, index: int, shape: _Shape) -> Any:
         """Bind every input and output of segment `index` to its buffer, for good."""
         segment = self._graphs.segments[index]
-        binding = self._graphs.session(index, slot).io_binding()
+        binding = self._graphs.sessions[index].io_binding()
         read, write = index % 2, (index + 1) % 2
         batch, tokens, first = shape.batch, shape.tokens, shape.first_token
         rows = max(shape.rows, 1)  # a graph that ends in the head computes at least one

@@ -1,7 +1,7 @@
 """Layers whose matrices come from disk for each step, in ONNX Runtime.
 
-The packed weights of every streamed layer lie in one file, made once from the shard. A few slots,
-each with the sessions of one layer, take turns: while one computes, the next are being filled.
+The packed weights of every layer lie in one file, made once from the shard. Each layer has sessions
+of its own over memory that is filled from it: for good, or just before each use.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import mmap
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,12 +20,14 @@ from edge.backends.base import ShardWeights
 from edge.backends.onnx_runtime import ort
 from edge.backends.ort_graphs import GraphSegment, Streamed
 from edge.backends.ort_packing import (
-    SlotSession,
+    LooseSession,
     Template,
+    hand_on,
     make_template,
-    open_slot,
+    open_loose,
     packing_key,
 )
+from edge.backends.process_memory import release_freed_memory
 from edge.errors import CheckpointError, RequestError
 from offload import (
     PIECE_BYTES,
@@ -36,7 +38,7 @@ from offload import (
     StoreCorruptError,
     WeightStreamer,
 )
-from partition.memory import WINDOW_LAYERS
+from partition.memory import window_layers
 
 Options = Callable[[], ort.SessionOptions]
 
@@ -53,12 +55,19 @@ class _Layer:
 
 
 class StreamedLayers:
-    """The streamed segments of a program. `begin` and `end` enclose each, in their order."""
+    """The loose segments of a program. `begin` and `end` enclose each, in their order."""
 
     def __init__(
-        self, segments: Sequence[GraphSegment], weights: ShardWeights, *, options: Options
+        self,
+        segments: Sequence[GraphSegment],
+        weights: ShardWeights,
+        *,
+        streamed: int,
+        options: Options,
     ) -> None:
-        """Packs what is not packed yet, makes the slots, and begins to read.
+        """Packs what is not packed yet, makes the sessions, reads nothing before `start`.
+
+        `streamed`: how many layers, the last ones, are read for each step.
 
         Raises CheckpointError for damaged weights, RequestError where this cannot be done,
         StoreError when the disk is full.
@@ -70,41 +79,69 @@ class StreamedLayers:
         self._segments = segments
         self._options = options
         self._folder = str(weights.path.parent)
-        self._groups: dict[tuple[str, ...], _Group] = {}
-        self._place: dict[int, tuple[_Group, int, int]] = {}
-        self._held: AbstractContextManager[int] | None = None
-        self._slot = 0
-        layers = list(_layers(segments))
+        self._layers = tuple(_layers(segments))
+        self._sessions: dict[int, LooseSession] = {}
+        self._streamed = streamed
+        self._streamer: WeightStreamer | None = None
+        self._position = {
+            index: (position, part)
+            for position, layer in enumerate(self._layers)
+            for part, index in enumerate(layer.segments)
+        }
+        self._held: AbstractContextManager[None] | None = None
         self._vectors = _read_vectors(segments, weights)
-        with ExitStack() as stack:
-            packed = stack.enter_context(self._packed(layers, weights))
-            for kinds in dict.fromkeys(layer.kinds(segments) for layer in layers):
-                group = _Group([layer for layer in layers if layer.kinds(segments) == kinds])
-                self._groups[kinds] = group
-                stack.callback(group.close)
-                with self._cache.scratch() as folder:
-                    templates = self._templates(group.layers[0], folder)
-                    try:
-                        group.open(templates, packed, options=options)
-                    except (StoreCorruptError, CheckpointError):
-                        self._cache.discard(self._key)
-                        raise
-                self._check(group)
-                group.start(packed)
-                for position, layer in enumerate(group.layers):
-                    for part, index in enumerate(layer.segments):
-                        self._place[index] = (group, position, part)
-            self._resources = stack.pop_all()
+        self._packed = self._find_or_pack(weights)
+        try:
+            for kinds in dict.fromkeys(layer.kinds(segments) for layer in self._layers):
+                self._open([each for each in self._layers if each.kinds(segments) == kinds])
+        except (StoreCorruptError, CheckpointError):
+            self._cache.discard(self._key)
+            self.close()
+            raise
+        except BaseException:
+            self.close()
+            raise
+
+    def start(self) -> None:
+        """Begin to read: from now on weights take memory."""
+        extents = [self._extent(layer) for layer in self._layers]
+        reader = DirectReader(self._packed.path)
+        try:
+            self._streamer = WeightStreamer(
+                extents,
+                [self._memory(layer) for layer in self._layers],
+                reader,
+                resident=len(self._layers) - self._streamed,
+                window=self._window,
+                hand_on=hand_on,
+            )
+        except BaseException:
+            reader.close()
+            raise
+
+    @property
+    def streamed(self) -> int:
+        """How many layers are read for each step."""
+        return self._streamed
+
+    def stream(self, count: int) -> None:
+        """Read so many layers for each step from now on. From any thread."""
+        self._streamed = count
+        self._running.keep(len(self._layers) - count, window=self._window)
+
+    @property
+    def _window(self) -> int:
+        return max(2, window_layers(self._streamed, len(self._layers)))
 
     @property
     def bytes_read(self) -> int:
         """From disk since loading."""
-        return sum(group.streamer.bytes_read for group in self._groups.values())
+        return self._running.bytes_read
 
     @property
     def wait_s(self) -> float:
         """Seconds that steps waited for the disk."""
-        return sum(group.streamer.wait_s for group in self._groups.values())
+        return self._running.wait_s
 
     def vectors(self, index: int) -> dict[str, NDArray[np.float32]]:
         """What the segment takes besides its matrices, by input."""
@@ -112,43 +149,65 @@ class StreamedLayers:
             name: self._vectors[tensor] for name, tensor in _streamed(self._segments[index]).vectors
         }
 
-    def begin(self, index: int) -> int:
-        """The slot that holds the segment's weights; waits for the disk."""
-        group, position, part = self._place[index]
+    def session(self, index: int) -> ort.InferenceSession:
+        return self._sessions[index].session
+
+    def begin(self, index: int) -> None:
+        """The segment's weights are in their place when this returns; waits for the disk."""
+        position, part = self._position[index]
         if part == 0:
-            held = group.streamer.extent(position)
+            held = self._running.extent(position)
             try:
-                self._slot = held.__enter__()
+                held.__enter__()
             except StoreCorruptError:
                 self._cache.discard(self._key)  # made anew at the next load
                 raise
             self._held = held
-        return self._slot
-
-    def session(self, index: int, slot: int) -> ort.InferenceSession:
-        group, _position, part = self._place[index]
-        return group.slots[slot][part].session
 
     def end(self, index: int) -> None:
-        """The segment is computed; after its layer's last one the slot is filled anew."""
-        group, position, part = self._place[index]
-        if part + 1 == len(group.layers[position].segments) and self._held is not None:
+        """The segment is computed; after its layer's last one the layer may be let go."""
+        position, part = self._position[index]
+        if part + 1 == len(self._layers[position].segments) and self._held is not None:
             self._held.__exit__(None, None, None)
             self._held = None
 
     def close(self) -> None:
-        self._resources.close()
+        if self._streamer is not None:
+            self._streamer.close()
+        self._sessions.clear()
+        self._packed.close()
 
-    def _packed(self, layers: Sequence[_Layer], weights: ShardWeights) -> CachedShard:
-        """The file with every streamed layer's packed weights; made if it is not there."""
-        streamed = [self._segments[index].model for layer in layers for index in layer.segments]
-        graphs = hashlib.sha256(b"".join(streamed)).hexdigest()
-        self._key = f"{packing_key()} {weights.manifest.digest} {graphs}"
-        return self._cache.get(self._key) or self._pack(layers, weights)
+    @property
+    def _running(self) -> WeightStreamer:
+        assert self._streamer is not None
+        return self._streamer
 
-    def _pack(self, layers: Sequence[_Layer], weights: ShardWeights) -> CachedShard:
-        with self._cache.begin(self._key, 2 * weights.manifest.total_bytes) as writer:
+    def _open(self, layers: Sequence[_Layer]) -> None:
+        """Sessions for layers with the same graphs: all are made of what the first one packs."""
+        with self._cache.scratch() as folder:
+            templates = self._templates(layers[0], folder)
             for layer in layers:
+                for index, template in zip(layer.segments, templates, strict=True):
+                    self._sessions[index] = open_loose(template, options=self._options)
+                    release_freed_memory()
+        self._check(layers[-1])
+
+    def _memory(self, layer: _Layer) -> list[memoryview]:
+        return [part for index in layer.segments for part in self._sessions[index].parts]
+
+    def _extent(self, layer: _Layer) -> Extent:
+        return _extent(layer, self._packed, self._memory(layer))
+
+    def _find_or_pack(self, weights: ShardWeights) -> CachedShard:
+        """The file with every loose layer's packed weights; made if it is not there."""
+        loose = [self._segments[index].model for index in self._position]
+        graphs = hashlib.sha256(b"".join(loose)).hexdigest()
+        self._key = f"{packing_key()} {weights.manifest.digest} {graphs}"
+        return self._cache.get(self._key) or self._pack(weights)
+
+    def _pack(self, weights: ShardWeights) -> CachedShard:
+        with self._cache.begin(self._key, 2 * weights.manifest.total_bytes) as writer:
+            for layer in self._layers:
                 with self._cache.scratch() as folder:
                     for part, template in enumerate(self._templates(layer, folder)):
                         for number, blob in enumerate(template.blobs):
@@ -165,16 +224,23 @@ class StreamedLayers:
             made.append(
                 make_template(model, weights_folder=self._folder, folder=own, options=self._options)
             )
+            release_freed_memory()
         return made
 
-    def _check(self, group: _Group) -> None:
-        """Each slot must compute the last layer as a session of that layer does, bit for bit.
+    def _check(self, layer: _Layer) -> None:
+        """The layer's sessions, made of another layer's weights, must compute it bit for bit.
 
         What a blob holds is the kernels' own affair: should some kernel keep a weight elsewhere,
         it is noticed here, before it could make a wrong token.
         """
-        layer = group.layers[-1]
-        for part, index in enumerate(layer.segments):
+        memory = self._memory(layer)
+        reader = DirectReader(self._packed.path)
+        try:
+            for span in self._extent(layer):
+                reader.read([span.read_into(memory)])
+        finally:
+            reader.close()
+        for index in layer.segments:
             options = self._options()
             options.add_session_config_entry(
                 "session.model_external_initializers_file_folder_path", self._folder
@@ -185,57 +251,15 @@ class StreamedLayers:
             feeds = _feeds(session, self.vectors(index))
             expected = session.run(None, feeds)
             del session
-            for slot in group.slots:
-                for one, other in zip(expected, slot[part].session.run(None, feeds), strict=True):
-                    if not np.array_equal(one, other, equal_nan=True):
-                        raise RequestError(
-                            f"the kernels of onnxruntime {ort.__version__} keep weights where they "
-                            "cannot be exchanged on this device, so they cannot be streamed; give "
-                            "the peer more --memory, or share the model with more peers"
-                        )
-
-
-class _Group:
-    """Layers with the same graphs, the slots they share, and what fills those."""
-
-    def __init__(self, layers: Sequence[_Layer]) -> None:
-        self.layers = layers
-        self.slots: list[tuple[SlotSession, ...]] = []
-        self._streamer: WeightStreamer | None = None
-
-    @property
-    def streamer(self) -> WeightStreamer:
-        assert self._streamer is not None
-        return self._streamer
-
-    def open(self, templates: Sequence[Template], packed: CachedShard, *, options: Options) -> None:
-        """Make the slots, and put the last layer's weights into each."""
-        for _ in range(min(WINDOW_LAYERS, len(self.layers))):
-            self.slots.append(tuple(open_slot(each, options=options) for each in templates))
-        reader = DirectReader(packed.path)
-        try:
-            for slot in self.slots:
-                memory = _memory(slot)
-                extent = _extent(self.layers[-1], packed, memory)
-                for span in extent:
-                    reader.read([span.read_into(memory)])
-        finally:
-            reader.close()
-
-    def start(self, packed: CachedShard) -> None:
-        memories = [_memory(slot) for slot in self.slots]
-        extents = [_extent(layer, packed, memories[0]) for layer in self.layers]
-        reader = DirectReader(packed.path)
-        try:
-            self._streamer = WeightStreamer(extents, memories, reader)
-        except BaseException:
-            reader.close()
-            raise
-
-    def close(self) -> None:
-        if self._streamer is not None:
-            self._streamer.close()
-        self.slots.clear()
+            for one, other in zip(expected, self.session(index).run(None, feeds), strict=True):
+                if not np.array_equal(one, other, equal_nan=True):
+                    raise RequestError(
+                        f"the kernels of onnxruntime {ort.__version__} keep weights where they "
+                        "cannot be exchanged on this device, so they cannot be streamed; give "
+                        "the peer more --memory, or share the model with more peers"
+                    )
+        hand_on(memory, None)
+        release_freed_memory()
 
 
 def _layers(segments: Sequence[GraphSegment]) -> Iterator[_Layer]:
@@ -253,12 +277,8 @@ def _streamed(segment: GraphSegment) -> Streamed:
     return segment.streamed
 
 
-def _memory(slot: tuple[SlotSession, ...]) -> list[memoryview]:
-    return [part for session in slot for part in session.parts]
-
-
 def _extent(layer: _Layer, packed: CachedShard, memory: Sequence[memoryview]) -> Extent:
-    """Where the layer's packed weights lie in the file, piece by piece, and in a slot."""
+    """Where the layer's packed weights lie in the file, piece by piece, and in its memory."""
     mine = [t for t in packed.manifest.tensors if t.name.startswith(f"{layer.number}.")]
     sizes = [-(-tensor.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE for tensor in mine]
     if sizes != [len(part) for part in memory]:

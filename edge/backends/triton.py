@@ -71,6 +71,10 @@ class TritonBackend:
     def device_name(self) -> str:
         return self._opened().name
 
+    @property
+    def has_own_memory(self) -> bool:
+        return self._opened().is_gpu
+
     def usable_memory_bytes(self) -> int:
         device = self._opened()
         if not device.is_gpu:
@@ -90,15 +94,13 @@ class TritonBackend:
         kv_tier: KVTier | None = None,
     ) -> TritonProgram:
         """Raises RequestError for what the kernels do not take, and where they compute wrongly."""
-        if layout.streamed:
-            raise RequestError(
-                "back end triton keeps all weights in memory and cannot stream layers from disk; "
-                "load without stream, or start this peer with --backend ort"
-            )
         import torch
 
         from edge.backends.triton_load import load
-        from edge.backends.triton_program import NO_TIER
+        from edge.backends.triton_program import NO_STREAM, NO_TIER
+
+        if layout.streamed:
+            raise RequestError(NO_STREAM)
 
         if kv_tier is not None:
             raise RequestError(NO_TIER)

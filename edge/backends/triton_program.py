@@ -16,6 +16,11 @@ from edge.backends.triton_layers import Segment, ShardOperators
 from edge.errors import RequestError
 from transport import Collective, Work
 
+NO_STREAM = (
+    "back end triton keeps all weights in memory and cannot stream layers from disk; load without "
+    "stream, or start this peer with --backend ort"
+)
+
 NO_TIER = (
     "back end triton keeps keys and values in the GPU's memory only; start this peer without "
     "--kv-disk, or with --backend ort"
@@ -92,6 +97,11 @@ class TritonProgram:
     def put_rows(self, request: str, first: int, rows: Sequence[NDArray[Any]]) -> None:
         """Nobody has any: their digest would be empty."""
         raise RequestError(NO_TIER)
+
+    def stream(self, layers: int) -> None:
+        """Refused, but for none."""
+        if layers:
+            raise RequestError(NO_STREAM)
 
     def release(self, request: str) -> None:
         self._cache.release(request)

@@ -30,6 +30,7 @@ class ClusterOptions:
     addresses: tuple[str, ...]
     local: int | None = None
     memory: str | None = None
+    model_memory: str | None = None
     threads: int | None = None
     cluster: str = "default"
     interfaces: tuple[str, ...] = ()
@@ -44,6 +45,7 @@ def cluster_options(function: F) -> F:
         addresses: tuple[str, ...],
         local: int | None,
         memory: str | None,
+        model_memory: str | None,
         threads: int | None,
         cluster: str,
         interfaces: tuple[str, ...],
@@ -53,6 +55,7 @@ def cluster_options(function: F) -> F:
             addresses=addresses,
             local=local,
             memory=memory,
+            model_memory=model_memory,
             threads=threads,
             cluster=cluster,
             interfaces=interfaces,
@@ -76,7 +79,16 @@ def cluster_options(function: F) -> F:
         click.option(
             "--threads", type=click.IntRange(1, 1024), help="Threads of each --local peer."
         ),
-        click.option("--memory", metavar="SIZE", help="Memory of each --local peer, as 2GiB."),
+        click.option(
+            "--model-memory",
+            metavar="SIZE",
+            help="Of the memory of each --local peer, the most for weights and KV caches.",
+        ),
+        click.option(
+            "--memory",
+            metavar="SIZE",
+            help="Memory of each --local peer, as 2GiB: of its whole process.",
+        ),
         click.option(
             "--local",
             type=click.IntRange(1, 64),
@@ -193,12 +205,17 @@ def open_cluster(options: ClusterOptions) -> Iterator[Cluster]:
     """The cluster that the options name."""
     if options.local is not None and options.addresses:
         raise click.UsageError("give either --local or --peer, not both")
-    if options.local is None and (options.memory or options.threads):
+    if options.local is None and (options.memory or options.model_memory or options.threads):
         raise click.UsageError(
-            "--memory and --threads are for --local peers; others have their own"
+            "--memory, --model-memory and --threads are for --local peers; others have their own"
         )
     if options.local is not None:
-        opened = Cluster.local(options.local, memory=options.memory, threads=options.threads)
+        opened = Cluster.local(
+            options.local,
+            memory=options.memory,
+            model_memory=options.model_memory,
+            threads=options.threads,
+        )
     elif options.addresses:
         opened = Cluster.connect(options.addresses)
     else:

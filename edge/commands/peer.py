@@ -14,7 +14,7 @@ import click
 
 from edge.backends.base import BACKEND_CHOICES, Backend, open_backend, usual_backend
 from edge.errors import RequestError
-from edge.memory import format_size, parse_folder_and_size, parse_size, usable_memory_bytes
+from edge.memory import format_size, parse_folder_and_size, parse_size
 from edge.node import PeerNode, PeerSettings
 from edge.paths import cache_root
 
@@ -36,8 +36,14 @@ EXIT_TIMEOUT_S = 5.0
     "--memory",
     metavar="SIZE",
     help=(
-        "Memory it may use, the GPU's if that computes.  [default: what is free, less a reserve]"
+        "The most that the whole process may have in memory, as 4GiB; with a GPU, of its memory.  "
+        "[default: what is free, less a reserve]"
     ),
+)
+@click.option(
+    "--model-memory",
+    metavar="SIZE",
+    help="Of that, the most for weights and KV caches.  [default: what the process leaves]",
 )
 @click.option(
     "--backend",
@@ -95,6 +101,7 @@ def command(
     memory: str | None,
     kv_memory: str | None,
     kv_disk: str | None,
+    model_memory: str | None,
     backend: str,
     cluster: str,
     interfaces: tuple[str, ...],
@@ -108,6 +115,9 @@ def command(
     The daemon listens, announces itself by zeroconf and waits for a coordinator (`edge run`, or a
     Python program) to place a part of a model here. Weights it is sent stay in a cache on disk.
 
+    --memory is a promise of the whole process: Python and ONNX Runtime themselves take about
+    130 MiB of it, stated at the start, and what a step computes with is counted as well.
+
     \b
     Examples:
       edge peer                                     all interfaces, any port, all cores
@@ -117,7 +127,6 @@ def command(
 
     There is no encryption yet: run it only on networks you trust.
     """
-    asked_bytes = parse_size(memory) if memory else None
     threads = threads or len(os.sched_getaffinity(0))
     backend = usual_backend() if backend == "auto" else backend
     opened: Backend | None = None
@@ -128,12 +137,12 @@ def command(
                 f"back end {backend} keeps keys and values in memory only; leave out --kv-disk, or "
                 "take --backend ort"
             )
-    free_bytes = opened.usable_memory_bytes() if opened else usable_memory_bytes()
     settings = PeerSettings(
         name=name or socket.gethostname(),
         listen=listen,
         threads=threads,
-        memory_bytes=asked_bytes or free_bytes,
+        memory_bytes=parse_size(memory) if memory else None,
+        model_memory_bytes=parse_size(model_memory) if model_memory else None,
         cluster=cluster,
         announce=not (no_announce or supervised),
         interfaces=interfaces or None,
@@ -181,7 +190,13 @@ def _on_input(ended: asyncio.Event) -> None:
 
 
 def _say_ready(node: PeerNode, *, as_json: bool) -> None:
-    settings = node.settings
+    settings, ledger = node.settings, node.ledger
+    if settings.memory_bytes is not None and settings.memory_bytes > ledger.budget_bytes:
+        click.echo(
+            f"edge: the control group of this process leaves {format_size(ledger.budget_bytes)} "
+            f"of the {format_size(settings.memory_bytes)} that were asked for",
+            err=True,
+        )
     if as_json:
         click.echo(json.dumps({"name": settings.name, "addresses": node.addresses}))
     else:
@@ -189,7 +204,8 @@ def _say_ready(node: PeerNode, *, as_json: bool) -> None:
         click.echo(
             f"peer {settings.name} listens on {', '.join(node.addresses)} ({where}), "
             f"{settings.backend} on {settings.processor}, {settings.threads} threads, "
-            f"{format_size(settings.memory_bytes)} to use. "
+            f"{format_size(ledger.budget_bytes)} of memory, of which "
+            f"{format_size(ledger.floor.total)} are for the process itself. "
             "Ctrl-C ends it."
         )
     sys.stdout.flush()

@@ -60,14 +60,20 @@ def command(
     for peer in peers:
         loaded = ", ".join(
             f"{model['name']} {model['dtype']} (stage {model['stage']}, rank {model['rank']}, "
-            f"{format_size(model['bytes'])})"
+            f"{format_size(model['bytes'])} and {format_size(model['buffer_bytes'])} for steps"
+            + (
+                f", {format_size(model['streamed_bytes'])} from disk for each token"
+                if model["streamed_bytes"]
+                else ""
+            )
+            + ")"
             for model in peer.models
         )
         table.add_row(
             peer.name,
             peer.address,
             f"{peer.backend} on {peer.processor}, {peer.threads} threads",
-            f"{format_size(peer.free_bytes)} of {format_size(peer.memory_bytes)}",
+            f"{format_size(peer.model_free_bytes)} of {format_size(peer.memory_bytes)}",
             loaded or "–",
             format_size(sum(model["bytes"] - model["kv_bytes"] for model in peer.models)),
             format_size(sum(model["kv_bytes"] for model in peer.models)),

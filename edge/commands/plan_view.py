@@ -37,7 +37,7 @@ def show_plan(proposal: Proposal, *, title: str, unchanged: Proposal | None, exp
             format_size(row.left_bytes),
         )
     console.print(table)
-    for line in _sentences(proposal, unchanged):
+    for line in [*_memory(proposal), *_sentences(proposal, unchanged)]:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     if explain:
         _explain(console, proposal)
@@ -54,6 +54,7 @@ def plan_as_json(proposal: Proposal, *, explain: bool) -> dict[str, Any]:
                 "name": row.name,
                 "stage": row.stage,
                 "memory": dataclasses.asdict(row.memory),
+                "beside": _beside(proposal, row.device),
                 "left_bytes": row.left_bytes,
             }
             for row in proposal.rows
@@ -84,6 +85,29 @@ def plan_as_json(proposal: Proposal, *, explain: bool) -> dict[str, Any]:
             for plan, estimate in choice.runners_up
         ]
     return value
+
+
+def _memory(proposal: Proposal) -> list[str]:
+    """For each device what its memory holds, as far as it was asked."""
+    lines = []
+    for row in proposal.rows:
+        beside = proposal.beside.get(row.device)
+        if beside is None:
+            continue
+        use = row.memory
+        streamed = f" ({format_size(use.streamed_bytes)} more from disk for each token)"
+        lines.append(
+            f"Memory of {row.name}, {format_size(beside.promised_bytes)}: its process "
+            f"{format_size(beside.floor_bytes)}, steps up to {format_size(beside.buffer_bytes)}, "
+            f"weights {format_size(use.weight_bytes)}{streamed if use.streamed_bytes else ''}, "
+            f"KV cache {format_size(use.kv_bytes)}."
+        )
+    return lines
+
+
+def _beside(proposal: Proposal, device: str) -> dict[str, int] | None:
+    beside = proposal.beside.get(device)
+    return None if beside is None else dataclasses.asdict(beside)
 
 
 def _sentences(proposal: Proposal, unchanged: Proposal | None) -> list[str]:

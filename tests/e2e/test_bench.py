@@ -43,7 +43,8 @@ def test_rows_are_appended_below_one_header(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "billions"), [("tiny", 0.0032), ("H", 0.494), ("W", 1.1), ("T", 3.2)]
+    ("name", "billions"),
+    [("tiny", 0.0032), ("small", 0.0763), ("H", 0.494), ("W", 1.1), ("T", 3.2)],
 )
 def test_the_shape_has_the_size_it_claims(name: str, billions: float) -> None:
     assert SHAPES[name].num_parameters / 1e9 == pytest.approx(billions, rel=0.01)

@@ -31,6 +31,7 @@ def edge(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         ("split", "Every token passed through all 3 of them"),
         ("uneven", "the same as from one peer alone"),
         ("mixed", "the same as from one peer alone"),
+        ("bigger", "the same as with the whole model in memory"),
         ("zeroconf", "found: attic at 127.0.0.1:"),
     ],
 )

@@ -33,14 +33,15 @@ def needed_bytes(checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFa
     ):
         info = daemon.describe()
         (model,) = info.models
-        assert info.free_bytes == info.memory_bytes - model["bytes"]
+        taken_bytes = info.floor_bytes + model["bytes"] + model["buffer_bytes"]
+        assert info.free_bytes == info.memory_bytes - taken_bytes
         return int(model["bytes"])
 
 
 @pytest.fixture
 def tight(tmp_path: Path, needed_bytes: int) -> Iterator[Daemon]:
     """A daemon with room for the model exactly once."""
-    options = ("--no-announce", "--name", "tight", "--memory", str(needed_bytes))
+    options = ("--no-announce", "--name", "tight", "--model-memory", str(needed_bytes))
     with Daemon(tmp_path / "tight", *options) as daemon:
         yield daemon
         assert daemon.messages == ""
@@ -49,7 +50,7 @@ def tight(tmp_path: Path, needed_bytes: int) -> Iterator[Daemon]:
 def test_too_small_by_one_byte(
     checkpoint: TinyCheckpoint, tmp_path: Path, needed_bytes: int
 ) -> None:
-    options = ("--no-announce", "--name", "small", "--memory", str(needed_bytes - 1))
+    options = ("--no-announce", "--name", "small", "--model-memory", str(needed_bytes - 1))
     with (
         Daemon(tmp_path, *options) as daemon,
         edge.Cluster.connect([daemon.address]) as cluster,
@@ -68,7 +69,7 @@ def test_the_command_line_says_who_lacks_how_much(
 ) -> None:
     sizes = {"one": "200KiB", "two": "100KiB"}
     one, two = (
-        Daemon(tmp_path / name, "--no-announce", "--name", name, "--memory", size)
+        Daemon(tmp_path / name, "--no-announce", "--name", name, "--model-memory", size)
         for name, size in sizes.items()
     )
     with one, two:
@@ -87,10 +88,11 @@ def test_exactly_enough_is_enough(tight: Daemon, checkpoint: TinyCheckpoint) -> 
         edge.Cluster.connect([tight.address]) as cluster,
         cluster.load(checkpoint.path, dtype="float32", context_tokens=CONTEXT) as model,
     ):
-        assert tight.describe().free_bytes == 0
+        assert tight.describe().model_free_bytes == 0
         reply = model.generate(prompt, max_new_tokens=4)
         assert list(reply.token_ids) == checkpoint.greedy(prompt, 4)
-    assert tight.describe().free_bytes == tight.describe().memory_bytes
+    info = tight.describe()
+    assert info.free_bytes == info.memory_bytes - info.floor_bytes
 
 
 def test_a_second_coordinator_sees_what_the_first_holds(
@@ -99,14 +101,14 @@ def test_a_second_coordinator_sees_what_the_first_holds(
     with edge.Cluster.connect([tight.address]) as first:
         model = first.load(checkpoint.path, dtype="float32", context_tokens=CONTEXT)
         with edge.Cluster.connect([tight.address]) as second:
-            assert second.peers[0].free_bytes == 0
+            assert second.peers[0].model_free_bytes == 0
             with pytest.raises(edge.CapacityError, match="'tight'"):
                 second.load(checkpoint.path, dtype="float32", context_tokens=CONTEXT)
             model.close()
             second.load(checkpoint.path, dtype="float32", context_tokens=CONTEXT)
             listed = json.loads(run_edge("peers", "--peer", tight.address, "--json").out)
             (shown,) = listed
-            assert (shown["free_bytes"], shown["memory_bytes"]) == (0, needed_bytes)
+            assert shown["model_free_bytes"] == 0
             assert shown["models"][0]["bytes"] == needed_bytes
 
 

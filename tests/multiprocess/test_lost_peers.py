@@ -100,7 +100,7 @@ def check_survivors(
     for daemon in survivors:
         info = daemon.describe()
         assert info.models == ()
-        assert info.free_bytes == info.memory_bytes
+        assert info.free_bytes == info.memory_bytes - info.floor_bytes
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2])
@@ -194,7 +194,7 @@ def test_who_has_gone_is_named_when_the_rest_is_too_small(
 ) -> None:
     checkpoint = tiny_checkpoint("llama")
     with (
-        Daemon(tmp_path, "--no-announce", "--name", "small", "--memory", "300KiB") as small,
+        Daemon(tmp_path, "--no-announce", "--name", "small", "--model-memory", "300KiB") as small,
         edge.Cluster.connect([small.address, trio[0].address]) as cluster,
     ):
         trio[0].kill()

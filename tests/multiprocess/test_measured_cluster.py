@@ -114,7 +114,7 @@ def test_peers_measure_themselves_and_their_link(pair: list[Daemon], questions: 
     assert len({device.host for device in cluster.devices}) == 1
     for device, peer in zip(cluster.devices, peers, strict=True):
         rates = device.rates
-        assert (device.host, device.memory_bytes) == (peer.host, peer.free_bytes)
+        assert (device.host, device.memory_bytes) == (peer.host, peer.model_free_bytes)
         assert rates is not None
         assert rates.rows[:3] == (1, 4, 32)
         assert all(each > 0 for each in rates.seconds_per_byte)
@@ -199,7 +199,7 @@ def test_a_busy_peer_says_so_and_is_not_remembered(
 def test_a_peer_with_too_little_memory_is_not_measured(
     questions: Questions, tmp_path: Path
 ) -> None:
-    with Daemon(tmp_path, "--no-announce", "--name", "small", "--memory", "300KiB") as daemon:
+    with Daemon(tmp_path, "--no-announce", "--name", "small", "--model-memory", "300KiB") as daemon:
         cluster = questions.ask(peers_of([daemon]))
     assert cluster.devices[0].rates is None
     (note,) = questions.notes

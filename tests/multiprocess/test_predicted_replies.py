@@ -217,7 +217,7 @@ def test_a_benchmark_shows_what_was_predicted(checkpoint: TinyCheckpoint, peers:
 def test_memory_that_is_missing_can_be_tried_out(
     checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:
-    with Daemon(tmp_path, "--no-announce", "--name", "small", "--memory", "40KiB") as daemon:
+    with Daemon(tmp_path, "--no-announce", "--name", "small", "--model-memory", "40KiB") as daemon:
         command = ("plan", checkpoint.path, "--dtype", "float32", "--peer", daemon.address)
         assert "lacks" in run_edge(*command).sentence()
         with_more = run_edge(*command, "--what-if", "+1GiB on small", "--json")
@@ -231,7 +231,9 @@ def test_what_does_not_fit_says_which_dtype_would(
     checkpoint: TinyCheckpoint, tmp_path: Path, kind: str
 ) -> None:
     with (
-        Daemon(tmp_path, "--no-announce", "--name", "local-1", "--memory", "400KiB") as daemon,
+        Daemon(
+            tmp_path, "--no-announce", "--name", "local-1", "--model-memory", "400KiB"
+        ) as daemon,
         edge.Cluster.connect([daemon.address]) as cluster,
     ):
         plan = make_plan(checkpoint.spec, "solo", model=checkpoint.path.name, column_multiple=1)

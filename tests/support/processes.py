@@ -80,7 +80,7 @@ class Daemon:
         deadline_s = time.monotonic() + timeout_s
         while True:
             info = self.describe()
-            if not info.models and info.free_bytes == info.memory_bytes:
+            if not info.models and info.free_bytes == info.memory_bytes - info.floor_bytes:
                 return info
             assert time.monotonic() < deadline_s, f"still held: {info.models}"
 

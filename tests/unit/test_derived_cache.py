@@ -48,6 +48,22 @@ def test_drafts_of_a_process_that_died_are_removed(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.partial"))
 
 
+def test_drafts_are_removed_at_the_start_unless_their_folder_is_in_use(tmp_path: Path) -> None:
+    cache = DerivedCache(tmp_path, 1 << 20)
+    fill(cache, "key", 1)
+    (folder,) = (path.parent for path in tmp_path.rglob("weights"))
+    (folder / "dead.partial").write_bytes(b"x" * 100)
+    with cache.begin("other key", 5000) as writer:
+        writer.add("a", np.zeros(5000, np.uint8))
+        DerivedCache(tmp_path, 1 << 20)
+        (living,) = tmp_path.rglob("*.partial")
+        assert living.parent != folder
+        writer.finish().close()
+    found = cache.get("other key")
+    assert found is not None
+    found.close()
+
+
 def test_a_file_of_another_size_is_thrown_away(tmp_path: Path) -> None:
     cache = DerivedCache(tmp_path, 1 << 20)
     fill(cache, "key", 1)

@@ -29,7 +29,8 @@ MODEL = replace(FEW_LAYERS, num_layers=LAYERS)
 MATRIX_BYTES = 130
 """Of a layer; its norms and biases are 20 more."""
 
-VOCAB_BYTES = 10 * (7 + 3)
+HEAD_BYTES, EMBEDDING_BYTES = 10 * 3, 10 * 7
+VOCAB_BYTES = HEAD_BYTES + EMBEDDING_BYTES
 WORKLOAD = Workload(prompt_tokens=1, output_tokens=10, reserved_tokens=1)
 KV_BYTES = LAYERS * 2
 WHOLE_BYTES = LAYERS * (MATRIX_BYTES + 20) + VOCAB_BYTES + KV_BYTES
@@ -65,15 +66,16 @@ def alone(streamed_layers: int) -> Plan:
     ("streamed", "held", "read"),
     [
         (0, LAYERS, 0),
-        (WINDOW_LAYERS, LAYERS, 0),  # all of them have a slot
+        (WINDOW_LAYERS, LAYERS, 0),  # the window holds all of them
         (4, LAYERS - 4 + WINDOW_LAYERS, 4),
         (9, 1 + WINDOW_LAYERS, 9),
-        (10, WINDOW_LAYERS + 1, 9),  # the first one has a slot of its own
+        (10, 2, 10),  # the least: one is used while the other is filled
     ],
 )
 def test_a_window_stays_and_the_others_are_read(streamed: int, held: int, read: int) -> None:
     use = memory_use(alone(streamed), MODEL, WORKLOAD)["a"]
-    assert use.weight_bytes == held * MATRIX_BYTES + LAYERS * 20 + VOCAB_BYTES
+    embedding_bytes = 0 if streamed else EMBEDDING_BYTES  # which a token needs a row of
+    assert use.weight_bytes == held * MATRIX_BYTES + LAYERS * 20 + HEAD_BYTES + embedding_bytes
     assert use.kv_bytes == KV_BYTES
     assert use.streamed_bytes == read * MATRIX_BYTES
 
@@ -110,10 +112,11 @@ def test_streams_only_when_asked_and_as_little_as_possible(rates: ComputeRates |
     assert choice(WHOLE_BYTES, stream=True) == 0
     with pytest.raises(CapacityError):
         choice(WHOLE_BYTES - 1, stream=False)
-    assert choice(WHOLE_BYTES - 1, stream=True) == WINDOW_LAYERS + 1
+    assert choice(WHOLE_BYTES - EMBEDDING_BYTES, stream=True) == 1  # it is enough by itself
+    assert choice(WHOLE_BYTES - EMBEDDING_BYTES - 1, stream=True) == WINDOW_LAYERS + 1
     assert choice(WHOLE_BYTES - 3 * MATRIX_BYTES, stream=True) == WINDOW_LAYERS + 3
     with pytest.raises(CapacityError):
-        choice(VOCAB_BYTES, stream=True)
+        choice(HEAD_BYTES, stream=True)
 
 
 def test_two_devices_that_stream_half_each_beat_one() -> None:

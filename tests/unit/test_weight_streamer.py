@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from offload import (
     DirectReader,
+    Memory,
     Read,
     Span,
     StoreCorruptError,
@@ -21,6 +23,8 @@ from offload import (
     WeightStreamer,
     piece_digest,
 )
+from offload.direct_reader import Reading
+from offload.weight_streamer import Reader
 
 PAGE = 4096
 PATIENCE_S = 60.0
@@ -42,9 +46,13 @@ class MemoryReader:
         self.gate.set()
         self.failure: StoreError | None = None
         self.asked = threading.Semaphore(0)
+        self.pool = ThreadPoolExecutor(1)
+
+    def begin(self, reads: Sequence[Read]) -> Reading:
+        self.asked.release()
+        return Reading([self.pool.submit(self.read, reads)])
 
     def read(self, reads: Sequence[Read]) -> None:
-        self.asked.release()
         self.gate.wait()
         if self.failure is not None:
             raise self.failure
@@ -54,62 +62,128 @@ class MemoryReader:
             each.into[: each.nbytes] = self.content[each.offset : each.offset + each.nbytes]
 
     def close(self) -> None:
+        self.pool.shutdown(wait=False, cancel_futures=True)
         self.gate.set()
+        self.pool.shutdown()
 
 
 def content_of(extents: int, nbytes: int) -> bytes:
-    return b"".join(bytes([number]) * nbytes for number in range(extents))
+    return b"".join(bytes([number + 1]) * nbytes for number in range(extents))
 
 
 def spans(extents: int, nbytes: int) -> list[list[Span]]:
     return [
-        [Span(number * nbytes, nbytes, 0, 0, piece_digest(bytes([number]) * nbytes))]
+        [Span(number * nbytes, nbytes, 0, 0, piece_digest(bytes([number + 1]) * nbytes))]
         for number in range(extents)
     ]
 
 
-@given(extents=st.integers(1, 7), slots=st.integers(1, 9), passes=st.integers(1, 4))
-@settings(max_examples=40)
-def test_every_use_finds_its_extent(extents: int, slots: int, passes: int) -> None:
-    if slots < min(2, extents):
-        return
+GONE = b"\xee"
+
+
+class Places:
+    """Memory for each extent; what is let go is overwritten, so that a use of it is noticed."""
+
+    def __init__(self, extents: int, nbytes: int = PAGE) -> None:
+        self.memory = [[page_memory(nbytes)] for _ in range(extents)]
+        self.handed: list[tuple[int, int | None]] = []
+
+    def hand_on(self, memory: Memory, to: Memory | None) -> None:
+        assert memory is not to
+        self.handed.append((self._number(memory), None if to is None else self._number(to)))
+        for part in memory:
+            part[:] = GONE * len(part)
+
+    def _number(self, memory: Memory) -> int:
+        return next(i for i, each in enumerate(self.memory) if each is memory)
+
+    def held(self) -> list[int]:
+        """Which extents are in memory, as far as one byte tells."""
+        return [i for i, parts in enumerate(self.memory) if parts[0][0] == i + 1]
+
+
+def streamer_of(
+    places: Places, reader: Reader, *, resident: int, window: int = 2, nbytes: int = PAGE
+) -> WeightStreamer:
+    return WeightStreamer(
+        spans(len(places.memory), nbytes),
+        places.memory,
+        reader,
+        resident=resident,
+        window=window,
+        hand_on=places.hand_on,
+    )
+
+
+@given(
+    extents=st.integers(1, 7),
+    window=st.integers(2, 4),
+    residents=st.lists(st.integers(0, 8), min_size=1, max_size=5),
+)
+@settings(max_examples=60)
+def test_every_use_finds_its_extent_however_many_stay(
+    extents: int, window: int, residents: list[int]
+) -> None:
+    """A pass with each number of resident extents; it changes in the middle of the pass before."""
     reader = MemoryReader(content_of(extents, PAGE))
-    memory = [[page_memory(PAGE)] for _ in range(slots)]
-    streamer = WeightStreamer(spans(extents, PAGE), memory, reader)
+    places = Places(extents)
+    streamer = streamer_of(places, reader, resident=residents[0], window=window)
+    try:
+        for resident, following in zip(residents, [*residents[1:], residents[-1]], strict=True):
+            kept = extents if extents - resident <= window else resident
+            for index in range(extents):
+                with streamer.extent(index):
+                    assert bytes(places.memory[index][0]) == bytes([index + 1]) * PAGE
+                    if index != extents // 2:
+                        loose = [each for each in places.held() if each >= kept]
+                        assert len(loose) <= window
+                    else:
+                        streamer.keep(following, window=window)
+                        kept = extents if extents - following <= window else following
+    finally:
+        streamer.close()
+
+
+@given(extents=st.integers(1, 7), resident=st.integers(0, 7), passes=st.integers(1, 4))
+@settings(max_examples=40)
+def test_nothing_is_read_twice_that_stays(extents: int, resident: int, passes: int) -> None:
+    reader = MemoryReader(content_of(extents, PAGE))
+    places = Places(extents)
+    streamer = streamer_of(places, reader, resident=resident)
     try:
         for _ in range(passes):
             for index in range(extents):
-                with streamer.extent(index) as slot:
-                    assert bytes(memory[slot][0]) == bytes([index]) * PAGE
+                with streamer.extent(index):
+                    pass
     finally:
         streamer.close()
-    if slots >= extents:
-        assert reader.offsets == [index * PAGE for index in range(extents)]
-    else:
-        in_turn = [n % extents * PAGE for n in range(extents * passes + slots)]
-        assert reader.offsets == in_turn[: len(reader.offsets)]
-        assert len(reader.offsets) >= extents * passes
+    kept = extents if extents - resident <= 2 else resident
+    expected = list(range(extents))
+    expected += [index for _ in range(passes) for index in range(kept, extents)]
+    assert reader.offsets == [index * PAGE for index in expected[: len(reader.offsets)]]
+    assert len(reader.offsets) >= extents + (passes - 1) * (extents - kept)
 
 
-def test_reads_ahead_as_far_as_slots_are_free_and_no_further() -> None:
+def test_reads_ahead_as_far_as_the_window_has_room_and_no_further() -> None:
     reader = MemoryReader(content_of(5, PAGE))
-    streamer = WeightStreamer(spans(5, PAGE), [[page_memory(PAGE)] for _ in range(3)], reader)
+    streamer = streamer_of(Places(5), reader, resident=0, window=3)
     try:
         for _ in range(3):
             assert reader.asked.acquire(timeout=PATIENCE_S)
         with streamer.extent(0):
             pass
-        assert reader.asked.acquire(timeout=PATIENCE_S)  # the slot that became free
+        assert reader.asked.acquire(timeout=PATIENCE_S)  # the room that became free
         with streamer.extent(1), streamer_is_idle(reader):
             pass
         assert reader.asked.acquire(timeout=PATIENCE_S)
     finally:
         streamer.close()
-    assert reader.offsets == [index * PAGE for index in range(5)]
+    in_turn = [index * PAGE for index in range(5)]
+    assert reader.offsets == in_turn[: len(reader.offsets)]
 
 
 class streamer_is_idle:
-    """No read is asked for while the block runs: the extent in use keeps its slot."""
+    """No read is asked for while the block runs: the extent in use keeps its room."""
 
     def __init__(self, reader: MemoryReader) -> None:
         self.reader = reader
@@ -121,9 +195,55 @@ class streamer_is_idle:
         assert not self.reader.asked.acquire(blocking=False)
 
 
+def test_less_to_keep_is_let_go_at_once() -> None:
+    reader = MemoryReader(content_of(6, PAGE))
+    places = Places(6)
+    streamer = streamer_of(places, reader, resident=6)
+    try:
+        for index in range(6):
+            with streamer.extent(index):
+                pass
+        reader.gate.clear()
+        with streamer.extent(0):
+            streamer.keep(2, window=2)
+            assert set(places.held()) == {0, 1}
+        reader.gate.set()
+        for index in range(1, 6):
+            with streamer.extent(index):
+                assert bytes(places.memory[index][0]) == bytes([index + 1]) * PAGE
+    finally:
+        streamer.close()
+
+
+def test_the_next_extents_are_asked_for_while_the_first_is_read() -> None:
+    """So the disk goes from one to the next without a gap, however many threads read."""
+    reader = MemoryReader(content_of(5, PAGE))
+    reader.gate.clear()
+    streamer = streamer_of(Places(5), reader, resident=0, window=3)
+    try:
+        assert [reader.asked.acquire(blocking=False) for _ in range(4)] == [True] * 3 + [False]
+        assert reader.offsets == []
+    finally:
+        streamer.close()
+
+
+def test_what_was_used_is_handed_to_what_is_read_next() -> None:
+    reader = MemoryReader(content_of(5, PAGE))
+    places = Places(5)
+    streamer = streamer_of(places, reader, resident=1, window=2)
+    try:
+        for _ in range(2):
+            for index in range(5):
+                with streamer.extent(index):
+                    pass
+    finally:
+        streamer.close()
+    assert places.handed[:6] == [(1, 3), (2, 4), (3, 1), (4, 2), (1, 3), (2, 4)]
+
+
 def test_a_use_out_of_turn_is_refused() -> None:
     reader = MemoryReader(content_of(3, PAGE))
-    streamer = WeightStreamer(spans(3, PAGE), [[page_memory(PAGE)] for _ in range(2)], reader)
+    streamer = streamer_of(Places(3), reader, resident=0)
     try:
         with pytest.raises(ValueError, match="out of turn"), streamer.extent(1):
             pass
@@ -131,18 +251,18 @@ def test_a_use_out_of_turn_is_refused() -> None:
         streamer.close()
 
 
-def test_too_few_slots_are_refused() -> None:
+def test_too_small_a_window_is_refused() -> None:
     with pytest.raises(ValueError, match="cannot go through"):
-        WeightStreamer(spans(2, PAGE), [[page_memory(PAGE)]], MemoryReader(b""))
+        streamer_of(Places(2), MemoryReader(b""), resident=0, window=1)
     with pytest.raises(ValueError, match="cannot go through"):
-        WeightStreamer([], [[page_memory(PAGE)]], MemoryReader(b""))
+        streamer_of(Places(0), MemoryReader(b""), resident=0)
 
 
 def test_a_failing_disk_reaches_the_user() -> None:
     reader = MemoryReader(content_of(3, PAGE))
     reader.gate.clear()
     reader.failure = StoreError("the disk has gone")
-    streamer = WeightStreamer(spans(3, PAGE), [[page_memory(PAGE)] for _ in range(2)], reader)
+    streamer = streamer_of(Places(3), reader, resident=0)
     try:
         reader.gate.set()
         with pytest.raises(StoreError, match="the disk has gone"), streamer.extent(0):
@@ -154,7 +274,7 @@ def test_a_failing_disk_reaches_the_user() -> None:
 def test_closing_frees_a_user_that_waits() -> None:
     reader = MemoryReader(content_of(3, PAGE))
     reader.gate.clear()
-    streamer = WeightStreamer(spans(3, PAGE), [[page_memory(PAGE)] for _ in range(2)], reader)
+    streamer = streamer_of(Places(3), reader, resident=0)
     raised: list[StoreError] = []
 
     def use() -> None:
@@ -166,11 +286,8 @@ def test_closing_frees_a_user_that_waits() -> None:
 
     user = threading.Thread(target=use)
     user.start()
-    closer = threading.Thread(target=streamer.close)
-    closer.start()
-    user.join()  # although the disk still hangs
-    reader.gate.set()
-    closer.join()
+    streamer.close()
+    user.join()
     assert "closed" in str(raised[0])
 
 
@@ -236,7 +353,7 @@ def test_a_file_cut_short_within_a_block_is_refused(weights: tuple[Path, np.ndar
 def test_whatever_stops_the_reading_reaches_the_user() -> None:
     reader = MemoryReader(content_of(3, PAGE))
     reader.failure = RuntimeError("can't start new thread")  # type: ignore[assignment]
-    streamer = WeightStreamer(spans(3, PAGE), [[page_memory(PAGE)] for _ in range(2)], reader)
+    streamer = streamer_of(Places(3), reader, resident=0)
     try:
         with pytest.raises(StoreError, match="can't start new thread"), streamer.extent(0):
             pass
@@ -253,13 +370,14 @@ def test_streams_a_real_file(tmp_path: Path) -> None:
     extents, nbytes = 4, 2 * PAGE
     path = tmp_path / "weights"
     path.write_bytes(content_of(extents, nbytes))
-    memory = [[page_memory(nbytes)] for _ in range(2)]
-    streamer = WeightStreamer(spans(extents, nbytes), memory, DirectReader(path))
+    places = Places(extents, nbytes)
+    streamer = streamer_of(places, DirectReader(path), resident=1, nbytes=nbytes)
     try:
         for number in range(3 * extents):
-            with streamer.extent(number % extents) as slot:
-                assert bytes(memory[slot][0]) == bytes([number % extents]) * nbytes
+            index = number % extents
+            with streamer.extent(index):
+                assert bytes(places.memory[index][0]) == bytes([index + 1]) * nbytes
     finally:
         streamer.close()
-    most = (3 * extents + len(memory)) * nbytes
-    assert 3 * extents * nbytes <= streamer.bytes_read <= most
+    least = (1 + 3 * (extents - 1)) * nbytes
+    assert least <= streamer.bytes_read <= least + 2 * nbytes

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from demos.bench.clusters.control_groups import ROOT, ControlGroup, remove_group
+from demos.bench.clusters.control_groups import ControlGroup, remove_groups_of_the_dead
 from demos.bench.clusters.networks import (
     DATA,
     PREFIX,
@@ -101,10 +101,7 @@ def emulate(devices: Sequence[Device], cache: Path) -> Iterator[tuple[str, ...]]
 
 def remove_leftovers() -> None:
     """What beds of processes that have died left behind: their daemons, groups and namespaces."""
-    parents = (ROOT, ROOT / "memory")
-    for folder in [each for parent in parents for each in parent.glob(f"{PREFIX}-*")]:
-        if _is_dead(folder.name):
-            remove_group(folder)
+    remove_groups_of_the_dead(PREFIX)
     for namespace in NAMESPACES.glob(f"{PREFIX}-*"):
         if _is_dead(namespace.name):
             subprocess.run(["ip", "netns", "delete", namespace.name], check=True)
@@ -150,7 +147,8 @@ def _daemon(
         *(str(device.cores), "own" if cores.count(core) == 1 else "shared"),
         *("--supervised", "--listen", "0.0.0.0:0", "--interface", DATA),
         *("--name", device.name, "--threads", "1"),
-        *("--memory", str(device.memory_bytes), "--cache-limit", CACHE_LIMIT),
+        *("--memory", str(device.memory_bytes + BESIDE_MODEL_BYTES)),
+        *("--model-memory", str(device.memory_bytes), "--cache-limit", CACHE_LIMIT),
     ]
     process = subprocess.Popen(
         command,

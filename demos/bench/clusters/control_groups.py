@@ -1,4 +1,4 @@
-"""The memory that one emulated device may use: a control group of Linux, in either version."""
+"""What a device may use, and what it has read: control groups of Linux, in either version."""
 
 from __future__ import annotations
 
@@ -6,35 +6,120 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
+PARENTS = (ROOT, ROOT / "memory", ROOT / "blkio")
+BLOCKS = Path("/sys/dev/block")
 END_TIMEOUT_S = 10.0
+
+_JOIN = """
+while [ "$1" != -- ]; do echo $$ > "$1" || exit; shift; done
+shift
+exec "$@"
+"""
 
 
 class ControlGroup:
     """A group of processes with limited memory; `close` ends what still runs in it, removes it."""
 
-    def __init__(self, name: str, *, memory_bytes: int) -> None:
-        """Raises OSError where control groups cannot be made."""
-        is_v2 = (ROOT / "cgroup.controllers").exists()
-        self._folder = (ROOT if is_v2 else ROOT / "memory") / name
-        self._folder.mkdir()
+    def __init__(
+        self,
+        name: str,
+        *,
+        memory_bytes: int,
+        disk: Path | None = None,
+        read_bytes_per_s: int | None = None,
+    ) -> None:
+        """With any file of a disk, counts what is read from that, and limits its rate.
+
+        Raises OSError where control groups cannot be made.
+        """
+        self._is_v2 = (ROOT / "cgroup.controllers").exists()
+        parents = [ROOT if self._is_v2 else ROOT / "memory"]
+        if disk is not None and not self._is_v2:
+            parents.append(ROOT / "blkio")
+        self._folders = [parent / name for parent in parents]
+        self._device = None if disk is None else _device(disk)
         try:
-            limit = self._folder / ("memory.max" if is_v2 else "memory.limit_in_bytes")
-            limit.write_text(str(memory_bytes))
+            for folder in self._folders:
+                folder.mkdir()
+            limit = "memory.max" if self._is_v2 else "memory.limit_in_bytes"
+            (self._folders[0] / limit).write_text(str(memory_bytes))
+            if read_bytes_per_s is not None:
+                rate = f"rbps={read_bytes_per_s}" if self._is_v2 else str(read_bytes_per_s)
+                limit = "io.max" if self._is_v2 else "blkio.throttle.read_bps_device"
+                (self._folders[-1] / limit).write_text(f"{self._device} {rate}")
         except BaseException:
             self.close()
             raise
 
     @property
     def process_file(self) -> Path:
-        """A process that writes its id here is in the group from then on."""
-        return self._folder / "cgroup.procs"
+        """A process that writes its id here is in the group's memory from then on."""
+        return self._folders[0] / "cgroup.procs"
+
+    def joined(self, *command: str) -> list[str]:
+        """The command that puts itself into the group and becomes this one."""
+        files = [str(folder / "cgroup.procs") for folder in self._folders]
+        return ["sh", "-c", _JOIN, "sh", *files, "--", *command]
+
+    @property
+    def bytes_read(self) -> int:
+        """From the disk, by all of its processes; pages that were in memory do not count."""
+        folder = self._folders[-1]
+        if self._is_v2:
+            for line in (folder / "io.stat").read_text().splitlines():
+                device, *counts = line.split()
+                if device == self._device:
+                    return int(dict(each.split("=") for each in counts)["rbytes"])
+            return 0
+        for line in (folder / "blkio.throttle.io_service_bytes").read_text().splitlines():
+            if line.startswith(f"{self._device} Read "):
+                return int(line.split()[2])
+        return 0
 
     def close(self) -> None:
         """May be called again."""
-        remove_group(self._folder)
+        for folder in self._folders:
+            remove_group(folder)
+
+
+@contextlib.contextmanager
+def control_group(
+    name: str,
+    *,
+    memory_bytes: int,
+    disk: Path | None = None,
+    read_bytes_per_s: int | None = None,
+) -> Iterator[ControlGroup]:
+    """A group that is gone after the block. OSError where there cannot be one."""
+    group = ControlGroup(
+        name, memory_bytes=memory_bytes, disk=disk, read_bytes_per_s=read_bytes_per_s
+    )
+    try:
+        yield group
+    finally:
+        group.close()
+
+
+def _device(path: Path) -> str:
+    """The whole disk that the file is on, as major:minor."""
+    number = path.stat().st_dev
+    device = f"{os.major(number)}:{os.minor(number)}"
+    place = (BLOCKS / device).resolve()
+    if (place / "partition").exists():
+        return (place.parent / "dev").read_text().strip()
+    return device
+
+
+def remove_groups_of_the_dead(prefix: str) -> None:
+    """Groups named `prefix`-PROCESS-… of processes that did not end their groups themselves."""
+    for folder in [each for parent in PARENTS for each in parent.glob(f"{prefix}-*")]:
+        owner = folder.name.removeprefix(f"{prefix}-").split("-")[0]
+        if owner.isdecimal() and not Path(f"/proc/{owner}").exists():
+            remove_group(folder)
 
 
 def remove_group(folder: Path) -> None:

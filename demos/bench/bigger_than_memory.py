@@ -1,0 +1,131 @@
+"""Models larger than memory: Edge beside llama.cpp and Accelerate, in control groups of one limit.
+
+python -m demos.bench.bigger_than_memory --only W-1-2 --llama-python OTHER/bin/python --append
+
+Needs root on Linux, for the groups. OTHER has llama-cpp-python, gguf, accelerate and transformers;
+without it, Edge is measured alone.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import click
+
+import edge
+from demos.bench import results
+from demos.bench.clusters.control_groups import control_group, remove_groups_of_the_dead
+from demos.bench.limited.cases import CASES, QUICK, Case
+from demos.bench.limited.runs import PREFIX, Setting, run_alone, run_pair, run_window
+from demos.bench.limited.sides import SideError, gguf_of
+from demos.bench.shapes import SHAPES, checkpoint
+from edge.paths import CACHE_VARIABLE, cache_root
+
+RUNS = {"alone": run_alone, "two peers": run_pair, "sliding window": run_window}
+
+
+@click.command()
+@click.option(
+    "--only",
+    "names",
+    multiple=True,
+    type=click.Choice([case.name for case in CASES]),
+    metavar="NAME",
+    help="Run this case; may be repeated.  [default: all but the quick one]",
+)
+@click.option("--quick", is_flag=True, help=f"Run {' and '.join(QUICK)} only.")
+@click.option("--list", "is_list", is_flag=True, help="Show the cases and end.")
+@click.option("--prepare", is_flag=True, help="Only make the checkpoints and GGUF files.")
+@click.option("--llama-python", help="A Python with the other programs.")
+@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
+@click.option("--threads", type=click.IntRange(1), default=2, show_default=True)
+@click.option(
+    "--block-size",
+    type=int,
+    default=128,
+    show_default=True,
+    help="Of int4 weights; 128 takes as many bytes as Q4_0 does.",
+)
+@click.option(
+    "--folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where checkpoints and caches are kept.  [default: bench, below the cache of Edge]",
+)
+@click.option("--append", is_flag=True, help="Add each case's figures to results.csv.")
+def main(
+    names: tuple[str, ...],
+    quick: bool,
+    is_list: bool,
+    prepare: bool,
+    llama_python: str | None,
+    rounds: int,
+    threads: int,
+    block_size: int,
+    folder: Path | None,
+    append: bool,
+) -> None:
+    """Tokens per second, memory and reading, in budgets smaller than the weights."""
+    wanted = {*names, *(QUICK if quick else ())}
+    cases = [c for c in CASES if c.name in wanted or (not wanted and c.name not in QUICK)]
+    if is_list:
+        for case in cases:
+            click.echo(f"{case.name:<10} {case.words}")
+        return
+    folder = folder or cache_root() / "bench"
+    setting = Setting(
+        folder=folder,
+        rounds=rounds,
+        threads=threads,
+        block_size=block_size,
+        llama_python=llama_python,
+    )
+    for case in cases:
+        checkpoint(case.shape, folder)
+        if llama_python is not None and case.kind == "alone":
+            gguf_of(case.shape, folder, python=llama_python)
+    if prepare:
+        return
+    os.environ[CACHE_VARIABLE] = str(setting.cache)
+    try:
+        remove_groups_of_the_dead(PREFIX)
+        with control_group(f"{PREFIX}-{os.getpid()}-try", memory_bytes=1 << 30, disk=folder):
+            pass
+    except OSError as error:
+        raise click.ClickException(f"no control groups can be made here: {error}") from None
+    failures = [failure for case in cases if (failure := _run(case, setting, append=append))]
+    for failure in failures:
+        click.echo(f"failed: {failure}")
+    sys.exit(1 if failures else 0)
+
+
+def _run(case: Case, setting: Setting, *, append: bool) -> str | None:
+    """Shows the case's figures; a sentence if there are none."""
+    click.echo(f"\n{case.name}: {case.words}")
+    start_s = time.monotonic()
+    try:
+        metrics, said = RUNS[case.kind](case, setting)
+    except (edge.EdgeError, SideError, OSError) as error:
+        return f"{case.name}: {error}"
+    rows = results.rows(
+        metrics,
+        question="bigger than memory, in one limit, in turn",
+        variant=f"{case.name}: {_format(case, setting)}, {setting.threads} threads; {said}",
+        link="TCP over loopback" if case.kind == "two peers" else "none",
+        model=f"{case.shape} ({SHAPES[case.shape].num_parameters / 1e9:.2g} B, random)",
+    )
+    results.show(rows)
+    click.echo(f"{time.monotonic() - start_s:.0f} s")
+    if append:
+        results.append(rows)
+    return None
+
+
+def _format(case: Case, setting: Setting) -> str:
+    return f"int4/{setting.block_size}" if case.dtype == "int4" else case.dtype
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""Which models are run in how little memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+from demos.bench.shapes import SHAPES
+
+STORED_BITS = {"int4": 4.5, "float32": 32.0}
+"""Of a weight: in Q4_0, in int4 with blocks of 128 as it is packed, and as it is."""
+
+Kind = Literal["alone", "two peers", "sliding window"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One model in one limit: what a peer takes without a model, and a share of the weights."""
+
+    name: str
+    shape: str
+    share: Fraction
+    new_tokens: int
+    """Of each reply; as many as take a few seconds."""
+    kind: Kind = "alone"
+    dtype: str = "int4"
+
+    @property
+    def stored_bytes(self) -> int:
+        """Of the weights on disk: what budgets are shares of, for every program the same."""
+        return int(SHAPES[self.shape].num_parameters * STORED_BITS[self.dtype] / 8)
+
+    @property
+    def others_tokens(self) -> int:
+        """What other programs are asked for: some take seconds for each."""
+        return max(4, self.new_tokens // 4)
+
+    @property
+    def words(self) -> str:
+        what = {
+            "alone": "beside other programs in the same limit",
+            "two peers": "two peers of this size against one, a disk of its own for each",
+            "sliding window": "what fits stays, against a window that all layers go through",
+        }
+        return f"{self.shape} {self.dtype}, {self.share} of the weights: {what[self.kind]}"
+
+
+CASES = (
+    *(
+        Case(
+            name=f"{shape}-{share.numerator}-{share.denominator}",
+            shape=shape,
+            share=share,
+            new_tokens=new_tokens,
+        )
+        for shape, new_tokens in (("W", 16), ("T", 8))
+        for share in (Fraction(3, 4), Fraction(1, 2), Fraction(1, 4))
+    ),
+    Case(name="W-pair", shape="W", share=Fraction(1, 4), new_tokens=12, kind="two peers"),
+    Case(
+        name="W-float32",
+        shape="W",
+        share=Fraction(1, 2),
+        new_tokens=6,
+        kind="sliding window",
+        dtype="float32",
+    ),
+    Case(name="quick", shape="small", share=Fraction(1, 2), new_tokens=6),
+    Case(name="quick-pair", shape="small", share=Fraction(1, 2), new_tokens=6, kind="two peers"),
+    Case(
+        name="quick-float32",
+        shape="small",
+        share=Fraction(1, 2),
+        new_tokens=6,
+        kind="sliding window",
+        dtype="float32",
+    ),
+)
+
+QUICK = ("quick", "quick-pair", "quick-float32")
+"""Shows that everything runs; its figures say nothing."""

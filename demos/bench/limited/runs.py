@@ -1,0 +1,383 @@
+"""One case at a time: peers in limits, replies in turn with other programs, what it all took."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+import edge
+from demos.bench.clusters.control_groups import ControlGroup, control_group
+from demos.bench.disk import disk_rate, drop_page_cache
+from demos.bench.limited.cases import Case
+from demos.bench.limited.sides import PROMPT_TOKENS, Side, SideError, accelerate, gguf_of, llama
+from demos.bench.results import Metric
+from demos.bench.shapes import checkpoint
+from demos.limited_peer import KERNEL_BYTES, LimitedPeer, limited_peer
+from partition import Plan
+
+CONTEXT_TOKENS = 64
+PREFIX = "edgelimit"
+"""Of the control groups' names; the owner's process id follows."""
+
+MIB = float(1 << 20)
+
+DISK_SHARE = 0.4
+"""Of the real disk's rate, what each of two emulated disks gives: both at once do not fill it."""
+
+ACCELERATE_TOKENS = 3
+ACCELERATE_LIMITS = (1, 2, 4, 8)
+"""Times the limit of the others, if it cannot run in less."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What is the same for all cases."""
+
+    folder: Path
+    rounds: int
+    threads: int
+    block_size: int
+    """Of int4 weights."""
+    llama_python: str | None
+
+    @property
+    def cache(self) -> Path:
+        return self.folder / "limited"
+
+
+@dataclass(slots=True, kw_only=True)
+class Figures:
+    """By name, with their unit, a value for each round."""
+
+    values: dict[tuple[str, str], list[float]] = field(default_factory=dict)
+
+    def add(self, name: str, unit: str, value: float) -> None:
+        self.values.setdefault((name, unit), []).append(value)
+
+    def metrics(self) -> list[Metric]:
+        return [Metric(name=n, unit=u, values=values) for (n, u), values in self.values.items()]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    token_ids: tuple[int, ...]
+    tokens_per_s: float
+    bytes_per_token: float
+    """Read from disk."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roomy:
+    """The model without a limit: what it says, and what it takes."""
+
+    token_ids: tuple[int, ...]
+    tokens_per_s: float
+    weight_bytes: int
+    kv_bytes: int
+    beside_bytes: int
+    """What the peer says that it takes beside them: the process, and buffers for this model."""
+    plan: Plan
+
+    def budget_bytes(self, case: Case) -> int:
+        """Room for the case's share of the weights as stored, the KV cache and the process."""
+        return int(case.share * case.stored_bytes) + self.kv_bytes + self.beside_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model on one peer in its limit."""
+
+    peer: LimitedPeer
+    group: ControlGroup
+    model: edge.Model
+
+    def reply(self, new_tokens: int) -> Reply:
+        return reply(self.model, new_tokens, [self.group])
+
+
+def reply(model: edge.Model, new_tokens: int, groups: list[ControlGroup]) -> Reply:
+    """Speed between the first and the last token; reading over all steps, the prompt's included.
+
+    A few layers that are read ahead may fall into the reply before, or the one after.
+    """
+    before = sum(group.bytes_read for group in groups)
+    ids, seen = [], []
+    for token in model.stream(prompt_of(model), max_new_tokens=new_tokens, ignore_eos=True):
+        ids.append(token.token_id)
+        seen.append(time.perf_counter())
+    read = sum(group.bytes_read for group in groups) - before
+    return Reply(
+        token_ids=tuple(ids),
+        tokens_per_s=(len(seen) - 1) / (seen[-1] - seen[0]),
+        bytes_per_token=read / len(seen),
+    )
+
+
+def prompt_of(model: edge.Model) -> list[int]:
+    return np.random.default_rng(1).integers(model.vocab_size, size=PROMPT_TOKENS).tolist()  # type: ignore[no-any-return]
+
+
+def roomy(case: Case, setting: Setting, *, dtype: str | None = None) -> Roomy:
+    """Runs the case's model on a peer without a limit."""
+    with (
+        limited_peer(cache=setting.cache, threads=setting.threads) as peer,
+        edge.Cluster.connect([peer.address]) as cluster,
+        cluster.load(
+            checkpoint(case.shape, setting.folder),
+            dtype=dtype or case.dtype,
+            context_tokens=CONTEXT_TOKENS,
+            block_size=setting.block_size,
+        ) as model,
+    ):
+        reply(model, case.new_tokens, [])
+        found = model.generate(prompt_of(model), max_new_tokens=case.new_tokens, ignore_eos=True)
+        (row,) = model.proposal.rows
+        return Roomy(
+            token_ids=found.token_ids,
+            tokens_per_s=found.statistics["tokens_per_s"],
+            weight_bytes=row.memory.weight_bytes,
+            kv_bytes=row.memory.kv_bytes,
+            beside_bytes=stated_bytes(peer.address),
+            plan=model.plan,
+        )
+
+
+def stated_bytes(address: str) -> int:
+    """What the peer says that it takes beside weights and KV caches."""
+    with edge.Cluster.connect([address]) as cluster:
+        (peer,) = cluster.peers
+    return peer.floor_bytes + sum(int(model["buffer_bytes"]) for model in peer.models)
+
+
+@contextlib.contextmanager
+def loaded(
+    case: Case,
+    setting: Setting,
+    *,
+    budget_bytes: int,
+    plan: Plan | None = None,
+    dtype: str | None = None,
+    name: str = "one",
+    threads: int | None = None,
+    read_bytes_per_s: int | None = None,
+) -> Iterator[Loaded]:
+    """The model on a peer whose budget is its --memory; the system ends it should it take more."""
+    with (
+        _group(name, setting, budget_bytes, read_bytes_per_s) as group,
+        limited_peer(
+            cache=setting.cache,
+            memory_bytes=budget_bytes,
+            threads=threads or setting.threads,
+            name=name,
+            group=group,
+        ) as peer,
+        edge.Cluster.connect([peer.address]) as cluster,
+        cluster.load(
+            checkpoint(case.shape, setting.folder),
+            dtype=dtype or case.dtype,
+            plan=plan or "auto",
+            context_tokens=CONTEXT_TOKENS,
+            block_size=setting.block_size,
+            stream=True,
+        ) as model,
+    ):
+        yield Loaded(peer, group, model)
+
+
+def run_alone(case: Case, setting: Setting) -> tuple[list[Metric], str]:
+    """Beside llama.cpp and Accelerate, each in a group of the same limit."""
+    figures = Figures()
+    free = roomy(case, setting)
+    budget = free.budget_bytes(case)
+    figures.add("decode, Edge without a limit", "tok/s", free.tokens_per_s)
+    figures.add("weights as stored", "MiB", case.stored_bytes / MIB)
+    figures.add("weights in memory without a limit", "MiB", free.weight_bytes / MIB)
+    figures.add("what a peer takes beside them", "MiB", free.beside_bytes / MIB)
+    figures.add("budget", "MiB", budget / MIB)
+    said = "no other program"
+    drop_page_cache()
+    with contextlib.ExitStack() as stack:
+        ours = stack.enter_context(loaded(case, setting, budget_bytes=budget))
+        theirs: Side | None = None
+        if setting.llama_python is not None:
+            gguf = gguf_of(case.shape, setting.folder, python=setting.llama_python)
+            drop_page_cache()
+            group = stack.enter_context(_group("llama", setting, budget))
+            theirs = stack.enter_context(
+                llama(setting.llama_python, gguf, group, threads=setting.threads)
+            )
+            said = f"llama-cpp-python {theirs.hello['version']} Q4_0 mapped"
+        for number in range(setting.rounds + 1):
+            _round(figures if number else Figures(), case, free, ours, theirs)
+        _say_peak(figures, ours, budget)
+    if setting.llama_python is not None:
+        said += _against_accelerate(figures, case, setting, budget)
+    return figures.metrics(), said
+
+
+def run_pair(case: Case, setting: Setting) -> tuple[list[Metric], str]:
+    """Two peers against one; each has one thread, the budget, and a disk of a given rate."""
+    figures = Figures()
+    free = roomy(case, setting)
+    budget = free.budget_bytes(case)
+    with loaded(case, setting, budget_bytes=budget, threads=1) as one:
+        real = _rate(one.peer)
+    rate = int(DISK_SHARE * real) if real else None
+    options = {"cache": setting.cache, "memory_bytes": budget, "threads": 1}
+    with (
+        _group("a", setting, budget, rate) as a,
+        _group("b", setting, budget, rate) as b,
+        limited_peer(name="a", group=a, **options) as first,  # type: ignore[arg-type]
+        limited_peer(name="b", group=b, **options) as second,  # type: ignore[arg-type]
+        edge.Cluster.connect([first.address, second.address]) as cluster,
+        cluster.load(
+            checkpoint(case.shape, setting.folder),
+            dtype=case.dtype,
+            plan="tensor",
+            context_tokens=CONTEXT_TOKENS,
+            block_size=setting.block_size,
+            stream=True,
+        ) as pair,
+        loaded(
+            case,
+            setting,
+            budget_bytes=budget,
+            threads=1,
+            read_bytes_per_s=rate,
+        ) as one,
+    ):
+        for number in range(setting.rounds + 1):
+            alone = one.reply(case.new_tokens)
+            both = reply(pair, case.new_tokens, [a, b])
+            if number:
+                figures.add("decode, one peer", "tok/s", alone.tokens_per_s)
+                figures.add("decode, two peers", "tok/s", both.tokens_per_s)
+                figures.add("two peers / one", "ratio", both.tokens_per_s / alone.tokens_per_s)
+                figures.add("one peer reads for a token", "MB", alone.bytes_per_token / 1e6)
+                figures.add("two peers read for a token", "MB", both.bytes_per_token / 1e6)
+                figures.add("tokens as without a limit", "share", _same(alone, free))
+        for peer in (first, second, one.peer):
+            figures.add("peak resident / budget", "ratio", peer.peak_bytes / budget)
+    disk = f"each disk {rate / 1e6:.0f} MB/s" if rate else "one disk"
+    return figures.metrics(), f"tensor, 1 thread each, {disk}"
+
+
+def run_window(case: Case, setting: Setting) -> tuple[list[Metric], str]:
+    """What fits stays in memory, against all layers going through a window (as TPI-LLM does)."""
+    figures = Figures()
+    free = roomy(case, setting)
+    budget = free.budget_bytes(case)
+    with (
+        loaded(case, setting, name="kept", budget_bytes=budget) as kept,
+        loaded(
+            case, setting, name="window", plan=all_streamed(free.plan), budget_bytes=budget
+        ) as window,
+        loaded(case, setting, name="int4", dtype="int4", budget_bytes=budget) as rounded,
+    ):
+        for number in range(setting.rounds + 1):
+            replies = [each.reply(case.new_tokens) for each in (kept, window, rounded)]
+            if number:
+                mine, theirs, small = (each.tokens_per_s for each in replies)
+                figures.add("decode, what fits stays", "tok/s", mine)
+                figures.add("decode, all layers through a window", "tok/s", theirs)
+                figures.add("what fits stays / window", "ratio", mine / theirs)
+                figures.add("decode, int4 in the same limit", "tok/s", small)
+                figures.add("int4 / window", "ratio", small / theirs)
+                for each in replies[:2]:
+                    figures.add("tokens as without a limit", "share", _same(each, free))
+        for each in (kept, window, rounded):
+            figures.add("peak resident / budget", "ratio", each.peer.peak_bytes / budget)
+    return figures.metrics(), "float32"
+
+
+def all_streamed(plan: Plan) -> Plan:
+    """A plan for one device with every layer on disk. Its device goes by name, then by any."""
+    (stage,) = plan.stages
+    (shard,) = stage.shards
+    shard = dataclasses.replace(shard, device="window", streamed_layers=len(stage.layers))
+    return dataclasses.replace(plan, stages=(dataclasses.replace(stage, shards=(shard,)),))
+
+
+def _round(figures: Figures, case: Case, free: Roomy, ours: Loaded, theirs: Side | None) -> None:
+    mine = ours.reply(case.new_tokens)
+    figures.add("decode, Edge", "tok/s", mine.tokens_per_s)
+    figures.add("tokens as without a limit", "share", _same(mine, free))
+    streamed = ours.model.proposal.rows[0].memory.streamed_bytes
+    rate = _rate(ours.peer)
+    if streamed and rate is not None:
+        figures.add("streamed", "MB", streamed / 1e6)
+        figures.add("read for a token", "MB", mine.bytes_per_token / 1e6)
+        figures.add("read for a token / streamed", "ratio", mine.bytes_per_token / streamed)
+        figures.add("disk, direct reads of the same file", "MB/s", rate / 1e6)
+        figures.add("decode / (disk rate / streamed)", "ratio", mine.tokens_per_s * streamed / rate)
+    if theirs is not None:
+        other, read = theirs.decode(case.others_tokens)
+        figures.add("decode, llama.cpp", "tok/s", other)
+        figures.add("llama.cpp reads for a token", "MB", read / 1e6)
+        figures.add("Edge / llama.cpp", "ratio", mine.tokens_per_s / other)
+
+
+def _against_accelerate(figures: Figures, case: Case, setting: Setting, budget: int) -> str:
+    """In the same limit, or in the first multiple of it in which it runs at all."""
+    ours = median(figures.values["decode, Edge", "tok/s"])
+    assert setting.llama_python is not None
+    for times in ACCELERATE_LIMITS:
+        drop_page_cache()
+        limit = times * budget
+        try:
+            with (
+                _group("accelerate", setting, limit) as group,
+                accelerate(
+                    setting.llama_python,
+                    checkpoint(case.shape, setting.folder),
+                    group,
+                    threads=setting.threads,
+                    limit_bytes=limit,
+                ) as theirs,
+            ):
+                speed, _read = theirs.decode(ACCELERATE_TOKENS)
+        except SideError:
+            continue
+        where = "" if times == 1 else f" in {times} times the limit"
+        figures.add(f"decode, Accelerate bfloat16{where}", "tok/s", speed)
+        figures.add(f"Edge / Accelerate{where}", "ratio", ours / speed)
+        on_disk = theirs.hello["on_disk"]
+        return f"; accelerate {theirs.hello['version']} with {on_disk} layers on disk"
+    return "; Accelerate does not run in this limit"
+
+
+def _say_peak(figures: Figures, ours: Loaded, budget: int) -> None:
+    figures.add("peak resident", "MiB", ours.peer.peak_bytes / MIB)
+    figures.add("peak resident / budget", "ratio", ours.peer.peak_bytes / budget)
+
+
+def _same(found: Reply, expected: Roomy) -> float:
+    """1 if the tokens are those of the model in memory, else 0."""
+    return float(found.token_ids == expected.token_ids)
+
+
+def _rate(peer: LimitedPeer) -> float | None:
+    """Of the disk, measured on the file that the peer streams; None if it streams nothing."""
+    try:
+        return disk_rate(peer.streamed_file())
+    except LookupError:
+        return None
+
+
+def _group(
+    name: str, setting: Setting, memory_bytes: int, read_bytes_per_s: int | None = None
+) -> contextlib.AbstractContextManager[ControlGroup]:
+    return control_group(
+        f"{PREFIX}-{os.getpid()}-{name}",
+        memory_bytes=memory_bytes + KERNEL_BYTES,
+        disk=setting.folder,
+        read_bytes_per_s=read_bytes_per_s,
+    )

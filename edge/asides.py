@@ -1,0 +1,35 @@
+"""Work for a thread that need not wait for the end of what the thread is busy with."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+from collections.abc import Callable
+from concurrent.futures import Future
+
+
+class Asides:
+    """Put in by any thread, done by the one that calls `do` between two pieces of its own work."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+
+    def put(self, function: Callable[[], None]) -> Future[None]:
+        """What becomes of it; whoever calls this sees to it that `do` is called."""
+        done: Future[None] = Future()
+
+        def work() -> None:
+            try:
+                function()
+                done.set_result(None)
+            except BaseException as error:
+                done.set_exception(error)
+
+        self._queue.put(work)
+        return done
+
+    def do(self) -> None:
+        """All that is there now."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._queue.get_nowait()()

@@ -1,0 +1,96 @@
+"""What a shard takes of its peer's memory, from its assignment alone. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from edge.backends.base import StepLimits
+from edge.elastic import Elastic
+from edge.facts import model_facts
+from edge.layout import shard_layout
+from edge.ledger import Use
+from edge.models.spec import ModelSpec
+from edge.step_memory import Widths, buffer_bytes
+from edge.wire import Assignment
+from offload import Manifest, numpy_dtype
+from partition import Plan, Shard, Stage, Workload, memory_use
+
+
+def shard_use(assignment: Assignment, manifest: Manifest, *, streamed: int | None = None) -> Use:
+    """What the shard takes; with so many `streamed` layers, or as many as its plan says.
+
+    Raises PlanError of `partition` for a plan that is not for the model.
+    """
+    plan, stage, rank = assignment.plan, assignment.stage, assignment.rank
+    if streamed is not None:
+        plan = with_streamed(plan, stage, rank, streamed)
+    embeddings = [tensor for tensor in manifest.tensors if tensor.name == "embedding"]
+    facts = model_facts(
+        assignment.model,
+        assignment.weight_format,
+        name=plan.model,
+        embedding_itemsize=numpy_dtype(embeddings[0].dtype).itemsize if embeddings else 0,
+        kv_dtype=assignment.kv_dtype,
+    )
+    workload = Workload(prompt_tokens=assignment.limits.cached_tokens, output_tokens=0)
+    use = memory_use(plan, facts, workload)[plan.stages[stage].shards[rank].device]
+    layout = shard_layout(assignment.model, plan, stage=stage, rank=rank)
+    widths = Widths.of_shard(
+        assignment.model, layout, embedding_bytes=sum(each.nbytes for each in embeddings)
+    )
+    return Use(
+        weight_bytes=use.weight_bytes,
+        kv_bytes=use.kv_bytes,
+        buffer_bytes=buffer_bytes(widths, assignment.limits),
+        streamed_bytes=use.streamed_bytes,
+    )
+
+
+def elastic(assignment: Assignment, manifest: Manifest) -> Elastic:
+    """What the shard would take with each number of its layers on disk."""
+    stage = assignment.plan.stages[assignment.stage]
+    return Elastic(
+        uses=tuple(
+            shard_use(assignment, manifest, streamed=count)
+            for count in range(len(stage.layers) + 1)
+        ),
+        planned=stage.shards[assignment.rank].streamed_layers,
+    )
+
+
+def most_beside(
+    spec: ModelSpec,
+    limits: StepLimits,
+    *,
+    embedding_itemsize: int,
+    may_split: bool,
+    stream: bool,
+) -> int:
+    """Bytes beside weights and KV cache that no shard of the model exceeds, whatever the plan."""
+    whole = Shard(
+        device="a",
+        heads=range(spec.num_heads),
+        ffn_columns=range(spec.ffn_columns),
+        vocab=range(spec.vocab_size),
+    )
+    plan = Plan(
+        model="whole", version=0, stages=(Stage(layers=range(spec.num_layers), shards=(whole,)),)
+    )
+    layout = shard_layout(spec, plan, stage=0, rank=0)
+    embedding_bytes = spec.vocab_size * spec.hidden_size * embedding_itemsize
+    widths = replace(
+        Widths.of_shard(spec, layout),
+        is_split=may_split,
+        embedding_bytes=embedding_bytes if stream else 0,
+        loose_layers=spec.num_layers if stream else 0,
+    )
+    return buffer_bytes(widths, limits)
+
+
+def with_streamed(plan: Plan, stage: int, rank: int, count: int) -> Plan:
+    """The plan with so many layers of one shard read from disk."""
+    stages = list(plan.stages)
+    shards = list(stages[stage].shards)
+    shards[rank] = replace(shards[rank], streamed_layers=count)
+    stages[stage] = replace(stages[stage], shards=tuple(shards))
+    return replace(plan, stages=tuple(stages))

@@ -1,0 +1,65 @@
+"""A model in a control group smaller than itself: the bench says what it reads and takes."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from demos.bench.clusters.control_groups import PARENTS, control_group
+from demos.bench.disk import direct_read_rate
+from demos.bench.limited.cases import CASES, QUICK
+from demos.bench.limited.runs import PREFIX
+from demos.bench.shapes import SHAPES
+
+BENCH = [sys.executable, "-m", "demos.bench.bigger_than_memory"]
+
+
+@pytest.fixture
+def allowed(tmp_path: Path) -> None:
+    try:
+        with control_group(f"{PREFIX}-{os.getpid()}-try", memory_bytes=1 << 30, disk=tmp_path):
+            pass
+    except OSError as error:
+        pytest.skip(f"control groups cannot be made here: {error}")
+
+
+def medians(printed: str) -> dict[str, float]:
+    return {
+        match[1]: float(match[2])
+        for match in re.finditer(r"^(\S.*?)  .* +[\d.e+]+ +([\d.e+]+) +[\d.e+]+$", printed, re.M)
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("allowed")
+def test_a_limited_model_says_the_same_and_reads_what_is_streamed(tmp_path: Path) -> None:
+    command = [*BENCH, "--only", "quick", "--rounds", "1", "--folder", str(tmp_path)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    found = medians(run.stdout)
+    assert found["tokens as without a limit"] == 1
+    assert found["read for a token / streamed"] == pytest.approx(1, abs=0.3)
+    assert found["decode, Edge"] > 0
+    assert not [folder for parent in PARENTS for folder in parent.glob(f"{PREFIX}-*")]
+
+
+def test_cases_are_listed_without_running_any() -> None:
+    run = subprocess.run([*BENCH, "--list"], capture_output=True, text=True, check=True)
+    listed = [line.split()[0] for line in run.stdout.splitlines()]
+    assert listed == [case.name for case in CASES if case.name not in QUICK]
+    assert {case.shape for case in CASES} <= set(SHAPES)
+
+
+def test_a_file_is_read_to_its_end_by_any_number_of_threads(tmp_path: Path) -> None:
+    path = tmp_path / "weights"
+    path.write_bytes(os.urandom(5 << 20))
+    try:
+        rates = [direct_read_rate(path, threads=count, piece_bytes=1 << 20) for count in (1, 3)]
+    except OSError as error:
+        pytest.skip(f"this file system has no direct reads: {error}")
+    assert min(rates) > 0

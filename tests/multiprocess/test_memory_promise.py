@@ -1,0 +1,132 @@
+"""A budget is a promise of the whole process: kept while it works, also when it changes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import edge
+from demos.bench.shapes import checkpoint
+from tests.support.checkpoints import TinyCheckpoint
+from tests.support.processes import Daemon
+from tests.support.processes import edge as run_edge
+
+MIB = 1 << 20
+CONTEXT = 256
+NEW_TOKENS = 150
+
+
+def peak_bytes(daemon: Daemon) -> int:
+    """The most its process ever had in memory."""
+    status = Path(f"/proc/{daemon.process.pid}/status").read_text(encoding="utf-8")
+    (line,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) << 10
+
+
+@pytest.fixture(scope="module")
+def minimum_bytes(tmp_path_factory: pytest.TempPathFactory) -> int:
+    """The least that a daemon promises here, with a little more for what differs by run."""
+    with Daemon(tmp_path_factory.mktemp("floor"), "--no-announce") as daemon:
+        info = daemon.describe()
+        assert 0 < info.floor_bytes < info.memory_bytes
+        assert info.free_bytes == info.memory_bytes - info.floor_bytes
+        return info.floor_bytes + 12 * MIB
+
+
+def test_a_daemon_stays_under_its_budget(
+    tiny_checkpoint: Callable[..., TinyCheckpoint], tmp_path: Path, minimum_bytes: int
+) -> None:
+    """It measures itself, is sent weights, loads, answers several at once, and evaluates."""
+    budget_bytes = minimum_bytes + 32 * MIB
+    model_files = tiny_checkpoint("llama")
+    options = ("--no-announce", "--memory", str(budget_bytes))
+    with Daemon(tmp_path, *options) as daemon:
+        with edge.Cluster.connect([daemon.address]) as cluster:
+            assert cluster.peers[0].memory_bytes == budget_bytes
+            cluster.memory_rates()
+            proposal = cluster.propose(model_files.path, dtype="float32", context_tokens=64)
+            assert proposal.beside[cluster.peers[0].id].promised_bytes == budget_bytes
+            for _ in range(2):
+                with cluster.load(
+                    model_files.path, dtype="float32", context_tokens=64, concurrency=8
+                ) as model:
+                    prompts = [model_files.prompt(length) for length in range(3, 11)]
+                    streams = [model.stream(prompt, max_new_tokens=20) for prompt in prompts]
+                    for stream, prompt in zip(streams, prompts, strict=True):
+                        tokens = [token.token_id for token in stream]
+                        assert tokens == model_files.greedy(prompt, 20)
+                    model.logits(model_files.prompt(60))
+        assert peak_bytes(daemon) <= budget_bytes
+        assert daemon.messages == ""
+
+
+def test_a_budget_below_the_minimum_is_refused_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError) as raised:
+        Daemon(tmp_path, "--no-announce", "--memory", "20MiB")
+    message = str(raised.value)
+    assert "ended with 1" in message
+    assert "edge: a budget of 20.0 MiB is below the minimum of" in message
+    assert "the process itself takes" in message
+
+
+def test_a_shard_that_leaves_no_room_for_steps_is_refused(
+    endless_checkpoint: TinyCheckpoint, tmp_path: Path, minimum_bytes: int
+) -> None:
+    """Weights and KV cache would fit; what a step computes with would not."""
+    options = ("--no-announce", "--name", "small", "--memory", str(minimum_bytes))
+    with (
+        Daemon(tmp_path, *options) as daemon,
+        edge.Cluster.connect([daemon.address]) as cluster,
+        pytest.raises(edge.CapacityError, match="'small'"),
+    ):
+        cluster.load(endless_checkpoint.path, dtype="float32", context_tokens=20_000)
+
+
+def test_less_memory_in_the_middle_of_replies_changes_no_token(tmp_path: Path) -> None:
+    """Layers go to the disk, come back, and go again, though they were not opened for it."""
+    prompts = [list(range(1, 2 + 7 * number)) for number in range(6)]
+    with (
+        Daemon(tmp_path, "--no-announce") as daemon,
+        edge.Cluster.connect([daemon.address]) as cluster,
+        cluster.load(
+            checkpoint("tiny", tmp_path), dtype="float32", context_tokens=CONTEXT, concurrency=8
+        ) as model,
+    ):
+        (peer,) = cluster.peers
+
+        def streams() -> list[edge.ReplyStream]:
+            return [model.stream(p, max_new_tokens=NEW_TOKENS, ignore_eos=True) for p in prompts]
+
+        expected = [[token.token_id for token in stream] for stream in streams()]
+        whole = daemon.describe()
+        taken_bytes = whole.memory_bytes - whole.free_bytes
+        less_bytes = taken_bytes - MIB
+        under_way = streams()
+        seen = [[next(stream).token_id] for stream in under_way]
+        less = cluster.set_memory(peer, less_bytes)
+        assert less.memory_bytes == less_bytes
+        assert less.models[0]["streamed_bytes"] > 0
+        with pytest.raises(edge.RequestError, match=r"below the minimum of .* it stays at"):
+            cluster.set_memory(peer, "60MiB")
+        for tokens, stream in zip(seen, under_way, strict=True):
+            tokens.append(next(stream).token_id)
+        more = cluster.set_memory(peer, whole.memory_bytes)
+        assert more.models[0]["streamed_bytes"] == 0
+        again = json.loads(run_edge("memory", daemon.address, less_bytes, "--json").out)
+        assert again["models"] == list(less.models)
+        for tokens, stream in zip(seen, under_way, strict=True):
+            tokens.extend(token.token_id for token in stream)
+        assert seen == expected
+        assert [[token.token_id for token in stream] for stream in streams()] == expected
+        assert daemon.messages == ""
+
+
+def test_only_a_peer_that_is_there_can_be_told(tmp_path: Path) -> None:
+    with Daemon(tmp_path, "--no-announce") as daemon:
+        assert "not a size" in run_edge("memory", daemon.address, "much").sentence()
+        told = run_edge("memory", daemon.address, "300MiB")
+        assert "stays under 300.0 MiB from now on" in told.out
+        assert daemon.describe().memory_bytes == 300 * MIB
