@@ -76,23 +76,26 @@ class Cluster:
         memory: Size | Sequence[Size] | None = None,
         model_memory: Size | Sequence[Size] | None = None,
         threads: int | Sequence[int] | None = None,
+        backend: str | Sequence[str] = "auto",
         kv_memory: Size | Sequence[Size] | None = None,
         kv_disk: str | Sequence[str] | None = None,
     ) -> Cluster:
         """Daemons started on this machine, as processes of their own with real sockets.
 
         memory: the most that each process may have in memory ("2GiB" or bytes), itself included;
-        a daemon below its minimum, of about 140 MiB, does not start. model_memory: of that, the
-        most for weights and KV caches. kv_memory: the part that keys and values may take; kv_disk
-        ("FOLDER:SIZE"): where they go beyond that, see `edge peer`; of one folder for several peers
-        each takes a folder within, and the whole size. threads: of each; the cores of this machine
-        shared out. Each takes one value, or one for each peer.
+        a daemon below its minimum, of about 140 MiB, does not start; of a GPU its own memory.
+        model_memory: of that, the most for weights and KV caches. kv_memory: the part that keys and
+        values may take; kv_disk ("FOLDER:SIZE"): where they go beyond that, see `edge peer`; of one
+        folder for several peers each takes a folder within, and the whole size. threads: of each;
+        the cores of this machine shared out. backend: "auto", "ort" or "triton". Each takes one
+        value, or one for each peer.
         """
         daemons = LocalPeers.start(
             peers=peers,
             memory=memory,
             model_memory=model_memory,
             threads=threads,
+            backend=backend,
             kv_memory=kv_memory,
             kv_disk=kv_disk,
         )

@@ -16,6 +16,12 @@ def process_floor() -> Floor:
     return Floor(process_bytes=process_memory()["resident_bytes"], work_bytes=WORK_BYTES)
 
 
+def device_floor() -> Floor:
+    """Of a device with memory of its own: what the process has taken of it counts as used, not as
+    free; a step's scratch space comes on top."""
+    return Floor(process_bytes=0, work_bytes=WORK_BYTES)
+
+
 def budget_bytes(asked_bytes: int | None, floor: Floor) -> int:
     """What to promise: what was asked for, as far as the control group leaves it.
 

@@ -23,6 +23,10 @@ _CPU_FIELDS = ("model name", "CPU implementer", "CPU part", "Model", "Hardware",
 """What kernels of different processors call theirs."""
 
 
+_COMPUTING = {"ort": ("onnxruntime",), "triton": ("torch", "triton")}
+"""The packages that compute, by back end."""
+
+
 @functools.cache
 def host_id() -> str:
     """The same for every process on this machine, containers included: they share its memory.
@@ -36,12 +40,12 @@ def host_id() -> str:
     return hashlib.sha256(f"edge host {boot}".encode()).hexdigest()[:16]
 
 
-def device_identity(*, backend: str, threads: int, sample_bytes: int) -> str:
+def device_identity(*, backend: str, accelerator: str, threads: int, sample_bytes: int) -> str:
     """Changes when a device must be measured anew; says nothing else.
 
-    Processor, its share of it, power (on its battery a laptop is slower), versions of the software
-    that computes, and `sample_bytes`, which it would be measured with: a device with little memory
-    is measured with less of a model.
+    Processor and accelerator, its share of it, power (on its battery a laptop is slower), versions
+    of the software that computes, and `sample_bytes`, which it would be measured with: a device
+    with little memory is measured with less of a model.
     """
     facts = {
         "processor": _processor(),
@@ -50,8 +54,9 @@ def device_identity(*, backend: str, threads: int, sample_bytes: int) -> str:
         "quota": processors(),
         "memory": psutil.virtual_memory().total,
         "battery": on_battery(),
-        "versions": _versions(),
+        "versions": _versions(backend),
         "backend": backend,
+        "accelerator": accelerator,
         "threads": threads,
         "sample_bytes": sample_bytes,
     }
@@ -75,9 +80,9 @@ def _processor() -> list[str]:
 
 
 @functools.cache
-def _versions() -> dict[str, str]:
+def _versions(backend: str) -> dict[str, str]:
     found = {}
-    for name in ("edge-inference", "numpy", "onnxruntime"):
+    for name in ("edge-inference", "numpy", *_COMPUTING.get(backend, ())):
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import TypeVar
 
+from edge.backends.base import BACKEND_CHOICES
 from edge.backends.process_memory import with_huge_pages
 from edge.errors import NetworkError, RequestError
 from edge.memory import parse_folder_and_size, parse_size
@@ -41,6 +42,7 @@ class LocalPeers:
         threads: int | Sequence[int] | None,
         kv_memory: Size | Sequence[Size] | None = None,
         kv_disk: str | Sequence[str] | None = None,
+        backend: str | Sequence[str] | None = None,
     ) -> LocalPeers:
         """Raises RequestError for counts that do not match, NetworkError if one does not start."""
         if type(peers) is not int or not 1 <= peers <= MAX_PEERS:
@@ -61,6 +63,8 @@ class LocalPeers:
         cores = len(os.sched_getaffinity(0))
         for each, count in zip(options, _one_each(threads, peers, "threads"), strict=True):
             each += ["--threads", str(_checked_threads(count, default=max(1, cores // peers)))]
+        for each, name in zip(options, _one_each(backend, peers, "backend"), strict=True):
+            each += ["--backend", _checked_backend(name)]
         this = cls([], [])
         try:
             for each in options:
@@ -94,6 +98,14 @@ def _checked_threads(count: int | None, *, default: int) -> int:
     if type(count) is not int or not 1 <= count <= MAX_THREADS:
         raise RequestError(f"threads must be a whole number from 1 to {MAX_THREADS}, not {count!r}")
     return count
+
+
+def _checked_backend(name: str | None) -> str:
+    if name is None:
+        return "auto"
+    if name not in BACKEND_CHOICES:
+        raise RequestError(f"backend {name!r} is not one of {', '.join(BACKEND_CHOICES)}")
+    return name
 
 
 T = TypeVar("T", str | int, int, str)

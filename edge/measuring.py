@@ -20,7 +20,6 @@ from edge.ledger import MEASURING, Use
 from edge.link_probe import probe
 from edge.loaded_sample import Site
 from edge.measurements import PeerProfile, ProbeOrder, ProfileOrder, spans_from_header
-from edge.memory import usable_memory_bytes
 from edge.memory_rate import memory_read_bytes_per_s, most_read_bytes
 from edge.profile import Held, profile
 from edge.profile_sample import sample_budget_bytes
@@ -76,7 +75,7 @@ class Measuring:
         node, stop = self._node, StopFlag()
         async with node.measurement:
             budget_bytes = sample_budget_bytes(
-                min(node.ledger.model_free_bytes, usable_memory_bytes())
+                min(node.ledger.model_free_bytes, node.backend().usable_memory_bytes())
             )
             await node.reserve(self._name, Use(buffer_bytes=budget_bytes))
             busy = tuple(hosted.assignment.plan.model for hosted in node.sessions.values())

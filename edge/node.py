@@ -24,11 +24,11 @@ from edge.client import map_transport_error
 from edge.conversation import Conversation
 from edge.elastic import fit
 from edge.errors import CapacityError, NetworkError, ProtocolError, RequestError
-from edge.floor import budget_bytes, process_floor
+from edge.floor import budget_bytes, device_floor, process_floor
 from edge.host import device_identity, host_id
 from edge.hosted_session import LINK_TIMEOUT_S, HostedSession
 from edge.kv_room import KvRoom
-from edge.ledger import MEASURING, Ledger, Use
+from edge.ledger import MEASURING, Floor, Ledger, Use
 from edge.link_probe import answer_probe
 from edge.memory import format_size
 from edge.profile_sample import SAMPLE_BYTES, sample_budget_bytes
@@ -65,6 +65,8 @@ class PeerSettings:
     kv_disk: tuple[Path, int] | None = None
     """Folder and bytes for keys and values beyond that."""
     backend: str = "ort"
+    processor: str = "CPU"
+    """What computes, for people."""
 
 
 class PeerNode:
@@ -153,7 +155,7 @@ class PeerNode:
                 name: elastic(hosted.assignment, hosted.manifest)
                 for name, hosted in sessions.items()
             }
-            wanted_bytes = budget_bytes(asked_bytes, before.floor)
+            wanted_bytes = self._budget_bytes(asked_bytes, before.floor)
             self.ledger, counts = fit(before, wanted_bytes, shards)
             try:
                 await asyncio.gather(
@@ -165,6 +167,13 @@ class PeerNode:
             except Exception:
                 self.ledger = replace(self.ledger, budget_bytes=before.budget_bytes)
                 raise
+
+    def _budget_bytes(self, asked_bytes: int | None, floor: Floor) -> int:
+        backend = self.backend()
+        if not backend.has_own_memory:
+            return budget_bytes(asked_bytes, floor)
+        usable_bytes = backend.usable_memory_bytes()
+        return usable_bytes if asked_bytes is None else min(asked_bytes, usable_bytes)
 
     def release(self, name: str) -> None:
         """It is given back; an unknown one is no error."""
@@ -184,10 +193,10 @@ class PeerNode:
         Raises NetworkError when the address or an interface cannot be used, RequestError for a
         name that cannot be announced or a budget below the minimum.
         """
-        await run_blocking(self.backend)
-        floor = process_floor()
+        backend = await run_blocking(self.backend)
+        floor = device_floor() if backend.has_own_memory else process_floor()
         self._ledger = Ledger(
-            budget_bytes=budget_bytes(self.settings.memory_bytes, floor),
+            budget_bytes=self._budget_bytes(self.settings.memory_bytes, floor),
             floor=floor,
             model_limit_bytes=self.settings.model_memory_bytes,
         )
@@ -240,6 +249,7 @@ class PeerNode:
             "addresses": list(self.addresses),
             "device": {
                 "backend": self.settings.backend,
+                "processor": self.settings.processor,
                 "threads": self.settings.threads,
                 "memory_bytes": ledger.budget_bytes,
                 "floor_bytes": ledger.floor.total,
@@ -250,7 +260,10 @@ class PeerNode:
                 "kv_prefix_bytes": self.kv_room.prefixes.used_bytes if self.kv_room.prefixes else 0,
                 "host": host_id(),
                 "identity": device_identity(
-                    backend=settings.backend, threads=settings.threads, sample_bytes=sample_bytes
+                    backend=settings.backend,
+                    accelerator=settings.processor,
+                    threads=settings.threads,
+                    sample_bytes=sample_bytes,
                 ),
             },
             "models": [

@@ -38,6 +38,8 @@ class PeerInfo:
     addresses: tuple[str, ...]
     """Every address it listens on."""
     backend: str
+    processor: str
+    """What computes, for people."""
     threads: int
     memory_bytes: int
     """What it promised to stay under."""
@@ -125,6 +127,7 @@ def peer_info(answer: Frame, address: str) -> PeerInfo:
             address=address,
             addresses=tuple(_checked_address(each) for each in header["addresses"]),
             backend=printable(text(device, "backend")),
+            processor=printable(text(device, "processor")),
             threads=integer(device, "threads"),
             memory_bytes=integer(device, "memory_bytes"),
             floor_bytes=integer(device, "floor_bytes"),

@@ -109,6 +109,10 @@ def profile(site: Site, order: ProfileOrder, *, busy: tuple[str, ...]) -> tuple[
     with contextlib.ExitStack() as stack:
         loaded = LoadedSample(site, sample, "whole", weight_format)
         stack.callback(loaded.close)
+        if site.backend.is_stand_in:
+            roughly = _roughly(site, order, loaded, caches, busy=busy)
+            stack.pop_all()
+            return roughly
         run_s, jitter = _run_costs(site, loaded, weight_format, caches)
         decode_attention_s, chunk_attention_s = _attention(site, order, caches)
         steps = _steps(loaded)
@@ -151,6 +155,34 @@ def profile(site: Site, order: ProfileOrder, *, busy: tuple[str, ...]) -> tuple[
         busy=busy,
     )
     return found, Held(loaded=loaded, steps=steps, fixed_s=fixed_s, caches=caches)
+
+
+def _roughly(
+    site: Site, order: ProfileOrder, loaded: LoadedSample, caches: Caches, *, busy: tuple[str, ...]
+) -> tuple[PeerProfile, Held]:
+    """Two steps, each once: for what stands in for a device, and takes minutes for the rest."""
+    steps = (decode_step(1), chunk_step(REQUESTS))
+    seconds_per_byte = tuple(loaded.seconds(step) / loaded.nbytes for step in steps)
+    rates = ComputeRates(
+        rows=(1, REQUESTS),
+        seconds_per_byte=seconds_per_byte,
+        shared_seconds_per_byte=seconds_per_byte,
+        attention_s=(0.0, 0.0),
+        run_s=0.0,
+        jitter=0.0,
+        sample_s=sample_seconds(order.model.vocab_size, site.budget_bytes),
+        step_s=0.0,
+        disk_bytes_per_s=site.disk_bytes_per_s,
+    )
+    found = PeerProfile(
+        rates=rates,
+        sample_bytes=loaded.nbytes,
+        sample=f"{in_words(loaded.sample)}, roughly: it stands in for a device that is not here",
+        spread=0.0,
+        is_unsteady=False,
+        busy=busy,
+    )
+    return found, Held(loaded=loaded, steps=steps, fixed_s=(0.0, 0.0), caches=caches)
 
 
 def in_words(sample: Sample) -> str:

@@ -3,7 +3,8 @@
 python -m demos.bench.gpu_kernels
 
 Decoding is bound by memory, so it is compared with a copy on the same GPU in the same call; prompts
-are compared with torch's own attention. Between repeats the GPU's cache is overwritten.
+are compared with torch's own attention. Between repeats the GPU's cache is overwritten. Last comes
+a model of 8 B parameters, from token to logits through the whole back end.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 import click
 
 from demos.bench import results
+from demos.bench.gpu_decode import decoding_of_8b
 from demos.bench.results import Metric
 
 if TYPE_CHECKING:
@@ -235,7 +237,7 @@ def main(append: bool) -> None:
     copy_rate = sorted(copied.values)[len(copied.values) // 2]
     metrics = [copied, *norm(copy_rate), *packed_products(copy_rate), *decoding(copy_rate)]
     rows = results.rows(
-        [*metrics, *prompts()],
+        [*metrics, *prompts(), *decoding_of_8b(copy_rate)],
         question="Triton kernels beside the GPU's limits",
         variant=f"{torch.cuda.get_device_name()}, torch {torch.__version__}, "
         f"Triton {triton.__version__}, bfloat16, int4 in blocks of {GROUP_SIZE}",

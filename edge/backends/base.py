@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.backends.cuda_driver import num_cuda_devices
 from edge.errors import RequestError
 from edge.formats import KvDtype, WeightFormat
 from edge.layout import ShardLayout
@@ -21,7 +22,9 @@ from edge.models.spec import ModelSpec
 from offload import DerivedCache, KVTier, Manifest
 from transport import Collective
 
-BACKENDS = ("ort",)
+BACKENDS = ("ort", "triton")
+BACKEND_CHOICES = ("auto", *BACKENDS)
+"""What users may ask for; `usual_backend` says what auto is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,6 +213,25 @@ class Backend(Protocol):
 
     name: str
 
+    @property
+    def is_stand_in(self) -> bool:
+        """It computes in place of a device that is not here, so its speed says nothing."""
+        ...
+
+    @property
+    def device_name(self) -> str:
+        """What computes, for people."""
+        ...
+
+    @property
+    def has_own_memory(self) -> bool:
+        """Shards lie in its own memory, a GPU's, and not in that of the process."""
+        ...
+
+    def usable_memory_bytes(self) -> int:
+        """What this device has free for shards now, less a reserve."""
+        ...
+
     def why_not(self) -> str | None:
         """None if it runs here, else one sentence with the cause and the remedy."""
         ...
@@ -229,13 +251,42 @@ class Backend(Protocol):
         ...
 
 
+def check_step(step: Step, limits: StepLimits, *, vocab_size: int) -> None:
+    """Raises RequestError unless the step is within the limits and its ids are tokens."""
+    if step.num_tokens > limits.chunk_tokens or step.batch > limits.requests:
+        raise RequestError(
+            f"a step of {step.batch} requests with {step.num_tokens} tokens each; this shard "
+            f"takes up to {limits.requests} requests or {limits.chunk_tokens} tokens"
+        )
+    for entry in step.entries:
+        if not 0 <= entry.position <= entry.end <= limits.context_tokens:
+            raise RequestError(
+                f"position {entry.end} is past the context of {limits.context_tokens} tokens"
+            )
+        if not 0 <= min(entry.tokens) <= max(entry.tokens) < vocab_size:
+            raise RequestError(f"token ids must lie in 0..{vocab_size - 1}")
+
+
+def usual_backend() -> str:
+    """What computes where nobody says what: the GPU if it can be used, else the CPU."""
+    if not num_cuda_devices():
+        return "ort"
+    backend = _opened("triton", threads=1)
+    return "ort" if backend.why_not() is not None or backend.is_stand_in else "triton"
+
+
 def open_backend(name: str, *, threads: int) -> Backend:
     """Raises RequestError for an unknown name or one that cannot run here."""
     if name not in BACKENDS:
         raise RequestError(f"back end {name!r} is not one of {', '.join(BACKENDS)}")
-    module: Any = importlib.import_module(f"edge.backends.{name}")
-    backend: Backend = module.open_backend(threads=threads)
+    backend = _opened(name, threads=threads)
     reason = backend.why_not()
     if reason is not None:
         raise RequestError(f"back end {name} cannot run here: {reason}")
+    return backend
+
+
+def _opened(name: str, *, threads: int) -> Backend:
+    module: Any = importlib.import_module(f"edge.backends.{name}")
+    backend: Backend = module.open_backend(threads=threads)
     return backend

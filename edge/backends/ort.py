@@ -8,6 +8,7 @@ from collections.abc import Callable
 from edge.backends.base import ShardWeights, StepLimits
 from edge.backends.mapped_file import let_go_of, mappings_of
 from edge.backends.onnx_runtime import ort
+from edge.backends.ort_agreement import check_agreement
 from edge.backends.ort_arena import Arena, make_arena
 from edge.backends.ort_graphs import GraphSegment, lower
 from edge.backends.ort_program import OpenGraphs, OrtProgram
@@ -17,9 +18,11 @@ from edge.backends.process_memory import (
     release_freed_memory,
     use_huge_pages,
 )
+from edge.backends.shard_arrays import ShardArrays
 from edge.errors import RequestError
 from edge.formats import KvDtype, WeightFormat, kv_bits
 from edge.layout import ShardLayout
+from edge.memory import usable_memory_bytes
 from edge.models.spec import ModelSpec
 from edge.step_memory import load_bytes
 from kernels.onnx_graph import ExternalTensor
@@ -41,9 +44,21 @@ class OrtBackend:
     """
 
     name = "ort"
+    is_stand_in = False
 
     def __init__(self, *, threads: int) -> None:
         self._threads = threads
+
+    @property
+    def device_name(self) -> str:
+        return "CPU"
+
+    @property
+    def has_own_memory(self) -> bool:
+        return False
+
+    def usable_memory_bytes(self) -> int:
+        return usable_memory_bytes()
 
     def why_not(self) -> str | None:
         if "CPUExecutionProvider" not in ort.get_available_providers():
@@ -62,6 +77,7 @@ class OrtBackend:
         kv_tier: KVTier | None = None,
     ) -> OrtProgram:
         _prepare_process(self._threads)
+        check_agreement(spec, ShardArrays(layout, weights, weight_format), _session_options)
         places = _places(weights.manifest, weights.path.name)
 
         room = weights.load_room_bytes

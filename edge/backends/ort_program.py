@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.backends.base import Step, StepLimits
+from edge.backends.base import Step, StepLimits, check_step
 from edge.backends.mapped_file import Mapping, let_go_of
 from edge.backends.onnx_runtime import ort
 from edge.backends.ort_arena import Arena
@@ -129,7 +129,7 @@ class OrtProgram:
     def forward(
         self, step: Step, hidden: NDArray[np.float32] | None, collective: Collective
     ) -> NDArray[np.float32]:
-        self._check(step)
+        check_step(step, self._limits, vocab_size=self._spec.vocab_size)
         self._moves.arrive(step)
         slot = self._cache.pool.gather([entry.request for entry in step.entries])
         self._make_room_for_logits(step)
@@ -248,21 +248,6 @@ class OrtProgram:
                 self._moves.end(layer - self._layout.layers.start)
         for work in under_way:
             _wait(work)
-
-    def _check(self, step: Step) -> None:
-        limits = self._limits
-        if step.num_tokens > limits.chunk_tokens or step.batch > limits.requests:
-            raise RequestError(
-                f"a step of {step.batch} requests with {step.num_tokens} tokens each; this shard "
-                f"takes up to {limits.requests} requests or {limits.chunk_tokens} tokens"
-            )
-        for entry in step.entries:
-            if not 0 <= entry.position <= entry.end <= limits.context_tokens:
-                raise RequestError(
-                    f"position {entry.end} is past the context of {limits.context_tokens} tokens"
-                )
-            if not 0 <= min(entry.tokens) <= max(entry.tokens) < self._spec.vocab_size:
-                raise RequestError(f"token ids must lie in 0..{self._spec.vocab_size - 1}")
 
     def _make_room_for_logits(self, step: Step) -> None:
         needed = step.batch * max(step.logit_rows, 1) * len(self._layout.vocab)

@@ -12,6 +12,7 @@ import sys
 
 import click
 
+from edge.backends.base import BACKEND_CHOICES, Backend, open_backend, usual_backend
 from edge.errors import RequestError
 from edge.memory import format_size, parse_folder_and_size, parse_size
 from edge.node import PeerNode, PeerSettings
@@ -35,14 +36,21 @@ EXIT_TIMEOUT_S = 5.0
     "--memory",
     metavar="SIZE",
     help=(
-        "The most that the whole process may have in memory, as 4GiB.  [default: what is free, "
-        "less a reserve]"
+        "The most that the whole process may have in memory, as 4GiB; with a GPU, of its memory.  "
+        "[default: what is free, less a reserve]"
     ),
 )
 @click.option(
     "--model-memory",
     metavar="SIZE",
     help="Of that, the most for weights and KV caches.  [default: what the process leaves]",
+)
+@click.option(
+    "--backend",
+    type=click.Choice(BACKEND_CHOICES),
+    default="auto",
+    show_default=True,
+    help="What computes: ort on the CPU, triton on a GPU; auto takes the GPU if it can.",
 )
 @click.option(
     "--kv-memory",
@@ -94,6 +102,7 @@ def command(
     kv_memory: str | None,
     kv_disk: str | None,
     model_memory: str | None,
+    backend: str,
     cluster: str,
     interfaces: tuple[str, ...],
     no_announce: bool,
@@ -114,13 +123,24 @@ def command(
       edge peer                                     all interfaces, any port, all cores
       edge peer --name attic --threads 4 --memory 6GiB
       edge peer --listen 192.168.1.7:5000           a fixed address for networks without zeroconf
+      edge peer --backend ort                       the CPU, also where there is a GPU
 
     There is no encryption yet: run it only on networks you trust.
     """
+    threads = threads or len(os.sched_getaffinity(0))
+    backend = usual_backend() if backend == "auto" else backend
+    opened: Backend | None = None
+    if backend != "ort":  # ONNX Runtime can wait for the first model; who has no GPU hears it now
+        opened = open_backend(backend, threads=threads)
+        if kv_disk:
+            raise RequestError(
+                f"back end {backend} keeps keys and values in memory only; leave out --kv-disk, or "
+                "take --backend ort"
+            )
     settings = PeerSettings(
         name=name or socket.gethostname(),
         listen=listen,
-        threads=threads or len(os.sched_getaffinity(0)),
+        threads=threads,
         memory_bytes=parse_size(memory) if memory else None,
         model_memory_bytes=parse_size(model_memory) if model_memory else None,
         cluster=cluster,
@@ -130,6 +150,8 @@ def command(
         cache_limit_bytes=parse_size(cache_limit),
         kv_memory_bytes=parse_size(kv_memory) if kv_memory else None,
         kv_disk=parse_folder_and_size(kv_disk) if kv_disk else None,
+        backend=backend,
+        processor=opened.device_name if opened else "CPU",
     )
     if not settings.name.isprintable() or len(settings.name) > 100:
         raise RequestError("a peer's name must be printable and at most 100 characters")
@@ -181,7 +203,8 @@ def _say_ready(node: PeerNode, *, as_json: bool) -> None:
         where = f"cluster {settings.cluster}" if settings.announce else "not announced"
         click.echo(
             f"peer {settings.name} listens on {', '.join(node.addresses)} ({where}), "
-            f"{settings.threads} threads, {format_size(ledger.budget_bytes)} of memory, of which "
+            f"{settings.backend} on {settings.processor}, {settings.threads} threads, "
+            f"{format_size(ledger.budget_bytes)} of memory, of which "
             f"{format_size(ledger.floor.total)} are for the process itself. "
             "Ctrl-C ends it."
         )

@@ -72,7 +72,7 @@ def command(
         table.add_row(
             peer.name,
             peer.address,
-            f"{peer.backend}, {peer.threads} threads",
+            f"{peer.backend} on {peer.processor}, {peer.threads} threads",
             f"{format_size(peer.model_free_bytes)} of {format_size(peer.memory_bytes)}",
             loaded or "–",
             format_size(sum(model["bytes"] - model["kv_bytes"] for model in peer.models)),

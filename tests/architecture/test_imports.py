@@ -73,7 +73,7 @@ def test_python_m_edge_help_lists_every_command() -> None:
 
 def test_the_whole_api_and_a_daemon_need_no_torch() -> None:
     code = (
-        "import edge, edge.node, edge.backends.ort\n"
+        "import edge, edge.node, edge.backends.ort, edge.backends.triton\n"
         "for name in edge.__all__: getattr(edge, name)\n"
         "import sys; print(*sys.modules)"
     )

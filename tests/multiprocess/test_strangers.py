@@ -112,6 +112,7 @@ def test_a_peer_of_another_version() -> None:
 
 DEVICE = {
     "backend": "ort",
+    "processor": "CPU",
     "threads": 1,
     "memory_bytes": 10,
     "floor_bytes": 2,

@@ -13,7 +13,8 @@ from edge.host import device_identity, host_id
 
 
 def identity(**changes: object) -> str:
-    return device_identity(**{"backend": "ort", "threads": 2, "sample_bytes": 5, **changes})  # type: ignore[arg-type]
+    usual = {"backend": "ort", "accelerator": "CPU", "threads": 2, "sample_bytes": 5}
+    return device_identity(**{**usual, **changes})  # type: ignore[arg-type]
 
 
 def test_every_process_of_a_machine_names_it_alike() -> None:
@@ -30,7 +31,10 @@ def test_an_unchanged_device_stays_what_it_is() -> None:
     assert identity() == identity()
 
 
-@pytest.mark.parametrize("change", [{"threads": 3}, {"backend": "other"}, {"sample_bytes": 6}])
+@pytest.mark.parametrize(
+    "change",
+    [{"threads": 3}, {"backend": "triton"}, {"accelerator": "a GPU"}, {"sample_bytes": 6}],
+)
 def test_a_device_that_is_set_up_otherwise_is_another(change: dict[str, object]) -> None:
     assert identity(**change) != identity()
 

@@ -40,15 +40,18 @@ def test_every_kernel_compiles_for_gpus(tmp_path: Path) -> None:
     assert {each["architecture"] for each in compiled} == {80, 90}
 
 
-def test_the_bench_says_that_there_is_no_gpu() -> None:
-    """And is no error: a machine that has none runs everything else."""
-    assert run("demos.bench.gpu_kernels", CUDA_VISIBLE_DEVICES="").strip() == NO_GPU
+@pytest.mark.parametrize(
+    "command", ["demos.bench.gpu_kernels", "demos.bench.gpu_tuning demos/model"]
+)
+def test_the_benches_say_that_there_is_no_gpu(command: str) -> None:
+    """And are no error: a machine that has none runs everything else."""
+    assert run(*command.split(), CUDA_VISIBLE_DEVICES="").strip() == NO_GPU
 
 
-def run(module: str, **environment: str) -> str:
+def run(module: str, *arguments: str, **environment: str) -> str:
     """What it prints, in a process of its own, because here kernels are interpreted."""
     result = subprocess.run(
-        [sys.executable, "-W", "error", "-m", module],
+        [sys.executable, "-W", "error", "-m", module, *arguments],
         cwd=REPOSITORY, env={**os.environ, "TRITON_INTERPRET": "0", **environment},
         capture_output=True, text=True, timeout=280, check=False,
     )  # fmt: skip

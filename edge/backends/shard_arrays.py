@@ -1,0 +1,76 @@
+"""A shard's file as numpy arrays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.backends.base import ShardWeights
+from edge.formats import WeightFormat
+from edge.layout import ShardLayout
+from kernels.matmul_nbits.reference import QuantizedMatrix, dequantize
+from offload import numpy_dtype
+
+
+class ShardArrays:
+    """The tensors of a shard's file as numpy arrays, read when they are asked for."""
+
+    def __init__(
+        self, layout: ShardLayout, weights: ShardWeights, weight_format: WeightFormat
+    ) -> None:
+        self.layout = layout
+        self.format = weight_format
+        self._path = weights.path
+        self._entries = {entry.name: entry for entry in weights.manifest.tensors}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._entries
+
+    def read(self, name: str, rows: Sequence[int] | None = None) -> NDArray[Any]:
+        """The whole tensor, or some of its rows."""
+        entry = self._entries[name]
+        dtype = numpy_dtype(entry.dtype)
+        if rows is None:
+            count = math.prod(entry.shape)
+            flat = np.fromfile(self._path, dtype, count, offset=entry.offset)
+            return flat.reshape(entry.shape)
+        row = math.prod(entry.shape[1:])
+        found = [
+            np.fromfile(self._path, dtype, row, offset=entry.offset + r * row * dtype.itemsize)
+            for r in rows
+        ]
+        return np.stack(found).reshape(len(rows), *entry.shape[1:])
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._entries[name].shape
+
+    def vector(self, name: str) -> NDArray[np.float32] | None:
+        """None where the shard has no such vector."""
+        return self.read(name) if name in self else None
+
+    def padding(self, name: str) -> int:
+        """Zeros before a product's inputs: its slice begins inside a block of shared scales."""
+        if self.format.bits is None:
+            return 0
+        return self.layout.matrix(name).columns.start % self.format.block_size
+
+    def quantized(self, name: str, rows: Sequence[int] | None = None) -> QuantizedMatrix:
+        """A matrix of codes, or some of its rows."""
+        assert self.format.bits is not None
+        return QuantizedMatrix(
+            codes=self.read(f"{name}.codes", rows),
+            scales=self.read(f"{name}.scales", rows),
+            bits=self.format.bits,
+            block_size=self.format.block_size,
+            columns=len(self.layout.matrix(name).columns) + self.padding(name),
+        )
+
+    def floats(self, name: str, rows: Sequence[int]) -> NDArray[np.float32]:
+        """What some rows of a matrix stand for [rows, columns], in any format."""
+        if self.format.bits is None:
+            return self.read(f"{name}.weight", rows)
+        return dequantize(self.quantized(name, rows))[:, self.padding(name) :]

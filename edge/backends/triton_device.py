@@ -1,0 +1,163 @@
+"""Where Triton's kernels run, and memory that they and the CPU both see.
+
+That is a CUDA GPU; or, for tests, the CPU with Triton's interpreter, where device and host memory
+are the same and copies between them are nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_MAX_GRAPHS = 32
+"""Kept at once, one for each shape of a decode step (and segment of it, where stages are split)."""
+
+_interpreting = threading.Lock()
+"""The interpreter patches Triton's language during a launch, for the whole process."""
+
+_recording = threading.Lock()
+"""CUDA records one graph at a time in a process."""
+
+_log = logging.getLogger(__name__)
+
+
+def is_interpreted() -> bool:
+    """Triton decides so when it is first imported, by its own variable."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+class Device:
+    """The first CUDA GPU that this process sees, or the CPU where kernels are interpreted."""
+
+    def __init__(self) -> None:
+        self.is_gpu = not is_interpreted()
+        self.torch = torch.device("cuda", 0) if self.is_gpu else torch.device("cpu")
+        self.name = (
+            torch.cuda.get_device_name(self.torch) if self.is_gpu else "CPU, Triton interpreted"
+        )
+
+    def free_bytes(self) -> int:
+        """Of the GPU's own memory."""
+        free_bytes, _total_bytes = torch.cuda.mem_get_info(self.torch)
+        return int(free_bytes)
+
+    @contextlib.contextmanager
+    def launching(self) -> Iterator[None]:
+        """Around every launch of kernels. Nobody may be waited for inside."""
+        if self.is_gpu:
+            yield
+        else:
+            with _interpreting:
+                yield
+
+    def mark(self) -> Any:
+        """To wait for what was launched and copied up to now."""
+        return torch.cuda.current_stream(self.torch).record_event() if self.is_gpu else None
+
+    def wait(self, mark: Any) -> None:
+        if mark is not None:
+            mark.synchronize()
+
+    def synchronize(self) -> None:
+        """What was launched and copied before is done."""
+        self.wait(self.mark())
+
+
+class Mirror:
+    """Numbers in a row that the device computes with and the host reads and writes.
+
+    `host` is pinned where there is a GPU: copies then need no detour and no waiting. Between a copy
+    and the host's use of it lies `Device.synchronize`.
+    """
+
+    def __init__(self, device: Device, length: int, dtype: torch.dtype) -> None:
+        if device.is_gpu:
+            self._pinned = torch.zeros(length, dtype=dtype, pin_memory=True)
+            self.tensor = torch.zeros(length, dtype=dtype, device=device.torch)
+        else:
+            self._pinned = self.tensor = torch.zeros(length, dtype=dtype)
+        self.host: Any = self._pinned.numpy()
+
+    def __len__(self) -> int:
+        return int(self.host.size)
+
+    def to_device(self, start: int = 0, stop: int | None = None) -> None:
+        if self._pinned is not self.tensor:
+            self.tensor[start:stop].copy_(self._pinned[start:stop], non_blocking=True)
+
+    def to_host(self, start: int = 0, stop: int | None = None) -> None:
+        if self._pinned is not self.tensor:
+            self._pinned[start:stop].copy_(self.tensor[start:stop], non_blocking=True)
+
+
+class Launches:
+    """Runs pieces of a step; on a GPU those that come again and again as CUDA graphs.
+
+    A decode step is hundreds of short kernels. Launched one by one they cost the CPU more time than
+    the GPU takes to compute them; a graph is one launch.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._graphs: OrderedDict[Hashable, Any] = OrderedDict()
+        self._is_graphing = device.is_gpu
+        self._pool: Any = None
+
+    def run(self, key: Hashable | None, work: Callable[[], None]) -> None:
+        """`work` launches kernels and nothing else, on the same memory whenever `key` is the same.
+
+        None: work that is not worth a graph.
+        """
+        if key is None or not self._is_graphing:
+            with self._device.launching():
+                work()
+            return
+        if key not in self._graphs:
+            work()  # compiles what is to be compiled, which cannot happen while recording
+            self._graphs[key] = None
+            if len(self._graphs) > _MAX_GRAPHS:
+                self._graphs.popitem(last=False)
+            return
+        self._graphs.move_to_end(key)
+        if self._graphs[key] is None:
+            self._graphs[key] = self._record(work)
+        graph = self._graphs[key]
+        if graph is None:
+            work()
+        else:
+            graph.replay()
+
+    def clear(self) -> None:
+        self._graphs.clear()
+        self._pool = None
+
+    def _record(self, work: Callable[[], None]) -> Any:
+        """The graph of `work`; None, and no graphs from now on, where CUDA refuses."""
+        graph = torch.cuda.CUDAGraph()
+        try:
+            # Another session of this process may well use the GPU meanwhile.
+            with (
+                _recording,
+                torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"),
+            ):
+                work()
+        except RuntimeError as error:
+            self._is_graphing = False
+            _log.warning("CUDA records no graph, so decoding goes without: %s", error)
+            return None
+        # Nothing in a graph's memory outlives its run, so they all may have the same.
+        self._pool = graph.pool()
+        return graph
+
+
+def rows_of(flat: Tensor, start: int, count: int, width: int) -> Tensor:
+    """Rows [count, width] of a flat tensor, from row `start`."""
+    return flat[start * width : (start + count) * width].view(count, width)

@@ -1,0 +1,65 @@
+"""From a shard's file to a program on the device, which is checked before it is used."""
+
+from __future__ import annotations
+
+import torch
+
+from edge.backends.base import ShardWeights, StepLimits
+from edge.backends.shard_arrays import ShardArrays
+from edge.backends.triton_agreement import check_agreement
+from edge.backends.triton_buffers import StepBuffers
+from edge.backends.triton_cache import BlockCache
+from edge.backends.triton_device import Device
+from edge.backends.triton_layers import ShardOperators
+from edge.backends.triton_program import TritonProgram
+from edge.formats import WeightFormat
+from edge.layout import ShardLayout
+from edge.models.spec import ModelSpec
+
+
+def load(
+    device: Device,
+    spec: ModelSpec,
+    layout: ShardLayout,
+    weights: ShardWeights,
+    weight_format: WeightFormat,
+    *,
+    limits: StepLimits,
+    bits: int | None,
+    activations: torch.dtype | None = None,
+) -> TritonProgram:
+    """bits: of a code in the KV cache. activations: what products compute with, if not the usual.
+
+    Raises RequestError when an operator disagrees with its reference.
+    """
+    if activations is None:
+        activations = usual_activations(device, weight_format)
+    arrays = ShardArrays(layout, weights, weight_format)
+    cache = BlockCache(spec, layout, limits, device, bits=bits, dtype=activations)
+    operators = ShardOperators(
+        spec,
+        arrays,
+        device,
+        cache,
+        context_tokens=limits.context_tokens,
+        activations=activations,
+    )
+    buffers = StepBuffers(device, limits, hidden_size=spec.hidden_size, columns=len(layout.vocab))
+    with device.launching():
+        check_agreement(operators, arrays, device, buffers, limits)
+    return TritonProgram(
+        operators,
+        device,
+        buffers,
+        weight_bytes=weights.manifest.total_bytes,
+        limits=limits,
+    )
+
+
+def usual_activations(device: Device, weight_format: WeightFormat) -> torch.dtype:
+    """bfloat16 where a GPU multiplies it in its tensor cores and no more was asked for.
+
+    The CPU's kernels round the same inputs to 8 bits then.
+    """
+    is_fast = weight_format.bits is not None and weight_format.accuracy == "fast"
+    return torch.bfloat16 if device.is_gpu and is_fast else torch.float32

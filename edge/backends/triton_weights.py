@@ -1,0 +1,70 @@
+"""A shard's weights as tensors on a device, and products with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from edge.backends.shard_arrays import ShardArrays
+from edge.backends.triton_device import Device
+from edge.backends.triton_tuning import ProductShape, Tuning
+from kernels.matmul.triton import matmul
+from kernels.matmul_nbits.gpu_layout import gpu_layout
+from kernels.matmul_nbits.reference import QuantizedMatrix
+from kernels.matmul_nbits.triton import PackedWeight, matmul_nbits
+
+
+class Product:
+    """x [rows, columns] times one matrix of the shard, float or packed, with its bias."""
+
+    def __init__(
+        self, arrays: ShardArrays, name: str, device: Device, tuning: Tuning, *, half_scales: bool
+    ) -> None:
+        """half_scales: keep scales as float16, if it holds them; a fifth less to read of int4."""
+        self.name = name
+        self.padding = arrays.padding(name)
+        self._bits = arrays.format.bits
+        self._tuning = tuning
+        bias = arrays.vector(f"{name}.bias")
+        self._bias = None if bias is None else to_device(bias, device)
+        self._weight: Tensor | PackedWeight
+        if arrays.format.bits is None:
+            self._weight = to_device(arrays.read(f"{name}.weight"), device)
+            self.num_rows = int(self._weight.shape[0])
+        else:
+            matrix = arrays.quantized(name)
+            self._weight = PackedWeight.from_arrays(_packed(matrix, half_scales), device.torch)
+            self.num_rows = matrix.shape[0]
+
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """[rows, outputs] of x's type unless `out` has another."""
+        if self.padding:
+            x = torch.nn.functional.pad(x, (self.padding, 0))
+        shape = ProductShape(
+            bits=self._bits, rows=x.shape[0], outputs=self.num_rows, inputs=x.shape[1]
+        )
+        tiles = self._tuning.product(shape)
+        if isinstance(self._weight, PackedWeight):
+            return matmul_nbits(x, self._weight, self._bias, out=out, tiles=tiles)
+        return matmul(x, self._weight, self._bias, out=out, tiles=tiles)
+
+
+def to_device(array: NDArray[Any], device: Device) -> Tensor:
+    """An array that is the caller's to give away, as a tensor."""
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(array.view(np.int16)).to(device.torch).view(torch.bfloat16)
+    return torch.from_numpy(array).to(device.torch)
+
+
+def _packed(matrix: QuantizedMatrix, half_scales: bool) -> Any:
+    if half_scales:
+        try:
+            return gpu_layout(matrix, half_scales=True)
+        except ValueError:
+            pass  # some scale is too large or too small for float16
+    return gpu_layout(matrix)

@@ -1,0 +1,173 @@
+"""Shards as Triton kernels, interpreted: what `transformers` computes, however a model is split."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge.backends import overlap
+from edge.backends.base import StepLimits
+from edge.errors import RequestError
+from tests.support.checkpoints import TinyCheckpoint
+from tests.support.reference_model import ReferenceModel
+from tests.support.triton_shards import chunk, decode, relative_error, triton_plan
+
+Checkpoints = Callable[..., TinyCheckpoint]
+
+LARGEST_DIFFERENCE = 1e-4
+LARGEST_ERROR_OF_CODES = 1e-3
+"""Float products with rounded weights; the reference has the same weights."""
+
+LARGEST_ERROR_OF_BFLOAT16 = 0.04
+LARGEST_CACHE_ERROR = {"int8": 0.04, "int4": 0.45}
+"""As on the CPU."""
+
+TOKENS = 10
+"""More than the sliding windows."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "layout", "variant"),
+    [
+        ("llama", "pipeline_2", {"layers": 4, "stored_type": "bfloat16"}),
+        ("llama_with_biases", "tensor_3", {"layers": 2}),
+        ("mistral", "solo", {"layers": 2}),
+        ("qwen2", "tensor_2", {"layers": 2}),
+        ("qwen3", "solo", {"layers": 2, "stored_type": "float16"}),
+    ],
+)
+def test_logits_are_those_of_transformers(
+    tiny_checkpoint: Checkpoints,
+    family: str,
+    layout: str,
+    variant: dict[str, Any],
+    tmp_path: Path,
+) -> None:
+    """A chunk whose last tokens want logits, and tokens after it."""
+    checkpoint = tiny_checkpoint(family, **variant)
+    tokens = checkpoint.prompt(TOKENS)
+    with triton_plan(checkpoint, layout, tmp_path) as model:
+        parts = [
+            model.forward(chunk("a", tokens[:8], rows=3)),
+            model.forward(chunk("a", tokens[8:9], 8)),
+            model.forward(chunk("a", tokens[9:], 9)),
+        ]
+    found = np.concatenate(parts, axis=1)[0]
+    assert np.abs(found - checkpoint.logits(tokens)[5:]).max() <= LARGEST_DIFFERENCE
+
+
+@pytest.mark.parametrize("dtype", ["int4", "int8"])
+def test_codes_are_computed_with_as_they_stand(
+    tiny_checkpoint: Checkpoints, dtype: str, tmp_path: Path
+) -> None:
+    """Also where a slice begins inside a block: heads of 20 are cut after 80 of 120 columns."""
+    checkpoint = tiny_checkpoint("llama_with_biases", layers=2)
+    tokens = checkpoint.prompt(6)
+    with triton_plan(checkpoint, "tensor_2", tmp_path, dtype=dtype) as model:
+        found = model.forward(chunk("a", tokens))[0]
+    expected = ReferenceModel(checkpoint, bits=int(dtype[3:])).logits(tokens)
+    assert relative_error(found, expected) <= LARGEST_ERROR_OF_CODES
+
+
+def test_products_in_bfloat16_err_as_little_as_that_allows(
+    tiny_checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    """What a GPU computes with when accuracy is fast; caches and all."""
+    checkpoint = tiny_checkpoint("llama", layers=2)
+    tokens = checkpoint.prompt(6)
+    with triton_plan(checkpoint, "solo", tmp_path, dtype="int4", activations="bfloat16") as model:
+        found = model.forward(chunk("a", tokens))[0]
+    expected = ReferenceModel(checkpoint, bits=4).logits(tokens)
+    assert 1e-4 < relative_error(found, expected) <= LARGEST_ERROR_OF_BFLOAT16
+
+
+@pytest.mark.parametrize("kv_dtype", ["int8", "int4"])
+def test_caches_of_codes_err_within_their_bounds(
+    tiny_checkpoint: Checkpoints, kv_dtype: str, tmp_path: Path
+) -> None:
+    """They need no calibration: it only releases its request."""
+    checkpoint = tiny_checkpoint("qwen3", layers=1)
+    tokens = checkpoint.prompt(7)
+    with triton_plan(checkpoint, "solo", tmp_path, kv_dtype=kv_dtype) as model:
+        model.forward(chunk("calibration", [1, 2, 3], rows=0))
+        model.programs[0][0].calibrate("calibration")
+        found = np.concatenate(
+            [model.forward(chunk("a", tokens[:6])), model.forward(chunk("a", tokens[6:], 6))],
+            axis=1,
+        )[0]
+    error = relative_error(found, checkpoint.logits(tokens))
+    assert 1e-4 < error < LARGEST_CACHE_ERROR[kv_dtype]
+
+
+def test_requests_share_steps_and_leave_their_room_to_others(
+    tiny_checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    """Tokens of several requests at places of their own; one ends, another takes its blocks."""
+    checkpoint = tiny_checkpoint("llama", layers=1)
+    prompts = {"a": checkpoint.prompt(3), "b": checkpoint.prompt(5), "c": checkpoint.prompt(2)}
+    expected = {name: checkpoint.logits(tokens)[-1] for name, tokens in prompts.items()}
+    limits = StepLimits(context_tokens=20, chunk_tokens=8, requests=3, cached_tokens=40)
+
+    def last(names: str) -> dict[str, tuple[str, int, int]]:
+        return {n: (n, prompts[n][-1], len(prompts[n]) - 1) for n in names}
+
+    with triton_plan(checkpoint, "solo", tmp_path, limits=limits) as model:
+        for name in "ab":
+            model.forward(chunk(name, prompts[name][:-1], rows=0))
+        for names in ("ab", "ba"):
+            together = model.forward(decode(*last(names).values()))
+            for row, name in zip(together, names, strict=True):
+                assert np.abs(row[0] - expected[name]).max() <= LARGEST_DIFFERENCE
+        model.release("a")
+        model.release("nobody")
+        model.forward(chunk("c", prompts["c"][:-1], rows=0))
+        together = model.forward(decode(*last("cb").values()))
+        for row, name in zip(together, "cb", strict=True):
+            assert np.abs(row[0] - expected[name]).max() <= LARGEST_DIFFERENCE
+        again = chunk("a", prompts["a"])
+        assert np.abs(model.forward(again)[0, -1] - expected["a"]).max() <= LARGEST_DIFFERENCE
+
+
+def test_steps_that_do_not_fit_are_refused_and_change_nothing(
+    tiny_checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    checkpoint = tiny_checkpoint("llama", layers=1)
+    limits = StepLimits(context_tokens=32, chunk_tokens=4, requests=2, cached_tokens=9)
+    with triton_plan(checkpoint, "solo", tmp_path, limits=limits) as model:
+        (program,) = model.programs[0]
+
+        def refused(step: object, why: str) -> None:
+            with pytest.raises(RequestError, match=why):
+                model.forward(step)  # type: ignore[arg-type]
+
+        refused(chunk("a", [1, 2, 3, 4, 5]), "takes up to 2 requests or 4 tokens")
+        refused(chunk("a", [checkpoint.spec.vocab_size]), "token ids must lie in")
+        refused(chunk("a", [1], 32), "past the context of 32 tokens")
+        model.forward(chunk("a", [1, 2, 3], rows=0))
+        model.forward(chunk("b", [1, 2, 3], rows=0))
+        refused(chunk("c", [1]), "too many requests at once: all 2 places are taken")
+        refused(chunk("a", [1, 2, 3, 4], 3), "10 tokens under way; memory is kept for 9")
+        program.release("b")
+        assert model.forward(chunk("c", [1, 2, 3])).shape == (1, 3, checkpoint.spec.vocab_size)
+
+
+def test_halves_of_a_chunk_have_the_bits_of_two_chunks(
+    tiny_checkpoint: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chunk of 12 as one of 8 and one of 4, whose sums are exchanged in turn."""
+    checkpoint = tiny_checkpoint("qwen3", layers=1)
+    tokens = checkpoint.prompt(12)
+    with triton_plan(checkpoint, "tensor_2", tmp_path) as model:
+        model.forward(chunk("a", tokens[:8], rows=0))
+        second = model.forward(chunk("a", tokens[8:], 8))
+        monkeypatch.setattr(overlap, "MIN_TOKENS", 12)
+        monkeypatch.setattr(overlap, "_ROWS", 4)
+        halves = model.forward(chunk("b", tokens, rows=6))
+    assert halves.shape[1] == 6
+    assert halves[0, 2:].tobytes() == second[0].tobytes()
+    assert np.abs(halves[0] - checkpoint.logits(tokens)[-6:]).max() <= LARGEST_DIFFERENCE

@@ -1,0 +1,129 @@
+"""Peers on Triton (interpreted) and on ONNX Runtime in one model, as real daemons over real TCP."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import edge
+from tests.support.checkpoints import TinyCheckpoint
+from tests.support.plans import make_plan
+from tests.support.processes import edge as run_edge
+from tests.support.reference_model import ReferenceModel
+
+Checkpoints = Callable[..., TinyCheckpoint]
+
+PROMPT_TOKENS = 5
+NEW_TOKENS = 8
+"""Together more than mistral's window."""
+LARGEST_DIFFERENCE = 1e-4
+LARGEST_ERROR_OF_CODES = 1e-3
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def clusters(
+    nothing_left_running_by_the_module: None,
+) -> Iterator[dict[str, edge.Cluster]]:
+    """By the back end of the first peer, which is the first stage, or the first rank."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        orders = (["triton", "ort"], ["ort", "triton"])
+        with ThreadPoolExecutor(2) as pool:
+            starts = [
+                pool.submit(lambda o=order: edge.Cluster.local(peers=2, threads=1, backend=o))
+                for order in orders
+            ]
+            opened = [start.result() for start in starts]
+    try:
+        yield dict(zip(("triton", "ort"), opened, strict=True))
+    finally:
+        for cluster in opened:
+            cluster.close()
+
+
+@pytest.mark.parametrize(
+    ("family", "layout", "first"),
+    [
+        ("llama", "pipeline_2", "triton"),
+        ("llama", "pipeline_2", "ort"),
+        ("llama", "tensor_2", "triton"),
+        ("llama", "tensor_2", "ort"),
+        ("mistral", "tensor_2", "triton"),
+    ],
+)
+def test_greedy_tokens_are_those_of_transformers(
+    clusters: dict[str, edge.Cluster],
+    tiny_checkpoint: Checkpoints,
+    family: str,
+    layout: str,
+    first: str,
+) -> None:
+    checkpoint = tiny_checkpoint(family, layers=4 if layout == "pipeline_2" else 2)
+    prompt = checkpoint.prompt(PROMPT_TOKENS)
+    plan = make_plan(checkpoint.spec, layout, model=checkpoint.path.name)
+    with clusters[first].load(checkpoint.path, dtype="float32", plan=plan) as model:
+        reply = model.generate(prompt, max_new_tokens=NEW_TOKENS, ignore_eos=True)
+    assert list(reply.token_ids) == checkpoint.greedy(prompt, NEW_TOKENS)
+
+
+def test_both_kinds_of_peer_compute_with_the_same_codes(
+    clusters: dict[str, edge.Cluster], tiny_checkpoint: Checkpoints
+) -> None:
+    checkpoint = tiny_checkpoint("llama", layers=2)
+    prompt = checkpoint.prompt(PROMPT_TOKENS)
+    plan = make_plan(checkpoint.spec, "tensor_2", model=checkpoint.path.name, column_multiple=32)
+    with clusters["ort"].load(checkpoint.path, dtype="int4", accuracy="high", plan=plan) as model:
+        found = model.logits(prompt)
+    expected = ReferenceModel(checkpoint, bits=4).logits(prompt)
+    error = np.linalg.norm(found - expected) / np.linalg.norm(expected)
+    assert error <= LARGEST_ERROR_OF_CODES
+
+
+def test_replies_at_once_with_rounded_caches(
+    clusters: dict[str, edge.Cluster], tiny_checkpoint: Checkpoints
+) -> None:
+    """Each peer rounds keys and values in its own way; requests come, share steps and go."""
+    checkpoint = tiny_checkpoint("llama")
+    plan = make_plan(checkpoint.spec, "pipeline_2", model=checkpoint.path.name)
+    prompts = [checkpoint.prompt(length) for length in (1, 2, 3)]
+    with clusters["triton"].load(
+        checkpoint.path, dtype="float32", plan=plan, kv_dtype="int8", concurrency=2,
+        context_tokens=16,
+    ) as model:  # fmt: skip
+
+        def answer(prompt: list[int]) -> tuple[int, ...]:
+            return model.generate(prompt, max_new_tokens=3, ignore_eos=True).token_ids
+
+        alone = [answer(prompt) for prompt in prompts]
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            assert list(pool.map(answer, prompts)) == alone
+
+
+def test_every_peer_says_what_it_computes_with(clusters: dict[str, edge.Cluster]) -> None:
+    peers = clusters["triton"].peers
+    assert [(peer.backend, peer.processor) for peer in peers] == [
+        ("triton", "CPU, Triton interpreted"),
+        ("ort", "CPU"),
+    ]
+    addresses = [part for peer in peers for part in ("--peer", peer.address)]
+    shown = json.loads(run_edge("peers", "--json", *addresses).out)
+    assert [(each["backend"], each["processor"]) for each in shown] == [
+        (peer.backend, peer.processor) for peer in peers
+    ]
+    assert "triton" in run_edge("peers", *addresses).out
+
+
+def test_a_plan_is_chosen_for_unequal_back_ends(
+    clusters: dict[str, edge.Cluster], tiny_checkpoint: Checkpoints
+) -> None:
+    """Both measure themselves, and the one that is interpreted does not take minutes for it."""
+    checkpoint = tiny_checkpoint("llama", layers=1)
+    with clusters["triton"].load(checkpoint.path, dtype="float32", plan="tensor") as model:
+        reply = model.generate(checkpoint.prompt(3), max_new_tokens=2, ignore_eos=True)
+    assert list(reply.token_ids) == checkpoint.greedy(checkpoint.prompt(3), 2)

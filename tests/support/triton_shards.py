@@ -1,0 +1,161 @@
+"""Shards of tiny checkpoints as interpreted Triton programs in this process.
+
+Import this at the top of a test module: Triton decides at its first import that it interprets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.backends.base import ShardWeights, StageProgram, Step, StepEntry, StepLimits
+from edge.checkpoint import Checkpoint
+from edge.formats import WeightFormat, kv_bits, weight_format
+from edge.layout import ShardLayout, shard_layout
+from edge.shipping import describe_shard
+from partition import Plan
+from tests.support.checkpoints import TinyCheckpoint
+from tests.support.plans import make_plan
+from tests.support.transport_pairs import group, on_every_rank
+from tests.support.triton_face import device
+from transport import Collective
+
+LIMITS = StepLimits(context_tokens=48, chunk_tokens=32, requests=3, cached_tokens=64)
+
+Array = NDArray[np.float32]
+
+
+class TritonPlan:
+    """Every shard of a plan as a program. Stages run one after the other, shards in threads."""
+
+    def __init__(self, programs: list[list[StageProgram]], members: list[list[Collective]]) -> None:
+        self.programs = programs
+        self._members = members
+
+    def forward(self, step: Step) -> Array:
+        """Logits [batch, rows, vocab]."""
+        hidden: Array | None = None
+        for programs, members in zip(self.programs, self._members, strict=True):
+
+            def run(
+                member: Collective,
+                programs: list[StageProgram] = programs,
+                hidden: Array | None = hidden,
+            ) -> Array:
+                return programs[member.rank].forward(step, hidden, member).copy()
+
+            parts = on_every_rank(members, run)
+            hidden = parts[0]
+        return np.concatenate(parts, axis=-1)
+
+    def release(self, request: str) -> None:
+        for programs in self.programs:
+            for program in programs:
+                program.release(request)
+
+
+@contextmanager
+def triton_plan(
+    checkpoint: TinyCheckpoint,
+    layout: str,
+    folder: Path,
+    *,
+    dtype: str = "float32",
+    kv_dtype: Any = "float32",
+    limits: StepLimits = LIMITS,
+    activations: str | None = None,
+) -> Iterator[TritonPlan]:
+    """activations: what products compute with, if not the usual."""
+    assert device() == "cpu", "interpreted"
+    import torch
+
+    from edge.backends.triton_device import Device
+    from edge.backends.triton_load import load
+
+    chosen = weight_format(dtype)
+    multiple = chosen.block_size if chosen.bits else 1
+    plan = make_plan(checkpoint.spec, layout, model="m", column_multiple=multiple)
+    here = Device()
+    with ExitStack() as stack:
+        programs, members = [], []
+        for number, stage in enumerate(plan.stages):
+            programs.append([])
+            members.append(stack.enter_context(group("memory", len(stage.shards))))
+            for rank in range(len(stage.shards)):
+                shard, weights = shard_weights(checkpoint, plan, number, rank, chosen, folder)
+                program = load(
+                    here,
+                    checkpoint.spec,
+                    shard,
+                    weights,
+                    chosen,
+                    limits=limits,
+                    bits=kv_bits(kv_dtype),
+                    activations=None if activations is None else getattr(torch, activations),
+                )
+                stack.callback(program.close)
+                programs[-1].append(program)
+        yield TritonPlan(programs, members)
+
+
+def shard_weights(
+    checkpoint: TinyCheckpoint,
+    plan: Plan,
+    stage: int,
+    rank: int,
+    chosen: WeightFormat,
+    folder: Path,
+) -> tuple[ShardLayout, ShardWeights]:
+    """The shard's file, as a peer would have it."""
+    layout = shard_layout(checkpoint.spec, plan, stage=stage, rank=rank)
+    path = folder / f"{stage}-{rank}"
+    with Checkpoint.open(checkpoint.path) as opened:
+        source = opened.source(chosen, cache_root=folder, on_progress=lambda _: None)
+        shipment = describe_shard(
+            layout,
+            source,
+            chosen,
+            fingerprint=f"{checkpoint.path} {chosen} {plan}",
+            cache_root=folder,
+            on_progress=lambda _done, _total: None,
+        )
+        manifest = shipment.manifest
+        wanted = frozenset(piece.digest for _, piece in manifest.placements())
+        pieces = {digest: bytes(data) for digest, data in shipment.pieces(wanted)}
+        source.close()
+    with path.open("wb") as file:
+        file.truncate(manifest.total_bytes)
+        for offset, piece in manifest.placements():
+            file.seek(offset)
+            file.write(pieces[piece.digest])
+    return layout, ShardWeights(path=path, manifest=manifest)
+
+
+def chunk(request: str, tokens: Sequence[int], position: int = 0, rows: int | None = None) -> Step:
+    """Tokens of one request that want logits: all of them, or the last `rows`."""
+    entry = StepEntry(
+        request=request,
+        position=position,
+        tokens=tuple(tokens),
+        logit_rows=len(tokens) if rows is None else rows,
+    )
+    return Step(entries=(entry,))
+
+
+def decode(*entries: tuple[str, int, int]) -> Step:
+    """A token of each (request, token, position)."""
+    return Step(
+        entries=tuple(
+            StepEntry(request=request, position=position, tokens=(token,), logit_rows=1)
+            for request, token, position in entries
+        )
+    )
+
+
+def relative_error(actual: Array, expected: Array) -> float:
+    return float(np.linalg.norm(actual - expected) / np.linalg.norm(expected))

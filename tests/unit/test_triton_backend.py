@@ -1,0 +1,123 @@
+"""Which back end computes, and what is said where the one asked for cannot."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import edge
+from edge.backends import base, cuda_driver
+from edge.backends.base import StepLimits, open_backend, usual_backend
+from edge.errors import RequestError
+from edge.formats import weight_format
+from edge.layout import shard_layout
+from edge.made_up_weights import written_weights
+from tests.support.halves import SPEC
+from tests.support.plans import make_plan
+from tests.support.processes import edge_process
+from tests.support.triton_face import device
+
+
+def without_packages(monkeypatch: pytest.MonkeyPatch, *missing: str) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name in missing else found(name)
+    )
+
+
+@pytest.mark.parametrize("missing", [("triton",), ("torch", "triton")])
+def test_without_its_packages_it_says_how_to_get_them(
+    monkeypatch: pytest.MonkeyPatch, missing: tuple[str, ...]
+) -> None:
+    without_packages(monkeypatch, *missing)
+    with pytest.raises(RequestError, match=r"pip install edge-inference\[gpu\]") as refused:
+        open_backend("triton", threads=1)
+    assert f"here: {' and '.join(missing)} cannot be imported" in str(refused.value)
+
+
+def test_without_a_gpu_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(RequestError, match=r"no CUDA device; .*--backend ort"):
+        open_backend("triton", threads=1)
+
+
+def test_auto_is_the_cpu_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where kernels could be interpreted: that is only for who asks for it."""
+    monkeypatch.setattr(base, "num_cuda_devices", lambda: 0)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert usual_backend() == "ort"
+
+
+def test_auto_is_the_cpu_where_a_gpu_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "num_cuda_devices", lambda: 1)
+    without_packages(monkeypatch, "torch")
+    assert usual_backend() == "ort"
+
+
+def test_auto_is_the_gpu_where_one_can_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(base, "num_cuda_devices", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    assert usual_backend() == "triton"
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert usual_backend() == "ort", "nobody asked for the interpreter"
+
+
+def test_a_machine_without_a_driver_has_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_driver, "_LIBRARY", "libcuda-that-is-not-there.so")
+    assert cuda_driver.num_cuda_devices.__wrapped__() == 0
+
+
+def test_streamed_layers_are_refused(tmp_path: Path) -> None:
+    assert device() == "cpu"
+    spec = replace(SPEC, num_layers=1, windows=(None,))
+    chosen = weight_format("float32")
+    layout = shard_layout(spec, make_plan(spec, "solo", model="m"), stage=0, rank=0)
+    limits = StepLimits(context_tokens=8, chunk_tokens=4, requests=1, cached_tokens=8)
+    backend = open_backend("triton", threads=1)
+    with (
+        written_weights(layout, chosen, tmp_path) as weights,
+        pytest.raises(RequestError, match="cannot stream layers from disk; load without stream"),
+    ):
+        backend.load(spec, replace(layout, streamed=range(1)), weights, chosen, limits=limits)
+
+
+@pytest.mark.parametrize(
+    ("backend", "sentence"),
+    [
+        ("cuda", "backend 'cuda' is not one of auto, ort, triton"),
+        (["ort"], "1 values of backend for 2 peers"),
+    ],
+)
+def test_local_peers_take_back_ends_that_exist(backend: Any, sentence: str) -> None:
+    with pytest.raises(RequestError, match=sentence):
+        edge.Cluster.local(peers=2, backend=backend)
+
+
+def test_keys_and_values_on_disk_are_refused() -> None:
+    arguments = ("peer", "--backend", "triton", "--kv-disk", "/nowhere:1GiB", "--no-announce")
+    with edge_process(*arguments, environment={**os.environ, "TRITON_INTERPRET": "1"}) as process:
+        _out, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "keeps keys and values in memory only; leave out --kv-disk" in err
+
+
+@pytest.mark.skipif(cuda_driver.num_cuda_devices() > 0, reason="there is a GPU here")
+def test_a_daemon_that_cannot_compute_does_not_start() -> None:
+    arguments = ("peer", "--backend", "triton", "--listen", "127.0.0.1:0", "--no-announce")
+    with edge_process(*arguments, environment={**os.environ, "TRITON_INTERPRET": "0"}) as process:
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert out == ""
+    assert err.startswith("edge: back end triton cannot run here: PyTorch sees no CUDA device;")
+    assert len(err.strip().splitlines()) == 1
