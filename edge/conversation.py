@@ -279,9 +279,11 @@ class Conversation:
 
     def _recall(self, frame: Frame) -> None:
         hosted = self._session(frame)
-        prompt = prompt_from_payload(frame.payload, hosted.assignment.model.vocab_size)
-        if len(prompt) > hosted.assignment.limits.context_tokens:
-            raise ProtocolError("a prompt that is longer than the context")
+        prompt = prompt_from_payload(
+            frame.payload,
+            hosted.assignment.model.vocab_size,
+            most_tokens=hosted.assignment.limits.context_tokens,
+        )
         hosted.shard.recall(text(frame.header, "request"), prompt)
 
     def _finish(self, frame: Frame) -> None:

@@ -207,3 +207,23 @@ def test_codes_and_streamed_layers_move_as_well(
                 moved += written_bytes(model)
     assert replies[0] == replies[1]
     assert moved[0] == 0 < moved[1]
+
+
+def test_scales_are_measured_within_the_memory_that_is_kept(
+    checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    """Also where that is less than would be measured otherwise: no layer may be away then."""
+    prompt = checkpoint.prompt(180)
+    size = token_bytes(checkpoint) // 4
+    replies = []
+    for name, memory_bytes in (("a", 1 << 30), ("b", 110 * size)):
+        with (
+            edge.Cluster.local(
+                peers=1, threads=1, kv_memory=memory_bytes, kv_disk=f"{tmp_path}/{name}:1GiB"
+            ) as cluster,
+            cluster.load(
+                checkpoint.path, dtype="float32", kv_dtype="int8", context_tokens=CONTEXT - 100
+            ) as model,
+        ):
+            replies += together(model, [prompt], 20)
+    assert replies[0] == replies[1]
