@@ -227,7 +227,11 @@ class Conversation:
             with contextlib.suppress(RuntimeError):  # the loop ended while a step was under way
                 loop.call_soon_threadsafe(self._reports.put_nowait, event)
 
-        hosted = HostedSession(assignment, cached.manifest, report, self._node.kv_room)
+        try:
+            hosted = HostedSession(assignment, cached.manifest, report, self._node.kv_room)
+        except BaseException:
+            self._node.release(assignment.session)
+            raise
         self._node.sessions[assignment.session] = hosted
         self._mine[assignment.session] = hosted
         try:

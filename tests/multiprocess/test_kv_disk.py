@@ -227,3 +227,40 @@ def test_scales_are_measured_within_the_memory_that_is_kept(
         ):
             replies += together(model, [prompt], 20)
     assert replies[0] == replies[1]
+
+
+def test_two_coordinators_race_for_the_same_room(
+    checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    """Both were told that it is free. Who is refused leaves nothing behind."""
+    planned, decided = threading.Barrier(2), threading.Barrier(2)
+    outcomes: list[str] = []
+    size = token_bytes(checkpoint)
+    with Daemon(tmp_path / "cache", "--kv-memory", str(100 * size)) as daemon:
+
+        def wait_for_the_other(event: edge.Progress) -> None:
+            if event.phase == "hash" and event.done == 0:
+                planned.wait()
+
+        def coordinate() -> None:
+            with edge.Cluster.connect([daemon.address]) as cluster:
+                try:
+                    cluster.load(
+                        checkpoint.path,
+                        dtype="float32",
+                        context_tokens=100,
+                        progress=wait_for_the_other,
+                    )
+                    outcomes.append("loaded")
+                except edge.CapacityError as error:
+                    outcomes.append(str(error))
+                decided.wait()
+
+        threads = [threading.Thread(target=coordinate) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(outcomes, key=len)[0] == "loaded"
+        assert "give the peer more --kv-memory" in sorted(outcomes, key=len)[1]
+        daemon.await_free()
