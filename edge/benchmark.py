@@ -96,7 +96,7 @@ def batch_tokens_per_s(
     Counts from the first token of the last request to the last token of the first that ends.
     Raises RequestError when a prompt and its answer do not fit the context.
     """
-    generator = np.random.default_rng(2)
+    generator = np.random.default_rng()
     prompts = [
         generator.integers(model.vocab_size, size=prompt_tokens).tolist() for _ in range(requests)
     ]
@@ -123,14 +123,17 @@ def run_benchmark(
     memory_rates: dict[str, float],
     weight_bytes: dict[str, int],
 ) -> Benchmark:
-    """Answer the same random prompt again and again; then, if asked for, several at once.
+    """Answer random prompts one after the other; then, if asked for, several at once.
+
+    Never one that was answered before: peers with a disk for them would not compute it again.
 
     `memory_rates` (bytes per second) and `weight_bytes` (read for each token) are by peer name.
     Raises RequestError when prompt and answer do not fit the context.
     """
-    prompt = np.random.default_rng(1).integers(model.vocab_size, size=prompt_tokens).tolist()
+    generator = np.random.default_rng()
 
     def answer(tokens: int) -> dict[str, float]:
+        prompt = generator.integers(model.vocab_size, size=prompt_tokens).tolist()
         reply = model.generate(prompt, max_new_tokens=tokens, ignore_eos=True)
         assert len(reply.token_ids) == tokens
         return dict(reply.statistics)

@@ -13,8 +13,11 @@ _GOLDEN = 2654435761
 
 
 def calibration_step(spec: ModelSpec, limits: StepLimits) -> Step:
-    """One chunk of ids from all over the vocabulary, in no order."""
-    count = min(MOST_TOKENS, limits.chunk_tokens)
+    """One chunk of ids from all over the vocabulary, in no order.
+
+    No more than memory is kept for: all layers are looked at when it is computed.
+    """
+    count = min(MOST_TOKENS, limits.chunk_tokens, limits.cached_tokens)
     tokens = tuple(index * _GOLDEN % 2**32 * spec.vocab_size >> 32 for index in range(1, count + 1))
     entry = StepEntry(request="calibration", position=0, tokens=tokens, logit_rows=0)
     return Step(entries=(entry,))

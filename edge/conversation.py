@@ -227,7 +227,11 @@ class Conversation:
             with contextlib.suppress(RuntimeError):  # the loop ended while a step was under way
                 loop.call_soon_threadsafe(self._reports.put_nowait, event)
 
-        hosted = HostedSession(assignment, cached.manifest, report, self._node.kv_room)
+        try:
+            hosted = HostedSession(assignment, cached.manifest, report, self._node.kv_room)
+        except BaseException:
+            self._node.release(assignment.session)
+            raise
         self._node.sessions[assignment.session] = hosted
         self._mine[assignment.session] = hosted
         try:
@@ -279,9 +283,11 @@ class Conversation:
 
     def _recall(self, frame: Frame) -> None:
         hosted = self._session(frame)
-        prompt = prompt_from_payload(frame.payload, hosted.assignment.model.vocab_size)
-        if len(prompt) > hosted.assignment.limits.context_tokens:
-            raise ProtocolError("a prompt that is longer than the context")
+        prompt = prompt_from_payload(
+            frame.payload,
+            hosted.assignment.model.vocab_size,
+            most_tokens=hosted.assignment.limits.context_tokens,
+        )
         hosted.shard.recall(text(frame.header, "request"), prompt)
 
     def _finish(self, frame: Frame) -> None:

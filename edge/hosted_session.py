@@ -41,7 +41,11 @@ class HostedSession:
         self.manifest = manifest
         self.kv = kv_room.share(assignment, assignment.layout)
         self._kv_room = kv_room
-        self.shard = ShardSession(assignment, report)
+        try:
+            self.shard = ShardSession(assignment, report)
+        except BaseException:
+            kv_room.give_back(self.kv)
+            raise
         self._arrived: dict[Seat, Link] = {}
         self._changed = asyncio.Event()
         self._is_connecting = False

@@ -82,7 +82,8 @@ class KvRoom:
             )
         tier: KVTier | None = None
         if limits.disk_tokens and self.prefixes is not None:
-            tier = DiskKVTier(self._folder, disk_bytes, self.prefixes.make_room)
+            guests = self.prefixes
+            tier = DiskKVTier(self._folder, disk_bytes, guests.make_room, guests.give_way)
         share = KvShare(
             memory_bytes=memory_bytes,
             disk_bytes=disk_bytes,
@@ -117,4 +118,9 @@ def _locked(folder: Path) -> FileIO:
         raise RequestError(
             f"another peer keeps keys and values in {folder}; give each a folder of its own"
         ) from None
+    except OSError as error:
+        lock.close()
+        raise RequestError(
+            f"{folder} cannot be locked: {error.strerror}; choose one on a disk of this machine"
+        ) from error
     return lock

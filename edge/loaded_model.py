@@ -265,21 +265,23 @@ class LoadedModel:
                 await self._wake.wait()
                 self._wake.clear()
                 while True:
-                    while self._finished:
-                        await self._post_all("finish", self._header(self._finished.pop(0)))
                     if self._scheduler.should_yield:
                         await self._sampler.post("yield", {"session": self.session})
+                    while self._finished:  # last: the next step may take the room of these
+                        await self._post_all("finish", self._header(self._finished.pop(0)))
                     step = self._scheduler.next_step()
-                    for request in self._scheduler.departures():
-                        self._leaving[request] = []
-                        await self._post_all("suspend", self._header(request))
-                    for request, prompt in self._scheduler.recalls():
-                        self._recalling[request] = []
-                        payload = prompt_to_payload(prompt)
-                        await self._post_all("recall", self._header(request), payload)
+                    # At once: while frames are sent, answers come and change what it would say.
                     if (stuck := self._scheduler.stuck) is not None:
                         self._give_up(stuck)
                         continue
+                    leaving, asked = self._scheduler.departures(), self._scheduler.recalls()
+                    for request in leaving:
+                        self._leaving[request] = []
+                        await self._post_all("suspend", self._header(request))
+                    for request, prompt in asked:
+                        self._recalling[request] = []
+                        payload = prompt_to_payload(prompt)
+                        await self._post_all("recall", self._header(request), payload)
                     if step is None:
                         break
                     await self._post_all("step", step_to_header(step) | {"session": self.session})

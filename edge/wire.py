@@ -237,11 +237,13 @@ def prompt_to_payload(prompt: Sequence[int]) -> bytes:
 
 
 def prompt_from_payload(
-    payload: bytes | bytearray | memoryview, vocab_size: int
+    payload: bytes | bytearray | memoryview, vocab_size: int, *, most_tokens: int
 ) -> tuple[int, ...]:
-    """Raises ProtocolError for anything `prompt_to_payload` could not have written."""
+    """Raises ProtocolError for anything `prompt_to_payload` could not have written, or longer."""
     if len(payload) % 4:
         raise ProtocolError("a prompt is whole numbers of 4 bytes")
+    if len(payload) > 4 * most_tokens:
+        raise ProtocolError("a prompt that is longer than the context")
     tokens = np.frombuffer(payload, "<i4")
     if not tokens.size or tokens.min() < 0 or tokens.max() >= vocab_size:
         raise ProtocolError(f"a prompt is ids of a vocabulary of {vocab_size}, at least one")

@@ -30,11 +30,14 @@ class DiskKVTier:
         folder: Path,
         limit_bytes: int,
         on_change: Callable[[int], None] = lambda _num_bytes: None,
+        on_full: Callable[[int], bool] = lambda _num_bytes: False,
     ) -> None:
         """`on_change` is told the bytes that are about to be written, or are free again (< 0).
 
+        `on_full`, where the disk has no room for so many: whether it freed some, to try again.
         Raises StoreError if `folder` cannot be made or written."""
         self._folder = folder
+        self._on_full = on_full
         self._allowance = Allowance(limit_bytes, on_change)
         self._places: dict[str, _DiskPlace] = {}
         try:
@@ -58,7 +61,7 @@ class DiskKVTier:
         place = self._places.get(request)
         if place is None:
             with _disk_errors(self._folder):
-                place = _DiskPlace(self._folder, shape, self._allowance)
+                place = _DiskPlace(self._folder, shape, self._allowance, self._on_full)
             self._places[request] = place
         return place
 
@@ -76,8 +79,15 @@ class DiskKVTier:
 class _DiskPlace:
     """Runs of tokens, each of one layer's keys or values of one head, at multiples of a block."""
 
-    def __init__(self, folder: Path, shape: KVShape, allowance: Allowance) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        shape: KVShape,
+        allowance: Allowance,
+        on_full: Callable[[int], bool],
+    ) -> None:
         self._folder = folder
+        self._on_full = on_full
         self._shape = shape
         self._allowance = allowance
         self._run_bytes = -(-shape.context_tokens * shape.row_bytes // _BLOCK_BYTES) * _BLOCK_BYTES
@@ -92,18 +102,17 @@ class _DiskPlace:
     def append(self, layer: int, keys: Rows, values: Rows) -> None:
         num_bytes = keys.nbytes + values.nbytes
         self._allowance.take(num_bytes)
-        sums = list(self._sums[layer])
-        begin = self._tokens[layer] * self._shape.row_bytes
-        try:
-            with _disk_errors(self._folder):
-                for number, rows in enumerate((*keys, *values)):
-                    content = np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data
-                    write_all(self._file, content, self._offset(layer, number) + begin)
-                    sums[number] = checksum(content, sums[number])
-        except StoreError:
-            self._allowance.give_back(num_bytes)
-            raise
-        self._sums[layer] = sums
+        while True:
+            try:
+                self._sums[layer] = self._write(layer, keys, values)
+                break
+            except StoreFullError:
+                if not self._on_full(num_bytes):
+                    self._allowance.give_back(num_bytes)
+                    raise
+            except StoreError:
+                self._allowance.give_back(num_bytes)
+                raise
         self._tokens[layer] += keys.shape[1]
         self.num_bytes += num_bytes
 
@@ -125,6 +134,17 @@ class _DiskPlace:
 
     def close(self) -> None:
         os.close(self._file)
+
+    def _write(self, layer: int, keys: Rows, values: Rows) -> list[int]:
+        """Behind what is there; the checksums with these."""
+        sums = list(self._sums[layer])
+        begin = self._tokens[layer] * self._shape.row_bytes
+        with _disk_errors(self._folder):
+            for number, rows in enumerate((*keys, *values)):
+                content = np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data
+                write_all(self._file, content, self._offset(layer, number) + begin)
+                sums[number] = checksum(content, sums[number])
+        return sums
 
     def _offset(self, layer: int, number: int) -> int:
         return (layer * 2 * self._shape.num_kv_heads + number) * self._run_bytes

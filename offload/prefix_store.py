@@ -8,6 +8,7 @@ least recently used go first.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import threading
@@ -64,6 +65,11 @@ class PrefixStore:
             self._guests_bytes += num_bytes
             self._shrink(0)
 
+    def give_way(self, num_bytes: int) -> bool:
+        """The disk itself is full: keep so many bytes less. False if nothing is kept."""
+        with self._mutex:
+            return self._throw_away(num_bytes)
+
     def has(self, key: str) -> bool:
         """Whether there is such a block; if so, it was used now."""
         with self._mutex:
@@ -98,23 +104,35 @@ class PrefixStore:
             if size > self._limit_bytes - self._guests_bytes:
                 return False
             self._shrink(size)
-            draft = self._folder / f"{_DRAFT}{uuid.uuid4().hex}"
             digest = hashlib.sha256()
             for part in parts:
                 digest.update(part.data)
-            try:
-                with draft.open("xb") as file:
-                    file.write(_MAGIC + digest.digest())
-                    for part in parts:
-                        file.write(part.data)
-                draft.replace(self._folder / key)
-            except OSError:
-                with contextlib.suppress(OSError):
-                    draft.unlink(missing_ok=True)
-                return False
+            head = _MAGIC + digest.digest()
+            while True:
+                try:
+                    self._write(key, [head, *(part.data for part in parts)])
+                    break
+                except OSError as error:
+                    if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+                        return False
+                    if not self._throw_away(size):
+                        return False
             self._sizes.pop(key, None)
             self._sizes[key] = size
             return True
+
+    def _write(self, key: str, contents: Sequence[bytes | memoryview]) -> None:
+        """Readable by nobody else: what was said can be told from it."""
+        draft = self._folder / f"{_DRAFT}{uuid.uuid4().hex}"
+        try:
+            with open(draft, "xb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+                for content in contents:
+                    file.write(content)
+            draft.replace(self._folder / key)
+        except OSError:
+            with contextlib.suppress(OSError):
+                draft.unlink(missing_ok=True)
+            raise
 
     def _read(self, path: Path, into: Arrays) -> bool:
         parts = [array.reshape(-1).view(np.uint8) for array in into]
@@ -138,12 +156,17 @@ class PrefixStore:
     def _shrink(self, num_bytes: int) -> None:
         """Throw away the oldest until there is room for so many more, or nothing left."""
         room_bytes = self._limit_bytes - self._guests_bytes - num_bytes
-        used_bytes = self.used_bytes
+        self._throw_away(self.used_bytes - room_bytes)
+
+    def _throw_away(self, num_bytes: int) -> bool:
+        """The oldest, so many bytes or all there are; whether there were any."""
+        left_bytes = num_bytes
         for key in list(self._sizes):
-            if used_bytes <= room_bytes:
+            if left_bytes <= 0:
                 break
-            used_bytes -= self._sizes[key]
+            left_bytes -= self._sizes[key]
             self._discard(key)
+        return left_bytes < num_bytes
 
     def _discard(self, key: str) -> None:
         del self._sizes[key]

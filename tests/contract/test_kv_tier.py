@@ -168,6 +168,42 @@ def test_a_disk_that_is_full(tmp_path: Path) -> None:
     tier.close()
 
 
+def test_a_full_disk_on_which_room_is_made(tmp_path: Path) -> None:
+    """As before, but whoever is asked to make room does."""
+    import resource
+    import signal
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    asked: list[int] = []
+
+    def make_room(num_bytes: int) -> bool:
+        asked.append(num_bytes)
+        if len(asked) == 2:
+            return False
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
+        return True
+
+    tier = DiskKVTier(tmp_path, LARGE, on_full=make_room)
+    place = tier.place("a", SHAPE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
+    try:
+        place.append(1, *rows(1, 4))
+        place.append(2, *rows(2, 4))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1, before[1]))
+        with pytest.raises(StoreFullError):
+            place.append(0, *rows(3, 4))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert asked == [4 * SHAPE.token_bytes // SHAPE.num_layers] * 2
+    assert all(map(np.array_equal, read(tier, "a", 2), rows(2, 4)))
+    assert [place.tokens(layer) for layer in range(3)] == [0, 4, 4]
+    assert tier.used_bytes == 8 * SHAPE.token_bytes // SHAPE.num_layers
+    tier.close()
+    assert tier.used_bytes == 0
+
+
 def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(StoreError, match=r"cannot be kept in .*file/kv"):

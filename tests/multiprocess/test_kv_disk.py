@@ -207,3 +207,60 @@ def test_codes_and_streamed_layers_move_as_well(
                 moved += written_bytes(model)
     assert replies[0] == replies[1]
     assert moved[0] == 0 < moved[1]
+
+
+def test_scales_are_measured_within_the_memory_that_is_kept(
+    checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    """Also where that is less than would be measured otherwise: no layer may be away then."""
+    prompt = checkpoint.prompt(180)
+    size = token_bytes(checkpoint) // 4
+    replies = []
+    for name, memory_bytes in (("a", 1 << 30), ("b", 110 * size)):
+        with (
+            edge.Cluster.local(
+                peers=1, threads=1, kv_memory=memory_bytes, kv_disk=f"{tmp_path}/{name}:1GiB"
+            ) as cluster,
+            cluster.load(
+                checkpoint.path, dtype="float32", kv_dtype="int8", context_tokens=CONTEXT - 100
+            ) as model,
+        ):
+            replies += together(model, [prompt], 20)
+    assert replies[0] == replies[1]
+
+
+def test_two_coordinators_race_for_the_same_room(
+    checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    """Both were told that it is free. Who is refused leaves nothing behind."""
+    planned, decided = threading.Barrier(2), threading.Barrier(2)
+    outcomes: list[str] = []
+    size = token_bytes(checkpoint)
+    with Daemon(tmp_path / "cache", "--kv-memory", str(100 * size)) as daemon:
+
+        def wait_for_the_other(event: edge.Progress) -> None:
+            if event.phase == "hash" and event.done == 0:
+                planned.wait()
+
+        def coordinate() -> None:
+            with edge.Cluster.connect([daemon.address]) as cluster:
+                try:
+                    cluster.load(
+                        checkpoint.path,
+                        dtype="float32",
+                        context_tokens=100,
+                        progress=wait_for_the_other,
+                    )
+                    outcomes.append("loaded")
+                except edge.CapacityError as error:
+                    outcomes.append(str(error))
+                decided.wait()
+
+        threads = [threading.Thread(target=coordinate) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(outcomes, key=len)[0] == "loaded"
+        assert "give the peer more --kv-memory" in sorted(outcomes, key=len)[1]
+        daemon.await_free()

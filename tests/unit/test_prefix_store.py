@@ -11,6 +11,7 @@ import pytest
 from offload import PrefixStore, StoreError
 
 BLOCK_BYTES = 40 + 2 * 48
+LARGE = 1 << 30
 
 
 def key(name: str) -> str:
@@ -58,6 +59,23 @@ def test_the_least_recently_used_go_first(tmp_path: Path) -> None:
     assert not PrefixStore(tmp_path / "other", BLOCK_BYTES - 1).put(key("a"), block(1))
     store.make_room(-2 * BLOCK_BYTES)
     assert store.put(key("a"), block(1))
+
+
+def test_the_least_recently_used_give_way_on_a_full_disk(tmp_path: Path) -> None:
+    store = PrefixStore(tmp_path, 10 * BLOCK_BYTES)
+    for seed, name in enumerate("abc"):
+        assert store.put(key(name), block(seed))
+    assert store.give_way(BLOCK_BYTES + 1)
+    assert [store.has(key(name)) for name in "abc"] == [False, False, True]
+    assert store.give_way(LARGE)
+    assert not store.give_way(1)
+    assert store.used_bytes == 0
+
+
+def test_nobody_else_may_read_them(tmp_path: Path) -> None:
+    store = PrefixStore(tmp_path, 10 * BLOCK_BYTES)
+    store.put(key("a"), block(1))
+    assert (tmp_path / key("a")).stat().st_mode & 0o077 == 0
 
 
 def test_what_is_too_large_throws_nothing_away(tmp_path: Path) -> None:

@@ -287,3 +287,24 @@ def test_what_is_printed_is_printable(value: str) -> None:
     shown = wire.printable(value)
     assert shown.isprintable()
     assert 0 < len(shown) <= 200
+
+
+def test_a_prompt_arrives_as_it_was() -> None:
+    prompt = [0, 49, 7]
+    payload = wire.prompt_to_payload(prompt)
+    assert wire.prompt_from_payload(payload, 50, most_tokens=3) == tuple(prompt)
+
+
+@pytest.mark.parametrize(
+    ("payload", "message"),
+    [
+        (b"", "at least one"),
+        (b"abc", "whole numbers of 4 bytes"),
+        (wire.prompt_to_payload([50]), "a vocabulary of 50"),
+        (wire.prompt_to_payload([-1]), "a vocabulary of 50"),
+        (bytes(16), "longer than the context"),
+    ],
+)
+def test_what_is_no_prompt(payload: bytes, message: str) -> None:
+    with pytest.raises(errors.ProtocolError, match=message):
+        wire.prompt_from_payload(payload, 50, most_tokens=3)
