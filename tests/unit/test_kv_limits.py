@@ -49,6 +49,7 @@ def peer(
         address="127.0.0.1:1",
         addresses=("127.0.0.1:1",),
         backend="ort",
+        processor="CPU",
         threads=1,
         memory_bytes=1 << 40,
         floor_bytes=0,
