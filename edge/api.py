@@ -83,7 +83,7 @@ class Cluster:
         """Daemons started on this machine, as processes of their own with real sockets.
 
         memory: the most that each process may have in memory ("2GiB" or bytes), itself included;
-        a daemon below its minimum, of about 140 MiB, does not start; of a GPU its own memory.
+        a daemon below its minimum, of about 125 MiB, does not start; of a GPU its own memory.
         model_memory: of that, the most for weights and KV caches. kv_memory: the part that keys and
         values may take; kv_disk ("FOLDER:SIZE"): where they go beyond that, see `edge peer`; of one
         folder for several peers each takes a folder within, and the whole size. threads: of each;

@@ -7,8 +7,6 @@ kernels.matmul_nbits.reference says. Reads them; making them is edge.quantize's.
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
 from edge.errors import CapacityError, CheckpointError
 from kernels.matmul_nbits.reference import (
@@ -18,7 +16,7 @@ from kernels.matmul_nbits.reference import (
     packed_shapes,
     slice_columns,
 )
-from offload import FolderUse, SafetensorsFile, StoreError, StoreFullError
+from offload import Closing, FolderUse, SafetensorsFile, StoreError, StoreFullError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +41,7 @@ class QuantizedFormat:
         return tensors
 
 
-class QuantizedStore:
+class QuantizedStore(Closing):
     """Slices of quantised matrices [rows, columns]; safe to read from several threads at once.
 
     The folder is kept from eviction until `close`. Reading raises CheckpointError if the cache was
@@ -62,17 +60,6 @@ class QuantizedStore:
         self._use = use
         self._places = places
         self._shapes = shapes
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     @property
     def fingerprint(self) -> str:

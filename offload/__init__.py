@@ -1,5 +1,6 @@
 """Where what does not fit is kept, and when it moves."""
 
+from offload.closing import Closing
 from offload.derived_cache import DerivedCache, DerivedWriter
 from offload.direct_reader import DirectReader, Read
 from offload.durable import full_disk_as_store_full
@@ -34,6 +35,7 @@ from offload.weight_streamer import Extent, Memory, Span, WeightStreamer
 __all__ = [
     "PIECE_BYTES",
     "CachedShard",
+    "Closing",
     "DerivedCache",
     "DerivedWriter",
     "DirectReader",

@@ -13,12 +13,12 @@ import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from offload.closing import Closing
 from offload.durable import full_disk_as_store_full, sync_folder, write_all
 from offload.errors import StoreCorruptError
 from offload.folder_cache import FolderCache, FolderUse
@@ -93,7 +93,7 @@ class DerivedCache:
             return DerivedWriter(self._folders, self._folders.use(name))
 
 
-class DerivedWriter:
+class DerivedWriter(Closing):
     """Takes tensors one by one; `close` without `finish` leaves nothing. A context manager."""
 
     def __init__(self, folders: FolderCache, use: FolderUse) -> None:
@@ -102,17 +102,6 @@ class DerivedWriter:
         self._builder = ManifestBuilder()
         self._draft = use.folder / f"{uuid.uuid4().hex}{_DRAFT}"
         self._data = self._draft.open("wb", buffering=0)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def add(self, name: str, array: NDArray[Any]) -> None:
         """Append a tensor. Raises StoreFullError if the disk is full."""

@@ -13,16 +13,15 @@ import shutil
 import uuid
 from collections.abc import Container, Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
+from offload.closing import Closing
 from offload.errors import StoreError, StoreFullError
 
 _LOCK = ".lock"
 _TRASH = ".trash-"
 
 
-class FolderUse:
+class FolderUse(Closing):
     """A folder that is not evicted until `close`; also a context manager."""
 
     def __init__(self, folder: Path) -> None:
@@ -34,17 +33,6 @@ class FolderUse:
         except BaseException:
             self._lock.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """The folder was last used now, and may be evicted from now on."""

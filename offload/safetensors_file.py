@@ -11,13 +11,13 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypeGuard
+from typing import Any, TypeGuard
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from offload.closing import Closing
 from offload.errors import StoreCorruptError, StoreMissingError, StoreUnsupportedError
 
 # The format's own limit (safetensors/src/tensor.rs, MAX_HEADER_SIZE).
@@ -60,7 +60,7 @@ class TensorPlace:
     end: int
 
 
-class SafetensorsFile:
+class SafetensorsFile(Closing):
     """An open file whose header was checked against its size.
 
     Raises StoreMissingError or StoreCorruptError. Tensors of a type numpy cannot hold are listed;
@@ -93,17 +93,6 @@ class SafetensorsFile:
         except BaseException:
             self._file.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def dtype(self, name: str) -> np.dtype[Any]:
         """Raises StoreUnsupportedError for a type numpy cannot hold."""

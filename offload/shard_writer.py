@@ -15,9 +15,8 @@ hashed again, so neither a killed process nor a lost page of a power cut can mak
 import contextlib
 import os
 import threading
-from types import TracebackType
-from typing import Self
 
+from offload.closing import Closing
 from offload.durable import full_disk_as_store_full, sync_folder, write_all
 from offload.errors import StoreCorruptError
 from offload.folder_cache import FolderCache, FolderUse
@@ -30,7 +29,7 @@ _JOURNAL = "journal"
 _DIGEST_CHARACTERS = 64
 
 
-class CachedShard:
+class CachedShard(Closing):
     """A complete shard, kept from eviction until `close`; also a context manager.
 
     `path` is the file of weights, laid out as `manifest` says. Never write to it.
@@ -41,23 +40,12 @@ class CachedShard:
         self.manifest = manifest
         self._use = use
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def close(self) -> None:
         """Lets the cache evict the shard; a file that is still mapped stays readable."""
         self._use.close()
 
 
-class ShardWriter:
+class ShardWriter(Closing):
     """A shard whose pieces are arriving; `close` without `finish` keeps them for another time.
 
     `put` may be called from several threads. Also a context manager.
@@ -80,17 +68,6 @@ class ShardWriter:
             self._journal = stack.enter_context((use.folder / _JOURNAL).open("a+b", buffering=0))
             os.truncate(self._data.fileno(), manifest.total_bytes)
             self._files = stack.pop_all()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     @property
     def missing(self) -> tuple[str, ...]:

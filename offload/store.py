@@ -7,12 +7,12 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from offload.closing import Closing
 from offload.errors import StoreCorruptError, StoreMissingError
 from offload.safetensors_file import MAX_HEADER_BYTES, SafetensorsFile, loads
 
@@ -104,7 +104,7 @@ class MemoryStore:
         return self._tensors[name]
 
 
-class SafetensorsStore:
+class SafetensorsStore(Closing):
     """A WeightStore over a Hugging Face checkpoint: one safetensors file, or an index and shards.
 
     `path` is the folder, or one safetensors file. Opening reads the headers only and checks them
@@ -125,17 +125,6 @@ class SafetensorsStore:
             digest.update(f"{file.path.name}\0{file.size}\0{file.mtime_ns}\0".encode())
             digest.update(file.header_digest)
         self._fingerprint = digest.hexdigest()[:32]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     @property
     def fingerprint(self) -> str:

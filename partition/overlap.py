@@ -14,8 +14,8 @@ from partition.pace import Phase
 
 SHOWN_BYTE_S = 2e-9
 """Of each byte of a hidden sum: sending, receiving and adding up take the processor, too. Over two
-devices of one core, 256 tokens of a 1.1 B model (2 MiB a sum) took 3.6 ms a sum more than their
-products."""
+devices of one core, 256 tokens of a 1.1 B model (45 sums of 2 MiB) took 1.47 s, of which 1.31 were
+predicted for everything but sums: 1.7 ns a byte."""
 
 
 def stage_sum_s(

@@ -116,7 +116,7 @@ def command(
     Python program) to place a part of a model here. Weights it is sent stay in a cache on disk.
 
     --memory is a promise of the whole process: Python and ONNX Runtime themselves take about
-    130 MiB of it, stated at the start, and what a step computes with is counted as well.
+    115 MiB of it, stated at the start, and what a step computes with is counted as well.
 
     \b
     Examples:

@@ -38,6 +38,21 @@ def store_row(out, sums, bias, n, num_outputs, biased: tl.constexpr):
 
 
 @triton.jit
+def store_rows(
+    out, sums_0, sums_1, sums_2, sums_3, bias, n, num_outputs,
+    num_rows: tl.constexpr, biased: tl.constexpr,
+):  # fmt: skip
+    """Up to four rows of a product, one below the other."""
+    store_row(out, sums_0, bias, n, num_outputs, biased)
+    if num_rows > 1:
+        store_row(out + num_outputs, sums_1, bias, n, num_outputs, biased)
+    if num_rows > 2:
+        store_row(out + 2 * num_outputs, sums_2, bias, n, num_outputs, biased)
+    if num_rows > 3:
+        store_row(out + 3 * num_outputs, sums_3, bias, n, num_outputs, biased)
+
+
+@triton.jit
 def _load_row(x, k, num_inputs):
     return tl.load(x + k, mask=k < num_inputs, other=0.0).to(tl.float32)[None, :]
 
@@ -66,13 +81,9 @@ def _gemv_kernel(
             sums_2 += w * _load_row(x + 2 * num_inputs, k, num_inputs)
         if num_rows > 3:
             sums_3 += w * _load_row(x + 3 * num_inputs, k, num_inputs)
-    store_row(out, sums_0, bias, n, num_outputs, biased)
-    if num_rows > 1:
-        store_row(out + num_outputs, sums_1, bias, n, num_outputs, biased)
-    if num_rows > 2:
-        store_row(out + 2 * num_outputs, sums_2, bias, n, num_outputs, biased)
-    if num_rows > 3:
-        store_row(out + 3 * num_outputs, sums_3, bias, n, num_outputs, biased)
+    store_rows(
+        out, sums_0, sums_1, sums_2, sums_3, bias, n, num_outputs, num_rows, biased
+    )  # fmt: skip
 
 
 @triton.jit

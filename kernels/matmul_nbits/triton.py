@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.matmul.triton import FEW_ROWS, check_bias, split_output, store_row, sum_splits
+from kernels.matmul.triton import FEW_ROWS, check_bias, split_output, store_rows, sum_splits
 from kernels.matmul_nbits.gpu_layout import BITS_PER_WORD, GpuMatrix
 from kernels.matmul_nbits.reference import check_format
 from kernels.triton_launch import (
@@ -175,13 +175,9 @@ def _gemv_kernel(
             sums_3 += scale * _row_products(
                 x + 3 * num_inputs, value, first, num_inputs, per_word, block_outputs, block_words
             )
-    store_row(out, sums_0, bias, n, num_outputs, biased)
-    if num_rows > 1:
-        store_row(out + num_outputs, sums_1, bias, n, num_outputs, biased)
-    if num_rows > 2:
-        store_row(out + 2 * num_outputs, sums_2, bias, n, num_outputs, biased)
-    if num_rows > 3:
-        store_row(out + 3 * num_outputs, sums_3, bias, n, num_outputs, biased)
+    store_rows(
+        out, sums_0, sums_1, sums_2, sums_3, bias, n, num_outputs, num_rows, biased
+    )  # fmt: skip
 
 
 @triton.jit

@@ -28,6 +28,9 @@ BESIDE_MODEL_BYTES = 768 << 20
 """What a daemon may hold beside what it offers: Python, ONNX Runtime, and graphs while they are
 made. Less, and Linux ends it while it loads."""
 
+_GROUP_BYTES = 128 << 20
+"""Of that, what is left to the group beside the daemon: its page tables, and pages of files."""
+
 CACHE_LIMIT = "16GiB"
 """Of the daemons together: every plan cuts other shards out of a model."""
 
@@ -147,7 +150,7 @@ def _daemon(
         *(str(device.cores), "own" if cores.count(core) == 1 else "shared"),
         *("--supervised", "--listen", "0.0.0.0:0", "--interface", DATA),
         *("--name", device.name, "--threads", "1"),
-        *("--memory", str(device.memory_bytes + BESIDE_MODEL_BYTES)),
+        *("--memory", str(device.memory_bytes + BESIDE_MODEL_BYTES - _GROUP_BYTES)),
         *("--model-memory", str(device.memory_bytes), "--cache-limit", CACHE_LIMIT),
     ]
     process = subprocess.Popen(
