@@ -143,10 +143,7 @@ class MeshCollective:
         self._rank = rank
         self._size = size
         self._links = {other: links[other] for other in sorted(links)}
-        # Round k pairs the ranks whose sum is k modulo n, so all ranks meet in the same order and
-        # no circle of waiting can close. In some rounds a rank is its own partner and rests.
-        partners = ((turn - rank) % size for turn in range(size))
-        self._rounds = [(other, links[other]) for other in partners if other != rank]
+        self._rounds = [(other, links[other]) for other in partners(rank, size)]
         self._scratch = Scratch(size - 1)
         self._background = Background(f"edge-sums-of-rank-{rank}")
         self._nothing = np.empty(0, np.uint8)
@@ -254,6 +251,28 @@ class MeshCollective:
         _sum_in_order(terms, own)
         for other, link in self._rounds:
             link.exchange(own, slices[other])
+
+
+def partners(rank: int, size: int) -> list[int]:
+    """Whom a rank meets, in order: all others, each pair at the same time for both.
+
+    As in a tournament, by the circle method (Kirkman, 1847): in round k the ranks meet whose sum is
+    k modulo an odd number, ``size`` or the one before; whoever would meet itself meets the last
+    rank of an even number, or rests. So ``size`` - 1 rounds do for an even number of ranks and
+    ``size`` for an odd one, and as all meet in the same order, no circle of waiting can close.
+    """
+    odd = size - 1 + size % 2
+    found: list[int] = []
+    for turn in range(odd):
+        if rank == odd:
+            found.append(turn * (odd + 1) // 2 % odd)  # who would meet itself: twice it is turn
+            continue
+        other = (turn - rank) % odd
+        if other != rank:
+            found.append(other)
+        elif size > odd:
+            found.append(odd)
+    return found
 
 
 def _sum_in_order(terms: Sequence[Array], into: Array) -> None:
