@@ -12,6 +12,9 @@ _CACHE_BYTES = 64 << 20
 there: the model's weights are read between two layers' keys and values, and are more than caches
 hold, where the sample may not be."""
 
+_LEAST_BYTES = 40 << 20
+"""What caches of most processors hold at most: where less is read, a small sample stays in them."""
+
 _COLD_ROWS = 4
 """Steps of more rows than these compute longer than they read."""
 
@@ -20,7 +23,13 @@ class Caches:
     """What is read to fill the processor's caches with something else than weights."""
 
     def __init__(self, budget_bytes: int) -> None:
-        self._other = np.ones(min(_CACHE_BYTES, budget_bytes // 4) // 8 + 1, np.uint64)
+        """It takes up to half of the budget, where that is small."""
+        nbytes = min(_CACHE_BYTES, budget_bytes // 2, max(budget_bytes // 4, _LEAST_BYTES))
+        self._other = np.ones(nbytes // 8 + 1, np.uint64)
+
+    @property
+    def nbytes(self) -> int:
+        return self._other.nbytes
 
     def forget(self) -> None:
         np.bitwise_or.reduce(self._other)

@@ -32,8 +32,11 @@ from edge.profile_sample import (
 )
 from partition import ComputeRates
 
+THIRD_SAMPLE = 0.1
+"""Two samples further apart than this need a third: something disturbed one of them."""
+
 DISAGREEMENT = 0.3
-"""Two samples further apart than this need a third."""
+"""Where all three are further apart than this, the device is unsteady."""
 
 _FEW_ROWS = (1, 4, REQUESTS)
 _SPAN_S = 0.07
@@ -82,8 +85,8 @@ def profile(site: Site, order: ProfileOrder, *, busy: tuple[str, ...]) -> tuple[
     Raises CapacityError when the budget does not hold the narrowest sample.
     """
     weight_format = order.weight_format
-    sample = weights_sample(order.model, weight_format, site.budget_bytes)
     caches = Caches(site.budget_bytes)
+    sample = weights_sample(order.model, weight_format, site.budget_bytes - caches.nbytes)
     with contextlib.ExitStack() as stack:
         loaded = LoadedSample(site, sample, "whole", weight_format)
         stack.callback(loaded.close)
@@ -180,7 +183,7 @@ def agreed(measure: Callable[[], Sequence[float]]) -> tuple[tuple[float, ...], f
     third agreed with neither of the others.
     """
     samples = [measure(), measure()]
-    if any(_apart(pair) > DISAGREEMENT for pair in zip(*samples, strict=True)):
+    if any(_apart(pair) > THIRD_SAMPLE for pair in zip(*samples, strict=True)):
         samples.append(measure())
     columns = list(zip(*samples, strict=True))
     medians = tuple(statistics.median(column) for column in columns)

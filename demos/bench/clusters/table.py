@@ -77,7 +77,7 @@ class EmulatedCluster:
     """Whether slices by speed are compared with equal slices."""
 
 
-SHARED_CORE = 0.7
+SHARED_CORE = 0.5
 """What graphs may take of a core with several devices. Their sums, their messages and the network
 that carries them need the rest: with all of it promised, a device waits for its neighbour, as no
 device with a core of its own does."""
@@ -199,23 +199,23 @@ CLUSTERS: tuple[EmulatedCluster, ...] = (
     ),
     EmulatedCluster(
         name="split-three",
-        devices=_devices(0.8, 0.4, 0.2, mbit=1000, gib=0.4),
+        devices=_devices(0.6, 0.3, 0.15, mbit=1000, gib=0.4),
         shape="W",
         work=DECODE,
     ),
     EmulatedCluster(
         name="fast-but-small",
-        devices=(_device(0, 0.8, gib=0.35), _device(1, 0.3), _device(2, 0.3)),
+        devices=(_device(0, 0.8, gib=0.35), _device(1, 0.25), _device(2, 0.25)),
         shape="H",
         work=DECODE,
     ),
     # Three and more.
     EmulatedCluster(
-        name="four-two-one", devices=_devices(0.8, 0.4, 0.2), shape="W", work=DECODE, shares=True
+        name="four-two-one", devices=_devices(0.6, 0.3, 0.15), shape="W", work=DECODE, shares=True
     ),
     EmulatedCluster(
         name="three-gigabit",
-        devices=_devices(0.35, 0.35, 0.35, mbit=1000),
+        devices=_devices(0.25, 0.25, 0.25, mbit=1000),
         shape="H",
         work=DECODE,
         everything=True,
@@ -223,17 +223,17 @@ CLUSTERS: tuple[EmulatedCluster, ...] = (
     EmulatedCluster(
         name="one-on-wifi",
         devices=(
-            _device(0, 0.35, mbit=1000),
-            _device(1, 0.35, mbit=1000),
-            _device(2, 0.35, mbit=30, ms=5),
+            _device(0, 0.25, mbit=1000),
+            _device(1, 0.25, mbit=1000),
+            _device(2, 0.25, mbit=30, ms=5),
         ),
         shape="W",
         work=DECODE,
     ),
-    EmulatedCluster(name="four", devices=_devices(0.35, 0.35, 0.35, 0.35), shape="W", work=DECODE),
+    EmulatedCluster(name="four", devices=_devices(0.25, 0.25, 0.25, 0.25), shape="W", work=DECODE),
     EmulatedCluster(
         name="five-gigabit",
-        devices=_devices(0.35, 0.3, 0.25, 0.2, 0.15, mbit=1000, ms=0.2),
+        devices=_devices(0.3, 0.25, 0.15, 0.15, 0.1, mbit=1000, ms=0.2),
         shape="W",
         work=DECODE,
     ),
@@ -250,7 +250,7 @@ CLUSTERS: tuple[EmulatedCluster, ...] = (
         shape="W",
         work=PREFILL,
     ),
-    EmulatedCluster(name="prompt-three", devices=_devices(0.4, 0.4, 0.2), shape="H", work=PREFILL),
+    EmulatedCluster(name="prompt-three", devices=_devices(0.4, 0.3, 0.15), shape="H", work=PREFILL),
 )
 """Twenty-four, in under half an hour."""
 
