@@ -1,4 +1,4 @@
-"""Three emulated devices, two on one core: a model runs on them as on any, and nothing of them stays."""
+"""Three emulated devices, two on one core: a model runs on them, and nothing of them stays."""
 
 from __future__ import annotations
 
