@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.answers import Answers
 from edge.client import PeerClient
 from edge.errors import CapacityError, EdgeError, PeerError, ProtocolError, RequestError
 from edge.generation import GenerationRequest
@@ -72,14 +73,15 @@ class LoadedModel:
         self.failed = asyncio.Event()
         self.failure: EdgeError | None = None
         self._vocab_size = vocab_size
+        self._sampler_seat = sampler_seat(tuple(len(stage.shards) for stage in plan.stages))
         self._scheduler = scheduler
         self._clients: dict[Seat, PeerClient] = {}
         self._active: dict[str, _Active] = {}
         self._finished: list[str] = []
-        self._leaving: dict[str, list[str | None]] = {}
+        self._leaving: dict[str, Answers[PeerClient, str | None]] = {}
         """Requests whose caches move to disk: of each peer that answered, why it could not."""
         self._disk_full = ""
-        self._recalling: dict[str, list[int]] = {}
+        self._recalling: dict[str, Answers[PeerClient, int]] = {}
         """Requests whose prompts are looked for, and what each peer that answered knows."""
         self._wake = asyncio.Event()
         self._pump_task: asyncio.Task[None] | None = None
@@ -177,21 +179,22 @@ class LoadedModel:
             return
         try:
             if frame.kind == "tokens":
-                self._on_tokens(frame)
+                self._on_tokens(client, frame)
             elif frame.kind == "logits":
-                self._on_logits(frame)
+                self._on_logits(client, frame)
             elif frame.kind == "suspended":
                 self._on_suspended(client, frame)
             elif frame.kind == "recalled":
-                self._on_recalled(frame)
+                self._on_recalled(client, frame)
             else:
                 raise ProtocolError("not an answer to a step")
         except (ProtocolError, ValueError) as error:
             self.fail(PeerError(client.name, f"sent a malformed {frame.kind[:80]!r}: {error}"))
         self._wake.set()
 
-    def _on_tokens(self, frame: Frame) -> None:
+    def _on_tokens(self, client: PeerClient, frame: Frame) -> None:
         """A token for each entry of the oldest step under way, or none for a chunk."""
+        self._check_sampler(client)
         tokens, last = frame.header.get("tokens"), frame.header.get("last")
         if not isinstance(tokens, list) or not isinstance(last, bool):
             raise ProtocolError("tokens are a list, and whether they are the last")
@@ -210,7 +213,8 @@ class LoadedModel:
                 self.cancel(entry.request)
                 active.sink.failed(error)
 
-    def _on_logits(self, frame: Frame) -> None:
+    def _on_logits(self, client: PeerClient, frame: Frame) -> None:
+        self._check_sampler(client)
         step = self._scheduler.answered((), last=True)
         rows = np.frombuffer(frame.payload, np.float32)
         if rows.size != step.logit_rows * self._vocab_size:
@@ -229,24 +233,29 @@ class LoadedModel:
         request, why_not = text(frame.header, "request"), frame.header.get("why_not")
         if request not in self._leaving:
             raise ProtocolError("a request that was not to be moved")
+        answers = self._leaving[request]
+        answers.add(client, why_not)
         if why_not is not None:
             self._disk_full = f"peer {client.name}: {printable(why_not, limit=1000)}"
-        answers = self._leaving[request]
-        answers.append(why_not)
-        if len(answers) == len(self._clients):
+        if answers.are_complete:
             del self._leaving[request]
-            self._scheduler.departed(request, moved=answers.count(None) == len(answers))
+            self._scheduler.departed(request, moved=all(each is None for each in answers.given))
 
-    def _on_recalled(self, frame: Frame) -> None:
+    def _on_recalled(self, client: PeerClient, frame: Frame) -> None:
         """What one peer has of a prompt; what all have need not be computed."""
         request = text(frame.header, "request")
         if request not in self._recalling:
             raise ProtocolError("a request whose prompt was not asked for")
         answers = self._recalling[request]
-        answers.append(integer(frame.header, "tokens"))
-        if len(answers) == len(self._clients):
+        answers.add(client, integer(frame.header, "tokens"))
+        if answers.are_complete:
             del self._recalling[request]
-            self._scheduler.recalled(request, min(answers))
+            self._scheduler.recalled(request, min(answers.given))
+
+    def _check_sampler(self, client: PeerClient) -> None:
+        """Raises ProtocolError for any other peer: it knows nothing of the tokens of a step."""
+        if client is not self._clients.get(self._sampler_seat):
+            raise ProtocolError("only the peer that samples answers steps")
 
     def _new_request(self, sink: Sink) -> str:
         if self.failure is not None:
@@ -276,10 +285,10 @@ class LoadedModel:
                         continue
                     leaving, asked = self._scheduler.departures(), self._scheduler.recalls()
                     for request in leaving:
-                        self._leaving[request] = []
+                        self._leaving[request] = Answers(self._clients.values())
                         await self._post_all("suspend", self._header(request))
                     for request, prompt in asked:
-                        self._recalling[request] = []
+                        self._recalling[request] = Answers(self._clients.values())
                         payload = prompt_to_payload(prompt)
                         await self._post_all("recall", self._header(request), payload)
                     if step is None:
@@ -296,7 +305,7 @@ class LoadedModel:
 
     @property
     def _sampler(self) -> PeerClient:
-        return self._clients[sampler_seat(tuple(len(s.shards) for s in self.plan.stages))]
+        return self._clients[self._sampler_seat]
 
     @property
     def _last_stage(self) -> list[PeerClient]:
