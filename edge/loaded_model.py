@@ -80,6 +80,8 @@ class LoadedModel:
         self._finished: list[str] = []
         self._leaving: dict[str, Answers[PeerClient, str | None]] = {}
         """Requests whose caches move to disk: of each peer that answered, why it could not."""
+        self._reserving: dict[str, Answers[PeerClient, str | None]] = {}
+        """The same of those for which there must be room on disk before they are computed."""
         self._disk_full = ""
         self._recalling: dict[str, Answers[PeerClient, int]] = {}
         """Requests whose prompts are looked for, and what each peer that answered knows."""
@@ -184,6 +186,8 @@ class LoadedModel:
                 self._on_logits(client, frame)
             elif frame.kind == "suspended":
                 self._on_suspended(client, frame)
+            elif frame.kind == "reserved":
+                self._on_reserved(client, frame)
             elif frame.kind == "recalled":
                 self._on_recalled(client, frame)
             else:
@@ -230,16 +234,21 @@ class LoadedModel:
 
     def _on_suspended(self, client: PeerClient, frame: Frame) -> None:
         """One peer has moved a request's cache to disk, or says why not."""
-        request, why_not = text(frame.header, "request"), frame.header.get("why_not")
-        if request not in self._leaving:
-            raise ProtocolError("a request that was not to be moved")
-        answers = self._leaving[request]
-        answers.add(client, why_not)
-        if why_not is not None:
-            self._disk_full = f"peer {client.name}: {printable(why_not, limit=1000)}"
-        if answers.are_complete:
-            del self._leaving[request]
-            self._scheduler.departed(request, moved=all(each is None for each in answers.given))
+        outcome = _outcome(self._leaving, client, frame)
+        if outcome is not None:
+            request, why_not = outcome
+            self._disk_full = why_not or self._disk_full
+            self._scheduler.departed(request, moved=why_not is None)
+
+    def _on_reserved(self, client: PeerClient, frame: Frame) -> None:
+        """One peer's disk has room for a request that is longer than memory, or why not."""
+        outcome = _outcome(self._reserving, client, frame)
+        if outcome is not None:
+            request, why_not = outcome
+            if why_not is None:
+                self._scheduler.reserved(request)
+            else:
+                self._give_up(request, why_not)
 
     def _on_recalled(self, client: PeerClient, frame: Frame) -> None:
         """What one peer has of a prompt; what all have need not be computed."""
@@ -281,12 +290,16 @@ class LoadedModel:
                     step = self._scheduler.next_step()
                     # At once: while frames are sent, answers come and change what it would say.
                     if (stuck := self._scheduler.stuck) is not None:
-                        self._give_up(stuck)
+                        self._give_up(stuck, self._disk_full)
                         continue
                     leaving, asked = self._scheduler.departures(), self._scheduler.recalls()
+                    reserving = self._scheduler.reservations()
                     for request in leaving:
                         self._leaving[request] = Answers(self._clients.values())
                         await self._post_all("suspend", self._header(request))
+                    for request, tokens in reserving:
+                        self._reserving[request] = Answers(self._clients.values())
+                        await self._post_all("reserve", self._header(request) | {"tokens": tokens})
                     for request, prompt in asked:
                         self._recalling[request] = Answers(self._clients.values())
                         payload = prompt_to_payload(prompt)
@@ -297,11 +310,12 @@ class LoadedModel:
         except EdgeError as error:
             self.fail(error)
 
-    def _give_up(self, request: str) -> None:
-        """There is room for the request nowhere any more, and the others wait for it."""
-        sink = self._active[request].sink
-        self.cancel(request)
-        sink.failed(CapacityError(self._disk_full))
+    def _give_up(self, request: str, why: str) -> None:
+        """There is room for the request nowhere any more; the others go on."""
+        active = self._active.get(request)
+        if active is not None:  # else cancelled meanwhile
+            self.cancel(request)
+            active.sink.failed(CapacityError(why))
 
     @property
     def _sampler(self) -> PeerClient:
@@ -338,3 +352,20 @@ class LoadedModel:
             pass  # it frees the shard when the connection ends
         finally:
             await client.aclose()
+
+
+def _outcome(
+    asked: dict[str, Answers[PeerClient, str | None]], client: PeerClient, frame: Frame
+) -> tuple[str, str | None] | None:
+    """A request, and why a peer could not do what all were asked to, once all have answered."""
+    request, why_not = text(frame.header, "request"), frame.header.get("why_not")
+    if request not in asked:
+        raise ProtocolError("nothing was asked about this request")
+    answers = asked[request]
+    if why_not is not None:
+        why_not = f"peer {client.name}: {printable(why_not, limit=1000)}"
+    answers.add(client, why_not)
+    if not answers.are_complete:
+        return None
+    del asked[request]
+    return request, next((each for each in answers.given if each is not None), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
 import threading
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from partition import Plan, Shard, Stage
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.processes import Daemon
 from tests.support.processes import edge as run_edge
+from tests.support.small_disk import fill, small_disk
 
 CONTEXT = 512
 DISK_TOKENS = 20 * CONTEXT
@@ -132,9 +134,39 @@ def test_a_disk_that_is_full_makes_requests_wait(
         replies = together(model, prompts, 120)
         (failed,) = [reply for reply in replies if isinstance(reply, edge.EdgeError)]
         assert isinstance(failed, edge.CapacityError)
-        assert "is full: no room for keys and values; free some" in str(failed)
+        assert "bytes of keys and values; free some" in str(failed)
         (index,) = [i for i, reply in enumerate(replies) if reply is not failed]
         assert replies[index] == checkpoint.greedy(prompts[index], 120)
+
+
+def test_a_full_disk_ends_only_the_request_that_needs_it(
+    checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    """One that is longer than memory, beside one that is not: on a real file system."""
+    long, short = checkpoint.prompt(430), checkpoint.prompt(20)
+    expected = [checkpoint.greedy(prompt, 70) for prompt in (long, short)]
+    size = token_bytes(checkpoint)
+    with small_disk(tmp_path / "disk", 8 << 20) as disk:
+        filler = fill(disk)
+        with (
+            Daemon(
+                tmp_path / "cache",
+                *("--name", "k", "--kv-memory", str(400 * size)),
+                *("--kv-disk", f"{disk}:{DISK_TOKENS * size}"),
+            ) as daemon,
+            edge.Cluster.connect([daemon.address]) as cluster,
+            cluster.load(checkpoint.path, dtype="float32", context_tokens=CONTEXT - 12) as model,
+        ):
+            for _ in range(2):
+                failed, reply = together(model, [long, short], 70)
+                assert isinstance(failed, edge.CapacityError)
+                assert re.match(
+                    rf"peer k: the disk under {disk} is full: no room for [\d,]+ bytes of keys",
+                    str(failed),
+                )
+                assert reply == expected[1]
+            filler.unlink()
+            assert together(model, [long, short], 70) == expected
 
 
 def test_what_is_refused(checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
