@@ -228,7 +228,7 @@ class ShardSession:
             self._choice.forget(request)
             if self._program is not None:
                 if self._prefixes is not None and not self._broken:
-                    self._prefixes.keep(self._program, request)
+                    self._prefixes.forget(self._program, request)
                 self._program.release(request)
 
         self._work.put(work)
@@ -262,6 +262,8 @@ class ShardSession:
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
             work()
+        if self._prefixes is not None:
+            self._prefixes.close()
         if self._program is not None:
             self._program.close()
             self._program = None
@@ -313,6 +315,8 @@ class ShardSession:
             self._times.now.sample_s += time.perf_counter() - start_s
             if not self.is_sampler:
                 following = self._hear(step, output)
+            if self._prefixes is not None and self._program is not None:
+                self._prefixes.keep(self._program)
 
     def _compute(self, step: Step) -> NDArray[np.float32]:
         """Receive from the stage before, compute, send to the stage after."""
