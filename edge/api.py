@@ -199,7 +199,7 @@ class Cluster:
                 )
                 proposal = self._loop.run(planning)
                 wished = options.limits(checkpoint.spec)
-                limits = kv_limits(wished, proposal.plan, proposal.model, peers)
+                limits = kv_limits(wished, proposal.plan, proposal.model, proposal.cluster, peers)
                 loading = load_model(
                     checkpoint,
                     peers,

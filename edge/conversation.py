@@ -87,6 +87,7 @@ class Conversation:
             "step": self._step,
             "yield": self._yield,
             "suspend": self._suspend,
+            "reserve": self._reserve,
             "recall": self._recall,
             "finish": self._finish,
         }
@@ -280,6 +281,12 @@ class Conversation:
 
     def _suspend(self, frame: Frame) -> None:
         self._session(frame).shard.suspend(text(frame.header, "request"))
+
+    def _reserve(self, frame: Frame) -> None:
+        hosted, tokens = self._session(frame), integer(frame.header, "tokens")
+        if not 0 <= tokens <= hosted.assignment.limits.context_tokens:
+            raise ProtocolError(f"room for {tokens} tokens, which is not in the context")
+        hosted.shard.reserve(text(frame.header, "request"), tokens)
 
     def _recall(self, frame: Frame) -> None:
         hosted = self._session(frame)

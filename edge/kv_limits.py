@@ -10,7 +10,7 @@ from edge.errors import CapacityError
 from edge.load_options import LoadOptions
 from edge.models.spec import ModelSpec
 from edge.peer_info import PeerInfo
-from partition import ModelFacts, Plan, Workload, memory_use
+from partition import ClusterSpec, ModelFacts, Plan, Workload, memory_use
 
 
 def with_kv_memory(
@@ -42,12 +42,16 @@ def with_less_kv_memory(
 
 
 def kv_limits(
-    limits: StepLimits, plan: Plan, facts: ModelFacts, peers: Sequence[PeerInfo]
+    limits: StepLimits,
+    plan: Plan,
+    facts: ModelFacts,
+    cluster: ClusterSpec,
+    peers: Sequence[PeerInfo],
 ) -> StepLimits:
     """`limits` for this plan: tokens that every shard has memory for, and disk.
 
-    `limits.cached_tokens` are wished for. Raises CapacityError where the longest context has room
-    in neither.
+    cluster: its devices' memory is for weights and KV caches. `limits.cached_tokens` are wished
+    for. Raises CapacityError where the longest context has room in neither.
     """
     by_id = {peer.id: peer for peer in peers}
     use = memory_use(plan, facts, Workload(prompt_tokens=1, output_tokens=0))
@@ -56,7 +60,7 @@ def kv_limits(
         if not each.kv_bytes:
             continue
         peer = by_id[device]
-        free_bytes = peer.model_free_bytes - each.weight_bytes
+        free_bytes = cluster.device(device).memory_bytes - each.weight_bytes
         if peer.kv_memory_bytes is not None:
             free_bytes = min(free_bytes, peer.kv_memory_bytes)
         cached = min(cached, free_bytes // each.kv_bytes)

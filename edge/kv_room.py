@@ -7,14 +7,11 @@ from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 
-import numpy as np
-
 from edge.errors import CapacityError, RequestError
-from edge.formats import kv_bits
 from edge.layout import ShardLayout
 from edge.memory import format_size
+from edge.step_memory import cache_token_bytes
 from edge.wire import Assignment
-from kernels.attention.cache_size import cache_row
 from offload import DiskKVTier, KVTier, PrefixStore, StoreError
 
 
@@ -62,9 +59,7 @@ class KvRoom:
 
     def share(self, assignment: Assignment, layout: ShardLayout) -> KvShare:
         """What a session was promised; `give_back` it. Raises CapacityError if it is not free."""
-        dtype, elements = cache_row(assignment.model.head_size, kv_bits(assignment.kv_dtype))
-        token_bytes = len(layout.layers) * layout.num_kv_heads * 2 * elements
-        token_bytes *= np.dtype(dtype).itemsize
+        token_bytes = cache_token_bytes(assignment.model, layout, assignment.kv_dtype)
         limits = assignment.limits
         memory_bytes = limits.cached_tokens * token_bytes
         disk_bytes = min(limits.disk_tokens * token_bytes, self._disk_bytes)

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.answers import Answers
 from edge.client import PeerClient
 from edge.errors import CapacityError, EdgeError, PeerError, ProtocolError, RequestError
 from edge.generation import GenerationRequest
@@ -72,14 +73,17 @@ class LoadedModel:
         self.failed = asyncio.Event()
         self.failure: EdgeError | None = None
         self._vocab_size = vocab_size
+        self._sampler_seat = sampler_seat(tuple(len(stage.shards) for stage in plan.stages))
         self._scheduler = scheduler
         self._clients: dict[Seat, PeerClient] = {}
         self._active: dict[str, _Active] = {}
         self._finished: list[str] = []
-        self._leaving: dict[str, list[str | None]] = {}
+        self._leaving: dict[str, Answers[PeerClient, str | None]] = {}
         """Requests whose caches move to disk: of each peer that answered, why it could not."""
+        self._reserving: dict[str, Answers[PeerClient, str | None]] = {}
+        """The same of those for which there must be room on disk before they are computed."""
         self._disk_full = ""
-        self._recalling: dict[str, list[int]] = {}
+        self._recalling: dict[str, Answers[PeerClient, int]] = {}
         """Requests whose prompts are looked for, and what each peer that answered knows."""
         self._wake = asyncio.Event()
         self._pump_task: asyncio.Task[None] | None = None
@@ -177,21 +181,24 @@ class LoadedModel:
             return
         try:
             if frame.kind == "tokens":
-                self._on_tokens(frame)
+                self._on_tokens(client, frame)
             elif frame.kind == "logits":
-                self._on_logits(frame)
+                self._on_logits(client, frame)
             elif frame.kind == "suspended":
                 self._on_suspended(client, frame)
+            elif frame.kind == "reserved":
+                self._on_reserved(client, frame)
             elif frame.kind == "recalled":
-                self._on_recalled(frame)
+                self._on_recalled(client, frame)
             else:
                 raise ProtocolError("not an answer to a step")
         except (ProtocolError, ValueError) as error:
             self.fail(PeerError(client.name, f"sent a malformed {frame.kind[:80]!r}: {error}"))
         self._wake.set()
 
-    def _on_tokens(self, frame: Frame) -> None:
+    def _on_tokens(self, client: PeerClient, frame: Frame) -> None:
         """A token for each entry of the oldest step under way, or none for a chunk."""
+        self._check_sampler(client)
         tokens, last = frame.header.get("tokens"), frame.header.get("last")
         if not isinstance(tokens, list) or not isinstance(last, bool):
             raise ProtocolError("tokens are a list, and whether they are the last")
@@ -210,7 +217,8 @@ class LoadedModel:
                 self.cancel(entry.request)
                 active.sink.failed(error)
 
-    def _on_logits(self, frame: Frame) -> None:
+    def _on_logits(self, client: PeerClient, frame: Frame) -> None:
+        self._check_sampler(client)
         step = self._scheduler.answered((), last=True)
         rows = np.frombuffer(frame.payload, np.float32)
         if rows.size != step.logit_rows * self._vocab_size:
@@ -226,27 +234,37 @@ class LoadedModel:
 
     def _on_suspended(self, client: PeerClient, frame: Frame) -> None:
         """One peer has moved a request's cache to disk, or says why not."""
-        request, why_not = text(frame.header, "request"), frame.header.get("why_not")
-        if request not in self._leaving:
-            raise ProtocolError("a request that was not to be moved")
-        if why_not is not None:
-            self._disk_full = f"peer {client.name}: {printable(why_not, limit=1000)}"
-        answers = self._leaving[request]
-        answers.append(why_not)
-        if len(answers) == len(self._clients):
-            del self._leaving[request]
-            self._scheduler.departed(request, moved=answers.count(None) == len(answers))
+        outcome = _outcome(self._leaving, client, frame)
+        if outcome is not None:
+            request, why_not = outcome
+            self._disk_full = why_not or self._disk_full
+            self._scheduler.departed(request, moved=why_not is None)
 
-    def _on_recalled(self, frame: Frame) -> None:
+    def _on_reserved(self, client: PeerClient, frame: Frame) -> None:
+        """One peer's disk has room for a request that is longer than memory, or why not."""
+        outcome = _outcome(self._reserving, client, frame)
+        if outcome is not None:
+            request, why_not = outcome
+            if why_not is None:
+                self._scheduler.reserved(request)
+            else:
+                self._give_up(request, why_not)
+
+    def _on_recalled(self, client: PeerClient, frame: Frame) -> None:
         """What one peer has of a prompt; what all have need not be computed."""
         request = text(frame.header, "request")
         if request not in self._recalling:
             raise ProtocolError("a request whose prompt was not asked for")
         answers = self._recalling[request]
-        answers.append(integer(frame.header, "tokens"))
-        if len(answers) == len(self._clients):
+        answers.add(client, integer(frame.header, "tokens"))
+        if answers.are_complete:
             del self._recalling[request]
-            self._scheduler.recalled(request, min(answers))
+            self._scheduler.recalled(request, min(answers.given))
+
+    def _check_sampler(self, client: PeerClient) -> None:
+        """Raises ProtocolError for any other peer: it knows nothing of the tokens of a step."""
+        if client is not self._clients.get(self._sampler_seat):
+            raise ProtocolError("only the peer that samples answers steps")
 
     def _new_request(self, sink: Sink) -> str:
         if self.failure is not None:
@@ -272,14 +290,18 @@ class LoadedModel:
                     step = self._scheduler.next_step()
                     # At once: while frames are sent, answers come and change what it would say.
                     if (stuck := self._scheduler.stuck) is not None:
-                        self._give_up(stuck)
+                        self._give_up(stuck, self._disk_full)
                         continue
                     leaving, asked = self._scheduler.departures(), self._scheduler.recalls()
+                    reserving = self._scheduler.reservations()
                     for request in leaving:
-                        self._leaving[request] = []
+                        self._leaving[request] = Answers(self._clients.values())
                         await self._post_all("suspend", self._header(request))
+                    for request, tokens in reserving:
+                        self._reserving[request] = Answers(self._clients.values())
+                        await self._post_all("reserve", self._header(request) | {"tokens": tokens})
                     for request, prompt in asked:
-                        self._recalling[request] = []
+                        self._recalling[request] = Answers(self._clients.values())
                         payload = prompt_to_payload(prompt)
                         await self._post_all("recall", self._header(request), payload)
                     if step is None:
@@ -288,15 +310,16 @@ class LoadedModel:
         except EdgeError as error:
             self.fail(error)
 
-    def _give_up(self, request: str) -> None:
-        """There is room for the request nowhere any more, and the others wait for it."""
-        sink = self._active[request].sink
-        self.cancel(request)
-        sink.failed(CapacityError(self._disk_full))
+    def _give_up(self, request: str, why: str) -> None:
+        """There is room for the request nowhere any more; the others go on."""
+        active = self._active.get(request)
+        if active is not None:  # else cancelled meanwhile
+            self.cancel(request)
+            active.sink.failed(CapacityError(why))
 
     @property
     def _sampler(self) -> PeerClient:
-        return self._clients[sampler_seat(tuple(len(s.shards) for s in self.plan.stages))]
+        return self._clients[self._sampler_seat]
 
     @property
     def _last_stage(self) -> list[PeerClient]:
@@ -329,3 +352,20 @@ class LoadedModel:
             pass  # it frees the shard when the connection ends
         finally:
             await client.aclose()
+
+
+def _outcome(
+    asked: dict[str, Answers[PeerClient, str | None]], client: PeerClient, frame: Frame
+) -> tuple[str, str | None] | None:
+    """A request, and why a peer could not do what all were asked to, once all have answered."""
+    request, why_not = text(frame.header, "request"), frame.header.get("why_not")
+    if request not in asked:
+        raise ProtocolError("nothing was asked about this request")
+    answers = asked[request]
+    if why_not is not None:
+        why_not = f"peer {client.name}: {printable(why_not, limit=1000)}"
+    answers.add(client, why_not)
+    if not answers.are_complete:
+        return None
+    del asked[request]
+    return request, next((each for each in answers.given if each is not None), None)

@@ -46,12 +46,16 @@ async def measured_proposal(
         refresh=measure == "again",
         only_known=measure == "needed" and not _can_change(peers, options),
     )
+    limits = options.limits(checkpoint.spec)
+    if any(peer.kv_disk_bytes for peer in peers):  # how much of it is used depends on the plan
+        limits = replace(limits, disk_tokens=limits.context_tokens)
     taken = most_beside(
         checkpoint.spec,
-        options.limits(checkpoint.spec),
+        limits,
         embedding_itemsize=checkpoint.embedding_itemsize,
         may_split=len(peers) > 1,
         stream=options.stream,
+        kv_dtype=options.kv_dtype,
     )
     known = replace(
         known,

@@ -7,6 +7,7 @@ from dataclasses import replace
 from edge.backends.base import StepLimits
 from edge.elastic import Elastic
 from edge.facts import model_facts
+from edge.formats import KvDtype
 from edge.layout import shard_layout
 from edge.ledger import Use
 from edge.models.spec import ModelSpec
@@ -36,7 +37,10 @@ def shard_use(assignment: Assignment, manifest: Manifest, *, streamed: int | Non
     use = memory_use(plan, facts, workload)[plan.stages[stage].shards[rank].device]
     layout = shard_layout(assignment.model, plan, stage=stage, rank=rank)
     widths = Widths.of_shard(
-        assignment.model, layout, embedding_bytes=sum(each.nbytes for each in embeddings)
+        assignment.model,
+        layout,
+        embedding_bytes=sum(each.nbytes for each in embeddings),
+        kv_dtype=assignment.kv_dtype,
     )
     return Use(
         weight_bytes=use.weight_bytes,
@@ -65,6 +69,7 @@ def most_beside(
     embedding_itemsize: int,
     may_split: bool,
     stream: bool,
+    kv_dtype: KvDtype,
 ) -> int:
     """Bytes beside weights and KV cache that no shard of the model exceeds, whatever the plan."""
     whole = Shard(
@@ -79,7 +84,7 @@ def most_beside(
     layout = shard_layout(spec, plan, stage=0, rank=0)
     embedding_bytes = spec.vocab_size * spec.hidden_size * embedding_itemsize
     widths = replace(
-        Widths.of_shard(spec, layout),
+        Widths.of_shard(spec, layout, kv_dtype=kv_dtype),
         is_split=may_split,
         embedding_bytes=embedding_bytes if stream else 0,
         loose_layers=spec.num_layers if stream else 0,

@@ -20,7 +20,8 @@ TURN_TOKENS = 64
 """New tokens before a request makes room for one that waits: moving a cache takes as long as
 computing a few tokens."""
 
-Place = Literal["new", "memory", "leaving", "disk"]
+Place = Literal["new", "reserving", "memory", "leaving", "disk"]
+"""Reserving: memory is kept for it, and every shard sees whether the disk has room, too."""
 
 
 @dataclass(slots=True)
@@ -41,6 +42,10 @@ class Member:
     """Tokens it may grow to before it asks again."""
     turn_end: int = 0
     """Tokens after which it makes room for who waits."""
+    reserved: int = 0
+    """Tokens that every shard's disk has room for: as many as are computed by way of it."""
+    was_inside: bool = False
+    """`settle` has told of it."""
 
     @property
     def can_step(self) -> bool:
@@ -49,7 +54,10 @@ class Member:
 
 
 class Residency:
-    """`settle` decides; `departures` tells who moves to disk, `departed` that it is done."""
+    """`settle` decides; `departures` tells who moves to disk, `departed` that it is done.
+
+    Likewise `reservations` and `reserved`, of those that are longer than memory.
+    """
 
     def __init__(
         self,
@@ -78,6 +86,7 @@ class Residency:
         self._inside: list[Member] = []
         """In memory or leaving it, in the order they came."""
         self._departures: deque[str] = deque()
+        self._reservations: deque[tuple[str, int]] = deque()
         self._disk_is_full = False
 
     def join(self, member: Member) -> None:
@@ -117,24 +126,39 @@ class Residency:
 
     def settle(self) -> list[str]:
         """Let in whom there is memory for, and have others leave; those who are new in memory."""
-        came: list[str] = []
-        self._admit(came)
+        self._admit()
         if self._ready and not self._disk_is_full:
             for member in self._inside:
                 self._shrink(member)
-            self._admit(came)
+            self._admit()
         if self._ready and not self._disk_is_full:
             self._end_turns()
         else:
             for member in self._inside:
                 self._extend(member)
-        return came
+        came = [m for m in self._inside if m.place == "memory" and not m.was_inside]
+        for member in came:
+            member.was_inside = True
+        return [member.request for member in came]
 
     def departures(self) -> list[str]:
         """Whose caches are to be moved to disk, each told once."""
         told = list(self._departures)
         self._departures.clear()
         return told
+
+    def reservations(self) -> list[tuple[str, int]]:
+        """For whom the disk must have room, and for how many tokens, each told once."""
+        told = list(self._reservations)
+        self._reservations.clear()
+        return told
+
+    def reserved(self, member: Member) -> None:
+        """Every shard's disk has that room; one for which there is none has to leave."""
+        if member.place != "reserving":
+            raise ValueError("a request that was to reserve nothing")
+        member.place = "memory"
+        member.reserved = member.room
 
     def departed(self, member: Member, *, moved: bool) -> None:
         """The cache is on every shard's disk; or one has no room, and it stays where it is."""
@@ -156,7 +180,7 @@ class Residency:
         """Who must give up for the others to go on, now that the disk takes nobody; or None."""
         if not self._disk_is_full or not self._inside:
             return None
-        if any(m.steps_out or m.can_step or m.place == "leaving" for m in self._inside):
+        if any(m.steps_out or m.can_step or m.place != "memory" for m in self._inside):
             return None
         return self._inside[-1].request
 
@@ -185,13 +209,11 @@ class Residency:
         """Tokens of memory that it does not need for the rest of its turn."""
         return max(0, member.held - max(member.length, member.turn_end))
 
-    def _admit(self, came: list[str]) -> None:
+    def _admit(self) -> None:
         while self._can_start:
             self._ready.append(self._new.popleft())
         while self._ready and self._needed(self._ready[0]) <= self._free:
             member = self._ready.popleft()
-            if member.place == "new":
-                came.append(member.request)
             member.place = "memory"
             member.turn_end = member.length + self._turn_tokens
             self._grant(member, self._needed(member))
@@ -203,6 +225,10 @@ class Residency:
         is_too_long = min(member.longest, member.length + self._turn_tokens) > self._memory
         member.room = member.turn_end if is_too_long else held
         member.room = min(member.room, member.longest)
+        if is_too_long and member.room > member.reserved:
+            # While it computes, what does not fit must find room: no shard may fail in a step.
+            member.place = "reserving"
+            self._reservations.append((member.request, member.room))
 
     def _shrink(self, member: Member) -> None:
         """Keep only what its turn needs: somebody waits."""

@@ -119,6 +119,20 @@ class Scheduler:
         entry.computed = tokens
         self._turns.append(request)
 
+    def reservations(self) -> list[tuple[str, int]]:
+        """Requests for which every shard's disk must have room for so many tokens, each told once.
+
+        To be asked after each `next_step`. None has a step until `reserved`; where a shard has no
+        room, the request is to be cancelled.
+        """
+        return self._residency.reservations()
+
+    def reserved(self, request: str) -> None:
+        """Every shard has that room."""
+        entry = self._active.get(request)
+        if entry is not None:  # else cancelled meanwhile
+            self._residency.reserved(entry.memory)
+
     def departures(self) -> list[str]:
         """Requests whose caches every shard is to move to disk now, each told once.
 

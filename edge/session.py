@@ -29,7 +29,7 @@ from edge.step_times import SessionTimes, TimedCollective
 from edge.store_errors import map_store_error
 from edge.wire import Assignment, SamplingTerms, error_to_header
 from kernels.sampling.shortlist import SHORTLIST_TOKENS
-from offload import KVTier, PrefixStore, StoreFullError
+from offload import KVTier, PrefixStore, StoreError, StoreFullError
 from transport import Collective, EncodedHop, Frame, Link, SoloCollective, open_mesh
 
 Result = TypeVar("Result")
@@ -180,19 +180,25 @@ class ShardSession:
 
         `suspended` is reported, with the reason if there is no room for them.
         """
+        self._keep_on_disk("suspended", request, lambda program: program.save(request))
 
+    def reserve(self, request: str, tokens: int) -> None:
+        """See to it that so many of the request's tokens have room out of memory; likewise."""
+        self._keep_on_disk("reserved", request, lambda program: program.reserve(request, tokens))
+
+    def _keep_on_disk(self, kind: str, request: str, keep: Callable[[StageProgram], None]) -> None:
         def work() -> None:
             if self._broken or self._program is None:
                 return
             why_not = None
             try:
-                self._program.save(request)
-            except StoreFullError as error:
+                keep(self._program)
+            except StoreError as error:
                 why_not = str(error)
             except Exception as error:
                 self._fail(error)
                 return
-            self._report(Frame("suspended", {"request": request, "why_not": why_not}))
+            self._report(Frame(kind, {"request": request, "why_not": why_not}))
 
         self._work.put(work)
 
@@ -222,7 +228,7 @@ class ShardSession:
             self._choice.forget(request)
             if self._program is not None:
                 if self._prefixes is not None and not self._broken:
-                    self._prefixes.keep(self._program, request)
+                    self._prefixes.forget(self._program, request)
                 self._program.release(request)
 
         self._work.put(work)
@@ -256,6 +262,8 @@ class ShardSession:
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
             work()
+        if self._prefixes is not None:
+            self._prefixes.close()
         if self._program is not None:
             self._program.close()
             self._program = None
@@ -307,6 +315,8 @@ class ShardSession:
             self._times.now.sample_s += time.perf_counter() - start_s
             if not self.is_sampler:
                 following = self._hear(step, output)
+            if self._prefixes is not None and self._program is not None:
+                self._prefixes.keep(self._program)
 
     def _compute(self, step: Step) -> NDArray[np.float32]:
         """Receive from the stage before, compute, send to the stage after."""

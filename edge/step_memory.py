@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from edge.backends.base import StepLimits
 from edge.backends.mapped_file import TOUCHED_BYTES
-from edge.formats import WeightFormat
+from edge.formats import KvDtype, WeightFormat, kv_bits
 from edge.layout import ShardLayout
 from edge.models.spec import ModelSpec
+from kernels.attention.cache_size import cache_row
 
 LOGIT_CHUNK_BYTES = 4 << 20
 """Of logits per step, when every row travels."""
@@ -43,9 +46,18 @@ class Widths:
     """Of an embedding that stays on disk, of which rows are read."""
     loose_layers: int = 0
     """With graphs of their own, so that their weights may be on disk."""
+    cache_token_bytes: int = 0
+    """Of one token's keys and values."""
 
     @classmethod
-    def of_shard(cls, spec: ModelSpec, layout: ShardLayout, *, embedding_bytes: int = 0) -> Widths:
+    def of_shard(
+        cls,
+        spec: ModelSpec,
+        layout: ShardLayout,
+        *,
+        embedding_bytes: int = 0,
+        kv_dtype: KvDtype = "float32",
+    ) -> Widths:
         return cls(
             hidden_size=spec.hidden_size,
             head_size=spec.head_size,
@@ -56,7 +68,14 @@ class Widths:
             is_split=layout.is_split,
             embedding_bytes=embedding_bytes if layout.streamed else 0,
             loose_layers=len(layout.layers) if layout.streamed else 0,
+            cache_token_bytes=cache_token_bytes(spec, layout, kv_dtype),
         )
+
+
+def cache_token_bytes(spec: ModelSpec, layout: ShardLayout, kv_dtype: KvDtype) -> int:
+    """What a shard keeps of one token in its KV cache."""
+    dtype, elements = cache_row(spec.head_size, kv_bits(kv_dtype))
+    return 2 * len(layout.layers) * layout.num_kv_heads * elements * np.dtype(dtype).itemsize
 
 
 def most_rows(limits: StepLimits) -> int:
@@ -82,7 +101,13 @@ def buffer_bytes(widths: Widths, limits: StepLimits) -> int:
         _FLOAT_BYTES * values
         + min(widths.embedding_bytes, rows * TOUCHED_BYTES)
         + widths.loose_layers * _LOOSE_LAYER_BYTES
+        + _moved_bytes(widths, limits)
     )
+
+
+def _moved_bytes(widths: Widths, limits: StepLimits) -> int:
+    """Where there is a disk for keys and values: the block of a prompt that is on its way."""
+    return limits.chunk_tokens * widths.cache_token_bytes if limits.disk_tokens else 0
 
 
 def load_bytes(layout: ShardLayout, weight_format: WeightFormat) -> int:

@@ -13,6 +13,7 @@ A session is one shard of one loaded model for one coordinator. Its frames, in t
     begin, step, yield, finish  → no answer; the sampler reports `tokens` or `logits` for each step,
                            and any shard may report `failed`
     suspend              → keys and values of a request go to disk; every shard reports `suspended`
+    reserve              → so many of its tokens have room there; every shard reports `reserved`
     recall (prompt)      → those of its beginning are looked for; every shard reports `recalled`
     measure              → where its time went, and its memory
     memory               → it stays under another budget; describes itself as it is then

@@ -8,12 +8,15 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from offload.durable import write_all
 from offload.errors import StoreCorruptError, StoreError, StoreFullError
-from offload.kv_tier import Allowance, KVPlace, KVShape, Rows, check_size, checksum
+from offload.kv_tier import Allowance, KVPlace, KVShape, Room, Rows, check_size, checksum
+
+Result = TypeVar("Result")
 
 _BLOCK_BYTES = 4096
 
@@ -55,7 +58,7 @@ class DiskKVTier:
 
     @property
     def written_bytes(self) -> int:
-        return self._allowance.taken_bytes
+        return self._allowance.written_bytes
 
     def place(self, request: str, shape: KVShape) -> KVPlace:
         place = self._places.get(request)
@@ -69,7 +72,6 @@ class DiskKVTier:
         place = self._places.pop(request, None)
         if place is not None:
             place.close()
-            self._allowance.give_back(place.num_bytes)
 
     def close(self) -> None:
         for request in list(self._places):
@@ -89,32 +91,29 @@ class _DiskPlace:
         self._folder = folder
         self._on_full = on_full
         self._shape = shape
-        self._allowance = allowance
+        self._room = Room(shape, allowance)
         self._run_bytes = -(-shape.context_tokens * shape.row_bytes // _BLOCK_BYTES) * _BLOCK_BYTES
         self._tokens = [0] * shape.num_layers
         self._sums = [[0] * (2 * shape.num_kv_heads) for _ in range(shape.num_layers)]
         self._file = _nameless_file(folder)
-        self.num_bytes = 0
 
     def tokens(self, layer: int) -> int:
         return self._tokens[layer]
 
+    def reserve(self, tokens: int) -> None:
+        with self._room.growing(range(self._shape.num_layers), tokens) as num_bytes:
+            if num_bytes:
+                self._where_full(num_bytes, lambda: self._allocate(tokens, num_bytes))
+
     def append(self, layer: int, keys: Rows, values: Rows) -> None:
+        tokens = self._tokens[layer] + keys.shape[1]
         num_bytes = keys.nbytes + values.nbytes
-        self._allowance.take(num_bytes)
-        while True:
-            try:
-                self._sums[layer] = self._write(layer, keys, values)
-                break
-            except StoreFullError:
-                if not self._on_full(num_bytes):
-                    self._allowance.give_back(num_bytes)
-                    raise
-            except StoreError:
-                self._allowance.give_back(num_bytes)
-                raise
-        self._tokens[layer] += keys.shape[1]
-        self.num_bytes += num_bytes
+        with self._room.growing([layer], tokens):
+            self._sums[layer] = self._where_full(
+                num_bytes, lambda: self._write(layer, keys, values)
+            )
+        self._tokens[layer] = tokens
+        self._room.wrote(keys.shape[1])
 
     def read(self, layer: int, keys: Rows, values: Rows) -> None:
         check_size(self._tokens[layer], keys, values)
@@ -134,12 +133,32 @@ class _DiskPlace:
 
     def close(self) -> None:
         os.close(self._file)
+        self._room.give_back()
+
+    def _where_full(self, num_bytes: int, attempt: Callable[[], Result]) -> Result:
+        """Once more for as long as somebody makes room."""
+        while True:
+            try:
+                return attempt()
+            except StoreFullError:
+                if not self._on_full(num_bytes):
+                    raise
+
+    def _allocate(self, tokens: int, num_bytes: int) -> None:
+        """Blocks of the disk for so many tokens in every layer, in place of holes in the file."""
+        size = self._shape.row_bytes
+        with _disk_errors(self._folder, num_bytes):
+            for layer, known in enumerate(self._tokens):
+                if known < tokens:
+                    for number in range(2 * self._shape.num_kv_heads):
+                        offset = self._offset(layer, number) + known * size
+                        os.posix_fallocate(self._file, offset, (tokens - known) * size)
 
     def _write(self, layer: int, keys: Rows, values: Rows) -> list[int]:
         """Behind what is there; the checksums with these."""
         sums = list(self._sums[layer])
         begin = self._tokens[layer] * self._shape.row_bytes
-        with _disk_errors(self._folder):
+        with _disk_errors(self._folder, keys.nbytes + values.nbytes):
             for number, rows in enumerate((*keys, *values)):
                 content = np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data
                 write_all(self._file, content, self._offset(layer, number) + begin)
@@ -173,14 +192,14 @@ def _nameless_file(folder: Path) -> int:
 
 
 @contextlib.contextmanager
-def _disk_errors(folder: Path) -> Iterator[None]:
-    """Errors of the system as ours."""
+def _disk_errors(folder: Path, num_bytes: int = 0) -> Iterator[None]:
+    """Errors of the system as ours; so many bytes were to be written."""
     try:
         yield
     except OSError as error:
         if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
             raise StoreFullError(
-                f"the disk under {folder} is full: no room for keys and values; free some, or "
-                "choose another folder for --kv-disk"
+                f"the disk under {folder} is full: no room for {num_bytes:,} bytes of keys and "
+                "values; free some, or choose another folder for --kv-disk"
             ) from error
         raise StoreError(f"the disk under {folder} failed: {error.strerror}") from error

@@ -8,6 +8,7 @@ every slot; the system commits pages as tokens reach them, and a released slot g
 
 from __future__ import annotations
 
+import math
 import mmap
 from collections.abc import Sequence
 from typing import Any
@@ -17,6 +18,10 @@ from numpy.typing import NDArray
 
 _MAP_NORESERVE = 0x4000
 """Linux's; the mmap module has no name for it. Address space is not counted as memory in use."""
+
+
+_PIECE_TOKENS = 256
+"""Of one head, copied at once where two requests change places."""
 
 
 class KVPool:
@@ -38,8 +43,7 @@ class KVPool:
         """Reserves address space; raises MemoryError if even that is refused."""
         shape = (slots, num_kv_heads, context_tokens, head_size)
         kind = np.dtype(dtype)
-        self._slot_bytes = num_kv_heads * context_tokens * head_size * kind.itemsize
-        array_bytes = slots * self._slot_bytes
+        array_bytes = math.prod(shape) * kind.itemsize
         self._memory: mmap.mmap | None = None
         self._arrays: list[tuple[NDArray[Any], NDArray[Any]]] = []
         if array_bytes:
@@ -51,6 +55,7 @@ class KVPool:
                     f"no address space for {slots} KV caches of {context_tokens} tokens"
                 ) from error
             flat = np.frombuffer(self._memory, dtype=kind)
+            self._address = flat.ctypes.data
             halves = flat.reshape(num_layers, 2, *shape)
             self._arrays = [(layer[0], layer[1]) for layer in halves]
         self._slots = slots
@@ -116,6 +121,7 @@ class KVPool:
         if slot != last:
             for number, (keys, values) in enumerate(self._arrays):
                 length = self._lengths[last]
+                self.drop_layer(number, slot)  # all of it: who comes may be shorter
                 keys[slot, :, :length] = keys[last, :, :length]
                 values[slot, :, :length] = values[last, :, :length]
                 self.drop_layer(number, last)  # at once: there may be no memory for both
@@ -128,15 +134,9 @@ class KVPool:
 
     def drop_layer(self, index: int, slot: int) -> None:
         """Give back the whole pages of one slot in one layer; what was there is lost."""
-        if self._memory is None:
-            return
-        page = mmap.PAGESIZE
-        array_bytes = self._slots * self._slot_bytes
-        for half in (2 * index, 2 * index + 1):
-            start = half * array_bytes + slot * self._slot_bytes
-            begin, end = -(-start // page) * page, (start + self._slot_bytes) // page * page
-            if end > begin:
-                self._memory.madvise(mmap.MADV_DONTNEED, begin, end - begin)
+        if self._memory is not None:
+            for array in self._arrays[index]:
+                self._drop(array[slot])
 
     def close(self) -> None:
         """Forget every request and give all memory back once the last view is gone."""
@@ -146,13 +146,36 @@ class KVPool:
         self._memory = None
 
     def _swap(self, a: int, b: int) -> None:
+        """Piece by piece, so that it takes no memory to speak of, however long they are."""
         if a == b:
             return
-        length = max(self._lengths[a], self._lengths[b])
         for pair in self._arrays:
             for array in pair:
-                kept = array[a, :, :length].copy()
-                array[a, :, :length] = array[b, :, :length]
-                array[b, :, :length] = kept
+                for one, other in zip(array[a], array[b], strict=True):
+                    self._swap_rows(one, other, self._lengths[a], self._lengths[b])
         self._requests[a], self._requests[b] = self._requests[b], self._requests[a]
         self._lengths[a], self._lengths[b] = self._lengths[b], self._lengths[a]
+
+    def _swap_rows(
+        self, one: NDArray[Any], other: NDArray[Any], one_length: int, other_length: int
+    ) -> None:
+        """Of one head: what the longer has more moves, and leaves no pages behind."""
+        both = min(one_length, other_length)
+        for first in range(0, both, _PIECE_TOKENS):
+            rows = slice(first, min(first + _PIECE_TOKENS, both))
+            kept = one[rows].copy()
+            one[rows] = other[rows]
+            other[rows] = kept
+        longer, shorter = (one, other) if one_length > both else (other, one)
+        rest = slice(both, max(one_length, other_length))
+        shorter[rest] = longer[rest]
+        self._drop(longer[rest])
+
+    def _drop(self, rows: NDArray[Any]) -> None:
+        """Give back the whole pages in a contiguous part of an array."""
+        assert self._memory is not None
+        start = rows.ctypes.data - self._address
+        page = mmap.PAGESIZE
+        begin, end = -(-start // page) * page, (start + rows.nbytes) // page * page
+        if end > begin:
+            self._memory.madvise(mmap.MADV_DONTNEED, begin, end - begin)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -38,10 +39,19 @@ class KVPlace(Protocol):
         """How many the layer has here."""
         ...
 
+    def reserve(self, tokens: int) -> None:
+        """See to it that every layer has room for so many: `append` finds it then.
+
+        Raises StoreFullError where there is none, StoreError if the disk fails; what was here
+        before is still.
+        """
+        ...
+
     def append(self, layer: int, keys: Rows, values: Rows) -> None:
         """The tokens after those that are here.
 
-        Raises StoreFullError where there is no room; what was here before is still.
+        Raises StoreFullError where there is no room, StoreError if the disk fails; what was here
+        before is still.
         """
         ...
 
@@ -58,7 +68,9 @@ class KVTier(Protocol):
     """Places of requests, by their names. Used from one thread, but for `KVPlace.read`."""
 
     @property
-    def used_bytes(self) -> int: ...
+    def used_bytes(self) -> int:
+        """Written or reserved."""
+        ...
 
     @property
     def written_bytes(self) -> int:
@@ -85,8 +97,8 @@ class Allowance:
         self._on_change = on_change
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
-        self.taken_bytes = 0
-        """Ever."""
+        self.written_bytes = 0
+        """Of all that was ever appended to places."""
 
     def take(self, num_bytes: int) -> None:
         """Raises StoreFullError where that would be too many."""
@@ -98,12 +110,45 @@ class Allowance:
                 bytes_missing=missing,
             )
         self.used_bytes += num_bytes
-        self.taken_bytes += num_bytes
         self._on_change(num_bytes)
 
     def give_back(self, num_bytes: int) -> None:
         self.used_bytes -= num_bytes
         self._on_change(-num_bytes)
+
+
+class Room:
+    """What one place has taken of an allowance, before anything is put there."""
+
+    def __init__(self, shape: KVShape, allowance: Allowance) -> None:
+        self._allowance = allowance
+        self._token_bytes = 2 * shape.num_kv_heads * shape.row_bytes
+        self._tokens = [0] * shape.num_layers
+
+    @contextlib.contextmanager
+    def growing(self, layers: Iterable[int], tokens: int) -> Iterator[int]:
+        """Take what these layers lack for so many tokens; all is as before where the body raises.
+
+        Yields the bytes that were lacking. Raises StoreFullError where that would be too many.
+        """
+        grown = {each: tokens for each in layers if self._tokens[each] < tokens}
+        lacking = sum(tokens - self._tokens[each] for each in grown) * self._token_bytes
+        self._allowance.take(lacking)
+        try:
+            yield lacking
+        except BaseException:
+            self._allowance.give_back(lacking)
+            raise
+        for layer in grown:
+            self._tokens[layer] = tokens
+
+    def wrote(self, tokens: int) -> None:
+        """So many tokens were appended to a layer."""
+        self._allowance.written_bytes += tokens * self._token_bytes
+
+    def give_back(self) -> None:
+        """The place is gone."""
+        self._allowance.give_back(sum(self._tokens) * self._token_bytes)
 
 
 class MemoryKVTier:
@@ -119,7 +164,7 @@ class MemoryKVTier:
 
     @property
     def written_bytes(self) -> int:
-        return self._allowance.taken_bytes
+        return self._allowance.written_bytes
 
     def place(self, request: str, shape: KVShape) -> KVPlace:
         return self._places.setdefault(request, _MemoryPlace(shape, self._allowance))
@@ -127,7 +172,7 @@ class MemoryKVTier:
     def drop(self, request: str) -> None:
         place = self._places.pop(request, None)
         if place is not None:
-            self._allowance.give_back(place.num_bytes)
+            place.room.give_back()
 
     def close(self) -> None:
         for request in list(self._places):
@@ -136,19 +181,23 @@ class MemoryKVTier:
 
 class _MemoryPlace:
     def __init__(self, shape: KVShape, allowance: Allowance) -> None:
-        self._allowance = allowance
+        self.room = Room(shape, allowance)
         self._tokens = [0] * shape.num_layers
         self._rows: list[list[tuple[Rows, Rows]]] = [[] for _ in range(shape.num_layers)]
-        self.num_bytes = 0
 
     def tokens(self, layer: int) -> int:
         return self._tokens[layer]
 
+    def reserve(self, tokens: int) -> None:
+        with self.room.growing(range(len(self._tokens)), tokens):
+            pass
+
     def append(self, layer: int, keys: Rows, values: Rows) -> None:
-        self._allowance.take(keys.nbytes + values.nbytes)
-        self.num_bytes += keys.nbytes + values.nbytes
-        self._rows[layer].append((keys.copy(), values.copy()))
-        self._tokens[layer] += keys.shape[1]
+        tokens = self._tokens[layer] + keys.shape[1]
+        with self.room.growing([layer], tokens):
+            self._rows[layer].append((keys.copy(), values.copy()))
+        self._tokens[layer] = tokens
+        self.room.wrote(keys.shape[1])
 
     def read(self, layer: int, keys: Rows, values: Rows) -> None:
         check_size(self._tokens[layer], keys, values)

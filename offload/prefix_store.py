@@ -31,13 +31,14 @@ Arrays = Sequence[NDArray[Any]]
 
 
 class PrefixStore:
-    """Of all methods: from any thread, one at a time. A full disk means that less is kept."""
+    """Of all methods: from any thread. A full disk means that less is kept."""
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
         """Raises StoreError if `folder` cannot be made or read."""
         self._folder = folder
         self._limit_bytes = limit_bytes
         self._guests_bytes = 0
+        self._drafts_bytes = 0
         self._mutex = threading.Lock()
         self._sizes: dict[str, int] = {}
         """By key, the least recently used first."""
@@ -63,7 +64,7 @@ class PrefixStore:
         """Somebody else takes so many of the limit's bytes, or with a minus gives them back."""
         with self._mutex:
             self._guests_bytes += num_bytes
-            self._shrink(0)
+            self._shrink()
 
     def give_way(self, num_bytes: int) -> bool:
         """The disk itself is full: keep so many bytes less. False if nothing is kept."""
@@ -101,38 +102,49 @@ class PrefixStore:
         parts = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays]
         size = _HEAD_BYTES + sum(part.nbytes for part in parts)
         with self._mutex:
-            if size > self._limit_bytes - self._guests_bytes:
+            if size > self._limit_bytes - self._guests_bytes - self._drafts_bytes:
                 return False
-            self._shrink(size)
-            digest = hashlib.sha256()
-            for part in parts:
-                digest.update(part.data)
-            head = _MAGIC + digest.digest()
-            while True:
-                try:
-                    self._write(key, [head, *(part.data for part in parts)])
-                    break
-                except OSError as error:
-                    if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
-                        return False
-                    if not self._throw_away(size):
-                        return False
-            self._sizes.pop(key, None)
-            self._sizes[key] = size
-            return True
-
-    def _write(self, key: str, contents: Sequence[bytes | memoryview]) -> None:
-        """Readable by nobody else: what was said can be told from it."""
+            self._drafts_bytes += size
+            self._shrink()
         draft = self._folder / f"{_DRAFT}{uuid.uuid4().hex}"
+        is_kept = False
         try:
-            with open(draft, "xb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
-                for content in contents:
-                    file.write(content)
-            draft.replace(self._folder / key)
+            if self._write(draft, parts, size):  # nobody waits for it: others may use the store
+                with self._mutex:
+                    draft.replace(self._folder / key)
+                    self._sizes.pop(key, None)
+                    self._sizes[key] = size
+                    self._drafts_bytes -= size
+                is_kept = True
         except OSError:
-            with contextlib.suppress(OSError):
-                draft.unlink(missing_ok=True)
-            raise
+            pass
+        finally:
+            if not is_kept:
+                with self._mutex:
+                    self._drafts_bytes -= size
+                with contextlib.suppress(OSError):
+                    draft.unlink(missing_ok=True)
+        return is_kept
+
+    def _write(self, draft: Path, parts: Sequence[NDArray[Any]], size: int) -> bool:
+        """False if the disk is full. Readable by nobody else: what was said can be told from it."""
+        digest = hashlib.sha256()
+        for part in parts:
+            digest.update(part.data)
+        while True:
+            try:
+                with open(
+                    draft, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)
+                ) as file:
+                    file.write(_MAGIC + digest.digest())
+                    for part in parts:
+                        file.write(part.data)
+                return True
+            except OSError as error:
+                if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+                    raise
+                if not self.give_way(size):
+                    return False
 
     def _read(self, path: Path, into: Arrays) -> bool:
         parts = [array.reshape(-1).view(np.uint8) for array in into]
@@ -153,9 +165,9 @@ class PrefixStore:
         with contextlib.suppress(OSError):  # it counts after a restart only
             os.utime(self._folder / key)
 
-    def _shrink(self, num_bytes: int) -> None:
-        """Throw away the oldest until there is room for so many more, or nothing left."""
-        room_bytes = self._limit_bytes - self._guests_bytes - num_bytes
+    def _shrink(self) -> None:
+        """Throw away the oldest until the limit is kept, or nothing is left."""
+        room_bytes = self._limit_bytes - self._guests_bytes - self._drafts_bytes
         self._throw_away(self.used_bytes - room_bytes)
 
     def _throw_away(self, num_bytes: int) -> bool:

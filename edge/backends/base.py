@@ -169,7 +169,15 @@ class StageProgram(Protocol):
     def save(self, request: str) -> None:
         """Move the request's KV cache to the tier that `load` was given, until its next step.
 
-        Raises offload's StoreFullError where that has no room: nothing has changed then.
+        Raises offload's StoreFullError where that has no room, StoreError if the disk fails:
+        nothing has changed then.
+        """
+        ...
+
+    def reserve(self, request: str, tokens: int) -> None:
+        """See to it that the tier has room for so many of the request's tokens. Raises likewise.
+
+        With it, no step of a request that is longer than memory lacks room on disk.
         """
         ...
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from edge.backends.base import Step, StepLimits
 from edge.backends.ort_cache import OrtCache
 from edge.errors import RequestError
-from offload import KVTier
+from offload import KVPlace, KVTier
 
 _WINDOW_LAYERS = 2
 """In memory beside those that stay: one computes, one is read."""
@@ -40,9 +40,7 @@ class CacheMoves:
         """Seconds that steps waited for moves."""
 
     def save(self, request: str) -> None:
-        """Move a request to the tier and free its slot. StoreFullError: it stays where it is."""
-        if self._tier is None:
-            raise RequestError("this peer keeps no keys and values on disk; give it --kv-disk")
+        """Move a request to the tier and free its slot. StoreError: it stays where it is."""
         if request in self._away or request not in self._pool:
             return
         slot = self._pool.open(request)
@@ -53,6 +51,10 @@ class CacheMoves:
         self._pool.release(request)
         self._outside.pop(request, None)
         self._away[request] = length
+
+    def reserve(self, request: str, tokens: int) -> None:
+        """Room in the tier for so many of its tokens. StoreError: there is no more than before."""
+        self._place(request).reserve(tokens)
 
     def is_inside(self, request: str) -> bool:
         """All of it is in memory."""
@@ -156,18 +158,21 @@ class CacheMoves:
         self._pool.drop_layer(layer, self._pool.open(request))
         self._outside.setdefault(request, set()).add(layer)
 
+    def _place(self, request: str) -> KVPlace:
+        if self._tier is None:
+            raise RequestError("this peer keeps no keys and values on disk; give it --kv-disk")
+        return self._tier.place(request, self._shape)
+
     def _write(self, request: str, layer: int, tokens: int) -> None:
         """What the tier lacks of a layer's first so many tokens."""
-        assert self._tier is not None
-        place = self._tier.place(request, self._shape)
+        place = self._place(request)
         known = place.tokens(layer)
         if known < tokens:
             keys, values = self._pool.layer(layer, self._pool.open(request), 1)
             place.append(layer, keys[0, :, known:tokens], values[0, :, known:tokens])
 
     def _read(self, request: str, layer: int) -> None:
-        assert self._tier is not None
-        place = self._tier.place(request, self._shape)
+        place = self._place(request)
         tokens = place.tokens(layer)
         keys, values = self._pool.layer(layer, self._pool.open(request), 1)
         place.read(layer, keys[0, :, :tokens], values[0, :, :tokens])

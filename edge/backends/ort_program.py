@@ -185,6 +185,9 @@ class OrtProgram:
     def save(self, request: str) -> None:
         self._moves.save(request)
 
+    def reserve(self, request: str, tokens: int) -> None:
+        self._moves.reserve(request, tokens)
+
     @property
     def cache_digest(self) -> str:
         return f"onnxruntime {ort.__version__} {self._cache.digest}"

@@ -83,6 +83,10 @@ class TritonProgram:
         """Never asked for: `load` takes no tier."""
         raise RequestError(NO_TIER)
 
+    def reserve(self, request: str, tokens: int) -> None:
+        """Likewise."""
+        raise RequestError(NO_TIER)
+
     @property
     def cache_digest(self) -> str:
         return ""

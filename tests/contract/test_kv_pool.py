@@ -81,6 +81,33 @@ def test_a_released_slot_gives_its_memory_back() -> None:
     assert resident_bytes() - before < 16 << 20
 
 
+def test_what_a_long_request_had_is_given_back_where_a_short_one_moves_in() -> None:
+    pool = KVPool(num_layers=2, slots=2, num_kv_heads=2, context_tokens=1 << 18, head_size=16)
+    before = resident_bytes()
+    write(pool, "long", 1 << 17, 1.0)
+    write(pool, "short", 3, 5.0)
+    assert resident_bytes() - before > 48 << 20
+    pool.release("long")
+    assert resident_bytes() - before < 16 << 20
+    assert holds(pool, "short", 3, 5.0)
+
+
+def test_changing_places_takes_no_memory() -> None:
+    """A long request and a short one: what the long one leaves is given back, head by head."""
+    pool = KVPool(num_layers=2, slots=2, num_kv_heads=2, context_tokens=1 << 18, head_size=16)
+    write(pool, "short", 3, 5.0)
+    write(pool, "long", 1 << 17, 1.0)
+    before = resident_bytes()
+    assert pool.gather(["long", "short"]) == 0
+    assert resident_bytes() - before < 16 << 20, "of 64 MiB that the long one has"
+    assert holds(pool, "long", 1 << 17, 1.0)
+    assert holds(pool, "short", 3, 5.0)
+    pool.gather(["short", "long"])
+    assert resident_bytes() - before < 16 << 20
+    assert holds(pool, "long", 1 << 17, 1.0)
+    assert holds(pool, "short", 3, 5.0)
+
+
 def test_a_shard_without_heads_has_a_pool_without_memory() -> None:
     pool = KVPool(num_layers=2, slots=3, num_kv_heads=0, context_tokens=50, head_size=8)
     assert pool.open("a") == 0

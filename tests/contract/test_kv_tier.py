@@ -20,6 +20,7 @@ from offload import (
     StoreError,
     StoreFullError,
 )
+from tests.support.small_disk import fill, small_disk
 
 SHAPE = KVShape(num_layers=3, num_kv_heads=2, context_tokens=40, row_bytes=20)
 LARGE = 1 << 30
@@ -113,6 +114,30 @@ def test_a_full_tier_keeps_what_it_has(make: Make) -> None:
     tier.place("b", SHAPE).append(0, *rows(2, 12))
 
 
+def test_room_that_was_reserved_is_found(make: Make) -> None:
+    tier = make(SHAPE.token_bytes * 12)
+    place, other = tier.place("a", SHAPE), tier.place("b", SHAPE)
+    place.append(1, *rows(1, 4))
+    place.reserve(9)
+    place.reserve(7)
+    assert (tier.used_bytes, tier.written_bytes) == (
+        9 * SHAPE.token_bytes,
+        4 * SHAPE.token_bytes // SHAPE.num_layers,
+    )
+    with pytest.raises(StoreFullError, match="do not fit"):
+        other.append(0, *rows(2, 10))
+    with pytest.raises(StoreFullError, match="do not fit"):
+        place.reserve(13)
+    assert tier.used_bytes == 9 * SHAPE.token_bytes
+    for layer in range(SHAPE.num_layers):
+        place.append(layer, *rows(layer, 9 - place.tokens(layer)))
+    assert tier.used_bytes == tier.written_bytes == 9 * SHAPE.token_bytes
+    assert all(map(np.array_equal, read(tier, "a", 2), rows(2, 9)))
+    place.append(2, *rows(5, 1))
+    tier.drop("a")
+    assert tier.used_bytes == 0
+
+
 def test_reading_less_than_there_is(make: Make) -> None:
     tier = make(LARGE)
     place = tier.place("a", SHAPE)
@@ -157,7 +182,9 @@ def test_a_disk_that_is_full(tmp_path: Path) -> None:
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
     try:
-        with pytest.raises(StoreFullError, match="is full: no room for keys and values"):
+        with pytest.raises(
+            StoreFullError, match="is full: no room for 320 bytes of keys and values"
+        ):
             place.append(2, *rows(1, 4))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -166,6 +193,25 @@ def test_a_disk_that_is_full(tmp_path: Path) -> None:
     assert tier.used_bytes == 4 * SHAPE.token_bytes // SHAPE.num_layers
     place.append(2, *rows(1, 4))
     tier.close()
+
+
+def test_a_disk_without_the_room_that_is_to_be_reserved(tmp_path: Path) -> None:
+    """What is reserved is there when somebody else has filled the disk."""
+    with small_disk(tmp_path / "disk", 1 << 20) as disk:
+        tier = DiskKVTier(disk, LARGE)
+        place, late = tier.place("a", SHAPE), tier.place("b", SHAPE)
+        place.append(0, *rows(1, 4))
+        place.reserve(20)
+        filler = fill(disk)
+        for layer in range(SHAPE.num_layers):
+            place.append(layer, *rows(layer, 20 - place.tokens(layer)))
+        with pytest.raises(StoreFullError, match=f"{disk} is full: no room for 4,800 bytes of"):
+            late.reserve(20)
+        assert tier.used_bytes == 20 * SHAPE.token_bytes
+        filler.unlink()
+        late.reserve(20)
+        assert all(map(np.array_equal, read(tier, "a", 1), rows(1, 20)))
+        tier.close()
 
 
 def test_a_full_disk_on_which_room_is_made(tmp_path: Path) -> None:

@@ -30,12 +30,12 @@ from kernels.sampling.reference import sample
 from kernels.sampling.shortlist import SHORTLIST_TOKENS
 from offload import Manifest
 from partition import Plan, Shard, Stage
+from tests.support.specs import plain_spec
 from tests.support.transport_pairs import LINK_KINDS, link_ends
 from transport import Collective, Frame, Link, WireRule
 
 VOCAB = 3000
-SPEC = ModelSpec(
-    family="llama",
+SPEC = plain_spec(
     num_layers=2,
     hidden_size=8,
     num_heads=4,
@@ -44,15 +44,6 @@ SPEC = ModelSpec(
     ffn_columns=4,
     vocab_size=VOCAB,
     context_tokens=64,
-    norm_epsilon=1e-6,
-    activation="silu",
-    inverse_frequencies=(1.0,),
-    windows=(None,) * 2,
-    qkv_bias=False,
-    output_bias=False,
-    mlp_bias=False,
-    query_key_norm=False,
-    tied_embeddings=False,
 )
 LIMITS = StepLimits(context_tokens=64, chunk_tokens=16, requests=4, cached_tokens=256)
 RUN = 6

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from partition import Plan, Shard, Stage
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.processes import Daemon
 from tests.support.processes import edge as run_edge
+from tests.support.small_disk import fill, small_disk
 
 CONTEXT = 512
 DISK_TOKENS = 20 * CONTEXT
@@ -58,9 +61,32 @@ def written_bytes(model: edge.Model) -> list[int]:
     return [times.kv_written_bytes for times in model.measure()]
 
 
-@pytest.mark.parametrize("plan", ["pipeline", "tensor"])
+def on_devices(checkpoint: TinyCheckpoint, how: str) -> Plan:
+    """By hand, as what was measured may be uneven: "solo", or halves as "pipeline" or "tensor"."""
+    spec, parts = checkpoint.spec, 2 if how == "tensor" else 1
+
+    def shard(device: int, index: int) -> Shard:
+        heads, ffn_columns, vocab = (
+            range(total * index // parts, total * (index + 1) // parts)
+            for total in (spec.num_heads, spec.ffn_columns, spec.vocab_size)
+        )
+        return Shard(device=f"local-{device}", heads=heads, ffn_columns=ffn_columns, vocab=vocab)
+
+    if how == "pipeline":
+        half = spec.num_layers // 2
+        stages = (
+            Stage(layers=range(half), shards=(shard(1, 0),)),
+            Stage(layers=range(half, spec.num_layers), shards=(shard(2, 0),)),
+        )
+    else:
+        shards = tuple(shard(index + 1, index) for index in range(parts))
+        stages = (Stage(layers=range(spec.num_layers), shards=shards),)
+    return Plan(model=checkpoint.path.name, version=0, stages=stages)
+
+
+@pytest.mark.parametrize("how", ["pipeline", "tensor"])
 def test_eight_requests_over_memory_for_two(
-    checkpoint: TinyCheckpoint, tmp_path: Path, plan: edge.Parallel
+    checkpoint: TinyCheckpoint, tmp_path: Path, how: str
 ) -> None:
     prompts = [checkpoint.prompt(40 + 7 * index) for index in range(8)]
     count = 100
@@ -71,7 +97,11 @@ def test_eight_requests_over_memory_for_two(
             peers=2, threads=1, kv_memory=2 * longest * half, kv_disk=f"{tmp_path}:{10 << 20}"
         ) as cluster,
         cluster.load(
-            checkpoint.path, dtype="float32", plan=plan, context_tokens=longest, concurrency=2
+            checkpoint.path,
+            dtype="float32",
+            plan=on_devices(checkpoint, how),
+            context_tokens=longest,
+            concurrency=2,
         ) as model,
     ):
         replies = together(model, prompts, count)
@@ -101,7 +131,7 @@ def test_a_request_longer_than_memory(
         cluster.load(
             checkpoint.path,
             dtype="float32",
-            plan="tensor" if peers > 1 else "pipeline",
+            plan=on_devices(checkpoint, "tensor" if peers > 1 else "solo"),
             context_tokens=CONTEXT - 12,
         ) as model,
     ):
@@ -132,9 +162,39 @@ def test_a_disk_that_is_full_makes_requests_wait(
         replies = together(model, prompts, 120)
         (failed,) = [reply for reply in replies if isinstance(reply, edge.EdgeError)]
         assert isinstance(failed, edge.CapacityError)
-        assert "is full: no room for keys and values; free some" in str(failed)
+        assert "bytes of keys and values; free some" in str(failed)
         (index,) = [i for i, reply in enumerate(replies) if reply is not failed]
         assert replies[index] == checkpoint.greedy(prompts[index], 120)
+
+
+def test_a_full_disk_ends_only_the_request_that_needs_it(
+    checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    """One that is longer than memory, beside one that is not: on a real file system."""
+    long, short = checkpoint.prompt(430), checkpoint.prompt(20)
+    expected = [checkpoint.greedy(prompt, 70) for prompt in (long, short)]
+    size = token_bytes(checkpoint)
+    with small_disk(tmp_path / "disk", 8 << 20) as disk:
+        filler = fill(disk)
+        with (
+            Daemon(
+                tmp_path / "cache",
+                *("--name", "k", "--kv-memory", str(400 * size)),
+                *("--kv-disk", f"{disk}:{DISK_TOKENS * size}"),
+            ) as daemon,
+            edge.Cluster.connect([daemon.address]) as cluster,
+            cluster.load(checkpoint.path, dtype="float32", context_tokens=CONTEXT - 12) as model,
+        ):
+            for _ in range(2):
+                failed, reply = together(model, [long, short], 70)
+                assert isinstance(failed, edge.CapacityError)
+                assert re.match(
+                    rf"peer k: the disk under {disk} is full: no room for [\d,]+ bytes of keys",
+                    str(failed),
+                )
+                assert reply == expected[1]
+            filler.unlink()
+            assert together(model, [long, short], 70) == expected
 
 
 def test_what_is_refused(checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
@@ -172,19 +232,14 @@ def test_codes_and_streamed_layers_move_as_well(
     checkpoint: TinyCheckpoint, tmp_path: Path, kv_dtype: edge.KvDtype, dtype: str, streamed: int
 ) -> None:
     """The tokens are those of a peer with memory for all: one by one, so in the same steps."""
-    spec = checkpoint.spec
     prompts = [checkpoint.prompt(length) for length in (330, 180)]
 
     def on(device: str) -> Plan:
-        shard = Shard(
-            device=device,
-            heads=range(spec.num_heads),
-            ffn_columns=range(spec.ffn_columns),
-            vocab=range(spec.vocab_size),
-            streamed_layers=streamed,
-        )
-        stage = Stage(layers=range(spec.num_layers), shards=(shard,))
-        return Plan(model=checkpoint.path.name, version=0, stages=(stage,))
+        plan = on_devices(checkpoint, "solo")
+        (stage,) = plan.stages
+        (shard,) = stage.shards
+        shard = replace(shard, device=device, streamed_layers=streamed)
+        return replace(plan, stages=(replace(stage, shards=(shard,)),))
 
     size = token_bytes(checkpoint) // (4 if kv_dtype == "int8" else 8)
     with edge.Cluster.local(

@@ -49,6 +49,9 @@ class Peers:
     away: set[str] = field(default_factory=set)
     """Whose caches are on disk."""
     leaving: deque[str] = field(default_factory=deque)
+    reserving: deque[tuple[str, int]] = field(default_factory=deque)
+    reserved: dict[str, int] = field(default_factory=dict)
+    """Tokens of requests for which the disk has room."""
     asked: dict[str, Asked] = field(default_factory=dict)
     started: set[str] = field(default_factory=set)
     out: deque[Step] = field(default_factory=deque)
@@ -74,6 +77,20 @@ class Peers:
         if has_room and not self.asked[name].is_done:
             self.away.add(name)
         self.scheduler.departed(name, moved=has_room)
+
+    def reserve(self, *, has_room: bool = True) -> None:
+        """The first of those for which the disk must have room has it, or must give up."""
+        name, tokens = self.reserving.popleft()
+        if has_room:
+            self.reserved[name] = tokens
+            self.scheduler.reserved(name)
+        elif not self.asked[name].is_done:
+            self.give_up(name)
+
+    def give_up(self, name: str) -> None:
+        self.gave_up += 1
+        self.asked[name].is_cancelled = True
+        self.scheduler.cancel(name)
 
     def check_memory(self) -> None:
         """No more is kept than there is room for, but for one request that is there alone."""
@@ -101,10 +118,11 @@ class Peers:
             for name in self.scheduler.departures():
                 assert all(name not in [e.request for e in each.entries] for each in self.out)
                 self.leaving.append(name)
+            for name, tokens in self.scheduler.reservations():
+                assert self.capacity < tokens <= self.disk
+                self.reserving.append((name, tokens))
             if (stuck := self.scheduler.stuck) is not None:
-                self.gave_up += 1
-                self.asked[stuck].is_cancelled = True
-                self.scheduler.cancel(stuck)
+                self.give_up(stuck)
                 continue
             if step is None:
                 if step_again:
@@ -120,6 +138,8 @@ class Peers:
                 assert entry.position == asked.computed
                 assert list(entry.tokens) == asked.tokens[asked.computed : entry.end]
                 asked.computed = entry.end
+                most = entry.end + step.run - 1
+                assert most <= max(self.capacity, self.reserved.get(entry.request, 0))
                 self.started.add(entry.request)
                 at_end = entry.end == len(asked.tokens)
                 wanted = len(entry.tokens) if not asked.new_tokens else int(at_end)
@@ -163,6 +183,7 @@ EVENTS = st.lists(
         st.tuples(st.just("cancel"), st.integers(0, 50), st.just(0)),
         st.tuples(st.just("answer"), st.integers(1, 9), st.just(0)),
         st.tuples(st.just("move"), st.just(0), st.just(0)),
+        st.tuples(st.just("reserve"), st.just(0), st.just(0)),
     ),
     max_size=60,
 )
@@ -215,10 +236,10 @@ def test_everything_is_computed_once_and_in_order(
     peers = Peers(scheduler, capacity, requests, stages, disk, chunk, known or 0)
     moves = 0
 
-    def move() -> None:
+    def has_room() -> bool:
         nonlocal moves
         moves += 1
-        peers.move(has_room=full_after is None or moves <= full_after)
+        return full_after is None or moves <= full_after
 
     for what, first, second in events:
         if what == "add":
@@ -227,13 +248,18 @@ def test_everything_is_computed_once_and_in_order(
             peers.cancel(first)
         elif what == "move":
             if peers.leaving:
-                move()
+                peers.move(has_room=has_room())
+        elif what == "reserve":
+            if peers.reserving:
+                peers.reserve(has_room=has_room())
         elif peers.out:
             peers.answer(first)
         peers.take_steps()
-    while peers.out or peers.leaving:
+    while peers.out or peers.leaving or peers.reserving:
         if peers.leaving:
-            move()
+            peers.move(has_room=has_room())
+        if peers.reserving:
+            peers.reserve(has_room=has_room())
         if peers.out:
             peers.answer(run=5)
         peers.take_steps()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,21 +19,25 @@ from edge.generation import GenerationRequest
 from edge.loaded_model import LoadedModel
 from edge.residency import Residency
 from edge.scheduler import Scheduler
+from edge.wire import step_from_header
 from kernels.sampling.parameters import SamplingParameters
 from partition import Plan, Shard, Stage
 from transport import Channel, Frame, Link
 
 VOCAB = 10
-PLAN = Plan(
-    model="m",
-    version=1,
-    stages=(
-        Stage(
-            layers=range(1),
-            shards=(Shard(device="d", heads=range(1), ffn_columns=range(1), vocab=range(VOCAB)),),
+
+
+def plan(stages: int) -> Plan:
+    shard = Shard(device="d", heads=range(1), ffn_columns=range(1), vocab=range(VOCAB))
+    return Plan(
+        model="m",
+        version=1,
+        stages=tuple(
+            Stage(layers=range(each, each + 1), shards=(replace(shard, device=f"d{each}"),))
+            for each in range(stages)
         ),
-    ),
-)
+    )
+
 
 Behaviour = Callable[[Channel, Frame], Awaitable[None]]
 
@@ -62,8 +67,8 @@ async def refuse(link: Link, _hello: Mapping[str, Any]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def peer(behave: Behaviour) -> AsyncIterator[str]:
-    """A peer called "odd" that answers calls by "ok" and leaves posts to `behave`."""
+async def peer(behave: Behaviour, name: str = "odd") -> AsyncIterator[str]:
+    """A peer that answers calls by "ok" and leaves posts to `behave`."""
 
     async def serve(channel: Channel) -> None:
         try:
@@ -77,7 +82,7 @@ async def peer(behave: Behaviour) -> AsyncIterator[str]:
             await channel.aclose()
 
     listener = await transport.listen(
-        "127.0.0.1:0", hello={"name": "odd"}, on_channel=serve, on_link=refuse
+        "127.0.0.1:0", hello={"name": name}, on_channel=serve, on_link=refuse
     )
     try:
         yield listener.addresses[0]
@@ -94,7 +99,7 @@ async def run(behave: Behaviour, *, wants_logits: bool = False) -> Results:
         stages=1,
     )
     async with peer(behave) as address:
-        model = LoadedModel(PLAN, scheduler, vocab_size=VOCAB)
+        model = LoadedModel(plan(1), scheduler, vocab_size=VOCAB)
         client = await PeerClient.connect(address, on_event=model.on_event)
         model.adopt((0, 0), client)
         await model.start({})
@@ -182,6 +187,76 @@ def test_a_peer_that_hangs_up() -> None:
     assert results.errors[0].peer == "odd"
 
 
+async def run_on_two(odd: Behaviour, *, recalls: bool = False) -> list[EdgeError]:
+    """Two requests that take turns in the memory of two stages, of which the second samples.
+
+    The first stage's peer behaves as it is told to; the second answers steps and nothing else.
+    """
+
+    async def sample(channel: Channel, frame: Frame) -> None:
+        if frame.kind == "step":
+            step = step_from_header(frame.header)
+            tokens = [5] * sum(entry.logit_rows for entry in step.entries)
+            await channel.send(Frame("tokens", {"tokens": tokens, "last": True}))
+
+    scheduler = Scheduler(
+        chunk_tokens=4,
+        logit_chunk_tokens=4,
+        residency=Residency(memory_tokens=14, disk_tokens=100, requests=4, turn_tokens=2),
+        stages=2,
+        recalls=recalls,
+    )
+    async with peer(odd, "odd") as first, peer(sample, "fine") as second:
+        model = LoadedModel(plan(2), scheduler, vocab_size=VOCAB)
+        for stage, address in enumerate((first, second)):
+            model.adopt((stage, 0), await PeerClient.connect(address, on_event=model.on_event))
+        await model.start({})
+        request = GenerationRequest(
+            prompt_ids=(1, 2, 3, 4, 5), max_new_tokens=8, sampling=SamplingParameters()
+        )
+        results = Results(), Results()
+        for each in results:
+            await model.generate(request, each)
+        async with asyncio.timeout(60):
+            for each in results:
+                await each.ended.wait()
+        await model.aclose()
+    return [each.errors[0] for each in results]
+
+
+@pytest.mark.parametrize(
+    ("asked", "answer"),
+    [
+        ("suspend", Frame("suspended", {"why_not": None})),
+        ("recall", Frame("recalled", {"tokens": 4})),
+    ],
+    ids=["suspend", "recall"],
+)
+def test_a_peer_that_answers_twice_does_not_stand_in_for_another(asked: str, answer: Frame) -> None:
+    """The other has said nothing yet: what it has must not be taken for moved, or for known."""
+
+    async def behave(channel: Channel, frame: Frame) -> None:
+        if frame.kind == asked:
+            header = {**answer.header, "request": frame.header["request"]}
+            for _ in range(2):
+                await channel.send(Frame(answer.kind, header))
+
+    for error in asyncio.run(run_on_two(behave, recalls=asked == "recall")):
+        assert str(error) == f"peer odd: sent a malformed {answer.kind!r}: an answer too many"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [Frame("tokens", {"tokens": [], "last": True}), Frame("logits")],
+    ids=["tokens", "logits"],
+)
+def test_a_peer_that_answers_for_the_one_that_samples(answer: Frame) -> None:
+    for error in asyncio.run(run_on_two(on_step(answer))):
+        assert isinstance(error, PeerError)
+        assert error.peer == "odd"
+        assert "only the peer that samples answers steps" in str(error)
+
+
 def test_closing_tells_those_who_wait() -> None:
     async def main() -> Results:
         async def say_nothing(_channel: Channel, _frame: Frame) -> None: ...
@@ -193,7 +268,7 @@ def test_closing_tells_those_who_wait() -> None:
             stages=1,
         )
         async with peer(say_nothing) as address:
-            model = LoadedModel(PLAN, scheduler, vocab_size=VOCAB)
+            model = LoadedModel(plan(1), scheduler, vocab_size=VOCAB)
             model.adopt((0, 0), await PeerClient.connect(address, on_event=model.on_event))
             await model.start({})
             results = Results()

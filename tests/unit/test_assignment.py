@@ -10,31 +10,23 @@ import pytest
 from edge.backends.base import StepLimits
 from edge.errors import ProtocolError
 from edge.formats import ACCURACIES, BLOCK_SIZES, weight_format
-from edge.models.spec import ModelSpec
 from edge.wire import Assignment
 from edge.wire_choice import WireRules
 from tests.support.plans import make_plan
+from tests.support.specs import plain_spec
 from transport import WireRule
 
-SPEC = ModelSpec(
-    family="llama",
-    num_layers=4,
+SPEC = plain_spec(
     hidden_size=20,
     num_heads=6,
-    num_kv_heads=3,
     head_size=4,
     ffn_columns=15,
-    vocab_size=11,
     context_tokens=32,
-    norm_epsilon=1e-6,
-    activation="silu",
     inverse_frequencies=(1.0, 0.1),
-    windows=(None,) * 4,
     qkv_bias=True,
     output_bias=True,
     mlp_bias=True,
     query_key_norm=True,
-    tied_embeddings=False,
 )
 
 

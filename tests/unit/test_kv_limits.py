@@ -10,30 +10,11 @@ from edge.facts import model_facts
 from edge.formats import weight_format
 from edge.kv_limits import kv_limits, longest_tokens, with_kv_memory, with_less_kv_memory
 from edge.load_options import LoadOptions
-from edge.models.spec import ModelSpec
 from edge.peer_info import PeerInfo
-from partition import Plan, Shard, Stage, Workload, memory_use
+from partition import ClusterSpec, Plan, Shard, Stage, Workload, memory_use
+from tests.support.specs import plain_spec
 
-SPEC = ModelSpec(
-    family="llama",
-    num_layers=4,
-    hidden_size=24,
-    num_heads=3,
-    num_kv_heads=3,
-    head_size=8,
-    ffn_columns=16,
-    vocab_size=11,
-    context_tokens=1000,
-    norm_epsilon=1e-6,
-    activation="silu",
-    inverse_frequencies=(1.0,) * 4,
-    windows=(None,) * 4,
-    qkv_bias=False,
-    output_bias=False,
-    mlp_bias=False,
-    query_key_norm=False,
-    tied_embeddings=False,
-)
+SPEC = plain_spec()
 FORMAT = weight_format("float32", 32, "fast")
 FACTS = model_facts(SPEC, FORMAT, name="m", embedding_itemsize=4)
 LAYER_BYTES = FACTS.kv_bytes_per_token * FACTS.num_kv_heads
@@ -84,8 +65,15 @@ def limits(context: int, concurrency: int = 1) -> StepLimits:
     )
 
 
+def found_limits(
+    wished: StepLimits, plan: Plan, peers: list[PeerInfo], *, buffer_bytes: int = 0
+) -> StepLimits:
+    cluster = ClusterSpec(devices=tuple(each.device(buffer_bytes=buffer_bytes) for each in peers))
+    return kv_limits(wished, plan, FACTS, cluster, peers)
+
+
 def test_without_limits_all_is_in_memory() -> None:
-    found = kv_limits(limits(100, 3), pipeline(4), FACTS, [peer("a")])
+    found = found_limits(limits(100, 3), pipeline(4), [peer("a")])
     assert (found.cached_tokens, found.disk_tokens) == (300, 0)
     assert not found.exceeds_memory
 
@@ -96,9 +84,9 @@ def test_the_shard_with_least_room_decides() -> None:
         peer("a", kv_memory=90 * LAYER_BYTES, kv_disk=150 * LAYER_BYTES),
         peer("b", kv_memory=3 * 80 * LAYER_BYTES, kv_disk=3 * 170 * LAYER_BYTES),
     ]
-    found = kv_limits(limits(80), plan, FACTS, peers)
+    found = found_limits(limits(80), plan, peers)
     assert (found.cached_tokens, found.disk_tokens) == (80, 150)
-    found = kv_limits(limits(79), plan, FACTS, peers)
+    found = found_limits(limits(79), plan, peers)
     assert (found.cached_tokens, found.disk_tokens) == (79, 150)
 
 
@@ -106,10 +94,13 @@ def test_memory_that_is_free_beside_the_weights() -> None:
     plan = pipeline(4)
     weights = memory_use(plan, FACTS, Workload(prompt_tokens=1, output_tokens=0))["a"].weight_bytes
     free = weights + 4 * 50 * LAYER_BYTES + 5
-    found = kv_limits(limits(100), plan, FACTS, [peer("a", kv_disk=1 << 40, free=free)])
+    found = found_limits(limits(100), plan, [peer("a", kv_disk=1 << 40, free=free)])
     assert (found.cached_tokens, found.disk_tokens) == (50, 400)
     assert found.exceeds_memory
     assert longest_tokens(found, plan) == 200
+    steps = 4 * 10 * LAYER_BYTES
+    peers = [peer("a", kv_disk=1 << 40, free=free)]
+    assert found_limits(limits(100), plan, peers, buffer_bytes=steps).cached_tokens == 40
 
 
 @pytest.mark.parametrize(
@@ -118,9 +109,9 @@ def test_memory_that_is_free_beside_the_weights() -> None:
 def test_a_context_for_which_there_is_no_room(memory: int, disk: int, longest: int) -> None:
     peers = [peer("a", kv_memory=4 * memory * LAYER_BYTES, kv_disk=4 * disk * LAYER_BYTES)]
     with pytest.raises(CapacityError, match=rf"context of 121 .* so {longest} is the longest"):
-        kv_limits(limits(121), pipeline(4), FACTS, peers)
+        found_limits(limits(121), pipeline(4), peers)
     if longest:
-        kv_limits(limits(longest), pipeline(4), FACTS, peers)
+        found_limits(limits(longest), pipeline(4), peers)
 
 
 def test_what_is_planned_for() -> None:

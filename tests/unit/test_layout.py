@@ -12,26 +12,19 @@ from edge.layout import MatrixSlice, ShardLayout, shard_layout
 from edge.models.spec import ModelSpec, tensor_shapes
 from partition import Plan, Shard, Stage, kv_heads
 from tests.support.plans import LAYOUTS, make_plan
+from tests.support.specs import plain_spec
 
-SPEC = ModelSpec(
-    family="llama",
-    num_layers=4,
+SPEC = plain_spec(
     hidden_size=20,
     num_heads=6,
-    num_kv_heads=3,
     head_size=4,
     ffn_columns=15,
-    vocab_size=11,
     context_tokens=32,
-    norm_epsilon=1e-6,
-    activation="silu",
     inverse_frequencies=(1.0, 0.1),
-    windows=(None,) * 4,
     qkv_bias=True,
     output_bias=True,
     mlp_bias=True,
     query_key_norm=True,
-    tied_embeddings=False,
 )
 KV_ROLES = ("key", "value")
 NORMS = ("attention_norm", "mlp_norm", "query_norm", "key_norm", "final_norm")

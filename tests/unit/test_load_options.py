@@ -11,11 +11,11 @@ from edge.errors import RequestError
 from edge.load_options import DEFAULT_CONTEXT_TOKENS, LoadOptions
 from edge.models.spec import ModelSpec
 from partition import Workload
+from tests.support.specs import plain_spec
 
 
 def spec(context_tokens: int) -> ModelSpec:
-    return ModelSpec(
-        family="llama",
+    return plain_spec(
         num_layers=2,
         hidden_size=8,
         num_heads=4,
@@ -24,15 +24,6 @@ def spec(context_tokens: int) -> ModelSpec:
         ffn_columns=12,
         vocab_size=16,
         context_tokens=context_tokens,
-        norm_epsilon=1e-5,
-        activation="silu",
-        inverse_frequencies=(1.0,),
-        windows=(None, None),
-        qkv_bias=False,
-        output_bias=False,
-        mlp_bias=False,
-        query_key_norm=False,
-        tied_embeddings=False,
     )
 
 

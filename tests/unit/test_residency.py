@@ -104,11 +104,49 @@ def test_one_that_is_too_long_has_all_memory_for_itself() -> None:
     found.settle()
     assert found.departures() == ["a"]
     found.departed(a, moved=True)
+    assert found.settle() == [], "the disk may be full"
+    assert (long.place, found.reservations(), found.reservations()) == (
+        "reserving",
+        [("long", 45)],
+        [],
+    )
+    found.reserved(long)
     assert found.settle() == ["long"]
-    assert (long.held, long.room) == (30, 45)
+    assert (long.held, long.room, long.reserved) == (30, 45, 45)
     long.length = 46
     found.settle()
     assert found.departures() == ["long"]
+
+
+def test_one_that_grows_beyond_memory_reserves_turn_by_turn() -> None:
+    found = residency(longest=60)
+    long = joined(found, "long", 10, 60)
+    assert found.settle() == ["long"]
+    for length, room in ((16, 21), (22, 27)):
+        long.length = length
+        found.settle()
+        assert (long.can_step, long.room, found.reservations()) == (True, room, [])
+    for length, room in ((28, 33), (34, 39)):
+        long.length = length
+        found.settle()
+        assert not long.can_step
+        assert found.stuck is None
+        assert found.reservations() == [("long", room)]
+        found.reserved(long)
+        found.settle()
+        assert (long.can_step, long.room) == (True, room)
+
+
+def test_who_finds_no_room_on_disk_leaves_it_to_the_others() -> None:
+    found = residency(longest=60)
+    long, a = joined(found, "long", 40, 60), joined(found, "a", 10, 28)
+    assert found.settle() == []
+    assert found.reservations() == [("long", 45)]
+    found.leave(long)
+    assert found.settle() == ["a"]
+    assert a.can_step
+    with pytest.raises(ValueError, match="was to reserve nothing"):
+        found.reserved(a)
 
 
 @pytest.mark.parametrize(

@@ -9,30 +9,13 @@ import pytest
 from edge.backends.base import StepLimits
 from edge.formats import weight_format
 from edge.layout import shard_layout
-from edge.models.spec import ModelSpec
 from edge.reservation import most_beside, with_streamed
 from edge.step_memory import Widths, buffer_bytes, load_bytes, most_logits
 from tests.support.plans import LAYOUTS, make_plan
+from tests.support.specs import plain_spec
 
-SPEC = ModelSpec(
-    family="llama",
-    num_layers=4,
-    hidden_size=64,
-    num_heads=6,
-    num_kv_heads=3,
-    head_size=16,
-    ffn_columns=96,
-    vocab_size=100,
-    context_tokens=256,
-    norm_epsilon=1e-6,
-    activation="silu",
-    inverse_frequencies=(1.0,) * 8,
-    windows=(None,) * 4,
-    qkv_bias=False,
-    output_bias=False,
-    mlp_bias=False,
-    query_key_norm=False,
-    tied_embeddings=False,
+SPEC = plain_spec(
+    hidden_size=64, num_heads=6, head_size=16, ffn_columns=96, vocab_size=100, context_tokens=256
 )
 LIMITS = StepLimits(context_tokens=256, chunk_tokens=64, requests=16, cached_tokens=512)
 
@@ -42,16 +25,22 @@ LIMITS = StepLimits(context_tokens=256, chunk_tokens=64, requests=16, cached_tok
 def test_no_shard_of_any_plan_takes_more_than_was_planned(name: str, streamed: int) -> None:
     plan = make_plan(SPEC, name, model="m")
     shards = [(s, r) for s, stage in enumerate(plan.stages) for r in range(len(stage.shards))]
+    limits = replace(LIMITS, disk_tokens=512)
     most = most_beside(
-        SPEC, LIMITS, embedding_itemsize=2, may_split=len(shards) > 1, stream=bool(streamed)
+        SPEC,
+        limits,
+        embedding_itemsize=2,
+        may_split=len(shards) > 1,
+        stream=bool(streamed),
+        kv_dtype="int8",
     )
     for stage, rank in shards:
         layout = shard_layout(
             SPEC, with_streamed(plan, stage, rank, streamed), stage=stage, rank=rank
         )
         embedding_bytes = 2 * SPEC.hidden_size * len(layout.embedding)
-        widths = Widths.of_shard(SPEC, layout, embedding_bytes=embedding_bytes)
-        assert 0 < buffer_bytes(widths, LIMITS) <= most
+        widths = Widths.of_shard(SPEC, layout, embedding_bytes=embedding_bytes, kv_dtype="int8")
+        assert 0 < buffer_bytes(widths, limits) <= most
 
 
 @pytest.mark.parametrize("limit", ["context_tokens", "chunk_tokens", "requests"])
@@ -69,6 +58,15 @@ def test_what_is_known_to_be_there_is_counted() -> None:
     assert most_logits(widths, LIMITS) == 64 * 100, "an evaluated chunk; 16 requests have fewer"
     scores = 6 * 64 * 256
     assert buffer_bytes(widths, LIMITS) > 4 * (scores + 2 * 64 * 100 + 4 * 64 * 64)
+
+
+def test_a_block_of_a_prompt_on_its_way_to_disk_is_counted() -> None:
+    layout = shard_layout(SPEC, make_plan(SPEC, "solo", model="m"), stage=0, rank=0)
+    kept = replace(LIMITS, disk_tokens=512)
+    for kv_dtype, row_bytes in (("float32", 4 * 16), ("int8", 16), ("int4", 8)):
+        widths = Widths.of_shard(SPEC, layout, kv_dtype=kv_dtype)
+        block_bytes = 64 * 4 * 3 * 2 * row_bytes
+        assert buffer_bytes(widths, kept) - buffer_bytes(widths, LIMITS) == block_bytes
 
 
 def test_loading_a_whole_takes_its_scales_and_the_largest_matrix() -> None:

@@ -13,31 +13,23 @@ from hypothesis import strategies as st
 from edge import errors, wire
 from edge.backends.base import Step, StepEntry, StepLimits
 from edge.formats import weight_format
-from edge.models.spec import ModelSpec
 from edge.wire import Assignment, Place, SamplingTerms
 from edge.wire_choice import WireRules
 from kernels.sampling.parameters import SamplingParameters
 from partition import Plan, Shard, Stage
+from tests.support.specs import plain_spec
 from transport import WireRule
 
-SPEC = ModelSpec(
-    family="llama",
+SPEC = plain_spec(
     num_layers=3,
     hidden_size=16,
     num_heads=2,
     num_kv_heads=1,
-    head_size=8,
     ffn_columns=32,
     vocab_size=50,
     context_tokens=100,
-    norm_epsilon=1e-5,
-    activation="silu",
     inverse_frequencies=(1.0, 0.5, 0.25, 0.125),
     windows=(None, 4, None),
-    qkv_bias=False,
-    output_bias=False,
-    mlp_bias=False,
-    query_key_norm=False,
     tied_embeddings=True,
 )
 
