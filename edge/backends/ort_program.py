@@ -118,6 +118,8 @@ class OrtProgram:
             self._cache.pool.close()
             raise
 
+    device_sums = None
+
     @property
     def disk_wait_s(self) -> float:
         streamed = self._graphs.streamed
