@@ -21,8 +21,9 @@ from edge.asides import Asides
 from edge.backends.base import Backend, ShardWeights, StageProgram, Step
 from edge.calibration import calibration_step
 from edge.device_sums import OVER_LINKS, join
-from edge.errors import CapacityError, EdgeError, PeerLostError, PlanError, ProtocolError
+from edge.errors import CapacityError, PlanError
 from edge.layout import ShardLayout
+from edge.link_errors import link_error
 from edge.prefixes import Prefixes
 from edge.sampler import TokenChoice
 from edge.seats import Seat, neighbours, sampler_seat
@@ -262,7 +263,7 @@ class ShardSession:
             try:
                 done.set_result(function())
             except transport.TransportError as error:
-                done.set_exception(self._map_link_error(error))
+                done.set_exception(link_error(error, self._links, self._names))
             except BaseException as error:
                 done.set_exception(error)
 
@@ -287,7 +288,7 @@ class ShardSession:
         try:
             self._run_step(step)
         except transport.TransportError as error:
-            self._fail(self._map_link_error(error))
+            self._fail(link_error(error, self._links, self._names))
         except StoreFullError as error:
             self._fail(CapacityError(str(error)))
         except Exception as error:  # onnxruntime raises plain exceptions
@@ -297,18 +298,6 @@ class ShardSession:
         if not self._broken:
             self._broken = True
             self._report(Frame("failed", error_to_header(error)))
-
-    def _map_link_error(self, error: transport.TransportError) -> EdgeError:
-        if isinstance(error, transport.PeerLostError):
-            return PeerLostError(self._neighbour(error.peer), error.reason)
-        return ProtocolError(str(error))
-
-    def _neighbour(self, link_peer: str) -> str:
-        """The device behind a link, by the link's own name for it."""
-        for seat, link in self._links.items():
-            if link.peer == link_peer:
-                return self._names[seat]
-        return link_peer
 
     def _run_step(self, step: Step) -> None:
         """The step, and while it is a run those that follow from its tokens."""
