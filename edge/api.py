@@ -164,9 +164,12 @@ class Cluster:
         it saves time to round by the links that were measured, to int8 if the products round their
         inputs to 8 bits as well, else to float16.
         kv_dtype: what keys and values are kept in. "int8" takes a quarter of the memory and "int4"
-        an eighth, with one scale for each channel, measured while loading by a chunk of fixed
-        tokens. The logits of the bundled model change by 1.4 and 12 % (of their norm), those of
-        random models by 1.5 to 2.8 and 19 to 32 %. Prompts are read more slowly.
+        an eighth, with one scale for each channel, measured while loading by a chunk of 128 fixed
+        tokens (fewer where the context or the peers' KV memory has no room for them) and for the
+        places that this context has: another context_tokens may mean slightly other scales, and
+        where two tokens are nearly as likely, another answer. The logits of the bundled model
+        change by 1.4 and 12 % (of their norm), those of random models by 1.5 to 2.8 and 19 to 32 %.
+        Prompts are read more slowly.
         stream: read layers from disk for each token where the model fits no other way.
         progress: bars on stderr (None: if it is a terminal), or a function that takes `Progress`.
 

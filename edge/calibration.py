@@ -1,4 +1,9 @@
-"""The tokens by which rounded KV caches are measured, the same for every shard of a plan. Pure."""
+"""The tokens by which rounded KV caches are measured, the same for every shard of a plan. Pure.
+
+The same for a model with the same limits, too, but not for one loaded with another context or less
+KV memory: fewer tokens may fit then, and scales are chosen for the places that the context has
+(`OrtCache.with_codes`). Scales that fit every context that the model could have would be wider.
+"""
 
 from __future__ import annotations
 

@@ -21,9 +21,10 @@ import psutil
 
 import edge
 from demos.bench import results
+from demos.bench.options import append_option, folder_option, shape_option
 from demos.bench.results import Metric
-from demos.bench.shapes import SHAPES, checkpoint
-from edge.paths import CACHE_VARIABLE, cache_root
+from demos.bench.shapes import checkpoint, described
+from edge.paths import CACHE_VARIABLE
 
 MIB = 1 << 20
 
@@ -150,7 +151,7 @@ def _cache(folder: str | Path) -> Iterator[None]:
 
 
 @click.command()
-@click.option("--shape", type=click.Choice(list(SHAPES)), default="tiny", show_default=True)
+@shape_option(default="tiny")
 @click.option("--peers", type=click.IntRange(1, 64), default=2, show_default=True)
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Per peer.")
 @click.option("--dtype", default="int4", show_default=True, help="float32, int8 or int4.")
@@ -160,26 +161,20 @@ def _cache(folder: str | Path) -> Iterator[None]:
 @click.option("--new-tokens", type=click.IntRange(2), default=64, show_default=True)
 @click.option("--repeats", type=click.IntRange(1), default=5, show_default=True)
 @click.option("--warm-ups", type=click.IntRange(0), default=1, show_default=True)
-@click.option(
-    "--folder",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Where checkpoints and caches are kept.  [default: bench, below the cache of Edge]",
-)
-@click.option("--append", is_flag=True, help="Add the figures to results.csv.")
-def main(append: bool, folder: Path | None, **options: Any) -> None:
+@folder_option
+@append_option
+def main(append: bool, folder: Path, **options: Any) -> None:
     """Measure decoding, prefill, loading and memory through the public API."""
-    settings = Settings(folder=folder or cache_root() / "bench", **options)
+    settings = Settings(folder=folder, **options)
     print(f"{settings.shape}: {settings.variant}")
     rows = results.rows(
         measure(settings),
         question="decode",
         variant=settings.variant,
         link="TCP over loopback",
-        model=f"{settings.shape} ({SHAPES[settings.shape].num_parameters / 1e9:.2g} B, random)",
+        model=described(settings.shape),
     )
-    results.show(rows)
-    if append:
-        results.append(rows)
+    results.publish(rows, keep=append)
 
 
 if __name__ == "__main__":

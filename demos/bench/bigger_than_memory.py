@@ -21,8 +21,9 @@ from demos.bench.clusters.control_groups import control_group, remove_groups_of_
 from demos.bench.limited.cases import CASES, QUICK, Case
 from demos.bench.limited.runs import PREFIX, Setting, run_alone, run_pair, run_window
 from demos.bench.limited.sides import SideError, gguf_of
-from demos.bench.shapes import SHAPES, checkpoint
-from edge.paths import CACHE_VARIABLE, cache_root
+from demos.bench.options import append_option, folder_option
+from demos.bench.shapes import checkpoint, described
+from edge.paths import CACHE_VARIABLE
 
 RUNS = {"alone": run_alone, "two peers": run_pair, "sliding window": run_window}
 
@@ -49,12 +50,8 @@ RUNS = {"alone": run_alone, "two peers": run_pair, "sliding window": run_window}
     show_default=True,
     help="Of int4 weights; 128 takes as many bytes as Q4_0 does.",
 )
-@click.option(
-    "--folder",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Where checkpoints and caches are kept.  [default: bench, below the cache of Edge]",
-)
-@click.option("--append", is_flag=True, help="Add each case's figures to results.csv.")
+@folder_option
+@append_option
 def main(
     names: tuple[str, ...],
     quick: bool,
@@ -64,7 +61,7 @@ def main(
     rounds: int,
     threads: int,
     block_size: int,
-    folder: Path | None,
+    folder: Path,
     append: bool,
 ) -> None:
     """Tokens per second, memory and reading, in budgets smaller than the weights."""
@@ -74,7 +71,6 @@ def main(
         for case in cases:
             click.echo(f"{case.name:<10} {case.words}")
         return
-    folder = folder or cache_root() / "bench"
     setting = Setting(
         folder=folder,
         rounds=rounds,
@@ -114,7 +110,7 @@ def _run(case: Case, setting: Setting, *, append: bool) -> str | None:
         question="bigger than memory, in one limit, in turn",
         variant=f"{case.name}: {_format(case, setting)}, {setting.threads} threads; {said}",
         link="TCP over loopback" if case.kind == "two peers" else "none",
-        model=f"{case.shape} ({SHAPES[case.shape].num_parameters / 1e9:.2g} B, random)",
+        model=described(case.shape),
     )
     results.show(rows)
     click.echo(f"{time.monotonic() - start_s:.0f} s")

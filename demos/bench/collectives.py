@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from demos.bench import results
+from demos.bench.options import append_option
 from demos.bench.results import Metric
 from transport import WIRE_FORMATS, Link, TcpLink, WireFormatName, WireRule, open_mesh
 
@@ -174,7 +175,7 @@ def measure(
     multiple=True,
     help="Also with messages in this format; may be repeated.",
 )
-@click.option("--append", is_flag=True, help="Add the figures to results.csv.")
+@append_option
 def main(
     rank_counts: tuple[int, ...],
     sizes: tuple[int, ...],
@@ -195,9 +196,7 @@ def main(
         link="TCP over loopback",
         model="none",
     )
-    results.show(rows)
-    if append:
-        results.append(rows)
+    results.publish(rows, keep=append)
 
 
 if __name__ == "__main__":

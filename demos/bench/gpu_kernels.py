@@ -18,6 +18,7 @@ import click
 
 from demos.bench import results
 from demos.bench.gpu_decode import decoding_of_8b
+from demos.bench.options import append_option
 from demos.bench.results import Metric
 
 if TYPE_CHECKING:
@@ -224,7 +225,7 @@ def make_cache(batch: int, tokens: int, bits: int) -> tuple[KvCache, int]:
 
 
 @click.command()
-@click.option("--append", is_flag=True, help="Add the figures to results.csv.")
+@append_option
 def main(append: bool) -> None:
     """Rates of the Triton kernels on this machine's GPU."""
     if not is_there_a_gpu():
@@ -244,9 +245,7 @@ def main(append: bool) -> None:
         link="none",
         model="none",
     )
-    results.show(rows)
-    if append:
-        results.append(rows)
+    results.publish(rows, keep=append)
 
 
 if __name__ == "__main__":

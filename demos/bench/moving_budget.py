@@ -19,9 +19,10 @@ import numpy as np
 import edge
 from demos.bench import results
 from demos.bench.limited.runs import CONTEXT_TOKENS, Figures
-from demos.bench.shapes import SHAPES, checkpoint
+from demos.bench.options import append_option, folder_option, shape_option
+from demos.bench.shapes import checkpoint, described
 from demos.limited_peer import LimitedPeer, limited_peer
-from edge.paths import CACHE_VARIABLE, cache_root
+from edge.paths import CACHE_VARIABLE
 
 MIB = float(1 << 20)
 
@@ -211,7 +212,7 @@ def after_budgets(count: int) -> Iterator[bool]:
 
 
 @click.command()
-@click.option("--shape", type=click.Choice(list(SHAPES)), default="W", show_default=True)
+@shape_option()
 @click.option("--dtype", type=click.Choice(["int4", "float32"]), default="int4", show_default=True)
 @click.option("--block-size", type=int, default=128, show_default=True)
 @click.option("--minutes", type=click.FloatRange(0), default=10.0, show_default=True)
@@ -219,8 +220,8 @@ def after_budgets(count: int) -> Iterator[bool]:
 @click.option("--at-once", type=click.IntRange(1), default=2, show_default=True, help="Replies.")
 @click.option("--threads", type=click.IntRange(1), default=2, show_default=True)
 @click.option("--seed", type=int, default=1, show_default=True)
-@click.option("--folder", type=click.Path(path_type=Path, file_okay=False))
-@click.option("--append", is_flag=True, help="Add the figures to results.csv.")
+@folder_option
+@append_option
 def main(
     shape: str,
     dtype: str,
@@ -230,11 +231,10 @@ def main(
     at_once: int,
     threads: int,
     seed: int,
-    folder: Path | None,
+    folder: Path,
     append: bool,
 ) -> None:
     """Ends with 1 if a budget was exceeded, or a reply had other tokens."""
-    folder = folder or cache_root() / "bench"
     os.environ[CACHE_VARIABLE] = str(folder / "limited")
     figures = run(
         checkpoint(shape, folder),
@@ -253,11 +253,9 @@ def main(
         question="a budget that moves while replies go on",
         variant=f"{form}, {threads} threads, {at_once} replies at once, {length}, seed {seed}",
         link="none",
-        model=f"{shape} ({SHAPES[shape].num_parameters / 1e9:.2g} B, random)",
+        model=described(shape),
     )
-    results.show(rows)
-    if append:
-        results.append(rows)
+    results.publish(rows, keep=append)
     sys.exit(not keeps_its_promise(figures))
 
 

@@ -26,8 +26,9 @@ from demos.bench.clusters.bed import why_not
 from demos.bench.clusters.rows import Row, parts, table, to_json
 from demos.bench.clusters.runs import ClusterRun, run_cluster
 from demos.bench.clusters.table import CLUSTERS, QUICK, EmulatedCluster
+from demos.bench.options import folder_option
 from demos.bench.shapes import checkpoint
-from edge.paths import CACHE_VARIABLE, cache_root
+from edge.paths import CACHE_VARIABLE
 
 PREDICTIONS = Path(__file__).with_name("predictions.csv")
 
@@ -43,11 +44,7 @@ PREDICTIONS = Path(__file__).with_name("predictions.csv")
 )
 @click.option("--quick", is_flag=True, help=f"Run {' and '.join(QUICK)} only.")
 @click.option("--list", "is_list", is_flag=True, help="Show the clusters and end.")
-@click.option(
-    "--folder",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Where checkpoints and caches are kept.  [default: bench, below the cache of Edge]",
-)
+@folder_option
 @click.option("--append", is_flag=True, help="Add the rows to predictions.csv.")
 @click.option(
     "--json",
@@ -59,7 +56,7 @@ def main(
     names: tuple[str, ...],
     quick: bool,
     is_list: bool,
-    folder: Path | None,
+    folder: Path,
     append: bool,
     json_file: Path | None,
 ) -> None:
@@ -74,7 +71,6 @@ def main(
     reason = why_not()
     if reason is not None:
         raise click.ClickException(f"clusters cannot be emulated here: {reason}")
-    folder = folder or cache_root() / "bench"
     os.environ[CACHE_VARIABLE] = str(folder / "clusters")
     conditions = results.conditions()
     rows: list[Row] = []

@@ -107,6 +107,13 @@ def show(measured: Iterable[Row]) -> None:
         print(f"{row.metric:<44}{row.unit:<8}{row.p20:>10g}{row.p50:>10g}{row.p80:>10g}")
 
 
+def publish(measured: Sequence[Row], *, keep: bool) -> None:
+    """Show the figures, and add them to results.csv if they are to be kept."""
+    show(measured)
+    if keep:
+        append(measured)
+
+
 def append(measured: Sequence[Any], path: Path = RESULTS) -> None:
     """Add rows, dataclasses of one kind, to a file that has their header, or make the file."""
     is_new = not path.exists()

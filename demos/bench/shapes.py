@@ -115,6 +115,11 @@ SHAPES = {
 }
 
 
+def described(name: str) -> str:
+    """The named shape in the words of results.csv."""
+    return f"{name} ({SHAPES[name].num_parameters / 1e9:.2g} B, random)"
+
+
 def checkpoint(name: str, folder: Path) -> Path:
     """The folder of the named shape's checkpoint below `folder`, written if it is not there."""
     target = folder / name

@@ -16,9 +16,10 @@ from pathlib import Path
 import click
 
 from demos.bench import results
+from demos.bench.options import append_option, folder_option, shape_option
 from demos.bench.results import Metric
-from demos.bench.shapes import SHAPES, checkpoint
-from edge.paths import CACHE_VARIABLE, cache_root
+from demos.bench.shapes import checkpoint, described
+from edge.paths import CACHE_VARIABLE
 
 
 def start(command: list[str], cache: Path) -> tuple[float, float]:
@@ -41,17 +42,16 @@ def start(command: list[str], cache: Path) -> tuple[float, float]:
 
 
 @click.command()
-@click.option("--shape", type=click.Choice(list(SHAPES)), default="W", show_default=True)
+@shape_option()
 @click.option("--block-size", type=int, default=32, show_default=True)
 @click.option("--threads", type=int, default=2, show_default=True)
 @click.option("--rounds", type=click.IntRange(1), default=5, show_default=True)
-@click.option("--folder", type=click.Path(path_type=Path, file_okay=False))
-@click.option("--append", is_flag=True, help="Add the figures to results.csv.")
+@folder_option
+@append_option
 def main(
-    shape: str, block_size: int, threads: int, rounds: int, folder: Path | None, append: bool
+    shape: str, block_size: int, threads: int, rounds: int, folder: Path, append: bool
 ) -> None:
     """The first round fills the caches and is not counted."""
-    folder = folder or cache_root() / "bench"
     path = checkpoint(shape, folder)
     command = [sys.executable, "-m", "edge", "run", str(path), "-p", "hello", "-n", "8"]
     command += ["--local", "1", "--threads", str(threads), "--block-size", str(block_size)]
@@ -64,11 +64,9 @@ def main(
         question="start of a cached model",
         variant=f"edge run --local 1, int4/{block_size}, {threads} threads",
         link="TCP over loopback",
-        model=f"{shape} ({SHAPES[shape].num_parameters / 1e9:.2g} B, random)",
+        model=described(shape),
     )
-    results.show(rows)
-    if append:
-        results.append(rows)
+    results.publish(rows, keep=append)
 
 
 if __name__ == "__main__":

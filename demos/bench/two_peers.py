@@ -17,9 +17,9 @@ import numpy as np
 
 import edge
 from demos.bench import results
+from demos.bench.options import append_option, folder_option, shape_option
 from demos.bench.results import Metric
-from demos.bench.shapes import SHAPES, checkpoint
-from edge.paths import cache_root
+from demos.bench.shapes import checkpoint, described
 
 ARRANGEMENTS = {
     "1 x 1 thread": (1, 1, "auto"),
@@ -83,25 +83,25 @@ def rows_of(found: Figures, *, prompt_tokens: int, new_tokens: int) -> list[Metr
 
 
 @click.command()
-@click.option("--shape", type=click.Choice(list(SHAPES)), default="W", show_default=True)
+@shape_option()
 @click.option("--block-size", type=int, default=32, show_default=True)
 @click.option("--prompt-tokens", type=click.IntRange(1), default=128, show_default=True)
 @click.option("--new-tokens", type=click.IntRange(2), default=48, show_default=True)
 @click.option("--rounds", type=click.IntRange(1), default=7, show_default=True)
-@click.option("--folder", type=click.Path(path_type=Path, file_okay=False))
-@click.option("--append", is_flag=True, help="Add the figures to results.csv.")
+@folder_option
+@append_option
 def main(
     shape: str,
     block_size: int,
     prompt_tokens: int,
     new_tokens: int,
     rounds: int,
-    folder: Path | None,
+    folder: Path,
     append: bool,
 ) -> None:
     """Prefill and decode of the three arrangements, with the gain of each round."""
     found = measure(
-        checkpoint(shape, folder or cache_root() / "bench"),
+        checkpoint(shape, folder),
         block_size=block_size,
         prompt_tokens=prompt_tokens,
         new_tokens=new_tokens,
@@ -112,11 +112,9 @@ def main(
         question="two peers against one core, in turn",
         variant=f"int4/{block_size}, float32 wire",
         link="TCP over loopback",
-        model=f"{shape} ({SHAPES[shape].num_parameters / 1e9:.2g} B, random)",
+        model=described(shape),
     )
-    results.show(rows)
-    if append:
-        results.append(rows)
+    results.publish(rows, keep=append)
 
 
 if __name__ == "__main__":

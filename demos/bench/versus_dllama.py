@@ -20,9 +20,9 @@ import numpy as np
 
 import edge
 from demos.bench import results
+from demos.bench.options import append_option, folder_option, shape_option
 from demos.bench.results import Metric
-from demos.bench.shapes import SHAPES, checkpoint
-from edge.paths import cache_root
+from demos.bench.shapes import checkpoint, described
 
 PREDICTION = re.compile(r"Prediction\s+nTokens: \d+\s+tokens/s: ([0-9.]+)")
 
@@ -60,12 +60,12 @@ def distributed_llama(program: str, model: str, tokenizer: str, new_tokens: int)
 @click.option("--dllama", required=True, help="distributed-llama's program, built here.")
 @click.option("--model", required=True, help="The same checkpoint, converted to q40.")
 @click.option("--tokenizer", required=True)
-@click.option("--shape", type=click.Choice(list(SHAPES)), default="W", show_default=True)
+@shape_option()
 @click.option("--block-size", type=int, default=32, show_default=True)
 @click.option("--new-tokens", type=int, default=64, show_default=True)
 @click.option("--rounds", type=int, default=5, show_default=True)
-@click.option("--folder", type=click.Path(path_type=Path, file_okay=False))
-@click.option("--append", is_flag=True, help="Add the figures to results.csv.")
+@folder_option
+@append_option
 def main(
     dllama: str,
     model: str,
@@ -74,11 +74,10 @@ def main(
     block_size: int,
     new_tokens: int,
     rounds: int,
-    folder: Path | None,
+    folder: Path,
     append: bool,
 ) -> None:
     """Decode speed of three arrangements, and the ratios of each round."""
-    folder = folder or cache_root() / "bench"
     path = checkpoint(shape, folder)
     two: list[float] = []
     one: list[float] = []
@@ -125,11 +124,9 @@ def main(
         question="two peers against distributed-llama, in turn",
         variant=f"int4/{block_size} float32 wire; distributed-llama q40 weights, q80 wire",
         link="TCP over loopback",
-        model=f"{shape} ({SHAPES[shape].num_parameters / 1e9:.2g} B, random)",
+        model=described(shape),
     )
-    results.show(rows)
-    if append:
-        results.append(rows)
+    results.publish(rows, keep=append)
 
 
 if __name__ == "__main__":

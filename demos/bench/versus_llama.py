@@ -5,17 +5,17 @@ python -m demos.bench.versus_llama --llama-python OTHER_ENVIRONMENT/bin/python -
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import click
 
 import edge
-from demos.bench import gguf_file, results
+from demos.bench import results
+from demos.bench.limited.sides import gguf_of
+from demos.bench.options import append_option, folder_option, shape_option
 from demos.bench.results import Metric
-from demos.bench.shapes import SHAPES, checkpoint
-from edge.paths import cache_root
+from demos.bench.shapes import checkpoint, described
 from edge.versus_llama import Comparison, Llama, compare
 
 
@@ -47,15 +47,15 @@ def rows_of(measured: Comparison) -> list[Metric]:
 
 @click.command()
 @click.option("--llama-python", required=True, help="A Python with llama-cpp-python and gguf.")
-@click.option("--shape", type=click.Choice(list(SHAPES)), default="W", show_default=True)
+@shape_option()
 @click.option("--block-size", type=int, default=32, show_default=True)
 @click.option("--threads", type=int, default=2, show_default=True)
 @click.option("--prompt-tokens", type=int, default=128, show_default=True)
 @click.option("--new-tokens", type=int, default=64, show_default=True)
 @click.option("--requests", type=int, default=1, show_default=True, help="Also this many at once.")
 @click.option("--rounds", type=int, default=7, show_default=True)
-@click.option("--folder", type=click.Path(path_type=Path, file_okay=False))
-@click.option("--append", is_flag=True, help="Add the figures to results.csv.")
+@folder_option
+@append_option
 def main(
     llama_python: str,
     shape: str,
@@ -65,16 +65,13 @@ def main(
     new_tokens: int,
     requests: int,
     rounds: int,
-    folder: Path | None,
+    folder: Path,
     append: bool,
 ) -> None:
     """Prefill and decode of both, with the ratio of each round."""
-    folder = folder or cache_root() / "bench"
     path = checkpoint(shape, folder)
     context = prompt_tokens + new_tokens
-    gguf = folder / f"{shape}-q4_0.gguf"
-    if not gguf.exists():
-        subprocess.run([llama_python, gguf_file.__file__, str(path), str(gguf)], check=True)
+    gguf = gguf_of(shape, folder, python=llama_python)
     with (
         Llama(
             gguf, python=llama_python, threads=threads, context_tokens=context, requests=requests
@@ -97,11 +94,9 @@ def main(
         question="one peer against llama.cpp, in turn",
         variant=f"int4/{block_size}, {threads} threads; llama-cpp-python {measured.version} Q4_0",
         link="none",
-        model=f"{shape} ({SHAPES[shape].num_parameters / 1e9:.2g} B, random)",
+        model=described(shape),
     )
-    results.show(rows)
-    if append:
-        results.append(rows)
+    results.publish(rows, keep=append)
 
 
 if __name__ == "__main__":

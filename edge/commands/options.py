@@ -142,7 +142,8 @@ def model_options(function: F) -> F:
             type=click.Choice(KV_DTYPES),
             default="float32",
             show_default=True,
-            help="What keys and values are kept in; int8 and int4 take a quarter and an eighth.",
+            help="What keys and values are kept in; int8 and int4 take a quarter and an eighth. "
+            "With another --context they are rounded slightly differently.",
         ),
         click.option(
             "--wire",
