@@ -35,9 +35,7 @@ def shard_use(assignment: Assignment, manifest: Manifest, *, streamed: int | Non
     workload = Workload(prompt_tokens=assignment.limits.cached_tokens, output_tokens=0)
     use = memory_use(plan, facts, workload)[plan.stages[stage].shards[rank].device]
     layout = shard_layout(assignment.model, plan, stage=stage, rank=rank)
-    widths = Widths.of_shard(
-        assignment.model, layout, embedding_bytes=sum(each.nbytes for each in embeddings)
-    )
+    widths = Widths.of_shard(assignment.model, layout)
     return Use(
         weight_bytes=use.weight_bytes,
         kv_bytes=use.kv_bytes,
@@ -62,7 +60,6 @@ def most_beside(
     spec: ModelSpec,
     limits: StepLimits,
     *,
-    embedding_itemsize: int,
     may_split: bool,
     stream: bool,
 ) -> int:
@@ -77,11 +74,9 @@ def most_beside(
         model="whole", version=0, stages=(Stage(layers=range(spec.num_layers), shards=(whole,)),)
     )
     layout = shard_layout(spec, plan, stage=0, rank=0)
-    embedding_bytes = spec.vocab_size * spec.hidden_size * embedding_itemsize
     widths = replace(
         Widths.of_shard(spec, layout),
         is_split=may_split,
-        embedding_bytes=embedding_bytes if stream else 0,
         loose_layers=spec.num_layers if stream else 0,
     )
     return buffer_bytes(widths, limits)

@@ -42,15 +42,12 @@ LIMITS = StepLimits(context_tokens=256, chunk_tokens=64, requests=16, cached_tok
 def test_no_shard_of_any_plan_takes_more_than_was_planned(name: str, streamed: int) -> None:
     plan = make_plan(SPEC, name, model="m")
     shards = [(s, r) for s, stage in enumerate(plan.stages) for r in range(len(stage.shards))]
-    most = most_beside(
-        SPEC, LIMITS, embedding_itemsize=2, may_split=len(shards) > 1, stream=bool(streamed)
-    )
+    most = most_beside(SPEC, LIMITS, may_split=len(shards) > 1, stream=bool(streamed))
     for stage, rank in shards:
         layout = shard_layout(
             SPEC, with_streamed(plan, stage, rank, streamed), stage=stage, rank=rank
         )
-        embedding_bytes = 2 * SPEC.hidden_size * len(layout.embedding)
-        widths = Widths.of_shard(SPEC, layout, embedding_bytes=embedding_bytes)
+        widths = Widths.of_shard(SPEC, layout)
         assert 0 < buffer_bytes(widths, LIMITS) <= most
 
 
