@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from edge.backends.base import ShardWeights
 from edge.errors import CheckpointError
-from offload import numpy_dtype
+from offload import StoreError, numpy_dtype
 
 
 class EmbeddingRows:
@@ -34,7 +34,7 @@ class EmbeddingRows:
     def read_into(self, hidden: NDArray[np.float32], tokens: NDArray[np.int64]) -> None:
         """hidden float32 [tokens, hidden size] of tokens int64 [tokens].
 
-        Raises CheckpointError when the file has become shorter, OSError when the disk fails.
+        Raises CheckpointError when the file has become shorter, StoreError when the disk fails.
         """
         known: dict[int, int] = {}
         for place, token in enumerate(tokens.tolist()):
@@ -47,7 +47,11 @@ class EmbeddingRows:
                 continue
             offset = self._offset + (token - self._rows.start) * self._row.nbytes
             view = self._row.view(np.uint8).data
-            if os.preadv(self._file, [view], offset) != self._row.nbytes:
+            try:
+                count = os.preadv(self._file, [view], offset)
+            except OSError as error:
+                raise StoreError(f"{self._path} cannot be read: {error.strerror}") from error
+            if count != self._row.nbytes:
                 raise CheckpointError(
                     f"{self._path} ends within the embedding; it is not the file that was "
                     "written: load the model again"
