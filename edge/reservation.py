@@ -10,7 +10,7 @@ from edge.facts import model_facts
 from edge.layout import shard_layout
 from edge.ledger import Use
 from edge.models.spec import ModelSpec
-from edge.step_memory import Widths, buffer_bytes
+from edge.step_memory import Widths, buffer_bytes, head_load_bytes
 from edge.wire import Assignment
 from offload import Manifest, numpy_dtype
 from partition import Plan, Shard, Stage, Workload, memory_use
@@ -36,10 +36,16 @@ def shard_use(assignment: Assignment, manifest: Manifest, *, streamed: int | Non
     use = memory_use(plan, facts, workload)[plan.stages[stage].shards[rank].device]
     layout = shard_layout(assignment.model, plan, stage=stage, rank=rank)
     widths = Widths.of_shard(assignment.model, layout)
+    beside_bytes = buffer_bytes(widths, assignment.limits)
+    if layout.streamed_layers:
+        # A large vocabulary may take more to load than there is of layers and cache afterwards.
+        head_bytes = len(layout.vocab) * facts.head_row_bytes
+        load_bytes = head_bytes + head_load_bytes(layout, assignment.weight_format)
+        beside_bytes = max(beside_bytes, load_bytes - use.weight_bytes - use.kv_bytes)
     return Use(
         weight_bytes=use.weight_bytes,
         kv_bytes=use.kv_bytes,
-        buffer_bytes=buffer_bytes(widths, assignment.limits),
+        buffer_bytes=beside_bytes,
         streamed_bytes=use.streamed_bytes,
     )
 

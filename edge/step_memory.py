@@ -94,6 +94,18 @@ def load_bytes(layout: ShardLayout, weight_format: WeightFormat) -> int:
     return scales + max(sizes) * weight_format.bits // 8
 
 
+def head_load_bytes(layout: ShardLayout, weight_format: WeightFormat) -> int:
+    """More than the head itself that a shard whose layers may be on disk takes to pack it.
+
+    At that time it holds no layer and no cache. What the head is packed from stays until it is.
+    """
+    sizes = [m.num_rows * len(m.columns) for m in layout.matrices if m.name == "head"]
+    if weight_format.bits is None:
+        return _FLOAT_BYTES * sum(sizes)
+    scales = _FLOAT_BYTES * sum(sizes) // weight_format.block_size
+    return scales + sum(sizes) * weight_format.bits // 8
+
+
 def _made_once(widths: Widths, limits: StepLimits) -> int:
     """Two pairs of hidden states, rotary tables."""
     return 4 * most_rows(limits) * widths.hidden_size + limits.context_tokens * widths.head_size
