@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,6 +39,17 @@ def test_every_kernel_compiles_for_gpus(tmp_path: Path) -> None:
         assert each["shared_bytes"] <= SMALLEST_SHARED_MEMORY, each
     assert found == KERNELS
     assert {each["architecture"] for each in compiled} == {80, 90}
+    check_that_longer_contexts_compile_nothing(compiled)
+
+
+def check_that_longer_contexts_compile_nothing(compiled: list[dict[str, Any]]) -> None:
+    """However many parts the keys are divided in, decoding launches one and the same kernel."""
+    hashes: dict[str, list[str]] = {"attend_tile": [], "_combine_kernel": []}
+    for each in compiled:
+        if each["architecture"] == 80 and each["kernel"] in hashes:
+            hashes[each["kernel"]].append(each["hash"])
+    assert (len(hashes["attend_tile"]), len(set(hashes["attend_tile"]))) == (4 + 1, 1 + 1)
+    assert (len(hashes["_combine_kernel"]), len(set(hashes["_combine_kernel"]))) == (4, 1)
 
 
 @pytest.mark.parametrize(
