@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from demos.bench.gpu_kernels import NO_GPU
+from demos.bench.results import RESULTS
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -53,11 +54,22 @@ def check_that_longer_contexts_compile_nothing(compiled: list[dict[str, Any]]) -
 
 
 @pytest.mark.parametrize(
-    "command", ["demos.bench.gpu_kernels", "demos.bench.gpu_tuning demos/model"]
+    "command",
+    ["demos.bench.gpu_kernels", "demos.bench.gpu_decode", "demos.bench.gpu_tuning demos/model"],
 )
 def test_the_benches_say_that_there_is_no_gpu(command: str) -> None:
     """And are no error: a machine that has none runs everything else."""
     assert run(*command.split(), CUDA_VISIBLE_DEVICES="").strip() == NO_GPU
+
+
+@pytest.mark.slow
+def test_the_bench_of_decoding_runs_dry_where_there_is_no_gpu(tmp_path: Path) -> None:
+    """Both sides of it, with tiny shapes; no figure of it is kept, also if asked to."""
+    before = RESULTS.read_bytes()
+    shown = run("demos.bench.gpu_decode", "--dry-run", "--append", EDGE_CACHE=str(tmp_path))
+    for metric in ("speed  ", "weights / copy", "transformers bfloat16", "speed / transformers"):
+        assert metric in shown
+    assert RESULTS.read_bytes() == before
 
 
 def run(module: str, *arguments: str, **environment: str) -> str:
