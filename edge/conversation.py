@@ -29,7 +29,7 @@ from edge.heartbeat import ALIVE, SILENT_AFTER_S, Hearing, show_life
 from edge.hosted_session import HostedSession
 from edge.measuring import Measuring
 from edge.memory import process_memory
-from edge.reservation import shard_use
+from edge.reservation import host_share, shard_use
 from edge.store_errors import map_store_error
 from edge.wire import (
     Assignment,
@@ -220,8 +220,11 @@ class Conversation:
         cached = self._sealed.get(assignment.manifest_digest)
         if cached is None:
             raise ProtocolError("a shard that was not sent")
-        use = shard_use(assignment, cached.manifest)
+        use = shard_use(
+            assignment, cached.manifest, host_bytes=self._host_share(assignment, cached.manifest)
+        )
         await self._node.reserve(assignment.session, use)
+        host_bytes = self._host_share(assignment, cached.manifest) or 0  # others may have come
         loop = asyncio.get_running_loop()
 
         def report(event: Frame) -> None:
@@ -229,7 +232,14 @@ class Conversation:
                 loop.call_soon_threadsafe(self._reports.put_nowait, event)
 
         try:
-            hosted = HostedSession(assignment, cached.manifest, report, self._node.kv_room)
+            hosted = HostedSession(
+                assignment,
+                cached.manifest,
+                report,
+                self._node.kv_room,
+                host_bytes=host_bytes,
+                kv_host_bytes=(self._node.host_free_bytes or 0) - host_bytes,
+            )
         except BaseException:
             self._node.release(assignment.session)
             raise
@@ -244,6 +254,7 @@ class Conversation:
                     packed=self._node.packed,
                     # Nothing is kept in the cache before the first step.
                     load_room_bytes=self._node.ledger.free_bytes + use.kv_bytes + use.buffer_bytes,
+                    host_bytes=hosted.host_bytes,
                 )
                 loaded_bytes = await asyncio.wrap_future(
                     hosted.shard.load(backend, weights, hosted.kv.tier, hosted.kv.prefixes)
@@ -252,6 +263,11 @@ class Conversation:
             await uninterrupted(self._end_session(assignment.session))
             raise
         return {"weight_bytes": loaded_bytes}, b""
+
+    def _host_share(self, assignment: Assignment, manifest: Manifest) -> int | None:
+        """What a new shard's weights are given of the host's memory; None where there is none."""
+        free_bytes = self._node.host_free_bytes
+        return None if free_bytes is None else host_share(free_bytes, assignment, manifest)
 
     async def _connect(self, frame: Frame) -> tuple[dict[str, Any], bytes]:
         hosted = self._session(frame)

@@ -3,8 +3,7 @@
 python -m demos.bench.gpu_decode
 
 A model of 8 B parameters in int4, step by step in turn with `transformers`: the same shape in
-bfloat16, a static cache, and a decoding step that torch.compile has compiled. Then one of 40 B of
-which half is streamed, beside the rate of the host's link. Weights are made up.
+bfloat16, a static cache, and a decoding step that torch.compile has compiled. Weights are made up.
 
 --dry-run runs all of it on the CPU with tiny shapes and interpreted kernels: to see that the script
 works. Its figures say nothing and are not kept.
@@ -26,10 +25,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from demos.bench import results
-from demos.bench.gpu_kernels import NO_GPU, copy, is_there_a_gpu, times_ms
+from demos.bench.gpu_kernels import NO_GPU, copy, is_there_a_gpu
 from demos.bench.results import Metric
 from edge.backends.base import Step, StepEntry, StepLimits, open_backend
-from edge.errors import RequestError
 from edge.formats import weight_format
 from edge.layout import shard_layout
 from edge.made_up_weights import written_weights
@@ -44,9 +42,6 @@ GROUP_SIZE = 128
 SCALE_BYTES = 2
 """Of a block of weights, as a GPU keeps it."""
 
-LINK_BYTES = 1 << 30
-"""Copied from pinned memory of the host to see what its link to the GPU gives."""
-
 SPEC = ModelSpec(
     family="llama", num_layers=32, hidden_size=4096, num_heads=32, num_kv_heads=8,
     head_size=128, ffn_columns=14336, vocab_size=128256, context_tokens=4096, norm_epsilon=1e-5,
@@ -55,11 +50,6 @@ SPEC = ModelSpec(
     query_key_norm=False, tied_embeddings=False,
 )  # fmt: skip
 """8 B parameters."""
-
-LARGE = replace(
-    SPEC, num_layers=48, hidden_size=8192, num_heads=64, ffn_columns=28672, windows=(None,) * 48
-)
-"""40 B parameters."""
 
 TINY = replace(
     SPEC, num_layers=2, hidden_size=128, num_heads=4, num_kv_heads=2, head_size=32, ffn_columns=256,
@@ -76,7 +66,6 @@ class Size:
     """What is decoded, and how often."""
 
     spec: ModelSpec
-    large: ModelSpec
     prompt_tokens: int
     warm_ups: int
     steps: int
@@ -86,8 +75,8 @@ class Size:
         return 2 * (self.prompt_tokens + self.warm_ups + self.steps)
 
 
-FULL = Size(spec=SPEC, large=LARGE, prompt_tokens=512, warm_ups=8, steps=64)
-DRY = Size(spec=TINY, large=TINY, prompt_tokens=4, warm_ups=1, steps=2)
+FULL = Size(spec=SPEC, prompt_tokens=512, warm_ups=8, steps=64)
+DRY = Size(spec=TINY, prompt_tokens=4, warm_ups=1, steps=2)
 
 
 def decoding(size: Size, *, is_dry: bool, copy_rate: float) -> Iterator[Metric]:
@@ -109,21 +98,6 @@ def decoding(size: Size, *, is_dry: bool, copy_rate: float) -> Iterator[Metric]:
         yield Metric(name=f"{name}, speed / transformers", unit="ratio", values=ratios)
 
 
-def streaming(size: Size, *, link_rate: float) -> Iterator[Metric]:
-    """Half of the layers are brought in for every token. link_rate: in GB/s.
-
-    Raises RequestError where the back end does not stream.
-    """
-    streamed = size.large.num_layers // 2
-    with edge_decoder(size.large, size, streamed=streamed) as (ours, weights_gb):
-        (seconds,) = timed([ours], size)
-    brought_gb = weights_gb * streamed / size.large.num_layers
-    name = f"{parameters(size.large)}, int4, half streamed"
-    shares = [brought_gb / each / link_rate for each in seconds]
-    yield Metric(name=f"{name}, speed", unit="tok/s", values=[1 / each for each in seconds])
-    yield Metric(name=f"{name}, rate / link", unit="ratio", values=shares)
-
-
 def timed(sides: list[Decode], size: Size) -> list[list[float]]:
     """Seconds of each step of each side, after the prompt and some to warm up."""
     seconds: list[list[float]] = [[] for _ in sides]
@@ -138,9 +112,7 @@ def timed(sides: list[Decode], size: Size) -> list[list[float]]:
 
 
 @contextmanager
-def edge_decoder(
-    spec: ModelSpec, size: Size, *, streamed: int = 0
-) -> Iterator[tuple[Decode, float]]:
+def edge_decoder(spec: ModelSpec, size: Size) -> Iterator[tuple[Decode, float]]:
     """And the gigabytes of weights that a token needs."""
     chosen = weight_format("int4", GROUP_SIZE)
     whole = Shard(
@@ -148,7 +120,6 @@ def edge_decoder(
         heads=range(spec.num_heads),
         ffn_columns=range(spec.ffn_columns),
         vocab=range(spec.vocab_size),
-        streamed_layers=streamed,
     )
     stage = Stage(layers=range(spec.num_layers), shards=(whole,))
     layout = shard_layout(spec, Plan(model="bench", version=0, stages=(stage,)), stage=0, rank=0)
@@ -162,17 +133,17 @@ def edge_decoder(
     with (
         tempfile.TemporaryDirectory() as folder,
         written_weights(layout, chosen, Path(folder)) as weights,
-    ):  # what is streamed is read from there
+    ):
         program = backend.load(spec, layout, weights, chosen, limits=limits)
 
-        def decode(position: int, count: int) -> None:
-            entry = StepEntry(request="a", position=position, tokens=(7,) * count, logit_rows=1)
-            program.forward(Step(entries=(entry,)), None, SoloCollective())
+    def decode(position: int, count: int) -> None:
+        entry = StepEntry(request="a", position=position, tokens=(7,) * count, logit_rows=1)
+        program.forward(Step(entries=(entry,)), None, SoloCollective())
 
-        try:
-            yield decode, layout.num_weights * (0.5 + SCALE_BYTES / GROUP_SIZE) / 1e9
-        finally:
-            program.close()
+    try:
+        yield decode, layout.num_weights * (0.5 + SCALE_BYTES / GROUP_SIZE) / 1e9
+    finally:
+        program.close()
 
 
 @contextmanager
@@ -228,18 +199,8 @@ def static_cache_decoder(size: Size, *, is_dry: bool) -> Iterator[Decode | None]
         torch.compiler.reset()
 
 
-def host_link() -> Metric:
-    """Bytes copied each second from the host's pinned memory."""
-    import torch
-
-    source = torch.zeros(LINK_BYTES, dtype=torch.uint8, pin_memory=True)
-    target = torch.empty_like(source, device="cuda")
-    rates = [LINK_BYTES / ms / 1e6 for ms in times_ms(lambda: target.copy_(source))]
-    return Metric(name="copy of 1 GiB from the host, rate", unit="GB/s", values=rates)
-
-
 def parameters(spec: ModelSpec) -> str:
-    return {SPEC: "8 B shape", LARGE: "40 B shape"}.get(spec, "tiny shape")
+    return {SPEC: "8 B shape"}.get(spec, "tiny shape")
 
 
 def middle(metric: Metric) -> float:
@@ -260,13 +221,9 @@ def main(append: bool, is_dry: bool) -> None:
     import triton
 
     one = Metric(name="of a dry run", unit="GB/s", values=[1.0])
-    copied, link = (one, one) if is_dry else (copy(), host_link())
+    copied = one if is_dry else copy()
     size = DRY if is_dry else FULL
-    metrics = [copied, link, *decoding(size, is_dry=is_dry, copy_rate=middle(copied))]
-    try:
-        metrics += streaming(size, link_rate=middle(link))
-    except RequestError as error:
-        print(f"streaming: not run: {error}")
+    metrics = [copied, *decoding(size, is_dry=is_dry, copy_rate=middle(copied))]
     where = "interpreted" if is_dry else torch.cuda.get_device_name()
     rows = results.rows(
         metrics,

@@ -38,6 +38,8 @@ class ShardWeights:
     """Where a back end keeps what it makes of them; None: nowhere."""
     load_room_bytes: int | None = None
     """What loading may take beside the weights themselves; None: what it wants."""
+    host_bytes: int = 0
+    """Of the host's memory, for weights that a device with memory of its own has no room for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +148,8 @@ class StageProgram(Protocol):
 
     @property
     def disk_wait_s(self) -> float:
-        """Seconds that its steps waited for weights from disk; 0.0 where all stay in memory."""
+        """Seconds that its steps waited for weights, keys and values that come in for each; 0.0
+        where all stay in memory."""
         ...
 
     def forward(
@@ -247,6 +250,10 @@ class Backend(Protocol):
         """What this device has free for shards now, less a reserve."""
         ...
 
+    def copy_bytes_per_s(self) -> float | None:
+        """Measured now: from the host's memory into its own; None where these are one."""
+        ...
+
     def why_not(self) -> str | None:
         """None if it runs here, else one sentence with the cause and the remedy."""
         ...
@@ -262,7 +269,10 @@ class Backend(Protocol):
         kv_dtype: KvDtype = "float32",
         kv_tier: KVTier | None = None,
     ) -> StageProgram:
-        """Raises RequestError for a `kv_tier` where the back end moves no keys and values."""
+        """kv_tier: where keys and values go that are saved.
+
+        Raises RequestError for what this back end cannot compute.
+        """
         ...
 
 

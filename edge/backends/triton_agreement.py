@@ -51,7 +51,7 @@ def check_agreement(
 ) -> None:
     """Raises RequestError, with the operator and its error, where one is too far off."""
     check = _Check(operators, arrays, device, buffers, limits)
-    if operators.layout.embedding:
+    if operators.embedding is not None:
         check.embedding()
     for layer, block in list(operators.attentions.items())[:1]:
         prefix = f"layers.{layer}."
@@ -193,7 +193,7 @@ class _Check:
                     )
                     label = f"rope and attention (layer {block.layer}, {length} of {end} tokens)"
                     self.compare(label, given, expected, LARGEST_CACHE_ERROR[bits])
-                cache.wrote(step)
+                cache.wrote(cache.open(_REQUEST), end)
                 first = end
         finally:
             cache.release(_REQUEST)

@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
+import torch
+import triton
 from numpy.typing import NDArray
 
 from edge.backends.base import Step, StepLimits, check_step
+from edge.backends.host_embedding import HostEmbedding
+from edge.backends.kv_moves import CacheMoves
 from edge.backends.overlap import parts_of
 from edge.backends.triton_buffers import Lane, StepBuffers
 from edge.backends.triton_collective import TorchSums, device_sums
 from edge.backends.triton_device import Device, Launches, Mirror
 from edge.backends.triton_layers import Segment, ShardOperators
+from edge.backends.triton_stream import StreamedLayers
 from edge.errors import RequestError
+from offload import KVTier
 from transport import Collective, Work
-
-NO_STREAM = (
-    "back end triton keeps all weights in memory and cannot stream layers from disk; load without "
-    "stream, or start this peer with --backend ort"
-)
-
-NO_TIER = (
-    "back end triton keeps keys and values in the GPU's memory only; start this peer without "
-    "--kv-disk, or with --backend ort"
-)
 
 
 class TritonProgram:
     """See StageProgram. Sums over links happen on the host, in buffers made once."""
-
-    disk_wait_s = 0.0
 
     def __init__(
         self,
@@ -41,7 +36,15 @@ class TritonProgram:
         *,
         weight_bytes: int,
         limits: StepLimits,
+        host_embedding: HostEmbedding | None,
+        streamed: StreamedLayers | None,
+        open_streamed: Callable[[], StreamedLayers],
+        kv_tier: KVTier | None,
     ) -> None:
+        """streamed: where layers come from, if not all are in the device's memory.
+
+        `open_streamed` makes that, should there be less memory later.
+        """
         self.weight_bytes = weight_bytes
         self._operators = operators
         self._device = device
@@ -49,8 +52,19 @@ class TritonProgram:
         self._limits = limits
         self._layout = operators.layout
         self._cache = operators.cache
+        self._moves = CacheMoves(self._cache, self._cache.shape, kv_tier, limits)
         self._segments = operators.segments()
-        self._launches = Launches(device)
+        self._host_embedding = host_embedding
+        self._streamed = streamed
+        self._open_streamed = open_streamed
+        self._cut()
+        if streamed is not None:
+            streamed.start()
+
+    @property
+    def disk_wait_s(self) -> float:
+        weights_s = 0.0 if self._streamed is None else self._streamed.wait_s
+        return weights_s + self._moves.wait_s
 
     @property
     def device_sums(self) -> TorchSums | None:
@@ -67,17 +81,22 @@ class TritonProgram:
     ) -> NDArray[np.float32]:
         check_step(step, self._limits, vocab_size=self._operators.spec.vocab_size)
         buffers = self._buffers
+        self._moves.arrive(step)
         self._cache.place(step)
         if buffers.make_room_for_logits(step):
             self._launches.clear()
         lanes = buffers.lanes(parts_of(step, is_split=self._layout.is_split))
-        if hidden is not None:
-            rows = self.receive_buffer(step)
+        rows = self.receive_buffer(step)
+        if self._host_embedding is not None and self._is_embedded_by_host:
+            self._host_embedding.look_up(step, rows)
+            buffers.hidden.to_device(0, rows.size)
+        elif hidden is not None:
             if hidden.ctypes.data != rows.ctypes.data:
                 rows[...] = hidden
             buffers.hidden.to_device(0, rows.size)
         self._run(lanes, collective)
-        self._cache.wrote(step)
+        for entry in step.entries:
+            self._cache.wrote(self._cache.open(entry.request), entry.end)
         result = self._result(step)
         collective.settle()
         return result
@@ -87,37 +106,98 @@ class TritonProgram:
         self.release(request)
 
     def save(self, request: str) -> None:
-        """Never asked for: `load` takes no tier."""
-        raise RequestError(NO_TIER)
+        self._moves.save(request)
 
     def reserve(self, request: str, tokens: int) -> None:
-        """Likewise."""
-        raise RequestError(NO_TIER)
+        self._moves.reserve(request, tokens)
 
     @property
     def cache_digest(self) -> str:
-        return ""
+        return (
+            f"triton {triton.__version__} torch {torch.__version__} {self._device.name} "
+            f"{self._operators.activations}"
+        )
 
     def new_rows(self, tokens: int) -> list[NDArray[Any]]:
-        """None are handed out."""
-        return []
+        return self._cache.new_rows(tokens)
 
     def rows(self, request: str, first: int, last: int) -> list[NDArray[Any]] | None:
-        return None
+        if request not in self._cache or not self._moves.is_inside(request):
+            return None
+        slot = self._cache.open(request)
+        if self._cache.length(slot) < last:
+            return None
+        layers = range(self._cache.shape.num_layers)
+        return [each for layer in layers for each in self._cache.rows(layer, slot, first, last)]
 
     def put_rows(self, request: str, first: int, rows: Sequence[NDArray[Any]]) -> None:
-        """Nobody has any: their digest would be empty."""
-        raise RequestError(NO_TIER)
+        slot = self._cache.open(request)
+        for layer in range(self._cache.shape.num_layers):
+            keys, values = rows[2 * layer : 2 * layer + 2]
+            self._cache.put(layer, slot, first, keys, values)
+            self._cache.wrote(slot, first + keys.shape[1])
 
     def stream(self, layers: int) -> None:
-        """Refused, but for none."""
-        if layers:
-            raise RequestError(NO_STREAM)
+        streamed = self._streamed
+        if streamed is None and not layers:
+            return
+        self._launches.clear()  # they know where weights were
+        if streamed is not None:
+            try:
+                self._settle(streamed, layers)
+            finally:
+                self._take(streamed)
+            return
+        streamed = self._open_streamed()
+        self._operators.let_go()  # before the others: there may be no room for both
+        try:
+            self._settle(streamed, layers)
+        except BaseException:
+            streamed.close()
+            self._operators.place(None)
+            raise
+        self._take(streamed)
+
+    def _settle(self, streamed: StreamedLayers, layers: int) -> None:
+        try:
+            streamed.settle(layers)
+        except torch.OutOfMemoryError as error:
+            raise RequestError(
+                f"the GPU ({self._device.name}) has too little free for more layers; end what else "
+                "uses it, and try again"
+            ) from error
+
+    def _take(self, streamed: StreamedLayers) -> None:
+        self._streamed = streamed
+        self._operators.place(streamed)
+        self._cut()
+        streamed.start()
+
+    def _cut(self) -> None:
+        """Where a step is interrupted: at sums, and where the weights of a layer come and go."""
+        segments = self._segments
+        streamed = () if self._streamed is None else self._streamed.streamed
+        layers = [each.layer if each.layer in streamed else None for each in segments]
+        parts = groupby(
+            range(len(segments)),
+            key=(lambda index: index) if self._layout.is_split else layers.__getitem__,
+        )
+        self._pieces = tuple(tuple(part) for _, part in parts)
+        self._first = {layers.index(layer): layer for layer in streamed}
+        behind = layers[::-1]
+        self._last = {len(layers) - 1 - behind.index(layer): layer for layer in streamed}
+        self._launches = Launches(self._device, pieces=len(self._pieces))
 
     def release(self, request: str) -> None:
         self._cache.release(request)
+        self._moves.drop(request)
 
     def close(self) -> None:
+        if self._streamed is not None:
+            self._streamed.close()
+        if self._host_embedding is not None:
+            self._host_embedding.close()
+        self._moves.close()
         self._launches.clear()
         self._segments = ()
 
@@ -139,12 +219,16 @@ class TritonProgram:
         """Segment after segment. While one half's sum is under way the other is computed."""
         if not self._layout.is_split:
             (lane,) = lanes
-            self._launch(tuple(range(len(self._segments))), lane)
+            for piece in self._pieces:
+                self._begin(piece[0])
+                self._launch(piece, lane)
+                self._end(piece[-1])
             return
         on_host = collective.memory == "host"
         under_way: list[Work | None] = [None] * len(lanes)
         for index, segment in enumerate(self._segments):
             marks = []
+            self._begin(index)
             for half, lane in enumerate(lanes):
                 work, under_way[half] = under_way[half], None
                 if work is not None:
@@ -155,6 +239,7 @@ class TritonProgram:
                 if on_host:
                     self._move(segment, lane, to_device=False)
                     marks.append(self._device.mark())
+            self._end(index)
             if segment.reduce is None:
                 continue
             for half, lane in enumerate(lanes):
@@ -171,14 +256,34 @@ class TritonProgram:
             if work is not None:
                 work.wait()
 
+    @property
+    def _is_embedded_by_host(self) -> bool:
+        return self._host_embedding is not None and self._operators.embedding is None
+
+    def _begin(self, index: int) -> None:
+        """The segment's weights are there when this returns."""
+        if self._streamed is not None and index in self._first:
+            self._streamed.begin(self._first[index])
+
+    def _end(self, index: int) -> None:
+        """The segment is launched: others may take the place of its weights."""
+        if self._streamed is not None and index in self._last:
+            self._streamed.end(self._last[index])
+
     def _launch(self, indices: tuple[int, ...], lane: Lane) -> None:
         """These segments, one after the other."""
-        segments = [self._segments[index] for index in indices]
+        segments = [
+            segment
+            for segment in map(self._segments.__getitem__, indices)
+            if (lane.logit_rows or not segment.is_head)
+            and not (segment.is_embedding and self._is_embedded_by_host)
+        ]
+        if not segments:
+            return  # CUDA records no empty graphs
 
         def work() -> None:
             for segment in segments:
-                if lane.logit_rows or not segment.is_head:
-                    segment.launch(lane)
+                segment.launch(lane)
 
         self._launches.run(None if lane.key is None else (indices, lane.key), work)
 

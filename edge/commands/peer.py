@@ -37,7 +37,7 @@ EXIT_TIMEOUT_S = 5.0
     "--memory",
     metavar="SIZE",
     help=(
-        "The most that the whole process may have in memory, as 4GiB; with a GPU, of its memory.  "
+        "The most that the whole process may have in memory, as 4GiB; with a GPU, of the GPU's.  "
         "[default: what is free, less a reserve]"
     ),
 )
@@ -45,6 +45,14 @@ EXIT_TIMEOUT_S = 5.0
     "--model-memory",
     metavar="SIZE",
     help="Of that, the most for weights and KV caches.  [default: what the process leaves]",
+)
+@click.option(
+    "--host-memory",
+    metavar="SIZE",
+    help=(
+        "With a GPU: of the host's memory, the most for what the GPU has no room for.  "
+        "[default: half of what is free, less a reserve]"
+    ),
 )
 @click.option(
     "--backend",
@@ -109,6 +117,7 @@ def command(
     kv_memory: str | None,
     kv_disk: str | None,
     model_memory: str | None,
+    host_memory: str | None,
     backend: str,
     gpu: int | None,
     cluster: str,
@@ -126,6 +135,11 @@ def command(
     --memory is a promise of the whole process: Python and ONNX Runtime themselves take about
     115 MiB of it, stated at the start, and what a step computes with is counted as well.
 
+    On a GPU, --memory is a promise of the GPU's memory. Layers that have no room there (edge run
+    --stream) are copied into it for each token: from --host-memory, as far as that goes, the rest
+    from disk. What that leaves is for keys and values, before they go to --kv-disk. The process
+    itself takes some GiB of the host's memory beside that for CUDA.
+
     \b
     Examples:
       edge peer                                     all interfaces, any port, all cores
@@ -142,20 +156,20 @@ def command(
     if gpu is not None:
         backend = _only(gpu, backend)
     backend = usual_backend() if backend == "auto" else backend
+    if host_memory and backend == "ort":
+        raise RequestError(
+            "back end ort computes in the host's memory, which is --memory; leave out --host-memory"
+        )
     opened: Backend | None = None
     if backend != "ort":  # ONNX Runtime can wait for the first model; who has no GPU hears it now
         opened = open_backend(backend, threads=threads)
-        if kv_disk:
-            raise RequestError(
-                f"back end {backend} keeps keys and values in memory only; leave out --kv-disk, or "
-                "take --backend ort"
-            )
     settings = PeerSettings(
         name=name or socket.gethostname() + ("" if gpu is None else f"-gpu{gpu}"),
         listen=listen,
         threads=threads,
         memory_bytes=parse_size(memory) if memory else None,
         model_memory_bytes=parse_size(model_memory) if model_memory else None,
+        host_memory_bytes=parse_size(host_memory) if host_memory else None,
         cluster=cluster,
         announce=not (no_announce or supervised),
         interfaces=interfaces or None,

@@ -19,10 +19,13 @@ from edge.peer_info import PeerInfo
 
 COLUMNS = (
     *("name", "address", "device", "free memory", "loaded"),
-    *("weights", "KV in memory", "KV on disk"),
+    *("weights", "in host memory", "KV in memory", "KV on disk"),
 )
 
-LEAST_WANTED_LAST = ("free memory", "loaded", "device", "weights", "KV in memory", "KV on disk")
+LEAST_WANTED_LAST = (
+    *("free memory", "loaded", "device", "weights", "KV in memory", "KV on disk"),
+    "in host memory",
+)
 """Columns that may be left out; a peer without its name and address could not be spoken of."""
 
 
@@ -51,9 +54,10 @@ def command(
 ) -> None:
     """Name, address, device, free memory and loaded models of every peer that answers.
 
-    The last columns say what of its memory is kept for weights and for keys and values (KV), and
-    what of these is on its disk now: of requests under way, and of earlier prompts' beginnings (see
-    `edge peer --kv-disk`). A narrow terminal shows fewer columns.
+    The last columns say what of its memory is kept for weights and for keys and values (KV), what a
+    GPU's host holds of either that the GPU has no room for, and what of keys and values is on disk
+    now: of requests under way, and of earlier prompts' beginnings (see `edge peer --kv-disk`). A
+    narrow terminal shows fewer columns.
 
     \b
     Examples:
@@ -116,6 +120,9 @@ def _cells(peer: PeerInfo) -> dict[str, str]:
         "free memory": f"{format_size(peer.model_free_bytes)} of {format_size(peer.memory_bytes)}",
         "loaded": ", ".join(f"{model['name']} {model['dtype']}" for model in peer.models) or "–",
         "weights": format_size(sum(m["bytes"] - m["kv_bytes"] for m in peer.models)),
+        "in host memory": "–"
+        if peer.host_memory_bytes is None
+        else format_size(sum(m["host_bytes"] + m["kv_host_bytes"] for m in peer.models)),
         "KV in memory": format_size(sum(model["kv_bytes"] for model in peer.models)),
         "KV on disk": format_size(kv_disk_bytes),
     }

@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import edge
 from edge.backends import base, cuda_driver
-from edge.backends.base import StepLimits, open_backend, usual_backend
+from edge.backends.base import open_backend, usual_backend
 from edge.errors import RequestError
-from edge.formats import weight_format
-from edge.layout import shard_layout
-from edge.made_up_weights import written_weights
-from tests.support.halves import SPEC
-from tests.support.plans import make_plan
+from tests.support.processes import edge as edge_command
 from tests.support.processes import edge_process
-from tests.support.triton_face import device
 
 
 def without_packages(monkeypatch: pytest.MonkeyPatch, *missing: str) -> None:
@@ -78,20 +71,6 @@ def test_a_machine_without_a_driver_has_no_gpu(monkeypatch: pytest.MonkeyPatch) 
     assert cuda_driver.num_cuda_devices.__wrapped__() == 0
 
 
-def test_streamed_layers_are_refused(tmp_path: Path) -> None:
-    assert device() == "cpu"
-    spec = replace(SPEC, num_layers=1, windows=(None,))
-    chosen = weight_format("float32")
-    layout = shard_layout(spec, make_plan(spec, "solo", model="m"), stage=0, rank=0)
-    limits = StepLimits(context_tokens=8, chunk_tokens=4, requests=1, cached_tokens=8)
-    backend = open_backend("triton", threads=1)
-    with (
-        written_weights(layout, chosen, tmp_path) as weights,
-        pytest.raises(RequestError, match="cannot stream layers from disk; load without stream"),
-    ):
-        backend.load(spec, replace(layout, streamed=range(1)), weights, chosen, limits=limits)
-
-
 @pytest.mark.parametrize(
     ("backend", "sentence"),
     [
@@ -104,12 +83,9 @@ def test_local_peers_take_back_ends_that_exist(backend: Any, sentence: str) -> N
         edge.Cluster.local(peers=2, backend=backend)
 
 
-def test_keys_and_values_on_disk_are_refused() -> None:
-    arguments = ("peer", "--backend", "triton", "--kv-disk", "/nowhere:1GiB", "--no-announce")
-    with edge_process(*arguments, environment={**os.environ, "TRITON_INTERPRET": "1"}) as process:
-        _out, err = process.communicate(timeout=60)
-    assert process.returncode == 1
-    assert "keeps keys and values in memory only; leave out --kv-disk" in err
+def test_a_host_s_memory_is_for_devices_that_have_another() -> None:
+    refused = edge_command("peer", "--backend", "ort", "--host-memory", "1GiB", "--no-announce")
+    assert "computes in the host's memory, which is --memory; leave out" in refused.sentence()
 
 
 @pytest.mark.skipif(cuda_driver.num_cuda_devices() > 0, reason="there is a GPU here")

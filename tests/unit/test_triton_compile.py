@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from demos.bench.gpu_kernels import NO_GPU
+from demos.bench.gpu_stream import NOT_RUN
 from demos.bench.results import RESULTS
 
 REPOSITORY = Path(__file__).parents[2]
@@ -70,6 +71,10 @@ def test_the_bench_of_decoding_runs_dry_where_there_is_no_gpu(tmp_path: Path) ->
     for metric in ("speed  ", "weights / copy", "transformers bfloat16", "speed / transformers"):
         assert metric in shown
     assert RESULTS.read_bytes() == before
+
+
+def test_the_bench_of_streamed_layers_is_not_run_either() -> None:
+    assert run("demos.bench.gpu_stream", CUDA_VISIBLE_DEVICES="").strip() == NOT_RUN
 
 
 def run(module: str, *arguments: str, **environment: str) -> str:
