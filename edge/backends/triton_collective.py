@@ -146,12 +146,15 @@ class TorchCollective:
         self._links.barrier()
 
     def check(self) -> None:
-        """Sum what only this many ranks in this order sum to. Raises RuntimeError."""
-        own = torch.tensor([1 << self.rank], device=self._device.torch)
-        self.all_reduce(own)
-        self.settle()
-        if own.item() != (1 << self.size) - 1:
-            raise RuntimeError(f"the first sum over {self.size} devices is {own.item()}")
+        """Whether all ranks are there, in their order. Raises RuntimeError; the links stay good."""
+        own = torch.tensor([self.rank], device=self._device.torch)
+        ranks = torch.empty(self.size, dtype=own.dtype, device=own.device)
+        reason = self._outcome(lambda group: group._allgather_base(ranks, own))
+        if reason:
+            raise RuntimeError(reason)
+        found = ranks.tolist()  # waits for a GPU
+        if found != list(range(self.size)):
+            raise RuntimeError(f"of {self.size} ranks it found {found}")
 
     def leave(self) -> None:
         """See `DeviceCollective`."""
@@ -193,6 +196,8 @@ class TorchCollective:
         """Uninitialised, valid until the next call."""
         nbytes = count * dtype.itemsize
         if self._terms.numel() < nbytes:
+            if self._stream is not None:  # a sum under way may still use the smaller one
+                torch.cuda.synchronize(self._device.torch)
             self._terms = torch.empty(nbytes, dtype=torch.uint8, device=self._device.torch)
         return self._terms[:nbytes].view(dtype)
 

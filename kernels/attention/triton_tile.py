@@ -135,11 +135,8 @@ def attend_tile(
     in the middle of a reply, and nothing may be compiled then.
     """
     kv_head = tl.program_id(1)
-    sequence = tl.program_id(2)
-    split = 0
-    if divides:
-        sequence = tl.program_id(2) // splits
-        split = tl.program_id(2) % splits
+    sequence = tl.program_id(2) // splits
+    split = tl.program_id(2) % splits
     first_query = tl.load(starts + sequence)
     num_queries = tl.load(starts + sequence + 1) - first_query
     first_row = tl.program_id(0) * block_rows

@@ -143,6 +143,28 @@ def test_a_stage_of_both_kinds_of_back_end_sums_over_its_links() -> None:
         assert sums_over_links(members)
 
 
+def test_devices_that_do_not_reach_each_other_leave_all_to_their_links(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One of them finds it out; the others, from whom it goes, do then."""
+    from edge.backends.triton_collective import TorchCollective, device_sums
+    from edge.backends.triton_device import Device
+
+    check = TorchCollective.check
+
+    def checked(self: TorchCollective) -> None:
+        if self.rank == 1:
+            raise RuntimeError("no way there")
+        check(self)
+
+    monkeypatch.setattr(TorchCollective, "check", checked)
+    with group("tcp", 3) as members:
+        found = on_every_rank(members, lambda member: join(member, device_sums(Device())))
+        assert found == [(member, OVER_LINKS) for member in members]
+        assert sums_over_links(members)
+    assert "gloo cannot begin: no way there" in caplog.text
+
+
 def test_a_rank_whose_group_ends_is_heard_of_by_all_others() -> None:
     """Its links go, too, as when its process ends; the others hear of it from each other."""
 
