@@ -89,7 +89,7 @@ def test_streamed_layers_are_refused(tmp_path: Path) -> None:
         written_weights(layout, chosen, tmp_path) as weights,
         pytest.raises(RequestError, match="cannot stream layers from disk; load without stream"),
     ):
-        backend.load(spec, replace(layout, streamed=range(1)), weights, chosen, limits=limits)
+        backend.load(spec, replace(layout, streamed_layers=1), weights, chosen, limits=limits)
 
 
 @pytest.mark.parametrize(
