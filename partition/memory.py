@@ -11,7 +11,8 @@ WINDOW_LAYERS = 2
 and processor, memory for a third serves better as one more layer that stays: where the disk is what
 a token waits for, that saves it a layer's reading; where it is not, nothing waits. This holds to
 within a layer's computing, as those that stay are spread among those that are read
-(`tests/property/test_window.py`)."""
+(`tests/property/test_window.py`), where computing is steady. On two cores that eight others wanted,
+it was not: there a window of three gave 1.2 to 2.7 times the tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
