@@ -12,6 +12,7 @@ from queue import SimpleQueue
 import numpy as np
 
 from edge.backends.base import Backend, Step, StepEntry, StepLimits
+from edge.cold_caches import Caches
 from edge.event_loop import LoopThread
 from edge.formats import WeightFormat
 from edge.layout import shard_layout
@@ -29,22 +30,16 @@ from transport import Frame, MemoryChannel, WireRule
 _REPEATS = 15
 _TOKENS = 64
 _MOST_LOGITS = 1 << 20
-_OTHER_BYTES = 64 << 20
-"""Read between two choices, as weights are: more than most caches hold."""
 
 
-def sample_seconds(vocab_size: int, budget_bytes: int) -> float:
-    """Choosing one token greedily, as a session does it, from logits that no cache holds.
-
-    What it takes of memory is within the budget, as long as that holds a few MiB.
-    """
+def sample_seconds(vocab_size: int, caches: Caches) -> float:
+    """Choosing one token greedily, as a session does it, from logits that no cache holds."""
     size = min(vocab_size, _MOST_LOGITS)
     logits = np.random.default_rng(0).standard_normal(size, dtype=np.float32)
-    others = np.ones(min(_OTHER_BYTES, budget_bytes // 4) // 8 + 1, np.uint64)
     parameters = SamplingParameters()
     seconds = []
     for position in range(_REPEATS):
-        np.bitwise_or.reduce(others)
+        caches.forget()
         start_s = time.perf_counter()
         mine = make_shortlist(
             logits,
@@ -60,13 +55,14 @@ def sample_seconds(vocab_size: int, budget_bytes: int) -> float:
 
 
 def step_seconds(
-    backend: Backend, spec: ModelSpec, weight_format: WeightFormat, folder: Path
+    backend: Backend, spec: ModelSpec, weight_format: WeightFormat, folder: Path, caches: Caches
 ) -> float:
     """From token to token of a model that computes next to nothing, in a real session.
 
     Each token is told as a daemon tells its coordinator, because that takes the compute thread's
-    interpreter, and on a small device its core. One run of a graph is in it. Raises the session's
-    error when it fails.
+    interpreter, and on a small device its core. Before each, the caches are filled with something
+    else, as weights would: what a step runs once, it runs cold. One run of a graph is in it. Raises
+    the session's error when it fails.
     """
     tiny = step_sample(spec, weight_format)
     whole = Shard(
@@ -76,7 +72,7 @@ def step_seconds(
         vocab=range(tiny.vocab_size),
     )
     plan = Plan(model="sample", version=0, stages=(Stage(layers=range(1), shards=(whole,)),))
-    listener = _Listener()
+    listener = _Listener(caches)
     session = ShardSession(
         Assignment(
             session="measuring",
@@ -108,37 +104,43 @@ def step_seconds(
         session.begin("0", terms)
         entry = StepEntry(request="0", position=0, tokens=(0,), logit_rows=1)
         session.step(Step(entries=(entry,), run=_TOKENS))
-        moments = listener.moments()
+        seconds = listener.seconds()
     finally:
         session.close()
         listener.close()
-    return statistics.median(after - before for before, after in pairwise(moments))
+    return statistics.median(seconds)
 
 
 class _Listener:
     """Notes when tokens come, and passes them on to an event loop that sends them on a channel."""
 
-    def __init__(self) -> None:
+    def __init__(self, caches: Caches) -> None:
+        self._caches = caches
         self._loop = LoopThread("edge-measure")
         self._reports: asyncio.Queue[Frame] = asyncio.Queue()
         self._channel, self._other = MemoryChannel.pair("measured", "coordinator")
-        self._moments: SimpleQueue[float | Frame] = SimpleQueue()
+        self._moments: SimpleQueue[tuple[float, float] | Frame] = SimpleQueue()
         self._loop.post(self._send_reports())
 
     def hear(self, report: Frame) -> None:
-        """For the session to call."""
-        self._moments.put(report if report.kind == "failed" else time.perf_counter())
+        """For the session to call, on its compute thread."""
+        if report.kind == "failed":
+            self._moments.put(report)
+            return
+        told_s = time.perf_counter()
+        self._caches.forget()
+        self._moments.put((told_s, time.perf_counter()))
         self._loop.submit(lambda: self._reports.put_nowait(report))
 
-    def moments(self) -> list[float]:
-        """When each of the tokens was told; waits for the last. Raises the session's error."""
-        found: list[float] = []
+    def seconds(self) -> list[float]:
+        """From each token to the next; waits for the last. Raises the session's error."""
+        found: list[tuple[float, float]] = []
         while len(found) < _TOKENS:
             moment = self._moments.get()
             if isinstance(moment, Frame):
                 raise error_from_header("measuring", moment.header)
             found.append(moment)
-        return found
+        return [told_s - begun_s for (_, begun_s), (told_s, _) in pairwise(found)]
 
     def close(self) -> None:
         self._loop.close()

@@ -52,7 +52,6 @@ async def measured_proposal(
     taken = most_beside(
         checkpoint.spec,
         limits,
-        embedding_itemsize=checkpoint.embedding_itemsize,
         may_split=len(peers) > 1,
         stream=options.stream,
         kv_dtype=options.kv_dtype,

@@ -17,6 +17,7 @@ from itertools import pairwise
 import numpy as np
 
 from edge.backends.base import Step
+from edge.cold_caches import Caches
 from edge.fixed_costs import sample_seconds, step_seconds
 from edge.formats import WeightFormat
 from edge.loaded_sample import EARLY_POSITION, Check, LoadedSample, Site, chunk_step, decode_step
@@ -31,8 +32,11 @@ from edge.profile_sample import (
 )
 from partition import ComputeRates
 
+THIRD_SAMPLE = 0.1
+"""Two samples further apart than this need a third: something disturbed one of them."""
+
 DISAGREEMENT = 0.3
-"""Two samples further apart than this need a third."""
+"""Where all three are further apart than this, the device is unsteady."""
 
 _FEW_ROWS = (1, 4, REQUESTS)
 _SPAN_S = 0.07
@@ -42,29 +46,6 @@ _MOST_REPEATS = 20
 _LONGEST_CHUNK_S = 1.5
 _TURNS = 16
 _ATTENTION_REPEATS = 5
-_CACHE_BYTES = 64 << 20
-"""Read between two steps, so that none finds in the processor's caches what the one before left
-there: the model's weights are read between two layers' keys and values, and are more than caches
-hold, where the sample may not be."""
-
-_COLD_ROWS = 4
-"""Steps of more rows than these compute longer than they read."""
-
-
-class Caches:
-    """What is read to fill the processor's caches with something else than weights."""
-
-    def __init__(self, budget_bytes: int) -> None:
-        self._other = np.ones(min(_CACHE_BYTES, budget_bytes // 4) // 8 + 1, np.uint64)
-
-    def forget(self) -> None:
-        np.bitwise_or.reduce(self._other)
-
-    def cold_seconds(self, loaded: LoadedSample, step: Step) -> float:
-        """Of the step, once, its weights not in a cache if it is short enough to notice."""
-        if step.batch * step.num_tokens <= _COLD_ROWS:
-            self.forget()
-        return loaded.seconds(step)
 
 
 @dataclass(slots=True)
@@ -104,8 +85,8 @@ def profile(site: Site, order: ProfileOrder, *, busy: tuple[str, ...]) -> tuple[
     Raises CapacityError when the budget does not hold the narrowest sample.
     """
     weight_format = order.weight_format
-    sample = weights_sample(order.model, weight_format, site.budget_bytes)
     caches = Caches(site.budget_bytes)
+    sample = weights_sample(order.model, weight_format, site.budget_bytes - caches.nbytes)
     with contextlib.ExitStack() as stack:
         loaded = LoadedSample(site, sample, "whole", weight_format)
         stack.callback(loaded.close)
@@ -139,9 +120,9 @@ def profile(site: Site, order: ProfileOrder, *, busy: tuple[str, ...]) -> tuple[
             attention_s=attention_s,
             run_s=run_s,
             jitter=jitter,
-            sample_s=sample_seconds(order.model.vocab_size, site.budget_bytes),
+            sample_s=sample_seconds(order.model.vocab_size, caches),
             step_s=_less(
-                step_seconds(site.backend, order.model, weight_format, site.folder), run_s
+                step_seconds(site.backend, order.model, weight_format, site.folder, caches), run_s
             ),
             disk_bytes_per_s=site.disk_bytes_per_s,
         )
@@ -170,7 +151,7 @@ def _roughly(
         attention_s=(0.0, 0.0),
         run_s=0.0,
         jitter=0.0,
-        sample_s=sample_seconds(order.model.vocab_size, site.budget_bytes),
+        sample_s=sample_seconds(order.model.vocab_size, caches),
         step_s=0.0,
         disk_bytes_per_s=site.disk_bytes_per_s,
     )
@@ -202,7 +183,7 @@ def agreed(measure: Callable[[], Sequence[float]]) -> tuple[tuple[float, ...], f
     third agreed with neither of the others.
     """
     samples = [measure(), measure()]
-    if any(_apart(pair) > DISAGREEMENT for pair in zip(*samples, strict=True)):
+    if any(_apart(pair) > THIRD_SAMPLE for pair in zip(*samples, strict=True)):
         samples.append(measure())
     columns = list(zip(*samples, strict=True))
     medians = tuple(statistics.median(column) for column in columns)

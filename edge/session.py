@@ -20,8 +20,10 @@ import transport
 from edge.asides import Asides
 from edge.backends.base import Backend, ShardWeights, StageProgram, Step
 from edge.calibration import calibration_step
-from edge.errors import CapacityError, EdgeError, PeerLostError, PlanError, ProtocolError
+from edge.device_sums import OVER_LINKS, join
+from edge.errors import CapacityError, PlanError
 from edge.layout import ShardLayout
+from edge.link_errors import link_error
 from edge.prefixes import Prefixes
 from edge.sampler import TokenChoice
 from edge.seats import Seat, neighbours, sampler_seat
@@ -63,6 +65,8 @@ class ShardSession:
         self._names: dict[Seat, str] = {}
         self._times = SessionTimes()
         self._collective: Collective = SoloCollective()
+        self.sums = OVER_LINKS
+        """How this shard sums with the others of its stage, for people."""
         self._arriving = EncodedHop(assignment.wire_rules.before(assignment.stage))
         self._leaving = EncodedHop(assignment.wire_rules.after(assignment.stage))
         self._choice = TokenChoice(
@@ -126,15 +130,22 @@ class ShardSession:
         self._stage_links = list(mesh.values())
         self._choice.collective = self._collective
 
-    def calibrate(self) -> Future[None]:
-        """Let a rounded KV cache be measured; all shards do it together, before any request."""
-        assignment = self.assignment
+    def prepare(self) -> Future[None]:
+        """Agree how to sum, and let a rounded KV cache be measured; all shards do it together,
+        linked, and before any request."""
 
         def work() -> None:
-            if assignment.kv_dtype != "float32" and self._program is not None:
+            assignment, program = self.assignment, self._program
+            if program is None:
+                return
+            if self._collective.size > 1:
+                joined, self.sums = join(self._collective, program.device_sums)
+                if self.sums != OVER_LINKS:
+                    self._collective = TimedCollective(joined, self._times)
+            if assignment.kv_dtype != "float32":
                 step = calibration_step(assignment.model, assignment.limits)
                 self._compute(step)
-                self._program.calibrate(step.entries[0].request)
+                program.calibrate(step.entries[0].request)
                 self._times.take()
 
         return self._queue(work)
@@ -252,7 +263,7 @@ class ShardSession:
             try:
                 done.set_result(function())
             except transport.TransportError as error:
-                done.set_exception(self._map_link_error(error))
+                done.set_exception(link_error(error, self._links, self._names))
             except BaseException as error:
                 done.set_exception(error)
 
@@ -262,6 +273,7 @@ class ShardSession:
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
             work()
+        self._collective.close()  # it may be another than when `close` was called
         if self._prefixes is not None:
             self._prefixes.close()
         if self._program is not None:
@@ -276,7 +288,7 @@ class ShardSession:
         try:
             self._run_step(step)
         except transport.TransportError as error:
-            self._fail(self._map_link_error(error))
+            self._fail(link_error(error, self._links, self._names))
         except StoreFullError as error:
             self._fail(CapacityError(str(error)))
         except Exception as error:  # onnxruntime raises plain exceptions
@@ -286,18 +298,6 @@ class ShardSession:
         if not self._broken:
             self._broken = True
             self._report(Frame("failed", error_to_header(error)))
-
-    def _map_link_error(self, error: transport.TransportError) -> EdgeError:
-        if isinstance(error, transport.PeerLostError):
-            return PeerLostError(self._neighbour(error.peer), error.reason)
-        return ProtocolError(str(error))
-
-    def _neighbour(self, link_peer: str) -> str:
-        """The device behind a link, by the link's own name for it."""
-        for seat, link in self._links.items():
-            if link.peer == link_peer:
-                return self._names[seat]
-        return link_peer
 
     def _run_step(self, step: Step) -> None:
         """The step, and while it is a run those that follow from its tokens."""

@@ -30,7 +30,7 @@ from offload.safetensors_writer import SafetensorsWriter
 from offload.shard_cache import ShardCache
 from offload.shard_writer import CachedShard, ShardWriter
 from offload.store import MemoryStore, SafetensorsStore, WeightStore
-from offload.weight_streamer import Extent, Memory, Span, WeightStreamer
+from offload.weight_streamer import Extent, Memory, Span, WeightStreamer, is_streamed
 
 __all__ = [
     "PIECE_BYTES",
@@ -70,6 +70,7 @@ __all__ = [
     "WeightStore",
     "WeightStreamer",
     "full_disk_as_store_full",
+    "is_streamed",
     "numpy_dtype",
     "piece_digest",
 ]

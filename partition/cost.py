@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from partition.contention import shares_host
 from partition.errors import PlanError
-from partition.facts import ClusterSpec, DeviceSpec, ModelFacts, Workload
+from partition.facts import ClusterSpec, ModelFacts, Workload
 from partition.memory import memory_use, num_local_kv_heads
 from partition.messages import Network
 from partition.overlap import stage_sum_s
@@ -90,19 +91,13 @@ def estimate(
     )
 
 
-def shares_host(devices: Sequence[DeviceSpec], device: DeviceSpec) -> bool:
-    """Whether another of these devices reads the same memory."""
-    return bool(device.host) and any(
-        other.host == device.host and other.id != device.id for other in devices
-    )
-
-
 class _View:
     """One plan on one cluster, asked for the terms of its steps."""
 
     def __init__(self, plan: Plan, model: ModelFacts, cluster: ClusterSpec) -> None:
         self._plan = plan
         self._model = model
+        self._cluster = cluster
         self._devices = {device.id: device for device in cluster.devices}
         names = [device.name for device in cluster.devices]
         self._names = {
@@ -194,10 +189,14 @@ class _View:
 
     def _pace(self, shard: Shard, stage: Stage, phase: Phase) -> Pace:
         device = self._devices[shard.device]
-        assert device.rates is not None
-        at_work = self._plan.devices if phase.overlaps else _ids(stage.shards)
-        shared = shares_host([self._devices[id] for id in at_work], device)
-        return Pace.of(device.rates, phase, shared=shared, ranks=len(stage.shards))
+        return Pace.of(
+            device,
+            phase,
+            stage=[self._devices[id] for id in _ids(stage.shards)],
+            host=self._cluster.devices,
+            is_crowded=phase.overlaps
+            and shares_host([self._devices[id] for id in self._plan.devices], device),
+        )
 
     def _attention(self, pace: Pace, shard: Shard) -> Segment:
         kv_heads = num_local_kv_heads(shard.heads, self._model)

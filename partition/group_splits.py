@@ -31,20 +31,16 @@ class GroupSplits:
     group: Group
     is_first: bool
     is_last: bool
-    shared_in_chunks: frozenset[int]
+    crowded: frozenset[int]
     """Devices whose memory is also read by others during the chunks of a prompt."""
     _paces: tuple[list[Pace], list[Pace]] = field(init=False)
     """Of each rank: when decoding, in a chunk."""
     _table: tuple[tuple[int, ...], ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        in_stage, ranks = self.situation.shared(self.group), len(self.group)
         decode, chunk = (
-            [
-                self.situation.pace(index, is_chunk=is_chunk, shared=index in shared, ranks=ranks)
-                for index in self.group
-            ]
-            for is_chunk, shared in ((False, in_stage), (True, self.shared_in_chunks))
+            self.situation.paces(self.group, is_chunk=is_chunk, crowded=self.crowded)
+            for is_chunk in (False, True)
         )
         self._paces = (decode, chunk)
         model = self.situation.model
@@ -138,8 +134,8 @@ class GroupSplits:
         return [
             HeadCost(
                 pace.attention(model, 0, 0).total_s,
-                (model.query_head_bytes * pace.weights_s + pace.attention_s) * pace.slack,
-                model.kv_head_bytes * pace.weights_s * pace.slack,
+                (model.query_head_bytes * pace.weights.own_s + pace.attention_s) * pace.slack,
+                model.kv_head_bytes * pace.weights.own_s * pace.slack,
             )
             for pace in self._paces[is_chunk]
         ]
@@ -150,7 +146,7 @@ class GroupSplits:
         return [
             Cost(
                 pace.feed_forward(model, extra).total_s,
-                unit_bytes * pace.weights_s * pace.slack,
+                unit_bytes * pace.weights.own_s * pace.slack,
             )
             for pace, extra in zip(self._paces[is_chunk], rests, strict=True)
         ]
@@ -160,8 +156,8 @@ class GroupSplits:
         row_bytes = self.situation.model.head_row_bytes
         return [
             Cost(
-                pace.bare().total_s,
-                row_bytes * pace.head_weights_s * pace.slack,
+                pace.head_from(self.situation.model, 0).total_s,
+                row_bytes * pace.head_weights.own_s * pace.slack,
                 idle_is_free=True,
             )
             for pace in self._paces[is_chunk]

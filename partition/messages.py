@@ -47,7 +47,8 @@ class Network:
 
         2 devices    both send and receive at once: one message.
         small sums   every device sends to all, then receives from all: one latency, n - 1 arrays.
-        middle       n - 1 exchanges, one after the other.
+        middle       exchanges with all others, one after the other: n - 1 rounds, and n where n is
+                     odd, because then one rests in each round.
         large        the same twice, with slices of 1 / n: first to sum, then to gather.
         """
         count = len(devices)
@@ -77,11 +78,14 @@ class Network:
         return slowest
 
     def _exchanges_s(self, device: str, devices: Sequence[str], nbytes: float) -> float:
-        return sum(
+        exchanges_s = sum(
             max(self.message_s(device, other, nbytes), self.message_s(other, device, nbytes))
             for other in devices
             if other != device
         )
+        others = len(devices) - 1
+        rounds = others + (others % 2 == 0)
+        return exchanges_s * rounds / others
 
     def _eager_s(self, device: str, devices: Sequence[str], nbytes: float) -> float:
         others = [other for other in devices if other != device]

@@ -5,11 +5,12 @@ each byte of weights, whatever limits it, memory or arithmetic. Knows one device
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from partition.facts import ModelFacts, Workload
-from partition.rates import ComputeRates
+from partition.contention import MemoryRate, memory_rate
+from partition.facts import DeviceSpec, ModelFacts, Workload
 
 CHUNK_TOKENS = 256
 """Tokens of a prompt that run as one step, unless the caller says otherwise."""
@@ -78,12 +79,12 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """One device in one phase, in a stage of so many ranks."""
+    """One device in one phase, in one stage."""
 
-    weights_s: float
-    """Per byte of weights of the layers."""
-    head_weights_s: float
-    """Per byte of weights of the head."""
+    weights: MemoryRate
+    """Of weights of the layers."""
+    head_weights: MemoryRate
+    """Of weights of the head."""
     attention_s: float
     """Per query head and layer."""
     run_s: float
@@ -91,14 +92,34 @@ class Pace:
     slack: float
 
     @classmethod
-    def of(cls, rates: ComputeRates, phase: Phase, *, shared: bool, ranks: int) -> "Pace":
+    def of(
+        cls,
+        device: DeviceSpec,
+        phase: Phase,
+        *,
+        stage: Sequence[DeviceSpec],
+        host: Sequence[DeviceSpec],
+        is_crowded: bool,
+    ) -> "Pace":
+        """Of a device with rates in this stage; for `host` see `memory_rate`.
+
+        `is_crowded`: others of its host, of whatever stage, compute all the while.
+        """
+        rates = device.rates
+        assert rates is not None
+
+        def weights(rows: float) -> MemoryRate:
+            if is_crowded:
+                return MemoryRate(rates.weights_s(rows, shared=True))
+            return memory_rate(device, stage, host, rows)
+
         return cls(
-            weights_s=rates.weights_s(phase.rows, shared=shared),
-            head_weights_s=rates.weights_s(phase.head_rows, shared=shared),
+            weights=weights(phase.rows),
+            head_weights=weights(phase.head_rows),
             attention_s=rates.attention_step_s(phase.rows) * phase.context_tokens,
             run_s=rates.run_s,
             step_s=rates.step_s,
-            slack=1 + rates.jitter * expected_maximum(ranks),
+            slack=1 + rates.jitter * expected_maximum(len(stage)),
         )
 
     def whole(self, model: ModelFacts, layers: int, head_rows: int) -> Segment:
@@ -110,8 +131,8 @@ class Pace:
             + model.layer_bytes
         )
         return Segment(
-            weights_s=layers * layer_bytes * self.weights_s
-            + head_rows * model.head_row_bytes * self.head_weights_s,
+            weights_s=layers * layer_bytes * self.weights.own_s
+            + head_rows * model.head_row_bytes * self.head_weights.own_s,
             attention_s=layers * model.num_heads * self.attention_s,
             runs_s=self.run_s,
         )
@@ -119,8 +140,11 @@ class Pace:
     def attention(self, model: ModelFacts, heads: int, kv_heads: int) -> Segment:
         """Up to the first sum of a layer. Norms and biases count half here, half below."""
         nbytes = heads * model.query_head_bytes + kv_heads * model.kv_head_bytes
+        stage_bytes = (
+            model.num_heads * model.query_head_bytes + model.num_kv_heads * model.kv_head_bytes
+        )
         return Segment(
-            weights_s=(nbytes + model.layer_bytes / 2) * self.weights_s,
+            weights_s=self.weights.seconds(nbytes + model.layer_bytes / 2, stage_bytes),
             attention_s=heads * self.attention_s,
             runs_s=self.run_s,
             slack=self.slack,
@@ -129,14 +153,18 @@ class Pace:
     def feed_forward(self, model: ModelFacts, columns: int) -> Segment:
         """From the first to the second sum of a layer."""
         nbytes = columns * model.ffn_column_bytes + model.layer_bytes / 2
-        return Segment(weights_s=nbytes * self.weights_s, runs_s=self.run_s, slack=self.slack)
+        weights_s = self.weights.seconds(nbytes, model.ffn_columns * model.ffn_column_bytes)
+        return Segment(weights_s=weights_s, runs_s=self.run_s, slack=self.slack)
 
     def head(self, model: ModelFacts, rows: int) -> Segment:
         """The graph of the logits; a shard without rows has none."""
-        if not rows:
-            return Segment(slack=self.slack)
-        nbytes = rows * model.head_row_bytes
-        return Segment(weights_s=nbytes * self.head_weights_s, runs_s=self.run_s, slack=self.slack)
+        return self.head_from(model, rows) if rows else Segment(slack=self.slack)
+
+    def head_from(self, model: ModelFacts, rows: int) -> Segment:
+        """The same, where no rows are as few as can be: what a line of it begins with."""
+        stage_bytes = model.vocab_size * model.head_row_bytes
+        weights_s = self.head_weights.seconds(rows * model.head_row_bytes, stage_bytes)
+        return Segment(weights_s=weights_s, runs_s=self.run_s, slack=self.slack)
 
     def bare(self) -> Segment:
         """A graph without weights to speak of: the embedding, or the last addition of a stage."""

@@ -169,36 +169,36 @@ class Search:
         )
 
     def _keys(self, arrangement: Arrangement) -> list[_Key]:
-        shared = self.situation.shared_in_chunks(arrangement)
+        crowded = self.situation.crowded(arrangement)
         last = len(arrangement) - 1
         return [
-            (group, number == 0, number == last, shared.intersection(group))
+            (group, number == 0, number == last, crowded.intersection(group))
             for number, group in enumerate(arrangement)
         ]
 
     def _stage(self, key: _Key) -> StageOptions:
         if key not in self._options:
-            group, is_first, is_last, shared = key
+            group, is_first, is_last, crowded = key
             self._options[key] = StageOptions(
                 self.situation,
                 group,
                 is_first=is_first,
                 is_last=is_last,
-                shared_in_chunks=shared,
+                crowded=crowded,
             )
         return self._options[key]
 
     def _bound(self, key: _Key) -> StageBound:
-        group, is_first, is_last, shared = key
+        group, is_first, is_last, crowded = key
         ordered = (group[0], *sorted(group[1:])) if is_last else tuple(sorted(group))
-        key = (ordered, is_first, is_last, shared)
+        key = (ordered, is_first, is_last, crowded)
         if key not in self._bounds:
             self._bounds[key] = stage_bound(
                 self.situation,
                 ordered,
                 is_first=is_first,
                 is_last=is_last,
-                shared_in_chunks=shared,
+                crowded=crowded,
             )
         return self._bounds[key]
 

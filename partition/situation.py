@@ -1,10 +1,10 @@
 """The facts of one search, looked up once: devices by number, their paces, what messages take."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from partition.cost import TOKEN_BYTES, shares_host
+from partition.contention import shares_host
+from partition.cost import TOKEN_BYTES
 from partition.facts import ClusterSpec, DeviceSpec, ModelFacts, Workload
 from partition.messages import Network
 from partition.overlap import stage_sum_s
@@ -30,13 +30,17 @@ class Situation:
     decode: Phase = field(init=False)
     chunk: Phase = field(init=False)
     num_chunks: int = field(init=False)
-    _paces: dict[tuple[int, bool, bool, int], Pace] = field(init=False, default_factory=dict)
+    _with_neighbours: frozenset[int] = field(init=False)
+    _paces: dict[tuple[int, Group, bool, bool], Pace] = field(init=False, default_factory=dict)
     _hops: dict[tuple[Group, Group], float] = field(init=False, default_factory=dict)
     _sums: dict[tuple[Group, bool], float] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.devices = self.cluster.devices
         self.network = Network(self.cluster)
+        self._with_neighbours = frozenset(
+            index for index, each in enumerate(self.devices) if shares_host(self.devices, each)
+        )
         self.decode = decode_phase(self.workload)
         self.chunk, self.num_chunks = chunk_phase(self.workload, self.chunk_tokens)
 
@@ -48,25 +52,36 @@ class Situation:
     def ids(self, group: Group) -> tuple[str, ...]:
         return tuple(self.devices[index].id for index in group)
 
-    def shared(self, at_work: Sequence[int]) -> frozenset[int]:
-        """Those of these devices that read the memory of one host with another of them."""
+    def crowded(self, arrangement: Arrangement) -> frozenset[int]:
+        """Those devices whose memory others read all the while in the steps of a prompt, because
+        all stages are at work."""
+        if not self.chunk.overlaps:
+            return frozenset()
+        at_work = [index for group in arrangement for index in group]
         devices = [self.devices[index] for index in at_work]
         return frozenset(i for i in at_work if shares_host(devices, self.devices[i]))
 
-    def shared_in_chunks(self, arrangement: Arrangement) -> frozenset[int]:
-        """The same in the steps of a prompt, where all stages may be at work."""
-        if self.chunk.overlaps:
-            return self.shared([index for group in arrangement for index in group])
-        return frozenset(index for group in arrangement for index in self.shared(group))
+    def paces(
+        self, group: Group, *, is_chunk: bool, crowded: frozenset[int] = frozenset()
+    ) -> list[Pace]:
+        """Of the devices of one stage, in rank order; `crowded` counts in chunks only."""
+        return [
+            self._pace(index, group, is_chunk, is_chunk and index in crowded) for index in group
+        ]
 
-    def pace(self, index: int, *, is_chunk: bool, shared: bool, ranks: int) -> Pace:
-        key = (index, is_chunk, shared, ranks)
+    def _pace(self, index: int, group: Group, is_chunk: bool, is_crowded: bool) -> Pace:
+        # Where nobody is near, only how many are in the stage makes a difference.
+        beside = tuple(sorted(group)) if index in self._with_neighbours else (len(group),)
+        key = (index, beside, is_chunk, is_crowded)
         found = self._paces.get(key)
         if found is None:
-            rates = self.devices[index].rates
-            assert rates is not None
-            phase = self.chunk if is_chunk else self.decode
-            found = self._paces[key] = Pace.of(rates, phase, shared=shared, ranks=ranks)
+            found = self._paces[key] = Pace.of(
+                self.devices[index],
+                self.chunk if is_chunk else self.decode,
+                stage=[self.devices[other] for other in sorted(group)],
+                host=self.devices,
+                is_crowded=is_crowded,
+            )
         return found
 
     def sum_s(self, group: Group, *, is_chunk: bool) -> float:

@@ -42,16 +42,12 @@ def stage_bound(
     *,
     is_first: bool,
     is_last: bool,
-    shared_in_chunks: frozenset[int],
+    crowded: frozenset[int],
 ) -> StageBound:
     """`group` with rank 0 first; the order of the others makes no difference."""
-    in_stage = situation.shared(group)
     lines: list[tuple[float, float]] = []
-    for is_chunk, shared in ((False, in_stage), (True, shared_in_chunks)):
-        paces = [
-            situation.pace(index, is_chunk=is_chunk, shared=index in shared, ranks=len(group))
-            for index in group
-        ]
+    for is_chunk in (False, True):
+        paces = situation.paces(group, is_chunk=is_chunk, crowded=crowded)
         if len(group) == 1:
             lines.append(_alone(situation, paces[0], is_last))
         else:
@@ -89,7 +85,7 @@ def _together(
         [
             Cost(
                 pace.attention(model, 0, 0).total_s,
-                (head_bytes * pace.weights_s + pace.attention_s) * pace.slack,
+                (head_bytes * pace.weights.own_s + pace.attention_s) * pace.slack,
             )
             for pace in paces
         ],
@@ -98,7 +94,7 @@ def _together(
     columns_s = _least_s(
         model.ffn_columns // model.column_multiple,
         [
-            Cost(pace.feed_forward(model, 0).total_s, unit_bytes * pace.weights_s * pace.slack)
+            Cost(pace.feed_forward(model, 0).total_s, unit_bytes * pace.weights.own_s * pace.slack)
             for pace in paces
         ],
     )
@@ -113,8 +109,8 @@ def _together(
             model.vocab_size,
             [
                 Cost(
-                    pace.bare().total_s,
-                    model.head_row_bytes * pace.head_weights_s * pace.slack,
+                    pace.head_from(model, 0).total_s,
+                    model.head_row_bytes * pace.head_weights.own_s * pace.slack,
                     idle_is_free=True,
                 )
                 for pace in paces

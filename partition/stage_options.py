@@ -44,18 +44,18 @@ class StageOptions:
         *,
         is_first: bool,
         is_last: bool,
-        shared_in_chunks: frozenset[int],
+        crowded: frozenset[int],
     ) -> None:
         model = situation.model
         self._situation = situation
         self._group = group
         self._is_last = is_last
-        self._shared_in_chunks = shared_in_chunks
+        self._crowded = crowded
         self._vocab = model.vocab_size if is_first or is_last else 0
         self._row_bytes = model.embedding_row_bytes * is_first + model.head_row_bytes * is_last
         self._splits: GroupSplits | None = None
         if len(group) > 1:
-            self._splits = GroupSplits(situation, group, is_first, is_last, shared_in_chunks)
+            self._splits = GroupSplits(situation, group, is_first, is_last, crowded)
         self._bounds: list[_Parts] | None = None
         self._found: dict[int, list[Option]] = {}
         self._settled: set[int] = set()
@@ -107,11 +107,10 @@ class StageOptions:
     def _alone(self, layers: int) -> list[Option]:
         if self._least_bytes(layers) > self._rooms(layers)[0]:
             return []
-        model, (index,) = self._situation.model, self._group
+        model = self._situation.model
         seconds: list[float] = []
         for is_chunk in (False, True):
-            shared = is_chunk and index in self._shared_in_chunks
-            pace = self._situation.pace(index, is_chunk=is_chunk, shared=shared, ranks=1)
+            (pace,) = self._situation.paces(self._group, is_chunk=is_chunk, crowded=self._crowded)
             whole = pace.whole(model, layers, self._vocab if self._is_last else 0)
             seconds.append(whole.total_s + pace.step_s)
         heads, columns, rows = (model.num_heads,), (model.ffn_columns,), (self._vocab,)

@@ -7,7 +7,7 @@ also across runs: a decoder that repeats a request repeats its tokens.
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +47,10 @@ class Collective(Protocol):
     def size(self) -> int:
         """How many members there are."""
 
+    @property
+    def memory(self) -> Literal["host", "device"]:
+        """Where the arrays lie that it sums: numpy arrays, or tensors on the shard's own device."""
+
     def all_reduce(self, array: Array) -> None:
         """Replace ``array`` by the sum over all ranks, in rank order; any numeric dtype."""
 
@@ -56,6 +60,9 @@ class Collective(Protocol):
         Sums are taken in the order they are begun in. Before the last one begun has been waited
         for, the arrays must be left alone and no other method but :meth:`close` called.
         """
+
+    def settle(self) -> None:
+        """Wait for sums on the device; raise what one of them failed with after its own wait."""
 
     def all_gather(self, own: Array, into: Sequence[Array]) -> None:
         """Put each rank's ``own`` into ``into[rank]`` on every rank; sizes may differ."""
@@ -78,6 +85,7 @@ class SoloCollective:
 
     rank = 0
     size = 1
+    memory: Literal["host"] = "host"
 
     def __init__(self) -> None:
         self._is_closed = False
@@ -90,6 +98,9 @@ class SoloCollective:
         """See :class:`Collective`."""
         self._check(array)
         return DoneWork()
+
+    def settle(self) -> None:
+        """See :class:`Collective`."""
 
     def all_gather(self, own: Array, into: Sequence[Array]) -> None:
         """See :class:`Collective`."""
@@ -133,6 +144,8 @@ class MeshCollective:
     arrays instead of n - 1.
     """
 
+    memory: Literal["host"] = "host"
+
     def __init__(self, rank: int, links: Mapping[int, Link]) -> None:
         """``links`` has one link for each other rank; they belong to the collective from now on."""
         size = len(links) + 1
@@ -143,10 +156,7 @@ class MeshCollective:
         self._rank = rank
         self._size = size
         self._links = {other: links[other] for other in sorted(links)}
-        # Round k pairs the ranks whose sum is k modulo n, so all ranks meet in the same order and
-        # no circle of waiting can close. In some rounds a rank is its own partner and rests.
-        partners = ((turn - rank) % size for turn in range(size))
-        self._rounds = [(other, links[other]) for other in partners if other != rank]
+        self._rounds = [(other, links[other]) for other in partners(rank, size)]
         self._scratch = Scratch(size - 1)
         self._background = Background(f"edge-sums-of-rank-{rank}")
         self._nothing = np.empty(0, np.uint8)
@@ -183,6 +193,9 @@ class MeshCollective:
         """See :class:`Collective`."""
         check_contiguous(array)
         return self._background.begin(lambda: self.all_reduce(array))
+
+    def settle(self) -> None:
+        """See :class:`Collective`."""
 
     def all_gather(self, own: Array, into: Sequence[Array]) -> None:
         """See :class:`Collective`."""
@@ -254,6 +267,28 @@ class MeshCollective:
         _sum_in_order(terms, own)
         for other, link in self._rounds:
             link.exchange(own, slices[other])
+
+
+def partners(rank: int, size: int) -> list[int]:
+    """Whom a rank meets, in order: all others, each pair at the same time for both.
+
+    As in a tournament, by the circle method (Kirkman, 1847): in round k the ranks meet whose sum is
+    k modulo an odd number, ``size`` or the one before; whoever would meet itself meets the last
+    rank of an even number, or rests. So ``size`` - 1 rounds do for an even number of ranks and
+    ``size`` for an odd one, and as all meet in the same order, no circle of waiting can close.
+    """
+    odd = size - 1 + size % 2
+    found: list[int] = []
+    for turn in range(odd):
+        if rank == odd:
+            found.append(turn * (odd + 1) // 2 % odd)  # who would meet itself: twice it is turn
+            continue
+        other = (turn - rank) % odd
+        if other != rank:
+            found.append(other)
+        elif size > odd:
+            found.append(odd)
+    return found
 
 
 def _sum_in_order(terms: Sequence[Array], into: Array) -> None:

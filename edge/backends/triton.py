@@ -99,7 +99,7 @@ class TritonBackend:
         from edge.backends.triton_load import load
         from edge.backends.triton_program import NO_STREAM, NO_TIER
 
-        if layout.streamed:
+        if layout.streamed_layers:
             raise RequestError(NO_STREAM)
 
         if kv_tier is not None:

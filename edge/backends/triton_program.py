@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from edge.backends.base import Step, StepLimits, check_step
 from edge.backends.overlap import parts_of
 from edge.backends.triton_buffers import Lane, StepBuffers
+from edge.backends.triton_collective import TorchSums, device_sums
 from edge.backends.triton_device import Device, Launches, Mirror
 from edge.backends.triton_layers import Segment, ShardOperators
 from edge.errors import RequestError
@@ -28,7 +29,7 @@ NO_TIER = (
 
 
 class TritonProgram:
-    """See StageProgram. Sums over shards happen on the host, in buffers made once."""
+    """See StageProgram. Sums over links happen on the host, in buffers made once."""
 
     disk_wait_s = 0.0
 
@@ -50,6 +51,10 @@ class TritonProgram:
         self._cache = operators.cache
         self._segments = operators.segments()
         self._launches = Launches(device)
+
+    @property
+    def device_sums(self) -> TorchSums | None:
+        return device_sums(self._device)
 
     def receive_buffer(self, step: Step) -> NDArray[np.float32]:
         size = self._operators.spec.hidden_size
@@ -73,7 +78,9 @@ class TritonProgram:
             buffers.hidden.to_device(0, rows.size)
         self._run(lanes, collective)
         self._cache.wrote(step)
-        return self._result(step)
+        result = self._result(step)
+        collective.settle()
+        return result
 
     def calibrate(self, request: str) -> None:
         """Every token has scales of its own here: there is nothing to choose."""
@@ -134,6 +141,7 @@ class TritonProgram:
             (lane,) = lanes
             self._launch(tuple(range(len(self._segments))), lane)
             return
+        on_host = collective.memory == "host"
         under_way: list[Work | None] = [None] * len(lanes)
         for index, segment in enumerate(self._segments):
             marks = []
@@ -141,20 +149,24 @@ class TritonProgram:
                 work, under_way[half] = under_way[half], None
                 if work is not None:
                     work.wait()
-                    self._move(self._segments[index - 1], lane, to_device=True)
+                    if on_host:
+                        self._move(self._segments[index - 1], lane, to_device=True)
                 self._launch((index,), lane)
-                self._move(segment, lane, to_device=False)
-                marks.append(self._device.mark())
+                if on_host:
+                    self._move(segment, lane, to_device=False)
+                    marks.append(self._device.mark())
             if segment.reduce is None:
                 continue
             for half, lane in enumerate(lanes):
-                self._device.wait(marks[half])
-                array = self._buffers.host_rows(self._reduced(segment), lane)
-                if len(lanes) == 1:
-                    collective.all_reduce(array)
-                    self._move(segment, lane, to_device=True)
-                else:
+                if on_host:
+                    self._device.wait(marks[half])
+                array = self._summed(segment, lane, on_host=on_host)
+                if len(lanes) > 1:
                     under_way[half] = collective.begin_all_reduce(array)
+                    continue
+                collective.all_reduce(array)
+                if on_host:
+                    self._move(segment, lane, to_device=True)
         for work in under_way:
             if work is not None:
                 work.wait()
@@ -169,6 +181,12 @@ class TritonProgram:
                     segment.launch(lane)
 
         self._launches.run(None if lane.key is None else (indices, lane.key), work)
+
+    def _summed(self, segment: Segment, lane: Lane, *, on_host: bool) -> Any:
+        """The lane's rows of it: an array on the host, or a tensor."""
+        if on_host:
+            return self._buffers.host_rows(self._reduced(segment), lane)
+        return lane.hidden if segment.reduce == "hidden" else lane.partial
 
     def _reduced(self, segment: Segment) -> Mirror:
         return self._buffers.hidden if segment.reduce == "hidden" else self._buffers.partial

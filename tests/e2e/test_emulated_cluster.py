@@ -1,4 +1,4 @@
-"""Two emulated devices: a model runs on them as on any, and nothing of them stays."""
+"""Three emulated devices, two on one core: a model runs on them, and nothing of them stays."""
 
 from __future__ import annotations
 
@@ -43,22 +43,22 @@ def left(owner: int) -> list[str]:
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.001], ids=["bridge", "wire"])
-def test_a_model_runs_over_two_devices_of_which_nothing_stays(
+def test_a_model_runs_over_three_devices_of_which_nothing_stays(
     tmp_path: Path, delay_s: float
 ) -> None:
     rate = 100 * MBIT if delay_s else None
     devices = [
         Device(name=name, cores=cores, bytes_per_s=rate, delay_s=delay_s)
-        for name, cores in (("a", 0.5), ("b", 0.25))
-    ]
-    plan = bundled_plan("tensor_2", devices=("a", "b"))
+        for name, cores in (("a", 0.5), ("b", 0.25), ("c", 0.25))
+    ]  # two of them on one core
+    plan = bundled_plan("tensor_3", devices=("a", "b", "c"))
     with emulate(devices, tmp_path) as addresses:
         assert len(left(os.getpid())) >= 3 * len(devices)
         with (
             edge.Cluster.connect(addresses) as cluster,
             cluster.load(MODEL, dtype="float32", plan=plan, progress=False) as model,
         ):
-            assert [peer.name for peer in cluster.peers] == ["a", "b"]
+            assert [peer.name for peer in cluster.peers] == ["a", "b", "c"]
             prompt = model.tokenizer.encode_chat([{"role": "user", "content": QUESTION}])
             reply = model.generate(prompt, max_new_tokens=8)
             assert reply.text.startswith("In the barn.")

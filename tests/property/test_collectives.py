@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from tests.support.transport_pairs import group, in_threads, on_every_rank
 from transport import EAGER_BYTES, Collective
+from transport.collective import partners
 
 sizes = st.integers(1, 7)
 lengths = st.integers(0, 300) | st.sampled_from([EAGER_BYTES // 4, EAGER_BYTES // 4 + 1, 20_000])
@@ -83,3 +84,24 @@ def test_any_calls_in_a_row_end(size: int, calls: list[tuple[str, int]]) -> None
     with group("memory", size) as members:
         results = in_threads([lambda member=member: run(member) for member in members])
     assert results == [expected] * size
+
+
+@given(st.integers(2, 16))
+def test_all_meet_once_in_as_few_rounds_as_can_be(size: int) -> None:
+    left = {rank: partners(rank, size) for rank in range(size)}
+    assert all(
+        sorted(met) == [other for other in range(size) if other != rank]
+        for rank, met in left.items()
+    )
+    rounds = 0
+    while any(left.values()):
+        pairs = [
+            (rank, met[0])
+            for rank, met in left.items()
+            if met and left[met[0]][0] == rank  # both are there: nobody waits in a circle
+        ]
+        assert pairs
+        for rank, _ in pairs:
+            left[rank] = left[rank][1:]
+        rounds += 1
+    assert rounds == size - 1 + size % 2

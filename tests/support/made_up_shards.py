@@ -39,6 +39,7 @@ class MadeUpProgram:
     """A shard whose logits are `logits_after` its requests' tokens."""
 
     weight_bytes = 0
+    device_sums = None
 
     disk_wait_s = 0.0
 

@@ -12,6 +12,7 @@ from demos.bench.clusters.table import (
     CORES,
     MBIT,
     QUICK,
+    SHARED_CORE,
     Device,
     EmulatedCluster,
     cores_of,
@@ -39,10 +40,10 @@ def test_a_cluster_fits_the_machine_and_its_model(cluster: EmulatedCluster) -> N
     assert cluster.work.prompt_tokens + cluster.work.output_tokens <= CONTEXT_TOKENS
     cores = cores_of(cluster.devices, num_cores=CORES)
     for core in range(CORES):
-        load = sum(
+        shares = [
             device.cores for device, own in zip(cluster.devices, cores, strict=True) if own == core
-        )
-        assert load <= 1 + 1e-9
+        ]
+        assert sum(shares) <= (1 if len(shares) == 1 else SHARED_CORE) + 1e-9
     if cluster.everything:
         assert 2 <= len(cluster.devices) <= 3
     if cluster.shares:
@@ -50,9 +51,7 @@ def test_a_cluster_fits_the_machine_and_its_model(cluster: EmulatedCluster) -> N
 
 
 def test_large_devices_get_cores_of_their_own() -> None:
-    devices = [
-        Device(name=name, cores=cores) for name, cores in (("a", 0.25), ("b", 1), ("c", 0.5))
-    ]
+    devices = [Device(name=name, cores=cores) for name, cores in (("a", 0.1), ("b", 1), ("c", 0.4))]
     assert cores_of(devices, num_cores=2) == [1, 0, 1]
 
 
@@ -60,6 +59,13 @@ def test_devices_that_are_too_many_are_refused() -> None:
     devices = [Device(name=name, cores=0.7) for name in "abc"]
     with pytest.raises(ValueError, match=r"3 devices with 2\.1 cores do not fit on 2 cores"):
         cores_of(devices, num_cores=2)
+
+
+def test_a_core_that_is_shared_keeps_some_for_messages() -> None:
+    devices = [Device(name=name, cores=SHARED_CORE / 2 + 0.01) for name in "abc"]
+    with pytest.raises(ValueError, match="of which one with several devices has"):
+        cores_of(devices, num_cores=2)
+    assert cores_of(devices[:2], num_cores=2) == [0, 1]
 
 
 @pytest.mark.parametrize(

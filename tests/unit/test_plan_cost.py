@@ -176,9 +176,13 @@ def test_expected_maxima() -> None:
 
 
 def test_neighbours_share_the_memory_of_their_host() -> None:
+    # Of each byte that both read, 0.9 s; of its own each 0.2 s more: at equal shares 2 s a byte.
     assert of(SPLIT, cluster(RATES, RATES, host="h")).token_s == pytest.approx(
-        2 * of(SPLIT, cluster(RATES, RATES)).token_s
+        3 * (0.2 * (2 * 10 + 5 + 10) + 0.9 * (4 * 10 + 2 * 5))
+        + 3 * (0.2 * (5 * 10 + 10) + 0.9 * 8 * 10)
+        + (0.2 * 6 * 3 + 0.9 * 10 * 3)
     )
+    assert of(SPLIT, cluster(RATES, RATES)).token_s == pytest.approx(3 * (35 + 60) + 18)
     # Stages decode in turn, but compute at once while chunks of a prompt follow each other.
     chain = of(CHAIN, cluster(RATES, RATES, host="h"), replace(WORKLOAD, prompt_tokens=2))
     assert chain.token_s == pytest.approx(480)
@@ -200,13 +204,19 @@ def test_sums_of_two() -> None:
     [
         (1000, 0.5 + 2 * 1),
         (32 << 10, 0.5 + 2 * 32.768),
-        (64 << 10, 2 * (0.5 + 65.536)),
-        (90_000, 2 * 2 * (0.5 + 30)),
+        (64 << 10, 3 * (0.5 + 65.536)),
+        (90_000, 2 * 3 * (0.5 + 30)),
     ],
 )
 def test_sums_of_three(nbytes: int, expected_s: float) -> None:
     network = Network(cluster(*[RATES] * 3, latency_s=0.5, bytes_per_s=1000))
     assert network.sum_s("abc", nbytes) == pytest.approx(expected_s)
+
+
+def test_exchanges_of_two_and_four_need_no_round_of_rest() -> None:
+    network = Network(cluster(*[RATES] * 4, latency_s=0.5, bytes_per_s=1000))
+    assert network.sum_s("ab", 64 << 10) == pytest.approx(0.5 + 65.536)
+    assert network.sum_s("abcd", 64 << 10) == pytest.approx(3 * (0.5 + 65.536))
 
 
 def test_the_slower_way_decides_a_sum_of_two() -> None:

@@ -10,7 +10,7 @@ from edge.backends.base import StepLimits
 from edge.formats import weight_format
 from edge.layout import shard_layout
 from edge.reservation import most_beside, with_streamed
-from edge.step_memory import Widths, buffer_bytes, load_bytes, most_logits
+from edge.step_memory import Widths, buffer_bytes, head_load_bytes, load_bytes, most_logits
 from tests.support.plans import LAYOUTS, make_plan
 from tests.support.specs import plain_spec
 
@@ -27,19 +27,13 @@ def test_no_shard_of_any_plan_takes_more_than_was_planned(name: str, streamed: i
     shards = [(s, r) for s, stage in enumerate(plan.stages) for r in range(len(stage.shards))]
     limits = replace(LIMITS, disk_tokens=512)
     most = most_beside(
-        SPEC,
-        limits,
-        embedding_itemsize=2,
-        may_split=len(shards) > 1,
-        stream=bool(streamed),
-        kv_dtype="int8",
+        SPEC, limits, may_split=len(shards) > 1, stream=bool(streamed), kv_dtype="int8"
     )
     for stage, rank in shards:
         layout = shard_layout(
             SPEC, with_streamed(plan, stage, rank, streamed), stage=stage, rank=rank
         )
-        embedding_bytes = 2 * SPEC.hidden_size * len(layout.embedding)
-        widths = Widths.of_shard(SPEC, layout, embedding_bytes=embedding_bytes, kv_dtype="int8")
+        widths = Widths.of_shard(SPEC, layout, kv_dtype="int8")
         assert 0 < buffer_bytes(widths, limits) <= most
 
 
@@ -67,6 +61,12 @@ def test_a_block_of_a_prompt_on_its_way_to_disk_is_counted() -> None:
         widths = Widths.of_shard(SPEC, layout, kv_dtype=kv_dtype)
         block_bytes = 64 * 4 * 3 * 2 * row_bytes
         assert buffer_bytes(widths, kept) - buffer_bytes(widths, LIMITS) == block_bytes
+
+
+def test_packing_the_head_takes_what_it_is_packed_from() -> None:
+    layout = shard_layout(SPEC, make_plan(SPEC, "solo", model="m"), stage=0, rank=0)
+    assert head_load_bytes(layout, weight_format("int4", 32, "fast")) == 100 * 64 // 2 + 100 * 8
+    assert head_load_bytes(layout, weight_format("float32", 32, "fast")) == 4 * 100 * 64
 
 
 def test_loading_a_whole_takes_its_scales_and_the_largest_matrix() -> None:

@@ -77,21 +77,28 @@ class EmulatedCluster:
     """Whether slices by speed are compared with equal slices."""
 
 
+SHARED_CORE = 0.5
+"""What graphs may take of a core with several devices. Their sums, their messages and the network
+that carries them need the rest: with all of it promised, a device waits for its neighbour, as no
+device with a core of its own does."""
+
+
 def cores_of(devices: Sequence[Device], *, num_cores: int) -> list[int]:
     """The core of each device: the largest first, each to the core with most room.
 
-    Raises ValueError when a core would have to be two.
+    Raises ValueError when a core would have to be two, or to give several all it has.
     """
-    room = [1.0] * num_cores
+    taken = [0.0] * num_cores
     found = [0] * len(devices)
     for index in sorted(range(len(devices)), key=lambda index: -devices[index].cores):
-        core = max(range(num_cores), key=lambda core: room[core])
-        room[core] -= devices[index].cores
+        core = min(range(num_cores), key=lambda core: taken[core])
+        room = SHARED_CORE if taken[core] else 1.0
+        taken[core] += devices[index].cores
         found[index] = core
-        if room[core] < -1e-9:
+        if taken[core] > room + 1e-9:
             raise ValueError(
                 f"{len(devices)} devices with {sum(each.cores for each in devices):g} cores do not "
-                f"fit on {num_cores} cores"
+                f"fit on {num_cores} cores, of which one with several devices has {SHARED_CORE:g}"
             )
     return found
 
@@ -192,23 +199,23 @@ CLUSTERS: tuple[EmulatedCluster, ...] = (
     ),
     EmulatedCluster(
         name="split-three",
-        devices=_devices(1, 0.5, 0.25, mbit=1000, gib=0.4),
+        devices=_devices(0.6, 0.3, 0.15, mbit=1000, gib=0.4),
         shape="W",
         work=DECODE,
     ),
     EmulatedCluster(
         name="fast-but-small",
-        devices=(_device(0, 0.8, gib=0.35), _device(1, 0.3), _device(2, 0.3)),
+        devices=(_device(0, 0.8, gib=0.35), _device(1, 0.25), _device(2, 0.25)),
         shape="H",
         work=DECODE,
     ),
     # Three and more.
     EmulatedCluster(
-        name="four-two-one", devices=_devices(1, 0.5, 0.25), shape="W", work=DECODE, shares=True
+        name="four-two-one", devices=_devices(0.6, 0.3, 0.15), shape="W", work=DECODE, shares=True
     ),
     EmulatedCluster(
         name="three-gigabit",
-        devices=_devices(0.5, 0.5, 0.5, mbit=1000),
+        devices=_devices(0.25, 0.25, 0.25, mbit=1000),
         shape="H",
         work=DECODE,
         everything=True,
@@ -216,17 +223,17 @@ CLUSTERS: tuple[EmulatedCluster, ...] = (
     EmulatedCluster(
         name="one-on-wifi",
         devices=(
-            _device(0, 0.5, mbit=1000),
-            _device(1, 0.5, mbit=1000),
-            _device(2, 0.5, mbit=30, ms=5),
+            _device(0, 0.25, mbit=1000),
+            _device(1, 0.25, mbit=1000),
+            _device(2, 0.25, mbit=30, ms=5),
         ),
         shape="W",
         work=DECODE,
     ),
-    EmulatedCluster(name="four", devices=_devices(0.4, 0.4, 0.4, 0.4), shape="W", work=DECODE),
+    EmulatedCluster(name="four", devices=_devices(0.25, 0.25, 0.25, 0.25), shape="W", work=DECODE),
     EmulatedCluster(
         name="five-gigabit",
-        devices=_devices(0.5, 0.4, 0.3, 0.3, 0.25, mbit=1000, ms=0.2),
+        devices=_devices(0.3, 0.25, 0.15, 0.15, 0.1, mbit=1000, ms=0.2),
         shape="W",
         work=DECODE,
     ),
@@ -243,7 +250,7 @@ CLUSTERS: tuple[EmulatedCluster, ...] = (
         shape="W",
         work=PREFILL,
     ),
-    EmulatedCluster(name="prompt-three", devices=_devices(0.5, 0.5, 0.25), shape="H", work=PREFILL),
+    EmulatedCluster(name="prompt-three", devices=_devices(0.4, 0.3, 0.15), shape="H", work=PREFILL),
 )
 """Twenty-four, in under half an hour."""
 
