@@ -217,7 +217,13 @@ def after_budgets(count: int) -> Iterator[bool]:
 @click.option("--block-size", type=int, default=128, show_default=True)
 @click.option("--minutes", type=click.FloatRange(0), default=10.0, show_default=True)
 @click.option("--budgets", "count", type=click.IntRange(1), help="So many instead of minutes.")
-@click.option("--at-once", type=click.IntRange(1), default=2, show_default=True, help="Replies.")
+@click.option(
+    "--at-once",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Replies under way. Several share steps, which rounds int4 products differently.",
+)
 @click.option("--threads", type=click.IntRange(1), default=2, show_default=True)
 @click.option("--seed", type=int, default=1, show_default=True)
 @folder_option

@@ -7,7 +7,7 @@ import json
 
 import click
 
-from edge.commands.options import ClusterOptions, open_cluster
+from edge.commands.options import ClusterOptions, cluster_option, interface_option, open_cluster
 from edge.errors import RequestError
 from edge.memory import format_size
 from edge.peer_info import PeerInfo
@@ -16,16 +16,8 @@ from edge.peer_info import PeerInfo
 @click.command("memory", short_help="Tell a running peer how much memory it may use.")
 @click.argument("peer")
 @click.argument("size")
-@click.option(
-    "--cluster", default="default", show_default=True, help="Where to look for a peer by name."
-)
-@click.option(
-    "--interface",
-    "interfaces",
-    multiple=True,
-    metavar="NAME|IP",
-    help="Look only on this network interface.",
-)
+@cluster_option
+@interface_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
 def command(peer: str, size: str, cluster: str, interfaces: tuple[str, ...], as_json: bool) -> None:
     """Have PEER, a name or HOST:PORT, stay under SIZE from now on, whatever it is doing.

@@ -23,6 +23,27 @@ from partition import PlanError as PartitionPlanError
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+address_option = click.option(
+    "--peer",
+    "addresses",
+    multiple=True,
+    metavar="HOST:PORT",
+    help="A peer by address instead of zeroconf; may be repeated.",
+)
+
+cluster_option = click.option(
+    "--cluster", default="default", show_default=True, help="Name of the cluster to look for."
+)
+
+interface_option = click.option(
+    "--interface",
+    "interfaces",
+    multiple=True,
+    metavar="NAME|IP",
+    help="Look for peers only on this network interface.",
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterOptions:
     """Which peers to use: discovered, given, or started here."""
@@ -63,19 +84,8 @@ def cluster_options(function: F) -> F:
         return function(peers=peers, **others)
 
     for option in (
-        click.option(
-            "--interface",
-            "interfaces",
-            multiple=True,
-            metavar="NAME|IP",
-            help="Look for peers only on this network interface.",
-        ),
-        click.option(
-            "--cluster",
-            default="default",
-            show_default=True,
-            help="Name of the cluster to look for.",
-        ),
+        interface_option,
+        cluster_option,
         click.option(
             "--threads", type=click.IntRange(1, 1024), help="Threads of each --local peer."
         ),
@@ -95,13 +105,7 @@ def cluster_options(function: F) -> F:
             metavar="N",
             help="Start N peers on this machine for this command.",
         ),
-        click.option(
-            "--peer",
-            "addresses",
-            multiple=True,
-            metavar="HOST:PORT",
-            help="A peer by address instead of zeroconf; may be repeated.",
-        ),
+        address_option,
     ):
         command = option(command)
     return command  # type: ignore[return-value]

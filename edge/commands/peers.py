@@ -13,7 +13,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from edge.commands.options import ClusterOptions, open_cluster
+from edge.commands.options import (
+    ClusterOptions,
+    address_option,
+    cluster_option,
+    interface_option,
+    open_cluster,
+)
 from edge.memory import format_size
 from edge.peer_info import PeerInfo
 
@@ -30,23 +36,9 @@ LEAST_WANTED_LAST = (
 
 
 @click.command("peers", short_help="Show the peers of a cluster.")
-@click.option(
-    "--peer",
-    "addresses",
-    multiple=True,
-    metavar="HOST:PORT",
-    help="Ask this address instead of zeroconf; may be repeated.",
-)
-@click.option(
-    "--cluster", default="default", show_default=True, help="Name of the cluster to look for."
-)
-@click.option(
-    "--interface",
-    "interfaces",
-    multiple=True,
-    metavar="NAME|IP",
-    help="Look only on this network interface.",
-)
+@address_option
+@cluster_option
+@interface_option
 @click.option("--wide", is_flag=True, help="Show all columns, however wide the terminal is.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
 def command(
