@@ -68,7 +68,7 @@ def test_where_layers_come_from_is_said(
     show_plan(made, title="m", unchanged=None, explain=False)
     shown = capsys.readouterr().out
     assert where in shown
-    assert f"weights 750 B ({more} for each token)" in shown
+    assert f"weights 620 B ({more} for each token)" in shown
     assert f"What takes most of a token's time: {what}: " in shown
     (row,) = plan_as_json(made, explain=False)["devices"]
     assert row["streamed_layers"] - row["host_layers"] == int("disk" in where) * (
