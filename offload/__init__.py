@@ -2,6 +2,7 @@
 
 from offload.closing import Closing
 from offload.derived_cache import DerivedCache, DerivedWriter
+from offload.device_window import Copier, DeviceWindow, Mark, MemoryCopier
 from offload.direct_reader import DirectReader, Read
 from offload.durable import full_disk_as_store_full
 from offload.errors import (
@@ -12,6 +13,7 @@ from offload.errors import (
     StoreUnsupportedError,
 )
 from offload.folder_cache import FolderCache, FolderUse
+from offload.host_slots import HostSlots, Unpin, unpinned
 from offload.kv_disk import DiskKVTier
 from offload.kv_pool import KVPool
 from offload.kv_tier import KVPlace, KVShape, KVTier, MemoryKVTier
@@ -30,26 +32,32 @@ from offload.safetensors_writer import SafetensorsWriter
 from offload.shard_cache import ShardCache
 from offload.shard_writer import CachedShard, ShardWriter
 from offload.store import MemoryStore, SafetensorsStore, WeightStore
-from offload.weight_streamer import Extent, Memory, Span, WeightStreamer
+from offload.weight_streamer import Extent, Memory, Span, WeightStreamer, padded
+from offload.weight_tiers import Tier, WeightTiers, weight_tiers
 
 __all__ = [
     "PIECE_BYTES",
     "CachedShard",
     "Closing",
+    "Copier",
     "DerivedCache",
     "DerivedWriter",
+    "DeviceWindow",
     "DirectReader",
     "DiskKVTier",
     "Extent",
     "FolderCache",
     "FolderUse",
+    "HostSlots",
     "KVPlace",
     "KVPool",
     "KVShape",
     "KVTier",
     "Manifest",
     "ManifestBuilder",
+    "Mark",
     "Memory",
+    "MemoryCopier",
     "MemoryKVTier",
     "MemoryStore",
     "Piece",
@@ -67,9 +75,15 @@ __all__ = [
     "StoreMissingError",
     "StoreUnsupportedError",
     "TensorEntry",
+    "Tier",
+    "Unpin",
     "WeightStore",
     "WeightStreamer",
+    "WeightTiers",
     "full_disk_as_store_full",
     "numpy_dtype",
+    "padded",
     "piece_digest",
+    "unpinned",
+    "weight_tiers",
 ]

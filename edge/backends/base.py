@@ -37,6 +37,8 @@ class ShardWeights:
     """Where a back end keeps what it makes of them; None: nowhere."""
     load_room_bytes: int | None = None
     """What loading may take beside the weights themselves; None: what it wants."""
+    host_bytes: int = 0
+    """Of the host's memory, for weights that a device with memory of its own has no room for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -97,10 +97,7 @@ class TritonBackend:
         import torch
 
         from edge.backends.triton_load import load
-        from edge.backends.triton_program import NO_STREAM, NO_TIER
-
-        if layout.streamed:
-            raise RequestError(NO_STREAM)
+        from edge.backends.triton_program import NO_TIER
 
         if kv_tier is not None:
             raise RequestError(NO_TIER)

@@ -51,7 +51,7 @@ def check_agreement(
 ) -> None:
     """Raises RequestError, with the operator and its error, where one is too far off."""
     check = _Check(operators, arrays, device, buffers, limits)
-    if operators.layout.embedding:
+    if operators.embedding is not None:
         check.embedding()
     for layer, block in list(operators.attentions.items())[:1]:
         prefix = f"layers.{layer}."

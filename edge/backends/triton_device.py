@@ -7,18 +7,21 @@ are the same and copies between them are nothing.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-_MAX_GRAPHS = 32
-"""Kept at once, one for each shape of a decode step (and segment of it, where stages are split)."""
+from offload import Copier, Mark, Memory, MemoryCopier, Unpin, unpinned
+
+_MAX_SHAPES = 32
+"""Of decode steps, of which graphs are kept at once."""
 
 _interpreting = threading.Lock()
 """The interpreter patches Triton's language during a launch, for the whole process."""
@@ -70,6 +73,60 @@ class Device:
         """What was launched and copied before is done."""
         self.wait(self.mark())
 
+    def give_back(self) -> None:
+        """Memory that nobody uses any more: to the system, for other programs."""
+        if self.is_gpu:
+            torch.cuda.empty_cache()
+
+    def copier(self, places: Sequence[Tensor]) -> Copier:
+        """Copies into these, uint8 on the device, beside what is computed."""
+        if self.is_gpu:
+            return StreamCopier(self, places)
+        return MemoryCopier([memoryview(place.numpy()) for place in places])
+
+    def pin(self, memory: memoryview) -> Unpin:
+        """Let copies out of this memory, whole pages, go beside what is computed."""
+        if not self.is_gpu:
+            return unpinned(memory)
+        runtime: Any = torch.cuda.cudart()
+        address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        error = runtime.cudaHostRegister(address, memory.nbytes, 0)
+        if error != runtime.cudaError.success:
+            _log.warning(
+                "CUDA pins no %d bytes of memory (%s), so copies out of them are slower; raise the "
+                "limit of locked memory, or give the peer less --host-memory",
+                memory.nbytes,
+                error,
+            )
+            return unpinned(memory)
+        return lambda: runtime.cudaHostUnregister(address)
+
+
+class StreamCopier:
+    """Copies on a stream of its own. See `offload.Copier`."""
+
+    def __init__(self, device: Device, places: Sequence[Tensor]) -> None:
+        self._device = device
+        self._places = places
+        self._stream: Any = torch.cuda.Stream(device.torch)
+
+    def copy(self, memory: Memory, place: int, nbytes: int, *, after: Mark) -> Mark:
+        source = torch.frombuffer(memory[0], dtype=torch.uint8, count=nbytes)
+        with torch.cuda.stream(self._stream):
+            if after is not None:
+                self._stream.wait_event(after)
+            self._places[place][:nbytes].copy_(source, non_blocking=True)
+            return self._stream.record_event()
+
+    def used(self) -> Mark:
+        return self._device.mark()
+
+    def wait(self, mark: Mark) -> None:
+        self._device.wait(mark)
+
+    def close(self) -> None:
+        self._stream.synchronize()
+
 
 class Mirror:
     """Numbers in a row that the device computes with and the host reads and writes.
@@ -105,8 +162,10 @@ class Launches:
     the GPU takes to compute them; a graph is one launch.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, *, pieces: int = 1) -> None:
+        """pieces: graphs of one step, which is cut where something must happen between them."""
         self._device = device
+        self._most_graphs = pieces * _MAX_SHAPES
         self._graphs: OrderedDict[Hashable, Any] = OrderedDict()
         self._is_graphing = device.is_gpu
         self._pool: Any = None
@@ -123,7 +182,7 @@ class Launches:
         if key not in self._graphs:
             work()  # compiles what is to be compiled, which cannot happen while recording
             self._graphs[key] = None
-            if len(self._graphs) > _MAX_GRAPHS:
+            if len(self._graphs) > self._most_graphs:
                 self._graphs.popitem(last=False)
             return
         self._graphs.move_to_end(key)

@@ -19,8 +19,9 @@ from edge.backends.shard_arrays import ShardArrays
 from edge.backends.triton_buffers import Lane
 from edge.backends.triton_cache import BlockCache
 from edge.backends.triton_device import Device
+from edge.backends.triton_stream import StreamedLayers
 from edge.backends.triton_tuning import open_tuning
-from edge.backends.triton_weights import Product, to_device
+from edge.backends.triton_weights import Product, Weight, read_weight, to_device
 from edge.layout import ShardLayout
 from edge.models.spec import ModelSpec
 from kernels.attention.triton import attention
@@ -37,6 +38,8 @@ Reduced = Literal["hidden", "partial"]
 class Segment:
     """Launches up to a sum over the stage's shards, or to the end of the stage."""
 
+    layer: int | None = None
+    """Whose weights it takes."""
     launch: Callable[[Lane], None]
     reduce: Reduced | None
     """Which rows of the lane are summed then."""
@@ -130,7 +133,9 @@ class ShardOperators:
         *,
         context_tokens: int,
         activations: torch.dtype,
+        streamed: StreamedLayers | None = None,
     ) -> None:
+        """streamed: where the matrices of layers are, if not where they stay."""
         self.spec = spec
         self.layout: ShardLayout = arrays.layout
         self.activations = activations
@@ -138,35 +143,54 @@ class ShardOperators:
         self._arrays = arrays
         self._device = device
         self._tuning = open_tuning(device, activations)
-        self._half_scales = activations != torch.float32
+        self.half_scales = activations != torch.float32
+        self._products: list[Product] = []
+        self._streamed = streamed
         frequencies = np.asarray(spec.inverse_frequencies, dtype=np.float32)
         cos, sin = rope_tables(frequencies, length=context_tokens)
         self.tables = to_device(cos, device), to_device(sin, device)
         layout = self.layout
         self.embedding: Tensor | None = None
-        if layout.embedding:
+        if layout.embedding and streamed is None:
             self.embedding = to_device(arrays.read("embedding"), device)
         layers = tuple(layout.layers)
         self.attentions = {n: self._attention(n) for n in layers if layout.num_heads}
         self.feed_forwards = {n: self._feed_forward(n) for n in layers if layout.ffn_columns}
         self.head: Head | None = None
         if layout.is_last_stage and layout.vocab:
-            self.head = Head(norm=self._norm("final_norm"), product=self._product("head"))
+            self.head = Head(
+                norm=self._norm("final_norm"), product=self._product("head", self._read("head"))
+            )
+
+    def let_go(self) -> None:
+        """Of what a shard that streams has elsewhere: its layers' matrices, and its embedding."""
+        self.embedding = None
+        for product in self._products:
+            product.place(None)
+
+    def place(self, streamed: StreamedLayers | None) -> None:
+        """Take the layers' matrices from there; None: in memory of their own, read again."""
+        self._streamed = streamed
+        for product in self._products:
+            product.place(self._layer_weight(product.name))
+        if streamed is None and self.layout.embedding:
+            self.embedding = to_device(self._arrays.read("embedding"), self._device)
 
     def segments(self) -> tuple[Segment, ...]:
         """In order; a stage of several shards has a sum after each but the last one."""
         layout = self.layout
         found: list[Segment] = []
 
-        def add(launch: Callable[[Lane], None], reduce: Reduced) -> None:
-            found.append(Segment(launch=launch, reduce=reduce if layout.is_split else None))
+        def add(launch: Callable[[Lane], None], reduce: Reduced, layer: int | None = None) -> None:
+            summed = reduce if layout.is_split else None
+            found.append(Segment(launch=launch, reduce=summed, layer=layer))
 
         if layout.is_first_stage:
             add(self.embed, "hidden")
         for layer in layout.layers:
             pending = layer > layout.layers.start
-            add(self._attention_launch(layer, pending=pending), "partial")
-            add(self._feed_forward_launch(layer), "partial")
+            add(self._attention_launch(layer, pending=pending), "partial", layer)
+            add(self._feed_forward_launch(layer), "partial", layer)
         if not layout.is_last_stage:
             found.append(Segment(launch=_hand_over, reduce=None))
         elif self.head is not None:
@@ -176,8 +200,9 @@ class ShardOperators:
 
     def embed(self, lane: Lane) -> None:
         if self.embedding is None:
-            lane.hidden.zero_()
-            return
+            if not self.layout.embedding:
+                lane.hidden.zero_()
+            return  # else the host has looked them up
         first = self.layout.embedding.start
         embedding(lane.tokens, self.embedding, first_id=first, out=lane.hidden)
 
@@ -213,8 +238,8 @@ class ShardOperators:
         return Attention(
             layer=layer,
             norm=self._norm(f"{p}attention_norm"),
-            qkv=self._product(f"{p}qkv"),
-            output=self._product(f"{p}output"),
+            qkv=self._layer_product(f"{p}qkv"),
+            output=self._layer_product(f"{p}output"),
             norms=norms,
             window=self.spec.windows[layer],
             epsilon=self.spec.norm_epsilon,
@@ -224,14 +249,23 @@ class ShardOperators:
         p = f"layers.{layer}."
         return FeedForward(
             norm=self._norm(f"{p}mlp_norm"),
-            gate_up=self._product(f"{p}gate_up"),
-            down=self._product(f"{p}down"),
+            gate_up=self._layer_product(f"{p}gate_up"),
+            down=self._layer_product(f"{p}down"),
         )
 
-    def _product(self, name: str) -> Product:
-        return Product(
-            self._arrays, name, self._device, self._tuning, half_scales=self._half_scales
-        )
+    def _layer_product(self, name: str) -> Product:
+        product = self._product(name, self._layer_weight(name))
+        self._products.append(product)
+        return product
+
+    def _layer_weight(self, name: str) -> Weight:
+        return self._read(name) if self._streamed is None else self._streamed.weight(name)
+
+    def _read(self, name: str) -> Weight:
+        return read_weight(self._arrays, name, self._device, half_scales=self.half_scales)
+
+    def _product(self, name: str, weight: Weight) -> Product:
+        return Product(self._arrays, name, weight, self._device, self._tuning)
 
     def _norm(self, name: str) -> Norm:
         return Norm(self._vector(name), self.spec.norm_epsilon, self.activations)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from edge.backends.base import ShardWeights, StepLimits
+from edge.backends.host_embedding import HostEmbedding
 from edge.backends.shard_arrays import ShardArrays
 from edge.backends.triton_agreement import check_agreement
 from edge.backends.triton_buffers import StepBuffers
@@ -12,6 +13,7 @@ from edge.backends.triton_cache import BlockCache
 from edge.backends.triton_device import Device
 from edge.backends.triton_layers import ShardOperators
 from edge.backends.triton_program import TritonProgram
+from edge.backends.triton_stream import StreamedLayers
 from edge.formats import WeightFormat
 from edge.layout import ShardLayout
 from edge.models.spec import ModelSpec
@@ -36,24 +38,46 @@ def load(
         activations = usual_activations(device, weight_format)
     arrays = ShardArrays(layout, weights, weight_format)
     cache = BlockCache(spec, layout, limits, device, bits=bits, dtype=activations)
-    operators = ShardOperators(
-        spec,
-        arrays,
-        device,
-        cache,
-        context_tokens=limits.context_tokens,
-        activations=activations,
-    )
-    buffers = StepBuffers(device, limits, hidden_size=spec.hidden_size, columns=len(layout.vocab))
-    with device.launching():
-        check_agreement(operators, arrays, device, buffers, limits)
-    return TritonProgram(
-        operators,
-        device,
-        buffers,
-        weight_bytes=weights.manifest.total_bytes,
-        limits=limits,
-    )
+
+    def open_streamed() -> StreamedLayers:
+        return StreamedLayers(arrays, weights, device, half_scales=activations != torch.float32)
+
+    streamed: StreamedLayers | None = None
+    if layout.streamed:
+        streamed = open_streamed()
+    try:
+        if streamed is not None:
+            streamed.settle(len(layout.streamed))
+        operators = ShardOperators(
+            spec,
+            arrays,
+            device,
+            cache,
+            context_tokens=limits.context_tokens,
+            activations=activations,
+            streamed=streamed,
+        )
+        buffers = StepBuffers(
+            device, limits, hidden_size=spec.hidden_size, columns=len(layout.vocab)
+        )
+        if streamed is not None:
+            streamed.bring(layout.layers.start)  # which is the one that is checked
+        with device.launching():
+            check_agreement(operators, arrays, device, buffers, limits)
+        return TritonProgram(
+            operators,
+            device,
+            buffers,
+            weight_bytes=weights.manifest.total_bytes,
+            limits=limits,
+            host_embedding=HostEmbedding(arrays),
+            streamed=streamed,
+            open_streamed=open_streamed,
+        )
+    except BaseException:
+        if streamed is not None:
+            streamed.close()
+        raise
 
 
 def usual_activations(device: Device, weight_format: WeightFormat) -> torch.dtype:

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge.backends.base import Step, StepLimits, check_step
+from edge.backends.host_embedding import HostEmbedding
 from edge.backends.overlap import parts_of
 from edge.backends.triton_buffers import Lane, StepBuffers
 from edge.backends.triton_device import Device, Launches, Mirror
 from edge.backends.triton_layers import Segment, ShardOperators
+from edge.backends.triton_stream import StreamedLayers
 from edge.errors import RequestError
 from transport import Collective, Work
-
-NO_STREAM = (
-    "back end triton keeps all weights in memory and cannot stream layers from disk; load without "
-    "stream, or start this peer with --backend ort"
-)
 
 NO_TIER = (
     "back end triton keeps keys and values in the GPU's memory only; start this peer without "
@@ -30,8 +28,6 @@ NO_TIER = (
 class TritonProgram:
     """See StageProgram. Sums over shards happen on the host, in buffers made once."""
 
-    disk_wait_s = 0.0
-
     def __init__(
         self,
         operators: ShardOperators,
@@ -40,7 +36,14 @@ class TritonProgram:
         *,
         weight_bytes: int,
         limits: StepLimits,
+        host_embedding: HostEmbedding,
+        streamed: StreamedLayers | None,
+        open_streamed: Callable[[], StreamedLayers],
     ) -> None:
+        """streamed: where layers come from, if not all are in the device's memory.
+
+        `open_streamed` makes that, should there be less memory later.
+        """
         self.weight_bytes = weight_bytes
         self._operators = operators
         self._device = device
@@ -49,7 +52,16 @@ class TritonProgram:
         self._layout = operators.layout
         self._cache = operators.cache
         self._segments = operators.segments()
-        self._launches = Launches(device)
+        self._host_embedding = host_embedding
+        self._streamed = streamed
+        self._open_streamed = open_streamed
+        self._cut()
+        if streamed is not None:
+            streamed.start()
+
+    @property
+    def disk_wait_s(self) -> float:
+        return 0.0 if self._streamed is None else self._streamed.wait_s
 
     def receive_buffer(self, step: Step) -> NDArray[np.float32]:
         size = self._operators.spec.hidden_size
@@ -66,8 +78,11 @@ class TritonProgram:
         if buffers.make_room_for_logits(step):
             self._launches.clear()
         lanes = buffers.lanes(parts_of(step, is_split=self._layout.is_split))
-        if hidden is not None:
-            rows = self.receive_buffer(step)
+        rows = self.receive_buffer(step)
+        if self._layout.embedding and self._operators.embedding is None:
+            self._host_embedding.look_up(step, rows)
+            buffers.hidden.to_device(0, rows.size)
+        elif hidden is not None:
             if hidden.ctypes.data != rows.ctypes.data:
                 rows[...] = hidden
             buffers.hidden.to_device(0, rows.size)
@@ -99,14 +114,53 @@ class TritonProgram:
         raise RequestError(NO_TIER)
 
     def stream(self, layers: int) -> None:
-        """Refused, but for none."""
-        if layers:
-            raise RequestError(NO_STREAM)
+        streamed = self._streamed
+        if streamed is None and not layers:
+            return
+        self._launches.clear()  # they know where weights were
+        if streamed is not None:
+            try:
+                streamed.settle(layers)
+            finally:
+                self._take(streamed)
+            return
+        streamed = self._open_streamed()
+        self._operators.let_go()  # before the others: there may be no room for both
+        try:
+            streamed.settle(layers)
+        except BaseException:
+            streamed.close()
+            self._operators.place(None)
+            raise
+        self._take(streamed)
+
+    def _take(self, streamed: StreamedLayers) -> None:
+        self._streamed = streamed
+        self._operators.place(streamed)
+        self._cut()
+        streamed.start()
+
+    def _cut(self) -> None:
+        """Where a step is interrupted: at sums, and where the weights of a layer come and go."""
+        segments = self._segments
+        streamed = () if self._streamed is None else self._streamed.streamed
+        layers = [each.layer if each.layer in streamed else None for each in segments]
+        parts = groupby(
+            range(len(segments)),
+            key=(lambda index: index) if self._layout.is_split else layers.__getitem__,
+        )
+        self._pieces = tuple(tuple(part) for _, part in parts)
+        self._first = {layers.index(layer): layer for layer in streamed}
+        behind = layers[::-1]
+        self._last = {len(layers) - 1 - behind.index(layer): layer for layer in streamed}
+        self._launches = Launches(self._device, pieces=len(self._pieces))
 
     def release(self, request: str) -> None:
         self._cache.release(request)
 
     def close(self) -> None:
+        if self._streamed is not None:
+            self._streamed.close()
         self._launches.clear()
         self._segments = ()
 
@@ -128,11 +182,15 @@ class TritonProgram:
         """Segment after segment. While one half's sum is under way the other is computed."""
         if not self._layout.is_split:
             (lane,) = lanes
-            self._launch(tuple(range(len(self._segments))), lane)
+            for piece in self._pieces:
+                self._begin(piece[0])
+                self._launch(piece, lane)
+                self._end(piece[-1])
             return
         under_way: list[Work | None] = [None] * len(lanes)
         for index, segment in enumerate(self._segments):
             marks = []
+            self._begin(index)
             for half, lane in enumerate(lanes):
                 work, under_way[half] = under_way[half], None
                 if work is not None:
@@ -141,6 +199,7 @@ class TritonProgram:
                 self._launch((index,), lane)
                 self._move(segment, lane, to_device=False)
                 marks.append(self._device.mark())
+            self._end(index)
             if segment.reduce is None:
                 continue
             for half, lane in enumerate(lanes):
@@ -154,6 +213,16 @@ class TritonProgram:
         for work in under_way:
             if work is not None:
                 work.wait()
+
+    def _begin(self, index: int) -> None:
+        """The segment's weights are there when this returns."""
+        if self._streamed is not None and index in self._first:
+            self._streamed.begin(self._first[index])
+
+    def _end(self, index: int) -> None:
+        """The segment is launched: others may take the place of its weights."""
+        if self._streamed is not None and index in self._last:
+            self._streamed.end(self._last[index])
 
     def _launch(self, indices: tuple[int, ...], lane: Lane) -> None:
         """These segments, one after the other."""

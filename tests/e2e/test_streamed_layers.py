@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from demos.bundled import MODEL
 from partition import Plan
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.pairs import every_pair
-from tests.support.plans import bundled_plan, make_plan
+from tests.support.plans import bundled_plan, make_plan, streaming
 
 Checkpoints = Callable[..., TinyCheckpoint]
 
@@ -22,23 +21,6 @@ PROMPT_TOKENS = 24
 NEW_TOKENS = 12
 
 pytestmark = pytest.mark.slow
-
-
-def streaming(plan: Plan, count: int) -> Plan:
-    """The plan with up to `count` layers of every shard on disk."""
-    return dataclasses.replace(
-        plan,
-        stages=tuple(
-            dataclasses.replace(
-                stage,
-                shards=tuple(
-                    dataclasses.replace(shard, streamed_layers=min(count, len(stage.layers)))
-                    for shard in stage.shards
-                ),
-            )
-            for stage in plan.stages
-        ),
-    )
 
 
 def answers(

@@ -11,7 +11,7 @@ import pytest
 
 import edge
 from tests.support.checkpoints import TinyCheckpoint
-from tests.support.plans import make_plan
+from tests.support.plans import make_plan, streaming
 from tests.support.processes import edge as run_edge
 from tests.support.reference_model import ReferenceModel
 
@@ -69,6 +69,20 @@ def test_greedy_tokens_are_those_of_transformers(
     plan = make_plan(checkpoint.spec, layout, model=checkpoint.path.name)
     with clusters[first].load(checkpoint.path, dtype="float32", plan=plan) as model:
         reply = model.generate(prompt, max_new_tokens=NEW_TOKENS, ignore_eos=True)
+    assert list(reply.token_ids) == checkpoint.greedy(prompt, NEW_TOKENS)
+
+
+def test_layers_that_stream_on_both_kinds_of_peer_change_no_token(
+    clusters: dict[str, edge.Cluster], tiny_checkpoint: Checkpoints
+) -> None:
+    """Of the GPU's three layers two are held at once."""
+    checkpoint = tiny_checkpoint("llama", layers=4)
+    prompt = checkpoint.prompt(PROMPT_TOKENS)
+    plan = make_plan(checkpoint.spec, "pipeline_2", model=checkpoint.path.name)
+    plan = streaming(plan, 3)
+    with clusters["ort"].load(checkpoint.path, dtype="float32", plan=plan) as model:
+        reply = model.generate(prompt, max_new_tokens=NEW_TOKENS, ignore_eos=True)
+        assert model.proposal.rows[1].streamed_layers == 3
     assert list(reply.token_ids) == checkpoint.greedy(prompt, NEW_TOKENS)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from demos.bundled import MODEL
 from edge.checkpoint import Checkpoint
@@ -41,6 +41,23 @@ LAYOUTS: Mapping[str, tuple[tuple[int, Shares], ...]] = {
     "mixed_2_then_3": ((3, TWO), (1, THREE)),
 }
 """Stages of a model of four layers: (layers, what its shards get)."""
+
+
+def streaming(plan: Plan, count: int) -> Plan:
+    """The plan with up to `count` layers of every shard on disk."""
+    return replace(
+        plan,
+        stages=tuple(
+            replace(
+                stage,
+                shards=tuple(
+                    replace(shard, streamed_layers=min(count, len(stage.layers)))
+                    for shard in stage.shards
+                ),
+            )
+            for stage in plan.stages
+        ),
+    )
 
 
 def make_plan(

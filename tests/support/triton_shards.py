@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,10 @@ from edge.checkpoint import Checkpoint
 from edge.formats import WeightFormat, kv_bits, weight_format
 from edge.layout import ShardLayout, shard_layout
 from edge.shipping import describe_shard
+from offload import DerivedCache, padded
 from partition import Plan
 from tests.support.checkpoints import TinyCheckpoint
-from tests.support.plans import make_plan
+from tests.support.plans import make_plan, streaming
 from tests.support.transport_pairs import group, on_every_rank
 from tests.support.triton_face import device
 from transport import Collective
@@ -69,8 +71,14 @@ def triton_plan(
     kv_dtype: Any = "float32",
     limits: StepLimits = LIMITS,
     activations: str | None = None,
+    streamed: int = 0,
+    host_layers: int = 0,
+    has_folder: bool = True,
 ) -> Iterator[TritonPlan]:
-    """activations: what products compute with, if not the usual."""
+    """activations: what products compute with, if not the usual.
+
+    streamed: layers of each shard, the last ones, that are not in its device's memory;
+    host_layers: how many of them its host has room for. has_folder: for packed weights."""
     assert device() == "cpu", "interpreted"
     import torch
 
@@ -80,6 +88,8 @@ def triton_plan(
     chosen = weight_format(dtype)
     multiple = chosen.block_size if chosen.bits else 1
     plan = make_plan(checkpoint.spec, layout, model="m", column_multiple=multiple)
+    plan = streaming(plan, streamed)
+    packed = DerivedCache(folder / "packed", 1 << 30) if has_folder else None
     here = Device()
     with ExitStack() as stack:
         programs, members = [], []
@@ -88,6 +98,8 @@ def triton_plan(
             members.append(stack.enter_context(group("memory", len(stage.shards))))
             for rank in range(len(stage.shards)):
                 shard, weights = shard_weights(checkpoint, plan, number, rank, chosen, folder)
+                layer_bytes = most_layer_bytes(shard, chosen)
+                weights = replace(weights, packed=packed, host_bytes=host_layers * layer_bytes)
                 program = load(
                     here,
                     checkpoint.spec,
@@ -101,6 +113,24 @@ def triton_plan(
                 stack.callback(program.close)
                 programs[-1].append(program)
         yield TritonPlan(programs, members)
+
+
+def most_layer_bytes(layout: ShardLayout, chosen: WeightFormat) -> int:
+    """Of a layer's matrices as they lie in memory, every array in whole blocks."""
+    sizes: dict[str, int] = {}
+    for matrix in layout.matrices:
+        layer, _, name = matrix.name.rpartition(".")
+        columns = len(matrix.columns)
+        if chosen.bits is None:
+            arrays = [4 * matrix.num_rows * columns]
+        else:
+            start = matrix.columns.start % chosen.block_size
+            blocks = -(-(start + columns) // chosen.block_size)
+            codes = matrix.num_rows * blocks * chosen.block_size * chosen.bits // 8
+            arrays = [codes, 4 * matrix.num_rows * blocks]
+        if name in {"qkv", "output", "gate_up", "down"}:
+            sizes[layer] = sizes.get(layer, 0) + sum(map(padded, arrays))
+    return max(sizes.values(), default=0)
 
 
 def shard_weights(

@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import edge
 from edge.backends import base, cuda_driver
-from edge.backends.base import StepLimits, open_backend, usual_backend
+from edge.backends.base import open_backend, usual_backend
 from edge.errors import RequestError
-from edge.formats import weight_format
-from edge.layout import shard_layout
-from edge.made_up_weights import written_weights
-from tests.support.halves import SPEC
-from tests.support.plans import make_plan
 from tests.support.processes import edge_process
-from tests.support.triton_face import device
 
 
 def without_packages(monkeypatch: pytest.MonkeyPatch, *missing: str) -> None:
@@ -76,20 +68,6 @@ def test_auto_is_the_gpu_where_one_can_be_used(monkeypatch: pytest.MonkeyPatch) 
 def test_a_machine_without_a_driver_has_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_driver, "_LIBRARY", "libcuda-that-is-not-there.so")
     assert cuda_driver.num_cuda_devices.__wrapped__() == 0
-
-
-def test_streamed_layers_are_refused(tmp_path: Path) -> None:
-    assert device() == "cpu"
-    spec = replace(SPEC, num_layers=1, windows=(None,))
-    chosen = weight_format("float32")
-    layout = shard_layout(spec, make_plan(spec, "solo", model="m"), stage=0, rank=0)
-    limits = StepLimits(context_tokens=8, chunk_tokens=4, requests=1, cached_tokens=8)
-    backend = open_backend("triton", threads=1)
-    with (
-        written_weights(layout, chosen, tmp_path) as weights,
-        pytest.raises(RequestError, match="cannot stream layers from disk; load without stream"),
-    ):
-        backend.load(spec, replace(layout, streamed=range(1)), weights, chosen, limits=limits)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,87 @@
+"""Which layers of a shard lie in a device's own memory, which in its host's, which on disk. Pure.
+
+Layers are used in the same order for every token, so the best that can be done is a fixed set in
+each memory and a small window through it for the rest (see `weight_streamer.py`): the first layers
+in the device's memory, those after them in the host's, the last ones on disk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Tier = Literal["device", "host", "disk"]
+
+STAGING_LAYERS = 3
+"""Of host memory, where layers from disk wait for their copy: one is copied, one is read, and the
+third keeps the disk busy while the device takes its time. Where there is room for few, fewer."""
+
+LEAST_STAGING_LAYERS = 2
+"""One is copied while the other is read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightTiers:
+    """Where each layer of a shard is between two steps, and through what it passes."""
+
+    num_layers: int
+    streamed: int
+    """The last so many come into the device's memory for each step."""
+    window: int
+    """Places for them there; 0 where none are streamed."""
+    pinned: int
+    """Of the streamed, the first so many stay in the host's memory."""
+    staging: int
+    """Places in the host's memory that the others pass through; 0 where there are none."""
+
+    @property
+    def resident(self) -> int:
+        """Layers that stay in the device's memory."""
+        return self.num_layers - self.streamed
+
+    @property
+    def on_disk(self) -> int:
+        """Layers that are read from disk for each step."""
+        return self.streamed - self.pinned
+
+    @property
+    def device_places(self) -> int:
+        """Layers that the device's memory holds at once."""
+        return self.resident + self.window
+
+    @property
+    def host_places(self) -> int:
+        """Layers that the host's memory holds at once."""
+        return self.pinned + self.staging
+
+    def tier(self, layer: int) -> Tier:
+        """Of layer `layer`, counted from 0 within the shard."""
+        if layer < self.resident:
+            return "device"
+        return "host" if layer < self.resident + self.pinned else "disk"
+
+
+def weight_tiers(
+    num_layers: int, *, streamed: int, window: int, layer_bytes: int, host_bytes: int
+) -> WeightTiers:
+    """The best use of `host_bytes` when so many layers, the last ones, are not in device memory.
+
+    `window`: places of device memory that they pass through. Layers that all find a place there
+    stay. Of host memory at least LEAST_STAGING_LAYERS are taken where a layer comes from disk.
+    ValueError for a window of one: one is used while the next is filled.
+    """
+    if not 0 <= streamed <= num_layers:
+        raise ValueError(f"{streamed} of {num_layers} layers cannot be streamed")
+    if streamed <= window or not layer_bytes:
+        return WeightTiers(num_layers=num_layers, streamed=0, window=0, pinned=0, staging=0)
+    if window < LEAST_STAGING_LAYERS:
+        raise ValueError(f"{streamed} layers cannot go through a window of {window}")
+    fit = host_bytes // layer_bytes
+    if fit >= streamed:
+        pinned, staging = streamed, 0
+    else:
+        staging = max(LEAST_STAGING_LAYERS, min(STAGING_LAYERS, fit // 2))
+        pinned = max(0, fit - staging)
+    return WeightTiers(
+        num_layers=num_layers, streamed=streamed, window=window, pinned=pinned, staging=staging
+    )

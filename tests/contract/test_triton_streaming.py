@@ -1,0 +1,122 @@
+"""Shards larger than a device's memory, on interpreted kernels: layers come and go, bits stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edge.errors import RequestError
+from offload import StoreCorruptError, WeightTiers
+from tests.support.checkpoints import TinyCheckpoint
+from tests.support.triton_shards import TritonPlan, chunk, triton_plan
+
+Checkpoints = Callable[..., TinyCheckpoint]
+
+LARGEST_DIFFERENCE = 1e-4
+
+PROMPT_TOKENS = 3
+TOKENS = 2
+
+
+def answer(model: TritonPlan, tokens: list[int], request: str = "a") -> np.ndarray:
+    """Logits [TOKENS + 1, vocab]: of the prompt's last token, and of tokens after it."""
+    rows = [model.forward(chunk(request, tokens[:PROMPT_TOKENS], rows=1))]
+    for position in range(PROMPT_TOKENS, PROMPT_TOKENS + TOKENS):
+        rows.append(model.forward(chunk(request, tokens[position : position + 1], position)))
+    model.release(request)
+    return np.concatenate(rows, axis=1)[0]
+
+
+def tiers_of(model: TritonPlan) -> list[WeightTiers]:
+    return [program._streamed.tiers for stage in model.programs for program in stage]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("family", "layout", "dtype", "layers", "host_layers", "expected"),
+    [
+        ("llama", "solo", "float32", 4, 0, "disk disk disk disk"),
+        ("llama_with_biases", "tensor_2", "int4", 4, 4, "host host host host"),
+        ("qwen3", "solo", "int4", 4, 3, "host disk disk disk"),
+        ("llama", "solo", "float32", 2, 0, "device device"),
+    ],
+)
+def test_logits_are_those_of_layers_in_memory(
+    tiny_checkpoint: Checkpoints,
+    family: str,
+    layout: str,
+    dtype: str,
+    layers: int,
+    host_layers: int,
+    expected: str,
+    tmp_path: Path,
+) -> None:
+    """Bit for bit. Of four layers two are held at once; of two layers both are, and stay."""
+    checkpoint = tiny_checkpoint(family, layers=layers)
+    tokens = checkpoint.prompt(PROMPT_TOKENS + TOKENS)
+    with triton_plan(checkpoint, layout, tmp_path, dtype=dtype) as model:
+        in_memory = answer(model, tokens)
+    with triton_plan(
+        checkpoint, layout, tmp_path, dtype=dtype, streamed=layers, host_layers=host_layers
+    ) as model:
+        found = answer(model, tokens)
+        for tiers in tiers_of(model):
+            assert " ".join(map(tiers.tier, range(layers))) == expected
+            assert tiers.device_places == 2
+    assert np.array_equal(found, in_memory)
+    if dtype == "float32":
+        difference = np.abs(found - checkpoint.logits(tokens)[PROMPT_TOKENS - 1 :])
+        assert difference.max() <= LARGEST_DIFFERENCE
+
+
+def test_a_budget_that_moves_changes_no_bit(tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
+    """Between any two steps, also of one request, and for a shard that had all in memory before."""
+    checkpoint = tiny_checkpoint("llama_with_biases", layers=4)
+    tokens = checkpoint.prompt(6)
+    with triton_plan(checkpoint, "solo", tmp_path, dtype="int4", host_layers=3) as model:
+        (program,) = model.programs[0]
+
+        def rows(counts: list[int], request: str) -> np.ndarray:
+            found = []
+            for position, (token, count) in enumerate(zip(tokens, counts, strict=True)):
+                program.stream(count)
+                found.append(model.forward(chunk(request, [token], position)))
+            return np.concatenate(found)
+
+        in_memory = rows([0] * 6, "a")
+        model.release("a")
+        assert np.array_equal(rows([0, 4, 4, 1, 4, 0], "b"), in_memory)
+        assert program.disk_wait_s > 0
+
+
+def test_a_damaged_file_is_noticed_and_made_again(
+    tiny_checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    checkpoint = tiny_checkpoint("llama", layers=4)
+
+    def first() -> np.ndarray:
+        with triton_plan(checkpoint, "solo", tmp_path, dtype="int4", streamed=4) as model:
+            return model.forward(chunk("a", [1])).copy()
+
+    expected = first()
+    (packed,) = tmp_path.glob("packed/*/weights")
+    content = bytearray(packed.read_bytes())
+    content[len(content) // 2] ^= 1
+    packed.write_bytes(content)
+    with pytest.raises(StoreCorruptError, match="other bytes"):
+        first()
+    assert np.array_equal(first(), expected)
+
+
+def test_without_a_folder_for_packed_weights_nothing_changes(
+    tiny_checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    checkpoint = tiny_checkpoint("llama", layers=1)
+    with triton_plan(checkpoint, "solo", tmp_path, dtype="int4", has_folder=False) as model:
+        (program,) = model.programs[0]
+        before = model.forward(chunk("a", [1])).copy()
+        with pytest.raises(RequestError, match="no folder to keep packed weights in"):
+            program.stream(1)
+        assert np.array_equal(model.forward(chunk("b", [1])), before)
