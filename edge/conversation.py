@@ -29,7 +29,7 @@ from edge.heartbeat import ALIVE, SILENT_AFTER_S, Hearing, show_life
 from edge.hosted_session import HostedSession
 from edge.measuring import Measuring
 from edge.memory import process_memory
-from edge.reservation import shard_use
+from edge.reservation import host_share, shard_use
 from edge.store_errors import map_store_error
 from edge.wire import (
     Assignment,
@@ -219,7 +219,10 @@ class Conversation:
         cached = self._sealed.get(assignment.manifest_digest)
         if cached is None:
             raise ProtocolError("a shard that was not sent")
-        use = shard_use(assignment, cached.manifest)
+        host_bytes = self._node.host_free_bytes
+        if host_bytes is not None:
+            host_bytes = host_share(host_bytes, assignment, cached.manifest)
+        use = shard_use(assignment, cached.manifest, host_bytes=host_bytes)
         await self._node.reserve(assignment.session, use)
         loop = asyncio.get_running_loop()
 
@@ -228,7 +231,9 @@ class Conversation:
                 loop.call_soon_threadsafe(self._reports.put_nowait, event)
 
         try:
-            hosted = HostedSession(assignment, cached.manifest, report, self._node.kv_room)
+            hosted = HostedSession(
+                assignment, cached.manifest, report, self._node.kv_room, host_bytes=host_bytes
+            )
         except BaseException:
             self._node.release(assignment.session)
             raise
@@ -243,6 +248,7 @@ class Conversation:
                     packed=self._node.packed,
                     # Nothing is kept in the cache before the first step.
                     load_room_bytes=self._node.ledger.free_bytes + use.kv_bytes + use.buffer_bytes,
+                    host_bytes=hosted.host_bytes or 0,
                 )
                 loaded_bytes = await asyncio.wrap_future(
                     hosted.shard.load(backend, weights, hosted.kv.tier, hosted.kv.prefixes)

@@ -35,9 +35,15 @@ class HostedSession:
         manifest: Manifest,
         report: Callable[[Frame], None],
         kv_room: KvRoom,
+        *,
+        host_bytes: int | None = None,
     ) -> None:
-        """Raises CapacityError where `kv_room` has not what the assignment promises."""
+        """host_bytes: kept for its weights in the memory of a device's host, where that is another.
+
+        Raises CapacityError where `kv_room` has not what the assignment promises.
+        """
         self.assignment = assignment
+        self.host_bytes = host_bytes
         self.manifest = manifest
         self.kv = kv_room.share(assignment, assignment.layout)
         self._kv_room = kv_room

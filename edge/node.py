@@ -30,7 +30,7 @@ from edge.hosted_session import LINK_TIMEOUT_S, HostedSession
 from edge.kv_room import KvRoom
 from edge.ledger import MEASURING, Floor, Ledger, Use
 from edge.link_probe import answer_probe
-from edge.memory import format_size
+from edge.memory import format_size, usable_memory_bytes
 from edge.profile_sample import SAMPLE_BYTES, sample_budget_bytes
 from edge.reservation import elastic
 from edge.wire import integer, text
@@ -55,6 +55,9 @@ class PeerSettings:
     """The most that the process may have resident; None: what is free, less a reserve."""
     model_memory_bytes: int | None = None
     """Of that, the most for weights and KV caches; None: all that the process leaves."""
+    host_memory_bytes: int | None = None
+    """With a GPU, of the host's, for weights that the GPU's has no room for; None: half of what is
+    free, less a reserve."""
     cluster: str
     announce: bool
     interfaces: tuple[str, ...] | None
@@ -95,6 +98,8 @@ class PeerNode:
             raise RequestError(str(error)) from error
         self.kv_room = KvRoom(memory_bytes=settings.kv_memory_bytes, disk=settings.kv_disk)
         self._ledger: Ledger | None = None
+        self._host_bytes: int | None = None
+        """For weights, in memory that is not the device's own; None: there is no such memory."""
         self._released = asyncio.Event()
         self._promising = asyncio.Lock()
         self.loading = asyncio.Lock()
@@ -119,6 +124,13 @@ class PeerNode:
     @ledger.setter
     def ledger(self, changed: Ledger) -> None:
         self._ledger = changed
+
+    @property
+    def host_free_bytes(self) -> int | None:
+        """What no session has of the host's memory; None: the device computes in it."""
+        if self._host_bytes is None:
+            return None
+        return self._host_bytes - sum(each.host_bytes or 0 for each in self.sessions.values())
 
     async def reserve(self, name: str, use: Use) -> None:
         """Write it down before anything is allocated. Raises CapacityError when it is not free.
@@ -152,7 +164,7 @@ class PeerNode:
             before = self.ledger
             sessions = dict(self.sessions)
             shards = {
-                name: elastic(hosted.assignment, hosted.manifest)
+                name: elastic(hosted.assignment, hosted.manifest, host_bytes=hosted.host_bytes)
                 for name, hosted in sessions.items()
             }
             wanted_bytes = self._budget_bytes(asked_bytes, before.floor)
@@ -195,6 +207,9 @@ class PeerNode:
         """
         backend = await run_blocking(self.backend)
         floor = device_floor() if backend.has_own_memory else process_floor()
+        self._host_bytes = self.settings.host_memory_bytes
+        if self._host_bytes is None and backend.has_own_memory:
+            self._host_bytes = usable_memory_bytes() // 2
         self._ledger = Ledger(
             budget_bytes=self._budget_bytes(self.settings.memory_bytes, floor),
             floor=floor,
@@ -255,6 +270,7 @@ class PeerNode:
                 "floor_bytes": ledger.floor.total,
                 "free_bytes": ledger.free_bytes,
                 "model_free_bytes": ledger.model_free_bytes,
+                "host_memory_bytes": self.host_free_bytes,
                 "kv_memory_bytes": self.kv_room.free_memory_bytes,
                 "kv_disk_bytes": self.kv_room.free_disk_bytes,
                 "kv_prefix_bytes": self.kv_room.prefixes.used_bytes if self.kv_room.prefixes else 0,
@@ -275,6 +291,7 @@ class PeerNode:
                     "bytes": ledger.uses[name].model_bytes,
                     "buffer_bytes": ledger.uses[name].buffer_bytes,
                     "streamed_bytes": ledger.uses[name].streamed_bytes,
+                    "host_bytes": ledger.uses[name].host_bytes,
                     "kv_bytes": hosted.kv.memory_bytes,
                     "kv_disk_bytes": hosted.kv.tier.used_bytes if hosted.kv.tier else 0,
                 }

@@ -22,6 +22,7 @@ _MODEL_NUMBERS = (
     "bytes",
     "buffer_bytes",
     "streamed_bytes",
+    "host_bytes",
     "kv_bytes",
     "kv_disk_bytes",
 )
@@ -54,6 +55,8 @@ class PeerInfo:
     """The machine it is on: peers of one host share its memory."""
     identity: str
     """Changes when the device must be measured anew."""
+    host_memory_bytes: int | None = None
+    """What weights may still take of its host's memory, which is not its own; None: it is."""
     kv_memory_bytes: int | None
     """What keys and values may still take of its memory; None: whatever a plan reserves."""
     kv_disk_bytes: int
@@ -63,7 +66,8 @@ class PeerInfo:
     models: tuple[dict[str, Any], ...]
     """What it runs: name, dtype, stage and rank of each shard; bytes of its weights and KV cache,
     of these those of keys and values (kv_bytes), of its buffers, of what it reads from disk for
-    each step, and of keys and values that are on disk now (kv_disk_bytes)."""
+    each step, of what its host holds for it (host_bytes), and of keys and values that are on disk
+    now (kv_disk_bytes)."""
 
     def device(self, *, buffer_bytes: int = 0) -> DeviceSpec:
         """As plans see it: memory for weights and KV, beside the buffers of their steps."""
@@ -73,6 +77,7 @@ class PeerInfo:
             memory_bytes=max(0, min(self.model_free_bytes, self.free_bytes - buffer_bytes)),
             threads=self.threads,
             host=self.host,
+            host_memory_bytes=self.host_memory_bytes,
         )
 
 
@@ -135,9 +140,8 @@ def peer_info(answer: Frame, address: str) -> PeerInfo:
             model_free_bytes=integer(device, "model_free_bytes"),
             host=printable(text(device, "host")),
             identity=printable(text(device, "identity")),
-            kv_memory_bytes=None
-            if device["kv_memory_bytes"] is None
-            else integer(device, "kv_memory_bytes"),
+            host_memory_bytes=_integer_or_none(device, "host_memory_bytes"),
+            kv_memory_bytes=_integer_or_none(device, "kv_memory_bytes"),
             kv_disk_bytes=integer(device, "kv_disk_bytes"),
             kv_prefix_bytes=integer(device, "kv_prefix_bytes"),
             models=tuple(_hosted_model(model) for model in header["models"]),
@@ -156,6 +160,10 @@ def peer_info(answer: Frame, address: str) -> PeerInfo:
             "update Edge on both devices"
         ) from error
     return info
+
+
+def _integer_or_none(device: Mapping[str, Any], name: str) -> int | None:
+    return None if device[name] is None else integer(device, name)
 
 
 def _hosted_model(model: Mapping[str, Any]) -> dict[str, Any]:

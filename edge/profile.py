@@ -144,6 +144,7 @@ def profile(site: Site, order: ProfileOrder, *, busy: tuple[str, ...]) -> tuple[
                 step_seconds(site.backend, order.model, weight_format, site.folder), run_s
             ),
             disk_bytes_per_s=site.disk_bytes_per_s,
+            copy_bytes_per_s=site.backend.copy_bytes_per_s(),
         )
         stack.pop_all()
     found = PeerProfile(
@@ -173,6 +174,7 @@ def _roughly(
         sample_s=sample_seconds(order.model.vocab_size, site.budget_bytes),
         step_s=0.0,
         disk_bytes_per_s=site.disk_bytes_per_s,
+        copy_bytes_per_s=site.backend.copy_bytes_per_s(),
     )
     found = PeerProfile(
         rates=rates,

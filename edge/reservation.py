@@ -13,11 +13,20 @@ from edge.models.spec import ModelSpec
 from edge.step_memory import Widths, buffer_bytes
 from edge.wire import Assignment
 from offload import Manifest, numpy_dtype
-from partition import Plan, Shard, Stage, Workload, memory_use
+from partition import Plan, Shard, Stage, Workload, memory_use, weight_tiers
+from partition.memory import window_layers
 
 
-def shard_use(assignment: Assignment, manifest: Manifest, *, streamed: int | None = None) -> Use:
+def shard_use(
+    assignment: Assignment,
+    manifest: Manifest,
+    *,
+    host_bytes: int | None = None,
+    streamed: int | None = None,
+) -> Use:
     """What the shard takes; with so many `streamed` layers, or as many as its plan says.
+
+    host_bytes: what the host of a device with memory of its own has for it; None: it has not.
 
     Raises PlanError of `partition` for a plan that is not for the model.
     """
@@ -38,20 +47,46 @@ def shard_use(assignment: Assignment, manifest: Manifest, *, streamed: int | Non
     widths = Widths.of_shard(
         assignment.model, layout, embedding_bytes=sum(each.nbytes for each in embeddings)
     )
-    return Use(
+    taken = Use(
         weight_bytes=use.weight_bytes,
         kv_bytes=use.kv_bytes,
         buffer_bytes=buffer_bytes(widths, assignment.limits),
         streamed_bytes=use.streamed_bytes,
     )
+    if host_bytes is None or not use.streamed_bytes:
+        return taken
+    shard = plan.stages[stage].shards[rank]
+    layers = plan.stages[stage].layers
+    layer_bytes = use.streamed_bytes // shard.streamed_layers
+    tiers = weight_tiers(
+        len(layers),
+        streamed=shard.streamed_layers,
+        window=window_layers(shard.streamed_layers, len(layers)),
+        layer_bytes=layer_bytes,
+        host_bytes=host_bytes,
+    )
+    return replace(
+        taken,
+        streamed_bytes=tiers.on_disk * layer_bytes,
+        host_bytes=tiers.host_places * layer_bytes,
+    )
 
 
-def elastic(assignment: Assignment, manifest: Manifest) -> Elastic:
+def host_share(free_bytes: int, assignment: Assignment, manifest: Manifest) -> int:
+    """Of its host's memory, what to keep for a shard: all it could use, whatever its budget is."""
+    count = len(assignment.plan.stages[assignment.stage].layers)
+    use = shard_use(assignment, manifest, streamed=count)
+    return min(free_bytes, use.streamed_bytes)
+
+
+def elastic(
+    assignment: Assignment, manifest: Manifest, *, host_bytes: int | None = None
+) -> Elastic:
     """What the shard would take with each number of its layers on disk."""
     stage = assignment.plan.stages[assignment.stage]
     return Elastic(
         uses=tuple(
-            shard_use(assignment, manifest, streamed=count)
+            shard_use(assignment, manifest, host_bytes=host_bytes, streamed=count)
             for count in range(len(stage.layers) + 1)
         ),
         planned=stage.shards[assignment.rank].streamed_layers,

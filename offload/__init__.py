@@ -33,7 +33,6 @@ from offload.shard_cache import ShardCache
 from offload.shard_writer import CachedShard, ShardWriter
 from offload.store import MemoryStore, SafetensorsStore, WeightStore
 from offload.weight_streamer import Extent, Memory, Span, WeightStreamer, padded
-from offload.weight_tiers import Tier, WeightTiers, weight_tiers
 
 __all__ = [
     "PIECE_BYTES",
@@ -75,15 +74,12 @@ __all__ = [
     "StoreMissingError",
     "StoreUnsupportedError",
     "TensorEntry",
-    "Tier",
     "Unpin",
     "WeightStore",
     "WeightStreamer",
-    "WeightTiers",
     "full_disk_as_store_full",
     "numpy_dtype",
     "padded",
     "piece_digest",
     "unpinned",
-    "weight_tiers",
 ]

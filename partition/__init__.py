@@ -17,6 +17,7 @@ from partition.ranges import kv_heads, split_by_shares, split_evenly
 from partition.rates import ComputeRates
 from partition.solve import check_fit, solve
 from partition.terms import Term
+from partition.tiers import Tier, WeightTiers, weight_tiers
 from partition.what_if import what_if
 
 __all__ = [
@@ -40,6 +41,8 @@ __all__ = [
     "Solo",
     "Stage",
     "Term",
+    "Tier",
+    "WeightTiers",
     "Workload",
     "check_fit",
     "choose",
@@ -51,5 +54,6 @@ __all__ = [
     "solve",
     "split_by_shares",
     "split_evenly",
+    "weight_tiers",
     "what_if",
 ]

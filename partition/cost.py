@@ -4,7 +4,7 @@ A step is a chain of things that wait for each other, so its time is a sum; wher
 work side by side, the slowest counts. Pure arithmetic over facts; searches nothing.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -15,7 +15,7 @@ from partition.messages import Network
 from partition.overlap import stage_sum_s
 from partition.pace import CHUNK_TOKENS, Pace, Phase, Segment, chunk_phase, decode_phase
 from partition.plan import Plan, Shard, Stage
-from partition.streaming import waits_for_disk
+from partition.streaming import Load, loads_of, waits_for_disk
 from partition.terms import Kind, Term, in_words, merged
 
 TOKEN_BYTES = 8
@@ -64,8 +64,9 @@ def estimate(
     view = _View(plan, model, cluster)
     use = memory_use(plan, model, workload)
     decode = decode_phase(workload)
-    loads = waits_for_disk(plan, cluster, use, view.stage_seconds(decode))
-    terms = merged([*view.steps(decode), *view.loads(loads), *view.outside_stages(decode)])
+    waits = waits_for_disk(plan, cluster, use, view.stage_seconds(decode))
+    loads = view.loads(waits, loads_of(plan, cluster, use))
+    terms = merged([*view.steps(decode), *loads, *view.outside_stages(decode)])
     token_s = sum(term.seconds for term in terms)
     chunk, num_chunks = chunk_phase(workload, chunk_tokens)
     stages_s = view.stage_seconds(chunk)
@@ -121,14 +122,18 @@ class _View:
             for number in range(len(self._plan.stages))
         ]
 
-    def loads(self, waits: Sequence[tuple[str, float]]) -> Iterator[Term]:
-        """For each stage the wait for the slowest of its disks."""
+    def loads(
+        self, waits: Sequence[tuple[str, float]], loads: Mapping[str, Load]
+    ) -> Iterator[Term]:
+        """For each stage the wait for the slowest of its disks, or links to a host."""
         seconds = dict(waits)
         for stage in self._plan.stages:
             slowest = max(stage.shards, key=lambda shard: seconds[shard.device])
             if seconds[slowest.device]:
                 count = slowest.streamed_layers
-                yield self._term("load", [slowest], count, seconds[slowest.device])
+                load = loads[slowest.device]
+                kind: Kind = "copy" if load.copy_s > load.disk_s else "load"
+                yield self._term(kind, [slowest], count, seconds[slowest.device])
 
     def stage(self, number: int, phase: Phase) -> list[Term]:
         """What a stage does in a step, from the hidden state it hears to the one it tells."""

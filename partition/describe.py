@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from partition.facts import ClusterSpec, ModelFacts, Workload
 from partition.memory import MemoryUse, memory_use
 from partition.plan import Plan
+from partition.streaming import tiers_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +23,11 @@ class PlanRow:
     ffn_columns: range
     vocab: range
     streamed_layers: int
-    """Of `layers`, the last ones are read from disk for each step."""
+    """Of `layers`, the last ones come into the device's memory for each step, as far as a window
+    does not hold them."""
+    host_layers: int
+    """Of these, the first ones stay in the memory of the device's host; the others come from
+    disk."""
     memory: MemoryUse
     left_bytes: int
     """Memory of the device that stays free; negative when it is too small."""
@@ -49,6 +54,9 @@ def describe(
                     ffn_columns=shard.ffn_columns,
                     vocab=shard.vocab,
                     streamed_layers=shard.streamed_layers,
+                    host_layers=tiers_of(
+                        shard, len(stage.layers), memory.streamed_bytes, device
+                    ).pinned,
                     memory=memory,
                     left_bytes=device.memory_bytes - memory.total,
                 )

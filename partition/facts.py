@@ -40,6 +40,8 @@ class DeviceSpec:
     """The machine it is on; devices with the same host, unless it is empty, share its memory."""
     rates: ComputeRates | None = None
     """What it measured of itself; None: not yet."""
+    host_memory_bytes: int | None = None
+    """Of its host's memory, for layers that it has no room for; None: its memory is the host's."""
 
     def __post_init__(self) -> None:
         _require_name("a device's id", self.id)
@@ -48,6 +50,8 @@ class DeviceSpec:
             _require_name(f"the host of device {self.id!r}", self.host)
         _require_at_least(0, f"device {self.id!r}", memory_bytes=self.memory_bytes)
         _require_at_least(1, f"device {self.id!r}", threads=self.threads)
+        if self.host_memory_bytes is not None:
+            _require_at_least(0, f"device {self.id!r}", host_memory_bytes=self.host_memory_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

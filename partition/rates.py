@@ -39,6 +39,8 @@ class ComputeRates:
     """Fixed cost of a step beside its runs: its queue, bindings, telling the token."""
     disk_bytes_per_s: float | None = None
     """Sequential reading; None when not measured."""
+    copy_bytes_per_s: float | None = None
+    """From its host's memory into its own; None where these are one, or it was not measured."""
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.rows) <= MOST_POINTS:
@@ -61,9 +63,10 @@ class ComputeRates:
                 _require_seconds(name, value)
         for name in ("run_s", "jitter", "sample_s", "step_s"):
             _require_seconds(name, getattr(self, name))
-        disk = self.disk_bytes_per_s
-        if disk is not None and not (math.isfinite(disk) and disk > 0):
-            raise ValueError(f"disk_bytes_per_s of rates must be more than 0, not {disk}.")
+        for name in ("disk_bytes_per_s", "copy_bytes_per_s"):
+            rate = getattr(self, name)
+            if rate is not None and not (math.isfinite(rate) and rate > 0):
+                raise ValueError(f"{name} of rates must be more than 0, not {rate}.")
 
     def weights_s(self, rows: float, *, shared: bool) -> float:
         """Seconds per byte of weights in a step of `rows` rows (at least 1)."""
@@ -100,11 +103,8 @@ class ComputeRates:
             jitter=_number("jitter", obj["jitter"]),
             sample_s=_number("sample_s", obj["sample_s"]),
             step_s=_number("step_s", obj["step_s"]),
-            disk_bytes_per_s=(
-                None
-                if obj["disk_bytes_per_s"] is None
-                else _number("disk_bytes_per_s", obj["disk_bytes_per_s"])
-            ),
+            disk_bytes_per_s=_number_or_none("disk_bytes_per_s", obj["disk_bytes_per_s"]),
+            copy_bytes_per_s=_number_or_none("copy_bytes_per_s", obj["copy_bytes_per_s"]),
         )
 
 
@@ -135,6 +135,10 @@ def _number(name: str, value: object) -> float:
     if type(value) is float or (type(value) is int and abs(value) < 2**63):
         return float(value)
     raise ValueError(f"{name} of rates must be a number.")
+
+
+def _number_or_none(name: str, value: object) -> float | None:
+    return None if value is None else _number(name, value)
 
 
 def _numbers(name: str, value: object) -> tuple[float, ...]:

@@ -6,17 +6,22 @@ others, but not searched exactly: candidates are each device alone, a pipeline a
 shares in proportion to memory.
 """
 
+import math
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from partition.errors import PartitionError, PlanError
 from partition.facts import ClusterSpec, DeviceSpec, ModelFacts, Workload
-from partition.memory import WINDOW_LAYERS, MemoryUse, memory_use
+from partition.memory import WINDOW_LAYERS, MemoryUse, memory_use, window_layers
 from partition.placement import Parallel, check_count, place
-from partition.plan import Plan
+from partition.plan import Plan, Shard
+from partition.tiers import WeightTiers, weight_tiers
 
 UNMEASURED_DISK_BYTES_PER_S = 500e6
 """What any disk of the last ten years gives that is no spinning one."""
+
+UNMEASURED_COPY_BYTES_PER_S = 6e9
+"""Half of what sixteen lanes of PCIe 3 give."""
 
 _SCALES = 40
 """Steps of the bisection over memory, each halving what is uncertain."""
@@ -24,15 +29,51 @@ _SCALES = 40
 _MOST_SCALE = 2.0**20
 
 
-def disk_seconds(
-    plan: Plan, cluster: ClusterSpec, use: Mapping[str, MemoryUse]
-) -> dict[str, float]:
-    """What each device reads from disk in a step, in seconds; devices of one host share a disk."""
-    reading = [cluster.device(id) for id in plan.devices if use[id].streamed_bytes]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """How long bringing in its streamed layers takes a device in each step."""
+
+    disk_s: float
+    """Reading those that are on disk."""
+    copy_s: float
+    """Copying all of them from the host's memory; nothing where the device computes in that."""
+
+    @property
+    def seconds(self) -> float:
+        """The two go side by side."""
+        return max(self.disk_s, self.copy_s)
+
+
+def loads_of(plan: Plan, cluster: ClusterSpec, use: Mapping[str, MemoryUse]) -> dict[str, Load]:
+    """By device, of those that stream; devices of one host share a disk."""
+    disk_bytes: dict[str, int] = {}
+    for stage in plan.stages:
+        for shard in stage.shards:
+            streamed_bytes = use[shard.device].streamed_bytes
+            if streamed_bytes:
+                device = cluster.device(shard.device)
+                tiers = tiers_of(shard, len(stage.layers), streamed_bytes, device)
+                disk_bytes[device.id] = streamed_bytes * tiers.on_disk // tiers.streamed
+    reading = [cluster.device(id) for id in plan.devices if disk_bytes.get(id)]
     return {
-        device.id: use[device.id].streamed_bytes * _sharing(reading, device) / _disk_rate(device)
-        for device in reading
+        id: Load(
+            disk_s=nbytes * _sharing(reading, cluster.device(id)) / _disk_rate(cluster.device(id)),
+            copy_s=use[id].streamed_bytes / _copy_rate(cluster.device(id)),
+        )
+        for id, nbytes in disk_bytes.items()
     }
+
+
+def tiers_of(shard: Shard, num_layers: int, streamed_bytes: int, device: DeviceSpec) -> WeightTiers:
+    """Where the layers of a shard lie on this device; `streamed_bytes` as `memory_use` says."""
+    streamed = shard.streamed_layers if streamed_bytes else 0
+    return weight_tiers(
+        num_layers,
+        streamed=streamed,
+        window=window_layers(streamed, num_layers),
+        layer_bytes=streamed_bytes // max(1, streamed),
+        host_bytes=device.host_memory_bytes or 0,
+    )
 
 
 def waits_for_disk(
@@ -42,7 +83,7 @@ def waits_for_disk(
 
     A disk works while its own stage computes, and before that for as long as its window has room.
     """
-    seconds = disk_seconds(plan, cluster, use)
+    seconds = {id: load.seconds for id, load in loads_of(plan, cluster, use).items()}
     waits: list[tuple[str, float]] = []
     for stage, own_s in zip(plan.stages, stages_s, strict=True):
         others_s = sum(stages_s) - own_s
@@ -142,6 +183,15 @@ def _sharing(reading: list[DeviceSpec], device: DeviceSpec) -> int:
     if not device.host:
         return 1
     return sum(other.host == device.host for other in reading)
+
+
+def _copy_rate(device: DeviceSpec) -> float:
+    if device.host_memory_bytes is None:
+        return math.inf
+    rates = device.rates
+    if rates is None or rates.copy_bytes_per_s is None:
+        return UNMEASURED_COPY_BYTES_PER_S
+    return rates.copy_bytes_per_s
 
 
 def _disk_rate(device: DeviceSpec) -> float:

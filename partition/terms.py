@@ -4,7 +4,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["compute", "attention", "runs", "wait", "load", "reduce", "hop", "sample", "step"]
+Kind = Literal[
+    "compute", "attention", "runs", "wait", "load", "copy", "reduce", "hop", "sample", "step"
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +18,7 @@ class Term:
     runs       the fixed cost of starting graphs
     wait       what the slowest of a stage takes longer than its mean, by chance
     load       waiting for the disk to bring weights, beyond what is computed meanwhile
+    copy       the same for a device's link to its host, where that takes longer than the disk
     reduce     sums over the shards of a stage
     hop        the hidden state to the next stage, and the token back to the first
     sample     choosing a token, and the way of its candidates
@@ -63,6 +66,8 @@ def in_words(term: Term, whole_s: float) -> str:
             return f"waiting for the slowest of {term.where}: {each.format('waits')}"
         case "load":
             return f"reading weights from the disk of {term.where}: {part}"
+        case "copy":
+            return f"copying weights from the host into {term.where}: {part}"
         case "reduce":
             return f"the link {term.where}: {each.format('sums')}"
         case "hop":

@@ -234,6 +234,10 @@ class Backend(Protocol):
         """What this device has free for shards now, less a reserve."""
         ...
 
+    def copy_bytes_per_s(self) -> float | None:
+        """Measured now: from the host's memory into its own; None where these are one."""
+        ...
+
     def why_not(self) -> str | None:
         """None if it runs here, else one sentence with the cause and the remedy."""
         ...

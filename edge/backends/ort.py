@@ -60,6 +60,9 @@ class OrtBackend:
     def usable_memory_bytes(self) -> int:
         return usable_memory_bytes()
 
+    def copy_bytes_per_s(self) -> float | None:
+        return None
+
     def why_not(self) -> str | None:
         if "CPUExecutionProvider" not in ort.get_available_providers():
             return "this onnxruntime has no CPU provider; install the onnxruntime package"

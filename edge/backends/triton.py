@@ -82,6 +82,9 @@ class TritonBackend:
         free_bytes = device.free_bytes()
         return max(free_bytes - KEPT_FREE_BYTES, free_bytes // 2)
 
+    def copy_bytes_per_s(self) -> float | None:
+        return self._opened().copy_bytes_per_s()
+
     def load(
         self,
         spec: ModelSpec,

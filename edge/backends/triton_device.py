@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
+import math
 import os
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
@@ -22,6 +24,9 @@ from offload import Copier, Mark, Memory, MemoryCopier, Unpin, unpinned
 
 _MAX_SHAPES = 32
 """Of decode steps, of which graphs are kept at once."""
+
+_MEASURED_BYTES = 256 << 20
+_MEASURED_COPIES = 4
 
 _interpreting = threading.Lock()
 """The interpreter patches Triton's language during a launch, for the whole process."""
@@ -77,6 +82,21 @@ class Device:
         """Memory that nobody uses any more: to the system, for other programs."""
         if self.is_gpu:
             torch.cuda.empty_cache()
+
+    def copy_bytes_per_s(self) -> float | None:
+        """The best of a few copies out of pinned memory; None where there is nothing to copy."""
+        if not self.is_gpu:
+            return None
+        host = torch.empty(_MEASURED_BYTES, dtype=torch.uint8, pin_memory=True)
+        into = torch.empty(_MEASURED_BYTES, dtype=torch.uint8, device=self.torch)
+        best_s = math.inf
+        for _ in range(_MEASURED_COPIES):
+            self.synchronize()
+            start_s = time.perf_counter()
+            into.copy_(host, non_blocking=True)
+            self.synchronize()
+            best_s = min(best_s, time.perf_counter() - start_s)
+        return _MEASURED_BYTES / best_s
 
     def copier(self, places: Sequence[Tensor]) -> Copier:
         """Copies into these, uint8 on the device, beside what is computed."""

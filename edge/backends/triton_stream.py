@@ -1,7 +1,7 @@
 """Layers in three memories: some stay on the device, some in pinned host memory, some on disk.
 
 What does not stay passes through a window on the device, copied there just before its use. Which
-layer is where is `offload.weight_tiers`'s to decide, when they move `offload.DeviceWindow`'s.
+layer is where is `partition.weight_tiers`'s to decide, when they move `offload.DeviceWindow`'s.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ from offload import (
     HostSlots,
     StoreCorruptError,
     WeightStreamer,
-    WeightTiers,
     padded,
-    weight_tiers,
 )
 from partition.memory import window_layers
+from partition.tiers import WeightTiers, weight_tiers
 
 _LEAST_WINDOW = 2
 """Of what WeightStreamer takes, where everything stays in the host's memory."""

@@ -36,7 +36,7 @@ EXIT_TIMEOUT_S = 5.0
     "--memory",
     metavar="SIZE",
     help=(
-        "The most that the whole process may have in memory, as 4GiB; with a GPU, of its memory.  "
+        "The most that the whole process may have in memory, as 4GiB; with a GPU, of the GPU's.  "
         "[default: what is free, less a reserve]"
     ),
 )
@@ -44,6 +44,14 @@ EXIT_TIMEOUT_S = 5.0
     "--model-memory",
     metavar="SIZE",
     help="Of that, the most for weights and KV caches.  [default: what the process leaves]",
+)
+@click.option(
+    "--host-memory",
+    metavar="SIZE",
+    help=(
+        "With a GPU: of the host's memory, the most for layers that the GPU has no room for.  "
+        "[default: half of what is free, less a reserve]"
+    ),
 )
 @click.option(
     "--backend",
@@ -102,6 +110,7 @@ def command(
     kv_memory: str | None,
     kv_disk: str | None,
     model_memory: str | None,
+    host_memory: str | None,
     backend: str,
     cluster: str,
     interfaces: tuple[str, ...],
@@ -118,6 +127,10 @@ def command(
     --memory is a promise of the whole process: Python and ONNX Runtime themselves take about
     115 MiB of it, stated at the start, and what a step computes with is counted as well.
 
+    On a GPU, --memory is a promise of the GPU's memory. Layers that have no room there (edge run
+    --stream) are copied into it for each token: from --host-memory, as far as that goes, the rest
+    from disk. The process itself takes some GiB of the host's memory beside that for CUDA.
+
     \b
     Examples:
       edge peer                                     all interfaces, any port, all cores
@@ -129,6 +142,10 @@ def command(
     """
     threads = threads or len(os.sched_getaffinity(0))
     backend = usual_backend() if backend == "auto" else backend
+    if host_memory and backend == "ort":
+        raise RequestError(
+            "back end ort computes in the host's memory, which is --memory; leave out --host-memory"
+        )
     opened: Backend | None = None
     if backend != "ort":  # ONNX Runtime can wait for the first model; who has no GPU hears it now
         opened = open_backend(backend, threads=threads)
@@ -143,6 +160,7 @@ def command(
         threads=threads,
         memory_bytes=parse_size(memory) if memory else None,
         model_memory_bytes=parse_size(model_memory) if model_memory else None,
+        host_memory_bytes=parse_size(host_memory) if host_memory else None,
         cluster=cluster,
         announce=not (no_announce or supervised),
         interfaces=interfaces or None,

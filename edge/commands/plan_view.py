@@ -11,7 +11,7 @@ from rich.table import Table
 
 from edge.memory import format_size
 from edge.planning import Proposal
-from partition import Estimate, describe_plan_in_words
+from partition import Estimate, PlanRow, describe_plan_in_words
 
 
 def show_plan(proposal: Proposal, *, title: str, unchanged: Proposal | None, explain: bool) -> None:
@@ -28,8 +28,7 @@ def show_plan(proposal: Proposal, *, title: str, unchanged: Proposal | None, exp
         table.add_row(
             escape(row.name),
             str(row.stage),
-            _span(row.layers)
-            + (f", {row.streamed_layers} from disk" if row.streamed_layers else ""),
+            _span(row.layers) + _streamed(row),
             _span(row.heads),
             _span(row.ffn_columns),
             _span(row.vocab),
@@ -87,6 +86,15 @@ def plan_as_json(proposal: Proposal, *, explain: bool) -> dict[str, Any]:
     return value
 
 
+def _streamed(row: PlanRow) -> str:
+    """Where layers come from for each token; a window may hold all that is not resident."""
+    if not row.streamed_layers:
+        return ""
+    on_disk = row.streamed_layers - row.host_layers
+    sources = ((row.host_layers, "host memory"), (on_disk, "disk"))
+    return "".join(f", {count} from {source}" for count, source in sources if count)
+
+
 def _memory(proposal: Proposal) -> list[str]:
     """For each device what its memory holds, as far as it was asked."""
     lines = []
@@ -95,7 +103,7 @@ def _memory(proposal: Proposal) -> list[str]:
         if beside is None:
             continue
         use = row.memory
-        streamed = f" ({format_size(use.streamed_bytes)} more from disk for each token)"
+        streamed = f" ({_more(row)} for each token)"
         lines.append(
             f"Memory of {row.name}, {format_size(beside.promised_bytes)}: its process "
             f"{format_size(beside.floor_bytes)}, steps up to {format_size(beside.buffer_bytes)}, "
@@ -103,6 +111,14 @@ def _memory(proposal: Proposal) -> list[str]:
             f"KV cache {format_size(use.kv_bytes)}."
         )
     return lines
+
+
+def _more(row: PlanRow) -> str:
+    """What comes in for each token, and from where."""
+    host_bytes = row.memory.streamed_bytes * row.host_layers // max(1, row.streamed_layers)
+    sources = ((host_bytes, "the host's memory"), (row.memory.streamed_bytes - host_bytes, "disk"))
+    more = [f"{format_size(nbytes)} more from {source}" for nbytes, source in sources if nbytes]
+    return " and ".join(more)
 
 
 def _beside(proposal: Proposal, device: str) -> dict[str, int] | None:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from edge.errors import RequestError
-from offload import StoreCorruptError, WeightTiers
+from offload import StoreCorruptError
+from partition import WeightTiers
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.triton_shards import TritonPlan, chunk, triton_plan
 

@@ -17,6 +17,7 @@ from partition import (
     Stage,
     Workload,
     choose,
+    describe,
     describe_plan_in_words,
     estimate,
     memory_use,
@@ -99,6 +100,40 @@ def test_a_disk_that_keeps_up_costs_nothing() -> None:
     assert estimate(alone(9), MODEL, cluster, WORKLOAD).token_s == pytest.approx(
         estimate(alone(0), MODEL, cluster, WORKLOAD).token_s
     )
+
+
+@pytest.mark.parametrize(
+    ("host_layers", "copy_bytes_per_s", "kind", "seconds"),
+    [
+        (9, 200.0, "copy", 9 * MATRIX_BYTES / 200),  # the host holds all of them
+        (0, 200.0, "load", 9 * MATRIX_BYTES / 100),
+        (6, 50.0, "copy", 9 * MATRIX_BYTES / 50),
+        (6, 1e9, "load", 6 * MATRIX_BYTES / 100),  # three stay, beside three in passing
+        (9, None, "nothing", 0.0),  # some rate that any link has
+    ],
+)
+def test_a_gpu_waits_for_its_link_or_for_the_disk(
+    host_layers: int, copy_bytes_per_s: float | None, kind: str, seconds: float
+) -> None:
+    rates = replace(RATES, copy_bytes_per_s=copy_bytes_per_s)
+    gpu = replace(device("a", 10**6, rates), host_memory_bytes=host_layers * MATRIX_BYTES)
+    cluster = ClusterSpec(devices=(gpu,))
+    found = estimate(alone(9), MODEL, cluster, WORKLOAD)
+    compute_s = (LAYERS * 150 + 10 * 3) * 1e-3
+    loads = [(t.kind, t.seconds) for t in found.terms if t.kind in {"load", "copy"}]
+    waited_s = max(0.0, seconds - compute_s)
+    assert loads == ([(kind, pytest.approx(waited_s))] if waited_s else [])
+    assert found.token_s == pytest.approx(max(compute_s, seconds))
+
+
+def test_a_plan_says_where_layers_come_from() -> None:
+    gpu = replace(device("a", 10**6), host_memory_bytes=6 * MATRIX_BYTES)
+    (row,) = describe(alone(9), MODEL, ClusterSpec(devices=(gpu,)), WORKLOAD)
+    assert (row.streamed_layers, row.host_layers) == (9, 3)
+    (row,) = describe(alone(9), MODEL, ClusterSpec(devices=(device("a", 10**6),)), WORKLOAD)
+    assert (row.streamed_layers, row.host_layers) == (9, 0)
+    (row,) = describe(alone(2), MODEL, ClusterSpec(devices=(gpu,)), WORKLOAD)
+    assert (row.streamed_layers, row.host_layers) == (2, 0), "the window holds both"
 
 
 @pytest.mark.parametrize("rates", [RATES, None])

@@ -1,11 +1,9 @@
 """Which layers of a shard lie in a device's own memory, which in its host's, which on disk. Pure.
 
 Layers are used in the same order for every token, so the best that can be done is a fixed set in
-each memory and a small window through it for the rest (see `weight_streamer.py`): the first layers
+each memory and a small window through it for the rest (see `streaming.py`): the first layers
 in the device's memory, those after them in the host's, the last ones on disk.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
