@@ -219,10 +219,10 @@ class Conversation:
         cached = self._sealed.get(assignment.manifest_digest)
         if cached is None:
             raise ProtocolError("a shard that was not sent")
-        host_bytes = self._node.host_free_bytes
-        if host_bytes is not None:
-            host_bytes = host_share(host_bytes, assignment, cached.manifest)
-        use = shard_use(assignment, cached.manifest, host_bytes=host_bytes)
+        host_free_bytes = self._node.host_free_bytes or 0
+        host_bytes = host_share(host_free_bytes, assignment, cached.manifest)
+        has_host = self._node.host_free_bytes is not None
+        use = shard_use(assignment, cached.manifest, host_bytes=host_bytes if has_host else None)
         await self._node.reserve(assignment.session, use)
         loop = asyncio.get_running_loop()
 
@@ -232,7 +232,12 @@ class Conversation:
 
         try:
             hosted = HostedSession(
-                assignment, cached.manifest, report, self._node.kv_room, host_bytes=host_bytes
+                assignment,
+                cached.manifest,
+                report,
+                self._node.kv_room,
+                host_bytes=host_bytes,
+                kv_host_bytes=host_free_bytes - host_bytes,
             )
         except BaseException:
             self._node.release(assignment.session)
@@ -248,7 +253,7 @@ class Conversation:
                     packed=self._node.packed,
                     # Nothing is kept in the cache before the first step.
                     load_room_bytes=self._node.ledger.free_bytes + use.kv_bytes + use.buffer_bytes,
-                    host_bytes=hosted.host_bytes or 0,
+                    host_bytes=hosted.host_bytes,
                 )
                 loaded_bytes = await asyncio.wrap_future(
                     hosted.shard.load(backend, weights, hosted.kv.tier, hosted.kv.prefixes)

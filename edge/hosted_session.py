@@ -36,16 +36,18 @@ class HostedSession:
         report: Callable[[Frame], None],
         kv_room: KvRoom,
         *,
-        host_bytes: int | None = None,
+        host_bytes: int = 0,
+        kv_host_bytes: int = 0,
     ) -> None:
         """host_bytes: kept for its weights in the memory of a device's host, where that is another.
+        kv_host_bytes: the most that is free there for its keys and values.
 
         Raises CapacityError where `kv_room` has not what the assignment promises.
         """
         self.assignment = assignment
         self.host_bytes = host_bytes
         self.manifest = manifest
-        self.kv = kv_room.share(assignment, assignment.layout)
+        self.kv = kv_room.share(assignment, assignment.layout, host_bytes=kv_host_bytes)
         self._kv_room = kv_room
         try:
             self.shard = ShardSession(assignment, report)

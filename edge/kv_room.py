@@ -15,7 +15,7 @@ from edge.layout import ShardLayout
 from edge.memory import format_size
 from edge.wire import Assignment
 from kernels.attention.cache_size import cache_row
-from offload import DiskKVTier, KVTier, PrefixStore, StoreError
+from offload import DiskKVTier, KVTier, KVTiers, MemoryKVTier, PrefixStore, StoreError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,12 @@ class KvShare:
 
     memory_bytes: int
     disk_bytes: int
+    host_bytes: int
+    """Of the memory of a device's host, where that is another: it is filled before the disk."""
     tier: KVTier | None
+    """The host's memory and the disk, as one."""
+    host: KVTier | None
+    disk: KVTier | None
     prefixes: PrefixStore | None
 
 
@@ -60,8 +65,11 @@ class KvRoom:
     def free_disk_bytes(self) -> int:
         return self._disk_bytes - sum(share.disk_bytes for share in self._shares)
 
-    def share(self, assignment: Assignment, layout: ShardLayout) -> KvShare:
-        """What a session was promised; `give_back` it. Raises CapacityError if it is not free."""
+    def share(self, assignment: Assignment, layout: ShardLayout, *, host_bytes: int = 0) -> KvShare:
+        """What a session was promised; `give_back` it. Raises CapacityError if it is not free.
+
+        host_bytes: free in the memory of the device's host.
+        """
         dtype, elements = cache_row(assignment.model.head_size, kv_bits(assignment.kv_dtype))
         token_bytes = len(layout.layers) * layout.num_kv_heads * 2 * elements
         token_bytes *= np.dtype(dtype).itemsize
@@ -81,13 +89,22 @@ class KvRoom:
                 f"{format_size(self.free_disk_bytes)} are free: load the model again"
             )
         tier: KVTier | None = None
+        host: KVTier | None = None
+        disk: KVTier | None = None
+        host_bytes = min(host_bytes, disk_bytes)
         if limits.disk_tokens and self.prefixes is not None:
             guests = self.prefixes
-            tier = DiskKVTier(self._folder, disk_bytes, guests.make_room, guests.give_way)
+            tier = disk = DiskKVTier(self._folder, disk_bytes, guests.make_room, guests.give_way)
+            if host_bytes:
+                host = MemoryKVTier(host_bytes)
+                tier = KVTiers(host, disk)
         share = KvShare(
             memory_bytes=memory_bytes,
             disk_bytes=disk_bytes,
+            host_bytes=host_bytes if host is not None else 0,
             tier=tier,
+            host=host,
+            disk=disk,
             prefixes=self.prefixes if tier is not None else None,
         )
         self._shares.append(share)

@@ -56,8 +56,8 @@ class PeerSettings:
     model_memory_bytes: int | None = None
     """Of that, the most for weights and KV caches; None: all that the process leaves."""
     host_memory_bytes: int | None = None
-    """With a GPU, of the host's, for weights that the GPU's has no room for; None: half of what is
-    free, less a reserve."""
+    """With a GPU, of the host's, for what the GPU's has no room for; None: half of what is free,
+    less a reserve."""
     cluster: str
     announce: bool
     interfaces: tuple[str, ...] | None
@@ -99,7 +99,7 @@ class PeerNode:
         self.kv_room = KvRoom(memory_bytes=settings.kv_memory_bytes, disk=settings.kv_disk)
         self._ledger: Ledger | None = None
         self._host_bytes: int | None = None
-        """For weights, in memory that is not the device's own; None: there is no such memory."""
+        """For what the device has no room for, in another memory; None: there is none."""
         self._released = asyncio.Event()
         self._promising = asyncio.Lock()
         self.loading = asyncio.Lock()
@@ -130,7 +130,9 @@ class PeerNode:
         """What no session has of the host's memory; None: the device computes in it."""
         if self._host_bytes is None:
             return None
-        return self._host_bytes - sum(each.host_bytes or 0 for each in self.sessions.values())
+        return self._host_bytes - sum(
+            each.host_bytes + each.kv.host_bytes for each in self.sessions.values()
+        )
 
     async def reserve(self, name: str, use: Use) -> None:
         """Write it down before anything is allocated. Raises CapacityError when it is not free.
@@ -164,7 +166,11 @@ class PeerNode:
             before = self.ledger
             sessions = dict(self.sessions)
             shards = {
-                name: elastic(hosted.assignment, hosted.manifest, host_bytes=hosted.host_bytes)
+                name: elastic(
+                    hosted.assignment,
+                    hosted.manifest,
+                    host_bytes=None if self._host_bytes is None else hosted.host_bytes,
+                )
                 for name, hosted in sessions.items()
             }
             wanted_bytes = self._budget_bytes(asked_bytes, before.floor)
@@ -293,7 +299,8 @@ class PeerNode:
                     "streamed_bytes": ledger.uses[name].streamed_bytes,
                     "host_bytes": ledger.uses[name].host_bytes,
                     "kv_bytes": hosted.kv.memory_bytes,
-                    "kv_disk_bytes": hosted.kv.tier.used_bytes if hosted.kv.tier else 0,
+                    "kv_host_bytes": hosted.kv.host.used_bytes if hosted.kv.host else 0,
+                    "kv_disk_bytes": hosted.kv.disk.used_bytes if hosted.kv.disk else 0,
                 }
                 for name, hosted in self.sessions.items()
             ],

@@ -24,6 +24,7 @@ _MODEL_NUMBERS = (
     "streamed_bytes",
     "host_bytes",
     "kv_bytes",
+    "kv_host_bytes",
     "kv_disk_bytes",
 )
 
@@ -56,7 +57,7 @@ class PeerInfo:
     identity: str
     """Changes when the device must be measured anew."""
     host_memory_bytes: int | None = None
-    """What weights may still take of its host's memory, which is not its own; None: it is."""
+    """What models may still take of its host's memory, which is not its own; None: it is."""
     kv_memory_bytes: int | None
     """What keys and values may still take of its memory; None: whatever a plan reserves."""
     kv_disk_bytes: int
@@ -66,8 +67,8 @@ class PeerInfo:
     models: tuple[dict[str, Any], ...]
     """What it runs: name, dtype, stage and rank of each shard; bytes of its weights and KV cache,
     of these those of keys and values (kv_bytes), of its buffers, of what it reads from disk for
-    each step, of what its host holds for it (host_bytes), and of keys and values that are on disk
-    now (kv_disk_bytes)."""
+    each step, of weights in the memory of its host (host_bytes), and of keys and values that are
+    there (kv_host_bytes) or on disk (kv_disk_bytes) now."""
 
     def device(self, *, buffer_bytes: int = 0) -> DeviceSpec:
         """As plans see it: memory for weights and KV, beside the buffers of their steps."""

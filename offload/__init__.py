@@ -17,6 +17,7 @@ from offload.host_slots import HostSlots, Unpin, unpinned
 from offload.kv_disk import DiskKVTier
 from offload.kv_pool import KVPool
 from offload.kv_tier import KVPlace, KVShape, KVTier, MemoryKVTier
+from offload.kv_tiers import KVTiers
 from offload.manifest import (
     PIECE_BYTES,
     Manifest,
@@ -52,6 +53,7 @@ __all__ = [
     "KVPool",
     "KVShape",
     "KVTier",
+    "KVTiers",
     "Manifest",
     "ManifestBuilder",
     "Mark",

@@ -8,8 +8,9 @@ every slot; the system commits pages as tokens reach them, and a released slot g
 
 from __future__ import annotations
 
+import contextlib
 import mmap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -107,6 +108,20 @@ class KVPool:
         """(keys, values) of `count` slots from `first`, as views of the pool."""
         keys, values = self._arrays[index]
         return keys[first : first + count], values[first : first + count]
+
+    def rows(
+        self, index: int, slot: int, first: int, last: int
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
+        """(keys, values) [num_kv_heads, tokens, head_size] of a slot's tokens, as views."""
+        keys, values = self._arrays[index]
+        return keys[slot, :, first:last], values[slot, :, first:last]
+
+    @contextlib.contextmanager
+    def filling(
+        self, index: int, slot: int, tokens: int
+    ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+        """The first tokens of a slot, to be written: the same views."""
+        yield self.rows(index, slot, 0, tokens)
 
     def release(self, request: str) -> None:
         """Free a request's slot and its pages; the last request moves into the hole."""

@@ -253,7 +253,10 @@ class Backend(Protocol):
         kv_dtype: KvDtype = "float32",
         kv_tier: KVTier | None = None,
     ) -> StageProgram:
-        """Raises RequestError for a `kv_tier` where the back end moves no keys and values."""
+        """kv_tier: where keys and values go that are saved.
+
+        Raises RequestError for what this back end cannot compute.
+        """
         ...
 
 

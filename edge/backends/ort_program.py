@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.backends.base import Step, StepLimits, check_step
+from edge.backends.kv_moves import CacheMoves
 from edge.backends.mapped_file import Mapping, let_go_of
 from edge.backends.onnx_runtime import ort
 from edge.backends.ort_arena import Arena
 from edge.backends.ort_cache import OrtCache
 from edge.backends.ort_graphs import GraphSegment
-from edge.backends.ort_kv import CacheMoves
 from edge.backends.ort_streaming import StreamedLayers
 from edge.backends.overlap import parts_of
 from edge.errors import RequestError
@@ -96,7 +96,7 @@ class OrtProgram:
         self._kv_tier = kv_tier
         self._graph_bits: int | None = None
         self._cache = OrtCache(spec, layout, limits)
-        self._moves = CacheMoves(self._cache, kv_tier, limits)
+        self._moves = CacheMoves(self._cache.pool, self._cache.shape, kv_tier, limits)
         frequencies = np.asarray(spec.inverse_frequencies, dtype=np.float32)
         self._cos, self._sin = rope_tables(frequencies, length=limits.context_tokens)
         most = most_rows(limits)
@@ -156,7 +156,7 @@ class OrtProgram:
         self._bindings.clear()
         self._cache.pool.close()
         self._cache = cache
-        self._moves = CacheMoves(cache, self._kv_tier, self._limits)
+        self._moves = CacheMoves(cache.pool, cache.shape, self._kv_tier, self._limits)
         self._drop_graphs()  # before the others: the weights fit only once
         self._arena.give_back()
         self._graphs = self._open_graphs(self._kv_bits, len(self._layout.streamed))

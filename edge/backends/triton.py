@@ -100,15 +100,26 @@ class TritonBackend:
         import torch
 
         from edge.backends.triton_load import load
-        from edge.backends.triton_program import NO_TIER
 
-        if kv_tier is not None:
-            raise RequestError(NO_TIER)
+        if limits.exceeds_memory:
+            raise RequestError(
+                f"a request may have {limits.context_tokens} tokens, and this device keeps memory "
+                f"for keys and values of {limits.cached_tokens}; only back end ort computes one "
+                "that is longer than its memory: load the model with fewer context_tokens, or give "
+                "the peer more --kv-memory"
+            )
         device = self._opened()
         torch.set_num_threads(self._threads)
         try:
             return load(
-                device, spec, layout, weights, weight_format, limits=limits, bits=kv_bits(kv_dtype)
+                device,
+                spec,
+                layout,
+                weights,
+                weight_format,
+                limits=limits,
+                bits=kv_bits(kv_dtype),
+                kv_tier=kv_tier,
             )
         except torch.OutOfMemoryError as error:
             raise CapacityError(

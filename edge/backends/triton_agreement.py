@@ -189,7 +189,7 @@ class _Check:
                     self._operators.tables,
                 )
                 expected = heads.attend(first, end, block.window)
-                cache.wrote(step)
+                cache.wrote(cache.open(_REQUEST), end)
                 label = f"rope and attention (layer {block.layer}, {length} of {end} tokens)"
                 self.compare(label, given, expected, LARGEST_CACHE_ERROR[bits])
                 first = end

@@ -83,6 +83,15 @@ class Device:
         if self.is_gpu:
             torch.cuda.empty_cache()
 
+    def to_host(self, tensor: Tensor) -> Tensor:
+        """A copy, through pinned memory; waits for what was launched before."""
+        if not self.is_gpu:
+            return tensor
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        host.copy_(tensor, non_blocking=True)
+        self.synchronize()
+        return host
+
     def copy_bytes_per_s(self) -> float | None:
         """The best of a few copies out of pinned memory; None where there is nothing to copy."""
         if not self.is_gpu:

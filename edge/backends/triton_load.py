@@ -17,6 +17,7 @@ from edge.backends.triton_stream import StreamedLayers
 from edge.formats import WeightFormat
 from edge.layout import ShardLayout
 from edge.models.spec import ModelSpec
+from offload import KVTier
 
 
 def load(
@@ -29,6 +30,7 @@ def load(
     limits: StepLimits,
     bits: int | None,
     activations: torch.dtype | None = None,
+    kv_tier: KVTier | None = None,
 ) -> TritonProgram:
     """bits: of a code in the KV cache. activations: what products compute with, if not the usual.
 
@@ -73,6 +75,7 @@ def load(
             host_embedding=HostEmbedding(arrays),
             streamed=streamed,
             open_streamed=open_streamed,
+            kv_tier=kv_tier,
         )
     except BaseException:
         if streamed is not None:

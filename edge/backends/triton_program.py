@@ -7,22 +7,20 @@ from itertools import groupby
 from typing import Any
 
 import numpy as np
+import torch
+import triton
 from numpy.typing import NDArray
 
 from edge.backends.base import Step, StepLimits, check_step
 from edge.backends.host_embedding import HostEmbedding
+from edge.backends.kv_moves import CacheMoves
 from edge.backends.overlap import parts_of
 from edge.backends.triton_buffers import Lane, StepBuffers
 from edge.backends.triton_device import Device, Launches, Mirror
 from edge.backends.triton_layers import Segment, ShardOperators
 from edge.backends.triton_stream import StreamedLayers
-from edge.errors import RequestError
+from offload import KVTier
 from transport import Collective, Work
-
-NO_TIER = (
-    "back end triton keeps keys and values in the GPU's memory only; start this peer without "
-    "--kv-disk, or with --backend ort"
-)
 
 
 class TritonProgram:
@@ -39,6 +37,7 @@ class TritonProgram:
         host_embedding: HostEmbedding,
         streamed: StreamedLayers | None,
         open_streamed: Callable[[], StreamedLayers],
+        kv_tier: KVTier | None,
     ) -> None:
         """streamed: where layers come from, if not all are in the device's memory.
 
@@ -51,6 +50,7 @@ class TritonProgram:
         self._limits = limits
         self._layout = operators.layout
         self._cache = operators.cache
+        self._moves = CacheMoves(self._cache, self._cache.shape, kv_tier, limits)
         self._segments = operators.segments()
         self._host_embedding = host_embedding
         self._streamed = streamed
@@ -61,7 +61,8 @@ class TritonProgram:
 
     @property
     def disk_wait_s(self) -> float:
-        return 0.0 if self._streamed is None else self._streamed.wait_s
+        weights_s = 0.0 if self._streamed is None else self._streamed.wait_s
+        return weights_s + self._moves.wait_s
 
     def receive_buffer(self, step: Step) -> NDArray[np.float32]:
         size = self._operators.spec.hidden_size
@@ -74,6 +75,7 @@ class TritonProgram:
     ) -> NDArray[np.float32]:
         check_step(step, self._limits, vocab_size=self._operators.spec.vocab_size)
         buffers = self._buffers
+        self._moves.arrive(step)
         self._cache.place(step)
         if buffers.make_room_for_logits(step):
             self._launches.clear()
@@ -87,7 +89,8 @@ class TritonProgram:
                 rows[...] = hidden
             buffers.hidden.to_device(0, rows.size)
         self._run(lanes, collective)
-        self._cache.wrote(step)
+        for entry in step.entries:
+            self._cache.wrote(self._cache.open(entry.request), entry.end)
         return self._result(step)
 
     def calibrate(self, request: str) -> None:
@@ -95,23 +98,33 @@ class TritonProgram:
         self.release(request)
 
     def save(self, request: str) -> None:
-        """Never asked for: `load` takes no tier."""
-        raise RequestError(NO_TIER)
+        self._moves.save(request)
 
     @property
     def cache_digest(self) -> str:
-        return ""
+        return (
+            f"triton {triton.__version__} torch {torch.__version__} {self._device.name} "
+            f"{self._operators.activations}"
+        )
 
     def new_rows(self, tokens: int) -> list[NDArray[Any]]:
-        """None are handed out."""
-        return []
+        return self._cache.new_rows(tokens)
 
     def rows(self, request: str, first: int, last: int) -> list[NDArray[Any]] | None:
-        return None
+        if request not in self._cache or not self._moves.is_inside(request):
+            return None
+        slot = self._cache.open(request)
+        if self._cache.length(slot) < last:
+            return None
+        layers = range(self._cache.shape.num_layers)
+        return [each for layer in layers for each in self._cache.rows(layer, slot, first, last)]
 
     def put_rows(self, request: str, first: int, rows: Sequence[NDArray[Any]]) -> None:
-        """Nobody has any: their digest would be empty."""
-        raise RequestError(NO_TIER)
+        slot = self._cache.open(request)
+        for layer in range(self._cache.shape.num_layers):
+            keys, values = rows[2 * layer : 2 * layer + 2]
+            self._cache.put(layer, slot, first, keys, values)
+            self._cache.wrote(slot, first + keys.shape[1])
 
     def stream(self, layers: int) -> None:
         streamed = self._streamed
@@ -157,10 +170,12 @@ class TritonProgram:
 
     def release(self, request: str) -> None:
         self._cache.release(request)
+        self._moves.drop(request)
 
     def close(self) -> None:
         if self._streamed is not None:
             self._streamed.close()
+        self._moves.close()
         self._launches.clear()
         self._segments = ()
 

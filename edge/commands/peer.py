@@ -49,7 +49,7 @@ EXIT_TIMEOUT_S = 5.0
     "--host-memory",
     metavar="SIZE",
     help=(
-        "With a GPU: of the host's memory, the most for layers that the GPU has no room for.  "
+        "With a GPU: of the host's memory, the most for what the GPU has no room for.  "
         "[default: half of what is free, less a reserve]"
     ),
 )
@@ -129,7 +129,8 @@ def command(
 
     On a GPU, --memory is a promise of the GPU's memory. Layers that have no room there (edge run
     --stream) are copied into it for each token: from --host-memory, as far as that goes, the rest
-    from disk. The process itself takes some GiB of the host's memory beside that for CUDA.
+    from disk. What that leaves is for keys and values, before they go to --kv-disk. The process
+    itself takes some GiB of the host's memory beside that for CUDA.
 
     \b
     Examples:
@@ -149,11 +150,6 @@ def command(
     opened: Backend | None = None
     if backend != "ort":  # ONNX Runtime can wait for the first model; who has no GPU hears it now
         opened = open_backend(backend, threads=threads)
-        if kv_disk:
-            raise RequestError(
-                f"back end {backend} keeps keys and values in memory only; leave out --kv-disk, or "
-                "take --backend ort"
-            )
     settings = PeerSettings(
         name=name or socket.gethostname(),
         listen=listen,

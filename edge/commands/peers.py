@@ -38,8 +38,8 @@ def command(
     """Name, address, device, free memory and loaded models of every peer that answers.
 
     The last columns say what of its memory is kept for weights and for keys and values (KV), what a
-    GPU's host holds of the weights that the GPU has no room for, and what of keys and values is on
-    disk now: of requests under way, and of earlier prompts' beginnings (see
+    GPU's host holds of either that the GPU has no room for, and what of keys and values is on disk
+    now: of requests under way, and of earlier prompts' beginnings (see
     `edge peer --kv-disk`).
 
     \b
@@ -56,7 +56,7 @@ def command(
         return
     table = Table(
         *("name", "address", "device", "free memory", "loaded"),
-        *("weights", "weights in host memory", "KV in memory", "KV on disk"),
+        *("weights", "in host memory", "KV in memory", "KV on disk"),
     )
     for peer in peers:
         loaded = ", ".join(
@@ -79,7 +79,9 @@ def command(
             format_size(sum(model["bytes"] - model["kv_bytes"] for model in peer.models)),
             "–"
             if peer.host_memory_bytes is None
-            else format_size(sum(model["host_bytes"] for model in peer.models)),
+            else format_size(
+                sum(model["host_bytes"] + model["kv_host_bytes"] for model in peer.models)
+            ),
             format_size(sum(model["kv_bytes"] for model in peer.models)),
             format_size(sum(m["kv_disk_bytes"] for m in peer.models) + peer.kv_prefix_bytes),
         )

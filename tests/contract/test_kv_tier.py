@@ -15,6 +15,7 @@ from offload import (
     DiskKVTier,
     KVShape,
     KVTier,
+    KVTiers,
     MemoryKVTier,
     StoreCorruptError,
     StoreError,
@@ -27,13 +28,15 @@ LARGE = 1 << 30
 Make = Callable[[int], KVTier]
 
 
-@pytest.fixture(params=["memory", "disk"])
+@pytest.fixture(params=["memory", "disk", "both"])
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
     made: list[KVTier] = []
 
     def start(limit_bytes: int) -> KVTier:
         if request.param == "memory":
             made.append(MemoryKVTier(limit_bytes))
+        elif request.param == "both":
+            made.append(KVTiers(MemoryKVTier(700), DiskKVTier(tmp_path, limit_bytes)))
         else:
             made.append(DiskKVTier(tmp_path, limit_bytes))
         return made[-1]
@@ -142,6 +145,27 @@ def test_a_file_that_was_damaged_is_noticed(tmp_path: Path) -> None:
         opened.truncate(100)
     with pytest.raises(StoreCorruptError, match="was cut"):
         read(tier, "a", 2)
+    tier.close()
+
+
+def test_of_two_tiers_the_first_is_filled_first(tmp_path: Path) -> None:
+    """A request of which not all fits moves on as a whole; if it cannot, it stays."""
+    memory, disk = MemoryKVTier(1000), DiskKVTier(tmp_path, 1500)
+    tier = KVTiers(memory, disk)
+    tier.place("a", SHAPE).append(0, *rows(1, 5))
+    tier.place("b", SHAPE).append(0, *rows(2, 5))
+    assert (memory.used_bytes, disk.used_bytes) == (800, 0)
+    tier.place("b", SHAPE).append(1, *rows(3, 10))
+    assert (memory.used_bytes, disk.used_bytes) == (400, 1200)
+    assert all(map(np.array_equal, read(tier, "b", 0), rows(2, 5)))
+    assert tier.written_bytes == 1600, "a move is not written by anybody"
+    with pytest.raises(StoreFullError):
+        tier.place("a", SHAPE).append(1, *rows(4, 10))
+    assert (memory.used_bytes, disk.used_bytes) == (400, 1200)
+    assert all(map(np.array_equal, read(tier, "a", 0), rows(1, 5)))
+    tier.drop("b")
+    tier.place("a", SHAPE).append(1, *rows(4, 10))
+    assert (memory.used_bytes, disk.used_bytes) == (0, 1200)
     tier.close()
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge.backends.base import Step, StepEntry, StepLimits
-from edge.backends.ort_cache import OrtCache
-from edge.backends.ort_kv import CacheMoves
+from edge.backends.kv_moves import CacheMoves
 from edge.errors import RequestError
 from offload import KVPool, KVShape, MemoryKVTier, StoreFullError
 
@@ -74,8 +72,7 @@ class Shard:
             cached_tokens=cached_tokens,
             disk_tokens=1000,
         )
-        cache = cast(OrtCache, SimpleNamespace(pool=self.pool, shape=shape))
-        self.moves = CacheMoves(cache, self.tier, limits)
+        self.moves = CacheMoves(self.pool, shape, self.tier, limits)
         self.lengths: dict[str, int] = {}
 
     def step(self, requests: str, tokens: int) -> None:

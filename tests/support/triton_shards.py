@@ -19,7 +19,7 @@ from edge.checkpoint import Checkpoint
 from edge.formats import WeightFormat, kv_bits, weight_format
 from edge.layout import ShardLayout, shard_layout
 from edge.shipping import describe_shard
-from offload import DerivedCache, padded
+from offload import DerivedCache, KVTier, padded
 from partition import Plan
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.plans import make_plan, streaming
@@ -74,6 +74,7 @@ def triton_plan(
     streamed: int = 0,
     host_layers: int = 0,
     has_folder: bool = True,
+    kv_tier: KVTier | None = None,
 ) -> Iterator[TritonPlan]:
     """activations: what products compute with, if not the usual.
 
@@ -108,6 +109,7 @@ def triton_plan(
                     chosen,
                     limits=limits,
                     bits=kv_bits(kv_dtype),
+                    kv_tier=kv_tier,
                     activations=None if activations is None else getattr(torch, activations),
                 )
                 stack.callback(program.close)

@@ -12,6 +12,7 @@ import edge
 from edge.backends import base, cuda_driver
 from edge.backends.base import open_backend, usual_backend
 from edge.errors import RequestError
+from tests.support.processes import edge as edge_command
 from tests.support.processes import edge_process
 
 
@@ -82,12 +83,9 @@ def test_local_peers_take_back_ends_that_exist(backend: Any, sentence: str) -> N
         edge.Cluster.local(peers=2, backend=backend)
 
 
-def test_keys_and_values_on_disk_are_refused() -> None:
-    arguments = ("peer", "--backend", "triton", "--kv-disk", "/nowhere:1GiB", "--no-announce")
-    with edge_process(*arguments, environment={**os.environ, "TRITON_INTERPRET": "1"}) as process:
-        _out, err = process.communicate(timeout=60)
-    assert process.returncode == 1
-    assert "keeps keys and values in memory only; leave out --kv-disk" in err
+def test_a_host_s_memory_is_for_devices_that_have_another() -> None:
+    refused = edge_command("peer", "--backend", "ort", "--host-memory", "1GiB", "--no-announce")
+    assert "computes in the host's memory, which is --memory; leave out" in refused.sentence()
 
 
 @pytest.mark.skipif(cuda_driver.num_cuda_devices() > 0, reason="there is a GPU here")

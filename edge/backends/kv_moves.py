@@ -10,24 +10,70 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
 
 from edge.backends.base import Step, StepLimits
-from edge.backends.ort_cache import OrtCache
 from edge.errors import RequestError
-from offload import KVTier
+from offload import KVShape, KVTier
 
 _WINDOW_LAYERS = 2
 """In memory beside those that stay: one computes, one is read."""
 
 
+Rows = NDArray[Any]
+"""[num_kv_heads, tokens, elements] of one layer's keys or values."""
+
+
+class Pool(Protocol):
+    """Where graphs and kernels use keys and values, by requests and the slots that they have."""
+
+    @property
+    def num_requests(self) -> int: ...
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all requests together."""
+        ...
+
+    def __contains__(self, request: str) -> bool: ...
+
+    def open(self, request: str) -> int:
+        """The request's slot, a new one if it has none. KeyError when every slot is taken."""
+        ...
+
+    def length(self, slot: int) -> int: ...
+
+    def wrote(self, slot: int, length: int) -> None: ...
+
+    def rows(self, index: int, slot: int, first: int, last: int) -> tuple[Rows, Rows]:
+        """Keys and values of a layer's tokens [first, last), valid until the next call."""
+        ...
+
+    def filling(
+        self, index: int, slot: int, tokens: int
+    ) -> AbstractContextManager[tuple[Rows, Rows]]:
+        """To write a layer's first tokens: they are in the pool when the block ends."""
+        ...
+
+    def release(self, request: str) -> None: ...
+
+    def drop_layer(self, index: int, slot: int) -> None:
+        """Give back the memory of a slot's layer. Asked for only where a request may have more
+        tokens than memory is kept for."""
+        ...
+
+
 class CacheMoves:
     """What of a shard's cache is in its pool, and what in the tier. Used by the compute thread."""
 
-    def __init__(self, cache: OrtCache, tier: KVTier | None, limits: StepLimits) -> None:
-        self._pool = cache.pool
-        self._shape = cache.shape
-        self._layers = range(cache.shape.num_layers)
+    def __init__(self, pool: Pool, shape: KVShape, tier: KVTier | None, limits: StepLimits) -> None:
+        self._pool = pool
+        self._shape = shape
+        self._layers = range(shape.num_layers)
         self._tier = tier
         self._room_tokens = limits.cached_tokens
         self._away: dict[str, int] = {}
@@ -162,15 +208,14 @@ class CacheMoves:
         place = self._tier.place(request, self._shape)
         known = place.tokens(layer)
         if known < tokens:
-            keys, values = self._pool.layer(layer, self._pool.open(request), 1)
-            place.append(layer, keys[0, :, known:tokens], values[0, :, known:tokens])
+            place.append(layer, *self._pool.rows(layer, self._pool.open(request), known, tokens))
 
     def _read(self, request: str, layer: int) -> None:
         assert self._tier is not None
         place = self._tier.place(request, self._shape)
         tokens = place.tokens(layer)
-        keys, values = self._pool.layer(layer, self._pool.open(request), 1)
-        place.read(layer, keys[0, :, :tokens], values[0, :, :tokens])
+        with self._pool.filling(layer, self._pool.open(request), tokens) as (keys, values):
+            place.read(layer, keys, values)
 
 
 @dataclass(slots=True, kw_only=True)
