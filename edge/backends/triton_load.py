@@ -72,7 +72,7 @@ def load(
             buffers,
             weight_bytes=weights.manifest.total_bytes,
             limits=limits,
-            host_embedding=HostEmbedding(arrays),
+            host_embedding=HostEmbedding(arrays) if layout.embedding else None,
             streamed=streamed,
             open_streamed=open_streamed,
             kv_tier=kv_tier,

@@ -34,7 +34,7 @@ class TritonProgram:
         *,
         weight_bytes: int,
         limits: StepLimits,
-        host_embedding: HostEmbedding,
+        host_embedding: HostEmbedding | None,
         streamed: StreamedLayers | None,
         open_streamed: Callable[[], StreamedLayers],
         kv_tier: KVTier | None,
@@ -81,7 +81,7 @@ class TritonProgram:
             self._launches.clear()
         lanes = buffers.lanes(parts_of(step, is_split=self._layout.is_split))
         rows = self.receive_buffer(step)
-        if self._layout.embedding and self._operators.embedding is None:
+        if self._host_embedding is not None and self._operators.embedding is None:
             self._host_embedding.look_up(step, rows)
             buffers.hidden.to_device(0, rows.size)
         elif hidden is not None:
@@ -175,6 +175,8 @@ class TritonProgram:
     def close(self) -> None:
         if self._streamed is not None:
             self._streamed.close()
+        if self._host_embedding is not None:
+            self._host_embedding.close()
         self._moves.close()
         self._launches.clear()
         self._segments = ()

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from demos.bench.gpu_kernels import NO_GPU
+from demos.bench.gpu_stream import NOT_RUN
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -46,6 +47,10 @@ def test_every_kernel_compiles_for_gpus(tmp_path: Path) -> None:
 def test_the_benches_say_that_there_is_no_gpu(command: str) -> None:
     """And are no error: a machine that has none runs everything else."""
     assert run(*command.split(), CUDA_VISIBLE_DEVICES="").strip() == NO_GPU
+
+
+def test_the_bench_of_streamed_layers_is_not_run_either() -> None:
+    assert run("demos.bench.gpu_stream", CUDA_VISIBLE_DEVICES="").strip() == NOT_RUN
 
 
 def run(module: str, *arguments: str, **environment: str) -> str:

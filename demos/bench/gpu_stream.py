@@ -1,0 +1,177 @@
+"""How fast does a model of twice a GPU's budget decode, beside what its link to the host allows?
+
+python -m demos.bench.gpu_stream
+
+A model of 40 B parameters with made-up weights, in int4; the GPU holds half of its layers, the
+others are copied in for each token out of pinned memory, or partly from disk. The link is measured
+in the same process, before and after.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import click
+
+from demos.bench import results
+from demos.bench.results import Metric
+from edge.backends.base import Backend, Step, StepEntry, StepLimits, open_backend
+from edge.backends.cuda_driver import num_cuda_devices
+from edge.formats import weight_format
+from edge.layout import ShardLayout, shard_layout
+from edge.made_up_weights import written_weights
+from edge.models.spec import ModelSpec
+from offload import DerivedCache
+from partition import Plan, Shard, Stage, weight_tiers
+from partition.memory import window_layers
+from transport import SoloCollective
+
+NOT_RUN = "not run: there is no CUDA device"
+LAYERS = 48
+GROUP_SIZE = 128
+SCALE_BYTES = 2
+"""Of a block of weights, as a GPU keeps it."""
+
+SPEC = ModelSpec(
+    family="llama", num_layers=LAYERS, hidden_size=8192, num_heads=64, num_kv_heads=8,
+    head_size=128, ffn_columns=28672, vocab_size=32000, context_tokens=4096, norm_epsilon=1e-5,
+    activation="silu", inverse_frequencies=tuple(500000.0 ** -(i / 64) for i in range(64)),
+    windows=(None,) * LAYERS, qkv_bias=False, output_bias=False, mlp_bias=False,
+    query_key_norm=False, tied_embeddings=False,
+)  # fmt: skip
+"""The layers of Llama 3 70B, 48 of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A shape, and where its layers are."""
+
+    spec: ModelSpec = SPEC
+    device_layers: int = LAYERS // 2
+    """That the GPU has room for, its window included."""
+    host_layers: int = LAYERS
+    """That the host's memory has room for."""
+    warm_ups: int = 2
+    steps: int = 12
+
+    @property
+    def streamed(self) -> int:
+        """As few layers as leave room for their window."""
+        count = self.spec.num_layers
+        return next(
+            streamed
+            for streamed in range(count + 1)
+            if count - streamed + window_layers(streamed, count) <= self.device_layers
+        )
+
+
+def decoding(case: Case, backend: Backend, folder: Path, copy_rate: float) -> Iterator[Metric]:
+    """Tokens per second, and the share of the link's rate that layers come at.
+
+    copy_rate: of the link, in bytes per second.
+    """
+    chosen = weight_format("int4", GROUP_SIZE)
+    layout = _layout(case)
+    layer_bytes = _layer_bytes(layout, case.spec.num_layers)
+    tiers = weight_tiers(
+        case.spec.num_layers,
+        streamed=case.streamed,
+        window=window_layers(case.streamed, case.spec.num_layers),
+        layer_bytes=layer_bytes,
+        host_bytes=case.host_layers * layer_bytes,
+    )
+    limits = StepLimits(context_tokens=256, chunk_tokens=64, requests=1, cached_tokens=256)
+    packed = DerivedCache(folder / "packed", 1 << 40)
+    seconds = []
+    with written_weights(layout, chosen, folder) as weights:
+        # Of half a layer more, for arrays lie in memory in whole pages.
+        given = replace(
+            weights, packed=packed, host_bytes=int((case.host_layers + 0.5) * layer_bytes)
+        )
+        program = backend.load(case.spec, layout, given, chosen, limits=limits)
+    try:
+        for position in range(case.warm_ups + case.steps):
+            entry = StepEntry(request="a", position=position, tokens=(7,), logit_rows=1)
+            start_s = time.perf_counter()
+            program.forward(Step(entries=(entry,)), None, SoloCollective())
+            seconds.append(time.perf_counter() - start_s)
+    finally:
+        program.close()
+    decoded = seconds[case.warm_ups :]
+    name = (
+        f"{case.spec.num_layers} layers, int4, {case.device_layers} in GPU memory, {tiers.pinned} "
+        f"pinned, {tiers.on_disk} on disk"
+    )
+    yield Metric(name=f"{name}, speed", unit="tok/s", values=[1 / each for each in decoded])
+    yield Metric(
+        name=f"{name}, streamed / link",
+        unit="ratio",
+        values=[tiers.streamed * layer_bytes / each / copy_rate for each in decoded],
+    )
+
+
+def _layout(case: Case) -> ShardLayout:
+    spec = case.spec
+    whole = Shard(
+        device="gpu",
+        heads=range(spec.num_heads),
+        ffn_columns=range(spec.ffn_columns),
+        vocab=range(spec.vocab_size),
+        streamed_layers=case.streamed,
+    )
+    stage = Stage(layers=range(spec.num_layers), shards=(whole,))
+    return shard_layout(spec, Plan(model="m", version=0, stages=(stage,)), stage=0, rank=0)
+
+
+def _layer_bytes(layout: ShardLayout, num_layers: int) -> int:
+    weights = layout.num_weights - sum(
+        each.num_rows * len(each.columns) for each in layout.matrices if each.name == "head"
+    )
+    return int(weights // num_layers * (0.5 + SCALE_BYTES / GROUP_SIZE))
+
+
+@click.command()
+@click.option("--append", is_flag=True, help="Add the figures to results.csv.")
+@click.option(
+    "--folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="For 45 GB of made-up weights, which are removed.  [default: the system's]",
+)
+def main(append: bool, folder: Path | None) -> None:
+    """Streaming half of a model's layers into this machine's GPU."""
+    if not num_cuda_devices():
+        print(NOT_RUN)
+        return
+    import torch
+    import triton
+
+    backend = open_backend("triton", threads=1)
+    metrics: list[Metric] = []
+    rates = []
+    with tempfile.TemporaryDirectory(dir=folder) as own:
+        for host_layers in (LAYERS, LAYERS // 3):
+            rates.append(backend.copy_bytes_per_s() or 0.0)
+            case = Case(host_layers=host_layers)
+            metrics += decoding(case, backend, Path(own), rates[-1])
+    rates.append(backend.copy_bytes_per_s() or 0.0)
+    copied = Metric(name="copy from pinned memory", unit="GB/s", values=[r / 1e9 for r in rates])
+    rows = results.rows(
+        [copied, *metrics],
+        question="Layers streamed into a GPU beside the link to its host",
+        variant=f"{torch.cuda.get_device_name()}, torch {torch.__version__}, "
+        f"Triton {triton.__version__}, bfloat16, int4 in blocks of {GROUP_SIZE}",
+        link="none",
+        model="none",
+    )
+    results.show(rows)
+    if append:
+        results.append(rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

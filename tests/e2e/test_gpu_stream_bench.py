@@ -1,0 +1,32 @@
+"""The benchmark of layers that stream into a GPU runs through, on a small shape, interpreted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from demos.bench.gpu_stream import SPEC, Case, decoding
+from edge.backends.base import open_backend
+from tests.support.triton_face import device
+
+SMALL = replace(
+    SPEC, num_layers=4, windows=(None,) * 4, hidden_size=512, num_heads=2, num_kv_heads=1,
+    head_size=64, ffn_columns=1024, vocab_size=60,
+    inverse_frequencies=SPEC.inverse_frequencies[:32],
+)  # fmt: skip
+
+
+def test_the_full_case_streams_what_the_gpu_has_no_room_for() -> None:
+    assert Case().streamed == 27, "24 places: 21 that stay, and a window of 3"
+
+
+@pytest.mark.parametrize(("host_layers", "on_disk"), [(4, 0), (0, 4)])
+def test_a_small_case_runs_through(host_layers: int, on_disk: int, tmp_path: Path) -> None:
+    assert device() == "cpu"
+    case = Case(spec=SMALL, device_layers=2, host_layers=host_layers, warm_ups=1, steps=2)
+    speed, share = decoding(case, open_backend("triton", threads=1), tmp_path, copy_rate=1e9)
+    assert speed.name.endswith(f"{4 - on_disk} pinned, {on_disk} on disk, speed")
+    assert len(speed.values) == len(share.values) == 2
+    assert min(*speed.values, *share.values) > 0
