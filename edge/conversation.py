@@ -219,11 +219,11 @@ class Conversation:
         cached = self._sealed.get(assignment.manifest_digest)
         if cached is None:
             raise ProtocolError("a shard that was not sent")
-        host_free_bytes = self._node.host_free_bytes or 0
-        host_bytes = host_share(host_free_bytes, assignment, cached.manifest)
-        has_host = self._node.host_free_bytes is not None
-        use = shard_use(assignment, cached.manifest, host_bytes=host_bytes if has_host else None)
+        use = shard_use(
+            assignment, cached.manifest, host_bytes=self._host_share(assignment, cached.manifest)
+        )
         await self._node.reserve(assignment.session, use)
+        host_bytes = self._host_share(assignment, cached.manifest) or 0  # others may have come
         loop = asyncio.get_running_loop()
 
         def report(event: Frame) -> None:
@@ -237,7 +237,7 @@ class Conversation:
                 report,
                 self._node.kv_room,
                 host_bytes=host_bytes,
-                kv_host_bytes=host_free_bytes - host_bytes,
+                kv_host_bytes=(self._node.host_free_bytes or 0) - host_bytes,
             )
         except BaseException:
             self._node.release(assignment.session)
@@ -262,6 +262,11 @@ class Conversation:
             await uninterrupted(self._end_session(assignment.session))
             raise
         return {"weight_bytes": loaded_bytes}, b""
+
+    def _host_share(self, assignment: Assignment, manifest: Manifest) -> int | None:
+        """What a new shard's weights are given of the host's memory; None where there is none."""
+        free_bytes = self._node.host_free_bytes
+        return None if free_bytes is None else host_share(free_bytes, assignment, manifest)
 
     async def _connect(self, frame: Frame) -> tuple[dict[str, Any], bytes]:
         hosted = self._session(frame)

@@ -168,7 +168,10 @@ def describe_plan_in_words(plan: Plan, cluster: ClusterSpec) -> str:
         words = f"{names}: layers {stage.layers.start}-{stage.layers.stop - 1}"
         streamed = max(shard.streamed_layers for shard in stage.shards)
         if streamed:
-            words += f" (the last {streamed} from disk)"
+            has_host = any(
+                cluster.device(shard.device).host_memory_bytes is not None for shard in stage.shards
+            )
+            words += f" (the last {streamed} {'streamed' if has_host else 'from disk'})"
         if len(stage.shards) > 1:
             words += f", heads {':'.join(str(len(shard.heads)) for shard in stage.shards)}"
         stages.append(words)

@@ -142,7 +142,8 @@ class StageProgram(Protocol):
 
     @property
     def disk_wait_s(self) -> float:
-        """Seconds that its steps waited for weights from disk; 0.0 where all stay in memory."""
+        """Seconds that its steps waited for weights, keys and values that come in for each; 0.0
+        where all stay in memory."""
         ...
 
     def forward(

@@ -119,7 +119,8 @@ class Device:
             return unpinned(memory)
         runtime: Any = torch.cuda.cudart()
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-        error = runtime.cudaHostRegister(address, memory.nbytes, 0)
+        with torch.cuda.device(self.torch):
+            error = runtime.cudaHostRegister(address, memory.nbytes, 0)
         if error != runtime.cudaError.success:
             _log.warning(
                 "CUDA pins no %d bytes of memory (%s), so copies out of them are slower; raise the "

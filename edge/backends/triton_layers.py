@@ -43,6 +43,8 @@ class Segment:
     launch: Callable[[Lane], None]
     reduce: Reduced | None
     """Which rows of the lane are summed then."""
+    is_embedding: bool = False
+    """Nothing to do where the host has looked up the rows."""
     is_head: bool = False
     """Nothing to do for a lane that wants no logits."""
 
@@ -186,7 +188,8 @@ class ShardOperators:
             found.append(Segment(launch=launch, reduce=summed, layer=layer))
 
         if layout.is_first_stage:
-            add(self.embed, "hidden")
+            summed: Reduced | None = "hidden" if layout.is_split else None
+            found.append(Segment(launch=self.embed, reduce=summed, is_embedding=True))
         for layer in layout.layers:
             pending = layer > layout.layers.start
             add(self._attention_launch(layer, pending=pending), "partial", layer)
@@ -200,9 +203,8 @@ class ShardOperators:
 
     def embed(self, lane: Lane) -> None:
         if self.embedding is None:
-            if not self.layout.embedding:
-                lane.hidden.zero_()
-            return  # else the host has looked them up
+            lane.hidden.zero_()
+            return
         first = self.layout.embedding.start
         embedding(lane.tokens, self.embedding, first_id=first, out=lane.hidden)
 

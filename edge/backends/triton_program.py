@@ -19,6 +19,7 @@ from edge.backends.triton_buffers import Lane, StepBuffers
 from edge.backends.triton_device import Device, Launches, Mirror
 from edge.backends.triton_layers import Segment, ShardOperators
 from edge.backends.triton_stream import StreamedLayers
+from edge.errors import RequestError
 from offload import KVTier
 from transport import Collective, Work
 
@@ -81,7 +82,7 @@ class TritonProgram:
             self._launches.clear()
         lanes = buffers.lanes(parts_of(step, is_split=self._layout.is_split))
         rows = self.receive_buffer(step)
-        if self._host_embedding is not None and self._operators.embedding is None:
+        if self._host_embedding is not None and self._is_embedded_by_host:
             self._host_embedding.look_up(step, rows)
             buffers.hidden.to_device(0, rows.size)
         elif hidden is not None:
@@ -133,19 +134,28 @@ class TritonProgram:
         self._launches.clear()  # they know where weights were
         if streamed is not None:
             try:
-                streamed.settle(layers)
+                self._settle(streamed, layers)
             finally:
                 self._take(streamed)
             return
         streamed = self._open_streamed()
         self._operators.let_go()  # before the others: there may be no room for both
         try:
-            streamed.settle(layers)
+            self._settle(streamed, layers)
         except BaseException:
             streamed.close()
             self._operators.place(None)
             raise
         self._take(streamed)
+
+    def _settle(self, streamed: StreamedLayers, layers: int) -> None:
+        try:
+            streamed.settle(layers)
+        except torch.OutOfMemoryError as error:
+            raise RequestError(
+                f"the GPU ({self._device.name}) has too little free for more layers; end what else "
+                "uses it, and try again"
+            ) from error
 
     def _take(self, streamed: StreamedLayers) -> None:
         self._streamed = streamed
@@ -231,6 +241,10 @@ class TritonProgram:
             if work is not None:
                 work.wait()
 
+    @property
+    def _is_embedded_by_host(self) -> bool:
+        return self._host_embedding is not None and self._operators.embedding is None
+
     def _begin(self, index: int) -> None:
         """The segment's weights are there when this returns."""
         if self._streamed is not None and index in self._first:
@@ -243,12 +257,18 @@ class TritonProgram:
 
     def _launch(self, indices: tuple[int, ...], lane: Lane) -> None:
         """These segments, one after the other."""
-        segments = [self._segments[index] for index in indices]
+        segments = [
+            segment
+            for segment in map(self._segments.__getitem__, indices)
+            if (lane.logit_rows or not segment.is_head)
+            and not (segment.is_embedding and self._is_embedded_by_host)
+        ]
+        if not segments:
+            return  # CUDA records no empty graphs
 
         def work() -> None:
             for segment in segments:
-                if lane.logit_rows or not segment.is_head:
-                    segment.launch(lane)
+                segment.launch(lane)
 
         self._launches.run(None if lane.key is None else (indices, lane.key), work)
 

@@ -52,6 +52,8 @@ def plan_as_json(proposal: Proposal, *, explain: bool) -> dict[str, Any]:
                 "device": row.device,
                 "name": row.name,
                 "stage": row.stage,
+                "streamed_layers": row.streamed_layers,
+                "host_layers": row.host_layers,
                 "memory": dataclasses.asdict(row.memory),
                 "beside": _beside(proposal, row.device),
                 "left_bytes": row.left_bytes,

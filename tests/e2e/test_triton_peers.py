@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import pytest
 import edge
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.plans import make_plan, streaming
+from tests.support.processes import Daemon
 from tests.support.processes import edge as run_edge
 from tests.support.reference_model import ReferenceModel
 
@@ -131,6 +133,33 @@ def test_every_peer_says_what_it_computes_with(clusters: dict[str, edge.Cluster]
         (peer.backend, peer.processor) for peer in peers
     ]
     assert "triton" in run_edge("peers", *addresses).out
+
+
+def test_a_host_holds_what_its_device_has_no_room_for(
+    tiny_checkpoint: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    checkpoint = tiny_checkpoint("llama", layers=4)
+    prompt = checkpoint.prompt(PROMPT_TOKENS)
+    options = ("--backend", "triton", "--name", "gpu", "--no-announce", "--host-memory", "1MiB")
+    with (
+        Daemon(tmp_path / "peer", *options, "--kv-disk", f"{tmp_path}/kv:1MiB") as daemon,
+        edge.Cluster.connect([daemon.address]) as cluster,
+    ):
+        plan = make_plan(checkpoint.spec, "solo", model=checkpoint.path.name, devices=["gpu"])
+        with cluster.load(
+            checkpoint.path, dtype="float32", plan=streaming(plan, 4), context_tokens=32
+        ) as model:
+            reply = model.generate(prompt, max_new_tokens=3, ignore_eos=True)
+            (row,) = model.proposal.rows
+            assert (row.streamed_layers, row.host_layers) == (4, 4)
+            (held,) = daemon.describe().models
+            assert held["host_bytes"] == row.memory.streamed_bytes
+            assert held["streamed_bytes"] == 0, "nothing comes from disk"
+            shown = run_edge("peers", "--json", "--peer", daemon.address).out
+            assert json.loads(shown)[0]["host_memory_bytes"] < 1 << 20
+        assert daemon.await_free().host_memory_bytes == 1 << 20
+    assert list(reply.token_ids) == checkpoint.greedy(prompt, 3)
 
 
 def test_a_plan_is_chosen_for_unequal_back_ends(
