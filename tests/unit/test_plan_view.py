@@ -1,0 +1,76 @@
+"""What `edge plan` says of layers that are not in a device's memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from edge.commands.plan_view import plan_as_json, show_plan
+from edge.planning import Beside, Proposal
+from edge.wire_choice import WireRules
+from partition import Choice, ClusterSpec, estimate
+from tests.unit.test_plan_streaming import MATRIX_BYTES, MODEL, RATES, WORKLOAD, alone, device
+from transport import WireRule
+
+
+def proposal(host_layers: int | None) -> Proposal:
+    rates = replace(RATES, copy_bytes_per_s=50.0)
+    host_bytes = None if host_layers is None else host_layers * MATRIX_BYTES
+    gpu = replace(device("a", 10**6, rates), host_memory_bytes=host_bytes)
+    cluster, plan = ClusterSpec(devices=(gpu,)), alone(9)
+    choice = Choice(
+        plan=plan,
+        predicted=estimate(plan, MODEL, cluster, WORKLOAD),
+        solo=None,
+        left_out=(),
+        runners_up=(),
+    )
+    return Proposal(
+        choice=choice,
+        model=MODEL,
+        cluster=cluster,
+        workload=WORKLOAD,
+        chunk_tokens=4,
+        wire_rules=WireRules(sums=(WireRule(),), hops=()),
+        beside={"a": Beside(promised_bytes=10**6, floor_bytes=1, buffer_bytes=2)},
+    )
+
+
+@pytest.mark.parametrize(
+    ("host_layers", "where", "more", "what"),
+    [
+        (None, "0–9, 9 from disk", "1.1 KiB more from disk", "reading weights from the disk of a"),
+        (
+            6,
+            "0–9, 3 from host memory, 6 from disk",
+            "390 B more from the host's memory and 780 B more from disk",
+            "copying weights from the host into a",
+        ),
+        (
+            9,
+            "0–9, 9 from host memory",
+            "1.1 KiB more from the host's memory",
+            "copying weights from the host into a",
+        ),
+    ],
+)
+def test_where_layers_come_from_is_said(
+    host_layers: int | None,
+    where: str,
+    more: str,
+    what: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    made = proposal(host_layers)
+    show_plan(made, title="m", unchanged=None, explain=False)
+    shown = capsys.readouterr().out
+    assert where in shown
+    assert f"weights 750 B ({more} for each token)" in shown
+    assert f"What takes most of a token's time: {what}: " in shown
+    (row,) = plan_as_json(made, explain=False)["devices"]
+    assert row["streamed_layers"] - row["host_layers"] == int("disk" in where) * (
+        9 if host_layers is None else 6
+    )
