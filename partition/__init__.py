@@ -17,7 +17,7 @@ from partition.ranges import kv_heads, split_by_shares, split_evenly
 from partition.rates import ComputeRates
 from partition.solve import check_fit, solve
 from partition.terms import Term
-from partition.tiers import Tier, WeightTiers, weight_tiers
+from partition.tiers import WeightTiers, weight_tiers
 from partition.what_if import what_if
 
 __all__ = [
@@ -41,7 +41,6 @@ __all__ = [
     "Solo",
     "Stage",
     "Term",
-    "Tier",
     "WeightTiers",
     "Workload",
     "check_fit",

@@ -2,13 +2,10 @@
 
 Layers are used in the same order for every token, so the best that can be done is a fixed set in
 each memory and a small window through it for the rest (see `streaming.py`): the first layers
-in the device's memory, those after them in the host's, the last ones on disk.
+in the device's memory, and of the others as many in the host's as it has room for.
 """
 
 from dataclasses import dataclass
-from typing import Literal
-
-Tier = Literal["device", "host", "disk"]
 
 STAGING_LAYERS = 3
 """Of host memory, where layers from disk wait for their copy: one is copied, one is read, and the
@@ -28,7 +25,7 @@ class WeightTiers:
     window: int
     """Places for them there; 0 where none are streamed."""
     pinned: int
-    """Of the streamed, the first so many stay in the host's memory."""
+    """Of the streamed, so many stay in the host's memory."""
     staging: int
     """Places in the host's memory that the others pass through; 0 where there are none."""
 
@@ -51,12 +48,6 @@ class WeightTiers:
     def host_places(self) -> int:
         """Layers that the host's memory holds at once."""
         return self.pinned + self.staging
-
-    def tier(self, layer: int) -> Tier:
-        """Of layer `layer`, counted from 0 within the shard."""
-        if layer < self.resident:
-            return "device"
-        return "host" if layer < self.resident + self.pinned else "disk"
 
 
 def weight_tiers(

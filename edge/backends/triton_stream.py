@@ -118,7 +118,7 @@ class StreamedLayers:
             [self._runs[layer].nbytes for layer in layers],
             self._device.copier(self._places),
             places=tiers.window,
-            pinned=tiers.pinned,
+            stays=lambda position: position < tiers.pinned,
         )
 
     def weight(self, matrix: str) -> Weight:

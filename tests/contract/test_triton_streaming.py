@@ -38,9 +38,9 @@ def tiers_of(model: TritonPlan) -> list[WeightTiers]:
 @pytest.mark.parametrize(
     ("family", "layout", "dtype", "layers", "host_layers", "expected"),
     [
-        ("llama", "solo", "float32", 4, 0, "disk disk disk disk"),
-        ("qwen3", "tensor_2", "int4", 3, 3, "host host host"),
-        ("llama", "solo", "float32", 2, 0, "device device"),
+        ("llama", "solo", "float32", 4, 0, (0, 0, 4)),
+        ("qwen3", "tensor_2", "int4", 3, 3, (0, 3, 0)),
+        ("llama", "solo", "float32", 2, 0, (2, 0, 0)),
     ],
 )
 def test_logits_are_those_of_layers_in_memory(
@@ -50,7 +50,7 @@ def test_logits_are_those_of_layers_in_memory(
     dtype: str,
     layers: int,
     host_layers: int,
-    expected: str,
+    expected: tuple[int, int, int],
     tmp_path: Path,
 ) -> None:
     """Bit for bit. Two layers are held at once; where there are no more, they stay."""
@@ -63,7 +63,7 @@ def test_logits_are_those_of_layers_in_memory(
     ) as model:
         found = answer(model, tokens)
         for tiers in tiers_of(model):
-            assert " ".join(map(tiers.tier, range(layers))) == expected
+            assert (tiers.resident, tiers.pinned, tiers.on_disk) == expected
             assert tiers.device_places == 2
     assert np.array_equal(found, in_memory)
     if dtype == "float32":
