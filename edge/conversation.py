@@ -271,7 +271,7 @@ class Conversation:
     async def _connect(self, frame: Frame) -> tuple[dict[str, Any], bytes]:
         hosted = self._session(frame)
         await hosted.connect(places_from_payload(frame.payload), self._node.settings.name)
-        await asyncio.wrap_future(hosted.shard.calibrate())
+        await asyncio.wrap_future(hosted.shard.prepare())
         return {}, b""
 
     async def _measure(self, frame: Frame) -> tuple[dict[str, Any], bytes]:

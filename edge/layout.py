@@ -52,8 +52,8 @@ class ShardLayout:
     vectors: tuple[VectorSlice, ...]
     embedding: range
     """Rows of the embedding table this shard holds; it keeps the checkpoint's own type."""
-    streamed: range
-    """Layers, the last ones of the stage, whose matrices are read from disk for each step."""
+    streamed_layers: int
+    """So many of the layers have their matrices read from disk for each step."""
 
     @property
     def num_weights(self) -> int:
@@ -136,7 +136,7 @@ def shard_layout(spec: ModelSpec, plan: Plan, *, stage: int, rank: int) -> Shard
         matrices=tuple(matrices),
         vectors=tuple(vectors),
         embedding=shard.vocab if first else range(0),
-        streamed=this.layers[len(this.layers) - shard.streamed_layers :],
+        streamed_layers=shard.streamed_layers,
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from edge.backends.base import BACKEND_CHOICES
+from edge.backends.cuda_driver import num_cuda_devices
 from edge.backends.process_memory import with_huge_pages
 from edge.errors import NetworkError, RequestError
 from edge.memory import parse_folder_and_size, parse_size
@@ -63,8 +64,11 @@ class LocalPeers:
         cores = len(os.sched_getaffinity(0))
         for each, count in zip(options, _one_each(threads, peers, "threads"), strict=True):
             each += ["--threads", str(_checked_threads(count, default=max(1, cores // peers)))]
+        gpus = num_cuda_devices()
         for each, name in zip(options, _one_each(backend, peers, "backend"), strict=True):
             each += ["--backend", _checked_backend(name)]
+            if name == "triton" and gpus > 1:  # by turns
+                each += ["--gpu", str(sum("--gpu" in other for other in options) % gpus)]
         this = cls([], [])
         try:
             for each in options:

@@ -49,7 +49,6 @@ async def measured_proposal(
     taken = most_beside(
         checkpoint.spec,
         options.limits(checkpoint.spec),
-        embedding_itemsize=checkpoint.embedding_itemsize,
         may_split=len(peers) > 1,
         stream=options.stream,
     )

@@ -65,10 +65,11 @@ class PeerInfo:
     kv_prefix_bytes: int
     """What beginnings of earlier prompts take there; it makes room for requests."""
     models: tuple[dict[str, Any], ...]
-    """What it runs: name, dtype, stage and rank of each shard; bytes of its weights and KV cache,
-    of these those of keys and values (kv_bytes), of its buffers, of what it reads from disk for
-    each step, of weights in the memory of its host (host_bytes), and of keys and values that are
-    there (kv_host_bytes) or on disk (kv_disk_bytes) now."""
+    """What it runs: name, dtype, stage and rank of each shard; how it sums with the others of its
+    stage: over links, or what else (sums); bytes of its weights and KV cache, of these those of
+    keys and values (kv_bytes), of its buffers, of what it reads from disk for each step, of
+    weights in the memory of its host (host_bytes), and of keys and values that are there
+    (kv_host_bytes) or on disk (kv_disk_bytes) now."""
 
     def device(self, *, buffer_bytes: int = 0) -> DeviceSpec:
         """As plans see it: memory for weights and KV, beside the buffers of their steps."""
@@ -171,6 +172,7 @@ def _hosted_model(model: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "name": printable(text(model, "name")),
         "dtype": printable(text(model, "dtype")),
+        "sums": printable(text(model, "sums")),
         **{name: integer(model, name) for name in _MODEL_NUMBERS},
     }
 

@@ -265,10 +265,17 @@ def _even_streamed(facts: ModelFacts, cluster: ClusterSpec, workload: Workload) 
         version=0,
         stages=(Stage(layers=range(facts.num_layers), shards=(shard,)),),
     )
-    need_bytes = partition.memory_use(plan, facts, workload)[device.id].total
+    use = partition.memory_use(plan, facts, workload)[device.id]
+    head_bytes = facts.vocab_size * facts.head_row_bytes
+    norm_bytes = facts.num_layers * facts.layer_bytes
+    window_bytes = use.weight_bytes - head_bytes - norm_bytes
     return (
-        f" Even with every layer read from disk it takes {format_size(need_bytes)} on one device, "
-        f"and {device.name} has {format_size(device.memory_bytes)} for it."
+        f" Even with every layer read from disk it takes {format_size(use.total)} on one device"
+        f" ({format_size(window_bytes)} for the layer that computes and the one that is read"
+        f" meanwhile, {format_size(head_bytes)} for the head, {format_size(norm_bytes)} for norms"
+        f" and biases, {format_size(use.kv_bytes)} for {workload.cached_tokens} tokens of keys and"
+        f" values), and {device.name} has {format_size(device.memory_bytes)} for it, beside what"
+        " its process and its steps take."
     )
 
 

@@ -10,11 +10,11 @@ from edge.facts import model_facts
 from edge.layout import shard_layout
 from edge.ledger import Use
 from edge.models.spec import ModelSpec
-from edge.step_memory import Widths, buffer_bytes
+from edge.step_memory import Widths, buffer_bytes, head_load_bytes
 from edge.wire import Assignment
 from offload import Manifest, numpy_dtype
 from partition import Plan, Shard, Stage, Workload, memory_use, weight_tiers
-from partition.memory import window_layers
+from partition.memory import WINDOW_LAYERS
 
 
 def shard_use(
@@ -44,13 +44,17 @@ def shard_use(
     workload = Workload(prompt_tokens=assignment.limits.cached_tokens, output_tokens=0)
     use = memory_use(plan, facts, workload)[plan.stages[stage].shards[rank].device]
     layout = shard_layout(assignment.model, plan, stage=stage, rank=rank)
-    widths = Widths.of_shard(
-        assignment.model, layout, embedding_bytes=sum(each.nbytes for each in embeddings)
-    )
+    widths = Widths.of_shard(assignment.model, layout)
+    beside_bytes = buffer_bytes(widths, assignment.limits)
+    if layout.streamed_layers:
+        # A large vocabulary may take more to load than there is of layers and cache afterwards.
+        head_bytes = len(layout.vocab) * facts.head_row_bytes
+        load_bytes = head_bytes + head_load_bytes(layout, assignment.weight_format)
+        beside_bytes = max(beside_bytes, load_bytes - use.weight_bytes - use.kv_bytes)
     taken = Use(
         weight_bytes=use.weight_bytes,
         kv_bytes=use.kv_bytes,
-        buffer_bytes=buffer_bytes(widths, assignment.limits),
+        buffer_bytes=beside_bytes,
         streamed_bytes=use.streamed_bytes,
     )
     if host_bytes is None or not use.streamed_bytes:
@@ -61,7 +65,7 @@ def shard_use(
     tiers = weight_tiers(
         len(layers),
         streamed=shard.streamed_layers,
-        window=window_layers(shard.streamed_layers, len(layers)),
+        window=WINDOW_LAYERS,
         layer_bytes=layer_bytes,
         host_bytes=host_bytes,
     )
@@ -97,7 +101,6 @@ def most_beside(
     spec: ModelSpec,
     limits: StepLimits,
     *,
-    embedding_itemsize: int,
     may_split: bool,
     stream: bool,
 ) -> int:
@@ -112,11 +115,9 @@ def most_beside(
         model="whole", version=0, stages=(Stage(layers=range(spec.num_layers), shards=(whole,)),)
     )
     layout = shard_layout(spec, plan, stage=0, rank=0)
-    embedding_bytes = spec.vocab_size * spec.hidden_size * embedding_itemsize
     widths = replace(
         Widths.of_shard(spec, layout),
         is_split=may_split,
-        embedding_bytes=embedding_bytes if stream else 0,
         loose_layers=spec.num_layers if stream else 0,
     )
     return buffer_bytes(widths, limits)

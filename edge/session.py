@@ -20,6 +20,7 @@ import transport
 from edge.asides import Asides
 from edge.backends.base import Backend, ShardWeights, StageProgram, Step
 from edge.calibration import calibration_step
+from edge.device_sums import OVER_LINKS, join
 from edge.errors import CapacityError, EdgeError, PeerLostError, PlanError, ProtocolError
 from edge.layout import ShardLayout
 from edge.prefixes import Prefixes
@@ -63,6 +64,8 @@ class ShardSession:
         self._names: dict[Seat, str] = {}
         self._times = SessionTimes()
         self._collective: Collective = SoloCollective()
+        self.sums = OVER_LINKS
+        """How this shard sums with the others of its stage, for people."""
         self._arriving = EncodedHop(assignment.wire_rules.before(assignment.stage))
         self._leaving = EncodedHop(assignment.wire_rules.after(assignment.stage))
         self._choice = TokenChoice(
@@ -126,15 +129,22 @@ class ShardSession:
         self._stage_links = list(mesh.values())
         self._choice.collective = self._collective
 
-    def calibrate(self) -> Future[None]:
-        """Let a rounded KV cache be measured; all shards do it together, before any request."""
-        assignment = self.assignment
+    def prepare(self) -> Future[None]:
+        """Agree how to sum, and let a rounded KV cache be measured; all shards do it together,
+        linked, and before any request."""
 
         def work() -> None:
-            if assignment.kv_dtype != "float32" and self._program is not None:
+            assignment, program = self.assignment, self._program
+            if program is None:
+                return
+            if self._collective.size > 1:
+                joined, self.sums = join(self._collective, program.device_sums)
+                if self.sums != OVER_LINKS:
+                    self._collective = TimedCollective(joined, self._times)
+            if assignment.kv_dtype != "float32":
                 step = calibration_step(assignment.model, assignment.limits)
                 self._compute(step)
-                self._program.calibrate(step.entries[0].request)
+                program.calibrate(step.entries[0].request)
                 self._times.take()
 
         return self._queue(work)
@@ -256,6 +266,7 @@ class ShardSession:
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
             work()
+        self._collective.close()  # it may be another than when `close` was called
         if self._program is not None:
             self._program.close()
             self._program = None

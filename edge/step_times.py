@@ -120,13 +120,17 @@ class PeerTimes:
 
 
 class TimedCollective:
-    """A Collective that adds the time of its sums to `times.now.reduce_s`. See `Collective`."""
+    """A Collective that adds the time of its sums to `times.now.reduce_s`. See `Collective`.
+
+    Of sums on a device only the time to begin them: it computes them among everything else.
+    """
 
     def __init__(self, inner: Collective, times: SessionTimes) -> None:
         self._inner = inner
         self._times = times
         self.rank = inner.rank
         self.size = inner.size
+        self.memory = inner.memory
 
     def all_reduce(self, array: NDArray[Any]) -> None:
         start = time.perf_counter()
@@ -136,6 +140,10 @@ class TimedCollective:
     def begin_all_reduce(self, array: NDArray[Any]) -> Work:
         """Only the wait for it counts: what the shard computes meanwhile is not lost."""
         return _TimedWork(self._inner.begin_all_reduce(array), self._times)
+
+    def settle(self) -> None:
+        """No time of sums: what the shard computed before is waited for as well."""
+        self._inner.settle()
 
     def all_gather(self, own: NDArray[Any], into: Sequence[NDArray[Any]]) -> None:
         self._inner.all_gather(own, into)

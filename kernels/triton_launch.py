@@ -23,6 +23,7 @@ SMALLEST_DOT = 16
 _PROCESSORS_UNKNOWN = 1
 _PROGRAMS_PER_PROCESSOR = 2
 _MOST_SPLITS = 16
+_GEMV_OUTPUTS, _FEWEST_GEMV_OUTPUTS = 8, 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +63,22 @@ class GemmTiles:
     inputs: int = 64
     splits: int = 1
     launch: Launch = field(default_factory=Launch)
+
+
+def gemv_tiles(outputs: int, *, inputs: int, processors: int) -> GemvTiles:
+    """Tiles of 8 outputs and so many `inputs` at a time, or narrower and longer ones.
+
+    Each processor should have two programs, so that one loads while the other adds. Keys and values
+    of grouped heads are products of 1024 outputs and less: too few for 132 processors, enough for
+    the 30 of a small card. What a program loads at a time stays the same, and with it the loads in
+    flight, which is what reading at the full rate of the memory takes.
+    """
+    each = _GEMV_OUTPUTS
+    while each > _FEWEST_GEMV_OUTPUTS and (
+        triton.cdiv(outputs, each) < _PROGRAMS_PER_PROCESSOR * processors
+    ):
+        each //= 2
+    return GemvTiles(outputs=each, inputs=inputs * _GEMV_OUTPUTS // each)
 
 
 def gemm_tiles(

@@ -2,8 +2,10 @@
 
 A decoder uses its layers in the same order for every token. For such a cycle the best that any
 replacement can do is to keep a fixed set and stream the rest through a small window: what was used
-last is needed last, so least-recently-used would miss every time (Belady, 1966). How many are
-fixed is decided elsewhere, and may change at any time.
+last is needed last, so least-recently-used would miss every time (Belady, 1966). Which are fixed
+does not matter to what is read; it does to when: spread among the others, they give the disk the
+time that it needs (see `is_streamed`). How many are fixed is decided elsewhere, and may change at
+any time.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -39,9 +41,16 @@ Memory = Sequence[memoryview]
 """Writable, for one extent, in one or more parts of whole pages."""
 
 
-HandOn = Callable[[Memory, Memory | None], None]
-"""Empties the first memory: what it holds goes to the second, which is written next, or back to the
-system. The first can be written again afterwards."""
+class Pages(Protocol):
+    """What memory is made of."""
+
+    def supply(self, memory: Memory) -> None:
+        """The memory is written next; it may have pages already."""
+        ...
+
+    def hand_on(self, memory: Memory, to: Memory | None) -> None:
+        """Empty the memory: its pages go to another, which is written next, or to the system."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +79,24 @@ Extent = Sequence[Span]
 """What is brought in together: the weights of one layer."""
 
 
+def is_streamed(index: int, count: int, streamed: int) -> bool:
+    """Whether that extent of `count` is one of the `streamed`, which lie as evenly as can be.
+
+    Between two of them then lies the computing of as few others as can be, and a window of two
+    keeps the disk busy wherever any window could: while one is used, and the resident ones behind
+    it, the other is read. Where that takes the disk less time, it is not what the step waits for.
+    """
+    return (index + 1) * streamed // count > index * streamed // count
+
+
 class WeightStreamer:
     """Extents in a cycle, each with memory of its own, read as soon as there is room for them.
 
-    The first `resident` of them stay once they are read. The others are let go as soon as they were
-    used, and no more than `window` of them are held or on their way at once. What comes next is
-    asked for while what came before is still being read: so the disk never waits, but for a window
-    that is full of what is still to come. Where so few are not resident that the window holds them,
-    they stay, too.
+    As many as are `resident` stay once they are read, spread over the cycle. The others are let go
+    as soon as they were used, and no more than `window` of them are held or on their way at once.
+    What comes next is asked for while what came before is still being read: so the disk never
+    waits, but for a window that is full of what is still to come. Where so few are not resident
+    that the window holds them, they stay, too.
     """
 
     def __init__(
@@ -88,9 +107,9 @@ class WeightStreamer:
         *,
         resident: int,
         window: int,
-        hand_on: HandOn,
+        pages: Pages,
     ) -> None:
-        """Begins to read. `hand_on` takes away what an extent's memory holds.
+        """Begins to read.
 
         The first time, an extent's bytes are compared with their digests. ValueError without
         extents, or for a window of one: one is used while the next is filled.
@@ -101,9 +120,9 @@ class WeightStreamer:
         self._memories = memories
         self._reader = reader
         self._window = window
-        self._hand_on = hand_on
+        self._pages = pages
         self._mutex = threading.Lock()
-        self._resident = self._kept(resident)
+        self._streamed = self._not_kept(resident)
         self._begun: dict[int, Begun] = {}
         """Extents that are in memory or on their way there."""
         self._is_verified = [False] * len(extents)
@@ -146,24 +165,23 @@ class WeightStreamer:
             with self._mutex:
                 self._in_use = None
                 self._used += 1
-                if index >= self._resident:
+                if self._is_streamed(index):
                     del self._begun[index]
-                    self._hand_on(self._memories[index], self._next_memory())
+                    self._pages.hand_on(self._memories[index], self._next_memory())
                 self._begin_ahead()
 
-    def keep(self, resident: int, *, window: int) -> None:
+    def keep(self, resident: int) -> None:
         """From now on so many extents stay; what is too much is let go before this returns.
 
         But for the extent in use, which is let go after its use. From any thread.
         """
         with self._mutex:
-            self._window = window
-            self._resident = self._kept(resident)
-            for index in [each for each in self._begun if each >= self._resident]:
+            self._streamed = self._not_kept(resident)
+            for index in [each for each in self._begun if self._is_streamed(each)]:
                 if index != self._in_use:
                     with contextlib.suppress(StoreError):  # told when it is read again
                         self._begun.pop(index).wait()
-                    self._hand_on(self._memories[index], None)
+                    self._pages.hand_on(self._memories[index], None)
             self._begin_ahead()
 
     def close(self) -> None:
@@ -186,18 +204,21 @@ class WeightStreamer:
         finally:
             self.wait_s += time.perf_counter() - start_s
 
-    def _kept(self, resident: int) -> int:
+    def _not_kept(self, resident: int) -> int:
         count = len(self._extents)
-        return count if count - resident <= self._window else max(0, resident)
+        return 0 if count - resident <= self._window else min(count, count - resident)
+
+    def _is_streamed(self, index: int) -> bool:
+        return is_streamed(index, len(self._extents), self._streamed)
 
     def _coming(self) -> Iterator[int]:
         """What is to be read next, in the order of use, as far as there is room."""
         count = len(self._extents)
-        room = self._window - sum(index >= self._resident for index in self._begun)
+        room = self._window - sum(self._is_streamed(index) for index in self._begun)
         for number in range(self._used, self._used + count):
             index = number % count
             if index not in self._begun:
-                if index >= self._resident:
+                if self._is_streamed(index):
                     if room <= 0:
                         return  # what comes later must not take its place
                     room -= 1
@@ -212,6 +233,7 @@ class WeightStreamer:
             return
         for index in list(self._coming()):
             memory, verify = self._memories[index], not self._is_verified[index]
+            self._pages.supply(memory)
             reads = [span.read_into(memory, verify=verify) for span in self._extents[index]]
             self._begun[index] = self._reader.begin(reads)
 

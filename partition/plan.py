@@ -27,8 +27,7 @@ class Shard:
     """Rows of the embedding in the first stage and of the head in the last, of both if it is one
     and the same stage; empty in stages between."""
     streamed_layers: int = 0
-    """So many of the stage's layers, the last ones, keep their matrices on disk and read them for
-    each step."""
+    """So many of the stage's layers keep their matrices on disk and read them for each step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from partition.errors import PartitionError, PlanError
 from partition.facts import ClusterSpec, DeviceSpec, ModelFacts, Workload
-from partition.memory import WINDOW_LAYERS, MemoryUse, memory_use, window_layers
+from partition.memory import WINDOW_LAYERS, MemoryUse, memory_use
 from partition.placement import Parallel, check_count, place
 from partition.plan import Plan, Shard
 from partition.tiers import WeightTiers, weight_tiers
@@ -70,7 +70,7 @@ def tiers_of(shard: Shard, num_layers: int, streamed_bytes: int, device: DeviceS
     return weight_tiers(
         num_layers,
         streamed=streamed,
-        window=window_layers(streamed, num_layers),
+        window=WINDOW_LAYERS,
         layer_bytes=streamed_bytes // max(1, streamed),
         host_bytes=device.host_memory_bytes or 0,
     )

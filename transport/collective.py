@@ -7,7 +7,7 @@ also across runs: a decoder that repeats a request repeats its tokens.
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +47,10 @@ class Collective(Protocol):
     def size(self) -> int:
         """How many members there are."""
 
+    @property
+    def memory(self) -> Literal["host", "device"]:
+        """Where the arrays lie that it sums: numpy arrays, or tensors on the shard's own device."""
+
     def all_reduce(self, array: Array) -> None:
         """Replace ``array`` by the sum over all ranks, in rank order; any numeric dtype."""
 
@@ -56,6 +60,9 @@ class Collective(Protocol):
         Sums are taken in the order they are begun in. Before the last one begun has been waited
         for, the arrays must be left alone and no other method but :meth:`close` called.
         """
+
+    def settle(self) -> None:
+        """Wait for sums on the device; raise what one of them failed with after its own wait."""
 
     def all_gather(self, own: Array, into: Sequence[Array]) -> None:
         """Put each rank's ``own`` into ``into[rank]`` on every rank; sizes may differ."""
@@ -78,6 +85,7 @@ class SoloCollective:
 
     rank = 0
     size = 1
+    memory: Literal["host"] = "host"
 
     def __init__(self) -> None:
         self._is_closed = False
@@ -90,6 +98,9 @@ class SoloCollective:
         """See :class:`Collective`."""
         self._check(array)
         return DoneWork()
+
+    def settle(self) -> None:
+        """See :class:`Collective`."""
 
     def all_gather(self, own: Array, into: Sequence[Array]) -> None:
         """See :class:`Collective`."""
@@ -132,6 +143,8 @@ class MeshCollective:
     than two ranks sums one slice and the slices are gathered: every rank then moves 2 (n - 1) / n
     arrays instead of n - 1.
     """
+
+    memory: Literal["host"] = "host"
 
     def __init__(self, rank: int, links: Mapping[int, Link]) -> None:
         """``links`` has one link for each other rank; they belong to the collective from now on."""
@@ -183,6 +196,9 @@ class MeshCollective:
         """See :class:`Collective`."""
         check_contiguous(array)
         return self._background.begin(lambda: self.all_reduce(array))
+
+    def settle(self) -> None:
+        """See :class:`Collective`."""
 
     def all_gather(self, own: Array, into: Sequence[Array]) -> None:
         """See :class:`Collective`."""

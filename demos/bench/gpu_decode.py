@@ -1,15 +1,32 @@
 """How fast does the back end for GPUs decode, from token to logits, beside what memory allows?
 
-Run by gpu_kernels.py; a model of 8 B parameters with made-up weights, in int4.
+python -m demos.bench.gpu_decode
+
+A model of 8 B parameters in int4, step by step in turn with `transformers`: the same shape in
+bfloat16, a static cache, and a decoding step that torch.compile has compiled. Weights
+are made up. (Larger models than a GPU's memory: gpu_stream.py.)
+
+--dry-run runs all of it on the CPU with tiny shapes and interpreted kernels: to see that the script
+works. Its figures say nothing and are not kept.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import click
+
+from demos.bench import results
+from demos.bench.gpu_kernels import NO_GPU, copy, is_there_a_gpu
 from demos.bench.results import Metric
 from edge.backends.base import Step, StepEntry, StepLimits, open_backend
 from edge.formats import weight_format
@@ -19,59 +36,208 @@ from edge.models.spec import ModelSpec
 from partition import Plan, Shard, Stage
 from transport import SoloCollective
 
-LAYERS = 32
+if TYPE_CHECKING:
+    import torch
+
 GROUP_SIZE = 128
-PROMPT_TOKENS = 512
-WARM_UPS, STEPS = 8, 64
 SCALE_BYTES = 2
 """Of a block of weights, as a GPU keeps it."""
 
 SPEC = ModelSpec(
-    family="llama", num_layers=LAYERS, hidden_size=4096, num_heads=32, num_kv_heads=8,
+    family="llama", num_layers=32, hidden_size=4096, num_heads=32, num_kv_heads=8,
     head_size=128, ffn_columns=14336, vocab_size=128256, context_tokens=4096, norm_epsilon=1e-5,
     activation="silu", inverse_frequencies=tuple(500000.0 ** -(i / 64) for i in range(64)),
-    windows=(None,) * LAYERS, qkv_bias=False, output_bias=False, mlp_bias=False,
+    windows=(None,) * 32, qkv_bias=False, output_bias=False, mlp_bias=False,
     query_key_norm=False, tied_embeddings=False,
 )  # fmt: skip
+"""8 B parameters."""
+
+TINY = replace(
+    SPEC, num_layers=2, hidden_size=128, num_heads=4, num_kv_heads=2, head_size=32, ffn_columns=256,
+    vocab_size=64, inverse_frequencies=tuple(100.0 ** -(i / 16) for i in range(16)),
+    windows=(None,) * 2,
+)  # fmt: skip
+
+Decode = Callable[[int, int], None]
+"""Computes `count` tokens from `position` on, and returns when their logits are on the host."""
 
 
-def decoding_of_8b(copy_rate: float) -> Iterator[Metric]:
-    """Tokens per second of one request, and the share of the copy's rate its weights are read at.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """What is decoded, and how often."""
 
-    copy_rate: in GB/s.
-    """
+    spec: ModelSpec
+    prompt_tokens: int
+    warm_ups: int
+    steps: int
+
+    @property
+    def context_tokens(self) -> int:
+        return 2 * (self.prompt_tokens + self.warm_ups + self.steps)
+
+
+FULL = Size(spec=SPEC, prompt_tokens=512, warm_ups=8, steps=64)
+DRY = Size(spec=TINY, prompt_tokens=4, warm_ups=1, steps=2)
+
+
+def decoding(size: Size, *, is_dry: bool, copy_rate: float) -> Iterator[Metric]:
+    """Both sides decode the same positions in turn. copy_rate: in GB/s."""
+    with (
+        edge_decoder(size.spec, size) as (ours, weights_gb),
+        static_cache_decoder(size, is_dry=is_dry) as theirs,
+    ):
+        sides = [ours] if theirs is None else [ours, theirs]
+        seconds = timed(sides, size)
+    name = f"{parameters(size.spec)}, int4"
+    shares = [weights_gb / each / copy_rate for each in seconds[0]]
+    yield Metric(name=f"{name}, speed", unit="tok/s", values=[1 / each for each in seconds[0]])
+    yield Metric(name=f"{name}, weights / copy", unit="ratio", values=shares)
+    if theirs is not None:
+        speeds = [1 / each for each in seconds[1]]
+        ratios = [b / a for a, b in zip(*seconds, strict=True)]
+        yield Metric(name="transformers bfloat16, static cache", unit="tok/s", values=speeds)
+        yield Metric(name=f"{name}, speed / transformers", unit="ratio", values=ratios)
+
+
+def timed(sides: list[Decode], size: Size) -> list[list[float]]:
+    """Seconds of each step of each side, after the prompt and some to warm up."""
+    seconds: list[list[float]] = [[] for _ in sides]
+    for side in sides:
+        side(0, size.prompt_tokens)
+    for step in range(size.warm_ups + size.steps):
+        for side, own in zip(sides, seconds, strict=True):
+            start_s = time.perf_counter()
+            side(size.prompt_tokens + step, 1)
+            own.append(time.perf_counter() - start_s)
+    return [own[size.warm_ups :] for own in seconds]
+
+
+@contextmanager
+def edge_decoder(spec: ModelSpec, size: Size) -> Iterator[tuple[Decode, float]]:
+    """And the gigabytes of weights that a token needs."""
     chosen = weight_format("int4", GROUP_SIZE)
     whole = Shard(
         device="gpu",
-        heads=range(SPEC.num_heads),
-        ffn_columns=range(SPEC.ffn_columns),
-        vocab=range(SPEC.vocab_size),
+        heads=range(spec.num_heads),
+        ffn_columns=range(spec.ffn_columns),
+        vocab=range(spec.vocab_size),
     )
-    plan = Plan(model="8B", version=0, stages=(Stage(layers=range(LAYERS), shards=(whole,)),))
-    layout = shard_layout(SPEC, plan, stage=0, rank=0)
+    stage = Stage(layers=range(spec.num_layers), shards=(whole,))
+    layout = shard_layout(spec, Plan(model="bench", version=0, stages=(stage,)), stage=0, rank=0)
     limits = StepLimits(
-        context_tokens=1024, chunk_tokens=PROMPT_TOKENS, requests=1, cached_tokens=1024
+        context_tokens=size.context_tokens,
+        chunk_tokens=size.prompt_tokens,
+        requests=1,
+        cached_tokens=size.context_tokens,
     )
     backend = open_backend("triton", threads=1)
-    with tempfile.TemporaryDirectory() as folder:
-        with written_weights(layout, chosen, Path(folder)) as weights:
-            program = backend.load(SPEC, layout, weights, chosen, limits=limits)
-        seconds = []
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        written_weights(layout, chosen, Path(folder)) as weights,
+    ):
+        program = backend.load(spec, layout, weights, chosen, limits=limits)
+
+        def decode(position: int, count: int) -> None:
+            entry = StepEntry(request="a", position=position, tokens=(7,) * count, logit_rows=1)
+            program.forward(Step(entries=(entry,)), None, SoloCollective())
+
         try:
-            for position in (0, *range(PROMPT_TOKENS, PROMPT_TOKENS + WARM_UPS + STEPS)):
-                count = PROMPT_TOKENS if position == 0 else 1
-                entry = StepEntry(request="a", position=position, tokens=(7,) * count, logit_rows=1)
-                start_s = time.perf_counter()
-                program.forward(Step(entries=(entry,)), None, SoloCollective())
-                seconds.append(time.perf_counter() - start_s)
+            yield decode, layout.num_weights * (0.5 + SCALE_BYTES / GROUP_SIZE) / 1e9
         finally:
             program.close()
-    read_gb = layout.num_weights * (0.5 + SCALE_BYTES / GROUP_SIZE) / 1e9
-    decoded = seconds[1 + WARM_UPS :]
-    name = f"8 B shape, int4, decode after {PROMPT_TOKENS} tokens"
-    yield Metric(name=f"{name}, speed", unit="tok/s", values=[1 / each for each in decoded])
-    yield Metric(
-        name=f"{name}, weights / copy",
-        unit="ratio",
-        values=[read_gb / each / copy_rate for each in decoded],
+
+
+@contextmanager
+def static_cache_decoder(size: Size, *, is_dry: bool) -> Iterator[Decode | None]:
+    """The same shape in `transformers`; None where that is not installed."""
+    if importlib.util.find_spec("transformers") is None:
+        print("beside transformers: not run: it is not installed")
+        yield None
+        return
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
+
+    spec = size.spec
+    config = LlamaConfig(
+        num_hidden_layers=spec.num_layers,
+        hidden_size=spec.hidden_size,
+        num_attention_heads=spec.num_heads,
+        num_key_value_heads=spec.num_kv_heads,
+        head_dim=spec.head_size,
+        intermediate_size=spec.ffn_columns,
+        vocab_size=spec.vocab_size,
+        max_position_embeddings=spec.context_tokens,
     )
+    device = torch.device("cpu" if is_dry else "cuda")
+    with device:
+        kept, _ = torch.get_default_dtype(), torch.set_default_dtype(torch.bfloat16)
+        try:
+            model = LlamaForCausalLM(config).eval()
+        finally:
+            torch.set_default_dtype(kept)
+    cache = StaticCache(config=config, max_cache_len=size.context_tokens)
+    options: dict[str, Any] = {"backend": "eager"} if is_dry else {"mode": "reduce-overhead"}
+    compiled = torch.compile(model.forward, fullgraph=True, **options)
+
+    @torch.no_grad()
+    def decode(position: int, count: int) -> None:
+        places = torch.arange(position, position + count, device=device)
+        forward = compiled if count == 1 else model.forward
+        tokens = torch.full((1, count), 7, device=device)
+        rows: torch.Tensor = forward(
+            input_ids=tokens,
+            position_ids=places[None],
+            cache_position=places,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits
+        rows.float().cpu()
+
+    try:
+        yield decode
+    finally:
+        torch.compiler.reset()
+
+
+def parameters(spec: ModelSpec) -> str:
+    return "8 B shape" if spec == SPEC else "tiny shape"
+
+
+def middle(metric: Metric) -> float:
+    return metric.percentiles[1]
+
+
+@click.command()
+@click.option("--append", is_flag=True, help="Add the figures to results.csv.")
+@click.option("--dry-run", "is_dry", is_flag=True, help="Tiny, on the CPU; figures of no meaning.")
+def main(append: bool, is_dry: bool) -> None:
+    """Decoding on this machine's GPU, from token to logits."""
+    if is_dry:
+        os.environ["TRITON_INTERPRET"] = "1"
+    elif not is_there_a_gpu():
+        print(NO_GPU)
+        return
+    import torch
+    import triton
+
+    one = Metric(name="of a dry run", unit="GB/s", values=[1.0])
+    copied = one if is_dry else copy()
+    size = DRY if is_dry else FULL
+    metrics = [copied, *decoding(size, is_dry=is_dry, copy_rate=middle(copied))]
+    where = "interpreted" if is_dry else torch.cuda.get_device_name()
+    rows = results.rows(
+        metrics,
+        question="decoding on a GPU, beside its memory and transformers",
+        variant=f"{where}, torch {torch.__version__}, Triton {triton.__version__}, "
+        f"int4 in blocks of {GROUP_SIZE}, after {size.prompt_tokens} tokens",
+        link="none",
+        model="made up",
+    )
+    results.show(rows)
+    if append and not is_dry:
+        results.append(rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -3,8 +3,8 @@
 python -m demos.bench.gpu_kernels
 
 Decoding is bound by memory, so it is compared with a copy on the same GPU in the same call; prompts
-are compared with torch's own attention. Between repeats the GPU's cache is overwritten. Last comes
-a model of 8 B parameters, from token to logits through the whole back end.
+are compared with torch's own attention. Between repeats the GPU's cache is overwritten. Whole
+models are the business of gpu_decode.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 import click
 
 from demos.bench import results
-from demos.bench.gpu_decode import decoding_of_8b
 from demos.bench.results import Metric
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ HEADS, KV_HEADS, HEAD_SIZE = 32, 8, 128
 DEVICE = "cuda"
 COPIED_BYTES = 1 << 30
 GROUP_SIZE = 128
-NO_GPU = "no GPU: not run"
+NO_GPU = "not run: there is no CUDA device"
 
 
 def is_there_a_gpu() -> bool:
@@ -237,7 +236,7 @@ def main(append: bool) -> None:
     copy_rate = sorted(copied.values)[len(copied.values) // 2]
     metrics = [copied, *norm(copy_rate), *packed_products(copy_rate), *decoding(copy_rate)]
     rows = results.rows(
-        [*metrics, *prompts(), *decoding_of_8b(copy_rate)],
+        [*metrics, *prompts()],
         question="Triton kernels beside the GPU's limits",
         variant=f"{torch.cuda.get_device_name()}, torch {torch.__version__}, "
         f"Triton {triton.__version__}, bfloat16, int4 in blocks of {GROUP_SIZE}",

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.backends.cuda_driver import num_cuda_devices
+from edge.device_sums import DeviceSums
 from edge.errors import RequestError
 from edge.formats import KvDtype, WeightFormat
 from edge.layout import ShardLayout
@@ -141,6 +142,11 @@ class StageProgram(Protocol):
     weight_bytes: int
 
     @property
+    def device_sums(self) -> DeviceSums | None:
+        """How its device sums with others of this host; None where it does over links alone."""
+        ...
+
+    @property
     def disk_wait_s(self) -> float:
         """Seconds that its steps waited for weights, keys and values that come in for each; 0.0
         where all stay in memory."""
@@ -154,7 +160,8 @@ class StageProgram(Protocol):
         A request's KV cache is made at its first step, and brought back if it was saved. One that
         has more tokens than memory is kept for may be computed while it is the only one that is
         not saved, where there is a tier. Raises RequestError for a step that does not
-        fit (context, chunk, slots), and what the collective raises.
+        fit (context, chunk, slots), and what the collective raises. The collective's memory is
+        the host's, or the device's if `device_sums` made it.
         """
         ...
 

@@ -1,12 +1,16 @@
-"""Whether this machine has a GPU for CUDA, asked of the driver: importing torch takes seconds."""
+"""Which GPUs this process may use, asked of CUDA's driver: importing torch takes seconds."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import MutableMapping
+
+from edge.errors import RequestError
 
 _LIBRARY = "libcuda.so.1"
 _SUCCESS = 0
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 @functools.cache
@@ -20,3 +24,24 @@ def num_cuda_devices() -> int:
     if driver.cuInit(0) != _SUCCESS or driver.cuDeviceGetCount(ctypes.byref(count)) != _SUCCESS:
         return 0
     return count.value
+
+
+def use_only(gpu: int, environment: MutableMapping[str, str]) -> None:
+    """Let this process, whose environment that is, see one GPU alone; before CUDA is first asked.
+
+    They are counted from 0: as nvidia-smi does, or those that CUDA_VISIBLE_DEVICES names. So the
+    driver, PyTorch, Triton and NCCL agree which one it is. Raises RequestError where that names
+    fewer.
+    """
+    named = environment.get(_VISIBLE)
+    if named is None:
+        environment[_VISIBLE] = str(gpu)
+        environment.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # nvidia-smi's
+        return
+    names = [name.strip() for name in named.split(",") if name.strip()]
+    if gpu >= len(names):
+        raise RequestError(
+            f"there is no GPU {gpu} here: {_VISIBLE} names {len(names)}, counted from 0; "
+            "take another --gpu, or start without that variable"
+        )
+    environment[_VISIBLE] = names[gpu]

@@ -10,9 +10,6 @@ from pathlib import Path
 Mapping = tuple[int, int, int]
 """(start, end, offset in the file)."""
 
-TOUCHED_BYTES = 64 << 10
-"""Brought in by one access: the kernel maps what lies around it, too (`fault_around_bytes`)."""
-
 
 def mappings_of(path: Path) -> Iterator[Mapping]:
     """Every mapping of the file in this process."""

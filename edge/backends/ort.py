@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 
 from edge.backends.base import ShardWeights, StepLimits
+from edge.backends.embedding_rows import EmbeddingRows
 from edge.backends.mapped_file import let_go_of, mappings_of
 from edge.backends.onnx_runtime import ort
 from edge.backends.ort_agreement import check_agreement
@@ -100,6 +101,7 @@ class OrtBackend:
             )
             folder = str(weights.path.parent)
             streamed: StreamedLayers | None = None
+            embedding: EmbeddingRows | None = None
             if is_loose:
                 streamed = StreamedLayers(
                     segments, weights, streamed=streamed_layers, options=_session_options
@@ -112,17 +114,20 @@ class OrtBackend:
                     for index, each in enumerate(segments)
                 )
                 # What was packed is not read again. Of an embedding the rows that are used are.
-                mapped = tuple(mappings_of(weights.path))
-                let_go_of(mapped)
+                let_go_of(tuple(mappings_of(weights.path)))
                 release_freed_memory()
                 use_huge_pages()
+                if is_loose and layout.is_first_stage:
+                    embedding = EmbeddingRows(weights, layout.embedding, spec.hidden_size)
                 if streamed is not None:
                     streamed.start()
             except BaseException:
+                if embedding is not None:
+                    embedding.close()
                 if streamed is not None:
                     streamed.close()
                 raise
-            return OpenGraphs(segments, sessions, streamed, mapped)
+            return OpenGraphs(segments, sessions, streamed, embedding)
 
         return OrtProgram(
             spec,

@@ -82,7 +82,8 @@ def lower(
 
     `kv_bits`: of a code in the KV cache; None for float32. `cut_layers`: no graph has more than one
     layer, so that the KV cache of a layer is needed only while its graph runs. `is_loose`: every
-    layer in graphs of its own without weights, so that those may be brought in from disk.
+    layer in graphs of its own without weights, so that those may be brought in from disk; the first
+    stage then takes the tokens' rows of the embedding as `hidden`.
     """
     return _Lowering(
         spec, layout, tensor, weight_format, kv_bits, cut_layers=cut_layers, is_loose=is_loose
@@ -173,6 +174,9 @@ class _Lowering:
         self._cut(None)
 
     def _embed(self) -> None:
+        if self.is_loose:
+            self._take_embedded()
+            return
         rows = self.layout.embedding
         tokens = self.graph.input("tokens", np.int64, ["batch", "tokens"])
         if not rows:
@@ -190,6 +194,14 @@ class _Lowering:
                 whole=not self.layout.is_split,
             )
         if self.layout.is_split:
+            self._output(self.hidden, "hidden_out", "tokens")
+            self._cut("hidden")
+
+    def _take_embedded(self) -> None:
+        """The embedding is on disk, too: its rows, or this shard's part of them, are given."""
+        self.hidden = self._hidden_input("hidden")
+        if self.layout.is_split:
+            self.hidden = self.graph.node("Identity", self.hidden)
             self._output(self.hidden, "hidden_out", "tokens")
             self._cut("hidden")
 

@@ -9,8 +9,6 @@ affair: it depends on the version of ONNX Runtime and on the processor.
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import platform
 import re
 import shutil
@@ -25,6 +23,7 @@ from numpy.typing import NDArray
 
 from edge.backends.mapped_file import Mapping, let_go_of, mappings_of
 from edge.backends.onnx_runtime import ort
+from edge.backends.page_supply import own_memory
 from edge.errors import RequestError
 from offload import StoreFullError, full_disk_as_store_full
 
@@ -40,8 +39,6 @@ _SMALLEST_WEIGHT = "129"
 """Bytes. What is smaller is no matrix but a shape, which graphs need within the model."""
 
 _PACKED = re.compile(r"(?P<kernel>.*)\|(?P<places>[0-9;|]+)$")
-_MAP_FIXED, _MADV_HUGEPAGE = 0x10, 14
-_MREMAP_MAYMOVE, _MREMAP_FIXED, _MREMAP_DONTUNMAP = 1, 2, 4
 _COPY_BYTES = 1 << 20
 _FULL_BYTES = 1 << 20
 """A disk with less than this left when something could not be written was full."""
@@ -190,33 +187,7 @@ def open_loose(template: Template, *, options: Callable[[], ort.SessionOptions])
     return LooseSession(session, parts)
 
 
-def hand_on(parts: Sequence[memoryview], to: Sequence[memoryview] | None) -> None:
-    """Move the pages of these parts to others of the same sizes, or give them back to the system.
-
-    What is written next then finds pages there already, which the system would have to clear else.
-    The parts can be written again.
-    """
-    libc = _libc()
-    libc.mremap.restype = ctypes.c_void_p
-    if to is not None and [each.nbytes for each in to] != [each.nbytes for each in parts]:
-        to = None
-    for number, part in enumerate(parts):
-        address, size = _address(part), ctypes.c_size_t(part.nbytes)
-        if to is not None:
-            target = _address(to[number])
-            flags = _MREMAP_MAYMOVE | _MREMAP_FIXED | _MREMAP_DONTUNMAP
-            place = ctypes.c_void_p(target)
-            if libc.mremap(ctypes.c_void_p(address), size, size, flags, place) == target:
-                continue
-        libc.madvise(ctypes.c_void_p(address), size, mmap.MADV_DONTNEED)
-
-
-def _address(part: memoryview) -> int:
-    return ctypes.addressof(ctypes.c_char.from_buffer(part))
-
-
 def _own_memory(blob: Blob, mappings: Sequence[Mapping]) -> memoryview:
-    size = -(-blob.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
     found = [
         start + blob.offset - offset
         for start, end, offset in mappings
@@ -227,16 +198,4 @@ def _own_memory(blob: Blob, mappings: Sequence[Mapping]) -> memoryview:
             f"this onnxruntime ({ort.__version__}) does not map its packed weights, so they cannot "
             "be streamed; give the peer more --memory, or share the model with more peers"
         )
-    libc = _libc()
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
-    protection = mmap.PROT_READ | mmap.PROT_WRITE
-    if libc.mmap(found[0], size, protection, flags, -1, 0) != found[0]:
-        raise RequestError("the system does not give memory where weights are to be streamed to")
-    libc.madvise(ctypes.c_void_p(found[0]), ctypes.c_size_t(size), _MADV_HUGEPAGE)
-    return memoryview((ctypes.c_char * size).from_address(found[0])).cast("B")
-
-
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
+    return own_memory(found[0], blob.nbytes)

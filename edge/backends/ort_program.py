@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.backends.base import Step, StepLimits, check_step
+from edge.backends.embedding_rows import EmbeddingRows
 from edge.backends.kv_moves import CacheMoves
-from edge.backends.mapped_file import Mapping, let_go_of
 from edge.backends.onnx_runtime import ort
 from edge.backends.ort_arena import Arena
 from edge.backends.ort_cache import OrtCache
@@ -26,7 +26,7 @@ from edge.backends.overlap import parts_of
 from edge.errors import RequestError
 from edge.layout import ShardLayout
 from edge.models.spec import ModelSpec
-from edge.step_memory import EMBEDDED_ROWS, Widths, most_logits, most_rows
+from edge.step_memory import Widths, most_logits, most_rows
 from kernels.rope.reference import rope_tables
 from offload import KVTier
 from transport import Collective, Work
@@ -45,8 +45,8 @@ class OpenGraphs:
     sessions: tuple[Any, ...]
     streamed: StreamedLayers | None
     """Where the weights of loose segments come from."""
-    mapped: tuple[Mapping, ...]
-    """The shard's file: of it only rows of the embedding are read."""
+    embedding: EmbeddingRows | None
+    """Where a loose first stage takes what other graphs look up."""
 
     def begin(self, index: int) -> None:
         """The segment's weights are there, once the disk has brought them."""
@@ -59,11 +59,13 @@ class OpenGraphs:
             self.streamed.end(index)
 
     def close(self) -> None:
+        if self.embedding is not None:
+            self.embedding.close()
         if self.streamed is not None:
             self.streamed.close()
 
 
-NO_GRAPHS = OpenGraphs((), (), None, ())
+NO_GRAPHS = OpenGraphs((), (), None, None)
 
 
 class OrtProgram:
@@ -91,7 +93,6 @@ class OrtProgram:
         self._limits = limits
         self._open_graphs = open_graphs
         self._arena = arena
-        self._embedded = 0
         self._kv_bits = kv_bits
         self._kv_tier = kv_tier
         self._graph_bits: int | None = None
@@ -113,10 +114,12 @@ class OrtProgram:
         try:
             # Last, as it may begin to read from disk. Codes need scales, which only keys and values
             # can tell: the cache is float32 until then.
-            self._graphs = open_graphs(None, len(layout.streamed))
+            self._graphs = open_graphs(None, layout.streamed_layers)
         except BaseException:
             self._cache.pool.close()
             raise
+
+    device_sums = None
 
     @property
     def disk_wait_s(self) -> float:
@@ -138,7 +141,9 @@ class OrtProgram:
         shapes = self._prepare(parts_of(step, is_split=self._layout.is_split), slot)
         rows = step.batch * step.num_tokens
         self._arena.before_step(rows)
-        self._let_go_of_embedding(rows)
+        if self._graphs.embedding is not None:
+            flat = self._hidden[0][: rows * self._spec.hidden_size]
+            self._graphs.embedding.read_into(flat.reshape(rows, -1), self._tokens[:rows])
         self._run(shapes, collective)
         for offset, entry in enumerate(step.entries):
             self._cache.pool.wrote(slot + offset, entry.end)
@@ -159,7 +164,7 @@ class OrtProgram:
         self._moves = CacheMoves(cache.pool, cache.shape, self._kv_tier, self._limits)
         self._drop_graphs()  # before the others: the weights fit only once
         self._arena.give_back()
-        self._graphs = self._open_graphs(self._kv_bits, len(self._layout.streamed))
+        self._graphs = self._open_graphs(self._kv_bits, self._layout.streamed_layers)
         self._graph_bits = self._kv_bits
 
     def stream(self, layers: int) -> None:
@@ -174,13 +179,6 @@ class OrtProgram:
             except BaseException:
                 self._graphs = self._open_graphs(self._graph_bits, 0)
                 raise
-
-    def _let_go_of_embedding(self, rows: int) -> None:
-        """Of a shard whose weights do not all fit: of its embedding only rows are held."""
-        if self._graphs.streamed is not None and self._embedded + rows > EMBEDDED_ROWS:
-            let_go_of(self._graphs.mapped)
-            self._embedded = 0
-        self._embedded += rows
 
     def save(self, request: str) -> None:
         self._moves.save(request)

@@ -22,11 +22,11 @@ from edge.backends.ort_graphs import GraphSegment, Streamed
 from edge.backends.ort_packing import (
     LooseSession,
     Template,
-    hand_on,
     make_template,
     open_loose,
     packing_key,
 )
+from edge.backends.page_supply import PageSupply
 from edge.backends.process_memory import release_freed_memory
 from edge.errors import CheckpointError, RequestError
 from offload import (
@@ -38,7 +38,7 @@ from offload import (
     StoreCorruptError,
     WeightStreamer,
 )
-from partition.memory import window_layers
+from partition.memory import WINDOW_LAYERS
 
 Options = Callable[[], ort.SessionOptions]
 
@@ -67,7 +67,7 @@ class StreamedLayers:
     ) -> None:
         """Packs what is not packed yet, makes the sessions, reads nothing before `start`.
 
-        `streamed`: how many layers, the last ones, are read for each step.
+        `streamed`: how many layers are read for each step.
 
         Raises CheckpointError for damaged weights, RequestError where this cannot be done,
         StoreError when the disk is full.
@@ -88,6 +88,7 @@ class StreamedLayers:
             for position, layer in enumerate(self._layers)
             for part, index in enumerate(layer.segments)
         }
+        self._pages = PageSupply()
         self._held: AbstractContextManager[None] | None = None
         self._vectors = _read_vectors(segments, weights)
         self._packed = self._find_or_pack(weights)
@@ -112,8 +113,8 @@ class StreamedLayers:
                 [self._memory(layer) for layer in self._layers],
                 reader,
                 resident=len(self._layers) - self._streamed,
-                window=self._window,
-                hand_on=hand_on,
+                window=WINDOW_LAYERS,
+                pages=self._pages,
             )
         except BaseException:
             reader.close()
@@ -127,11 +128,7 @@ class StreamedLayers:
     def stream(self, count: int) -> None:
         """Read so many layers for each step from now on. From any thread."""
         self._streamed = count
-        self._running.keep(len(self._layers) - count, window=self._window)
-
-    @property
-    def _window(self) -> int:
-        return max(2, window_layers(self._streamed, len(self._layers)))
+        self._running.keep(len(self._layers) - count)
 
     @property
     def bytes_read(self) -> int:
@@ -174,6 +171,7 @@ class StreamedLayers:
     def close(self) -> None:
         if self._streamer is not None:
             self._streamer.close()
+        self._pages.close()
         self._sessions.clear()
         self._packed.close()
 
@@ -258,7 +256,7 @@ class StreamedLayers:
                         "cannot be exchanged on this device, so they cannot be streamed; give "
                         "the peer more --memory, or share the model with more peers"
                     )
-        hand_on(memory, None)
+        self._pages.hand_on(memory, None)
         release_freed_memory()
 
 

@@ -13,7 +13,7 @@ from edge.backends.base import ShardWeights
 from edge.formats import WeightFormat
 from edge.layout import ShardLayout
 from kernels.matmul_nbits.reference import QuantizedMatrix, dequantize
-from offload import TensorEntry, numpy_dtype
+from offload import numpy_dtype
 
 
 class ShardArrays:
@@ -24,7 +24,7 @@ class ShardArrays:
     ) -> None:
         self.layout = layout
         self.format = weight_format
-        self.path = weights.path
+        self._path = weights.path
         self._entries = {entry.name: entry for entry in weights.manifest.tensors}
 
     def __contains__(self, name: str) -> bool:
@@ -36,18 +36,14 @@ class ShardArrays:
         dtype = numpy_dtype(entry.dtype)
         if rows is None:
             count = math.prod(entry.shape)
-            flat = np.fromfile(self.path, dtype, count, offset=entry.offset)
+            flat = np.fromfile(self._path, dtype, count, offset=entry.offset)
             return flat.reshape(entry.shape)
         row = math.prod(entry.shape[1:])
         found = [
-            np.fromfile(self.path, dtype, row, offset=entry.offset + r * row * dtype.itemsize)
+            np.fromfile(self._path, dtype, row, offset=entry.offset + r * row * dtype.itemsize)
             for r in rows
         ]
         return np.stack(found).reshape(len(rows), *entry.shape[1:])
-
-    def entry(self, name: str) -> TensorEntry:
-        """Where it lies in the file."""
-        return self._entries[name]
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._entries[name].shape

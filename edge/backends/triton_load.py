@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from edge.backends.base import ShardWeights, StepLimits
-from edge.backends.host_embedding import HostEmbedding
+from edge.backends.embedding_rows import EmbeddingRows
 from edge.backends.shard_arrays import ShardArrays
 from edge.backends.triton_agreement import check_agreement
 from edge.backends.triton_buffers import StepBuffers
@@ -45,11 +45,11 @@ def load(
         return StreamedLayers(arrays, weights, device, half_scales=activations != torch.float32)
 
     streamed: StreamedLayers | None = None
-    if layout.streamed:
+    if layout.streamed_layers:
         streamed = open_streamed()
     try:
         if streamed is not None:
-            streamed.settle(len(layout.streamed))
+            streamed.settle(layout.streamed_layers)
         operators = ShardOperators(
             spec,
             arrays,
@@ -72,7 +72,7 @@ def load(
             buffers,
             weight_bytes=weights.manifest.total_bytes,
             limits=limits,
-            host_embedding=HostEmbedding(arrays) if layout.embedding else None,
+            embedding=EmbeddingRows(weights, layout.embedding, spec.hidden_size),
             streamed=streamed,
             open_streamed=open_streamed,
             kv_tier=kv_tier,

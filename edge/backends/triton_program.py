@@ -12,10 +12,11 @@ import triton
 from numpy.typing import NDArray
 
 from edge.backends.base import Step, StepLimits, check_step
-from edge.backends.host_embedding import HostEmbedding
+from edge.backends.embedding_rows import EmbeddingRows
 from edge.backends.kv_moves import CacheMoves
 from edge.backends.overlap import parts_of
 from edge.backends.triton_buffers import Lane, StepBuffers
+from edge.backends.triton_collective import TorchSums, device_sums
 from edge.backends.triton_device import Device, Launches, Mirror
 from edge.backends.triton_layers import Segment, ShardOperators
 from edge.backends.triton_stream import StreamedLayers
@@ -25,7 +26,7 @@ from transport import Collective, Work
 
 
 class TritonProgram:
-    """See StageProgram. Sums over shards happen on the host, in buffers made once."""
+    """See StageProgram. Sums over links happen on the host, in buffers made once."""
 
     def __init__(
         self,
@@ -35,7 +36,7 @@ class TritonProgram:
         *,
         weight_bytes: int,
         limits: StepLimits,
-        host_embedding: HostEmbedding | None,
+        embedding: EmbeddingRows,
         streamed: StreamedLayers | None,
         open_streamed: Callable[[], StreamedLayers],
         kv_tier: KVTier | None,
@@ -53,7 +54,7 @@ class TritonProgram:
         self._cache = operators.cache
         self._moves = CacheMoves(self._cache, self._cache.shape, kv_tier, limits)
         self._segments = operators.segments()
-        self._host_embedding = host_embedding
+        self._embedding = embedding
         self._streamed = streamed
         self._open_streamed = open_streamed
         self._cut()
@@ -64,6 +65,10 @@ class TritonProgram:
     def disk_wait_s(self) -> float:
         weights_s = 0.0 if self._streamed is None else self._streamed.wait_s
         return weights_s + self._moves.wait_s
+
+    @property
+    def device_sums(self) -> TorchSums | None:
+        return device_sums(self._device)
 
     def receive_buffer(self, step: Step) -> NDArray[np.float32]:
         size = self._operators.spec.hidden_size
@@ -82,8 +87,9 @@ class TritonProgram:
             self._launches.clear()
         lanes = buffers.lanes(parts_of(step, is_split=self._layout.is_split))
         rows = self.receive_buffer(step)
-        if self._host_embedding is not None and self._is_embedded_by_host:
-            self._host_embedding.look_up(step, rows)
+        if self._is_embedded_by_host:
+            tokens = np.asarray([token for entry in step.entries for token in entry.tokens])
+            self._embedding.read_into(rows.reshape(tokens.size, -1), tokens)
             buffers.hidden.to_device(0, rows.size)
         elif hidden is not None:
             if hidden.ctypes.data != rows.ctypes.data:
@@ -92,7 +98,9 @@ class TritonProgram:
         self._run(lanes, collective)
         for entry in step.entries:
             self._cache.wrote(self._cache.open(entry.request), entry.end)
-        return self._result(step)
+        result = self._result(step)
+        collective.settle()
+        return result
 
     def calibrate(self, request: str) -> None:
         """Every token has scales of its own here: there is nothing to choose."""
@@ -185,8 +193,7 @@ class TritonProgram:
     def close(self) -> None:
         if self._streamed is not None:
             self._streamed.close()
-        if self._host_embedding is not None:
-            self._host_embedding.close()
+        self._embedding.close()
         self._moves.close()
         self._launches.clear()
         self._segments = ()
@@ -214,6 +221,7 @@ class TritonProgram:
                 self._launch(piece, lane)
                 self._end(piece[-1])
             return
+        on_host = collective.memory == "host"
         under_way: list[Work | None] = [None] * len(lanes)
         for index, segment in enumerate(self._segments):
             marks = []
@@ -222,28 +230,32 @@ class TritonProgram:
                 work, under_way[half] = under_way[half], None
                 if work is not None:
                     work.wait()
-                    self._move(self._segments[index - 1], lane, to_device=True)
+                    if on_host:
+                        self._move(self._segments[index - 1], lane, to_device=True)
                 self._launch((index,), lane)
-                self._move(segment, lane, to_device=False)
-                marks.append(self._device.mark())
+                if on_host:
+                    self._move(segment, lane, to_device=False)
+                    marks.append(self._device.mark())
             self._end(index)
             if segment.reduce is None:
                 continue
             for half, lane in enumerate(lanes):
-                self._device.wait(marks[half])
-                array = self._buffers.host_rows(self._reduced(segment), lane)
-                if len(lanes) == 1:
-                    collective.all_reduce(array)
-                    self._move(segment, lane, to_device=True)
-                else:
+                if on_host:
+                    self._device.wait(marks[half])
+                array = self._summed(segment, lane, on_host=on_host)
+                if len(lanes) > 1:
                     under_way[half] = collective.begin_all_reduce(array)
+                    continue
+                collective.all_reduce(array)
+                if on_host:
+                    self._move(segment, lane, to_device=True)
         for work in under_way:
             if work is not None:
                 work.wait()
 
     @property
     def _is_embedded_by_host(self) -> bool:
-        return self._host_embedding is not None and self._operators.embedding is None
+        return bool(self._layout.embedding) and self._operators.embedding is None
 
     def _begin(self, index: int) -> None:
         """The segment's weights are there when this returns."""
@@ -271,6 +283,12 @@ class TritonProgram:
                 segment.launch(lane)
 
         self._launches.run(None if lane.key is None else (indices, lane.key), work)
+
+    def _summed(self, segment: Segment, lane: Lane, *, on_host: bool) -> Any:
+        """The lane's rows of it: an array on the host, or a tensor."""
+        if on_host:
+            return self._buffers.host_rows(self._reduced(segment), lane)
+        return lane.hidden if segment.reduce == "hidden" else lane.partial
 
     def _reduced(self, segment: Segment) -> Mirror:
         return self._buffers.hidden if segment.reduce == "hidden" else self._buffers.partial

@@ -13,6 +13,7 @@ import sys
 import click
 
 from edge.backends.base import BACKEND_CHOICES, Backend, open_backend, usual_backend
+from edge.backends.cuda_driver import num_cuda_devices, use_only
 from edge.errors import RequestError
 from edge.memory import format_size, parse_folder_and_size, parse_size
 from edge.node import PeerNode, PeerSettings
@@ -59,6 +60,12 @@ EXIT_TIMEOUT_S = 5.0
     default="auto",
     show_default=True,
     help="What computes: ort on the CPU, triton on a GPU; auto takes the GPU if it can.",
+)
+@click.option(
+    "--gpu",
+    type=click.IntRange(0, 1023),
+    metavar="N",
+    help="Which GPU, as nvidia-smi counts them: a daemon uses one.  [default: the first]",
 )
 @click.option(
     "--kv-memory",
@@ -112,6 +119,7 @@ def command(
     model_memory: str | None,
     host_memory: str | None,
     backend: str,
+    gpu: int | None,
     cluster: str,
     interfaces: tuple[str, ...],
     no_announce: bool,
@@ -138,10 +146,15 @@ def command(
       edge peer --name attic --threads 4 --memory 6GiB
       edge peer --listen 192.168.1.7:5000           a fixed address for networks without zeroconf
       edge peer --backend ort                       the CPU, also where there is a GPU
+      edge peer --gpu 1                             the second GPU; --gpu 0 in a daemon of its own
+
+    Several GPUs of a host are one daemon each. Where these share layers, they sum with NCCL.
 
     There is no encryption yet: run it only on networks you trust.
     """
     threads = threads or len(os.sched_getaffinity(0))
+    if gpu is not None:
+        backend = _only(gpu, backend)
     backend = usual_backend() if backend == "auto" else backend
     if host_memory and backend == "ort":
         raise RequestError(
@@ -151,7 +164,7 @@ def command(
     if backend != "ort":  # ONNX Runtime can wait for the first model; who has no GPU hears it now
         opened = open_backend(backend, threads=threads)
     settings = PeerSettings(
-        name=name or socket.gethostname(),
+        name=name or socket.gethostname() + ("" if gpu is None else f"-gpu{gpu}"),
         listen=listen,
         threads=threads,
         memory_bytes=parse_size(memory) if memory else None,
@@ -170,6 +183,18 @@ def command(
     if not settings.name.isprintable() or len(settings.name) > 100:
         raise RequestError("a peer's name must be printable and at most 100 characters")
     asyncio.run(_serve(settings, supervised=supervised, as_json=as_json or supervised))
+
+
+def _only(gpu: int, backend: str) -> str:
+    """See no other GPU from now on; the back end then. Raises RequestError."""
+    if backend == "ort":
+        raise RequestError("--gpu names a GPU, and back end ort computes on the CPU; leave out one")
+    use_only(gpu, os.environ)
+    if not num_cuda_devices():
+        raise RequestError(
+            f"CUDA finds no GPU {gpu} here; nvidia-smi lists those that there are, counted from 0"
+        )
+    return "triton"
 
 
 async def _serve(settings: PeerSettings, *, supervised: bool, as_json: bool) -> None:
@@ -222,4 +247,8 @@ def _say_ready(node: PeerNode, *, as_json: bool) -> None:
             f"{format_size(ledger.floor.total)} are for the process itself. "
             "Ctrl-C ends it."
         )
+        if settings.backend == "triton" and num_cuda_devices() > 1:
+            click.echo(
+                f"It uses the first of {num_cuda_devices()} GPUs; start one with --gpu N for each."
+            )
     sys.stdout.flush()

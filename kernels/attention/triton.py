@@ -65,10 +65,10 @@ def attention_tiles(
     return AttentionTiles(rows=rows, keys=64, splits=splits, launch=launch)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits", "num_sequences", "num_tokens"])
 def _combine_kernel(
-    partial, levels, out, starts, num_sequences, num_tokens, num_heads,
-    num_splits: tl.constexpr, block_splits: tl.constexpr,
+    partial, levels, out, starts, num_sequences, num_tokens, num_heads, num_splits,
+    block_splits: tl.constexpr,
     head_size: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     """out = sum of 2^level · partial / sum of 2^level, over the parts of the keys."""
@@ -155,19 +155,19 @@ def attention(
         query, out, partial, levels, cache.keys, cache.values, *scales,
         starts if table is None else table, starts, lengths, query if sinks is None else sinks,
         num_tokens, num_heads, query.stride(0), query.stride(1), *cache.keys.stride()[:3],
-        cache.block_tokens, 0 if table is None else table.stride(0), soft_cap or 1.0,
-        head_size**-0.5,
+        cache.block_tokens, 0 if table is None else table.stride(0), tiles.splits,
+        soft_cap or 1.0, head_size**-0.5,
         group=group, head_size=head_size, window=window or 0, caps=soft_cap is not None,
         sinks=sinks is not None, paged=table is not None, bits=cache.bits or 0,
-        group_size=cache.group_size, splits=tiles.splits,
+        group_size=cache.group_size, divides=tiles.splits > 1,
         block_rows=tiles.rows, block_keys=tiles.keys,
         block_head=padded(head_size, at_least=SMALLEST_DOT),
         **tiles.launch.options(),
     )  # fmt: skip
     if tiles.splits > 1:
         _combine_kernel[num_tokens, num_heads](
-            partial, levels, out, starts, num_sequences, num_tokens, num_heads,
-            num_splits=tiles.splits, block_splits=padded(tiles.splits), head_size=head_size,
+            partial, levels, out, starts, num_sequences, num_tokens, num_heads, tiles.splits,
+            block_splits=padded(max(tiles.splits, _MOST_SPLITS)), head_size=head_size,
             block=padded(head_size), **Launch(num_stages=1).options(),
         )  # fmt: skip
     return out

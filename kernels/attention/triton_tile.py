@@ -118,20 +118,21 @@ def _visit(
     return sums, total, peak
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits", "num_tokens"])
 def attend_tile(
     query, out, partial, levels, keys, values, key_scales, value_scales, table, starts, lengths,
     sink_scores, num_tokens, num_heads, query_stride, query_head_stride,
-    block_stride, head_stride, token_stride, block_tokens, table_stride, soft_cap, scale,
+    block_stride, head_stride, token_stride, block_tokens, table_stride, splits, soft_cap, scale,
     group: tl.constexpr, head_size: tl.constexpr, window: tl.constexpr, caps: tl.constexpr,
     sinks: tl.constexpr, paged: tl.constexpr, bits: tl.constexpr, group_size: tl.constexpr,
-    splits: tl.constexpr, block_rows: tl.constexpr, block_keys: tl.constexpr,
+    divides: tl.constexpr, block_rows: tl.constexpr, block_keys: tl.constexpr,
     block_head: tl.constexpr,
 ):  # fmt: skip
     """Programs (tile of rows, KV head, sequence × part of the keys).
 
-    Without splits the result goes to `out`. Else each part's goes to `partial`, with the logarithm
-    of its weight in `levels`.
+    Unless it divides the keys, the result goes to `out`. Else each part's goes to `partial`, with
+    the logarithm of its weight in `levels`. How many `splits` there are is no constant: it changes
+    in the middle of a reply, and nothing may be compiled then.
     """
     kv_head = tl.program_id(1)
     sequence = tl.program_id(2) // splits
@@ -163,7 +164,7 @@ def attend_tile(
     begin = 0
     if window > 0:
         begin = tl.maximum(first_position - window + 1, 0) // block_keys * block_keys
-    if splits > 1:
+    if divides:
         part = tl.cdiv(tl.cdiv(end - begin, splits), block_keys) * block_keys
         begin += split * part
         end = tl.minimum(begin + part, end)
@@ -205,7 +206,7 @@ def attend_tile(
     )  # fmt: skip
 
     result = sums / tl.where(total == 0.0, 1.0, total)[:, None]
-    if splits == 1:
+    if not divides:
         place = (token_at[:, None] * num_heads + head[:, None]) * head_size + at[None, :]
         tl.store(out + place, result.to(out.dtype.element_ty), mask=inside)
     else:

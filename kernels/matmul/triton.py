@@ -18,6 +18,7 @@ from kernels.triton_launch import (
     Launch,
     check,
     gemm_tiles,
+    gemv_tiles,
     num_processors,
     output,
 )
@@ -162,11 +163,12 @@ def matmul(
         return out
     rows = out.numel() // num_outputs
     if tiles is None:
-        tiles = GemvTiles()
+        processors = num_processors(x.device)
+        tiles = gemv_tiles(num_outputs, inputs=512, processors=processors)
         if rows > FEW_ROWS:
             tiles = gemm_tiles(
                 rows, num_outputs, num_inputs,
-                element_bytes=x.element_size(), processors=num_processors(x.device),
+                element_bytes=x.element_size(), processors=processors,
             )  # fmt: skip
     if isinstance(tiles, GemvTiles):
         _gemv_kernel[(triton.cdiv(num_outputs, tiles.outputs),)](

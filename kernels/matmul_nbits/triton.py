@@ -24,6 +24,7 @@ from kernels.triton_launch import (
     GemvTiles,
     check,
     gemm_tiles,
+    gemv_tiles,
     num_processors,
     output,
 )
@@ -244,11 +245,12 @@ def matmul_nbits(
         return out
     rows = out.numel() // num_outputs
     if tiles is None:
-        tiles = GemvTiles(outputs=8, inputs=1024)
+        processors = num_processors(x.device)
+        tiles = gemv_tiles(num_outputs, inputs=1024, processors=processors)
         if rows > FEW_ROWS:
             tiles = gemm_tiles(
                 rows, num_outputs, weight.columns,
-                element_bytes=x.element_size(), processors=num_processors(x.device),
+                element_bytes=x.element_size(), processors=processors,
             )  # fmt: skip
     per_word = BITS_PER_WORD // weight.bits
     block_words = tiles.inputs // per_word

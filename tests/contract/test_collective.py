@@ -6,7 +6,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tests.support import device_groups  # noqa: F401  before torch
 from tests.support.transport_pairs import (
+    DEVICE_KIND,
     LINK_KINDS,
     group,
     in_threads,
@@ -32,7 +34,7 @@ MANY = SLICED_ABOVE_BYTES // 4 * 2 + 3
 
 each_group = pytest.mark.parametrize(
     ("kind", "size"),
-    [(kind, size) for kind in LINK_KINDS for size in SIZES],
+    [(kind, size) for kind in LINK_KINDS for size in SIZES] + [(DEVICE_KIND, n) for n in (2, 3, 4)],
 )
 
 
@@ -61,26 +63,28 @@ def test_all_reduce_gives_every_rank_the_same_bits(kind: str, size: int, count: 
                 assert array.tobytes() == expected.tobytes()
 
 
+@pytest.mark.parametrize("kind", ["tcp", DEVICE_KIND])
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("dtype", [np.int64, np.float64, np.float16, ml_dtypes.bfloat16, np.uint8])
 @pytest.mark.parametrize("shape", [(), (3, 5), (7, 11, 401)], ids=str)
 def test_all_reduce_takes_any_dtype_and_shape(
-    size: int, dtype: type, shape: tuple[int, ...]
+    kind: str, size: int, dtype: type, shape: tuple[int, ...]
 ) -> None:
     random = np.random.default_rng(5)
     terms = [np.asarray(random.integers(0, 9, shape)).astype(dtype) for _ in range(size)]
     expected = np.asarray(reduce(np.add, terms))
-    with group("tcp", size) as members:
+    with group(kind, size) as members:
         on_every_rank(members, lambda member: member.all_reduce(terms[member.rank]))
     for term in terms:
         assert term.shape == shape
         assert term.tobytes() == expected.tobytes()
 
 
-def test_all_reduce_sums_in_the_order_of_ranks() -> None:
+@pytest.mark.parametrize("kind", ["memory", DEVICE_KIND])
+def test_all_reduce_sums_in_the_order_of_ranks(kind: str) -> None:
     """1e8 + 1 - 1e8 is 0 in float32; any other order gives 1."""
     terms = [np.full(MANY, value, np.float32) for value in (1e8, 1, -1e8)]
-    with group("memory", 3) as members:
+    with group(kind, 3) as members:
         on_every_rank(members, lambda member: member.all_reduce(terms[member.rank]))
     assert [set(term.tolist()) for term in terms] == [{0.0}] * 3
 
@@ -220,8 +224,9 @@ def test_ranks_that_disagree_on_a_size_hear_of_it(kind: str) -> None:
     assert all(isinstance(result, ProtocolError | PeerLostError) for result in results)
 
 
-@pytest.mark.parametrize("kind", LINK_KINDS)
-@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize(
+    ("kind", "size"), [(kind, size) for kind in (*LINK_KINDS, DEVICE_KIND) for size in (2, 3, 5)]
+)
 @pytest.mark.parametrize("count", [2048, MANY])
 def test_a_rank_that_leaves_in_the_middle_is_lost_to_the_others(
     kind: str, size: int, count: int
@@ -324,7 +329,7 @@ def test_who_waits_for_a_sum_hears_who_is_lost(kind: str) -> None:
         assert len(heard) == 1
 
 
-@pytest.mark.parametrize("kind", LINK_KINDS)
+@pytest.mark.parametrize("kind", [*LINK_KINDS, DEVICE_KIND])
 def test_closing_ends_a_sum_that_was_begun(kind: str) -> None:
     with group(kind, 2) as members:
         works = [members[0].begin_all_reduce(np.ones(4, np.float32)) for _ in range(2)]

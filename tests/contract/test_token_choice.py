@@ -100,6 +100,7 @@ class MadeUpProgram:
 
     weight_bytes = 0
 
+    device_sums = None
     disk_wait_s = 0.0
 
     def __init__(self, layout: ShardLayout, broken_id: int | None) -> None:

@@ -92,6 +92,18 @@ def test_a_model_larger_than_memory_runs_when_asked_to(five_peers: edge.Cluster)
             assert model.generate("Once", max_new_tokens=NEW_TOKENS).token_ids == expected
 
 
+def test_too_little_even_to_stream_is_refused_with_what_that_takes() -> None:
+    with (
+        edge.Cluster.local(1, threads=1, model_memory=64 << 10) as tight,
+        pytest.raises(edge.CapacityError) as raised,
+    ):
+        tight.load(MODEL, context_tokens=64, stream=True)
+    told = str(raised.value)
+    assert "Even with every layer read from disk" in told
+    for part in ("read meanwhile", "for the head", "for norms", "64 tokens of keys and values"):
+        assert part in told
+
+
 def test_damaged_packed_weights_are_noticed_and_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,6 +26,8 @@ from transport import (
 
 CHANNEL_KINDS = ("memory", "tcp")
 LINK_KINDS = ("memory", "tcp")
+DEVICE_KIND = "gloo"
+"""A group that sums tensors from device to device, beside links in memory."""
 
 Result = TypeVar("Result")
 
@@ -110,10 +112,15 @@ def group(
         links: list[dict[int, Link]] = [{} for _ in range(size)]
         for low in range(size):
             for high in range(low + 1, size):
-                first, second = link_ends(kind, timeout_s=timeout_s)
+                ends = "memory" if kind == DEVICE_KIND else kind
+                first, second = link_ends(ends, timeout_s=timeout_s)
                 links[low][high] = wrap(low, high, first)
                 links[high][low] = wrap(high, low, second)
         members = [open_mesh(rank, links[rank], rule) for rank in range(size)]
+    if kind == DEVICE_KIND:
+        from tests.support.device_groups import NumpyFace, joined
+
+        members = [NumpyFace(member) for member in on_every_rank(members, joined)]
     try:
         yield members
     finally:

@@ -27,6 +27,7 @@ from kernels.sampling.triton import greedy, top_k
 from kernels.triton_launch import GemmTiles
 
 HEADS, KV_HEADS, HEAD_SIZE, HIDDEN = 8, 2, 128, 1024
+DECODE_SPLITS = (2, 7, 16, 64)
 _INDICES = torch.zeros(1, dtype=torch.int32)
 
 
@@ -59,6 +60,7 @@ def main() -> None:
                 "kernel": self.fn.__name__,
                 "architecture": driver.active.architecture,
                 "shared_bytes": kernel.metadata.shared,
+                "hash": kernel.hash,
             }
         )
         return kernel
@@ -66,7 +68,8 @@ def main() -> None:
     JITFunction.run = compile_only
     driver.set_active(AbsentGpu(80))
     launch_rows()
-    launch_attention(bits=8, queries=1, splits=4)
+    for splits in DECODE_SPLITS:
+        launch_attention(bits=8, queries=1, splits=splits)
     launch_attention(bits=None, queries=64, splits=1)
     launch_products(rows=(4, 16), bits=8)
     # Products of this one are of other instructions.

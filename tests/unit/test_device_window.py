@@ -21,6 +21,7 @@ from offload import (
     Span,
     StoreError,
     WeightStreamer,
+    is_streamed,
 )
 from offload.direct_reader import Reading
 
@@ -90,12 +91,12 @@ class Bed:
         spans = [[Span(i * PAGE, PAGE, 0, 0, "")] for i in range(extents)]
         self.extents = extents
         streamer = WeightStreamer(
-            spans, memories, self.disk, resident=pinned, window=staging, hand_on=self.slots.hand_on
+            spans, memories, self.disk, resident=pinned, window=staging, pages=self.slots
         )
         streamer._is_verified = [True] * extents  # pages of one byte have no digest here
 
         def stays(index: int) -> bool:
-            return index < pinned
+            return not is_streamed(index, extents, extents - pinned)
 
         self.window = DeviceWindow(
             streamer, memories, [PAGE] * extents, self.copier, places=places, stays=stays

@@ -11,7 +11,7 @@ from edge.formats import weight_format
 from edge.layout import shard_layout
 from edge.models.spec import ModelSpec
 from edge.reservation import most_beside, with_streamed
-from edge.step_memory import Widths, buffer_bytes, load_bytes, most_logits
+from edge.step_memory import Widths, buffer_bytes, head_load_bytes, load_bytes, most_logits
 from tests.support.plans import LAYOUTS, make_plan
 
 SPEC = ModelSpec(
@@ -42,15 +42,12 @@ LIMITS = StepLimits(context_tokens=256, chunk_tokens=64, requests=16, cached_tok
 def test_no_shard_of_any_plan_takes_more_than_was_planned(name: str, streamed: int) -> None:
     plan = make_plan(SPEC, name, model="m")
     shards = [(s, r) for s, stage in enumerate(plan.stages) for r in range(len(stage.shards))]
-    most = most_beside(
-        SPEC, LIMITS, embedding_itemsize=2, may_split=len(shards) > 1, stream=bool(streamed)
-    )
+    most = most_beside(SPEC, LIMITS, may_split=len(shards) > 1, stream=bool(streamed))
     for stage, rank in shards:
         layout = shard_layout(
             SPEC, with_streamed(plan, stage, rank, streamed), stage=stage, rank=rank
         )
-        embedding_bytes = 2 * SPEC.hidden_size * len(layout.embedding)
-        widths = Widths.of_shard(SPEC, layout, embedding_bytes=embedding_bytes)
+        widths = Widths.of_shard(SPEC, layout)
         assert 0 < buffer_bytes(widths, LIMITS) <= most
 
 
@@ -69,6 +66,12 @@ def test_what_is_known_to_be_there_is_counted() -> None:
     assert most_logits(widths, LIMITS) == 64 * 100, "an evaluated chunk; 16 requests have fewer"
     scores = 6 * 64 * 256
     assert buffer_bytes(widths, LIMITS) > 4 * (scores + 2 * 64 * 100 + 4 * 64 * 64)
+
+
+def test_packing_the_head_takes_what_it_is_packed_from() -> None:
+    layout = shard_layout(SPEC, make_plan(SPEC, "solo", model="m"), stage=0, rank=0)
+    assert head_load_bytes(layout, weight_format("int4", 32, "fast")) == 100 * 64 // 2 + 100 * 8
+    assert head_load_bytes(layout, weight_format("float32", 32, "fast")) == 4 * 100 * 64
 
 
 def test_loading_a_whole_takes_its_scales_and_the_largest_matrix() -> None:

@@ -55,7 +55,7 @@ cases = st.builds(
         st.lists(st.tuples(st.integers(0, 20), st.integers(1, 24)), min_size=1, max_size=2),
     ),
     heads=st.sampled_from([(1, 1), (3, 3), (4, 2), (6, 2), (5, 1)]),
-    head_size=st.sampled_from([2, 16, 20, 64, 96]),
+    head_size=st.sampled_from([2, 16, 20, 64, 96, 128]),
     dtype=st.sampled_from(FLOAT_DTYPES),
     window=st.sampled_from([None, 1, 5, 16, 17]),
     soft_cap=st.sampled_from([None, 2.0, 30.0]),

@@ -97,3 +97,41 @@ def test_a_daemon_that_cannot_compute_does_not_start() -> None:
     assert out == ""
     assert err.startswith("edge: back end triton cannot run here: PyTorch sees no CUDA device;")
     assert len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("named", "gpu", "expected"),
+    [
+        (None, 1, {"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}),
+        ("2,5", 1, {"CUDA_VISIBLE_DEVICES": "5"}),
+        (" GPU-7a , GPU-9c,", 0, {"CUDA_VISIBLE_DEVICES": "GPU-7a"}),
+    ],
+)
+def test_a_daemon_sees_the_gpu_it_was_given_alone(
+    named: str | None, gpu: int, expected: dict[str, str]
+) -> None:
+    environment = {} if named is None else {"CUDA_VISIBLE_DEVICES": named}
+    cuda_driver.use_only(gpu, environment)
+    assert environment == expected
+
+
+@pytest.mark.parametrize("named", ["", "0", "0,1"])
+def test_a_gpu_that_is_not_among_the_visible_ones_is_refused(named: str) -> None:
+    with pytest.raises(RequestError, match="there is no GPU 2 here"):
+        cuda_driver.use_only(2, {"CUDA_VISIBLE_DEVICES": named})
+
+
+@pytest.mark.skipif(cuda_driver.num_cuda_devices() > 0, reason="there is a GPU here")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--gpu", "1"), "CUDA finds no GPU 1 here; nvidia-smi lists"),
+        (("--gpu", "0", "--backend", "ort"), "--gpu names a GPU, and back end ort"),
+    ],
+)
+def test_a_gpu_that_cannot_be_used_is_refused(options: tuple[str, ...], message: str) -> None:
+    arguments = ("peer", "--no-announce", "--listen", "127.0.0.1:0", *options)
+    with edge_process(*arguments) as process:
+        _out, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert message in err

@@ -7,11 +7,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from demos.bench.gpu_kernels import NO_GPU
 from demos.bench.gpu_stream import NOT_RUN
+from demos.bench.results import RESULTS
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -39,10 +41,22 @@ def test_every_kernel_compiles_for_gpus(tmp_path: Path) -> None:
         assert each["shared_bytes"] <= SMALLEST_SHARED_MEMORY, each
     assert found == KERNELS
     assert {each["architecture"] for each in compiled} == {80, 90}
+    check_that_longer_contexts_compile_nothing(compiled)
+
+
+def check_that_longer_contexts_compile_nothing(compiled: list[dict[str, Any]]) -> None:
+    """However many parts the keys are divided in, decoding launches one and the same kernel."""
+    hashes: dict[str, list[str]] = {"attend_tile": [], "_combine_kernel": []}
+    for each in compiled:
+        if each["architecture"] == 80 and each["kernel"] in hashes:
+            hashes[each["kernel"]].append(each["hash"])
+    assert (len(hashes["attend_tile"]), len(set(hashes["attend_tile"]))) == (4 + 1, 1 + 1)
+    assert (len(hashes["_combine_kernel"]), len(set(hashes["_combine_kernel"]))) == (4, 1)
 
 
 @pytest.mark.parametrize(
-    "command", ["demos.bench.gpu_kernels", "demos.bench.gpu_tuning demos/model"]
+    "command",
+    ["demos.bench.gpu_kernels", "demos.bench.gpu_decode", "demos.bench.gpu_tuning demos/model"],
 )
 def test_the_benches_say_that_there_is_no_gpu(command: str) -> None:
     """And are no error: a machine that has none runs everything else."""
@@ -51,6 +65,16 @@ def test_the_benches_say_that_there_is_no_gpu(command: str) -> None:
 
 def test_the_bench_of_streamed_layers_is_not_run_either() -> None:
     assert run("demos.bench.gpu_stream", CUDA_VISIBLE_DEVICES="").strip() == NOT_RUN
+
+
+@pytest.mark.slow
+def test_the_bench_of_decoding_runs_dry_where_there_is_no_gpu(tmp_path: Path) -> None:
+    """Both sides of it, with tiny shapes; no figure of it is kept, also if asked to."""
+    before = RESULTS.read_bytes()
+    shown = run("demos.bench.gpu_decode", "--dry-run", "--append", EDGE_CACHE=str(tmp_path))
+    for metric in ("speed  ", "weights / copy", "transformers bfloat16", "speed / transformers"):
+        assert metric in shown
+    assert RESULTS.read_bytes() == before
 
 
 def run(module: str, *arguments: str, **environment: str) -> str:

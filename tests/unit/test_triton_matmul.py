@@ -207,6 +207,44 @@ def test_tiles_keep_a_gpu_busy() -> None:
     assert gemm_tiles(16, 64, 128, element_bytes=2, processors=132).splits == 1
 
 
+@pytest.mark.parametrize(
+    ("outputs", "processors", "expected"),
+    [
+        (14336, 132, (8, 1024)),  # H200
+        (4096, 132, (8, 1024)),
+        (1024, 132, (2, 4096)),
+        (1024, 108, (4, 2048)),  # A100
+        (1024, 30, (8, 1024)),  # a small card
+        (10, 132, (2, 4096)),
+        (10, 1, (8, 1024)),
+    ],
+)
+def test_narrow_products_are_divided_among_a_gpus_processors(
+    outputs: int, processors: int, expected: tuple[int, int]
+) -> None:
+    from kernels.triton_launch import gemv_tiles
+
+    found = gemv_tiles(outputs, inputs=1024, processors=processors)
+    assert (found.outputs, found.inputs) == expected
+
+
+@pytest.mark.parametrize("processors", [1, 132])
+def test_narrow_and_wide_tiles_compute_the_same(
+    processors: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kernels.matmul import triton as floats
+    from kernels.matmul_nbits import triton as codes
+
+    matrix = quantize(normal(1, 24, 200), bits=4, block_size=32)
+    x = normal(2, 3, 200)
+    for face in (floats, codes):
+        monkeypatch.setattr(face, "num_processors", lambda _device: processors)
+    packed = packed_weight(matrix, None)
+    assert_near(codes.matmul_nbits(tensor(x), packed), x, dequantize(matrix), None, "float32")
+    given = floats.matmul(tensor(x), tensor(dequantize(matrix)))
+    assert_near(given, x, dequantize(matrix), None, "float32")
+
+
 def zero_points(seed: int, matrix: QuantizedMatrix) -> NDArray[np.uint8]:
     """Near the middle, so that sums stay as large as those of a symmetric weight."""
     around = np.random.default_rng(seed).integers(-3, 4, matrix.scales.shape)

@@ -148,19 +148,22 @@ def test_greedy_takes_the_first_of_equal_scores(
     assert_only_inside_written(out)
 
 
-@pytest.mark.parametrize(
-    ("vocabulary", "k", "dtype"),
-    [(1, 1, "float32"), (13, 13, "float32"), (50, 3, "bfloat16"), (70, 1, "float16")],
-)
+@settings(FEW, max_examples=8)
+@given(
+    seed=seeds, rows=st.integers(1, 2), vocabulary=st.integers(1, 70), share=st.floats(0, 1),
+    dtype=dtypes,
+)  # fmt: skip
 def test_top_k_ranks_by_score_then_by_id(
-    vocabulary: int, k: int, dtype: str, monkeypatch: pytest.MonkeyPatch
+    seed: int, rows: int, vocabulary: int, share: float, dtype: str
 ) -> None:
     """Scores of both signs, many of them equal, in one chunk or put together from several."""
     from kernels.sampling import triton as face
 
-    logits = rounded(np.rint(4 * normal(vocabulary, 1, vocabulary)) / 4, dtype)
-    monkeypatch.setattr(face, "CHUNK", 32)
-    scores, ids = face.top_k(tensor(logits, dtype), k)
+    k = 1 + round(share * (min(vocabulary, 4) - 1))
+    logits = rounded(np.rint(4 * normal(seed, rows, vocabulary)) / 4, dtype)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(face, "CHUNK", 32)
+        scores, ids = face.top_k(tensor(logits, dtype), k)
     expected = np.argsort(-logits, axis=-1, kind="stable")[:, :k]
     np.testing.assert_array_equal(array(ids), expected)
     np.testing.assert_array_equal(array(scores), np.take_along_axis(logits, expected, axis=-1))

@@ -21,6 +21,7 @@ from offload import (
     StoreCorruptError,
     StoreError,
     WeightStreamer,
+    is_streamed,
     piece_digest,
 )
 from offload.direct_reader import Reading
@@ -87,6 +88,10 @@ class Places:
     def __init__(self, extents: int, nbytes: int = PAGE) -> None:
         self.memory = [[page_memory(nbytes)] for _ in range(extents)]
         self.handed: list[tuple[int, int | None]] = []
+        self.supplied: list[int] = []
+
+    def supply(self, memory: Memory) -> None:
+        self.supplied.append(self._number(memory))
 
     def hand_on(self, memory: Memory, to: Memory | None) -> None:
         assert memory is not to
@@ -111,8 +116,14 @@ def streamer_of(
         reader,
         resident=resident,
         window=window,
-        hand_on=places.hand_on,
+        pages=places,
     )
+
+
+def loose_of(extents: int, resident: int, window: int = 2) -> set[int]:
+    """Which are read for each pass."""
+    streamed = 0 if extents - resident <= window else extents - min(resident, extents)
+    return {each for each in range(extents) if is_streamed(each, extents, streamed)}
 
 
 @given(
@@ -130,16 +141,15 @@ def test_every_use_finds_its_extent_however_many_stay(
     streamer = streamer_of(places, reader, resident=residents[0], window=window)
     try:
         for resident, following in zip(residents, [*residents[1:], residents[-1]], strict=True):
-            kept = extents if extents - resident <= window else resident
+            loose = loose_of(extents, resident, window)
             for index in range(extents):
                 with streamer.extent(index):
                     assert bytes(places.memory[index][0]) == bytes([index + 1]) * PAGE
                     if index != extents // 2:
-                        loose = [each for each in places.held() if each >= kept]
-                        assert len(loose) <= window
+                        assert len(loose & set(places.held())) <= window
                     else:
-                        streamer.keep(following, window=window)
-                        kept = extents if extents - following <= window else following
+                        streamer.keep(following)
+                        loose = loose_of(extents, following, window)
     finally:
         streamer.close()
 
@@ -157,11 +167,10 @@ def test_nothing_is_read_twice_that_stays(extents: int, resident: int, passes: i
                     pass
     finally:
         streamer.close()
-    kept = extents if extents - resident <= 2 else resident
-    expected = list(range(extents))
-    expected += [index for _ in range(passes) for index in range(kept, extents)]
+    loose = sorted(loose_of(extents, resident))
+    expected = [*range(extents), *(index for _ in range(passes) for index in loose)]
     assert reader.offsets == [index * PAGE for index in expected[: len(reader.offsets)]]
-    assert len(reader.offsets) >= extents + (passes - 1) * (extents - kept)
+    assert len(reader.offsets) >= extents + (passes - 1) * len(loose)
 
 
 def test_reads_ahead_as_far_as_the_window_has_room_and_no_further() -> None:
@@ -205,8 +214,8 @@ def test_less_to_keep_is_let_go_at_once() -> None:
                 pass
         reader.gate.clear()
         with streamer.extent(0):
-            streamer.keep(2, window=2)
-            assert set(places.held()) == {0, 1}
+            streamer.keep(2)
+            assert set(places.held()) == {0, 3}
         reader.gate.set()
         for index in range(1, 6):
             with streamer.extent(index):
@@ -239,6 +248,7 @@ def test_what_was_used_is_handed_to_what_is_read_next() -> None:
     finally:
         streamer.close()
     assert places.handed[:6] == [(1, 3), (2, 4), (3, 1), (4, 2), (1, 3), (2, 4)]
+    assert places.supplied[:7] == [0, 1, 2, 3, 4, 1, 2], "before anything is read there"
 
 
 def test_a_use_out_of_turn_is_refused() -> None:

@@ -14,6 +14,9 @@ PARENTS = (ROOT, ROOT / "memory", ROOT / "blkio")
 BLOCKS = Path("/sys/dev/block")
 END_TIMEOUT_S = 10.0
 
+_ANY_RATE = 1 << 40
+"""Bytes per second; more than any disk gives."""
+
 _JOIN = """
 while [ "$1" != -- ]; do echo $$ > "$1" || exit; shift; done
 shift
@@ -47,6 +50,11 @@ class ControlGroup:
                 folder.mkdir()
             limit = "memory.max" if self._is_v2 else "memory.limit_in_bytes"
             (self._folders[0] / limit).write_text(str(memory_bytes))
+            if disk is not None and not self._is_v2:
+                # The kernel counts what groups read from a disk once it has had a limit.
+                throttle = self._folders[-1] / "blkio.throttle.read_bps_device"
+                for rate in (_ANY_RATE, 0):
+                    throttle.write_text(f"{self._device} {rate}")
             if read_bytes_per_s is not None:
                 rate = f"rbps={read_bytes_per_s}" if self._is_v2 else str(read_bytes_per_s)
                 limit = "io.max" if self._is_v2 else "blkio.throttle.read_bps_device"

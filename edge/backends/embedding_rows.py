@@ -1,0 +1,65 @@
+"""An embedding that stays on disk: of each step the rows of its tokens are read."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.backends.base import ShardWeights
+from edge.errors import CheckpointError
+from offload import StoreError, numpy_dtype
+
+
+class EmbeddingRows:
+    """Rows by `read`, which mapping the file would bring in with all that lies around them.
+
+    Pages that the system keeps of what was read are its own, and no part of this process.
+    """
+
+    def __init__(self, weights: ShardWeights, rows: range, hidden_size: int) -> None:
+        """`rows` of the vocabulary are in the shard's file; the others are zero."""
+        self._rows = rows
+        self._row = np.zeros(hidden_size, np.float32)
+        self._offset = 0
+        self._path = weights.path
+        if rows:
+            (entry,) = (each for each in weights.manifest.tensors if each.name == "embedding")
+            self._row = np.zeros(hidden_size, numpy_dtype(entry.dtype))
+            self._offset = entry.offset
+        self._file = os.open(weights.path, os.O_RDONLY | os.O_CLOEXEC)
+        os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_RANDOM)  # no rows around those asked for
+
+    def read_into(self, hidden: NDArray[np.float32], tokens: NDArray[np.int64]) -> None:
+        """hidden float32 [tokens, hidden size] of tokens int64 [tokens].
+
+        Raises CheckpointError when the file has become shorter, StoreError when the disk fails.
+        """
+        known: dict[int, int] = {}
+        for place, token in enumerate(tokens.tolist()):
+            if token in known:
+                hidden[place] = hidden[known[token]]
+                continue
+            known[token] = place
+            if token not in self._rows:
+                hidden[place] = 0
+                continue
+            offset = self._offset + (token - self._rows.start) * self._row.nbytes
+            view = self._row.view(np.uint8).data
+            try:
+                count = os.preadv(self._file, [view], offset)
+            except OSError as error:
+                raise StoreError(f"{self._path} cannot be read: {error.strerror}") from error
+            if count != self._row.nbytes:
+                raise CheckpointError(
+                    f"{self._path} ends within the embedding; it is not the file that was "
+                    "written: load the model again"
+                )
+            hidden[place] = self._row
+
+    def close(self) -> None:
+        """May be called again."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1

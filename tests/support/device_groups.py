@@ -1,0 +1,52 @@
+"""Groups that sum tensors by torch.distributed, with gloo where there is no GPU.
+
+Import this at the top of a test module: Triton decides at its first import that it interprets.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.device_sums import join
+from tests.support.triton_face import device
+from transport import Collective, Work
+
+
+def joined(links: Collective) -> Collective:
+    """What a shard of Triton's sums with; all ranks call this together."""
+    assert device() == "cpu", "interpreted"
+    from edge.backends.triton_collective import device_sums
+    from edge.backends.triton_device import Device
+
+    opened, way = join(links, device_sums(Device()))
+    assert (opened.memory, way) == ("device", "gloo")
+    return opened
+
+
+class NumpyFace:
+    """A collective of tensors on the CPU that takes numpy arrays: both lie in the same memory."""
+
+    def __init__(self, inner: Collective) -> None:
+        self.inner = inner
+        self.rank = inner.rank
+        self.size = inner.size
+
+    def all_reduce(self, array: NDArray[Any]) -> None:
+        self.inner.all_reduce(_as_tensor(array))
+
+    def begin_all_reduce(self, array: NDArray[Any]) -> Work:
+        return self.inner.begin_all_reduce(_as_tensor(array))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+def _as_tensor(array: NDArray[Any]) -> Any:
+    import torch
+
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
