@@ -15,7 +15,7 @@ from edge.step_memory import Widths, buffer_bytes, head_load_bytes
 from edge.wire import Assignment
 from offload import Manifest, numpy_dtype
 from partition import Plan, Shard, Stage, Workload, memory_use, weight_tiers
-from partition.memory import window_layers
+from partition.memory import WINDOW_LAYERS
 
 
 def shard_use(
@@ -66,7 +66,7 @@ def shard_use(
     tiers = weight_tiers(
         len(layers),
         streamed=shard.streamed_layers,
-        window=window_layers(shard.streamed_layers),
+        window=WINDOW_LAYERS,
         layer_bytes=layer_bytes,
         host_bytes=host_bytes,
     )

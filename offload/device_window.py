@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Protocol
 
 from offload.errors import StoreError
-from offload.weight_streamer import Memory, WeightStreamer, is_streamed
+from offload.weight_streamer import Memory, WeightStreamer
 
 Mark = object
 """A point in the order of what a device was told; None: it is behind us."""
@@ -72,14 +72,13 @@ class DeviceWindow:
         copier: Copier,
         *,
         places: int,
-        pinned: int,
+        stays: Callable[[int], bool],
     ) -> None:
         """Begins to copy. Takes streamer and copier over: `close` ends them.
 
-        sizes: bytes of each extent. So many extents as are `pinned` stay in their memories, those
-        that the streamer keeps; the others are let go there as soon as they are copied. ValueError
-        where places are fewer than two, or enough for all extents: those would not need to be
-        copied again.
+        sizes: bytes of each extent. stays: whether the streamer keeps an extent in its memory; the
+        others are let go there as soon as they are copied. ValueError where places are fewer than
+        two, or enough for all extents: those would not need to be copied again.
         """
         if not 2 <= places < len(sizes):
             raise ValueError(f"{len(sizes)} extents do not stream through {places} places")
@@ -88,7 +87,7 @@ class DeviceWindow:
         self._sizes = sizes
         self._copier = copier
         self._places = places
-        self._pinned = pinned
+        self._stays = stays
         self._changed = threading.Condition()
         self._copied: dict[int, Mark] = {}
         """When what was copied and not used yet is there, by the number of its use."""
@@ -172,7 +171,7 @@ class DeviceWindow:
             with self._changed:
                 self._copied[number] = mark
                 self._changed.notify_all()
-            if is_streamed(index, len(self._sizes), len(self._sizes) - self._pinned):
+            if not self._stays(index):
                 self._copier.wait(mark)  # the next one is read into the same memory
 
 

@@ -21,7 +21,7 @@ def unpinned(_memory: memoryview) -> Unpin:
 
 
 class HostSlots:
-    """Makes places as they are needed: the `Pages` of a WeightStreamer.
+    """Makes places as they are needed: the Pages of a WeightStreamer.
 
     Used under the streamer's lock, but for `close`, which comes after it.
     """
@@ -38,11 +38,14 @@ class HostSlots:
         return len(self._slots)
 
     def memory(self) -> SlotMemory:
-        """One extent's, of one part; it has a place from the moment it is first looked at."""
-        return SlotMemory(self._make)
+        """One extent's, of one part; it has a place once it was supplied with one."""
+        return SlotMemory()
 
     def supply(self, memory: Memory) -> None:
-        """It has a place, or gets one when it is looked at."""
+        """The memory is written next: make it a place, if it has none."""
+        assert isinstance(memory, SlotMemory)
+        if not len(memory):
+            memory.take(self._make())
 
     def hand_on(self, memory: Memory, to: Memory | None) -> None:
         """The place of one extent is the other's now, or given back to the system."""
@@ -69,12 +72,11 @@ class HostSlots:
 class SlotMemory(Sequence[memoryview]):
     """Memory of one extent: its part is a place that it may not have yet. See `Memory`."""
 
-    def __init__(self, make: Callable[[], memoryview]) -> None:
-        self._make = make
+    def __init__(self) -> None:
         self._place: memoryview | None = None
 
     def __len__(self) -> int:
-        return 1
+        return int(self._place is not None)
 
     @overload
     def __getitem__(self, index: int) -> memoryview: ...
@@ -83,9 +85,7 @@ class SlotMemory(Sequence[memoryview]):
     def __getitem__(self, index: slice) -> Sequence[memoryview]: ...
 
     def __getitem__(self, index: int | slice) -> memoryview | Sequence[memoryview]:
-        if self._place is None:
-            self._place = self._make()
-        return (self._place,)[index]
+        return (() if self._place is None else (self._place,))[index]
 
     def take(self, place: memoryview) -> bool:
         """False where it has one."""

@@ -26,8 +26,7 @@ class PlanRow:
     """Of `layers`, the last ones come into the device's memory for each step, as far as a window
     does not hold them."""
     host_layers: int
-    """Of these, the first ones stay in the memory of the device's host; the others come from
-    disk."""
+    """Of these, so many stay in the memory of the device's host; the others come from disk."""
     memory: MemoryUse
     left_bytes: int
     """Memory of the device that stays free; negative when it is too small."""

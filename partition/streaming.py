@@ -70,7 +70,7 @@ def tiers_of(shard: Shard, num_layers: int, streamed_bytes: int, device: DeviceS
     return weight_tiers(
         num_layers,
         streamed=streamed,
-        window=window_layers(streamed),
+        window=WINDOW_LAYERS,
         layer_bytes=streamed_bytes // max(1, streamed),
         host_bytes=device.host_memory_bytes or 0,
     )

@@ -2,7 +2,7 @@
 
 Layers are used in the same order for every token, so the best that can be done is a fixed set in
 each memory and a small window through it for the rest (see `streaming.py`): the first layers
-in the device's memory, and of the others as many in the host's as fit, the rest on disk.
+in the device's memory, and of the others as many in the host's as it has room for.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class WeightTiers:
     window: int
     """Places for them there; 0 where none are streamed."""
     pinned: int
-    """Of the streamed, so many stay in the host's memory, spread among the others."""
+    """Of the streamed, so many stay in the host's memory."""
     staging: int
     """Places in the host's memory that the others pass through; 0 where there are none."""
 

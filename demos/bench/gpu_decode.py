@@ -3,7 +3,8 @@
 python -m demos.bench.gpu_decode
 
 A model of 8 B parameters in int4, step by step in turn with `transformers`: the same shape in
-bfloat16, a static cache, and a decoding step that torch.compile has compiled. Weights are made up.
+bfloat16, a static cache, and a decoding step that torch.compile has compiled. Weights
+are made up. (Larger models than a GPU's memory: gpu_stream.py.)
 
 --dry-run runs all of it on the CPU with tiny shapes and interpreted kernels: to see that the script
 works. Its figures say nothing and are not kept.
@@ -200,7 +201,7 @@ def static_cache_decoder(size: Size, *, is_dry: bool) -> Iterator[Decode | None]
 
 
 def parameters(spec: ModelSpec) -> str:
-    return {SPEC: "8 B shape"}.get(spec, "tiny shape")
+    return "8 B shape" if spec == SPEC else "tiny shape"
 
 
 def middle(metric: Metric) -> float:

@@ -28,7 +28,7 @@ from edge.made_up_weights import written_weights
 from edge.models.spec import ModelSpec
 from offload import DerivedCache
 from partition import Plan, Shard, Stage, weight_tiers
-from partition.memory import window_layers
+from partition.memory import WINDOW_LAYERS
 from transport import SoloCollective
 
 NOT_RUN = "not run: there is no CUDA device"
@@ -62,12 +62,7 @@ class Case:
     @property
     def streamed(self) -> int:
         """As few layers as leave room for their window."""
-        count = self.spec.num_layers
-        return next(
-            streamed
-            for streamed in range(count + 1)
-            if count - streamed + window_layers(streamed) <= self.device_layers
-        )
+        return self.spec.num_layers - self.device_layers + WINDOW_LAYERS
 
 
 def decoding(case: Case, backend: Backend, folder: Path, copy_rate: float) -> Iterator[Metric]:
@@ -81,7 +76,7 @@ def decoding(case: Case, backend: Backend, folder: Path, copy_rate: float) -> It
     tiers = weight_tiers(
         case.spec.num_layers,
         streamed=case.streamed,
-        window=window_layers(case.streamed),
+        window=WINDOW_LAYERS,
         layer_bytes=layer_bytes,
         host_bytes=case.host_layers * layer_bytes,
     )

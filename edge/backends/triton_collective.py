@@ -209,11 +209,10 @@ class TorchCollective:
 
     def _outcome(self, begin: Callable[[Any], Any]) -> str:
         """Why it failed. No error leaves here: its frames would keep the group's sockets open."""
-        group = self._group
-        if group is None:
-            return "it was ended before"
         try:
-            work = begin(group)
+            work = self._begun(begin)
+            if work is None:
+                return "it was ended before"
             if self._stream is not None:
                 self._last = work
                 work.wait()
@@ -228,6 +227,14 @@ class TorchCollective:
         except RuntimeError as error:
             return str(error) or "for no reason given"
         return ""
+
+    def _begun(self, begin: Callable[[Any], Any]) -> Any:
+        """None after `leave`. Nobody else keeps the group: gloo's ends only with what it is at."""
+        if self._stream is not None:  # a GPU that waits for a lost rank may hold up even this
+            group = self._group
+            return None if group is None else begin(group)
+        with self._changed:
+            return None if self._group is None else begin(self._group)
 
     def _wake(self, _: Any = None) -> None:
         with self._changed:

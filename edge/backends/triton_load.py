@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from edge.backends.base import ShardWeights, StepLimits
-from edge.backends.host_embedding import HostEmbedding
+from edge.backends.embedding_rows import EmbeddingRows
 from edge.backends.shard_arrays import ShardArrays
 from edge.backends.triton_agreement import check_agreement
 from edge.backends.triton_buffers import StepBuffers
@@ -72,7 +72,7 @@ def load(
             buffers,
             weight_bytes=weights.manifest.total_bytes,
             limits=limits,
-            host_embedding=HostEmbedding(arrays) if layout.embedding else None,
+            embedding=EmbeddingRows(weights, layout.embedding, spec.hidden_size),
             streamed=streamed,
             open_streamed=open_streamed,
             kv_tier=kv_tier,

@@ -12,7 +12,7 @@ import triton
 from numpy.typing import NDArray
 
 from edge.backends.base import Step, StepLimits, check_step
-from edge.backends.host_embedding import HostEmbedding
+from edge.backends.embedding_rows import EmbeddingRows
 from edge.backends.kv_moves import CacheMoves
 from edge.backends.overlap import parts_of
 from edge.backends.triton_buffers import Lane, StepBuffers
@@ -36,7 +36,7 @@ class TritonProgram:
         *,
         weight_bytes: int,
         limits: StepLimits,
-        host_embedding: HostEmbedding | None,
+        embedding: EmbeddingRows,
         streamed: StreamedLayers | None,
         open_streamed: Callable[[], StreamedLayers],
         kv_tier: KVTier | None,
@@ -54,7 +54,7 @@ class TritonProgram:
         self._cache = operators.cache
         self._moves = CacheMoves(self._cache, self._cache.shape, kv_tier, limits)
         self._segments = operators.segments()
-        self._host_embedding = host_embedding
+        self._embedding = embedding
         self._streamed = streamed
         self._open_streamed = open_streamed
         self._cut()
@@ -87,8 +87,9 @@ class TritonProgram:
             self._launches.clear()
         lanes = buffers.lanes(parts_of(step, is_split=self._layout.is_split))
         rows = self.receive_buffer(step)
-        if self._host_embedding is not None and self._is_embedded_by_host:
-            self._host_embedding.look_up(step, rows)
+        if self._is_embedded_by_host:
+            tokens = np.asarray([token for entry in step.entries for token in entry.tokens])
+            self._embedding.read_into(rows.reshape(tokens.size, -1), tokens)
             buffers.hidden.to_device(0, rows.size)
         elif hidden is not None:
             if hidden.ctypes.data != rows.ctypes.data:
@@ -107,9 +108,6 @@ class TritonProgram:
 
     def save(self, request: str) -> None:
         self._moves.save(request)
-
-    def reserve(self, request: str, tokens: int) -> None:
-        self._moves.reserve(request, tokens)
 
     @property
     def cache_digest(self) -> str:
@@ -195,8 +193,7 @@ class TritonProgram:
     def close(self) -> None:
         if self._streamed is not None:
             self._streamed.close()
-        if self._host_embedding is not None:
-            self._host_embedding.close()
+        self._embedding.close()
         self._moves.close()
         self._launches.clear()
         self._segments = ()
@@ -258,7 +255,7 @@ class TritonProgram:
 
     @property
     def _is_embedded_by_host(self) -> bool:
-        return self._host_embedding is not None and self._operators.embedding is None
+        return bool(self._layout.embedding) and self._operators.embedding is None
 
     def _begin(self, index: int) -> None:
         """The segment's weights are there when this returns."""

@@ -22,9 +22,10 @@ from offload import (
     HostSlots,
     StoreCorruptError,
     WeightStreamer,
+    is_streamed,
     padded,
 )
-from partition.memory import window_layers
+from partition.memory import WINDOW_LAYERS
 from partition.tiers import WeightTiers, weight_tiers
 
 _LEAST_WINDOW = 2
@@ -118,7 +119,7 @@ class StreamedLayers:
             [self._runs[layer].nbytes for layer in layers],
             self._device.copier(self._places),
             places=tiers.window,
-            pinned=tiers.pinned,
+            stays=lambda index: not is_streamed(index, len(layers), tiers.on_disk),
         )
 
     def weight(self, matrix: str) -> Weight:
@@ -156,7 +157,7 @@ class StreamedLayers:
         return weight_tiers(
             len(self._layers),
             streamed=streamed,
-            window=window_layers(streamed),
+            window=WINDOW_LAYERS,
             layer_bytes=self._run_bytes,
             host_bytes=self._host_bytes,
         )

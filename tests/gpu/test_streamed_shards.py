@@ -38,7 +38,7 @@ def loaded(folder: Path, *, streamed: int, host_layers: int) -> Iterator[StagePr
     """The file of weights stays: layers may have to be packed later."""
     chosen = weight_format("int4", 128)
     layout = shard_layout(SAMPLE.spec, SAMPLE.plan("whole", chosen), stage=1, rank=0)
-    layout = replace(layout, streamed=layout.layers[LAYERS - streamed :])
+    layout = replace(layout, streamed_layers=streamed)
     backend = open_backend("triton", threads=4)
     packed = DerivedCache(folder / "packed", 1 << 40)
     tier = DiskKVTier(folder / "kv", 1 << 40)

@@ -34,10 +34,11 @@ def made(situation: tuple[int, int, int, int]) -> WeightTiers:
 
 @given(situations())
 def test_every_layer_is_in_one_tier(situation: tuple[int, int, int, int]) -> None:
+    layers, streamed, window, _host_bytes = situation
     tiers = made(situation)
-    counts = (tiers.resident, tiers.pinned, tiers.on_disk)
-    assert min(counts) >= 0
-    assert sum(counts) == tiers.num_layers
+    assert tiers.resident + tiers.pinned + tiers.on_disk == layers
+    assert min(tiers.resident, tiers.pinned, tiers.on_disk) >= 0
+    assert tiers.streamed == (streamed if streamed > window else 0)
 
 
 @given(situations())

@@ -21,6 +21,7 @@ from offload import (
     Span,
     StoreError,
     WeightStreamer,
+    is_streamed,
 )
 from offload.direct_reader import Reading
 
@@ -93,8 +94,12 @@ class Bed:
             spans, memories, self.disk, resident=pinned, window=staging, pages=self.slots
         )
         streamer._is_verified = [True] * extents  # pages of one byte have no digest here
+
+        def stays(index: int) -> bool:
+            return not is_streamed(index, extents, extents - pinned)
+
         self.window = DeviceWindow(
-            streamer, memories, [PAGE] * extents, self.copier, places=places, pinned=pinned
+            streamer, memories, [PAGE] * extents, self.copier, places=places, stays=stays
         )
 
     def _pin(self, memory: memoryview) -> object:
@@ -212,5 +217,5 @@ def test_windows_that_make_no_sense_are_refused(extents: int, places: int) -> No
             [PAGE] * extents,
             MemoryCopier([]),
             places=places,
-            pinned=0,
+            stays=bool,
         )

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from edge.commands.plan_view import plan_as_json, show_plan
+from edge.memory import format_size
 from edge.planning import Beside, Proposal
 from edge.wire_choice import WireRules
 from partition import Choice, ClusterSpec, estimate
@@ -68,7 +69,8 @@ def test_where_layers_come_from_is_said(
     show_plan(made, title="m", unchanged=None, explain=False)
     shown = capsys.readouterr().out
     assert where in shown
-    assert f"weights 620 B ({more} for each token)" in shown
+    held = format_size(made.rows[0].memory.weight_bytes)
+    assert f"weights {held} ({more} for each token)" in shown
     assert f"What takes most of a token's time: {what}: " in shown
     (row,) = plan_as_json(made, explain=False)["devices"]
     assert row["streamed_layers"] - row["host_layers"] == int("disk" in where) * (
