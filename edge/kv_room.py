@@ -12,7 +12,6 @@ from edge.layout import ShardLayout
 from edge.memory import format_size
 from edge.step_memory import cache_token_bytes
 from edge.wire import Assignment
-from kernels.attention.cache_size import cache_row
 from offload import DiskKVTier, KVTier, KVTiers, MemoryKVTier, PrefixStore, StoreError
 
 
@@ -68,9 +67,7 @@ class KvRoom:
 
         host_bytes: free in the memory of the device's host.
         """
-        dtype, elements = cache_row(assignment.model.head_size, kv_bits(assignment.kv_dtype))
-        token_bytes = len(layout.layers) * layout.num_kv_heads * 2 * elements
-        token_bytes *= np.dtype(dtype).itemsize
+        token_bytes = cache_token_bytes(assignment.model, layout, assignment.kv_dtype)
         limits = assignment.limits
         memory_bytes = limits.cached_tokens * token_bytes
         disk_bytes = min(limits.disk_tokens * token_bytes, self._disk_bytes)

@@ -67,9 +67,9 @@ class PeerInfo:
     models: tuple[dict[str, Any], ...]
     """What it runs: name, dtype, stage and rank of each shard; how it sums with the others of its
     stage: over links, or what else (sums); bytes of its weights and KV cache, of these those of
-    keys and values (kv_bytes), of its buffers, of what it reads from disk for each step, of
-    weights in the memory of its host (host_bytes), and of keys and values that are there
-    (kv_host_bytes) or on disk (kv_disk_bytes) now."""
+    keys and values (kv_bytes), of its buffers, of what it reads from disk for each step, of weights
+    in the memory of its host (host_bytes), and of keys and values that are there (kv_host_bytes) or
+    on disk (kv_disk_bytes) now."""
 
     def device(self, *, buffer_bytes: int = 0) -> DeviceSpec:
         """As plans see it: memory for weights and KV, beside the buffers of their steps."""

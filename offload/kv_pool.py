@@ -9,6 +9,7 @@ every slot; the system commits pages as tokens reach them, and a released slot g
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
 from collections.abc import Iterator, Sequence
 from typing import Any

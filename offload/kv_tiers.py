@@ -45,7 +45,7 @@ class KVTiers:
         self.second.close()
 
     def move(self, request: str, shape: KVShape, like: Rows) -> KVPlace:
-        """From the first to the second; `like` says how many elements of what type a row has.
+        """From the first to the second; `like`: rows of the same shape and type.
 
         Raises StoreFullError: then it is where it was.
         """
@@ -73,19 +73,34 @@ class _Place:
         self._shape = shape
         self._now = tiers.first.place(request, shape)
         self._is_first = True
+        self._like: Rows = np.empty((0, 0, 0), np.uint8)
+        """No rows, of the shape and type that those here have."""
 
     def tokens(self, layer: int) -> int:
         return self._now.tokens(layer)
+
+    def reserve(self, tokens: int) -> None:
+        if self._is_first:
+            try:
+                self._now.reserve(tokens)
+                return
+            except StoreFullError:
+                self._leave(self._like)
+        self._now.reserve(tokens)
 
     def append(self, layer: int, keys: Rows, values: Rows) -> None:
         if self._is_first:
             try:
                 self._now.append(layer, keys, values)
+                self._like = keys[:, :0].copy()
                 return
             except StoreFullError:
-                self._now = self._tiers.move(self._request, self._shape, keys)
-                self._is_first = False
+                self._leave(keys)
         self._now.append(layer, keys, values)
 
     def read(self, layer: int, keys: Rows, values: Rows) -> None:
         self._now.read(layer, keys, values)
+
+    def _leave(self, like: Rows) -> None:
+        self._now = self._tiers.move(self._request, self._shape, like)
+        self._is_first = False

@@ -61,7 +61,7 @@ def _shard_use(
     kv_count = num_local_kv_heads(shard.heads, model)
     matrix_bytes = layer_matrix_bytes(shard, model)
     streamed = shard.streamed_layers
-    window = window_layers(streamed)
+    window = min(streamed, WINDOW_LAYERS)
     held = num_layers - streamed + window
     return MemoryUse(
         weight_bytes=held * matrix_bytes
@@ -70,11 +70,6 @@ def _shard_use(
         kv_bytes=num_layers * kv_count * model.kv_bytes_per_token * workload.cached_tokens,
         streamed_bytes=streamed * matrix_bytes if streamed > window else 0,
     )
-
-
-def window_layers(streamed: int) -> int:
-    """Layers that are held at once of those a shard streams."""
-    return min(streamed, WINDOW_LAYERS)
 
 
 def layer_matrix_bytes(shard: Shard, model: ModelFacts) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from partition.errors import PartitionError, PlanError
 from partition.facts import ClusterSpec, DeviceSpec, ModelFacts, Workload
-from partition.memory import WINDOW_LAYERS, MemoryUse, memory_use, window_layers
+from partition.memory import WINDOW_LAYERS, MemoryUse, memory_use
 from partition.placement import Parallel, check_count, place
 from partition.plan import Plan, Shard
 from partition.tiers import WeightTiers, weight_tiers

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from edge.backends.base import Step, StepLimits
 from edge.errors import RequestError
-from offload import KVShape, KVTier
+from offload import KVPlace, KVShape, KVTier
 
 _WINDOW_LAYERS = 2
 """In memory beside those that stay: one computes, one is read."""

@@ -109,6 +109,9 @@ class TritonProgram:
     def save(self, request: str) -> None:
         self._moves.save(request)
 
+    def reserve(self, request: str, tokens: int) -> None:
+        self._moves.reserve(request, tokens)
+
     @property
     def cache_digest(self) -> str:
         return (

@@ -63,10 +63,6 @@ def test_the_benches_say_that_there_is_no_gpu(command: str) -> None:
     assert run(*command.split(), CUDA_VISIBLE_DEVICES="").strip() == NO_GPU
 
 
-def test_the_bench_of_streamed_layers_is_not_run_either() -> None:
-    assert run("demos.bench.gpu_stream", CUDA_VISIBLE_DEVICES="").strip() == NOT_RUN
-
-
 @pytest.mark.slow
 def test_the_bench_of_decoding_runs_dry_where_there_is_no_gpu(tmp_path: Path) -> None:
     """Both sides of it, with tiny shapes; no figure of it is kept, also if asked to."""
