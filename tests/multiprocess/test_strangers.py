@@ -123,6 +123,7 @@ DEVICE = {
     "kv_prefix_bytes": 0,
     "host": "h",
     "identity": "i",
+    "host_memory_bytes": None,
 }
 SOUND = {"id": "a", "name": "b", "addresses": ["127.0.0.1:5"], "device": DEVICE, "models": []}
 
@@ -143,6 +144,7 @@ SOUND = {"id": "a", "name": "b", "addresses": ["127.0.0.1:5"], "device": DEVICE,
         {"device": {**DEVICE, "floor_bytes": None}},
         {"device": {**DEVICE, "model_free_bytes": 0.5}},
         {"device": {**DEVICE, "host": 5}},
+        {"device": {**DEVICE, "host_memory_bytes": "much"}},
         {"device": {**DEVICE, "identity": None}},
         {"models": [5]},
         {"models": [{"name": "x"}]},
