@@ -8,6 +8,7 @@ from the parts. Blocking; called from a thread of its own.
 from __future__ import annotations
 
 import contextlib
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -45,6 +46,7 @@ _LEAST_REPEATS = 6
 _MOST_REPEATS = 20
 _LONGEST_CHUNK_S = 1.5
 _TURNS = 16
+_PASSES = 2
 _ATTENTION_REPEATS = 5
 
 
@@ -62,18 +64,21 @@ class Held:
         """Seconds of as many steps as there are spans, without what is fixed, one after the other.
 
         Each is repeated until its span is over, counted from the start: so neighbours that start
-        together are at the same step at the same time.
+        together are at the same step at the same time. All of it twice, and the faster counts: who
+        is no neighbour only makes slower.
         """
         until_s = time.perf_counter()
-        medians = []
-        for step, span_s, fixed_s in zip(self.steps, spans_s, self.fixed_s, strict=False):
-            until_s += span_s
-            seconds = [self.caches.cold_seconds(self.loaded, step)]
-            while time.perf_counter() < until_s:
-                check()
-                seconds.append(self.caches.cold_seconds(self.loaded, step))
-            medians.append(_less(statistics.median(seconds), fixed_s))
-        return tuple(medians)
+        least = [math.inf] * len(spans_s)
+        for _ in range(_PASSES):
+            for index, (step, span_s) in enumerate(zip(self.steps, spans_s, strict=False)):
+                until_s += span_s
+                seconds = [self.caches.cold_seconds(self.loaded, step)]
+                while time.perf_counter() < until_s:
+                    check()
+                    seconds.append(self.caches.cold_seconds(self.loaded, step))
+                median_s = _less(statistics.median(seconds), self.fixed_s[index])
+                least[index] = min(least[index], median_s)
+        return tuple(least)
 
     def close(self) -> None:
         self.loaded.close()
