@@ -71,6 +71,12 @@ def why_not() -> str | None:
         return f"the system refuses: {error}"
 
 
+def cores_here(devices: Sequence[Device]) -> list[int]:
+    """The core of this machine that each device is on. Raises ValueError as `cores_of` does."""
+    available = sorted(os.sched_getaffinity(0))
+    return [available[core] for core in cores_of(devices, num_cores=len(available))]
+
+
 @contextlib.contextmanager
 def emulate(devices: Sequence[Device], cache: Path) -> Iterator[tuple[str, ...]]:
     """The addresses of these devices' daemons, which share the cache; all is gone afterwards.
@@ -78,8 +84,7 @@ def emulate(devices: Sequence[Device], cache: Path) -> Iterator[tuple[str, ...]]
     Raises ValueError for more devices than this machine's cores can be, OSError or
     CalledProcessError where the system does not allow it, TimeoutError for a daemon that stays.
     """
-    available = sorted(os.sched_getaffinity(0))
-    cores = [available[core] for core in cores_of(devices, num_cores=len(available))]
+    cores = cores_here(devices)
     remove_leftovers()
     owner = os.getpid()
     with contextlib.ExitStack() as stack:

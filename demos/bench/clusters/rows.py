@@ -22,7 +22,9 @@ class Row:
     An error is predicted over actual, less 1. Times and gains are of whole answers: `times_solo`
     is the answer of the best single device over that of the chosen plan, `of_best` the answer of
     the best plan that was run over that of the chosen one, `shares_gain` equal slices over slices
-    by speed. Empty where there is nothing to compare with.
+    by speed. `machine_drift_percent` is by how much the machine itself took longer, at work that is
+    not Edge's, when the plans answered than when the devices were measured. Empty where there is
+    nothing to compare with.
     """
 
     date: str
@@ -48,6 +50,8 @@ class Row:
     of_best: float
     predicted_shares_gain: float | None
     shares_gain: float | None
+    machine_drift_percent: float | None
+    tries: int | None
     hardware: str
     versions: str
 
@@ -79,6 +83,8 @@ class Row:
             of_best=round(best.actual_s / chosen.actual_s, 3),
             predicted_shares_gain=_gain(run.equal, run.by_speed, predicted=True),
             shares_gain=_gain(run.equal, run.by_speed),
+            machine_drift_percent=round(100 * run.drift, 1),
+            tries=run.tries,
             hardware=conditions.hardware,
             versions=conditions.versions,
         )
