@@ -7,6 +7,7 @@ import pytest
 from demos.bench.clusters.control_groups import ControlGroup
 from demos.bench.clusters.networks import Network
 from demos.bench.clusters.slow_peer import MOST_BEHIND_S, due_s
+from demos.bench.clusters.steadiness import usual_s
 from demos.bench.clusters.table import (
     CLUSTERS,
     CORES,
@@ -110,6 +111,12 @@ class TestWire:
     def test_both_ways_at_once_do_not_meet(self) -> None:
         a, b = (Port(bytes_per_s=10, delay_s=1) for _ in range(2))
         assert arrival_s(a, b, 10, now_s=0) == arrival_s(b, a, 10, now_s=0) == 3
+
+
+def test_what_disturbs_a_few_runs_or_one_lucky_run_is_not_usual() -> None:
+    assert usual_s([0.002]) == 0.002
+    assert usual_s([0.009, 0.002, 0.010, 0.011, 0.001, 0.002, 0.003, 0.009]) == 0.002
+    assert usual_s([0.003] * 4 + [0.001]) == 0.003
 
 
 def test_a_slow_run_ends_when_a_slower_core_would_have_ended_it() -> None:

@@ -293,7 +293,7 @@ class TestSteadiness:
             ([0.0], 0.0, 1),
             ([-STEADY], -STEADY, 1),
             ([0.2, 0.01], 0.01, 2),
-            ([0.2, -0.1, 0.15], -0.1, TRIES),
+            ([0.2, -0.1], -0.1, TRIES),
         ],
     )
     def test_a_machine_that_drifts_is_given_another_try(

@@ -26,10 +26,10 @@ REPLIES = 2
 
 WARM_UP_TOKENS = 3
 
-STEADY = 0.03
+STEADY = 0.05
 """A machine that changed its speed by less was steady."""
 
-TRIES = 3
+TRIES = 2
 """Then the steadiest is taken."""
 
 

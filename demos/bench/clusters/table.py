@@ -128,7 +128,7 @@ def _devices(*cores: float, **options: float) -> tuple[Device, ...]:
 
 CLUSTERS: tuple[EmulatedCluster, ...] = (
     # One device: nothing but its own speed.
-    EmulatedCluster(name="solo", devices=_devices(1), shape="W", work=DECODE),
+    EmulatedCluster(name="solo", devices=_devices(0.8), shape="W", work=DECODE),
     EmulatedCluster(name="solo-slow", devices=_devices(0.5), shape="H", work=DECODE),
     # Two alike, over faster and slower networks.
     EmulatedCluster(
@@ -160,7 +160,7 @@ CLUSTERS: tuple[EmulatedCluster, ...] = (
     # Two unlike.
     EmulatedCluster(
         name="two-to-one",
-        devices=_devices(1, 0.5),
+        devices=_devices(0.8, 0.4),
         shape="W",
         work=DECODE,
         everything=True,
@@ -168,19 +168,19 @@ CLUSTERS: tuple[EmulatedCluster, ...] = (
     ),
     EmulatedCluster(
         name="two-to-one-gigabit-1ms",
-        devices=_devices(0.8, 0.4, mbit=1000, ms=1),
+        devices=_devices(0.7, 0.35, mbit=1000, ms=1),
         shape="W",
         work=DECODE,
         everything=True,
     ),
     EmulatedCluster(
-        name="four-to-one-gigabit", devices=_devices(1, 0.25, mbit=1000), shape="W", work=DECODE
+        name="four-to-one-gigabit", devices=_devices(0.8, 0.2, mbit=1000), shape="W", work=DECODE
     ),
     EmulatedCluster(
         name="wifi", devices=_devices(0.5, 0.25, mbit=30, ms=5), shape="H", work=DECODE
     ),
     EmulatedCluster(
-        name="weak-helper", devices=_devices(0.9, 0.1, mbit=1000), shape="H", work=DECODE
+        name="weak-helper", devices=_devices(0.8, 0.1, mbit=1000), shape="H", work=DECODE
     ),
     # Too little memory for one.
     EmulatedCluster(
@@ -246,7 +246,7 @@ CLUSTERS: tuple[EmulatedCluster, ...] = (
     ),
     EmulatedCluster(
         name="prompt-two-to-one-100mbit-1ms",
-        devices=_devices(1, 0.5, mbit=100, ms=1),
+        devices=_devices(0.8, 0.4, mbit=100, ms=1),
         shape="W",
         work=PREFILL,
     ),
