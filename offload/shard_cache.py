@@ -103,13 +103,21 @@ class ShardCache:
         return manifest
 
     def _helpful(self, manifest: Manifest) -> list[str]:
-        """Other complete shards that have pieces of this one."""
-        wanted = {piece.digest for _, piece in manifest.placements()}
+        """Other complete shards that together have what there is of this one's pieces.
+
+        No more than are needed for that, the last used first: while they are read they are in use,
+        and another peer that shares this cache cannot have their room.
+        """
+        lacking = {piece.digest for _, piece in manifest.placements()}
         helpful = []
-        for name in filter(is_digest, self._folders.folders()):
+        for name in filter(is_digest, reversed(self._folders.folders())):
+            if not lacking:
+                break
             other = self._read(name)
-            if other is not None and any(p.digest in wanted for _, p in other.placements()):
+            had = set() if other is None else {p.digest for _, p in other.placements()} & lacking
+            if had:
                 helpful.append(name)
+                lacking -= had
         return helpful
 
 

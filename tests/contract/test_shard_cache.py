@@ -12,6 +12,7 @@ from offload import (
     CachedShard,
     FolderCache,
     ShardCache,
+    ShardWriter,
     StoreCorruptError,
     StoreError,
     StoreFullError,
@@ -155,6 +156,32 @@ def test_shards_that_have_wanted_pieces_go_last(tmp_path: Path) -> None:
     age(tmp_path, a, 5)
     assert missing(cache, c) == set(pieces_of({"new": bytes(5000)}))
     assert cache.get(describe(b).digest) is None
+
+
+def test_who_copies_holds_no_more_shards_than_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    same = content(1)
+    olds = [same | {"own": bytes([number]) * 5000} for number in range(3)]
+    cache = ShardCache(tmp_path, 5 * size(olds[0]))
+    for old in olds:
+        check(fill(cache, old), old)
+    for number, old in enumerate(olds):
+        age(tmp_path, old, 9 - number)
+    copy_from, held = ShardWriter.copy_from, []
+
+    def copy_while_another_begins(writer: ShardWriter, source: CachedShard) -> None:
+        monkeypatch.setattr(ShardWriter, "copy_from", copy_from)
+        held.append(source.manifest)
+        big = content(2, count=3 * len(same))
+        check(fill(ShardCache(tmp_path, 5 * size(olds[0])), big), big)
+        copy_from(writer, source)
+
+    monkeypatch.setattr(ShardWriter, "copy_from", copy_while_another_begins)
+    new = same | {"own": b"n" * 5000}
+    check(fill(cache, new), new)
+    assert held == [describe(olds[-1])]
+    assert cache.get(describe(olds[0]).digest) is None
 
 
 @pytest.mark.parametrize("digest", ["", "../x", "0" * 63, "A" * 64, "0" * 64 + "\n"])
