@@ -14,6 +14,7 @@ from demos.bench.clusters.table import (
     MBIT,
     QUICK,
     SHARED_CORE,
+    TURNS,
     Device,
     EmulatedCluster,
     cores_of,
@@ -52,14 +53,15 @@ def test_a_cluster_fits_the_machine_and_its_model(cluster: EmulatedCluster) -> N
 
 
 def test_large_devices_get_cores_of_their_own() -> None:
-    devices = [Device(name=name, cores=cores) for name, cores in (("a", 0.1), ("b", 1), ("c", 0.4))]
+    devices = [Device(name=name, cores=cores) for name, cores in (("a", 0.1), ("b", 0.5), ("c", 0.2))]
     assert cores_of(devices, num_cores=2) == [1, 0, 1]
 
 
 def test_devices_that_are_too_many_are_refused() -> None:
-    devices = [Device(name=name, cores=0.7) for name in "abc"]
-    with pytest.raises(ValueError, match=r"3 devices with 2\.1 cores do not fit on 2 cores"):
+    devices = [Device(name=name, cores=TURNS / 3 + 0.01) for name in "abc"]
+    with pytest.raises(ValueError, match=r"3 devices with 0\.93 cores take turns"):
         cores_of(devices, num_cores=2)
+    assert cores_of([Device(name="a", cores=1)], num_cores=2) == [0]
 
 
 def test_a_core_that_is_shared_keeps_some_for_messages() -> None:

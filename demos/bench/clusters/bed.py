@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,6 +90,7 @@ def emulate(devices: Sequence[Device], cache: Path) -> Iterator[tuple[str, ...]]
     owner = os.getpid()
     with contextlib.ExitStack() as stack:
         network = stack.enter_context(open_network(devices, owner))
+        turns = Path(stack.enter_context(tempfile.TemporaryDirectory()), "turns")
         groups = [
             stack.enter_context(
                 contextlib.closing(
@@ -101,7 +103,7 @@ def emulate(devices: Sequence[Device], cache: Path) -> Iterator[tuple[str, ...]]
             for index, device in enumerate(devices)
         ]
         daemons = [
-            stack.enter_context(_daemon(device, network, groups[index], index, cores, cache))
+            stack.enter_context(_daemon(device, network, groups[index], index, cores, cache, turns))
             for index, device in enumerate(devices)
         ]
         yield tuple(daemon.address() for daemon in daemons)
@@ -144,6 +146,7 @@ def _daemon(
     index: int,
     cores: Sequence[int],
     cache: Path,
+    turns: Path,
 ) -> Iterator[_Daemon]:
     """`edge peer` on one core, in its group and its namespace. Ends when its input does."""
     core = cores[index]
@@ -152,7 +155,7 @@ def _daemon(
         *("nsenter", f"--net={network.file(index)}", "taskset", "--cpu-list", str(core)),
         *("nice", "-n", NICENESS),
         *(sys.executable, "-m", "demos.bench.clusters.slow_peer"),
-        *(str(device.cores), "own" if cores.count(core) == 1 else "shared"),
+        *(str(device.cores), "own" if cores.count(core) == 1 else "shared", str(turns)),
         *("--supervised", "--listen", "0.0.0.0:0", "--interface", DATA),
         *("--name", device.name, "--threads", "1"),
         *("--memory", str(device.memory_bytes + BESIDE_MODEL_BYTES - _GROUP_BYTES)),

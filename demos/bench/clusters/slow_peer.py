@@ -7,8 +7,11 @@ as long as their shares do. Its sums, its sampling and its loading are as fast a
 And it keeps its speed, though the machine below does not: t is not what this very run took, but
 what the fastest fifth of the last runs of the same graph with the same shapes took at most. A
 machine that is shared with others, or emulated itself, changes its speed by tens of percent from
-one moment to the next, and the memory that the devices share is another device's too; as long as a
-run takes less than t / share, nothing of that is seen.
+one moment to the next; as long as a run takes less than t / share, nothing of that is seen.
+
+And its memory is its own, though the machine has one: the devices take turns, so no graph reads
+weights while another does. Who has to wait for its turn has the time, if their shares are less than
+one core in all: it would have waited afterwards.
 
 Linux's own shares are not like that. A quota of a control group is given out per period, and a
 device that waits for its neighbours saves it up: with half of a core it then computes as fast as
@@ -20,17 +23,19 @@ run or for its neighbours: so there they sleep at once. And whoever is woken, by
 end of a run, must not wait until the other has computed, as it would for up to 3 ms: so there
 everything but the runs of graphs has real-time priority. Links are measured that way, too.
 
-python -m demos.bench.clusters.slow_peer SHARE own|shared OPTIONS-OF-EDGE-PEER
+python -m demos.bench.clusters.slow_peer SHARE own|shared TURNS OPTIONS-OF-EDGE-PEER
 """
 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import sys
 import threading
 import time
 from collections import deque
+from pathlib import Path
 from typing import Any
 
 import edge.backends.ort  # noqa: F401 - see `slow_down`
@@ -65,8 +70,9 @@ def stay_off_the_core() -> None:
     transport.tcp_link.POLL_S = 0.0
 
 
-def slow_down(share: float, *, has_own_core: bool) -> None:
-    """Have every session that is made from now on take its time."""
+def slow_down(share: float, *, has_own_core: bool, turns: Path) -> None:
+    """Have every session that is made from now on take its time, and its turn by a lock of a file."""
+    turn = turns.open("ab", buffering=0)
     awake_s = AWAKE_S if has_own_core else 0.0
     import onnxruntime as ort  # after Edge's back end, which sets how it is to begin
 
@@ -75,11 +81,16 @@ def slow_down(share: float, *, has_own_core: bool) -> None:
 
     class SlowSession(fast):  # type: ignore[misc]
         def run_with_iobinding(self, iobinding: Any, run_options: Any = None) -> None:
-            start_s, processor_s = time.perf_counter(), time.thread_time()
-            if not has_own_core:
-                os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-            super().run_with_iobinding(iobinding, run_options)
-            processor_s = time.thread_time() - processor_s
+            start_s = time.perf_counter()
+            fcntl.flock(turn, fcntl.LOCK_EX)
+            try:
+                processor_s = time.thread_time()
+                if not has_own_core:
+                    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+                super().run_with_iobinding(iobinding, run_options)
+                processor_s = time.thread_time() - processor_s
+            finally:
+                fcntl.flock(turn, fcntl.LOCK_UN)
             # Edge keeps a binding for all runs of one graph with one set of shapes.
             last = vars(iobinding).setdefault("last_runs", deque(maxlen=LAST_RUNS))
             last.append(processor_s)
@@ -102,5 +113,5 @@ if __name__ == "__main__":
     if not has_own_core:
         stay_off_the_core()
     if core_share < 1:
-        slow_down(core_share, has_own_core=has_own_core)
-    main(["peer", *sys.argv[3:]])
+        slow_down(core_share, has_own_core=has_own_core, turns=Path(sys.argv[3]))
+    main(["peer", *sys.argv[4:]])

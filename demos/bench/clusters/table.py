@@ -83,11 +83,21 @@ that carries them need the rest: with all of it promised, a device waits for its
 device with a core of its own does."""
 
 
+TURNS = 0.9
+"""What graphs of several devices may take in all, of one core: they take turns, and who waits for
+its turn is not late by it."""
+
+
 def cores_of(devices: Sequence[Device], *, num_cores: int) -> list[int]:
     """The core of each device: the largest first, each to the core with most room.
 
     Raises ValueError when a core would have to be two, or to give several all it has.
     """
+    total = sum(device.cores for device in devices)
+    if len(devices) > 1 and total > TURNS + 1e-9:
+        raise ValueError(
+            f"{len(devices)} devices with {total:g} cores take turns, which leaves them {TURNS:g}"
+        )
     taken = [0.0] * num_cores
     found = [0] * len(devices)
     for index in sorted(range(len(devices)), key=lambda index: -devices[index].cores):
@@ -97,8 +107,8 @@ def cores_of(devices: Sequence[Device], *, num_cores: int) -> list[int]:
         found[index] = core
         if taken[core] > room + 1e-9:
             raise ValueError(
-                f"{len(devices)} devices with {sum(each.cores for each in devices):g} cores do not "
-                f"fit on {num_cores} cores, of which one with several devices has {SHARED_CORE:g}"
+                f"{len(devices)} devices with {total:g} cores do not fit on {num_cores} cores, of "
+                f"which one with several devices has {SHARED_CORE:g}"
             )
     return found
 
@@ -132,35 +142,35 @@ CLUSTERS: tuple[EmulatedCluster, ...] = (
     EmulatedCluster(name="solo-slow", devices=_devices(0.5), shape="H", work=DECODE),
     # Two alike, over faster and slower networks.
     EmulatedCluster(
-        name="twins", devices=_devices(0.75, 0.75), shape="W", work=DECODE, everything=True
+        name="twins", devices=_devices(0.45, 0.45), shape="W", work=DECODE, everything=True
     ),
     EmulatedCluster(
         name="twins-gigabit",
-        devices=_devices(0.5, 0.5, mbit=1000),
+        devices=_devices(0.45, 0.45, mbit=1000),
         shape="W",
         work=DECODE,
         everything=True,
     ),
     EmulatedCluster(
         name="twins-100mbit-1ms",
-        devices=_devices(0.5, 0.5, mbit=100, ms=1),
+        devices=_devices(0.4, 0.4, mbit=100, ms=1),
         shape="W",
         work=DECODE,
         everything=True,
     ),
     EmulatedCluster(
         name="twins-10mbit",
-        devices=_devices(0.75, 0.75, mbit=10),
+        devices=_devices(0.45, 0.45, mbit=10),
         shape="W",
         work=DECODE,
     ),
     EmulatedCluster(
-        name="twins-small", devices=_devices(0.5, 0.5), shape="H", work=DECODE, everything=True
+        name="twins-small", devices=_devices(0.45, 0.45), shape="H", work=DECODE, everything=True
     ),
     # Two unlike.
     EmulatedCluster(
         name="two-to-one",
-        devices=_devices(0.8, 0.4),
+        devices=_devices(0.6, 0.3),
         shape="W",
         work=DECODE,
         everything=True,
@@ -168,13 +178,13 @@ CLUSTERS: tuple[EmulatedCluster, ...] = (
     ),
     EmulatedCluster(
         name="two-to-one-gigabit-1ms",
-        devices=_devices(0.7, 0.35, mbit=1000, ms=1),
+        devices=_devices(0.5, 0.25, mbit=1000, ms=1),
         shape="W",
         work=DECODE,
         everything=True,
     ),
     EmulatedCluster(
-        name="four-to-one-gigabit", devices=_devices(0.8, 0.2, mbit=1000), shape="W", work=DECODE
+        name="four-to-one-gigabit", devices=_devices(0.72, 0.18, mbit=1000), shape="W", work=DECODE
     ),
     EmulatedCluster(
         name="wifi", devices=_devices(0.5, 0.25, mbit=30, ms=5), shape="H", work=DECODE
@@ -185,33 +195,33 @@ CLUSTERS: tuple[EmulatedCluster, ...] = (
     # Too little memory for one.
     EmulatedCluster(
         name="split-gigabit",
-        devices=_devices(0.75, 0.75, mbit=1000, gib=0.5),
+        devices=_devices(0.45, 0.45, mbit=1000, gib=0.5),
         shape="W",
         work=DECODE,
         everything=True,
     ),
     EmulatedCluster(
         name="split-10mbit-5ms",
-        devices=_devices(0.5, 0.5, mbit=10, ms=5, gib=0.5),
+        devices=_devices(0.4, 0.4, mbit=10, ms=5, gib=0.5),
         shape="W",
         work=DECODE,
         everything=True,
     ),
     EmulatedCluster(
         name="split-three",
-        devices=_devices(0.6, 0.3, 0.15, mbit=1000, gib=0.4),
+        devices=_devices(0.5, 0.25, 0.125, mbit=1000, gib=0.4),
         shape="W",
         work=DECODE,
     ),
     EmulatedCluster(
         name="fast-but-small",
-        devices=(_device(0, 0.8, gib=0.35), _device(1, 0.25), _device(2, 0.25)),
+        devices=(_device(0, 0.5, gib=0.35), _device(1, 0.2), _device(2, 0.2)),
         shape="H",
         work=DECODE,
     ),
     # Three and more.
     EmulatedCluster(
-        name="four-two-one", devices=_devices(0.6, 0.3, 0.15), shape="W", work=DECODE, shares=True
+        name="four-two-one", devices=_devices(0.48, 0.24, 0.12), shape="W", work=DECODE, shares=True
     ),
     EmulatedCluster(
         name="three-gigabit",
@@ -230,23 +240,23 @@ CLUSTERS: tuple[EmulatedCluster, ...] = (
         shape="W",
         work=DECODE,
     ),
-    EmulatedCluster(name="four", devices=_devices(0.25, 0.25, 0.25, 0.25), shape="W", work=DECODE),
+    EmulatedCluster(name="four", devices=_devices(0.22, 0.22, 0.22, 0.22), shape="W", work=DECODE),
     EmulatedCluster(
         name="five-gigabit",
-        devices=_devices(0.3, 0.25, 0.15, 0.15, 0.1, mbit=1000, ms=0.2),
+        devices=_devices(0.25, 0.2, 0.15, 0.15, 0.1, mbit=1000, ms=0.2),
         shape="W",
         work=DECODE,
     ),
     # Mostly prompt.
     EmulatedCluster(
         name="prompt-twins-gigabit",
-        devices=_devices(0.75, 0.75, mbit=1000),
+        devices=_devices(0.45, 0.45, mbit=1000),
         shape="W",
         work=PREFILL,
     ),
     EmulatedCluster(
         name="prompt-two-to-one-100mbit-1ms",
-        devices=_devices(0.8, 0.4, mbit=100, ms=1),
+        devices=_devices(0.6, 0.3, mbit=100, ms=1),
         shape="W",
         work=PREFILL,
     ),
