@@ -99,12 +99,18 @@ def profile(site: Site, order: ProfileOrder, *, busy: tuple[str, ...]) -> tuple[
             roughly = _roughly(site, order, loaded, caches, busy=busy)
             stack.pop_all()
             return roughly
+        steps = _steps(loaded)
+
+        def step_times() -> list[float]:
+            return [_median(loaded, step, site.check, caches) for step in steps]
+
+        # What disturbs a device for seconds should not be in both samples: they lie apart.
+        early = step_times()
         run_s, jitter = _run_costs(site, loaded, weight_format, caches)
         decode_attention_s, chunk_attention_s = _attention(site, order, caches)
-        steps = _steps(loaded)
-        times, spread, is_unsteady = agreed(
-            lambda: [_median(loaded, step, site.check, caches) for step in steps]
-        )
+        sample_s = sample_seconds(order.model.vocab_size, caches)
+        stepping_s = step_seconds(site.backend, order.model, weight_format, site.folder, caches)
+        times, spread, is_unsteady = agreed(early, step_times)
         rows = tuple(step.batch * step.num_tokens for step in steps)
         attention_s = tuple(
             chunk_attention_s if step.num_tokens > 1 else decode_attention_s for step in steps
@@ -125,10 +131,8 @@ def profile(site: Site, order: ProfileOrder, *, busy: tuple[str, ...]) -> tuple[
             attention_s=attention_s,
             run_s=run_s,
             jitter=jitter,
-            sample_s=sample_seconds(order.model.vocab_size, caches),
-            step_s=_less(
-                step_seconds(site.backend, order.model, weight_format, site.folder, caches), run_s
-            ),
+            sample_s=sample_s,
+            step_s=_less(stepping_s, run_s),
             disk_bytes_per_s=site.disk_bytes_per_s,
             copy_bytes_per_s=site.backend.copy_bytes_per_s(),
         )
@@ -183,13 +187,15 @@ def in_words(sample: Sample) -> str:
     return f"{sample.num_layers} layer{'s' if sample.num_layers > 1 else ''}"
 
 
-def agreed(measure: Callable[[], Sequence[float]]) -> tuple[tuple[float, ...], float, bool]:
+def agreed(
+    early: Sequence[float], measure: Callable[[], Sequence[float]]
+) -> tuple[tuple[float, ...], float, bool]:
     """Medians of two samples of several times, or of three where two disagree anywhere.
 
-    Also how far the samples were apart at most (slowest over fastest, less 1), and whether the
-    third agreed with neither of the others.
+    `early` is the first of them. Also how far the samples were apart at most (slowest over fastest,
+    less 1), and whether the third agreed with neither of the others.
     """
-    samples = [measure(), measure()]
+    samples = [early, measure()]
     if any(_apart(pair) > THIRD_SAMPLE for pair in zip(*samples, strict=True)):
         samples.append(measure())
     columns = list(zip(*samples, strict=True))

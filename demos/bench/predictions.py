@@ -15,7 +15,6 @@ import os
 import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
 
 import click
@@ -25,7 +24,7 @@ import edge
 from demos.bench import results
 from demos.bench.clusters.bed import why_not
 from demos.bench.clusters.rows import Row, parts, table, to_json
-from demos.bench.clusters.runs import ClusterRun, run_cluster, steadily
+from demos.bench.clusters.runs import ClusterRun, run_cluster
 from demos.bench.clusters.table import CLUSTERS, QUICK, EmulatedCluster
 from demos.bench.options import folder_option
 from demos.bench.shapes import checkpoint
@@ -82,7 +81,7 @@ def main(
         start_s = time.monotonic()
         try:
             made = checkpoint(cluster.shape, folder)
-            run = steadily(partial(run_cluster, cluster, made, folder / "clusters"))
+            run = run_cluster(cluster, made, folder / "clusters")
         except (edge.EdgeError, OSError, ValueError, subprocess.CalledProcessError) as error:
             failures.append(f"{cluster.name}: {error}")
             console.print(f"  failed: {error}", markup=False)
@@ -121,7 +120,7 @@ def _show_runs(console: Console, run: ClusterRun) -> None:
         f"{part.part} {part.predicted_ms:g} / {part.actual_ms:g} ms" for part in parts(run.chosen)
     )
     console.print(f"  {'; '.join(listed)}", markup=False, highlight=False)
-    console.print(f"  the machine drifted by {100 * run.drift:+.1f} %; tries: {run.tries}")
+    console.print(f"  the machine drifted by {100 * run.drift:+.1f} %")
 
 
 if __name__ == "__main__":

@@ -53,7 +53,9 @@ def test_a_cluster_fits_the_machine_and_its_model(cluster: EmulatedCluster) -> N
 
 
 def test_large_devices_get_cores_of_their_own() -> None:
-    devices = [Device(name=name, cores=cores) for name, cores in (("a", 0.1), ("b", 0.5), ("c", 0.2))]
+    devices = [
+        Device(name=name, cores=cores) for name, cores in (("a", 0.1), ("b", 0.5), ("c", 0.2))
+    ]
     assert cores_of(devices, num_cores=2) == [1, 0, 1]
 
 

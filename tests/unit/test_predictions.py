@@ -15,7 +15,7 @@ import partition
 from demos.bench import results
 from demos.bench.clusters.arrangements import options, shares
 from demos.bench.clusters.rows import Row, error_percent, parts, table, to_json
-from demos.bench.clusters.runs import STEADY, TRIES, Answer, ClusterRun, Run, steadily
+from demos.bench.clusters.runs import Answer, ClusterRun, Run
 from demos.bench.clusters.steadiness import Machine, drift
 from demos.bench.clusters.table import CLUSTERS, Device, EmulatedCluster, Work
 from demos.bench.predictions import PREDICTIONS
@@ -287,23 +287,6 @@ class TestRows:
 
 
 class TestSteadiness:
-    @pytest.mark.parametrize(
-        ("drifts", "taken", "tries"),
-        [
-            ([0.0], 0.0, 1),
-            ([-STEADY], -STEADY, 1),
-            ([0.2, 0.01], 0.01, 2),
-            ([0.2, -0.1], -0.1, TRIES),
-        ],
-    )
-    def test_a_machine_that_drifts_is_given_another_try(
-        self, finished: ClusterRun, drifts: list[float], taken: float, tries: int
-    ) -> None:
-        left = iter([dataclasses.replace(finished, drift=each) for each in drifts])
-        run = steadily(lambda: next(left))
-        assert (run.drift, run.tries) == (taken, tries)
-        assert next(left, None) is None
-
     def test_drift_is_more_when_the_machine_became_slower(self) -> None:
         assert drift([1.0, 1.0], [1.0, 1.2, 5.0]) == pytest.approx(0.2)
         assert drift([2.0], [1.0]) == -0.5

@@ -283,7 +283,7 @@ def test_samples_that_disagree_need_a_third(
     samples: list[list[float]], medians: tuple[float, ...], spread: float, is_unsteady: bool
 ) -> None:
     measure = Samples(*samples)
-    found, apart, unsteady = agreed(measure)
+    found, apart, unsteady = agreed(measure(), measure)
     assert measure.left == 0
     assert found == pytest.approx(medians)
     assert apart == pytest.approx(spread)

@@ -51,7 +51,6 @@ class Row:
     predicted_shares_gain: float | None
     shares_gain: float | None
     machine_drift_percent: float | None
-    tries: int | None
     hardware: str
     versions: str
 
@@ -84,7 +83,6 @@ class Row:
             predicted_shares_gain=_gain(run.equal, run.by_speed, predicted=True),
             shares_gain=_gain(run.equal, run.by_speed),
             machine_drift_percent=round(100 * run.drift, 1),
-            tries=run.tries,
             hardware=conditions.hardware,
             versions=conditions.versions,
         )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
@@ -18,19 +19,13 @@ from edge.planning import Proposal
 from edge.step_times import PeerTimes, StepTimes
 from partition import Estimate, Plan, describe_plan_in_words
 
-ROUNDS = 2
+ROUNDS = 3
 """Of the plans that are compared with each other; the others have one."""
 
 REPLIES = 2
 """Of each plan in a round; before them it warms up."""
 
 WARM_UP_TOKENS = 3
-
-STEADY = 0.05
-"""A machine that changed its speed by less was steady."""
-
-TRIES = 2
-"""Then the steadiest is taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +34,8 @@ class Answer:
 
     first_token_s: float
     tokens_per_s: float
+    """By the median of the times between its tokens: what disturbs the machine for a moment is in
+    a few of them only."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -92,8 +89,6 @@ class ClusterRun:
     """The same with equal slices."""
     drift: float = 0.0
     """By how much the machine itself was slower when plans answered than when it was measured."""
-    tries: int = 1
-    """How often all of this was done until the machine kept its speed."""
 
     @property
     def runs(self) -> tuple[Run, ...]:
@@ -116,14 +111,6 @@ class ClusterRun:
         """The plans that figures are made of, each once."""
         every = (self.chosen, self.solo, self.best, self.by_speed, self.equal)
         return tuple({id(run): run for run in every if run is not None}.values())
-
-
-def steadily(run: Callable[[], ClusterRun]) -> ClusterRun:
-    """What it returns, anew while the machine does not keep its speed, and the steadiest of it."""
-    found = [run()]
-    while len(found) < TRIES and abs(found[-1].drift) > STEADY:
-        found.append(run())
-    return replace(min(found, key=lambda run: abs(run.drift)), tries=len(found))
 
 
 def run_cluster(cluster: EmulatedCluster, checkpoint: Path, cache: Path) -> ClusterRun:
@@ -204,16 +191,18 @@ def _answer(run: Run, peers: edge.Cluster, checkpoint: Path) -> None:
         model.generate(prompt.tolist(), max_new_tokens=WARM_UP_TOKENS, ignore_eos=True)
         model.measure()
         for _ in range(REPLIES):
-            reply = model.generate(
-                prompt.tolist(), max_new_tokens=work.output_tokens, ignore_eos=True
-            )
-            run.answers.append(
-                Answer(
-                    first_token_s=reply.statistics["first_token_s"],
-                    tokens_per_s=reply.statistics["tokens_per_s"],
-                )
-            )
+            run.answers.append(_timed(model, prompt.tolist(), work.output_tokens))
         run.times = _added(run.times, model.measure())
+
+
+def _timed(model: edge.Model, prompt: list[int], num_tokens: int) -> Answer:
+    times_s = [time.perf_counter()]
+    for _ in model.stream(prompt, max_new_tokens=num_tokens, ignore_eos=True):
+        times_s.append(time.perf_counter())
+    return Answer(
+        first_token_s=times_s[1] - times_s[0],
+        tokens_per_s=1 / float(np.median(np.diff(times_s[1:]))),
+    )
 
 
 def _added(before: Sequence[PeerTimes], now: Sequence[PeerTimes]) -> list[PeerTimes]:

@@ -71,7 +71,7 @@ def stay_off_the_core() -> None:
 
 
 def slow_down(share: float, *, has_own_core: bool, turns: Path) -> None:
-    """Have every session that is made from now on take its time, and its turn by a lock of a file."""
+    """Have every session that is made from now on take its time, and its turn: a lock of a file."""
     turn = turns.open("ab", buffering=0)
     awake_s = AWAKE_S if has_own_core else 0.0
     import onnxruntime as ort  # after Edge's back end, which sets how it is to begin
