@@ -20,6 +20,7 @@ from demos.bench.clusters.networks import (
     Network,
     open_network,
 )
+from demos.bench.clusters.steadiness import Machine
 from demos.bench.clusters.table import Device, cores_of
 from demos.bench.clusters.wire import NAMESPACES
 from edge.backends.process_memory import with_huge_pages
@@ -87,7 +88,7 @@ def emulate(devices: Sequence[Device], cache: Path) -> Iterator[tuple[str, ...]]
     """
     cores = cores_here(devices)
     remove_leftovers()
-    owner = os.getpid()
+    owner, beat_s = os.getpid(), Machine(cores[:1]).time_s()
     with contextlib.ExitStack() as stack:
         network = stack.enter_context(open_network(devices, owner))
         turns = Path(stack.enter_context(tempfile.TemporaryDirectory()), "turns")
@@ -103,7 +104,9 @@ def emulate(devices: Sequence[Device], cache: Path) -> Iterator[tuple[str, ...]]
             for index, device in enumerate(devices)
         ]
         daemons = [
-            stack.enter_context(_daemon(device, network, groups[index], index, cores, cache, turns))
+            stack.enter_context(
+                _daemon(device, network, groups[index], index, cores, cache, turns, beat_s)
+            )
             for index, device in enumerate(devices)
         ]
         yield tuple(daemon.address() for daemon in daemons)
@@ -147,6 +150,7 @@ def _daemon(
     cores: Sequence[int],
     cache: Path,
     turns: Path,
+    beat_s: float,
 ) -> Iterator[_Daemon]:
     """`edge peer` on one core, in its group and its namespace. Ends when its input does."""
     core = cores[index]
@@ -155,7 +159,12 @@ def _daemon(
         *("nsenter", f"--net={network.file(index)}", "taskset", "--cpu-list", str(core)),
         *("nice", "-n", NICENESS),
         *(sys.executable, "-m", "demos.bench.clusters.slow_peer"),
-        *(str(device.cores), "own" if cores.count(core) == 1 else "shared", str(turns)),
+        *(
+            str(device.cores),
+            "own" if cores.count(core) == 1 else "shared",
+            str(turns),
+            str(beat_s),
+        ),
         *("--supervised", "--listen", "0.0.0.0:0", "--interface", DATA),
         *("--name", device.name, "--threads", "1"),
         *("--memory", str(device.memory_bytes + BESIDE_MODEL_BYTES - _GROUP_BYTES)),

@@ -1,62 +1,93 @@
 """How fast the machine itself is at the moment, by work that is none of Edge's.
 
-A prediction made on a machine that then changes its speed is off by that, whatever the planner
-does. So the machine is timed beside the devices: around what they measure of themselves, and after
-every answer.
+A machine that is shared with others, or emulated itself, changes its speed by tens of percent from
+one second to the next. Emulated devices must not, or a prediction is off by that whatever the
+planner does: so they count their time in beats of work that is always the same.
 """
 
 from __future__ import annotations
 
 import os
+import statistics
 import time
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-READ_BYTES = 64 << 20
-"""More than a cache holds: decoding reads memory."""
+READ_BYTES = 1 << 20
+"""Of memory that no cache holds: decoding reads memory."""
 
-PRODUCTS = 3
-PRODUCT_ROWS = 192
-"""And computes, with what a cache does hold, in about the same time."""
+MEMORY_BYTES = 64 << 20
 
-ROUNDS = 40
-"""Half a second."""
+PRODUCT_ROWS = 64
+"""And computes, in about the same time. Not by the linear algebra library, which has threads."""
+
+LAST_BEATS = 24
+"""By which the speed of the moment is known."""
+
+MOST_BEATS = 12
+"""Of one go: two milliseconds."""
+
+TIMED_BEATS = 1200
+"""Of each core when the machine is timed: a fifth of a second."""
 
 
-def usual_s(last: Sequence[float]) -> float:
-    """What the fastest fifth of these took at most: what is timed, when left alone.
+class Metronome:
+    """Beats: pieces of work that are always the same, of a sixth of a millisecond or so."""
 
-    Not the least, which may be of a run that found its weights in a cache by luck.
-    """
-    return sorted(last)[len(last) // 5]
+    def __init__(self) -> None:
+        self._memory = np.ones(MEMORY_BYTES // 8)
+        self._square = np.ones((PRODUCT_ROWS, PRODUCT_ROWS))
+        self._next = 0
+        self._last: deque[float] = deque(maxlen=LAST_BEATS)
+        self._owed_s = 0.0
+        for _ in range(LAST_BEATS):
+            self.beat()
+
+    def beat(self) -> None:
+        """Do one piece and note the processor time it took."""
+        step = READ_BYTES // 8
+        start_s = time.thread_time()
+        self._memory[self._next : self._next + step].sum()
+        np.einsum("ij,jk->ik", self._square, self._square)
+        self._last.append(time.thread_time() - start_s)
+        self._next = (self._next + step) % len(self._memory)
+
+    @property
+    def beat_s(self) -> float:
+        """Seconds that one takes at the moment: the median of the last."""
+        return statistics.median(self._last)
+
+    def keep_up(self, processor_s: float, share: float) -> None:
+        """Beat for `share` of the processor time that something else has just taken."""
+        self._owed_s += processor_s * share
+        for _ in range(min(MOST_BEATS, int(self._owed_s / self.beat_s))):
+            self.beat()
+            self._owed_s = max(0.0, self._owed_s - self._last[-1])
 
 
 class Machine:
     """Times the same work on the given cores at once, again and again."""
 
     def __init__(self, cores: Sequence[int]) -> None:
-        self._cores = tuple(dict.fromkeys(cores))
-        self._memory = [np.ones(READ_BYTES // 8) for _ in self._cores]
-        self._square = np.ones((PRODUCT_ROWS, PRODUCT_ROWS))
+        self._metronomes = {core: Metronome() for core in cores}
 
     def time_s(self) -> float:
-        """Seconds that one round takes now: of the fastest fifth, on the slowest core."""
-        with ThreadPoolExecutor(len(self._cores)) as threads:
-            return max(threads.map(self._rounds_s, self._cores, self._memory))
+        """Seconds that a beat takes now, on the slowest of the cores."""
+        with ThreadPoolExecutor(len(self._metronomes)) as threads:
+            return max(threads.map(_timed, self._metronomes.items()))
 
-    def _rounds_s(self, core: int, memory: np.ndarray) -> float:
-        os.sched_setaffinity(0, {core})  # of this thread alone
-        found: list[float] = []
-        for _ in range(ROUNDS):
-            start_s = time.perf_counter()
-            memory.sum()
-            for _ in range(PRODUCTS):
-                # Not a product of the linear algebra library, which has threads of its own.
-                np.einsum("ij,jk->ik", self._square, self._square)
-            found.append(time.perf_counter() - start_s)
-        return usual_s(found)
+
+def _timed(each: tuple[int, Metronome]) -> float:
+    core, metronome = each
+    os.sched_setaffinity(0, {core})  # of this thread alone
+    found: list[float] = []
+    for _ in range(TIMED_BEATS):
+        metronome.beat()
+        found.append(metronome.beat_s)
+    return statistics.median(found)
 
 
 def drift(measured_s: Sequence[float], answered_s: Sequence[float]) -> float:
@@ -64,4 +95,4 @@ def drift(measured_s: Sequence[float], answered_s: Sequence[float]) -> float:
 
     0.1 for a tenth longer, of the medians.
     """
-    return float(np.median(answered_s) / np.median(measured_s) - 1)
+    return statistics.median(answered_s) / statistics.median(measured_s) - 1
