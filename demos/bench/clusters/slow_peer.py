@@ -9,9 +9,10 @@ And it keeps its speed, though the machine below does not: t is counted in beats
 the cluster was made. Of the last runs of a graph with the same shapes the median counts. As long as
 a run takes less than t / share, nothing is seen of what the machine does meanwhile.
 
-And its memory is its own, though the machine has one: the devices take turns, so no graph reads
-weights while another does. Who has to wait for its turn has the time, if their shares are less than
-one core in all: it would have waited afterwards.
+And its memory is its own, though the machine has one, and it says so: the devices take turns, so no
+graph reads weights while another does. Who has to wait for its turn has the time, if their shares
+are less than one core in all: it would have waited afterwards. That holds for slices by speed; so
+devices measure themselves one after the other, where all do the same.
 
 Linux's own shares are not like that. A quota of a control group is given out per period, and a
 device that waits for its neighbours saves it up: with half of a core it then computes as fast as
@@ -35,11 +36,14 @@ import statistics
 import sys
 import threading
 import time
+import uuid
 from collections import deque
 from pathlib import Path
 from typing import Any
 
-import edge.backends.ort  # noqa: F401 - see `slow_down`
+import edge.backends.ort
+import edge.host
+import edge.measuring
 import transport.tcp_link
 from demos.bench.clusters.steadiness import Metronome
 from edge.cli import main
@@ -74,12 +78,28 @@ def stay_off_the_core() -> None:
     transport.tcp_link.POLL_S = 0.0
 
 
+def measure_in_turn(turns: Path) -> None:
+    """Measure the device when no other measures itself: their turns are not made for that."""
+    measure: Any = edge.measuring.profile
+
+    def alone(*arguments: Any, **options: Any) -> Any:
+        with turns.open("ab", buffering=0) as turn:
+            fcntl.flock(turn, fcntl.LOCK_EX)
+            return measure(*arguments, **options)
+
+    setattr(edge.measuring, "profile", alone)  # noqa: B010 - not ours to type
+
+
 def slow_down(share: float, *, has_own_core: bool, turns: Path, beat_s: float) -> None:
     """Have every session that is made from now on take its time, and its turn: a lock of a file.
 
     `beat_s` is what a beat of the metronome takes on a device with a whole core.
     """
     metronome = Metronome()
+    # A machine of its own, also for who asks which devices share a memory.
+    edge.host._BOOT_ID = turns.with_name(f"boot-{os.getpid()}")
+    edge.host._BOOT_ID.write_text(uuid.uuid4().hex)
+    measure_in_turn(turns.with_name("measuring"))
     turn = turns.open("ab", buffering=0)
     awake_s = AWAKE_S if has_own_core else 0.0
     import onnxruntime as ort  # after Edge's back end, which sets how it is to begin
