@@ -49,7 +49,7 @@ def test_a_model_runs_over_three_devices_of_which_nothing_stays(
     rate = 100 * MBIT if delay_s else None
     devices = [
         Device(name=name, cores=cores, bytes_per_s=rate, delay_s=delay_s)
-        for name, cores in (("a", 0.4), ("b", 0.25), ("c", 0.25))
+        for name, cores in (("a", 0.3), ("b", 0.2), ("c", 0.2))
     ]  # two of them on one core
     plan = bundled_plan("tensor_3", devices=("a", "b", "c"))
     with emulate(devices, tmp_path) as addresses:

@@ -20,7 +20,6 @@ from demos.bench.clusters.networks import (
     Network,
     open_network,
 )
-from demos.bench.clusters.steadiness import Machine
 from demos.bench.clusters.table import Device, cores_of
 from demos.bench.clusters.wire import NAMESPACES
 from edge.backends.process_memory import with_huge_pages
@@ -88,7 +87,7 @@ def emulate(devices: Sequence[Device], cache: Path) -> Iterator[tuple[str, ...]]
     """
     cores = cores_here(devices)
     remove_leftovers()
-    owner, beat_s = os.getpid(), Machine(cores[:1]).time_s()
+    owner = os.getpid()
     with contextlib.ExitStack() as stack:
         network = stack.enter_context(open_network(devices, owner))
         turns = Path(stack.enter_context(tempfile.TemporaryDirectory()), "turns")
@@ -104,9 +103,7 @@ def emulate(devices: Sequence[Device], cache: Path) -> Iterator[tuple[str, ...]]
             for index, device in enumerate(devices)
         ]
         daemons = [
-            stack.enter_context(
-                _daemon(device, network, groups[index], index, cores, cache, turns, beat_s)
-            )
+            stack.enter_context(_daemon(device, network, groups[index], index, cores, cache, turns))
             for index, device in enumerate(devices)
         ]
         yield tuple(daemon.address() for daemon in daemons)
@@ -150,7 +147,6 @@ def _daemon(
     cores: Sequence[int],
     cache: Path,
     turns: Path,
-    beat_s: float,
 ) -> Iterator[_Daemon]:
     """`edge peer` on one core, in its group and its namespace. Ends when its input does."""
     core = cores[index]
@@ -163,7 +159,6 @@ def _daemon(
             str(device.cores),
             "own" if cores.count(core) == 1 else "shared",
             str(turns),
-            str(beat_s),
         ),
         *("--supervised", "--listen", "0.0.0.0:0", "--interface", DATA),
         *("--name", device.name, "--threads", "1"),

@@ -4,10 +4,10 @@ A run that takes t of its thread's processor time ends after t / share: the thre
 rest. So the device is slow whenever it computes, like a slower core, and several fit on one core
 as long as their shares do. Its sums, its sampling and its loading are as fast as the machine.
 
-And it keeps its speed, though the machine below does not: t is counted in beats of a metronome
-(`steadiness`) that the same thread keeps beating, and turned back into the time that they took when
-the cluster was made. Of the last runs of a graph with the same shapes the median counts. As long as
-a run takes less than t / share, nothing is seen of what the machine does meanwhile.
+And it keeps its speed, though the machine below does not: t is not what this very run took, but
+what the fastest fifth of the last runs of the same graph with the same shapes took at most. A
+machine that is shared with others, or emulated itself, changes its speed by tens of percent from
+one moment to the next; as long as a run takes less than t / share, nothing of that is seen.
 
 And its memory is its own, though the machine has one, and it says so: the devices take turns, so no
 graph reads weights while another does. Who has to wait for its turn has the time, if their shares
@@ -24,7 +24,7 @@ run or for its neighbours: so there they sleep at once. And whoever is woken, by
 end of a run, must not wait until the other has computed, as it would for up to 3 ms: so there
 everything but the runs of graphs has real-time priority. Links are measured that way, too.
 
-python -m demos.bench.clusters.slow_peer SHARE own|shared TURNS BEAT OPTIONS-OF-EDGE-PEER
+python -m demos.bench.clusters.slow_peer SHARE own|shared TURNS OPTIONS-OF-EDGE-PEER
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
-import statistics
 import sys
 import threading
 import time
@@ -45,7 +44,7 @@ import edge.backends.ort
 import edge.host
 import edge.measuring
 import transport.tcp_link
-from demos.bench.clusters.steadiness import Metronome
+from demos.bench.clusters.steadiness import usual_s
 from edge.cli import main
 
 MOST_BEHIND_S = 0.0005
@@ -60,9 +59,6 @@ _PR_SET_TIMERSLACK = 29
 
 LAST_RUNS = 32
 """Of the same graph with the same shapes."""
-
-BEATING = 0.05
-"""For each second that graphs take."""
 
 
 def due_s(start_s: float, processor_s: float, share: float, behind_s: float) -> float:
@@ -90,12 +86,8 @@ def measure_in_turn(turns: Path) -> None:
     setattr(edge.measuring, "profile", alone)  # noqa: B010 - not ours to type
 
 
-def slow_down(share: float, *, has_own_core: bool, turns: Path, beat_s: float) -> None:
-    """Have every session that is made from now on take its time, and its turn: a lock of a file.
-
-    `beat_s` is what a beat of the metronome takes on a device with a whole core.
-    """
-    metronome = Metronome()
+def slow_down(share: float, *, has_own_core: bool, turns: Path) -> None:
+    """Have every session that is made from now on take its time, and its turn: a lock of a file."""
     # A machine of its own, also for who asks which devices share a memory.
     edge.host._BOOT_ID = turns.with_name(f"boot-{os.getpid()}")
     edge.host._BOOT_ID.write_text(uuid.uuid4().hex)
@@ -110,6 +102,7 @@ def slow_down(share: float, *, has_own_core: bool, turns: Path, beat_s: float) -
     class SlowSession(fast):  # type: ignore[misc]
         def run_with_iobinding(self, iobinding: Any, run_options: Any = None) -> None:
             start_s = time.perf_counter()
+            # Asleep: on many machines two cores are halves of one, and who polls takes its share.
             fcntl.flock(turn, fcntl.LOCK_EX)
             try:
                 processor_s = time.thread_time()
@@ -117,15 +110,14 @@ def slow_down(share: float, *, has_own_core: bool, turns: Path, beat_s: float) -
                     os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
                 super().run_with_iobinding(iobinding, run_options)
                 processor_s = time.thread_time() - processor_s
-                metronome.keep_up(processor_s, BEATING)
             finally:
                 fcntl.flock(turn, fcntl.LOCK_UN)
             # Edge keeps a binding for all runs of one graph with one set of shapes.
             last = vars(iobinding).setdefault("last_runs", deque(maxlen=LAST_RUNS))
-            last.append(processor_s / metronome.beat_s * beat_s)
+            last.append(processor_s)
             if not has_own_core:
                 os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
-            end_s = due_s(start_s, statistics.median(last), share, getattr(late, "behind_s", 0.0))
+            end_s = due_s(start_s, usual_s(last), share, getattr(late, "behind_s", 0.0))
             if (pause_s := end_s - time.perf_counter() - awake_s) > 0:
                 time.sleep(pause_s)
             while time.perf_counter() < end_s:
@@ -142,10 +134,5 @@ if __name__ == "__main__":
     if not has_own_core:
         stay_off_the_core()
     if core_share < 1:
-        slow_down(
-            core_share,
-            has_own_core=has_own_core,
-            turns=Path(sys.argv[3]),
-            beat_s=float(sys.argv[4]),
-        )
-    main(["peer", *sys.argv[5:]])
+        slow_down(core_share, has_own_core=has_own_core, turns=Path(sys.argv[3]))
+    main(["peer", *sys.argv[4:]])

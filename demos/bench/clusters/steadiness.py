@@ -1,99 +1,63 @@
 """How fast the machine itself is at the moment, by work that is none of Edge's.
 
-A machine that is shared with others, or emulated itself, changes its speed by tens of percent from
-one second to the next. Emulated devices must not, or a prediction is off by that whatever the
-planner does: so they count their time in beats of work that is always the same.
+A prediction made on a machine that then changes its speed is off by that, whatever the planner
+does. So the machine is timed beside the devices: around what they measure of themselves, and after
+every answer.
 """
 
 from __future__ import annotations
 
 import os
-import statistics
 import time
-from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-MEMORY_BYTES = 64 << 20
-"""More than a cache holds. Most of a beat is reading it, at all the speed it has: so does decoding,
-and what disturbs a machine disturbs that most."""
+READ_BYTES = 64 << 20
+"""More than a cache holds: decoding reads memory."""
 
-BLOCK_BYTES = 256 << 10
-"""Is copied to where a cache holds it."""
+PRODUCTS = 3
+PRODUCT_ROWS = 192
+"""And computes, in about the same time. Not by the linear algebra library, which has threads."""
 
-BLOCKS = 12
-"""In a beat."""
-
-PRODUCT_ROWS = 40
-"""The rest is computing; not by the linear algebra library, which has threads of its own."""
-
-LAST_BEATS = 24
-"""By which the speed of the moment is known."""
-
-MOST_BEATS = 12
-"""Of one go."""
-
-TIMED_BEATS = 1200
-"""Of each core when the machine is timed."""
+ROUNDS = 40
+"""Half a second."""
 
 
-class Metronome:
-    """Beats: pieces of work that are always the same, of a tenth of a millisecond or so."""
+def usual_s(last: Sequence[float]) -> float:
+    """What the fastest fifth of these took at most: what is timed, when left alone.
 
-    def __init__(self) -> None:
-        self._blocks = np.ones((MEMORY_BYTES // BLOCK_BYTES, BLOCK_BYTES // 8))
-        self._copy = np.ones(BLOCK_BYTES // 8)
-        self._square = np.ones((PRODUCT_ROWS, PRODUCT_ROWS))
-        self._next = 0
-        self._last: deque[float] = deque(maxlen=LAST_BEATS)
-        self._owed_s = 0.0
-        for _ in range(LAST_BEATS):
-            self.beat()
-
-    def beat(self) -> None:
-        """Do one piece and note the processor time it took."""
-        start_s = time.thread_time()
-        for index in range(self._next, self._next + BLOCKS):
-            np.copyto(self._copy, self._blocks[index % len(self._blocks)])
-        np.einsum("ij,jk->ik", self._square, self._square)
-        self._last.append(time.thread_time() - start_s)
-        self._next = (self._next + BLOCKS) % len(self._blocks)
-
-    @property
-    def beat_s(self) -> float:
-        """Seconds that one takes at the moment: the median of the last."""
-        return statistics.median(self._last)
-
-    def keep_up(self, processor_s: float, share: float) -> None:
-        """Beat for `share` of the processor time that something else has just taken."""
-        self._owed_s += processor_s * share
-        for _ in range(min(MOST_BEATS, int(self._owed_s / self.beat_s))):
-            self.beat()
-            self._owed_s = max(0.0, self._owed_s - self._last[-1])
+    Not the least, which may be of a run that found its weights in a cache by luck.
+    """
+    return sorted(last)[len(last) // 5]
 
 
 class Machine:
     """Times the same work on the given cores at once, again and again."""
 
     def __init__(self, cores: Sequence[int]) -> None:
-        self._metronomes = {core: Metronome() for core in cores}
+        self._cores = tuple(dict.fromkeys(cores))
+        self._memory = [np.ones(READ_BYTES // 8) for _ in self._cores]
+        self._square = np.ones((PRODUCT_ROWS, PRODUCT_ROWS))
 
     def time_s(self) -> float:
-        """Seconds that a beat takes now, on the slowest of the cores."""
-        with ThreadPoolExecutor(len(self._metronomes)) as threads:
-            return max(threads.map(_timed, self._metronomes.items()))
+        """Seconds that one round takes now: of the fastest fifth, on the slowest core."""
+        with ThreadPoolExecutor(len(self._cores)) as threads:
+            return max(threads.map(self._rounds_s, self._cores, self._memory))
 
-
-def _timed(each: tuple[int, Metronome]) -> float:
-    core, metronome = each
-    os.sched_setaffinity(0, {core})  # of this thread alone
-    found: list[float] = []
-    for _ in range(TIMED_BEATS):
-        metronome.beat()
-        found.append(metronome.beat_s)
-    return statistics.median(found)
+    def _rounds_s(self, core: int, memory: NDArray[Any]) -> float:
+        os.sched_setaffinity(0, {core})  # of this thread alone
+        found: list[float] = []
+        for _ in range(ROUNDS):
+            start_s = time.perf_counter()
+            memory.sum()
+            for _ in range(PRODUCTS):
+                np.einsum("ij,jk->ik", self._square, self._square)
+            found.append(time.perf_counter() - start_s)
+        return usual_s(found)
 
 
 def drift(measured_s: Sequence[float], answered_s: Sequence[float]) -> float:
@@ -101,4 +65,4 @@ def drift(measured_s: Sequence[float], answered_s: Sequence[float]) -> float:
 
     0.1 for a tenth longer, of the medians.
     """
-    return statistics.median(answered_s) / statistics.median(measured_s) - 1
+    return float(np.median(answered_s) / np.median(measured_s) - 1)

@@ -83,7 +83,7 @@ that carries them need the rest: with all of it promised, a device waits for its
 device with a core of its own does."""
 
 
-TURNS = 0.9
+TURNS = 0.7
 """What graphs of several devices may take in all, of one core: they take turns, and who waits for
 its turn is not late by it."""
 
@@ -142,35 +142,35 @@ CLUSTERS: tuple[EmulatedCluster, ...] = (
     EmulatedCluster(name="solo-slow", devices=_devices(0.5), shape="H", work=DECODE),
     # Two alike, over faster and slower networks.
     EmulatedCluster(
-        name="twins", devices=_devices(0.45, 0.45), shape="W", work=DECODE, everything=True
+        name="twins", devices=_devices(0.35, 0.35), shape="W", work=DECODE, everything=True
     ),
     EmulatedCluster(
         name="twins-gigabit",
-        devices=_devices(0.45, 0.45, mbit=1000),
+        devices=_devices(0.35, 0.35, mbit=1000),
         shape="W",
         work=DECODE,
         everything=True,
     ),
     EmulatedCluster(
         name="twins-100mbit-1ms",
-        devices=_devices(0.4, 0.4, mbit=100, ms=1),
+        devices=_devices(0.35, 0.35, mbit=100, ms=1),
         shape="W",
         work=DECODE,
         everything=True,
     ),
     EmulatedCluster(
         name="twins-10mbit",
-        devices=_devices(0.45, 0.45, mbit=10),
+        devices=_devices(0.35, 0.35, mbit=10),
         shape="W",
         work=DECODE,
     ),
     EmulatedCluster(
-        name="twins-small", devices=_devices(0.45, 0.45), shape="H", work=DECODE, everything=True
+        name="twins-small", devices=_devices(0.35, 0.35), shape="H", work=DECODE, everything=True
     ),
     # Two unlike.
     EmulatedCluster(
         name="two-to-one",
-        devices=_devices(0.6, 0.3),
+        devices=_devices(0.46, 0.23),
         shape="W",
         work=DECODE,
         everything=True,
@@ -178,54 +178,54 @@ CLUSTERS: tuple[EmulatedCluster, ...] = (
     ),
     EmulatedCluster(
         name="two-to-one-gigabit-1ms",
-        devices=_devices(0.5, 0.25, mbit=1000, ms=1),
+        devices=_devices(0.46, 0.23, mbit=1000, ms=1),
         shape="W",
         work=DECODE,
         everything=True,
     ),
     EmulatedCluster(
-        name="four-to-one-gigabit", devices=_devices(0.72, 0.18, mbit=1000), shape="W", work=DECODE
+        name="four-to-one-gigabit", devices=_devices(0.56, 0.14, mbit=1000), shape="W", work=DECODE
     ),
     EmulatedCluster(
-        name="wifi", devices=_devices(0.5, 0.25, mbit=30, ms=5), shape="H", work=DECODE
+        name="wifi", devices=_devices(0.44, 0.22, mbit=30, ms=5), shape="H", work=DECODE
     ),
     EmulatedCluster(
-        name="weak-helper", devices=_devices(0.8, 0.1, mbit=1000), shape="H", work=DECODE
+        name="weak-helper", devices=_devices(0.6, 0.1, mbit=1000), shape="H", work=DECODE
     ),
     # Too little memory for one.
     EmulatedCluster(
         name="split-gigabit",
-        devices=_devices(0.45, 0.45, mbit=1000, gib=0.5),
+        devices=_devices(0.35, 0.35, mbit=1000, gib=0.5),
         shape="W",
         work=DECODE,
         everything=True,
     ),
     EmulatedCluster(
         name="split-10mbit-5ms",
-        devices=_devices(0.4, 0.4, mbit=10, ms=5, gib=0.5),
+        devices=_devices(0.35, 0.35, mbit=10, ms=5, gib=0.5),
         shape="W",
         work=DECODE,
         everything=True,
     ),
     EmulatedCluster(
         name="split-three",
-        devices=_devices(0.5, 0.25, 0.125, mbit=1000, gib=0.4),
+        devices=_devices(0.4, 0.2, 0.1, mbit=1000, gib=0.4),
         shape="W",
         work=DECODE,
     ),
     EmulatedCluster(
         name="fast-but-small",
-        devices=(_device(0, 0.5, gib=0.35), _device(1, 0.2), _device(2, 0.2)),
+        devices=(_device(0, 0.4, gib=0.35), _device(1, 0.15), _device(2, 0.15)),
         shape="H",
         work=DECODE,
     ),
     # Three and more.
     EmulatedCluster(
-        name="four-two-one", devices=_devices(0.48, 0.24, 0.12), shape="W", work=DECODE, shares=True
+        name="four-two-one", devices=_devices(0.4, 0.2, 0.1), shape="W", work=DECODE, shares=True
     ),
     EmulatedCluster(
         name="three-gigabit",
-        devices=_devices(0.25, 0.25, 0.25, mbit=1000),
+        devices=_devices(0.2, 0.2, 0.2, mbit=1000),
         shape="H",
         work=DECODE,
         everything=True,
@@ -233,34 +233,34 @@ CLUSTERS: tuple[EmulatedCluster, ...] = (
     EmulatedCluster(
         name="one-on-wifi",
         devices=(
-            _device(0, 0.25, mbit=1000),
-            _device(1, 0.25, mbit=1000),
-            _device(2, 0.25, mbit=30, ms=5),
+            _device(0, 0.2, mbit=1000),
+            _device(1, 0.2, mbit=1000),
+            _device(2, 0.2, mbit=30, ms=5),
         ),
         shape="W",
         work=DECODE,
     ),
-    EmulatedCluster(name="four", devices=_devices(0.22, 0.22, 0.22, 0.22), shape="W", work=DECODE),
+    EmulatedCluster(name="four", devices=_devices(0.15, 0.15, 0.15, 0.15), shape="W", work=DECODE),
     EmulatedCluster(
         name="five-gigabit",
-        devices=_devices(0.25, 0.2, 0.15, 0.15, 0.1, mbit=1000, ms=0.2),
+        devices=_devices(0.2, 0.15, 0.1, 0.1, 0.1, mbit=1000, ms=0.2),
         shape="W",
         work=DECODE,
     ),
     # Mostly prompt.
     EmulatedCluster(
         name="prompt-twins-gigabit",
-        devices=_devices(0.45, 0.45, mbit=1000),
+        devices=_devices(0.35, 0.35, mbit=1000),
         shape="W",
         work=PREFILL,
     ),
     EmulatedCluster(
         name="prompt-two-to-one-100mbit-1ms",
-        devices=_devices(0.6, 0.3, mbit=100, ms=1),
+        devices=_devices(0.46, 0.23, mbit=100, ms=1),
         shape="W",
         work=PREFILL,
     ),
-    EmulatedCluster(name="prompt-three", devices=_devices(0.4, 0.3, 0.15), shape="H", work=PREFILL),
+    EmulatedCluster(name="prompt-three", devices=_devices(0.4, 0.2, 0.1), shape="H", work=PREFILL),
 )
 """Twenty-four, in under half an hour."""
 
