@@ -19,6 +19,7 @@ import click
 from demos.bench import results
 from demos.bench.options import append_option
 from demos.bench.results import Metric
+from edge.backends.cuda_driver import num_cuda_devices
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +34,9 @@ NO_GPU = "not run: there is no CUDA device"
 
 
 def is_there_a_gpu() -> bool:
-    """False without torch or Triton too."""
+    """False without torch or Triton too; importing them takes seconds, asking the driver none."""
+    if not num_cuda_devices():
+        return False
     if any(importlib.util.find_spec(name) is None for name in ("torch", "triton")):
         return False
     import torch

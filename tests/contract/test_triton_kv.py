@@ -38,9 +38,10 @@ def begin(model: TritonPlan, name: str, prompt: list[int]) -> int:
 def test_eight_requests_over_memory_for_two(tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
     """In turns of one token, two at a time; some find no room in the host's memory."""
     checkpoint = tiny_checkpoint("llama", layers=1)
-    prompts = {str(n): checkpoint.prompt(9 + n) for n in range(8)}
+    lengths = [*range(2, 9), LIMITS.chunk_tokens]  # the last one's next token needs a second block
+    prompts = {str(n): checkpoint.prompt(length) for n, length in enumerate(lengths)}
     expected = {name: checkpoint.greedy(prompt, NEW_TOKENS) for name, prompt in prompts.items()}
-    memory, disk = MemoryKVTier(10_000), DiskKVTier(tmp_path / "kv", 1 << 30)
+    memory, disk = MemoryKVTier(5_000), DiskKVTier(tmp_path / "kv", 1 << 30)
     tier = KVTiers(memory, disk)
     with triton_plan(checkpoint, "solo", tmp_path, limits=LIMITS, kv_tier=tier) as model:
         (program,) = model.programs[0]
