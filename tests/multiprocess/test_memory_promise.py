@@ -13,6 +13,7 @@ from demos.bench.shapes import checkpoint
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.processes import Daemon
 from tests.support.processes import edge as run_edge
+from tests.support.small_disk import fill, small_disk
 
 MIB = 1 << 20
 CONTEXT = 256
@@ -122,6 +123,32 @@ def test_less_memory_in_the_middle_of_replies_changes_no_token(tmp_path: Path) -
         assert seen == expected
         assert [[token.token_id for token in stream] for stream in streams()] == expected
         assert daemon.messages == ""
+
+
+def test_less_memory_that_the_disk_has_no_room_for_changes_nothing(tmp_path: Path) -> None:
+    """Neither the promise, nor what is counted as taken, nor the model."""
+    with (
+        small_disk(tmp_path / "disk", 64 * MIB) as disk,
+        Daemon(disk, "--no-announce", "--memory", "400MiB") as daemon,
+        edge.Cluster.connect([daemon.address]) as cluster,
+        cluster.load(
+            checkpoint("tiny", tmp_path), dtype="float32", context_tokens=CONTEXT
+        ) as model,
+    ):
+        before = daemon.describe()
+        less_bytes = before.memory_bytes - before.free_bytes - MIB
+        expected = model.generate([5, 9, 2], max_new_tokens=5).token_ids
+        filler = fill(disk)
+        with pytest.raises(edge.CapacityError, match="more must be free on the disk"):
+            cluster.set_memory(cluster.peers[0], less_bytes)
+        after = daemon.describe()
+        assert (after.memory_bytes, after.free_bytes) == (before.memory_bytes, before.free_bytes)
+        assert after.models == before.models
+        assert model.generate([5, 9, 2], max_new_tokens=5).token_ids == expected
+        filler.unlink()
+        less = cluster.set_memory(cluster.peers[0], less_bytes)
+        assert less.models[0]["streamed_bytes"] > 0
+        assert model.generate([5, 9, 2], max_new_tokens=5).token_ids == expected
 
 
 def test_only_a_peer_that_is_there_can_be_told(tmp_path: Path) -> None:
