@@ -237,6 +237,7 @@ def test_two_coordinators_load_the_same_shard_at_once(
     folders = [path for path in daemon.shards.iterdir() if path.is_dir()]
     assert len(folders) == 1
     assert sorted(path.name for path in folders[0].iterdir() if path.name[0] != ".") == [
+        "intact",
         "manifest.json",
         "weights",
     ]
