@@ -85,6 +85,12 @@ class DirectReader:
         """Whether the page cache is left out; else what was read is dropped from it."""
         return self._is_direct
 
+    @property
+    def version(self) -> tuple[int, ...]:
+        """Another one after each write to the file; takes less than a microsecond."""
+        status = os.fstat(self._file)
+        return status.st_mtime_ns, status.st_ctime_ns, status.st_size
+
     def read(self, reads: Iterable[Read]) -> None:
         """All of them, in parallel; returns when every byte is there. See `begin`."""
         self.begin(reads).wait()
