@@ -124,7 +124,7 @@ class DirectReader:
                 if done <= before:
                     raise StoreCorruptError(
                         f"{self._path} ends before byte {read.offset + read.nbytes:,}; it is not "
-                        "the file that was written: load the model again"
+                        "the file that was written"
                     )
         except OSError as error:
             raise StoreError(f"{self._path} cannot be read: {error.strerror}") from error
@@ -135,6 +135,5 @@ class DirectReader:
             self.bytes_read += size
         if read.digest is not None and piece_digest(read.into[: read.nbytes]) != read.digest:
             raise StoreCorruptError(
-                f"{self._path} has other bytes at {read.offset:,} than were written there; load "
-                "the model again"
+                f"{self._path} has other bytes at {read.offset:,} than were written there"
             )
