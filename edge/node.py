@@ -168,7 +168,7 @@ class PeerNode:
         await uninterrupted(self._promise(asked_bytes))
 
     async def _promise(self, asked_bytes: int) -> None:
-        async with self._promising:
+        async with self._promising, self.loading:
             before = self.ledger
             sessions = dict(self.sessions)
             shards = {

@@ -162,9 +162,11 @@ class OrtProgram:
         self._cache.pool.close()
         self._cache = cache
         self._moves = CacheMoves(cache.pool, cache.shape, self._kv_tier, self._limits)
+        streamed = self._graphs.streamed
+        layers = streamed.streamed if streamed is not None else 0
         self._drop_graphs()  # before the others: the weights fit only once
         self._arena.give_back()
-        self._graphs = self._open_graphs(self._kv_bits, self._layout.streamed_layers)
+        self._graphs = self._open_graphs(self._kv_bits, layers)
         self._graph_bits = self._kv_bits
 
     def stream(self, layers: int) -> None:
