@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -33,7 +32,7 @@ def peak_bytes(daemon: Daemon) -> int:
 
 def open_files(daemon: Daemon) -> list[str]:
     """The paths of what its process reads or writes."""
-    return [os.readlink(each) for each in Path(f"/proc/{daemon.process.pid}/fd").iterdir()]
+    return [str(each.readlink()) for each in Path(f"/proc/{daemon.process.pid}/fd").iterdir()]
 
 
 @pytest.fixture(scope="module")
