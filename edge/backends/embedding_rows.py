@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.backends.base import ShardWeights
+from edge.backends.watched_file import WatchedFile
 from edge.errors import CheckpointError
-from offload import PIECE_BYTES, StoreError, TensorEntry, numpy_dtype, piece_digest
+from offload import StoreError, TensorEntry, numpy_dtype
 
 
 class EmbeddingRows:
@@ -29,7 +30,8 @@ class EmbeddingRows:
             self._row = np.zeros(hidden_size, numpy_dtype(self._entry.dtype))
         self._file = os.open(weights.path, os.O_RDONLY | os.O_CLOEXEC)
         os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_RANDOM)  # no rows around those asked for
-        self._version = self._version_now()
+        tensors = (self._entry,) if self._entry else ()
+        self._watched = WatchedFile(weights.path, tensors)
 
     def read_into(self, hidden: NDArray[np.float32], tokens: NDArray[np.int64]) -> None:
         """hidden float32 [tokens, hidden size] of tokens int64 [tokens].
@@ -38,7 +40,6 @@ class EmbeddingRows:
         fails.
         """
         known: dict[int, int] = {}
-        pieces: set[int] = set()
         for place, token in enumerate(tokens.tolist()):
             if token in known:
                 hidden[place] = hidden[known[token]]
@@ -50,9 +51,7 @@ class EmbeddingRows:
             first = (token - self._rows.start) * self._row.nbytes
             self._read(self._row.view(np.uint8).data, self._entry.offset + first)
             hidden[place] = self._row
-            pieces |= {first // PIECE_BYTES, (first + self._row.nbytes - 1) // PIECE_BYTES}
-        if pieces and self._entry is not None and self._version_now() != self._version:
-            self._compare(self._entry, pieces)
+        self._watched.check()
 
     def _read(self, into: memoryview, offset: int) -> None:
         try:
@@ -65,25 +64,9 @@ class EmbeddingRows:
                 "written: load the model again"
             )
 
-    def _compare(self, entry: TensorEntry, numbers: set[int]) -> None:
-        """Somebody wrote to the file: these pieces of the embedding must be what they were."""
-        for number in sorted(numbers):
-            piece = entry.pieces[number]
-            content = bytearray(piece.nbytes)
-            self._read(memoryview(content), entry.offset + number * PIECE_BYTES)
-            if piece_digest(content) != piece.digest:
-                raise CheckpointError(
-                    f"{self._path} has other rows in its embedding than were written there: load "
-                    "the model again"
-                )
-
-    def _version_now(self) -> tuple[int, ...]:
-        """Another one after each write to the file."""
-        status = os.fstat(self._file)
-        return status.st_mtime_ns, status.st_ctime_ns, status.st_size
-
     def close(self) -> None:
         """May be called again."""
+        self._watched.close()
         if self._file >= 0:
             os.close(self._file)
             self._file = -1

@@ -83,7 +83,7 @@ def test_a_file_that_is_written_to_meanwhile_is_compared(tmp_path: Path) -> None
         with shard.path.open("r+b") as file:
             file.seek(OFFSET + table.nbytes - 1)
             file.write(b"x")
-        with pytest.raises(CheckpointError, match="other rows in its embedding"):
+        with pytest.raises(CheckpointError, match="other bytes at"):
             rows.read_into(hidden, token)
     finally:
         rows.close()
