@@ -15,10 +15,15 @@ class Asides:
         self._queue: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
 
     def put(self, function: Callable[[], None]) -> Future[None]:
-        """What becomes of it; whoever calls this sees to it that `do` is called."""
+        """What becomes of it; whoever calls this sees to it that `do` is called.
+
+        It is not done once the future is cancelled.
+        """
         done: Future[None] = Future()
 
         def work() -> None:
+            if not done.set_running_or_notify_cancel():
+                return
             try:
                 function()
                 done.set_result(None)

@@ -9,20 +9,15 @@ from __future__ import annotations
 
 from edge.backends.base import Step, StepEntry, StepLimits
 from edge.models.spec import ModelSpec
-
-MOST_TOKENS = 128
-"""Enough that each channel's size is known to a few percent."""
+from edge.step_memory import calibration_tokens
 
 _GOLDEN = 2654435761
 """2³² over the golden ratio: multiples of it spread evenly, however many one takes."""
 
 
 def calibration_step(spec: ModelSpec, limits: StepLimits) -> Step:
-    """One chunk of ids from all over the vocabulary, in no order.
-
-    No more than memory is kept for: all layers are looked at when it is computed.
-    """
-    count = min(MOST_TOKENS, limits.chunk_tokens, limits.cached_tokens)
+    """One chunk of ids from all over the vocabulary, in no order."""
+    count = calibration_tokens(limits)
     tokens = tuple(index * _GOLDEN % 2**32 * spec.vocab_size >> 32 for index in range(1, count + 1))
     entry = StepEntry(request="calibration", position=0, tokens=tokens, logit_rows=0)
     return Step(entries=(entry,))

@@ -11,18 +11,19 @@ from edge.backends.base import StepLimits
 from edge.blocking import StopFlag, run_blocking
 from edge.checkpoint import Checkpoint
 from edge.client import PeerClient
-from edge.formats import WeightSource
+from edge.formats import KvDtype, WeightSource
 from edge.kv_limits import longest_tokens
 from edge.layout import shard_layout
 from edge.load_options import LoadOptions
 from edge.loaded_model import LoadedModel
+from edge.models.spec import ModelSpec
 from edge.peer_info import PeerInfo, gather_all, places
 from edge.progress import OnProgress, Progress
 from edge.residency import Residency
 from edge.scheduler import Scheduler
 from edge.seats import Seat
 from edge.shipping import describe_shard, ship
-from edge.step_memory import LOGIT_CHUNK_BYTES
+from edge.step_memory import LOGIT_CHUNK_BYTES, held_tokens
 from edge.wire import Assignment
 from edge.wire_choice import WireRules
 from partition import Plan
@@ -44,7 +45,9 @@ async def load_model(
     Below `cache_root` the rounded checkpoint and the hashes of its pieces are kept.
     """
     model = LoadedModel(
-        plan, _scheduler(checkpoint, limits, plan), vocab_size=checkpoint.spec.vocab_size
+        plan,
+        _scheduler(checkpoint.spec, limits, plan, options.kv_dtype),
+        vocab_size=checkpoint.spec.vocab_size,
     )
     loading = _Loading(
         model, checkpoint, peers, options, limits, wire_rules, cache_root, on_progress
@@ -60,8 +63,8 @@ async def load_model(
     return model
 
 
-def _scheduler(checkpoint: Checkpoint, limits: StepLimits, plan: Plan) -> Scheduler:
-    row_bytes = 4 * checkpoint.spec.vocab_size
+def _scheduler(spec: ModelSpec, limits: StepLimits, plan: Plan, kv_dtype: KvDtype) -> Scheduler:
+    row_bytes = 4 * spec.vocab_size
     chunk = limits.chunk_tokens
     return Scheduler(
         chunk_tokens=chunk,
@@ -71,6 +74,7 @@ def _scheduler(checkpoint: Checkpoint, limits: StepLimits, plan: Plan) -> Schedu
             disk_tokens=limits.disk_tokens,
             longest_tokens=longest_tokens(limits, plan),
             requests=limits.requests,
+            held=lambda tokens: held_tokens(tokens, spec, limits, kv_dtype),
         ),
         stages=len(plan.stages),
         recalls=bool(limits.disk_tokens),

@@ -45,6 +45,9 @@ class HostedSession:
         Raises CapacityError where `kv_room` has not what the assignment promises.
         """
         self.assignment = assignment
+        stage = assignment.plan.stages[assignment.stage]
+        self.streamed = stage.shards[assignment.rank].streamed_layers
+        """Layers that it reads from disk for each step: its peer's promise decides."""
         self.host_bytes = host_bytes
         self.manifest = manifest
         self.kv = kv_room.share(assignment, assignment.layout, host_bytes=kv_host_bytes)

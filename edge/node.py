@@ -19,7 +19,7 @@ import transport
 from edge import __version__
 from edge.addresses import reachable
 from edge.backends.base import Backend, open_backend
-from edge.blocking import run_blocking
+from edge.blocking import run_blocking, uninterrupted
 from edge.client import map_transport_error
 from edge.conversation import Conversation
 from edge.elastic import fit
@@ -137,8 +137,11 @@ class PeerNode:
     async def reserve(self, name: str, use: Use) -> None:
         """Write it down before anything is allocated. Raises CapacityError when it is not free.
 
-        A measurement that its coordinator has just ended is waited for.
+        A measurement that its coordinator has just ended is waited for, and a change of the
+        promise: what that frees is not there before it is done.
         """
+        async with self._promising:
+            pass
         deadline_s = asyncio.get_running_loop().time() + MEASURED_TIMEOUT_S
         while True:
             try:
@@ -162,7 +165,10 @@ class PeerNode:
         for a budget that what is loaded cannot keep to, and what the disk raises where layers are
         to come from it; then nothing has changed.
         """
-        async with self._promising:
+        await uninterrupted(self._promise(asked_bytes))
+
+    async def _promise(self, asked_bytes: int) -> None:
+        async with self._promising, self.loading:
             before = self.ledger
             sessions = dict(self.sessions)
             shards = {
@@ -175,16 +181,17 @@ class PeerNode:
             }
             wanted_bytes = self._budget_bytes(asked_bytes, before.floor)
             self.ledger, counts = fit(before, wanted_bytes, shards)
-            try:
-                await asyncio.gather(
-                    *(
-                        asyncio.wrap_future(sessions[name].shard.stream(count))
-                        for name, count in counts.items()
-                    )
-                )
-            except Exception:
-                self.ledger = replace(self.ledger, budget_bytes=before.budget_bytes)
-                raise
+            failures = await _stream({sessions[name]: count for name, count in counts.items()})
+            if not failures:
+                for name, count in counts.items():
+                    sessions[name].streamed = count
+                return
+            taken = {name: before.uses[name] for name in counts if name in self.ledger.uses}
+            self.ledger = replace(
+                self.ledger, budget_bytes=before.budget_bytes, uses={**self.ledger.uses, **taken}
+            )
+            await _stream({hosted: hosted.streamed for hosted in sessions.values()})
+            raise failures[0]
 
     def _budget_bytes(self, asked_bytes: int | None, floor: Floor) -> int:
         backend = self.backend()
@@ -323,3 +330,12 @@ class PeerNode:
             hosted = None
         if hosted is None or not hosted.offer(seat, link):
             link.close()
+
+
+async def _stream(counts: Mapping[HostedSession, int]) -> list[BaseException]:
+    """Have each read so many layers from disk; what went wrong, once all have answered."""
+    outcomes = await asyncio.gather(
+        *(asyncio.wrap_future(hosted.shard.stream(count)) for hosted, count in counts.items()),
+        return_exceptions=True,
+    )
+    return [each for each in outcomes if each is not None]

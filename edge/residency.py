@@ -13,6 +13,7 @@ than one turn of each of the others.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -67,8 +68,12 @@ class Residency:
         longest_tokens: int | None = None,
         requests: int,
         turn_tokens: int = TURN_TOKENS,
+        held: Callable[[int], int] = lambda tokens: tokens,
     ) -> None:
         """Memory is kept for `memory_tokens`; with `disk_tokens` more may be under way.
+
+        `held`: how many of these so many tokens of one request take, at least themselves. One that
+        has all the memory may take a little more.
 
         Up to `longest_tokens` of one request can be computed, a part of them on disk, when it has
         all the memory for itself; None: as many as memory is kept for.
@@ -80,6 +85,7 @@ class Residency:
             self._longest = max(memory_tokens, min(longest_tokens, disk_tokens))
         self._requests = requests
         self._turn_tokens = turn_tokens
+        self._held = held
         self._new: deque[Member] = deque()
         self._ready: deque[Member] = deque()
         """Started, without memory; the first gets it next."""
@@ -115,7 +121,7 @@ class Residency:
         """Somebody could come into memory, if those there let a run end now."""
         if not self._ready and not self._can_start:
             return False
-        wanted = self._needed((self._ready or self._new)[0])
+        wanted = self._price(self._needed((self._ready or self._new)[0]))
         return wanted <= self._free or (
             not self._disk_is_full
             and any(
@@ -185,18 +191,23 @@ class Residency:
         return self._inside[-1].request
 
     @property
-    def _started(self) -> int:
-        return sum(member.longest for member in (*self._inside, *self._ready))
+    def _started(self) -> tuple[Member, ...]:
+        return (*self._inside, *self._ready)
 
     @property
     def _can_start(self) -> bool:
-        if not self._new or len(self._inside) + len(self._ready) >= self._requests:
+        if not self._new or len(self._started) >= self._requests:
             return False
+        longest = [member.longest for member in (*self._started, self._new[0])]
         disk = 0 if self._disk_is_full else self._disk
-        return self._started + self._new[0].longest <= max(self._memory, disk)
+        return sum(longest) <= disk or sum(map(self._price, longest)) <= self._memory
+
+    def _price(self, tokens: int) -> int:
+        """Of memory, for so many tokens of one request."""
+        return tokens if tokens >= self._memory else min(self._held(tokens), self._memory)
 
     def _needed(self, member: Member) -> int:
-        """Tokens of memory for another turn; one that is too long for memory takes all."""
+        """Tokens in memory for another turn; one that is too long for memory takes all."""
         if not self._disk:
             return member.longest
         return min(member.longest, member.length + self._turn_tokens, self._memory)
@@ -207,23 +218,24 @@ class Residency:
 
     def _spare(self, member: Member) -> int:
         """Tokens of memory that it does not need for the rest of its turn."""
-        return max(0, member.held - max(member.length, member.turn_end))
+        return max(0, member.held - self._price(max(member.length, member.turn_end)))
 
     def _admit(self) -> None:
         while self._can_start:
             self._ready.append(self._new.popleft())
-        while self._ready and self._needed(self._ready[0]) <= self._free:
+        while self._ready and self._price(self._needed(self._ready[0])) <= self._free:
             member = self._ready.popleft()
             member.place = "memory"
             member.turn_end = member.length + self._turn_tokens
             self._grant(member, self._needed(member))
             self._inside.append(member)
 
-    def _grant(self, member: Member, held: int) -> None:
+    def _grant(self, member: Member, tokens: int) -> None:
+        held = self._price(tokens)
         self._free -= held - member.held
         member.held = held
         is_too_long = min(member.longest, member.length + self._turn_tokens) > self._memory
-        member.room = member.turn_end if is_too_long else held
+        member.room = member.turn_end if is_too_long else tokens
         member.room = min(member.room, member.longest)
         if is_too_long and member.room > member.reserved:
             # While it computes, what does not fit must find room: no shard may fail in a step.
@@ -244,7 +256,7 @@ class Residency:
         """Those who were here longest leave, until there is memory for the next."""
         coming = self._free + sum(m.held for m in self._inside if m.place == "leaving")
         for member in self._inside:
-            if coming >= self._needed(self._ready[0]):
+            if coming >= self._price(self._needed(self._ready[0])):
                 return
             if member.place == "memory" and not member.steps_out and self._is_over(member):
                 coming += member.held
@@ -259,13 +271,15 @@ class Residency:
         if member.place != "memory" or member.steps_out or member.room >= member.longest:
             return
         available = self._free + member.held
-        if member.longest <= available and self._started <= self._memory:
+        started = sum(self._price(each.longest) for each in self._started)
+        if self._price(member.longest) <= available and started <= self._memory:
             self._grant(member, member.longest)
         elif member.length > member.room:
             needed = self._needed(member)
+            price = self._price(needed)
             coming = sum(m.held for m in self._inside if m.place == "leaving")
-            if needed <= available:
+            if price <= available:
                 member.turn_end = member.length + self._turn_tokens
                 self._grant(member, needed)
-            elif needed > available + coming and not self._disk_is_full:
+            elif price > available + coming and not self._disk_is_full:
                 self._send_away(member)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -21,7 +22,7 @@ from edge.asides import Asides
 from edge.backends.base import Backend, ShardWeights, StageProgram, Step
 from edge.calibration import calibration_step
 from edge.device_sums import OVER_LINKS, join
-from edge.errors import CapacityError, PlanError
+from edge.errors import PlanError
 from edge.layout import ShardLayout
 from edge.link_errors import link_error
 from edge.prefixes import Prefixes
@@ -31,7 +32,7 @@ from edge.step_times import SessionTimes, TimedCollective
 from edge.store_errors import map_store_error
 from edge.wire import Assignment, SamplingTerms, error_to_header
 from kernels.sampling.shortlist import SHORTLIST_TOKENS
-from offload import KVTier, PrefixStore, StoreError, StoreFullError
+from offload import KVTier, PrefixStore, StoreError
 from transport import Collective, EncodedHop, Frame, Link, SoloCollective, open_mesh
 
 Result = TypeVar("Result")
@@ -158,6 +159,7 @@ class ShardSession:
                 self._program.stream(layers)
 
         done = self._asides.put(work)
+        self.layout = replace(self.layout, streamed_layers=layers)  # of one that is loaded later
         self._work.put(self._asides.do)
         if self._broken:  # perhaps there is no thread any more
             self._asides.do()
@@ -289,8 +291,6 @@ class ShardSession:
             self._run_step(step)
         except transport.TransportError as error:
             self._fail(link_error(error, self._links, self._names))
-        except StoreFullError as error:
-            self._fail(CapacityError(str(error)))
         except Exception as error:  # onnxruntime raises plain exceptions
             self._fail(map_store_error(error))
 
@@ -395,5 +395,4 @@ class ShardSession:
 
     def _report_logits(self, step: Step, logits: NDArray[np.float32]) -> None:
         """Rows of the one request of the step, straight to the coordinator."""
-        rows = np.ascontiguousarray(logits[:, : step.logit_rows])
-        self._report(Frame("logits", payload=rows.tobytes()))
+        self._report(Frame("logits", payload=logits[:, : step.logit_rows].tobytes()))

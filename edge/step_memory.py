@@ -23,8 +23,17 @@ _LOOSE_LAYER_BYTES = 1 << 19
 """What the sessions of a layer take without its weights: measured 0.23 MiB with ONNX Runtime, and
 twice that where a layer is two graphs."""
 
+PAGE_BYTES = 4096
+"""What memory is given in: as small as it comes on any device, and nearly everywhere."""
+
+_BLOCK_TOKENS = 16
+"""The same on a GPU, of keys and values."""
+
 _SPARE_PAGE_BYTES = 2 << 20
 """Of the pages that are kept for streamed weights, what is in use for none of them."""
+
+MOST_CALIBRATION_TOKENS = 128
+"""Enough that each channel's size is known to a few percent."""
 
 _FLOAT_BYTES = 4
 
@@ -46,6 +55,10 @@ class Widths:
     """With graphs of their own, so that their weights may be on disk."""
     cache_token_bytes: int = 0
     """Of one token's keys and values."""
+    cache_page_tokens: int = 0
+    """What of them memory is given for at least."""
+    measured_token_bytes: int = 0
+    """Of one token's keys and values in float32, where codes are made of them."""
 
     @classmethod
     def of_shard(
@@ -61,13 +74,47 @@ class Widths:
             is_split=layout.is_split,
             loose_layers=len(layout.layers) if layout.streamed_layers else 0,
             cache_token_bytes=cache_token_bytes(spec, layout, kv_dtype),
+            cache_page_tokens=page_tokens(spec, kv_dtype),
+            measured_token_bytes=(
+                0 if kv_dtype == "float32" else cache_token_bytes(spec, layout, "float32")
+            ),
         )
 
 
 def cache_token_bytes(spec: ModelSpec, layout: ShardLayout, kv_dtype: KvDtype) -> int:
     """What a shard keeps of one token in its KV cache."""
+    return 2 * len(layout.layers) * layout.num_kv_heads * _row_bytes(spec, kv_dtype)
+
+
+def page_tokens(spec: ModelSpec, kv_dtype: KvDtype) -> int:
+    """Of one request memory is given for this many tokens at once, and on a GPU, too."""
+    tokens = -(-PAGE_BYTES // _row_bytes(spec, kv_dtype))
+    return -(-tokens // _BLOCK_TOKENS) * _BLOCK_TOKENS
+
+
+def held_tokens(tokens: int, spec: ModelSpec, limits: StepLimits, kv_dtype: KvDtype) -> int:
+    """How many tokens' memory so many of one request take.
+
+    Each head's keys, and values, lie in pages of their own, but for a whole context's.
+    """
+    page = page_tokens(spec, kv_dtype)
+    is_aligned = limits.context_tokens * _row_bytes(spec, kv_dtype) % PAGE_BYTES == 0
+    pages = -(-tokens // page) + (0 if is_aligned else 1)
+    return max(tokens, min(limits.context_tokens, pages * page))
+
+
+def _row_bytes(spec: ModelSpec, kv_dtype: KvDtype) -> int:
+    """Of one token's key, or value, of one head."""
     dtype, elements = cache_row(spec.head_size, kv_bits(kv_dtype))
-    return 2 * len(layout.layers) * layout.num_kv_heads * elements * np.dtype(dtype).itemsize
+    return elements * np.dtype(dtype).itemsize
+
+
+def calibration_tokens(limits: StepLimits) -> int:
+    """Of the chunk by which scales are chosen.
+
+    No more than memory is kept for: all layers are looked at when it is computed.
+    """
+    return min(MOST_CALIBRATION_TOKENS, limits.chunk_tokens, limits.cached_tokens)
 
 
 def most_rows(limits: StepLimits) -> int:
@@ -94,12 +141,20 @@ def buffer_bytes(widths: Widths, limits: StepLimits) -> int:
         + widths.loose_layers * _LOOSE_LAYER_BYTES
         + loose
         + _moved_bytes(widths, limits)
+        + widths.cache_page_tokens * widths.cache_token_bytes
+        + _measured_bytes(widths, limits)
     )
 
 
 def _moved_bytes(widths: Widths, limits: StepLimits) -> int:
     """Where there is a disk for keys and values: the block of a prompt that is on its way."""
     return limits.chunk_tokens * widths.cache_token_bytes if limits.disk_tokens else 0
+
+
+def _measured_bytes(widths: Widths, limits: StepLimits) -> int:
+    """What keys and values take that scales are chosen by, more than the codes do later on."""
+    measured_bytes = calibration_tokens(limits) * widths.measured_token_bytes
+    return max(0, measured_bytes - limits.cached_tokens * widths.cache_token_bytes)
 
 
 def load_bytes(layout: ShardLayout, weight_format: WeightFormat) -> int:

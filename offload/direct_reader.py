@@ -85,6 +85,12 @@ class DirectReader:
         """Whether the page cache is left out; else what was read is dropped from it."""
         return self._is_direct
 
+    @property
+    def version(self) -> tuple[int, ...]:
+        """Another one after each write to the file; takes less than a microsecond."""
+        status = os.fstat(self._file)
+        return status.st_mtime_ns, status.st_ctime_ns, status.st_size
+
     def read(self, reads: Iterable[Read]) -> None:
         """All of them, in parallel; returns when every byte is there. See `begin`."""
         self.begin(reads).wait()
@@ -118,7 +124,7 @@ class DirectReader:
                 if done <= before:
                     raise StoreCorruptError(
                         f"{self._path} ends before byte {read.offset + read.nbytes:,}; it is not "
-                        "the file that was written: load the model again"
+                        "the file that was written"
                     )
         except OSError as error:
             raise StoreError(f"{self._path} cannot be read: {error.strerror}") from error
@@ -129,6 +135,5 @@ class DirectReader:
             self.bytes_read += size
         if read.digest is not None and piece_digest(read.into[: read.nbytes]) != read.digest:
             raise StoreCorruptError(
-                f"{self._path} has other bytes at {read.offset:,} than were written there; load "
-                "the model again"
+                f"{self._path} has other bytes at {read.offset:,} than were written there"
             )

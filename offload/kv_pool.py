@@ -55,6 +55,9 @@ class KVPool:
                 raise MemoryError(
                     f"no address space for {slots} KV caches of {context_tokens} tokens"
                 ) from error
+            with contextlib.suppress(OSError):  # a system without huge pages
+                # Where it gives them unasked, a token would take one for each head.
+                self._memory.madvise(mmap.MADV_NOHUGEPAGE)
             flat = np.frombuffer(self._memory, dtype=kind)
             self._address = flat.ctypes.data
             halves = flat.reshape(num_layers, 2, *shape)

@@ -11,7 +11,16 @@ from offload.durable import full_disk_as_store_full
 from offload.errors import StoreCorruptError
 from offload.folder_cache import FolderCache
 from offload.manifest import Manifest, is_digest, piece_digest
-from offload.shard_writer import MANIFEST, PARTIAL, WEIGHTS, CachedShard, ShardWriter
+from offload.shard_writer import (
+    MANIFEST,
+    MARK_BYTES,
+    PARTIAL,
+    WEIGHTS,
+    CachedShard,
+    ShardWriter,
+    is_marked_intact,
+    mark_intact,
+)
 
 
 class ShardCache:
@@ -26,14 +35,18 @@ class ShardCache:
     def get(self, digest: str, *, verify: bool = False) -> CachedShard | None:
         """The complete shard with this manifest digest, or None.
 
-        A shard whose file has not its size is thrown away; with `verify` all bytes are hashed, and
-        a shard with a wrong one is thrown away too.
+        A shard whose file has not its size is thrown away. With `verify`, and where the file was
+        written to since it was complete, all bytes are hashed, and a shard with a wrong one is
+        thrown away too.
         """
         if not is_digest(digest):
             raise ValueError(f"{digest!r:.80} is not the digest of a manifest")
         with self._folders.locked():
             shard = self._open(digest)
-        if shard is None or not verify or _is_intact(shard):
+        if shard is None or (is_marked_intact(shard.path.parent) and not verify):
+            return shard
+        if _is_intact(shard):
+            mark_intact(shard.path.parent)
             return shard
         shard.close()
         with self._folders.locked():
@@ -41,20 +54,23 @@ class ShardCache:
         return None
 
     def begin(self, manifest: Manifest) -> ShardWriter | CachedShard:
-        """The shard if it is complete, else a writer that already has all that is here.
+        """The shard if it is complete (see `get`), else a writer that already has all that is here.
 
         That is: what an interrupted writer left, and equal pieces of other shards. Evicts others
         first; raises StoreFullError if there is not enough room even so.
         """
         digest = manifest.digest
+        shard = self.get(digest)
+        if shard is not None:
+            return shard
         with contextlib.ExitStack() as donors:
             with self._folders.locked(), full_disk_as_store_full(self._folders.root):
                 shard = self._open(digest)
-                if shard is not None:
+                if shard is not None:  # another writer has just finished it
                     return shard
                 helpful = self._helpful(manifest)
                 on_disk = _allocated_bytes(self._folders.root / digest / PARTIAL)
-                total_bytes = manifest.total_bytes + len(manifest.to_json())
+                total_bytes = manifest.total_bytes + len(manifest.to_json()) + MARK_BYTES
                 self._folders.make_room(digest, total_bytes, on_disk_bytes=on_disk, keep=helpful)
                 opened = [self._open(name) for name in helpful]  # those that were not evicted
                 sources = [donors.enter_context(s) for s in opened if s is not None]
@@ -122,11 +138,14 @@ class ShardCache:
 
 
 def _is_intact(shard: CachedShard) -> bool:
-    with shard.path.open("rb", buffering=0) as file:
-        return all(
-            piece_digest(os.pread(file.fileno(), piece.nbytes, offset)) == piece.digest
-            for offset, piece in shard.manifest.placements()
-        )
+    try:
+        with shard.path.open("rb", buffering=0) as file:
+            return all(
+                piece_digest(os.pread(file.fileno(), piece.nbytes, offset)) == piece.digest
+                for offset, piece in shard.manifest.placements()
+            )
+    except OSError:
+        return False
 
 
 def _allocated_bytes(path: Path) -> int:

@@ -6,6 +6,7 @@ A shard is one folder named by its manifest's digest:
     weights           the file, complete and never changed again
     weights.partial   the file while pieces still arrive
     journal           a digest per line, appended after the piece's bytes were written
+    intact            what the system says of the file since its bytes were known to be right
 
 Several writers of one shard help each other: they write equal bytes to equal places, and each
 finds in the journal what the others have put. A journalled piece counts only after its bytes were
@@ -13,8 +14,10 @@ hashed again, so neither a killed process nor a lost page of a power cut can mak
 """
 
 import contextlib
+import hashlib
 import os
 import threading
+from pathlib import Path
 
 from offload.closing import Closing
 from offload.durable import full_disk_as_store_full, sync_folder, write_all
@@ -26,6 +29,9 @@ MANIFEST = "manifest.json"
 WEIGHTS = "weights"
 PARTIAL = "weights.partial"
 _JOURNAL = "journal"
+_INTACT = "intact"
+MARK_BYTES = 64
+"""Of that file."""
 _DIGEST_CHARACTERS = 64
 
 
@@ -67,6 +73,7 @@ class ShardWriter(Closing):
             self._data = stack.enter_context((use.folder / PARTIAL).open("r+b", buffering=0))
             self._journal = stack.enter_context((use.folder / _JOURNAL).open("a+b", buffering=0))
             os.truncate(self._data.fileno(), manifest.total_bytes)
+            (use.folder / _INTACT).write_bytes(bytes(MARK_BYTES))  # its room is spoken for
             self._files = stack.pop_all()
 
     @property
@@ -123,6 +130,7 @@ class ShardWriter(Closing):
                 )
             path.replace(folder / WEIGHTS)
             (folder / _JOURNAL).unlink(missing_ok=True)
+            mark_intact(folder)
             sync_folder(folder)
         self._files.close()
         return CachedShard(self._use, self.manifest)
@@ -162,3 +170,24 @@ class ShardWriter(Closing):
             piece_digest(os.pread(self._data.fileno(), size, offset)) == digest
             for offset in self._offsets[digest]
         )
+
+
+def mark_intact(folder: Path) -> None:
+    """The folder's weights are what its manifest says: until somebody writes to them."""
+    with contextlib.suppress(OSError):  # they are hashed once more then
+        (folder / _INTACT).write_text(_state(folder / WEIGHTS))
+
+
+def is_marked_intact(folder: Path) -> bool:
+    """Nobody has written to the weights since they were known to be right."""
+    try:
+        return (folder / _INTACT).read_text() == _state(folder / WEIGHTS)
+    except (OSError, ValueError):
+        return False
+
+
+def _state(path: Path) -> str:
+    """Another one after every write to the file, or in its place."""
+    status = path.stat()
+    told = f"{status.st_ino} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
+    return hashlib.sha256(told.encode()).hexdigest()

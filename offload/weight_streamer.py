@@ -32,6 +32,11 @@ class Reader(Protocol):
 
     bytes_read: int
 
+    @property
+    def version(self) -> object:
+        """Another one after each write to what is read; never None."""
+        ...
+
     def begin(self, reads: Sequence[Read]) -> Begun: ...
 
     def close(self) -> None: ...
@@ -111,8 +116,9 @@ class WeightStreamer:
     ) -> None:
         """Begins to read.
 
-        The first time, an extent's bytes are compared with their digests. ValueError without
-        extents, or for a window of one: one is used while the next is filled.
+        An extent's bytes are compared with their digests the first time, and whenever the file was
+        written to since. ValueError without extents, or for a window of one: one is used while the
+        next is filled.
         """
         if not extents or len(memories) != len(extents) or window < 2:
             raise ValueError(f"{len(extents)} extents cannot go through a window of {window}")
@@ -125,7 +131,10 @@ class WeightStreamer:
         self._streamed = self._not_kept(resident)
         self._begun: dict[int, Begun] = {}
         """Extents that are in memory or on their way there."""
-        self._is_verified = [False] * len(extents)
+        self._verified: list[object] = [None] * len(extents)
+        """The version of the file in which the bytes were what their digests say; or None."""
+        self._asked: dict[int, tuple[object, bool]] = {}
+        """Of extents that were not used since: in which version, and whether they are compared."""
         self._in_use: int | None = None
         self._used = 0
         """Uses, counted from the start."""
@@ -156,9 +165,12 @@ class WeightStreamer:
             self._in_use = index
         if begun is not None:
             self._wait(begun)
+        with self._mutex:
+            again = None if self._is_closed else self._again(index)
+        if again is not None:
+            self._wait(again)
         if begun is None or self._is_closed:
             raise StoreError("the weights are no longer read; the model was closed")
-        self._is_verified[index] = True
         try:
             yield
         finally:
@@ -204,6 +216,24 @@ class WeightStreamer:
         finally:
             self.wait_s += time.perf_counter() - start_s
 
+    def _again(self, index: int) -> Begun | None:
+        """The extent was read. Once more, and compared, if the file was written to meanwhile."""
+        version, is_compared = self._asked.pop(index, (None, True))
+        if version is None:
+            return None  # it is in memory since another use
+        again = None
+        if not is_compared and version != self._reader.version:
+            version = self._reader.version
+            again = self._read(index, verify=True)
+        self._verified[index] = version
+        return again
+
+    def _read(self, index: int, *, verify: bool) -> Begun:
+        memory = self._memories[index]
+        return self._reader.begin(
+            [span.read_into(memory, verify=verify) for span in self._extents[index]]
+        )
+
     def _not_kept(self, resident: int) -> int:
         count = len(self._extents)
         return 0 if count - resident <= self._window else min(count, count - resident)
@@ -232,10 +262,11 @@ class WeightStreamer:
         if self._is_closed:
             return
         for index in list(self._coming()):
-            memory, verify = self._memories[index], not self._is_verified[index]
-            self._pages.supply(memory)
-            reads = [span.read_into(memory, verify=verify) for span in self._extents[index]]
-            self._begun[index] = self._reader.begin(reads)
+            self._pages.supply(self._memories[index])
+            version = self._reader.version
+            is_compared = self._verified[index] != version
+            self._asked[index] = version, is_compared
+            self._begun[index] = self._read(index, verify=is_compared)
 
 
 def padded(nbytes: int) -> int:

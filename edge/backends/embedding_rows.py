@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.backends.base import ShardWeights
+from edge.backends.watched_file import WatchedFile
 from edge.errors import CheckpointError
-from offload import StoreError, numpy_dtype
+from offload import StoreError, TensorEntry, numpy_dtype
 
 
 class EmbeddingRows:
@@ -22,19 +23,21 @@ class EmbeddingRows:
         """`rows` of the vocabulary are in the shard's file; the others are zero."""
         self._rows = rows
         self._row = np.zeros(hidden_size, np.float32)
-        self._offset = 0
+        self._entry: TensorEntry | None = None
         self._path = weights.path
         if rows:
-            (entry,) = (each for each in weights.manifest.tensors if each.name == "embedding")
-            self._row = np.zeros(hidden_size, numpy_dtype(entry.dtype))
-            self._offset = entry.offset
+            (self._entry,) = (each for each in weights.manifest.tensors if each.name == "embedding")
+            self._row = np.zeros(hidden_size, numpy_dtype(self._entry.dtype))
         self._file = os.open(weights.path, os.O_RDONLY | os.O_CLOEXEC)
         os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_RANDOM)  # no rows around those asked for
+        tensors = (self._entry,) if self._entry else ()
+        self._watched = WatchedFile(weights.path, tensors)
 
     def read_into(self, hidden: NDArray[np.float32], tokens: NDArray[np.int64]) -> None:
         """hidden float32 [tokens, hidden size] of tokens int64 [tokens].
 
-        Raises CheckpointError when the file has become shorter, StoreError when the disk fails.
+        Raises CheckpointError when the file is no longer what was written, StoreError when the disk
+        fails.
         """
         known: dict[int, int] = {}
         for place, token in enumerate(tokens.tolist()):
@@ -42,24 +45,28 @@ class EmbeddingRows:
                 hidden[place] = hidden[known[token]]
                 continue
             known[token] = place
-            if token not in self._rows:
+            if token not in self._rows or self._entry is None:
                 hidden[place] = 0
                 continue
-            offset = self._offset + (token - self._rows.start) * self._row.nbytes
-            view = self._row.view(np.uint8).data
-            try:
-                count = os.preadv(self._file, [view], offset)
-            except OSError as error:
-                raise StoreError(f"{self._path} cannot be read: {error.strerror}") from error
-            if count != self._row.nbytes:
-                raise CheckpointError(
-                    f"{self._path} ends within the embedding; it is not the file that was "
-                    "written: load the model again"
-                )
+            first = (token - self._rows.start) * self._row.nbytes
+            self._read(self._row.view(np.uint8).data, self._entry.offset + first)
             hidden[place] = self._row
+        self._watched.check()
+
+    def _read(self, into: memoryview, offset: int) -> None:
+        try:
+            count = os.preadv(self._file, [into], offset)
+        except OSError as error:
+            raise StoreError(f"{self._path} cannot be read: {error.strerror}") from error
+        if count != len(into):
+            raise CheckpointError(
+                f"{self._path} ends within the embedding; it is not the file that was "
+                "written: load the model again"
+            )
 
     def close(self) -> None:
         """May be called again."""
+        self._watched.close()
         if self._file >= 0:
             os.close(self._file)
             self._file = -1

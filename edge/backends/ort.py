@@ -20,6 +20,7 @@ from edge.backends.process_memory import (
     use_huge_pages,
 )
 from edge.backends.shard_arrays import ShardArrays
+from edge.backends.watched_file import WatchedFile
 from edge.errors import RequestError
 from edge.formats import KvDtype, WeightFormat, kv_bits
 from edge.layout import ShardLayout
@@ -102,6 +103,7 @@ class OrtBackend:
             folder = str(weights.path.parent)
             streamed: StreamedLayers | None = None
             embedding: EmbeddingRows | None = None
+            mapped: WatchedFile | None = None
             if is_loose:
                 streamed = StreamedLayers(
                     segments, weights, streamed=streamed_layers, options=_session_options
@@ -119,6 +121,14 @@ class OrtBackend:
                 use_huge_pages()
                 if is_loose and layout.is_first_stage:
                     embedding = EmbeddingRows(weights, layout.embedding, spec.hidden_size)
+                mapped = WatchedFile(
+                    weights.path,
+                    [
+                        each
+                        for each in weights.manifest.tensors
+                        if not (is_loose and each.name.startswith("layers."))
+                    ],
+                )
                 if streamed is not None:
                     streamed.start()
             except BaseException:
@@ -126,8 +136,10 @@ class OrtBackend:
                     embedding.close()
                 if streamed is not None:
                     streamed.close()
+                if mapped is not None:
+                    mapped.close()
                 raise
-            return OpenGraphs(segments, sessions, streamed, embedding)
+            return OpenGraphs(segments, sessions, streamed, embedding, mapped)
 
         return OrtProgram(
             spec,

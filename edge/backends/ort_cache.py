@@ -128,23 +128,28 @@ class OrtCache:
         angles = np.multiply.outer(shifts, self._spec.inverse_frequencies)[:, None]
         cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
-        def scales_of(samples: Array, *, may_clip: bool) -> Array:
-            chosen = choose_scales(samples, bits=bits, may_clip=may_clip)
+        def scales_of(samples: Iterator[Array], *, may_clip: bool) -> Array:
+            """samples [tokens, 1, size] of one head after the other: all would take too much."""
+            chosen = np.concatenate(
+                [choose_scales(each, bits=bits, may_clip=may_clip) for each in samples]
+            )
             channels = cache_head_size(size, bits)
             padded = np.pad(chosen, [(0, 0), (0, channels - size)], constant_values=1)
             return np.ascontiguousarray(padded[None, :, None])
 
+        def turned(keys: Array) -> Array:
+            return np.concatenate([rope(keys, c, s) for c, s in zip(cos, sin, strict=True)])
+
         scales = []
         for number in range(len(self._layout.layers) if self._layout.num_kv_heads else 0):
             keys, values = (
-                array[0, :, :length, :size].transpose(1, 0, 2)
+                [head[:length, None, :size] for head in array[0]]
                 for array in self.pool.layer(number, slot, 1)
             )
-            turned = [rope(keys, c, s) for c, s in zip(cos, sin, strict=True)]
             scales.append(
                 LayerScales(
-                    keys=scales_of(np.concatenate(turned), may_clip=False),
-                    values=scales_of(values, may_clip=True),
+                    keys=scales_of(map(turned, keys), may_clip=False),
+                    values=scales_of(iter(values), may_clip=True),
                 )
             )
         return OrtCache(self._spec, self._layout, self._limits, bits=bits, scales=scales)

@@ -23,6 +23,7 @@ from edge.backends.ort_cache import OrtCache
 from edge.backends.ort_graphs import GraphSegment
 from edge.backends.ort_streaming import StreamedLayers
 from edge.backends.overlap import parts_of
+from edge.backends.watched_file import WatchedFile
 from edge.errors import RequestError
 from edge.layout import ShardLayout
 from edge.models.spec import ModelSpec
@@ -47,6 +48,13 @@ class OpenGraphs:
     """Where the weights of loose segments come from."""
     embedding: EmbeddingRows | None
     """Where a loose first stage takes what other graphs look up."""
+    mapped: WatchedFile | None
+    """What the graphs may read from still."""
+
+    def check(self) -> None:
+        """Raises CheckpointError if what the graphs read is no longer what it was."""
+        if self.mapped is not None:
+            self.mapped.check()
 
     def begin(self, index: int) -> None:
         """The segment's weights are there, once the disk has brought them."""
@@ -63,9 +71,11 @@ class OpenGraphs:
             self.embedding.close()
         if self.streamed is not None:
             self.streamed.close()
+        if self.mapped is not None:
+            self.mapped.close()
 
 
-NO_GRAPHS = OpenGraphs((), (), None, None)
+NO_GRAPHS = OpenGraphs((), (), None, None, None)
 
 
 class OrtProgram:
@@ -133,6 +143,7 @@ class OrtProgram:
         self, step: Step, hidden: NDArray[np.float32] | None, collective: Collective
     ) -> NDArray[np.float32]:
         check_step(step, self._limits, vocab_size=self._spec.vocab_size)
+        self._graphs.check()
         self._moves.arrive(step)
         slot = self._cache.pool.gather([entry.request for entry in step.entries])
         self._make_room_for_logits(step)
@@ -162,9 +173,11 @@ class OrtProgram:
         self._cache.pool.close()
         self._cache = cache
         self._moves = CacheMoves(cache.pool, cache.shape, self._kv_tier, self._limits)
+        streamed = self._graphs.streamed
+        layers = streamed.streamed if streamed is not None else 0
         self._drop_graphs()  # before the others: the weights fit only once
         self._arena.give_back()
-        self._graphs = self._open_graphs(self._kv_bits, self._layout.streamed_layers)
+        self._graphs = self._open_graphs(self._kv_bits, layers)
         self._graph_bits = self._kv_bits
 
     def stream(self, layers: int) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -143,3 +145,16 @@ def test_arrays_are_float32_unless_told() -> None:
     keys, values = make_pool().layer(0, 0, 2)
     assert keys.dtype == values.dtype == np.float32
     assert keys.shape == (2, 3, 50, 8)
+
+
+def test_a_token_takes_no_huge_page_for_each_head() -> None:
+    """Whatever the system does unasked: what is promised of memory counts tokens."""
+    pool = KVPool(num_layers=1, slots=4, num_kv_heads=2, context_tokens=1 << 14, head_size=64)
+    address = pool.layer(0, 0, 1)[0].ctypes.data
+    is_ours, flags = False, ""
+    for line in Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines():
+        if match := re.match("([0-9a-f]+)-([0-9a-f]+) ", line):
+            is_ours = int(match[1], 16) <= address < int(match[2], 16)
+        elif is_ours and line.startswith("VmFlags:"):
+            flags = line
+    assert " nh" in flags

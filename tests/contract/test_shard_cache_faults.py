@@ -88,6 +88,23 @@ def test_a_shard_with_another_manifest_is_thrown_away(tmp_path: Path, text: byte
     assert missing(cache, a) == set(pieces_of(a))
 
 
+def test_a_file_that_was_written_to_is_hashed_before_it_is_used(tmp_path: Path) -> None:
+    """The same bytes are kept; others are asked for again, and no more than once."""
+    a = content(1)
+    cache = ShardCache(tmp_path, LIMIT)
+    check(fill(cache, a), a)
+    path = tmp_path / describe(a).digest / "weights"
+    whole = path.read_bytes()
+    path.write_bytes(whole)
+    for _ in range(2):
+        check(cache.begin(describe(a)), a)
+    status = path.stat()
+    path.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert missing(cache, a) == set(pieces_of(a))
+    check(fill(cache, a), a)
+
+
 def test_verify_finds_a_flipped_bit(tmp_path: Path) -> None:
     a = content(1)
     cache = ShardCache(tmp_path, LIMIT)

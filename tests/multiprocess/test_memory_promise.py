@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
 import edge
 from demos.bench.shapes import checkpoint
+from edge.loaded_model import LoadedModel
+from edge.seats import Seat
+from edge.wire import Place
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.processes import Daemon
 from tests.support.processes import edge as run_edge
+from tests.support.small_disk import fill, small_disk
 
 MIB = 1 << 20
 CONTEXT = 256
@@ -24,6 +28,11 @@ def peak_bytes(daemon: Daemon) -> int:
     status = Path(f"/proc/{daemon.process.pid}/status").read_text(encoding="utf-8")
     (line,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))
     return int(line.split()[1]) << 10
+
+
+def open_files(daemon: Daemon) -> list[str]:
+    """The paths of what its process reads or writes."""
+    return [str(each.readlink()) for each in Path(f"/proc/{daemon.process.pid}/fd").iterdir()]
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +131,63 @@ def test_less_memory_in_the_middle_of_replies_changes_no_token(tmp_path: Path) -
         assert seen == expected
         assert [[token.token_id for token in stream] for stream in streams()] == expected
         assert daemon.messages == ""
+
+
+def test_less_memory_while_a_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its shard is there, and not linked yet: its KV cache is still to be measured, for which its
+    graphs are made again."""
+    budgets: list[int] = []
+    start = LoadedModel.start
+
+    async def interrupted(model: LoadedModel, where: Mapping[Seat, Place]) -> None:
+        for client in model._clients.values() if budgets else ():
+            await client.call("memory", {"bytes": budgets[0]})
+        await start(model, where)
+
+    monkeypatch.setattr(LoadedModel, "start", interrupted)
+    found = []
+    with (
+        Daemon(tmp_path, "--no-announce", "--memory", "400MiB") as daemon,
+        edge.Cluster.connect([daemon.address]) as cluster,
+    ):
+        for _ in range(2):
+            with cluster.load(
+                checkpoint("tiny", tmp_path), dtype="float32", context_tokens=64, kv_dtype="int8"
+            ) as model:
+                reply = model.generate([5, 9, 2], max_new_tokens=5, ignore_eos=True)
+                found.append(reply.token_ids)
+                assert bool(budgets) == any("/packed/" in each for each in open_files(daemon))
+                taken = daemon.describe()
+                budgets.append(taken.memory_bytes - taken.free_bytes - MIB)
+    assert found[0] == found[1]
+
+
+def test_less_memory_that_the_disk_has_no_room_for_changes_nothing(tmp_path: Path) -> None:
+    """Neither the promise, nor what is counted as taken, nor the model."""
+    with (
+        small_disk(tmp_path / "disk", 64 * MIB) as disk,
+        Daemon(disk, "--no-announce", "--memory", "400MiB") as daemon,
+        edge.Cluster.connect([daemon.address]) as cluster,
+        cluster.load(
+            checkpoint("tiny", tmp_path), dtype="float32", context_tokens=CONTEXT
+        ) as model,
+    ):
+        before = daemon.describe()
+        less_bytes = before.memory_bytes - before.free_bytes - MIB
+        expected = model.generate([5, 9, 2], max_new_tokens=5).token_ids
+        filler = fill(disk)
+        with pytest.raises(edge.CapacityError, match="more must be free on the disk"):
+            cluster.set_memory(cluster.peers[0], less_bytes)
+        after = daemon.describe()
+        assert (after.memory_bytes, after.free_bytes) == (before.memory_bytes, before.free_bytes)
+        assert after.models == before.models
+        assert model.generate([5, 9, 2], max_new_tokens=5).token_ids == expected
+        filler.unlink()
+        less = cluster.set_memory(cluster.peers[0], less_bytes)
+        assert less.models[0]["streamed_bytes"] > 0
+        assert model.generate([5, 9, 2], max_new_tokens=5).token_ids == expected
 
 
 def test_only_a_peer_that_is_there_can_be_told(tmp_path: Path) -> None:

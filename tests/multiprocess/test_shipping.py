@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +14,7 @@ import edge
 from edge.formats import Accuracy
 from edge.shipping import PIECES_IN_FLIGHT
 from tests.support.checkpoints import TinyCheckpoint, make_checkpoint
+from tests.support.plans import streaming
 from tests.support.processes import Daemon
 from tests.support.relay import Fault, Relay
 
@@ -161,8 +164,6 @@ def test_files_that_changed_in_place_are_described_anew(
     daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Equal names, sizes and times, other bytes (as `rsync --times` may leave): not for ever."""
-    import os
-
     monkeypatch.setenv("EDGE_CACHE", str(tmp_path / "cache"))
     checkpoint = make_checkpoint(tmp_path / "model", "llama")
     with Relay(daemon.address, Fault(), Fault(), Fault(cut_after=0)) as relay:
@@ -178,6 +179,39 @@ def test_files_that_changed_in_place_are_described_anew(
     with pytest.raises(edge.CheckpointError):
         load_once(daemon.address, checkpoint)
     load_once(daemon.address, TinyCheckpoint(checkpoint.path))
+
+
+def test_a_file_that_changes_under_its_model_makes_no_token(
+    checkpoint: TinyCheckpoint, daemon: Daemon
+) -> None:
+    """Written again, changed, cut: only the same bytes are computed with."""
+    prompt = checkpoint.prompt(5)
+    with edge.Cluster.connect([daemon.address]) as cluster:
+        with cluster.load(checkpoint.path, dtype="float32", context_tokens=64) as model:
+            plan = model.plan
+        for harm, streamed in itertools.product((None, b"x", b""), (0, 4)):
+            with cluster.load(
+                checkpoint.path,
+                dtype="float32",
+                plan=streaming(plan, streamed),
+                context_tokens=64,
+            ) as model:
+                (path,) = daemon.shards.glob("*/weights")
+                content = path.read_bytes()
+                assert model.generate(prompt, max_new_tokens=3).token_ids
+                with path.open("r+b") as file:
+                    file.seek(-1, os.SEEK_END)
+                    if harm == b"":
+                        file.truncate()
+                    else:
+                        file.write(harm or content[-1:])
+                if harm is None:
+                    reply = model.generate(prompt, max_new_tokens=5, ignore_eos=True)
+                    assert list(reply.token_ids) == checkpoint.greedy(prompt, 5)
+                else:
+                    with pytest.raises(edge.CheckpointError, match=r"peer far: .* was written to"):
+                        model.generate(prompt, max_new_tokens=5)
+    assert load_once(daemon.address, checkpoint) > 0, "it was sent again"
 
 
 def test_a_cache_smaller_than_the_shard(checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
@@ -237,6 +271,7 @@ def test_two_coordinators_load_the_same_shard_at_once(
     folders = [path for path in daemon.shards.iterdir() if path.is_dir()]
     assert len(folders) == 1
     assert sorted(path.name for path in folders[0].iterdir() if path.name[0] != ".") == [
+        "intact",
         "manifest.json",
         "weights",
     ]

@@ -201,6 +201,7 @@ EVENTS = st.lists(
     small_memory=st.one_of(st.none(), st.integers(8, 37)),
     full_after=st.one_of(st.none(), st.integers(0, 5)),
     known=st.one_of(st.none(), st.integers(0, 20)),
+    page=st.sampled_from([1, 3, 16]),
 )
 @settings(max_examples=300)
 def test_everything_is_computed_once_and_in_order(
@@ -215,6 +216,7 @@ def test_everything_is_computed_once_and_in_order(
     small_memory: int | None,
     full_after: int | None,
     known: int | None,
+    page: int,
 ) -> None:
     """With a disk, also where one request has more than memory, or the disk is full some time."""
     if disk >= 38 and small_memory is not None:
@@ -225,6 +227,7 @@ def test_everything_is_computed_once_and_in_order(
         longest_tokens=1000,
         requests=requests,
         turn_tokens=turn,
+        held=lambda tokens: -(-tokens // page) * page,
     )
     scheduler = Scheduler(
         chunk_tokens=chunk,

@@ -13,6 +13,7 @@ from offload import (
     ShardCache,
     ShardWriter,
 )
+from offload.shard_writer import MARK_BYTES
 
 LIMIT = 1 << 40
 Content = dict[str, bytes]
@@ -32,7 +33,7 @@ def describe(tensors: Content) -> Manifest:
 
 def size(tensors: Content) -> int:
     """Bytes of the shard's folder."""
-    return describe(tensors).total_bytes + len(describe(tensors).to_json())
+    return describe(tensors).total_bytes + len(describe(tensors).to_json()) + MARK_BYTES
 
 
 def pieces_of(tensors: Content) -> dict[str, bytes]:

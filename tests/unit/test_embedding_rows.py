@@ -11,7 +11,7 @@ import pytest
 from edge.backends.base import ShardWeights
 from edge.backends.embedding_rows import EmbeddingRows
 from edge.errors import CheckpointError
-from offload import Manifest, TensorEntry
+from offload import Manifest, Piece, TensorEntry, piece_digest
 
 HIDDEN, FIRST, COUNT, OFFSET = 24, 10, 6, 4096
 ROWS = range(FIRST, FIRST + COUNT)
@@ -21,7 +21,8 @@ def weights(path: Path, table: np.ndarray) -> ShardWeights:
     path.write_bytes(bytes(OFFSET) + table.tobytes())
     entry = TensorEntry(
         name="embedding", dtype=table.dtype.name, shape=table.shape, offset=OFFSET,
-        nbytes=table.nbytes, pieces=(),
+        nbytes=table.nbytes,
+        pieces=(Piece(digest=piece_digest(table.tobytes()), nbytes=table.nbytes),),
     )  # fmt: skip
     return ShardWeights(
         path=path, manifest=Manifest(tensors=(entry,), total_bytes=OFFSET + table.nbytes)
@@ -65,5 +66,24 @@ def test_a_file_cut_short_is_an_error(tmp_path: Path) -> None:
             file.truncate(OFFSET + HIDDEN)
         with pytest.raises(CheckpointError, match="ends within the embedding"):
             rows.read_into(np.zeros((1, HIDDEN), np.float32), np.array([ROWS[-1]], np.int64))
+    finally:
+        rows.close()
+
+
+def test_a_file_that_is_written_to_meanwhile_is_compared(tmp_path: Path) -> None:
+    """Of the bytes that it had, rows are read; of others, none."""
+    table = np.ones((COUNT, HIDDEN), np.float32)
+    shard = weights(tmp_path / "weights", table)
+    rows = EmbeddingRows(shard, ROWS, HIDDEN)
+    hidden, token = np.zeros((1, HIDDEN), np.float32), np.array([FIRST], np.int64)
+    try:
+        shard.path.write_bytes(bytes(OFFSET) + table.tobytes())
+        rows.read_into(hidden, token)
+        assert hidden.all()
+        with shard.path.open("r+b") as file:
+            file.seek(OFFSET + table.nbytes - 1)
+            file.write(b"x")
+        with pytest.raises(CheckpointError, match="other bytes at"):
+            rows.read_into(hidden, token)
     finally:
         rows.close()

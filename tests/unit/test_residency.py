@@ -7,9 +7,16 @@ import pytest
 from edge.residency import Member, Residency
 
 
-def residency(*, memory: int = 30, disk: int = 100, longest: int | None = None) -> Residency:
+def residency(
+    *, memory: int = 30, disk: int = 100, longest: int | None = None, page: int = 1
+) -> Residency:
     return Residency(
-        memory_tokens=memory, disk_tokens=disk, longest_tokens=longest, requests=8, turn_tokens=5
+        memory_tokens=memory,
+        disk_tokens=disk,
+        longest_tokens=longest,
+        requests=8,
+        turn_tokens=5,
+        held=lambda tokens: -(-tokens // page) * page,
     )
 
 
@@ -167,3 +174,18 @@ def test_no_more_start_than_the_disk_could_take_at_once() -> None:
     found.leave(a)
     assert found.settle() == ["b"]
     assert b.room == 28
+
+
+def test_requests_hold_whole_pages_of_memory() -> None:
+    """Three of two tokens would fit, of which each takes ten."""
+    found = residency(memory=25, disk=0, page=10)
+    a, b, c = (joined(found, name, 1, 2) for name in "abc")
+    assert found.settle() == ["a", "b"]
+    assert (a.held, a.room, b.held) == (10, 2, 10)
+    found.leave(a)
+    assert found.settle() == ["c"]
+    found.leave(b)
+    found.leave(c)
+    d = joined(found, "d", 21, 25)
+    assert found.settle() == ["d"], "alone it may take all there is"
+    assert d.room == 25

@@ -7,10 +7,17 @@ from dataclasses import replace
 import pytest
 
 from edge.backends.base import StepLimits
-from edge.formats import weight_format
+from edge.formats import KvDtype, weight_format
 from edge.layout import shard_layout
 from edge.reservation import most_beside, with_streamed
-from edge.step_memory import Widths, buffer_bytes, head_load_bytes, load_bytes, most_logits
+from edge.step_memory import (
+    Widths,
+    buffer_bytes,
+    head_load_bytes,
+    held_tokens,
+    load_bytes,
+    most_logits,
+)
 from tests.support.plans import LAYOUTS, make_plan
 from tests.support.specs import plain_spec
 
@@ -77,3 +84,23 @@ def test_loading_a_whole_takes_its_scales_and_the_largest_matrix() -> None:
         4 * sum(sizes) // 32 + max(sizes) // 2
     )
     assert load_bytes(layout, weight_format("float32", 32, "fast")) == 4 * max(sizes)
+
+
+def test_what_scales_are_chosen_by_is_counted_where_codes_take_less() -> None:
+    layout = shard_layout(SPEC, make_plan(SPEC, "solo", model="m"), stage=0, rank=0)
+    widths = Widths.of_shard(SPEC, layout, kv_dtype="int4")
+    rows = 2 * 4 * 3
+    few, many = replace(LIMITS, cached_tokens=64), replace(LIMITS, cached_tokens=512)
+    assert buffer_bytes(widths, few) - buffer_bytes(widths, many) == 64 * rows * (4 * 16 - 8)
+
+
+def test_requests_hold_whole_pages() -> None:
+    """Rows of 64 bytes, 64 in a page; runs that begin at pages, or anywhere."""
+    aligned, other = replace(LIMITS, context_tokens=256), replace(LIMITS, context_tokens=250)
+
+    def held(tokens: int, limits: StepLimits, kv_dtype: KvDtype = "float32") -> int:
+        return held_tokens(tokens, SPEC, limits, kv_dtype)
+
+    assert [held(n, aligned) for n in (1, 64, 65, 256)] == [64, 64, 128, 256]
+    assert [held(n, other) for n in (1, 64, 65, 250)] == [128, 128, 192, 250]
+    assert held(1, aligned, "int4") == 256, "no more than the whole context"

@@ -43,6 +43,7 @@ class MemoryReader:
         self.content = content
         self.offsets: list[int] = []
         self.bytes_read = 0
+        self.version = 1
         self.gate = threading.Event()
         self.gate.set()
         self.failure: StoreError | None = None
@@ -391,3 +392,51 @@ def test_streams_a_real_file(tmp_path: Path) -> None:
         streamer.close()
     least = (1 + 3 * (extents - 1)) * nbytes
     assert least <= streamer.bytes_read <= least + 2 * nbytes
+
+
+def test_a_file_that_is_written_to_meanwhile_is_compared_again(tmp_path: Path) -> None:
+    """Other bytes are refused whenever they come; the same bytes, written again, are not."""
+    extents, nbytes = 4, 2 * PAGE
+    path = tmp_path / "weights"
+    path.write_bytes(content_of(extents, nbytes))
+    places = Places(extents, nbytes)
+    streamer = streamer_of(places, DirectReader(path), resident=0, nbytes=nbytes)
+
+    def write(index: int, content: bytes) -> None:
+        with path.open("r+b") as file:
+            file.seek(index * nbytes)
+            file.write(content)
+
+    try:
+        for number in range(3 * extents):
+            index = number % extents
+            with streamer.extent(index):
+                assert bytes(places.memory[index][0]) == bytes([index + 1]) * nbytes
+            write(index, bytes([index + 1]) * nbytes)
+        write(2, b"x")
+        for index in range(2):
+            with streamer.extent(index):
+                pass
+        with pytest.raises(StoreCorruptError, match="other bytes"), streamer.extent(2):
+            pass
+    finally:
+        streamer.close()
+
+
+def test_a_write_after_the_reading_is_noticed_at_the_use() -> None:
+    """What is read ahead may be written to before it is used: then it is read once more."""
+    reader = MemoryReader(content_of(3, PAGE))
+    streamer = streamer_of(Places(3), reader, resident=0)
+    try:
+        for index in (0, 1, 2):
+            with streamer.extent(index):
+                pass
+        with streamer.extent(0):
+            reader.pool.submit(int).result()  # 1 is there
+            before = reader.offsets.count(PAGE)
+            reader.version += 1
+        with streamer.extent(1):
+            pass
+        assert reader.offsets.count(PAGE) == before + 1
+    finally:
+        streamer.close()

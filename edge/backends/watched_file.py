@@ -1,0 +1,50 @@
+"""Notices who writes to a file of weights while a model is computed from it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from edge.errors import CheckpointError
+from offload import PIECE_BYTES, TensorEntry, piece_digest
+
+
+class WatchedFile:
+    """Some tensors of a file, which was hashed before. `close` it."""
+
+    def __init__(self, path: Path, tensors: Sequence[TensorEntry]) -> None:
+        self._path = path
+        self._tensors = tensors
+        self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._version = self._version_now()
+
+    def check(self) -> None:
+        """Raises CheckpointError if the tensors are no longer what they were.
+
+        Takes a microsecond, unless somebody has written to the file: then all of them are read, and
+        the same bytes, as a second coordinator that sends them may write, are no harm.
+        """
+        version = self._version_now()
+        if version == self._version:
+            return
+        for tensor in self._tensors:
+            for number, piece in enumerate(tensor.pieces):
+                offset = tensor.offset + number * PIECE_BYTES
+                if piece_digest(os.pread(self._file, piece.nbytes, offset)) != piece.digest:
+                    raise CheckpointError(
+                        f"{self._path} was written to while a model was computed from it: it has "
+                        f"other bytes at {offset:,}; load the model again, which mends it"
+                    )
+        self._version = version
+
+    def close(self) -> None:
+        """May be called again."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _version_now(self) -> tuple[int, ...]:
+        """Another one after each write; that the file gets or loses a name is none."""
+        status = os.fstat(self._file)
+        return status.st_mtime_ns, status.st_size
