@@ -70,6 +70,17 @@ def cache_token_bytes(spec: ModelSpec, layout: ShardLayout, kv_dtype: KvDtype) -
     return 2 * len(layout.layers) * layout.num_kv_heads * elements * np.dtype(dtype).itemsize
 
 
+def passing_bytes(
+    spec: ModelSpec, layout: ShardLayout, limits: StepLimits, kv_dtype: KvDtype
+) -> int:
+    """Of a request that is longer than memory, one layer's keys and values: what its host needs
+    for them on their way to a device with memory of its own."""
+    if not limits.exceeds_memory or not layout.layers:
+        return 0
+    token_bytes = cache_token_bytes(spec, layout, kv_dtype)
+    return limits.context_tokens * token_bytes // len(layout.layers)
+
+
 def most_rows(limits: StepLimits) -> int:
     """Rows of the hidden state in the largest step."""
     return max(limits.chunk_tokens, limits.requests)

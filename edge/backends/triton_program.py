@@ -175,19 +175,29 @@ class TritonProgram:
         streamed.start()
 
     def _cut(self) -> None:
-        """Where a step is interrupted: at sums, and where the weights of a layer come and go."""
-        segments = self._segments
+        """Where a step is interrupted: at sums, and where what a layer needs comes and goes."""
         streamed = () if self._streamed is None else self._streamed.streamed
-        layers = [each.layer if each.layer in streamed else None for each in segments]
+        layers = [segment.layer for segment in self._segments]
+        firsts: dict[int, int] = {}
+        lasts: dict[int, int] = {}
+        for index, layer in enumerate(layers):
+            if layer is not None:
+                firsts.setdefault(layer, index)
+                lasts[layer] = index
+        self._first = {index: layer for layer, index in firsts.items()}
+        self._last = {index: layer for layer, index in lasts.items()}
+        self._pieces = self._divided([each if each in streamed else None for each in layers])
+        self._far_pieces = self._divided(layers) if self._limits.exceeds_memory else ()
+        pieces = len(self._pieces) + len(self._far_pieces)
+        self._launches = Launches(self._device, pieces=pieces)
+
+    def _divided(self, layers: Sequence[int | None]) -> tuple[tuple[int, ...], ...]:
+        """Segments that are launched together; layers: of each segment, where those part."""
         parts = groupby(
-            range(len(segments)),
+            range(len(layers)),
             key=(lambda index: index) if self._layout.is_split else layers.__getitem__,
         )
-        self._pieces = tuple(tuple(part) for _, part in parts)
-        self._first = {layers.index(layer): layer for layer in streamed}
-        behind = layers[::-1]
-        self._last = {len(layers) - 1 - behind.index(layer): layer for layer in streamed}
-        self._launches = Launches(self._device, pieces=len(self._pieces))
+        return tuple(tuple(part) for _, part in parts)
 
     def release(self, request: str) -> None:
         self._cache.release(request)
@@ -219,7 +229,7 @@ class TritonProgram:
         """Segment after segment. While one half's sum is under way the other is computed."""
         if not self._layout.is_split:
             (lane,) = lanes
-            for piece in self._pieces:
+            for piece in self._far_pieces if self._cache.is_spread else self._pieces:
                 self._begin(piece[0])
                 self._launch(piece, lane)
                 self._end(piece[-1])
@@ -261,14 +271,27 @@ class TritonProgram:
         return bool(self._layout.embedding) and self._operators.embedding is None
 
     def _begin(self, index: int) -> None:
-        """The segment's weights are there when this returns."""
-        if self._streamed is not None and index in self._first:
-            self._streamed.begin(self._first[index])
+        """The segment's weights, keys and values are there when this returns."""
+        layer = self._first.get(index)
+        if layer is None:
+            return
+        if self._streamed is not None and layer in self._streamed.streamed:
+            self._streamed.begin(layer)
+        if self._cache.is_spread:
+            number = layer - self._layout.layers.start
+            self._moves.begin(number)
+            self._cache.begin_layer(number)
 
     def _end(self, index: int) -> None:
-        """The segment is launched: others may take the place of its weights."""
-        if self._streamed is not None and index in self._last:
-            self._streamed.end(self._last[index])
+        """The segment is launched: others may take the place of what it uses."""
+        layer = self._last.get(index)
+        if layer is None:
+            return
+        if self._streamed is not None and layer in self._streamed.streamed:
+            self._streamed.end(layer)
+        if self._cache.is_spread:
+            self._device.synchronize()  # so that computing is not counted as moving
+            self._moves.end(layer - self._layout.layers.start)
 
     def _launch(self, indices: tuple[int, ...], lane: Lane) -> None:
         """These segments, one after the other."""
@@ -285,7 +308,8 @@ class TritonProgram:
             for segment in segments:
                 segment.launch(lane)
 
-        self._launches.run(None if lane.key is None else (indices, lane.key), work)
+        key = None if lane.key is None else (indices, lane.key, self._cache.is_spread)
+        self._launches.run(key, work)
 
     def _summed(self, segment: Segment, lane: Lane, *, on_host: bool) -> Any:
         """The lane's rows of it: an array on the host, or a tensor."""
