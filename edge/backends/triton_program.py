@@ -19,6 +19,7 @@ from edge.backends.triton_buffers import Lane, StepBuffers
 from edge.backends.triton_collective import TorchSums, device_sums
 from edge.backends.triton_device import Device, Launches, Mirror
 from edge.backends.triton_layers import Segment, ShardOperators
+from edge.backends.triton_logits import DeviceLogits
 from edge.backends.triton_stream import StreamedLayers
 from edge.errors import RequestError
 from offload import KVTier
@@ -79,6 +80,31 @@ class TritonProgram:
     def forward(
         self, step: Step, hidden: NDArray[np.float32] | None, collective: Collective
     ) -> NDArray[np.float32]:
+        self._compute(step, hidden, collective)
+        if self._layout.is_last_stage:
+            result = self._logits(step).array()
+        else:
+            result = self.receive_buffer(step)
+            self._buffers.hidden.to_host(0, result.size)
+            self._device.synchronize()
+        collective.settle()
+        return result
+
+    def logits(
+        self, step: Step, hidden: NDArray[np.float32] | None, collective: Collective
+    ) -> DeviceLogits:
+        self._compute(step, hidden, collective)
+        self._device.synchronize()  # the next step fills buffers that this one reads
+        collective.settle()
+        return self._logits(step)
+
+    def _logits(self, step: Step) -> DeviceLogits:
+        columns = len(self._layout.vocab)
+        return DeviceLogits(self._device, self._buffers.logits, step, columns)
+
+    def _compute(
+        self, step: Step, hidden: NDArray[np.float32] | None, collective: Collective
+    ) -> None:
         check_step(step, self._limits, vocab_size=self._operators.spec.vocab_size)
         buffers = self._buffers
         self._moves.arrive(step)
@@ -98,9 +124,6 @@ class TritonProgram:
         self._run(lanes, collective)
         for entry in step.entries:
             self._cache.wrote(self._cache.open(entry.request), entry.end)
-        result = self._result(step)
-        collective.settle()
-        return result
 
     def calibrate(self, request: str) -> None:
         """Every token has scales of its own here: there is nothing to choose."""
@@ -210,20 +233,6 @@ class TritonProgram:
         self._moves.close()
         self._launches.clear()
         self._segments = ()
-
-    def _result(self, step: Step) -> NDArray[np.float32]:
-        buffers, layout = self._buffers, self._layout
-        if not layout.is_last_stage:
-            rows = self.receive_buffer(step)
-            buffers.hidden.to_host(0, rows.size)
-            self._device.synchronize()
-            return rows
-        columns = len(layout.vocab)
-        count = step.batch * step.logit_rows * columns
-        buffers.logits.to_host(0, count)
-        self._device.synchronize()
-        logits: NDArray[np.float32] = buffers.logits.host[:count]
-        return logits.reshape(step.batch, step.logit_rows, columns)
 
     def _run(self, lanes: Sequence[Lane], collective: Collective) -> None:
         """Segment after segment. While one half's sum is under way the other is computed."""
