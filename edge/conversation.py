@@ -224,6 +224,7 @@ class Conversation:
             assignment, cached.manifest, host_bytes=self._host_share(assignment, cached.manifest)
         )
         await self._node.reserve(assignment.session, use)
+        host_free_bytes = self._node.host_free_bytes
         host_bytes = self._host_share(assignment, cached.manifest) or 0  # others may have come
         loop = asyncio.get_running_loop()
 
@@ -238,7 +239,7 @@ class Conversation:
                 report,
                 self._node.kv_room,
                 host_bytes=host_bytes,
-                kv_host_bytes=(self._node.host_free_bytes or 0) - host_bytes,
+                kv_host_bytes=None if host_free_bytes is None else host_free_bytes - host_bytes,
             )
         except BaseException:
             self._node.release(assignment.session)

@@ -37,10 +37,10 @@ class HostedSession:
         kv_room: KvRoom,
         *,
         host_bytes: int = 0,
-        kv_host_bytes: int = 0,
+        kv_host_bytes: int | None = None,
     ) -> None:
         """host_bytes: kept for its weights in the memory of a device's host, where that is another.
-        kv_host_bytes: the most that is free there for its keys and values.
+        kv_host_bytes: the most that is free there for its keys and values; None: it is no other.
 
         Raises CapacityError where `kv_room` has not what the assignment promises.
         """

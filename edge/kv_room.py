@@ -10,7 +10,7 @@ from pathlib import Path
 from edge.errors import CapacityError, RequestError
 from edge.layout import ShardLayout
 from edge.memory import format_size
-from edge.step_memory import cache_token_bytes
+from edge.step_memory import cache_token_bytes, passing_bytes
 from edge.wire import Assignment
 from offload import DiskKVTier, KVTier, KVTiers, MemoryKVTier, PrefixStore, StoreError
 
@@ -22,7 +22,8 @@ class KvShare:
     memory_bytes: int
     disk_bytes: int
     host_bytes: int
-    """Of the memory of a device's host, where that is another: it is filled before the disk."""
+    """Of the memory of a device's host, where that is another: what is filled before the disk, and
+    what a layer of a request that is longer than the device's memory passes through."""
     tier: KVTier | None
     """The host's memory and the disk, as one."""
     host: KVTier | None
@@ -62,10 +63,12 @@ class KvRoom:
     def free_disk_bytes(self) -> int:
         return self._disk_bytes - sum(share.disk_bytes for share in self._shares)
 
-    def share(self, assignment: Assignment, layout: ShardLayout, *, host_bytes: int = 0) -> KvShare:
+    def share(
+        self, assignment: Assignment, layout: ShardLayout, *, host_bytes: int | None = None
+    ) -> KvShare:
         """What a session was promised; `give_back` it. Raises CapacityError if it is not free.
 
-        host_bytes: free in the memory of the device's host.
+        host_bytes: free in the memory of the device's host, where that is another.
         """
         token_bytes = cache_token_bytes(assignment.model, layout, assignment.kv_dtype)
         limits = assignment.limits
@@ -83,10 +86,20 @@ class KvRoom:
                 f"{format_size(disk_bytes)} on disk are asked for keys and values and "
                 f"{format_size(self.free_disk_bytes)} are free: load the model again"
             )
+        passing = 0
+        if host_bytes is not None:
+            passing = passing_bytes(assignment.model, layout, limits, assignment.kv_dtype)
+            if passing > host_bytes:
+                raise CapacityError(
+                    f"the longest request needs {format_size(passing)} of the host's memory for "
+                    f"keys and values on their way to the GPU, and {format_size(host_bytes)} are "
+                    "free: give the peer more --host-memory, or load the model with fewer "
+                    "context_tokens"
+                )
         tier: KVTier | None = None
         host: KVTier | None = None
         disk: KVTier | None = None
-        host_bytes = min(host_bytes, disk_bytes)
+        host_bytes = min((host_bytes or 0) - passing, disk_bytes)
         if limits.disk_tokens and self.prefixes is not None:
             guests = self.prefixes
             tier = disk = DiskKVTier(self._folder, disk_bytes, guests.make_room, guests.give_way)
@@ -96,7 +109,7 @@ class KvRoom:
         share = KvShare(
             memory_bytes=memory_bytes,
             disk_bytes=disk_bytes,
-            host_bytes=host_bytes if host is not None else 0,
+            host_bytes=passing + (host_bytes if host is not None else 0),
             tier=tier,
             host=host,
             disk=disk,

@@ -11,7 +11,7 @@ from edge.formats import KvDtype
 from edge.layout import shard_layout
 from edge.ledger import Use
 from edge.models.spec import ModelSpec
-from edge.step_memory import Widths, buffer_bytes, head_load_bytes
+from edge.step_memory import Widths, buffer_bytes, head_load_bytes, passing_bytes
 from edge.wire import Assignment
 from offload import Manifest, numpy_dtype
 from partition import Plan, Shard, Stage, Workload, memory_use, weight_tiers
@@ -78,10 +78,16 @@ def shard_use(
 
 
 def host_share(free_bytes: int, assignment: Assignment, manifest: Manifest) -> int:
-    """Of its host's memory, what to keep for a shard: all it could use, whatever its budget is."""
+    """Of its host's memory, what to keep for a shard: all it could use, whatever its budget is.
+
+    Less what its keys and values may need there on their way.
+    """
     count = len(assignment.plan.stages[assignment.stage].layers)
     use = shard_use(assignment, manifest, streamed=count)
-    return min(free_bytes, use.streamed_bytes)
+    passing = passing_bytes(
+        assignment.model, assignment.layout, assignment.limits, assignment.kv_dtype
+    )
+    return min(max(0, free_bytes - passing), use.streamed_bytes)
 
 
 def elastic(

@@ -14,13 +14,20 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.backends.base import Step, StepEntry
+from edge.backends.base import Logits, Step, StepEntry
 from edge.errors import PeerError
 from edge.wire import SamplingTerms
 from kernels.sampling.parameters import SamplingParameters
 from kernels.sampling.ranking import truncates
 from kernels.sampling.reference import sample
-from kernels.sampling.shortlist import SHORTLIST_TOKENS, choose, make_shortlist, shortlist_dtype
+from kernels.sampling.shortlist import (
+    SHORTLIST_TOKENS,
+    choose,
+    make_shortlist,
+    ranked_count,
+    ranked_shortlist,
+    shortlist_dtype,
+)
 from transport import Collective, SoloCollective
 
 
@@ -50,6 +57,7 @@ class TokenChoice:
         """parts: each rank's ids of the vocabulary, in order. They begin at 0."""
         self.collective: Collective = SoloCollective()
         self._columns = [len(part) for part in parts]
+        self._rank = rank
         self._vocab_size = sum(self._columns)
         self._first_id = sum(self._columns[:rank])
         self._shortlist_tokens = shortlist_tokens
@@ -89,7 +97,7 @@ class TokenChoice:
             for _index, _entry, request in self._choices(step)
         )
 
-    def offer(self, step: Step, own: NDArray[np.float32]) -> None:
+    def offer(self, step: Step, own: Logits) -> None:
         """Of a shard that is not the sampler: send what the choice needs of its columns.
 
         own: this shard's logits [batch, rows, columns].
@@ -102,13 +110,11 @@ class TokenChoice:
         else:
             self.collective.gather(self._shortlists(step, own), None, root=0)
 
-    def send_logits(self, own: NDArray[np.float32]) -> None:
+    def send_logits(self, own: Logits) -> None:
         """Send all logits [batch, rows, columns] of this shard to the sampler."""
-        self.collective.gather(np.ascontiguousarray(own), None, root=0)
+        self.collective.gather(np.ascontiguousarray(own.array()), None, root=0)
 
-    def choose(
-        self, step: Step, own: NDArray[np.float32], ask_all: Callable[[], None]
-    ) -> list[int]:
+    def choose(self, step: Step, own: Logits, ask_all: Callable[[], None]) -> list[int]:
         """Of the sampler: a token for each entry that wants one.
 
         own: this shard's logits [batch, rows, columns]. ask_all: makes the other shards call
@@ -118,7 +124,7 @@ class TokenChoice:
         if not step.logit_rows:
             return []
         chosen: list[int | None] = [None for _choice in self._choices(step)]
-        if not self._sends_logits(step):
+        if not self._sends_logits(step) or self._ranks_alone(step, own):
             chosen = self._choose_from_shortlists(step, own)
             if None in chosen:
                 ask_all()
@@ -130,14 +136,14 @@ class TokenChoice:
             for token, (index, entry, request) in zip(chosen, self._choices(step), strict=True)
         ]
 
-    def gather_logits(self, own: NDArray[np.float32]) -> NDArray[np.float32]:
+    def gather_logits(self, own: Logits) -> NDArray[np.float32]:
         """Of the sampler: every shard's columns side by side [batch, rows, vocab]."""
         if len(self._columns) == 1:
-            return own
-        shapes = [(*own.shape[:2], columns) for columns in self._columns]
+            return own.array()
+        shapes = [(*own.array().shape[:2], columns) for columns in self._columns]
         if [each.shape for each in self._gathered] != shapes:
             self._gathered = [np.empty(shape, np.float32) for shape in shapes]
-        self.collective.gather(np.ascontiguousarray(own), self._gathered, root=0)
+        self.collective.gather(np.ascontiguousarray(own.array()), self._gathered, root=0)
         return np.concatenate(self._gathered, axis=-1)
 
     def take(self, step: Step, tokens: Sequence[int]) -> bool:
@@ -175,6 +181,13 @@ class TokenChoice:
         shortlists = sum(self._num_bytes(step, columns) for columns in self._columns[1:])
         return 2 * shortlists >= 4 * logits
 
+    def _ranks_alone(self, step: Step, own: Logits) -> bool:
+        """Whether the only shard chooses from what ranks first, without a look at all logits."""
+        return len(self._columns) == 1 and all(
+            self._ranked_count(request, own) is not None
+            for _index, _entry, request in self._choices(step)
+        )
+
     def _num_bytes(self, step: Step, columns: int) -> int:
         return sum(
             self._dtype(request.terms.sampling, columns).itemsize
@@ -189,13 +202,33 @@ class TokenChoice:
             tokens=self._shortlist_tokens,
         )
 
-    def _shortlists(self, step: Step, own: NDArray[np.float32]) -> NDArray[np.uint8]:
+    def _shortlists(self, step: Step, own: Logits) -> NDArray[np.uint8]:
         """This shard's candidates for every choice of the step, one after the other."""
-        return np.concatenate(
-            [
-                self._shortlist(own[index, -1], entry, request).view(np.uint8)
-                for index, entry, request in self._choices(step)
-            ]
+        choices = list(self._choices(step))
+        counts = [self._ranked_count(request, own) for _index, _entry, request in choices]
+        most = max((count for count in counts if count is not None), default=0)
+        best = own.best(most) if most else None
+        found = []
+        for (index, entry, request), count in zip(choices, counts, strict=True):
+            if best is None or count is None or best[0][index, 0] < 0:
+                shortlist = self._shortlist(own.array()[index, -1], entry, request)
+            else:
+                columns, scores = best
+                shortlist = ranked_shortlist(
+                    columns[index, :count], scores[index, :count], first_id=self._first_id
+                )
+            found.append(shortlist.view(np.uint8))
+        return np.concatenate(found)
+
+    def _ranked_count(self, request: _Request, own: Logits) -> int | None:
+        """How many columns to ask `own` for; None where that does not tell the shortlist."""
+        if not own.can_rank:
+            return None
+        return ranked_count(
+            request.terms.sampling,
+            columns=self._columns[self._rank],
+            vocab_size=self._vocab_size,
+            tokens=self._shortlist_tokens,
         )
 
     def _shortlist(
@@ -211,7 +244,7 @@ class TokenChoice:
             tokens=self._shortlist_tokens,
         )
 
-    def _choose_from_shortlists(self, step: Step, own: NDArray[np.float32]) -> list[int | None]:
+    def _choose_from_shortlists(self, step: Step, own: Logits) -> list[int | None]:
         """A token for each choice, or None where the candidates do not tell."""
         mine = self._shortlists(step, own)
         messages = [np.empty(self._num_bytes(step, columns), np.uint8) for columns in self._columns]

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 import transport
 from edge.asides import Asides
-from edge.backends.base import Backend, ShardWeights, StageProgram, Step
+from edge.backends.base import Backend, Logits, ShardWeights, StageProgram, Step
 from edge.calibration import calibration_step
 from edge.device_sums import OVER_LINKS, join
 from edge.errors import PlanError
@@ -306,20 +306,20 @@ class ShardSession:
             step = following
             self._asides.do()
             self._times.begin(is_decode=step.num_tokens == 1)
-            output = self._compute(step)
+            logits = self._compute(step)
             start_s = time.perf_counter()
-            if self.is_sampler:
-                following = self._sample_and_tell(step, output)
-            elif self.layout.is_last_stage:
-                self._choice.offer(step, output)
+            if logits is not None and self.is_sampler:
+                following = self._sample_and_tell(step, logits)
+            elif logits is not None:
+                self._choice.offer(step, logits)
             self._times.now.sample_s += time.perf_counter() - start_s
             if not self.is_sampler:
-                following = self._hear(step, output)
+                following = self._hear(step, logits)
             if self._prefixes is not None and self._program is not None:
                 self._prefixes.keep(self._program)
 
-    def _compute(self, step: Step) -> NDArray[np.float32]:
-        """Receive from the stage before, compute, send to the stage after."""
+    def _compute(self, step: Step) -> Logits | None:
+        """Receive from the stage before, compute, send to the stage after; logits of the last."""
         program = self._program
         if program is None:
             raise PlanError("a step before the shard was loaded")
@@ -333,9 +333,11 @@ class ShardSession:
             self._arriving.receive(link, hidden)
         received_s, reduced_s = time.perf_counter(), times.reduce_s
         loaded_s = program.disk_wait_s
-        output = program.forward(step, hidden, self._collective)
+        is_last = self.layout.is_last_stage
+        logits = program.logits(step, hidden, self._collective) if is_last else None
+        output = None if is_last else program.forward(step, hidden, self._collective)
         computed_s = time.perf_counter()
-        if self._successors:
+        if output is not None and self._successors:
             message = self._leaving.outgoing(output)
             for seat in self._successors:
                 self._links[seat].send(message)
@@ -345,9 +347,9 @@ class ShardSession:
         times.load_s += load_s
         times.compute_s += computed_s - received_s - (times.reduce_s - reduced_s) - load_s
         times.send_s += time.perf_counter() - computed_s
-        return output
+        return logits
 
-    def _hear(self, step: Step, own: NDArray[np.float32]) -> Step | None:
+    def _hear(self, step: Step, own: Logits | None) -> Step | None:
         """The next step of a run, as the sampler tells it; None at its end.
 
         Meanwhile the sampler may ask a shard of its stage for `own`, its logits.
@@ -360,7 +362,7 @@ class ShardSession:
         start_s = time.perf_counter()
         sampler = self._links[sampler_seat(self.sizes)]
         sampler.receive(self._token)
-        if may_ask and self._token[0] == ASK_FOR_LOGITS:
+        if own is not None and may_ask and self._token[0] == ASK_FOR_LOGITS:
             self._choice.send_logits(own)
             sampler.receive(self._token)
         self._times.now.receive_s += time.perf_counter() - start_s
@@ -368,7 +370,7 @@ class ShardSession:
             return None
         return step.following(self._token.tolist())
 
-    def _sample_and_tell(self, step: Step, own: NDArray[np.float32]) -> Step | None:
+    def _sample_and_tell(self, step: Step, own: Logits) -> Step | None:
         """Choose tokens, tell the other shards at once, then the coordinator."""
         if self._choice.wants_logits(step):
             self._report_logits(step, self._choice.gather_logits(own))

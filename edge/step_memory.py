@@ -117,6 +117,17 @@ def calibration_tokens(limits: StepLimits) -> int:
     return min(MOST_CALIBRATION_TOKENS, limits.chunk_tokens, limits.cached_tokens)
 
 
+def passing_bytes(
+    spec: ModelSpec, layout: ShardLayout, limits: StepLimits, kv_dtype: KvDtype
+) -> int:
+    """Of a request that is longer than memory, one layer's keys and values: what its host needs
+    for them on their way to a device with memory of its own."""
+    if not limits.exceeds_memory or not layout.layers:
+        return 0
+    token_bytes = cache_token_bytes(spec, layout, kv_dtype)
+    return limits.context_tokens * token_bytes // len(layout.layers)
+
+
 def most_rows(limits: StepLimits) -> int:
     """Rows of the hidden state in the largest step."""
     return max(limits.chunk_tokens, limits.requests)

@@ -129,6 +129,42 @@ class StepLimits:
         return bool(self.disk_tokens) and self.context_tokens > self.cached_tokens
 
 
+class Logits(Protocol):
+    """A shard's logits of one step [batch, logit_rows, len(vocab)], where they were computed.
+
+    Valid until the program's next call.
+    """
+
+    @property
+    def can_rank(self) -> bool:
+        """`best` may know more than the host would have to find out for itself."""
+        ...
+
+    def array(self) -> NDArray[np.float32]:
+        """All of them, on the host."""
+        ...
+
+    def best(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.float32]] | None:
+        """Of each entry's last row: the columns that rank first (`kernels.sampling`), and their
+        logits, [batch, count]; −1 in a row that is not finite. None where it cannot be told."""
+        ...
+
+
+class HostLogits:
+    """Of programs that compute on the host."""
+
+    can_rank = False
+
+    def __init__(self, array: NDArray[np.float32]) -> None:
+        self._array = array
+
+    def array(self) -> NDArray[np.float32]:
+        return self._array
+
+    def best(self, count: int) -> None:
+        return None
+
+
 class StageProgram(Protocol):
     """One shard, ready to run. Called from one thread only.
 
@@ -163,6 +199,12 @@ class StageProgram(Protocol):
         fit (context, chunk, slots), and what the collective raises. The collective's memory is
         the host's, or the device's if `device_sums` made it.
         """
+        ...
+
+    def logits(
+        self, step: Step, hidden: NDArray[np.float32] | None, collective: Collective
+    ) -> Logits:
+        """`forward` in the last stage, for who may not need all logits on the host."""
         ...
 
     def receive_buffer(self, step: Step) -> NDArray[np.float32]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.backends.base import Step, StepLimits, check_step
+from edge.backends.base import HostLogits, Step, StepLimits, check_step
 from edge.backends.embedding_rows import EmbeddingRows
 from edge.backends.kv_moves import CacheMoves
 from edge.backends.onnx_runtime import ort
@@ -163,6 +163,11 @@ class OrtProgram:
             return logits[:, : step.logit_rows]
         last = self._hidden[len(self._graphs.segments) % 2]
         return self._view(last, step.batch, step.num_tokens)
+
+    def logits(
+        self, step: Step, hidden: NDArray[np.float32] | None, collective: Collective
+    ) -> HostLogits:
+        return HostLogits(self.forward(step, hidden, collective))
 
     def calibrate(self, request: str) -> None:
         if self._kv_bits is None:

@@ -9,7 +9,7 @@ import importlib.util
 from typing import TYPE_CHECKING
 
 from edge.backends.base import ShardWeights, StepLimits
-from edge.errors import CapacityError, RequestError
+from edge.errors import CapacityError
 from edge.formats import KvDtype, WeightFormat, kv_bits
 from edge.layout import ShardLayout
 from edge.memory import format_size, usable_memory_bytes
@@ -96,18 +96,11 @@ class TritonBackend:
         kv_dtype: KvDtype = "float32",
         kv_tier: KVTier | None = None,
     ) -> TritonProgram:
-        """Raises RequestError for what the kernels do not take, and where they compute wrongly."""
+        """Raises RequestError where the kernels compute wrongly."""
         import torch
 
         from edge.backends.triton_load import load
 
-        if limits.exceeds_memory:
-            raise RequestError(
-                f"a request may have {limits.context_tokens} tokens, and this device keeps memory "
-                f"for keys and values of {limits.cached_tokens}; only back end ort computes one "
-                "that is longer than its memory: load the model with fewer context_tokens, or give "
-                "the peer more --kv-memory"
-            )
         device = self._opened()
         torch.set_num_threads(self._threads)
         try:

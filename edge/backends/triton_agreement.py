@@ -27,6 +27,9 @@ from kernels.embedding.reference import embedding
 from kernels.gated_mlp.reference import gated_silu
 from kernels.matmul.reference import matmul
 from kernels.rms_norm.reference import add_rms_norm, rms_norm
+from kernels.sampling.ranking import likeliest
+from kernels.sampling.shortlist import SHORTLIST_TOKENS
+from kernels.sampling.triton import top_k
 
 LARGEST_ERROR = {torch.float32: 1e-3, torch.bfloat16: 2e-2}
 """Of an operator's result, over the largest value. What is wrong is wrong by far more."""
@@ -70,6 +73,7 @@ def check_agreement(
     if operators.head is not None:
         check.norm(operators.head.norm, "final_norm")
         check.product(operators.head.product)
+        check.ranking()
 
 
 class _Check:
@@ -149,6 +153,19 @@ class _Check:
             label = f"{operator} ({name}, {rows} row{'s' if rows > 1 else ''})"
             self.compare(label, given[:, outputs], expected)
             self.compare(label, torch.isfinite(given).all().float(), np.ones((), np.float32))
+
+    def ranking(self) -> None:
+        """Of logits. A GPU's kernel for many of them takes seconds to compile: not in a reply."""
+        columns = len(self._operators.layout.vocab)
+        most = min(SHORTLIST_TOKENS, columns)
+        logits = self.normal(1, columns)
+        for count in (1, most) if self._device.is_gpu else (1,):
+            scores, ids = top_k(torch.from_numpy(logits).to(self._device.torch), count)
+            expected = likeliest(logits[0], count)
+            label = f"top_k ({count} of {columns} logits)"
+            self.compare(label, scores[0], logits[0, expected])
+            is_same = torch.from_numpy(expected) == ids[0].cpu()
+            self.compare(label, is_same.all().float(), np.ones((), np.float32))
 
     def attention(self, block: Attention) -> None:
         """A chunk of a prompt, then a token after it."""

@@ -17,7 +17,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from offload import Copier, Mark, Memory, MemoryCopier, Unpin, unpinned
@@ -51,6 +53,8 @@ class Device:
         self.name = (
             torch.cuda.get_device_name(self.torch) if self.is_gpu else "CPU, Triton interpreted"
         )
+        self._beside: Any = None
+        """One stream for all: memory that was used on one is not given to another."""
 
     def free_bytes(self) -> int:
         """Of the GPU's own memory."""
@@ -82,6 +86,25 @@ class Device:
         """Memory that nobody uses any more: to the system, for other programs."""
         if self.is_gpu:
             torch.cuda.empty_cache()
+
+    def host_bytes(self, shape: Sequence[int]) -> NDArray[np.uint8]:
+        """Memory of the host, pinned where there is a GPU; what is in it says nothing."""
+        found: NDArray[np.uint8] = torch.empty(
+            tuple(shape), dtype=torch.uint8, pin_memory=self.is_gpu
+        ).numpy()
+        return found
+
+    @contextlib.contextmanager
+    def beside(self) -> Iterator[None]:
+        """What is copied in the block goes beside what is computed, and is done at its end."""
+        if not self.is_gpu:
+            yield
+            return
+        if self._beside is None:
+            self._beside = torch.cuda.Stream(self.torch)
+        with torch.cuda.stream(self._beside):
+            yield
+            self._beside.synchronize()
 
     def to_host(self, tensor: Tensor) -> Tensor:
         """A copy, through pinned memory; waits for what was launched before."""

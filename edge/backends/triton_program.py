@@ -19,6 +19,7 @@ from edge.backends.triton_buffers import Lane, StepBuffers
 from edge.backends.triton_collective import TorchSums, device_sums
 from edge.backends.triton_device import Device, Launches, Mirror
 from edge.backends.triton_layers import Segment, ShardOperators
+from edge.backends.triton_logits import DeviceLogits
 from edge.backends.triton_stream import StreamedLayers
 from edge.errors import RequestError
 from offload import KVTier
@@ -79,6 +80,31 @@ class TritonProgram:
     def forward(
         self, step: Step, hidden: NDArray[np.float32] | None, collective: Collective
     ) -> NDArray[np.float32]:
+        self._compute(step, hidden, collective)
+        if self._layout.is_last_stage:
+            result = self._logits(step).array()
+        else:
+            result = self.receive_buffer(step)
+            self._buffers.hidden.to_host(0, result.size)
+            self._device.synchronize()
+        collective.settle()
+        return result
+
+    def logits(
+        self, step: Step, hidden: NDArray[np.float32] | None, collective: Collective
+    ) -> DeviceLogits:
+        self._compute(step, hidden, collective)
+        self._device.synchronize()  # the next step fills buffers that this one reads
+        collective.settle()
+        return self._logits(step)
+
+    def _logits(self, step: Step) -> DeviceLogits:
+        columns = len(self._layout.vocab)
+        return DeviceLogits(self._device, self._buffers.logits, step, columns)
+
+    def _compute(
+        self, step: Step, hidden: NDArray[np.float32] | None, collective: Collective
+    ) -> None:
         check_step(step, self._limits, vocab_size=self._operators.spec.vocab_size)
         buffers = self._buffers
         self._moves.arrive(step)
@@ -98,9 +124,6 @@ class TritonProgram:
         self._run(lanes, collective)
         for entry in step.entries:
             self._cache.wrote(self._cache.open(entry.request), entry.end)
-        result = self._result(step)
-        collective.settle()
-        return result
 
     def calibrate(self, request: str) -> None:
         """Every token has scales of its own here: there is nothing to choose."""
@@ -175,19 +198,29 @@ class TritonProgram:
         streamed.start()
 
     def _cut(self) -> None:
-        """Where a step is interrupted: at sums, and where the weights of a layer come and go."""
-        segments = self._segments
+        """Where a step is interrupted: at sums, and where what a layer needs comes and goes."""
         streamed = () if self._streamed is None else self._streamed.streamed
-        layers = [each.layer if each.layer in streamed else None for each in segments]
+        layers = [segment.layer for segment in self._segments]
+        firsts: dict[int, int] = {}
+        lasts: dict[int, int] = {}
+        for index, layer in enumerate(layers):
+            if layer is not None:
+                firsts.setdefault(layer, index)
+                lasts[layer] = index
+        self._first = {index: layer for layer, index in firsts.items()}
+        self._last = {index: layer for layer, index in lasts.items()}
+        self._pieces = self._divided([each if each in streamed else None for each in layers])
+        self._far_pieces = self._divided(layers) if self._limits.exceeds_memory else ()
+        pieces = len(self._pieces) + len(self._far_pieces)
+        self._launches = Launches(self._device, pieces=pieces)
+
+    def _divided(self, layers: Sequence[int | None]) -> tuple[tuple[int, ...], ...]:
+        """Segments that are launched together; layers: of each segment, where those part."""
         parts = groupby(
-            range(len(segments)),
+            range(len(layers)),
             key=(lambda index: index) if self._layout.is_split else layers.__getitem__,
         )
-        self._pieces = tuple(tuple(part) for _, part in parts)
-        self._first = {layers.index(layer): layer for layer in streamed}
-        behind = layers[::-1]
-        self._last = {len(layers) - 1 - behind.index(layer): layer for layer in streamed}
-        self._launches = Launches(self._device, pieces=len(self._pieces))
+        return tuple(tuple(part) for _, part in parts)
 
     def release(self, request: str) -> None:
         self._cache.release(request)
@@ -201,25 +234,11 @@ class TritonProgram:
         self._launches.clear()
         self._segments = ()
 
-    def _result(self, step: Step) -> NDArray[np.float32]:
-        buffers, layout = self._buffers, self._layout
-        if not layout.is_last_stage:
-            rows = self.receive_buffer(step)
-            buffers.hidden.to_host(0, rows.size)
-            self._device.synchronize()
-            return rows
-        columns = len(layout.vocab)
-        count = step.batch * step.logit_rows * columns
-        buffers.logits.to_host(0, count)
-        self._device.synchronize()
-        logits: NDArray[np.float32] = buffers.logits.host[:count]
-        return logits.reshape(step.batch, step.logit_rows, columns)
-
     def _run(self, lanes: Sequence[Lane], collective: Collective) -> None:
         """Segment after segment. While one half's sum is under way the other is computed."""
         if not self._layout.is_split:
             (lane,) = lanes
-            for piece in self._pieces:
+            for piece in self._far_pieces if self._cache.is_spread else self._pieces:
                 self._begin(piece[0])
                 self._launch(piece, lane)
                 self._end(piece[-1])
@@ -261,14 +280,27 @@ class TritonProgram:
         return bool(self._layout.embedding) and self._operators.embedding is None
 
     def _begin(self, index: int) -> None:
-        """The segment's weights are there when this returns."""
-        if self._streamed is not None and index in self._first:
-            self._streamed.begin(self._first[index])
+        """The segment's weights, keys and values are there when this returns."""
+        layer = self._first.get(index)
+        if layer is None:
+            return
+        if self._streamed is not None and layer in self._streamed.streamed:
+            self._streamed.begin(layer)
+        if self._cache.is_spread:
+            number = layer - self._layout.layers.start
+            self._moves.begin(number)
+            self._cache.begin_layer(number)
 
     def _end(self, index: int) -> None:
-        """The segment is launched: others may take the place of its weights."""
-        if self._streamed is not None and index in self._last:
-            self._streamed.end(self._last[index])
+        """The segment is launched: others may take the place of what it uses."""
+        layer = self._last.get(index)
+        if layer is None:
+            return
+        if self._streamed is not None and layer in self._streamed.streamed:
+            self._streamed.end(layer)
+        if self._cache.is_spread:
+            self._device.synchronize()  # so that computing is not counted as moving
+            self._moves.end(layer - self._layout.layers.start)
 
     def _launch(self, indices: tuple[int, ...], lane: Lane) -> None:
         """These segments, one after the other."""
@@ -285,7 +317,8 @@ class TritonProgram:
             for segment in segments:
                 segment.launch(lane)
 
-        self._launches.run(None if lane.key is None else (indices, lane.key), work)
+        key = None if lane.key is None else (indices, lane.key, self._cache.is_spread)
+        self._launches.run(key, work)
 
     def _summed(self, segment: Segment, lane: Lane, *, on_host: bool) -> Any:
         """The lane's rows of it: an array on the host, or a tensor."""

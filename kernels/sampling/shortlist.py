@@ -105,6 +105,35 @@ def make_shortlist(
     return shortlist
 
 
+def ranked_count(
+    parameters: SamplingParameters,
+    *,
+    columns: int,
+    vocab_size: int,
+    tokens: int = SHORTLIST_TOKENS,
+) -> int | None:
+    """How many of a shard's columns, those that rank first, make its shortlist.
+
+    None where it depends on more than those: on all weights, a draw among all, or the history.
+    """
+    is_draw = parameters.temperature > 0.0 and not truncates(parameters, vocab_size)
+    if is_draw or parameters.repetition_penalty != 1.0 or _needs_octaves(parameters, vocab_size):
+        return None
+    dtype = shortlist_dtype(parameters, columns=columns, vocab_size=vocab_size, tokens=tokens)
+    return int(dtype["ids"].shape[0])
+
+
+def ranked_shortlist(columns: IdArray, scores: FloatArray, *, first_id: int) -> Shortlist:
+    """What `make_shortlist` makes, from `ranked_count` columns and their logits, in their ranking.
+
+    All logits of the part are finite.
+    """
+    shortlist: Shortlist = np.zeros(1, _dtype(columns.size, False))
+    shortlist["ids"] = columns + first_id
+    shortlist["scores"] = scores
+    return shortlist
+
+
 def choose(
     shortlists: Sequence[Shortlist],
     *,

@@ -19,10 +19,12 @@ from numpy.typing import NDArray
 
 from edge.backends.base import ShardWeights, Step, StepEntry, StepLimits
 from edge.formats import weight_format
+from edge.sampler import TokenChoice
 from edge.session import ShardSession
 from edge.wire import Assignment, SamplingTerms
 from edge.wire_choice import WireRules
 from kernels.sampling.parameters import SamplingParameters
+from kernels.sampling.ranking import likeliest
 from kernels.sampling.reference import sample
 from kernels.sampling.shortlist import SHORTLIST_TOKENS
 from offload import Manifest
@@ -161,6 +163,7 @@ def shards(
     stage_before: bool = False,
     shortlist_tokens: int = SHORTLIST_TOKENS,
     broken_id: int | None = None,
+    ranks: bool = False,
 ) -> Iterator[Shards]:
     """Sessions of a stage whose shards hold so many columns, perhaps behind a stage of one."""
     plan = make_plan(columns, stage_before=stage_before)
@@ -196,7 +199,7 @@ def shards(
     try:
         for session in found.sessions:
             weights = ShardWeights(path=Path(), manifest=Manifest(tensors=(), total_bytes=0))
-            session.load(MadeUpBackend(broken_id=broken_id), weights).result()
+            session.load(MadeUpBackend(broken_id=broken_id, ranks=ranks), weights).result()
             session.connect(links[session.seat], {seat: str(seat) for seat in seats(plan)})
         yield found
     finally:
@@ -265,6 +268,51 @@ def test_requests_of_a_batch_may_each_choose_in_another_way(
             }
 
 
+@pytest.mark.parametrize(
+    ("parts", "shortlist_tokens", "names"),
+    [("one", 2, ["greedy", "min_p"]), ("three", SHORTLIST_TOKENS, ["greedy", "top_p", "all"])],
+)
+def test_what_a_gpu_ranks_gives_the_same_tokens(
+    parts: str, shortlist_tokens: int, names: list[str]
+) -> None:
+    """In one step some choices are made of what it ranks, and some of all logits after all."""
+    with shards(PARTS[parts], shortlist_tokens=shortlist_tokens, ranks=True) as found:
+        prompts = {name: [1, 2, 3, len(name)] for name in names}
+        for name in names:
+            found.begin(name, PARAMETERS[name])
+        assert found.generate(prompts) == {
+            name: expected_tokens(prompts[name], PARAMETERS[name]) for name in names
+        }
+
+
+class NothingButTheBest:
+    """Logits that nobody may bring to the host."""
+
+    can_rank = True
+
+    def __init__(self, logits: NDArray[np.float32]) -> None:
+        self._logits = logits
+
+    def array(self) -> NDArray[np.float32]:
+        raise AssertionError("all logits were asked for")
+
+    def best(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        columns = likeliest(self._logits, count).astype(np.int64)
+        return columns[None], self._logits[None, columns]
+
+
+@pytest.mark.parametrize("name", ["greedy", "top_k", "min_p"])
+def test_all_logits_stay_where_the_best_of_them_tell_the_token(name: str) -> None:
+    prompt = [4, 4, 9]
+    choice = TokenChoice([range(VOCAB)], 0)
+    terms = SamplingTerms(sampling=PARAMETERS[name], end_ids=frozenset(), max_new_tokens=50)
+    choice.begin("r", terms)
+    entry = StepEntry(request="r", position=0, tokens=tuple(prompt), logit_rows=1)
+    own = NothingButTheBest(logits_after(*prompt))
+    (token,) = choice.choose(Step(entries=(entry,)), own, lambda: None)
+    assert token == expected_tokens(prompt, PARAMETERS[name])[0]
+
+
 @pytest.mark.parametrize("name", ["greedy", "temperature", "top_k", "top_p", "min_p", "all"])
 def test_what_travels_is_little_beside_the_logits(name: str) -> None:
     prompt = [4, 4, 9]
@@ -300,12 +348,13 @@ def test_logits_that_are_asked_for_are_all_there(parts: str) -> None:
             np.testing.assert_array_equal(rows[row], logits_after(*tokens[: row + 1]))
 
 
+@pytest.mark.parametrize("ranks", [False, True])
 @pytest.mark.parametrize("name", ["greedy", "temperature", "top_p"])
 @pytest.mark.parametrize("broken_id", [0, VOCAB - 1])
 def test_logits_that_are_not_finite_are_reported_wherever_they_are(
-    name: str, broken_id: int
+    name: str, broken_id: int, ranks: bool
 ) -> None:
-    with shards(PARTS["two"], broken_id=broken_id) as found:
+    with shards(PARTS["two"], broken_id=broken_id, ranks=ranks) as found:
         found.begin(name, PARAMETERS[name])
         entry = StepEntry(request=name, position=0, tokens=(1, 2), logit_rows=1)
         frame = found.step(Step(entries=(entry,)))

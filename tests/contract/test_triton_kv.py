@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from edge.backends.base import StageProgram, StepLimits, open_backend
+from edge.backends.base import StepLimits
 from edge.errors import RequestError
-from edge.formats import weight_format
-from offload import DiskKVTier, KVTiers, MemoryKVTier, PrefixStore, StoreFullError
+from offload import DiskKVTier, KVTier, KVTiers, MemoryKVTier, PrefixStore, StoreFullError
 from tests.support.checkpoints import TinyCheckpoint
-from tests.support.plans import make_plan
-from tests.support.triton_shards import TritonPlan, chunk, decode, shard_weights, triton_plan
+from tests.support.triton_shards import TritonPlan, chunk, decode, triton_plan
 
 Checkpoints = Callable[..., TinyCheckpoint]
 
@@ -142,21 +141,44 @@ def test_a_tier_without_room_leaves_a_request_where_it_is(
         assert int(again[0, -1].argmax()) == checkpoint.greedy(tokens, 2)[1]
 
 
-def test_requests_longer_than_memory_are_refused_at_once(
+def test_a_request_longer_than_memory_has_the_bits_of_one_that_is_not(
+    tiny_checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    """Weights stream, too; the host has no room for all of it, and once it leaves altogether."""
+    checkpoint = tiny_checkpoint("llama", layers=3)
+    tokens = checkpoint.prompt(CONTEXT)
+
+    def logits(limits: StepLimits, tier: KVTier | None, streamed: int) -> list[np.ndarray]:
+        with triton_plan(
+            checkpoint, "solo", tmp_path, limits=limits, kv_dtype="int4", kv_tier=tier,
+            streamed=streamed, host_layers=1,
+        ) as model:  # fmt: skip
+            (program,) = model.programs[0]
+            found = [model.forward(chunk("a", tokens[:16], rows=1)).copy()]
+            if tier is not None:
+                program.save("a")
+            found.append(model.forward(decode(("a", tokens[16], 16))).copy())
+            model.release("a")
+            return found
+
+    expected = logits(replace(LIMITS, disk_tokens=0), None, 0)
+    tier = KVTiers(MemoryKVTier(500), DiskKVTier(tmp_path / "kv", 1 << 30))
+    found = logits(replace(LIMITS, cached_tokens=12), tier, 2)
+    assert tier.second.written_bytes > 0
+    assert tier.used_bytes == 0
+    tier.close()
+    for one, another in zip(found, expected, strict=True):
+        assert np.array_equal(one, another)
+
+
+def test_what_is_longer_than_every_layer_of_memory_is_refused(
     tiny_checkpoint: Checkpoints, tmp_path: Path
 ) -> None:
     checkpoint = tiny_checkpoint("llama", layers=1)
-    plan = make_plan(checkpoint.spec, "solo", model="m")
-    chosen = weight_format("float32")
-    layout, weights = shard_weights(checkpoint, plan, 0, 0, chosen, tmp_path)
-    limits = StepLimits(
-        context_tokens=40, chunk_tokens=8, requests=1, cached_tokens=20, disk_tokens=100
-    )
-
-    def load() -> StageProgram:
-        backend = open_backend("triton", threads=1)
-        tier = MemoryKVTier(1 << 20)
-        return backend.load(checkpoint.spec, layout, weights, chosen, limits=limits, kv_tier=tier)
-
-    with pytest.raises(RequestError, match=r"may have 40 tokens, .* of 20; .* more --kv-memory"):
-        load()
+    tokens = checkpoint.prompt(CONTEXT)
+    limits = replace(LIMITS, cached_tokens=18)
+    tier = MemoryKVTier(1 << 20)
+    with triton_plan(checkpoint, "solo", tmp_path, limits=limits, kv_tier=tier) as model:
+        model.forward(chunk("a", tokens[:16], rows=0))
+        with pytest.raises(RequestError, match="19 tokens of one request: of a single layer"):
+            model.forward(chunk("a", tokens[16:19], 16))

@@ -162,6 +162,35 @@ def test_a_host_holds_what_its_device_has_no_room_for(
     assert list(reply.token_ids) == checkpoint.greedy(prompt, 3)
 
 
+def test_a_request_longer_than_the_memory_of_both_kinds_of_peer(
+    tiny_checkpoint: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside one that fits, and that takes turns with it."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    checkpoint = tiny_checkpoint("llama", layers=2)
+    prompts = [checkpoint.prompt(18), checkpoint.prompt(2)]
+    spec = checkpoint.spec
+    token_bytes = 2 * 4 * spec.num_layers * spec.num_kv_heads * spec.head_size
+    with (
+        edge.Cluster.local(
+            peers=2, threads=1, backend=["triton", "ort"], kv_memory=20 * token_bytes,
+            kv_disk=f"{tmp_path}:1MiB",
+        ) as cluster,
+        cluster.load(
+            checkpoint.path, dtype="float32", context_tokens=22,
+            plan=make_plan(spec, "tensor_2", model=checkpoint.path.name),
+        ) as model,
+    ):  # fmt: skip
+
+        def answer(prompt: list[int]) -> list[int]:
+            return list(model.generate(prompt, max_new_tokens=3, ignore_eos=True).token_ids)
+
+        with ThreadPoolExecutor(2) as pool:
+            found = list(pool.map(answer, prompts))
+        assert all(times.kv_written_bytes for times in model.measure())
+    assert found == [checkpoint.greedy(prompt, 3) for prompt in prompts]
+
+
 def test_a_plan_is_chosen_for_unequal_back_ends(
     clusters: dict[str, edge.Cluster], tiny_checkpoint: Checkpoints
 ) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from demos.bench.gpu_decode import SPEC
-from edge.backends.base import StageProgram, open_backend
+from edge.backends.base import StageProgram, StepLimits, open_backend
 from edge.formats import weight_format
 from edge.layout import shard_layout
 from edge.made_up_weights import written_weights
@@ -34,7 +34,9 @@ LAYER_BYTES = 120 << 20
 
 
 @contextmanager
-def loaded(folder: Path, *, streamed: int, host_layers: int) -> Iterator[StageProgram]:
+def loaded(
+    folder: Path, *, streamed: int, host_layers: int, limits: StepLimits = LIMITS
+) -> Iterator[StageProgram]:
     """The file of weights stays: layers may have to be packed later."""
     chosen = weight_format("int4", 128)
     layout = shard_layout(SAMPLE.spec, SAMPLE.plan("whole", chosen), stage=1, rank=0)
@@ -44,7 +46,7 @@ def loaded(folder: Path, *, streamed: int, host_layers: int) -> Iterator[StagePr
     tier = DiskKVTier(folder / "kv", 1 << 40)
     with written_weights(layout, chosen, folder) as weights:
         given = replace(weights, packed=packed, host_bytes=host_layers * LAYER_BYTES)
-        program = backend.load(SAMPLE.spec, layout, given, chosen, limits=LIMITS, kv_tier=tier)
+        program = backend.load(SAMPLE.spec, layout, given, chosen, limits=limits, kv_tier=tier)
         try:
             yield program
         finally:
@@ -96,3 +98,25 @@ def test_a_request_on_disk_comes_back_to_the_bit(tmp_path: Path) -> None:
             rows = program.forward(step((name, 300)), token, SoloCollective())
             found.append(rows.tobytes())
         assert found[0] == found[1]
+
+
+def test_a_request_longer_than_memory_has_the_bits_of_one_that_is_not(tmp_path: Path) -> None:
+    """Memory for 200 tokens in six layers: of 306 tokens three layers at once, one of them stays.
+
+    Long enough that steps of it are recorded and run again, in turns with a request that fits.
+    """
+    with loaded(tmp_path, streamed=0, host_layers=0) as program:
+        expected, other = outcome(program, "a"), short_outcome(program)
+    limits = replace(LIMITS, cached_tokens=200, disk_tokens=1 << 16)
+    for streamed in (0, LAYERS):
+        with loaded(tmp_path, streamed=streamed, host_layers=2, limits=limits) as program:
+            assert outcome(program, "a") == expected
+            assert short_outcome(program) == other
+            assert outcome(program, "c") == expected
+
+
+def short_outcome(program: StageProgram) -> bytes:
+    rows = program.forward(step(("b", 0), tokens=50), hidden(7, 1, 50), SoloCollective())
+    found = rows.tobytes()
+    program.release("b")
+    return found

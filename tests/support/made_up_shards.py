@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.backends.base import ShardWeights, Step
+from edge.backends.base import HostLogits, Logits, ShardWeights, Step
 from edge.formats import WeightFormat
 from edge.layout import ShardLayout
 from edge.models.spec import ModelSpec
 from tests.support.specs import plain_spec
+from tests.support.triton_face import device
 from transport import Collective
 
 VOCAB = 3000
@@ -43,8 +44,9 @@ class MadeUpProgram:
 
     disk_wait_s = 0.0
 
-    def __init__(self, layout: ShardLayout, broken_id: int | None) -> None:
+    def __init__(self, layout: ShardLayout, broken_id: int | None, *, ranks: bool) -> None:
         self._layout = layout
+        self._ranks = ranks
         self._broken_id = broken_id
         self._tokens: dict[str, list[int]] = {}
 
@@ -66,6 +68,23 @@ class MadeUpProgram:
         vocab = self._layout.vocab
         return logits[:, :, vocab.start : vocab.stop]
 
+    def logits(
+        self, step: Step, hidden: NDArray[np.float32] | None, collective: Collective
+    ) -> Logits:
+        found = self.forward(step, hidden, collective)
+        if not self._ranks:
+            return HostLogits(found)
+        assert device() == "cpu", "interpreted"
+        import torch
+
+        from edge.backends.triton_device import Device, Mirror
+        from edge.backends.triton_logits import DeviceLogits
+
+        here = Device()
+        kept = Mirror(here, found.size, torch.float32)
+        kept.host[...] = found.reshape(-1)
+        return DeviceLogits(here, kept, step, found.shape[-1])
+
     def receive_buffer(self, step: Step) -> NDArray[np.float32]:
         return np.zeros((step.batch, step.num_tokens, SPEC.hidden_size), np.float32)
 
@@ -80,6 +99,8 @@ class MadeUpProgram:
 class MadeUpBackend:
     name: str = "made up"
     broken_id: int | None = None
+    ranks: bool = False
+    """Logits are where a GPU's are, and ranked there."""
 
     def why_not(self) -> str | None:
         return None
@@ -92,4 +113,4 @@ class MadeUpBackend:
         weight_format: WeightFormat,
         **_options: Any,
     ) -> MadeUpProgram:
-        return MadeUpProgram(layout, self.broken_id)
+        return MadeUpProgram(layout, self.broken_id, ranks=self.ranks)

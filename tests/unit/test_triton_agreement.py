@@ -46,6 +46,11 @@ def nowhere(results: Any) -> Any:
     return results
 
 
+def another_id(results: Any) -> Any:
+    results[1][0, 0] += 1
+    return results
+
+
 @pytest.mark.parametrize(
     ("face", "breaks", "operator"),
     [
@@ -56,6 +61,8 @@ def nowhere(results: Any) -> Any:
         (f"{LAYERS}.gated", slightly_wrong, "gated_mlp (layers.0.gate_up)"),
         (f"{WEIGHTS}.matmul", slightly_wrong, "matmul (layers.0.qkv, 1 row)"),
         (f"{WEIGHTS}.matmul", nowhere, "errs by nan"),
+        ("edge.backends.triton_agreement.top_k", slightly_wrong, "top_k (1 of"),
+        ("edge.backends.triton_agreement.top_k", another_id, "top_k (1 of"),
     ],
 )
 def test_the_operator_that_is_wrong_is_named(
