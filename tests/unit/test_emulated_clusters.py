@@ -13,7 +13,6 @@ from demos.bench.clusters.table import (
     CORES,
     MBIT,
     QUICK,
-    SHARED_CORE,
     TURNS,
     Device,
     EmulatedCluster,
@@ -45,7 +44,7 @@ def test_a_cluster_fits_the_machine_and_its_model(cluster: EmulatedCluster) -> N
         shares = [
             device.cores for device, own in zip(cluster.devices, cores, strict=True) if own == core
         ]
-        assert sum(shares) <= (1 if len(shares) == 1 else SHARED_CORE) + 1e-9
+        assert sum(shares) <= 1
     if cluster.everything:
         assert 2 <= len(cluster.devices) <= 3
     if cluster.shares:
@@ -64,13 +63,6 @@ def test_devices_that_are_too_many_are_refused() -> None:
     with pytest.raises(ValueError, match=r"3 devices with 0\.73 cores take turns"):
         cores_of(devices, num_cores=2)
     assert cores_of([Device(name="a", cores=1)], num_cores=2) == [0]
-
-
-def test_a_core_that_is_shared_keeps_some_for_messages() -> None:
-    devices = [Device(name=name, cores=SHARED_CORE / 2 + 0.01) for name in "abc"]
-    with pytest.raises(ValueError, match="of which one with several devices has"):
-        cores_of(devices, num_cores=2)
-    assert cores_of(devices[:2], num_cores=2) == [0, 1]
 
 
 @pytest.mark.parametrize(

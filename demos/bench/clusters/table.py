@@ -77,12 +77,6 @@ class EmulatedCluster:
     """Whether slices by speed are compared with equal slices."""
 
 
-SHARED_CORE = 0.5
-"""What graphs may take of a core with several devices. Their sums, their messages and the network
-that carries them need the rest: with all of it promised, a device waits for its neighbour, as no
-device with a core of its own does."""
-
-
 TURNS = 0.7
 """What graphs of several devices may take in all, of one core: they take turns, and who waits for
 its turn is not late by it."""
@@ -91,7 +85,7 @@ its turn is not late by it."""
 def cores_of(devices: Sequence[Device], *, num_cores: int) -> list[int]:
     """The core of each device: the largest first, each to the core with most room.
 
-    Raises ValueError when a core would have to be two, or to give several all it has.
+    Raises ValueError when several want more than there is for those who take turns.
     """
     total = sum(device.cores for device in devices)
     if len(devices) > 1 and total > TURNS + 1e-9:
@@ -102,14 +96,8 @@ def cores_of(devices: Sequence[Device], *, num_cores: int) -> list[int]:
     found = [0] * len(devices)
     for index in sorted(range(len(devices)), key=lambda index: -devices[index].cores):
         core = min(range(num_cores), key=lambda core: taken[core])
-        room = SHARED_CORE if taken[core] else 1.0
         taken[core] += devices[index].cores
         found[index] = core
-        if taken[core] > room + 1e-9:
-            raise ValueError(
-                f"{len(devices)} devices with {total:g} cores do not fit on {num_cores} cores, of "
-                f"which one with several devices has {SHARED_CORE:g}"
-            )
     return found
 
 
