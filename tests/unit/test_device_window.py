@@ -36,6 +36,7 @@ class Disk:
 
     def __init__(self) -> None:
         self.bytes_read = 0
+        self.version = 1
         self.failure: StoreError | None = None
         self.gate = threading.Event()
         self.gate.set()
