@@ -27,14 +27,6 @@ ROUNDS = 40
 """Half a second."""
 
 
-def usual_s(last: Sequence[float]) -> float:
-    """What the fastest fifth of these took at most: what is timed, when left alone.
-
-    Not the least, which may be of a run that found its weights in a cache by luck.
-    """
-    return sorted(last)[len(last) // 5]
-
-
 class Machine:
     """Times the same work on the given cores at once, again and again."""
 
@@ -57,7 +49,7 @@ class Machine:
             for _ in range(PRODUCTS):
                 np.einsum("ij,jk->ik", self._square, self._square)
             found.append(time.perf_counter() - start_s)
-        return usual_s(found)
+        return float(np.quantile(found, 0.2))
 
 
 def drift(measured_s: Sequence[float], answered_s: Sequence[float]) -> float:
