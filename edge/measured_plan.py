@@ -34,6 +34,7 @@ async def measured_proposal(
     changes: Sequence[str] = (),
 ) -> Proposal:
     """See `propose`; `changes` are made to what was measured. Raises PeerLostError, too."""
+    options.planned_workload(checkpoint.spec)  # what cannot be is refused before it is measured
     notes: list[str] = []
     options = with_kv_memory(options, checkpoint.spec, facts_of(checkpoint, options), peers)
     known = await measured_cluster(
