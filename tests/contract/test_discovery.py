@@ -20,15 +20,9 @@ from transport import (
     ZeroconfDiscovery,
 )
 
+pytestmark = pytest.mark.parametrize("kind", ["memory", "zeroconf"])
+
 Make = Callable[..., Discovery]
-Scenario = Callable[[Make, str], Awaitable[None]]
-
-SCENARIOS: list[Scenario] = []
-
-
-def scenario(of: Scenario) -> Scenario:
-    SCENARIOS.append(of)
-    return of
 
 
 def record(cluster: str, peer: str = "one", **changes: object) -> PeerRecord:
@@ -42,6 +36,33 @@ def record(cluster: str, peer: str = "one", **changes: object) -> PeerRecord:
     return PeerRecord(**{**fields, **changes})  # type: ignore[arg-type]
 
 
+def check(kind: str, scenario: Callable[[Make, str], Awaitable[None]]) -> None:
+    """Run ``scenario`` in a cluster of its own: other programs use this network too."""
+    threads = set(threading.enumerate())
+
+    async def run() -> None:
+        bus, made = DiscoveryBus(), []
+        own_cluster = f"test-{uuid.uuid4().hex}"
+
+        def make(cluster: str = own_cluster) -> Discovery:
+            made.append(
+                MemoryDiscovery(bus, cluster=cluster)
+                if kind == "memory"
+                else ZeroconfDiscovery(cluster=cluster, interfaces=["127.0.0.1"])
+            )
+            return made[-1]
+
+        try:
+            async with asyncio.timeout(60):
+                await scenario(make, own_cluster)
+        finally:
+            for discovery in made:
+                await discovery.aclose()
+
+    asyncio.run(run())
+    assert set(threading.enumerate()) == threads
+
+
 @contextlib.asynccontextmanager
 async def watching(discovery: Discovery) -> AsyncIterator[Callable[[], Awaitable[PeerEvent]]]:
     """Gives a function that waits for the next event."""
@@ -50,129 +71,98 @@ async def watching(discovery: Discovery) -> AsyncIterator[Callable[[], Awaitable
     await events.aclose()  # type: ignore[attr-defined]
 
 
-@scenario
-async def a_peer_is_found_and_gone(make: Make, cluster: str) -> None:
-    here, there = make(), make()
-    async with watching(here) as event:
-        first = asyncio.ensure_future(event())
-        await there.announce(record(cluster))
-        assert await first == PeerFound(record(cluster))
-        await there.aclose()
-        await there.aclose()
-        assert await event() == PeerGone(record(cluster).id)
+def test_a_peer_is_found_and_gone(kind: str) -> None:
+    async def scenario(make: Make, cluster: str) -> None:
+        here, there = make(), make()
+        async with watching(here) as event:
+            first = asyncio.ensure_future(event())
+            await there.announce(record(cluster))
+            assert await first == PeerFound(record(cluster))
+            await there.aclose()
+            await there.aclose()
+            assert await event() == PeerGone(record(cluster).id)
+
+    check(kind, scenario)
 
 
-@scenario
-async def a_late_watch_sees_who_is_there_and_not_itself(make: Make, cluster: str) -> None:
-    here, there = make(), make()
-    await asyncio.gather(
-        here.announce(record(cluster, "here")), there.announce(record(cluster, "there"))
-    )
-    async with watching(here) as event, watching(here) as other_event:
-        assert await event() == PeerFound(record(cluster, "there"))
-        assert await other_event() == PeerFound(record(cluster, "there"))
-        await there.announce(record(cluster, "third"))
-        assert await event() == PeerFound(record(cluster, "third"))
-
-
-@scenario
-async def a_record_announced_again_replaces_the_earlier_one(make: Make, cluster: str) -> None:
-    here, there = make(), make()
-    async with watching(here) as event:
-        await there.announce(record(cluster))
-        assert await event() == PeerFound(record(cluster))
-        changed = record(cluster, properties={"memory": "8 GB"})
-        await there.announce(changed)
-        assert await event() == PeerFound(changed)
-        await there.aclose()
-        assert await event() == PeerGone(changed.id)
-
-
-@scenario
-async def a_peer_announced_twice_is_one_peer_with_all_its_addresses(
-    make: Make, cluster: str
-) -> None:
-    here, there, elsewhere = make(), make(), make()
-    async with watching(here) as event:
-        await there.announce(record(cluster))
-        assert await event() == PeerFound(record(cluster))
-        await elsewhere.announce(record(cluster, addresses=("127.0.0.1:55",)))
-        merged = record(cluster, addresses=("127.0.0.1:4321", "127.0.0.1:55"))
-        assert await event() == PeerFound(merged)
-        await there.aclose()
-        assert await event() == PeerFound(record(cluster, addresses=("127.0.0.1:55",)))
-        await elsewhere.aclose()
-        assert await event() == PeerGone(merged.id)
-
-
-@scenario
-async def other_clusters_are_not_seen(make: Make, cluster: str) -> None:
-    here, stranger, there = make(), make("another"), make()
-    async with watching(here) as event:
-        await stranger.announce(record("another"))
-        await there.announce(record(cluster))
-        assert await event() == PeerFound(record(cluster))
-    with pytest.raises(ValueError, match="cluster 'another'"):
-        await here.announce(record("another"))
-
-
-@scenario
-async def closing_ends_watches_and_refuses_announcements(make: Make, cluster: str) -> None:
-    here = make()
-    async with watching(here) as event:
-        waiting = asyncio.ensure_future(event())
-        await asyncio.sleep(0)
-        await here.aclose()
-        with pytest.raises(StopAsyncIteration):
-            await waiting
-    assert [event async for event in here.watch()] == []
-    with pytest.raises(ChannelClosedError):
-        await here.announce(record(cluster))
-
-
-@scenario
-async def it_says_what_it_tries(make: Make, cluster: str) -> None:
-    assert f"cluster '{cluster}'" in make().describe()
-
-
-@pytest.fixture(scope="module", params=["memory", "zeroconf"])
-def failures(
-    request: pytest.FixtureRequest, nothing_left_running_by_the_module: None
-) -> dict[Scenario, BaseException | None]:
-    """What each scenario ended with. All run at once: with zeroconf they wait most of the time."""
-    threads = set(threading.enumerate())
-
-    async def run() -> list[BaseException | None]:
-        ends = (check(request.param, each) for each in SCENARIOS)
-        return await asyncio.gather(*ends, return_exceptions=True)
-
-    ends = asyncio.run(run())
-    assert set(threading.enumerate()) == threads
-    return dict(zip(SCENARIOS, ends, strict=True))
-
-
-async def check(kind: str, scenario: Scenario) -> None:
-    """Run ``scenario`` in a cluster of its own: other programs use this network too."""
-    bus, made = DiscoveryBus(), []
-    own_cluster = f"test-{uuid.uuid4().hex}"
-
-    def make(cluster: str = own_cluster) -> Discovery:
-        made.append(
-            MemoryDiscovery(bus, cluster=cluster)
-            if kind == "memory"
-            else ZeroconfDiscovery(cluster=cluster, interfaces=["127.0.0.1"])
+def test_a_late_watch_sees_who_is_there_and_not_itself(kind: str) -> None:
+    async def scenario(make: Make, cluster: str) -> None:
+        here, there = make(), make()
+        await asyncio.gather(
+            here.announce(record(cluster, "here")), there.announce(record(cluster, "there"))
         )
-        return made[-1]
+        async with watching(here) as event, watching(here) as other_event:
+            assert await event() == PeerFound(record(cluster, "there"))
+            assert await other_event() == PeerFound(record(cluster, "there"))
+            await there.announce(record(cluster, "third"))
+            assert await event() == PeerFound(record(cluster, "third"))
 
-    try:
-        async with asyncio.timeout(60):
-            await scenario(make, own_cluster)
-    finally:
-        await asyncio.gather(*(discovery.aclose() for discovery in made))
+    check(kind, scenario)
 
 
-@pytest.mark.parametrize("of", SCENARIOS, ids=lambda of: of.__name__)
-def test_discovery(failures: dict[Scenario, BaseException | None], of: Scenario) -> None:
-    failure = failures[of]
-    if failure is not None:
-        raise failure
+def test_a_record_announced_again_replaces_the_earlier_one(kind: str) -> None:
+    async def scenario(make: Make, cluster: str) -> None:
+        here, there = make(), make()
+        async with watching(here) as event:
+            await there.announce(record(cluster))
+            assert await event() == PeerFound(record(cluster))
+            changed = record(cluster, properties={"memory": "8 GB"})
+            await there.announce(changed)
+            assert await event() == PeerFound(changed)
+            await there.aclose()
+            assert await event() == PeerGone(changed.id)
+
+    check(kind, scenario)
+
+
+def test_a_peer_announced_twice_is_one_peer_with_all_its_addresses(kind: str) -> None:
+    async def scenario(make: Make, cluster: str) -> None:
+        here, there, elsewhere = make(), make(), make()
+        async with watching(here) as event:
+            await there.announce(record(cluster))
+            assert await event() == PeerFound(record(cluster))
+            await elsewhere.announce(record(cluster, addresses=("127.0.0.1:55",)))
+            merged = record(cluster, addresses=("127.0.0.1:4321", "127.0.0.1:55"))
+            assert await event() == PeerFound(merged)
+            await there.aclose()
+            assert await event() == PeerFound(record(cluster, addresses=("127.0.0.1:55",)))
+            await elsewhere.aclose()
+            assert await event() == PeerGone(merged.id)
+
+    check(kind, scenario)
+
+
+def test_other_clusters_are_not_seen(kind: str) -> None:
+    async def scenario(make: Make, cluster: str) -> None:
+        here, stranger, there = make(), make("another"), make()
+        async with watching(here) as event:
+            await stranger.announce(record("another"))
+            await there.announce(record(cluster))
+            assert await event() == PeerFound(record(cluster))
+        with pytest.raises(ValueError, match="cluster 'another'"):
+            await here.announce(record("another"))
+
+    check(kind, scenario)
+
+
+def test_closing_ends_watches_and_refuses_announcements(kind: str) -> None:
+    async def scenario(make: Make, cluster: str) -> None:
+        here = make()
+        async with watching(here) as event:
+            waiting = asyncio.ensure_future(event())
+            await asyncio.sleep(0)
+            await here.aclose()
+            with pytest.raises(StopAsyncIteration):
+                await waiting
+        assert [event async for event in here.watch()] == []
+        with pytest.raises(ChannelClosedError):
+            await here.announce(record(cluster))
+
+    check(kind, scenario)
+
+
+def test_it_says_what_it_tries(kind: str) -> None:
+    async def scenario(make: Make, cluster: str) -> None:
+        assert f"cluster '{cluster}'" in make().describe()
+
+    check(kind, scenario)
