@@ -47,11 +47,6 @@ async def quiet_listener(address: str) -> Listener:
     return await listen(address, hello={}, on_channel=refuse_channel, on_link=refuse_link)
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
 @pytest.mark.parametrize(
     ("address", "message"),
     [
@@ -59,12 +54,20 @@ def free_port() -> int:
         ("127.0.0.1:0", "names no port"),
         ("nowhere", "is not an address"),
         ("no-such-host.invalid:4000", "cannot find 'no-such-host.invalid'"),
-        (f"127.0.0.1:{free_port()}", "check that Edge is running"),
     ],
 )
 def test_connecting_nowhere_names_cause_and_remedy(address: str, message: str) -> None:
     with pytest.raises(AddressError, match=message) as caught:
         asyncio.run(connect(address, hello={}))
+    assert address in str(caught.value)
+
+
+def test_connecting_to_a_port_without_a_daemon() -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # nobody listens there, nor can
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(AddressError, match="check that Edge is running") as caught:
+            asyncio.run(connect(address, hello={}))
     assert address in str(caught.value)
 
 
