@@ -33,14 +33,7 @@ from offload.safetensors_writer import SafetensorsWriter
 from offload.shard_cache import ShardCache
 from offload.shard_writer import CachedShard, ShardWriter
 from offload.store import MemoryStore, SafetensorsStore, WeightStore
-from offload.weight_streamer import (
-    Extent,
-    Memory,
-    Span,
-    WeightStreamer,
-    is_streamed,
-    padded,
-)
+from offload.weight_streamer import Extent, Memory, Span, WeightStreamer, is_streamed, padded
 
 __all__ = [
     "PIECE_BYTES",

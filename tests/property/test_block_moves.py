@@ -13,7 +13,8 @@ from edge.backends.base import Step, StepEntry, StepLimits
 from edge.backends.kv_moves import CacheMoves
 from edge.errors import RequestError
 from edge.layout import shard_layout
-from offload import MemoryKVTier, StoreFullError
+from offload import MemoryKVTier
+from tests.support.moved_caches import Action, act, actions
 from tests.support.plans import make_plan
 from tests.support.specs import plain_spec
 from tests.support.triton_face import array, device
@@ -95,51 +96,29 @@ class Shard:
             assert np.array_equal(stored[at(old)], sign * rows(entry.request, layer, old))
             stored[at(new)] = sign * rows(entry.request, layer, new)
 
+    def save(self, name: str) -> None:
+        self.moves.save(name)
+
     def release(self, name: str) -> None:
         self.cache.release(name)
         self.moves.drop(name)
         self.lengths.pop(name, None)
 
 
-ACTIONS = st.lists(
-    st.tuples(
-        st.sampled_from(["step", "step", "step", "save", "release"]),
-        st.sampled_from(["a", "b", "c", "ab", "ca", "abc"]),
-        st.integers(1, 40),
-    ),
-    max_size=20,
-)
-
-
 @given(
-    actions=ACTIONS,
+    wanted=actions(most_tokens=40, most_actions=20),
     num_layers=st.integers(1, 5),
     cached_tokens=st.integers(12, 60),
     disk_tokens=st.one_of(st.just(1000), st.integers(0, 90)),
 )
 @settings(deadline=None, max_examples=100)
 def test_every_layer_finds_its_own(
-    actions: list[tuple[str, str, int]], num_layers: int, cached_tokens: int, disk_tokens: int
+    wanted: list[Action], num_layers: int, cached_tokens: int, disk_tokens: int
 ) -> None:
     token_bytes = num_layers * 2 * NUM_KV_HEADS * HEAD_SIZE * 4
     shard = Shard(num_layers, cached_tokens, disk_tokens * token_bytes)
     try:
-        for what, names, tokens in actions:
-            try:
-                if what == "step":
-                    size = tokens if len(names) == 1 else 1
-                    if max(shard.lengths.get(name, 0) for name in names) + size <= CONTEXT:
-                        shard.step(names, size)
-                elif what == "save":
-                    shard.moves.save(names[0])
-                else:
-                    shard.release(names[0])
-            except StoreFullError:
-                if what == "step":
-                    return  # the model ends: the scheduler sees to it that this cannot be
-            except RequestError as error:
-                if "memory is kept for" not in str(error):
-                    raise
+        act(shard, wanted, context_tokens=CONTEXT)
     finally:
         shard.moves.close()
 
@@ -151,10 +130,10 @@ def test_nobody_else_comes_while_one_has_all_memory() -> None:
         shard.step("b", 1)
     with pytest.raises(KeyError, match="one that is longer than memory has all of it"):
         shard.cache.open("b")
-    shard.moves.save("a")
+    shard.save("a")
     shard.step("b", 1)
     shard.step("b", 3)
-    shard.moves.save("b")
+    shard.save("b")
     shard.step("a", 2)
     shard.release("a")
     shard.step("b", 1)

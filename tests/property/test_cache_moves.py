@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from edge.backends.base import Step, StepEntry, StepLimits
 from edge.backends.kv_moves import CacheMoves
 from edge.errors import RequestError
-from offload import KVPool, KVShape, MemoryKVTier, StoreFullError
+from offload import KVPool, KVShape, MemoryKVTier
+from tests.support.moved_caches import Action, act, actions
 
 HEADS, ELEMENTS, CONTEXT = 2, 3, 64
 
@@ -121,44 +122,19 @@ class Shard:
         self.pool.close()
 
 
-ACTIONS = st.lists(
-    st.tuples(
-        st.sampled_from(["step", "step", "step", "save", "release"]),
-        st.sampled_from(["a", "b", "c", "ab", "ca", "abc"]),
-        st.integers(1, 9),
-    ),
-    max_size=30,
-)
-
-
 @given(
-    actions=ACTIONS,
+    wanted=actions(most_tokens=9, most_actions=30),
     num_layers=st.integers(1, 5),
     cached_tokens=st.integers(12, 40),
     disk_tokens=st.one_of(st.just(1000), st.integers(0, 60)),
 )
 @settings(deadline=None, max_examples=200)
 def test_every_layer_finds_its_own(
-    actions: list[tuple[str, str, int]], num_layers: int, cached_tokens: int, disk_tokens: int
+    wanted: list[Action], num_layers: int, cached_tokens: int, disk_tokens: int
 ) -> None:
     shard = Shard(num_layers, cached_tokens, disk_tokens * num_layers * 2 * HEADS * ELEMENTS * 4)
     try:
-        for what, names, tokens in actions:
-            try:
-                if what == "step":
-                    size = tokens if len(names) == 1 else 1
-                    if max(shard.lengths.get(name, 0) for name in names) + size <= CONTEXT:
-                        shard.step(names, size)
-                elif what == "save":
-                    shard.save(names[0])
-                else:
-                    shard.release(names[0])
-            except StoreFullError:
-                if what == "step":
-                    return  # the model ends: the scheduler sees to it that this cannot be
-            except RequestError as error:
-                if "memory is kept for" not in str(error):
-                    raise
+        act(shard, wanted, context_tokens=CONTEXT)
     finally:
         shard.close()
 

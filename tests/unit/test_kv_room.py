@@ -10,11 +10,10 @@ import pytest
 
 from edge.backends.base import StepLimits
 from edge.errors import CapacityError
-from edge.formats import weight_format
 from edge.kv_room import KvRoom
 from edge.wire import Assignment
 from edge.wire_choice import WireRules
-from tests.support.plans import make_plan
+from tests.support.assignments import solo_assignment
 from tests.support.specs import plain_spec
 from transport import WireRule
 
@@ -34,19 +33,7 @@ def room(tmp_path: Path) -> Iterator[KvRoom]:
 
 
 def assignment(limits: StepLimits) -> Assignment:
-    return Assignment(
-        session="s",
-        model=SPEC,
-        plan=make_plan(SPEC, "solo", model="m"),
-        stage=0,
-        rank=0,
-        weight_format=weight_format("int4"),
-        manifest_digest="d",
-        weights_digest="w",
-        kv_dtype="float32",
-        limits=limits,
-        wire_rules=WireRules(sums=(WireRule(),), hops=()),
-    )
+    return solo_assignment(SPEC, limits, WireRules(sums=(WireRule(),), hops=()))
 
 
 def test_a_layer_of_the_longest_request_passes_through_the_host(room: KvRoom) -> None:

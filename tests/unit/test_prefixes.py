@@ -13,30 +13,18 @@ import pytest
 from numpy.typing import NDArray
 
 from edge.backends.base import StageProgram, StepLimits
-from edge.formats import weight_format
 from edge.prefixes import Prefixes
-from edge.wire import Assignment
 from edge.wire_choice import WireRules
 from offload import PrefixStore
-from tests.support.plans import make_plan
+from tests.support.assignments import solo_assignment
 from tests.support.specs import plain_spec
 
 BLOCK = 4
 SPEC = plain_spec()
-ASSIGNMENT = Assignment(
-    session="s",
-    model=SPEC,
-    plan=make_plan(SPEC, "solo", model="m"),
-    stage=0,
-    rank=0,
-    weight_format=weight_format("int4"),
-    manifest_digest="d",
-    weights_digest="w",
-    kv_dtype="float32",
-    limits=StepLimits(
-        context_tokens=64, chunk_tokens=BLOCK, requests=2, cached_tokens=64, disk_tokens=64
-    ),
-    wire_rules=WireRules(sums=(), hops=()),
+ASSIGNMENT = solo_assignment(
+    SPEC,
+    StepLimits(context_tokens=64, chunk_tokens=BLOCK, requests=2, cached_tokens=64, disk_tokens=64),
+    WireRules(sums=(), hops=()),
 )
 PROMPT = tuple(range(100, 100 + 3 * BLOCK + 1))
 

@@ -155,11 +155,7 @@ def _daemon(
         *("nsenter", f"--net={network.file(index)}", "taskset", "--cpu-list", str(core)),
         *("nice", "-n", NICENESS),
         *(sys.executable, "-m", "demos.bench.clusters.slow_peer"),
-        *(
-            str(device.cores),
-            "own" if cores.count(core) == 1 else "shared",
-            str(turns),
-        ),
+        *(str(device.cores), "own" if cores.count(core) == 1 else "shared", str(turns)),
         *("--supervised", "--listen", "0.0.0.0:0", "--interface", DATA),
         *("--name", device.name, "--threads", "1"),
         *("--memory", str(device.memory_bytes + BESIDE_MODEL_BYTES - _GROUP_BYTES)),

@@ -1,0 +1,27 @@
+"""What a coordinator gives one peer to run."""
+
+from __future__ import annotations
+
+from edge.backends.base import StepLimits
+from edge.formats import weight_format
+from edge.models.spec import ModelSpec
+from edge.wire import Assignment
+from edge.wire_choice import WireRules
+from tests.support.plans import make_plan
+
+
+def solo_assignment(spec: ModelSpec, limits: StepLimits, wire_rules: WireRules) -> Assignment:
+    """All of a model, alone."""
+    return Assignment(
+        session="s",
+        model=spec,
+        plan=make_plan(spec, "solo", model="m"),
+        stage=0,
+        rank=0,
+        weight_format=weight_format("int4"),
+        manifest_digest="d",
+        weights_digest="w",
+        kv_dtype="float32",
+        limits=limits,
+        wire_rules=wire_rules,
+    )
