@@ -120,7 +120,9 @@ def _show_runs(console: Console, run: ClusterRun) -> None:
         f"{part.part} {part.predicted_ms:g} / {part.actual_ms:g} ms" for part in parts(run.chosen)
     )
     console.print(f"  {'; '.join(listed)}", markup=False, highlight=False)
-    console.print(f"  the machine drifted by {100 * run.drift:+.1f} %")
+    console.print(
+        f"  the machine drifted by {100 * run.drift:+.1f} %, answers set aside: {run.set_aside}"
+    )
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from demos.bench import results
 from demos.bench.clusters.arrangements import options, shares
 from demos.bench.clusters.rows import Row, error_percent, parts, table, to_json
 from demos.bench.clusters.runs import Answer, ClusterRun, Run
-from demos.bench.clusters.steadiness import Machine, drift
+from demos.bench.clusters.steadiness import MOST_TIMINGS, Machine, drift, is_as_fast
 from demos.bench.clusters.table import CLUSTERS, Device, EmulatedCluster, Work
 from demos.bench.predictions import PREDICTIONS
 from edge.planning import Proposal
@@ -296,6 +296,36 @@ class TestSteadiness:
         core = min(before)
         assert Machine([core, core]).time_s() > 0
         assert os.sched_getaffinity(0) == before
+
+    @pytest.mark.parametrize(
+        ("now_s", "expected"), [(1.03, True), (0.97, True), (1.05, False), (0.95, False)]
+    )
+    def test_as_fast_is_neither_less_nor_more(self, now_s: float, expected: bool) -> None:
+        assert is_as_fast(now_s, 1.0) is expected
+
+    def test_settled_is_when_timings_agree(self) -> None:
+        assert Timed(2.0, 1.0, 1.5, 1.0, 1.01, 1.02, 9.0).settled_s() == 1.01
+
+    def test_what_never_settles_has_its_last_median(self) -> None:
+        machine = Timed(*[1.0, 2.0, 3.0] * (MOST_TIMINGS // 3))
+        assert machine.settled_s() == 2.0
+        assert not machine.left
+
+    def test_waiting_ends_when_it_is_as_fast_again(self) -> None:
+        assert Timed(2.0, 0.5, 1.02, 9.0).wait_until(1.0) == 1.02
+
+    def test_waiting_ends(self) -> None:
+        assert Timed(*[2.0] * MOST_TIMINGS).wait_until(1.0) == 2.0
+
+
+class Timed(Machine):
+    """Takes what it is told to take, one time after the other."""
+
+    def __init__(self, *times_s: float) -> None:
+        self.left = list(times_s)
+
+    def time_s(self) -> float:
+        return self.left.pop(0)
 
 
 def test_the_committed_file_has_these_columns() -> None:

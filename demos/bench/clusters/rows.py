@@ -23,8 +23,8 @@ class Row:
     is the answer of the best single device over that of the chosen plan, `of_best` the answer of
     the best plan that was run over that of the chosen one, `shares_gain` equal slices over slices
     by speed. `machine_drift_percent` is by how much the machine itself took longer, at work that is
-    not Edge's, when the plans answered than when the devices were measured. Empty where there is
-    nothing to compare with.
+    not Edge's, when the plans answered than when the devices were measured, and `set_aside` how
+    often answers were repeated for that. Empty where there is nothing to compare with.
     """
 
     date: str
@@ -51,6 +51,7 @@ class Row:
     predicted_shares_gain: float | None
     shares_gain: float | None
     machine_drift_percent: float | None
+    set_aside: int
     hardware: str
     versions: str
 
@@ -83,6 +84,7 @@ class Row:
             predicted_shares_gain=_gain(run.equal, run.by_speed, predicted=True),
             shares_gain=_gain(run.equal, run.by_speed),
             machine_drift_percent=round(100 * run.drift, 1),
+            set_aside=run.set_aside,
             hardware=conditions.hardware,
             versions=conditions.versions,
         )
