@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import secrets
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -21,7 +20,6 @@ from edge.planning import Proposal
 from edge.reply import Reply, ReplyStream, evaluate
 from edge.step_times import PeerTimes
 from edge.text import Tokenizer
-from kernels.sampling.parameters import SamplingParameters
 from partition import Estimate, Plan
 
 DEFAULT_NEW_TOKENS = 128
@@ -142,22 +140,16 @@ class Model:
                 f"the prompt has {len(tokens)} tokens and the context {self.context_tokens}: no "
                 "room for an answer; shorten it, or load the model with more context_tokens"
             )
-        try:
-            sampling = SamplingParameters(
-                temperature=temperature,
-                top_k=top_k,
-                top_p=top_p,
-                min_p=min_p,
-                repetition_penalty=repetition_penalty,
-                seed=secrets.randbits(53) if seed is None else seed,
-            )
-        except ValueError as error:
-            raise RequestError(str(error)) from error
-        request = GenerationRequest(
-            prompt_ids=tokens,
+        request = GenerationRequest.of(
+            tokens,
             max_new_tokens=_within(max_new_tokens, room),
-            sampling=sampling,
-            stop=_checked_stop(stop),
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            stop=stop,
+            seed=seed,
             end_ids=frozenset() if ignore_eos else self._end_ids,
         )
         return ReplyStream(self._loaded, self._loop, request, self._tokenizer, self._forecast)
@@ -237,11 +229,3 @@ class Model:
 def _within(max_new_tokens: int, room: int) -> int:
     """As many new tokens as were asked for and fit; nonsense is left to be refused."""
     return min(max_new_tokens, room) if type(max_new_tokens) is int else max_new_tokens
-
-
-def _checked_stop(stop: str | Sequence[str]) -> tuple[str, ...]:
-    if isinstance(stop, str):
-        return (stop,)
-    if not isinstance(stop, Sequence):
-        raise RequestError(f"stop must be a text or a list of texts, not {stop!r}")
-    return tuple(stop)

@@ -25,7 +25,8 @@ from demos.bench import results
 from demos.bench.clusters.bed import why_not
 from demos.bench.clusters.rows import Row, parts, table, to_json
 from demos.bench.clusters.runs import ClusterRun, run_cluster
-from demos.bench.clusters.table import CLUSTERS, QUICK, EmulatedCluster
+from demos.bench.clusters.steadiness import Machine
+from demos.bench.clusters.table import CLUSTERS, CORES, QUICK, EmulatedCluster
 from demos.bench.options import folder_option
 from demos.bench.shapes import checkpoint
 from edge.paths import CACHE_VARIABLE
@@ -73,6 +74,7 @@ def main(
         raise click.ClickException(f"clusters cannot be emulated here: {reason}")
     os.environ[CACHE_VARIABLE] = str(folder / "clusters")
     conditions = results.conditions()
+    machine = Machine(sorted(os.sched_getaffinity(0))[:CORES])
     rows: list[Row] = []
     written: list[dict[str, object]] = []
     failures: list[str] = []
@@ -81,7 +83,7 @@ def main(
         start_s = time.monotonic()
         try:
             made = checkpoint(cluster.shape, folder)
-            run = run_cluster(cluster, made, folder / "clusters")
+            run = run_cluster(cluster, made, folder / "clusters", machine)
         except (edge.EdgeError, OSError, ValueError, subprocess.CalledProcessError) as error:
             failures.append(f"{cluster.name}: {error}")
             console.print(f"  failed: {error}", markup=False)

@@ -15,7 +15,7 @@ from edge.commands.replies import (
     tell_drift,
     tell_why_not_predicted,
 )
-from edge.commands.run import sampling_options
+from edge.commands.run import check_sampling, sampling_options
 from edge.errors import RequestError
 from edge.load_options import LoadOptions
 
@@ -44,6 +44,7 @@ def command(
       edge chat path/to/checkpoint --local 2 --temperature 0.7
       edge chat path/to/checkpoint --system "Answer in one sentence." --peer 192.168.1.7:5000
     """
+    check_sampling(sampling)
     with open_cluster(peers) as cluster:
         loaded = cluster.load_as(model, options)
         tell_why_not_predicted(loaded)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from edge.commands.replies import (
     tell_drift,
     tell_why_not_predicted,
 )
+from edge.generation import GenerationRequest
 from edge.load_options import LoadOptions
 from edge.model import Prompt
 from edge.reply import Reply
@@ -79,6 +81,11 @@ def sampling_options(function: Any) -> Any:
     return function
 
 
+def check_sampling(sampling: Mapping[str, Any]) -> None:
+    """Raises RequestError for what no model can do, before one is loaded."""
+    GenerationRequest.of((0,), **sampling)
+
+
 @click.command("run", short_help="Answer one prompt.")
 @model_options
 @click.option(
@@ -111,6 +118,7 @@ def command(
     """
     if prompt == "-":
         prompt = sys.stdin.read()
+    check_sampling(sampling)
     with open_cluster(peers) as cluster:
         loaded = cluster.load_as(model, options)
         tell_why_not_predicted(loaded)

@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from demos.bench import results
 from demos.bench.clusters.arrangements import options, shares
 from demos.bench.clusters.rows import Row, error_percent, parts, table, to_json
 from demos.bench.clusters.runs import Answer, ClusterRun, Run
-from demos.bench.clusters.steadiness import MOST_TIMINGS, Machine, drift, is_as_fast
+from demos.bench.clusters.steadiness import FEWEST, MOST_KEPT, MOST_WAITED, Machine, drift
 from demos.bench.clusters.table import CLUSTERS, Device, EmulatedCluster, Work
 from demos.bench.predictions import PREDICTIONS
 from edge.planning import Proposal
@@ -297,34 +298,31 @@ class TestSteadiness:
         assert Machine([core, core]).time_s() > 0
         assert os.sched_getaffinity(0) == before
 
-    @pytest.mark.parametrize(
-        ("now_s", "expected"), [(1.03, True), (0.97, True), (1.05, False), (0.95, False)]
-    )
-    def test_as_fast_is_neither_less_nor_more(self, now_s: float, expected: bool) -> None:
-        assert is_as_fast(now_s, 1.0) is expected
-
-    def test_settled_is_when_timings_agree(self) -> None:
-        assert Timed(2.0, 1.0, 1.5, 1.0, 1.01, 1.02, 9.0).settled_s() == 1.01
-
-    def test_what_never_settles_has_its_last_median(self) -> None:
-        machine = Timed(*[1.0, 2.0, 3.0] * (MOST_TIMINGS // 3))
-        assert machine.settled_s() == 2.0
-        assert not machine.left
-
-    def test_waiting_ends_when_it_is_as_fast_again(self) -> None:
-        assert Timed(2.0, 0.5, 1.02, 9.0).wait_until(1.0) == 1.02
+    def test_waiting_ends_when_it_is_quiet_again(self) -> None:
+        machine = Timed(*[1.0] * FEWEST, 2.0, 1.2, 1.04, 9.0)
+        assert machine.wait() == 1.04
+        assert machine.left == [9.0]
 
     def test_waiting_ends(self) -> None:
-        assert Timed(*[2.0] * MOST_TIMINGS).wait_until(1.0) == 2.0
+        machine = Timed(*[1.0] * FEWEST, *[2.0] * MOST_WAITED, 1.0)
+        assert machine.wait() == 2.0
+        assert machine.left == [1.0]
+
+    def test_what_lasts_becomes_usual(self) -> None:
+        machine = Timed(*[1.0] * FEWEST, *[2.0] * MOST_KEPT)
+        for _ in range(MOST_KEPT // MOST_WAITED):
+            machine.wait()
+        assert machine.is_quiet(2.0)
 
 
 class Timed(Machine):
     """Takes what it is told to take, one time after the other."""
 
     def __init__(self, *times_s: float) -> None:
+        super().__init__([0])
         self.left = list(times_s)
 
-    def time_s(self) -> float:
+    def _rounds_s(self, core: int, memory: Any) -> float:
         return self.left.pop(0)
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import numpy as np
 
 import edge
 from demos.bench.clusters.arrangements import Option, Shares, options, shares
-from demos.bench.clusters.bed import cores_here, emulate
-from demos.bench.clusters.steadiness import Machine, drift, is_as_fast
+from demos.bench.clusters.bed import emulate
+from demos.bench.clusters.steadiness import Machine, drift
 from demos.bench.clusters.table import EmulatedCluster, Work
 from edge.load_options import LoadOptions
 from edge.planning import Proposal
@@ -32,8 +34,10 @@ MEASURED = 2
 long their graphs usually take, whatever the machine does at that moment."""
 
 TRIES = 3
-"""Of a plan's answers, while the machine is not as fast as it was when the devices were measured;
-and of a whole cluster, when one of its plans found no such moment."""
+"""Of measuring, and of a plan's answers, while the machine is not quiet."""
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +102,7 @@ class ClusterRun:
     drift: float = 0.0
     """By how much the machine itself was slower when plans answered than when it was measured."""
     set_aside: int = 0
-    """So often a plan's answers did not count, as the machine's speed had changed."""
+    """So often a plan's answers did not count, as the machine was not quiet any more."""
 
     @property
     def runs(self) -> tuple[Run, ...]:
@@ -123,106 +127,62 @@ class ClusterRun:
         return tuple({id(run): run for run in every if run is not None}.values())
 
 
-def run_cluster(cluster: EmulatedCluster, checkpoint: Path, cache: Path) -> ClusterRun:
+def run_cluster(
+    cluster: EmulatedCluster, checkpoint: Path, cache: Path, machine: Machine
+) -> ClusterRun:
     """Build the cluster, measure it, plan, run the plans, take the cluster down.
 
     Raises what `emulate` raises, EdgeError, and ValueError where a device was not measured.
     """
     wanted = load_options(cluster.work)
-    machine = Machine(cores_here(cluster.devices))
-    tries = 0
     with (
         emulate(cluster.devices, cache) as addresses,
         edge.Cluster.connect(addresses) as peers,
     ):
-
-        def measure() -> Proposal:
-            return peers.propose_as(checkpoint, wanted, measure="again")
-
-        for left in reversed(range(TRIES)):
-            measured = _Measured.of(machine, measure)
-            proposal = measured.proposal
-            if proposal.choice.predicted is None:
-                raise ValueError(f"nothing is predicted: {'; '.join(proposal.notes)}")
-            compared = shares(proposal) if cluster.shares else None
-            runs = _runs(proposal, cluster, compared)
-            result = _result(cluster, proposal, runs, compared)
-            answering = _Answering(machine, measured.usual_s, peers, checkpoint)
-            is_steady = answering.all(result, must_be_steady=left > 0)
-            tries += answering.tries
-            if is_steady:
-                break
-    done = sum(len(run.answers) for run in result.runs) // REPLIES
+        for _ in range(MEASURED):
+            measured = _quietly(
+                machine, lambda: peers.propose_as(checkpoint, wanted, measure="again")
+            )
+        proposal = measured.done
+        if proposal.choice.predicted is None:
+            raise ValueError(f"nothing is predicted: {'; '.join(proposal.notes)}")
+        compared = shares(proposal) if cluster.shares else None
+        runs = _runs(proposal, cluster, compared)
+        result = _result(cluster, proposal, runs, compared)
+        answered: list[_Quietly[_Answered]] = []
+        for round_ in range(ROUNDS):
+            for run in result.compared[::-1] if round_ else runs:
+                found = _quietly(machine, partial(_answers, run, peers, checkpoint))
+                run.answers += found.done.answers
+                run.times = _added(run.times, found.done.times)
+                answered.append(found)
     return replace(
         result,
-        drift=drift(measured.around_s, answering.around_s),
-        set_aside=tries - done,
+        drift=drift(measured.around_s, [each for found in answered for each in found.around_s]),
+        set_aside=sum(found.set_aside for found in answered),
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Measured:
-    """A proposal, and how fast the machine was meanwhile."""
+class _Quietly(Generic[T]):
+    """What was done, and what a round of the machine took before and after."""
 
-    proposal: Proposal
+    done: T
     around_s: tuple[float, float]
-    usual_s: float
-
-    @classmethod
-    def of(cls, machine: Machine, measure: Callable[[], Proposal]) -> _Measured:
-        """Measure until the machine was as fast afterwards as before."""
-        usual_s = machine.settled_s()
-        for number in range(MEASURED * TRIES):
-            before_s = machine.wait_until(usual_s)
-            proposal = measure()
-            after_s = machine.time_s()
-            if number + 1 >= MEASURED and is_as_fast(after_s, before_s):
-                break
-        return cls(
-            proposal=proposal,
-            around_s=(before_s, after_s),
-            usual_s=(before_s + after_s) / 2,
-        )
+    set_aside: int
 
 
-class _Answering:
-    """Has plans answer while the machine is as fast as it was when it was measured."""
-
-    def __init__(
-        self, machine: Machine, usual_s: float, peers: edge.Cluster, checkpoint: Path
-    ) -> None:
-        self._machine = machine
-        self._usual_s = usual_s
-        self._peers = peers
-        self._checkpoint = checkpoint
-        self.around_s: list[float] = []
-        """What a round of the machine took before and after the answers that count."""
-        self.tries = 0
-
-    def all(self, result: ClusterRun, *, must_be_steady: bool) -> bool:
-        """Every plan in turn, the compared ones in several rounds.
-
-        False once a plan found no steady moment; where that is not wanted its last answers count.
-        """
-        for round_ in range(ROUNDS):
-            for run in result.compared[::-1] if round_ else result.runs:
-                if not self._steadily(run) and must_be_steady:
-                    return False
-        return True
-
-    def _steadily(self, run: Run) -> bool:
-        for left in reversed(range(TRIES)):
-            before_s = self._machine.wait_until(self._usual_s)
-            answers, times = _answers(run, self._peers, self._checkpoint)
-            after_s = self._machine.time_s()
-            self.tries += 1
-            is_steady = all(is_as_fast(each, self._usual_s) for each in (before_s, after_s))
-            if is_steady or not left:
-                run.answers += answers
-                run.times = _added(run.times, times)
-                self.around_s += (before_s, after_s)
-                break
-        return is_steady
+def _quietly(machine: Machine, do: Callable[[], T]) -> _Quietly[T]:
+    """Do it when the machine is quiet; again if it is not quiet any more afterwards."""
+    tries = 0
+    while True:
+        before_s = machine.wait()
+        done = do()
+        after_s = machine.time_s()
+        tries += 1
+        is_quiet = machine.is_quiet(before_s) and machine.is_quiet(after_s)
+        if is_quiet or tries == TRIES:
+            return _Quietly(done=done, around_s=(before_s, after_s), set_aside=tries - 1)
 
 
 def load_options(work: Work, plan: Plan | None = None) -> LoadOptions:
@@ -267,10 +227,14 @@ def _result(
     )
 
 
-def _answers(
-    run: Run, peers: edge.Cluster, checkpoint: Path
-) -> tuple[list[Answer], list[PeerTimes]]:
-    """Load the plan, warm it up, and time a few replies; where the peers' time went."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answered:
+    answers: list[Answer]
+    times: list[PeerTimes]
+
+
+def _answers(run: Run, peers: edge.Cluster, checkpoint: Path) -> _Answered:
+    """Load the plan, warm it up, and time a few replies."""
     work = run.work
     options = load_options(work, run.plan)
     with peers.load_as(checkpoint, options, progress=False) as model:
@@ -278,7 +242,7 @@ def _answers(
         model.generate(prompt.tolist(), max_new_tokens=WARM_UP_TOKENS, ignore_eos=True)
         model.measure()
         answers = [_timed(model, prompt.tolist(), work.output_tokens) for _ in range(REPLIES)]
-        return answers, model.measure()
+        return _Answered(answers=answers, times=model.measure())
 
 
 def _timed(model: edge.Model, prompt: list[int], num_tokens: int) -> Answer:
