@@ -296,8 +296,12 @@ class Cluster:
 
         Close models first that keep them busy.
         """
-        forget_measured([peer for peer in self._peers if peer.id in devices])
+        self.forget_measured(devices)
         return self.propose_as(path, options)
+
+    def forget_measured(self, devices: Sequence[str]) -> None:
+        """Have these peers (by id) and the links between them measured anew with the next load."""
+        forget_measured([peer for peer in self._peers if peer.id in devices])
 
     def close(self) -> None:
         """Free everything on the peers; end local daemons. May be called again.

@@ -19,10 +19,11 @@ SLOWER_BY = 1.25
 LEAST_EXCESS_S = 0.5
 """Lost over all replies; less than that nobody notices, and it may be a single hiccup."""
 
-DriftKind = Literal["prompt", "compute", "sums", "messages"]
+DriftKind = Literal["prompt", "compute", "load", "sums", "messages"]
 
 _COMPUTE_TERMS = frozenset({"compute", "attention", "runs"})
 _SUM_TERMS = frozenset({"reduce", "wait"})
+_LOAD_TERMS = frozenset({"load", "copy"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +138,7 @@ def _excesses(
         for device, seconds in each.predicted.device_s:
             compute_s[device] += weight * seconds
     shards_s: dict[int, list[float]] = {}
+    loads: dict[int, tuple[float, str]] = {}
     sums_s: dict[int, list[float]] = {}
     for peer in times:
         device = plan.stages[peer.stage].shards[peer.rank].device
@@ -152,8 +154,25 @@ def _excesses(
                 times=decoded,
             )
         )
-        shards_s.setdefault(peer.stage, []).append(token.compute_s + token.reduce_s)
+        if token.load_s:
+            loads[peer.stage] = max(loads.get(peer.stage, (0.0, "")), (token.load_s, device))
+        busy_s = token.compute_s + token.load_s + token.reduce_s
+        shards_s.setdefault(peer.stage, []).append(busy_s)
         sums_s.setdefault(peer.stage, []).append(token.reduce_s)
+    if loads:
+        readers = tuple(device for _load_s, device in loads.values())
+        found.append(
+            _Excess(
+                kind="load",
+                devices=readers,
+                what="waiting for layers that are read for each token on "
+                + " and ".join(names[device] for device in readers),
+                why="a disk is slower than when it was measured, or others read from it, too",
+                actual_s=sum(load_s for load_s, _device in loads.values()),
+                predicted_s=predicted(_LOAD_TERMS),
+                times=decoded,
+            )
+        )
     # The slowest shard of a stage waits for nobody: what its sums take is the network's part.
     least_s = {
         stage: min(each) for stage, each in sums_s.items() if len(plan.stages[stage].shards) > 1
@@ -175,7 +194,7 @@ def _excesses(
         )
     if len(plan.stages) > 1:
         whole_s = sum(each.decode_s for each in answers) / decoded
-        parts = _COMPUTE_TERMS | _SUM_TERMS
+        parts = _COMPUTE_TERMS | _LOAD_TERMS | _SUM_TERMS
         found.append(
             _Excess(
                 kind="messages",

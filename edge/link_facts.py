@@ -12,9 +12,7 @@ from edge.measurements import MAX_MESSAGE_BYTES, LinkTimes, ProbeOrder
 from edge.peer_info import PeerInfo, places
 from edge.progress import Progress
 from partition import LinkSpec
-
-NO_LINK_S = 3600.0
-"""Latency between two peers that cannot link to each other, so that no plan puts them together."""
+from partition.messages import NO_LINK_S
 
 
 class LinkFacts:
@@ -45,6 +43,13 @@ class LinkFacts:
         if unknown and not self._inquiry.only_known:
             total = len(unknown)
             self._inquiry.on_progress(Progress(phase="measure", peer="", done=total, total=total))
+        names = {peer.id: peer.name for peer in peers}
+        for (one, other), times in found.items():
+            if times is not None and times.is_unsteady:
+                self._inquiry.on_note(
+                    f"the link between {names[one]} and {names[other]} is not steady: messages "
+                    "are lost or held up, so predictions for it are rough; a cable would help"
+                )
         return tuple(spec for ends, times in found.items() for spec in _both_ways(*ends, times))
 
     async def _link(self, source: PeerInfo, target: PeerInfo) -> LinkTimes | None:

@@ -27,6 +27,16 @@ _ECHO, _TAKE, _GIVE, _END = range(4)
 _ECHOES = 50
 _LEAST_ECHOES = 5
 _ECHO_SPAN_S = 0.25
+_MOST_ECHO_SPAN_S = 2.0
+"""With the time that late echoes took: one is no sign of anything, so it needs some of them."""
+
+_LATE = 10
+"""Times what most echoes take: what is sent again after it was lost takes a fifth of a second."""
+
+_UNSTEADY = 1.5
+_UNSTEADY_S = 1e-3
+"""Echoes take so many times as long on average as most do, and so much longer."""
+
 _LARGE_SPAN_S = 0.2
 _MOST_LARGE = 9
 _GROWTH = 4
@@ -104,14 +114,27 @@ class _Found:
     def echo_s(self) -> float:
         return statistics.median(self.echoes_s)
 
+    @property
+    def late_s(self) -> float:
+        """How much longer echoes take on average, where messages are lost or held up; else 0.
+
+        Without the slowest, which anything may have held up.
+        """
+        if len(self.echoes_s) < _LEAST_ECHOES:
+            return 0.0
+        mean_s = statistics.fmean(sorted(self.echoes_s)[:-1])
+        late_s = mean_s - self.echo_s
+        return late_s if mean_s > _UNSTEADY * self.echo_s and late_s > _UNSTEADY_S else 0.0
+
     def times(self, small_bytes: int) -> LinkTimes:
         rates = [self._rate(order, small_bytes) for order in (_TAKE, _GIVE)]
         latency_s = self.echo_s / 2 - small_bytes * sum(1 / rate for rate in rates) / 2
         return LinkTimes(
             # The first bytes of a message hide behind what every message costs.
-            latency_s=max(latency_s, self.echo_s / 4),
+            latency_s=max(latency_s, self.echo_s / 4) + self.late_s / 2,
             there_bytes_per_s=rates[0],
             back_bytes_per_s=rates[1],
+            is_unsteady=self.late_s > 0,
         )
 
     def _rate(self, order: int, small_bytes: int) -> float:
@@ -126,6 +149,7 @@ class _Found:
 def _command(link: Link, small_bytes: int, large_bytes: int, found: _Found, clock: Clock) -> None:
     small = np.zeros(small_bytes, np.uint8)
     end_s = clock() + _ECHO_SPAN_S
+    last_s = clock() + _MOST_ECHO_SPAN_S
     while len(found.echoes_s) < _ECHOES:
         if clock() > end_s and len(found.echoes_s) >= _LEAST_ECHOES:
             break
@@ -133,7 +157,9 @@ def _command(link: Link, small_bytes: int, large_bytes: int, found: _Found, cloc
         start_s = clock()
         link.send(small)
         link.receive(small)
-        found.echoes_s.append(clock() - start_s)
+        found.echoes_s.append(took_s := clock() - start_s)
+        if took_s > _LATE * found.echo_s:
+            end_s = min(end_s + took_s, last_s)
     for order in (_TAKE, _GIVE):
         _time_large(link, order, small_bytes, large_bytes, found, clock)
     _order(link, _END, 0)

@@ -174,12 +174,16 @@ class LinkTimes:
     latency_s: float
     there_bytes_per_s: float
     back_bytes_per_s: float
+    is_unsteady: bool = False
+    """Some messages took far longer than most, as on a link that loses packets; `latency_s` is the
+    average then."""
 
-    def to_json(self) -> dict[str, float]:
+    def to_json(self) -> dict[str, float | bool]:
         return {
             "latency_s": self.latency_s,
             "there_bytes_per_s": self.there_bytes_per_s,
             "back_bytes_per_s": self.back_bytes_per_s,
+            "is_unsteady": self.is_unsteady,
         }
 
     @classmethod
@@ -189,7 +193,10 @@ class LinkTimes:
         if not there or not back:
             raise ProtocolError("a link that moves nothing")
         return cls(
-            latency_s=_number(value, "latency_s"), there_bytes_per_s=there, back_bytes_per_s=back
+            latency_s=_number(value, "latency_s"),
+            there_bytes_per_s=there,
+            back_bytes_per_s=back,
+            is_unsteady=_boolean(value, "is_unsteady"),
         )
 
 

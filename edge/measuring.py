@@ -103,11 +103,8 @@ class Measuring:
         return found.to_json(), b""
 
     def _disk_rate(self) -> float | None:
-        """Measured once: it is the same for every model."""
         root = self._node.settings.cache_root
-        if self._node.disk_bytes_per_s is None:
-            self._node.disk_bytes_per_s = disk_read_bytes_per_s(root, root / "shards")
-        return self._node.disk_bytes_per_s
+        return disk_read_bytes_per_s(root, root / "shards")
 
     async def _profile_together(self, frame: Frame) -> Answer:
         """Its neighbours are asked at the same moment."""

@@ -89,7 +89,6 @@ class PeerNode:
         self.sessions: dict[str, HostedSession] = {}
         self.measurement = asyncio.Lock()
         """Held while the device is measured: two at once would measure each other."""
-        self.disk_bytes_per_s: float | None = None
         self._probes = asyncio.Semaphore(MAX_PROBES)
         try:
             self.cache = ShardCache(settings.cache_root / "shards", settings.cache_limit_bytes)

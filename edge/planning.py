@@ -110,6 +110,7 @@ def propose(
         choice = _choose(
             facts, cluster, workload, options.plan, limits.chunk_tokens, stream=options.stream
         )
+        partition.check_links(choice.plan, cluster)
     except partition.PlanError as error:
         raise PlanError(" ".join(error.problems), error.problems) from error
     except partition.CapacityError as error:
@@ -293,10 +294,22 @@ def _smaller(options: LoadOptions) -> Iterator[LoadOptions]:
 
 
 def by_id(plan: Plan, cluster: ClusterSpec) -> Plan:
-    """A plan written with devices' names, with their ids instead; a name that two have stays."""
+    """A plan written with devices' names, with their ids instead.
+
+    PlanError for a name that several have.
+    """
     devices = cluster.devices
     ids = {device.id for device in devices}
     count = Counter(device.name for device in devices)
+    unclear = [id for id in plan.devices if id not in ids and count[id] > 1]
+    if unclear:
+        raise partition.PlanError(
+            [
+                f"{count[name]} devices are called {name!r}; name the one that is meant by its id"
+                " (edge peers --json tells ids)."
+                for name in unclear
+            ]
+        )
     names = {device.name: device.id for device in devices if count[device.name] == 1}
     return replace(
         plan,

@@ -11,6 +11,7 @@ from partition.errors import CapacityError, PartitionError, PlanError, Shortage
 from partition.facts import ClusterSpec, DeviceSpec, LinkSpec, ModelFacts, Workload
 from partition.left_out import LeftOut
 from partition.memory import MemoryUse, memory_use
+from partition.messages import check_links
 from partition.placement import Parallel
 from partition.plan import Plan, Shard, Stage
 from partition.ranges import kv_heads, split_by_shares, split_evenly
@@ -44,6 +45,7 @@ __all__ = [
     "WeightTiers",
     "Workload",
     "check_fit",
+    "check_links",
     "choose",
     "describe",
     "describe_plan_in_words",

@@ -90,6 +90,31 @@ def is_canonical(arrangement: Arrangement, twins: dict[int, int]) -> bool:
     return True
 
 
+def canonical(arrangement: Arrangement, twins: dict[int, int]) -> Arrangement:
+    """The same with every twin after the earlier one it equals; it costs the same."""
+    if not twins:
+        return arrangement
+    classes: dict[int, list[int]] = {}
+    for group in arrangement:
+        for index in group:
+            classes.setdefault(_first_twin(index, twins), []).append(index)
+    members: dict[int, list[int]] = {}
+    for index in sorted({*twins, *twins.values()}):
+        members.setdefault(_first_twin(index, twins), []).append(index)
+    places = {
+        index: earlier
+        for first, used in classes.items()
+        for index, earlier in zip(used, members.get(first, used), strict=False)
+    }
+    return tuple(tuple(places[index] for index in group) for group in arrangement)
+
+
+def _first_twin(index: int, twins: dict[int, int]) -> int:
+    while index in twins:
+        index = twins[index]
+    return index
+
+
 def _swapped(arrangement: Arrangement, left: int, right: int) -> Arrangement:
     """The same with two devices in each other's place."""
     places = {left: right, right: left}

@@ -2,18 +2,19 @@
 
 The least of first_token_s + output_tokens x token_s, as `estimate` predicts them. One device, a
 pipeline, slices of layers or any mixture, whatever is fastest, and devices that would slow it down
-stay out. How exact the search is, `search` says; without rates, `placement` decides by threads and
-memory.
+stay out. How exact the search is, `search` says. Devices without rates have a part only where the
+others are not enough: then `placement` decides by threads and memory.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from itertools import permutations
 from typing import get_args
 
 from partition.arrangements import all_arrangements, neighbours, swaps
 from partition.cost import Estimate
-from partition.errors import PlanError
+from partition.errors import CapacityError, PlanError
 from partition.facts import ClusterSpec, ModelFacts, Workload
 from partition.left_out import LeftOut, left_out
 from partition.pace import CHUNK_TOKENS
@@ -50,11 +51,11 @@ class Choice:
 
     plan: Plan
     predicted: Estimate | None
-    """None when some device has no rates."""
+    """None when some device of the plan has no rates."""
     solo: Solo | None
-    """None when no device alone has the memory, or some device has no rates."""
+    """None when no device alone has the memory, or nothing is predicted."""
     left_out: tuple[LeftOut, ...]
-    """Every device that the plan does not use; empty without rates."""
+    """Every device that the plan does not use; empty when nothing is predicted."""
     runners_up: tuple[tuple[Plan, Estimate], ...]
     """Plans over other groups of devices, the best first."""
 
@@ -86,15 +87,46 @@ def choose(
     if not cluster.devices:
         raise PlanError(["The cluster has no devices; start a peer on at least one."])
     check_count(model, cluster, parallel)
-    if any(device.rates is None for device in cluster.devices):
-        plan = place(model, cluster, workload, parallel)
-        if plan is None and stream:
-            plan = next(streaming_plans(model, cluster, workload, parallel), None)
-        if plan is None:
-            raise capacity_error(model, cluster, workload, parallel)
-        return Choice(plan=plan, predicted=None, solo=None, left_out=(), runners_up=())
-    search = Search(Situation(model, cluster, workload, chunk_tokens))
-    return _measured_choice(search, parallel, stream=stream)
+    unmeasured = [device.id for device in cluster.devices if device.rates is None]
+    if not unmeasured:
+        search = Search(Situation(model, cluster, workload, chunk_tokens))
+        return _measured_choice(search, parallel, stream=stream)
+    for streams in (False, True) if stream else (False,):
+        if parallel == "auto" and len(unmeasured) < len(cluster.devices):
+            with suppress(CapacityError):
+                choice = choose(
+                    model,
+                    cluster.without(*unmeasured),
+                    workload,
+                    chunk_tokens=chunk_tokens,
+                    stream=streams,
+                )
+                return _without_unmeasured(choice, cluster)
+        plan = (
+            next(streaming_plans(model, cluster, workload, parallel), None)
+            if streams
+            else place(model, cluster, workload, parallel)
+        )
+        if plan is not None:
+            return Choice(plan=plan, predicted=None, solo=None, left_out=(), runners_up=())
+    raise capacity_error(model, cluster, workload, parallel)
+
+
+def _without_unmeasured(choice: Choice, cluster: ClusterSpec) -> Choice:
+    """A choice among the measured devices, which says so of the others."""
+    reasons = {each.device: each.reason for each in choice.left_out}
+    return replace(
+        choice,
+        left_out=tuple(
+            LeftOut(
+                device=device.id,
+                name=device.name,
+                reason=reasons.get(device.id, "it was not measured, so its speed is not known"),
+            )
+            for device in cluster.devices
+            if device.rates is None or device.id in reasons
+        ),
+    )
 
 
 def _measured_choice(search: Search, parallel: Parallel, *, stream: bool) -> Choice:

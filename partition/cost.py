@@ -77,9 +77,10 @@ def estimate(
         own_s + max(waited[shard.device] for shard in stage.shards)
         for own_s, stage in zip(stages_s, plan.stages, strict=True)
     ]
+    beside_s = beside_stages_s(view.hops_s(chunk))
     first_token_s = (
         sum(stages_s)
-        + (num_chunks - 1) * max(stages_s)
+        + (num_chunks - 1) * max(map(sum, zip(stages_s, beside_s, strict=True)))
         + sum(term.seconds for term in view.outside_stages(chunk))
     )
     return Estimate(
@@ -153,13 +154,18 @@ class _View:
             )
         )
 
+    def hops_s(self, phase: Phase) -> list[float]:
+        """From each stage to the next."""
+        nbytes = phase.rows * self._model.wire_row_bytes
+        return [
+            self._network.hop_s(_ids(before.shards), _ids(after.shards), nbytes)
+            for before, after in pairwise(self._plan.stages)
+        ]
+
     def outside_stages(self, phase: Phase) -> Iterator[Term]:
         """Hops between stages, choosing the token, and telling it to the first stage."""
-        nbytes = phase.rows * self._model.wire_row_bytes
         stages = self._plan.stages
-        for before, after in pairwise(stages):
-            sources, targets = _ids(before.shards), _ids(after.shards)
-            seconds = self._network.hop_s(sources, targets, nbytes)
+        for (before, after), seconds in zip(pairwise(stages), self.hops_s(phase), strict=True):
             yield self._term("hop", [before.shards[0], after.shards[0]], 1, seconds)
         sampler = stages[-1].shards[0]
         rates = self._devices[sampler.device].rates
@@ -258,6 +264,14 @@ class _View:
     def _term(self, kind: Kind, shards: Sequence[Shard], count: int, seconds: float) -> Term:
         where = "-".join(self._names[shard.device] for shard in shards)
         return Term(kind=kind, where=where, count=count, seconds=seconds)
+
+
+def beside_stages_s(hops_s: Sequence[float]) -> list[float]:
+    """What each stage does for a chunk beside computing: hearing of it, and handing it on.
+
+    A stage's thread is in both, so it can begin the next chunk only after them.
+    """
+    return [before + after for before, after in zip((0.0, *hops_s), (*hops_s, 0.0), strict=True)]
 
 
 def gather_latency_s(network: Network, ids: Sequence[str]) -> float:

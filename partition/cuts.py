@@ -1,8 +1,8 @@
 """How many layers each stage of an arrangement gets: dynamic programming over the cuts.
 
-The time of an answer is the sum over the stages, and once more the slowest stage for every further
-chunk of the prompt. So a label has two numbers, and of the labels at a cut those stay that no other
-beats in both.
+The time of an answer is the sum over the stages, and once more the slowest stage, with what it
+hears and hands on, for every further chunk of the prompt. So a label has two numbers, and of the
+labels at a cut those stay that no other beats in both.
 """
 
 from collections.abc import Sequence
@@ -42,10 +42,13 @@ def best_cut(
     situation: Situation,
     stages: Sequence[StageOptions],
     bounds: Sequence[StageBound],
+    beside_s: Sequence[float],
     *,
     beat_s: float,
 ) -> Cut | None:
     """The fastest way to give all layers to these stages, or None when none beats `beat_s`.
+
+    beside_s: of each stage, what it is busy with for a chunk beside computing.
 
     Stage options that turn out too large for memory are settled and the search is repeated, so what
     comes back fits. Of many layers it is repeated near the cuts before, or all over where there is
@@ -54,9 +57,9 @@ def best_cut(
     has_few = situation.model.num_layers <= _FEW_LAYERS
     near: Sequence[range] | None = None
     while True:
-        cut = _search(situation, stages, bounds, beat_s, near)
+        cut = _search(situation, stages, bounds, beside_s, beat_s, near)
         if cut is None and near is not None:
-            cut = _search(situation, stages, bounds, beat_s, None)
+            cut = _search(situation, stages, bounds, beside_s, beat_s, None)
         if cut is None:
             return None
         if not has_few:
@@ -75,6 +78,7 @@ def _search(
     situation: Situation,
     stages: Sequence[StageOptions],
     bounds: Sequence[StageBound],
+    beside_s: Sequence[float],
     beat_s: float,
     near: Sequence[range] | None,
 ) -> Cut | None:
@@ -98,7 +102,7 @@ def _search(
                     own_s = situation.steps * option.decode_s + option.chunk_s
                     for label in labels:
                         sum_s = label.sum_s + own_s
-                        slowest_s = max(label.slowest_s, option.chunk_s)
+                        slowest_s = max(label.slowest_s, option.chunk_s + beside_s[number])
                         if sum_s + more_chunks * slowest_s + rest_s < beat_s:
                             found.setdefault(used + layers, []).append(
                                 _Label(sum_s, slowest_s, layers, option, label)

@@ -40,6 +40,13 @@ class Shortage:
     missing_bytes: int
     """At least 1."""
 
+    @property
+    def words(self) -> str:
+        who = repr(self.name)
+        if self.name != self.device:
+            who += f" (device {self.device!r})"
+        return f"{who} lacks {size_in_words(self.missing_bytes)}"
+
 
 class CapacityError(PartitionError):
     """The devices are too small for the model and its workload.
@@ -67,10 +74,7 @@ class CapacityError(PartitionError):
         super().__init__(self._message())
 
     def _message(self) -> str:
-        lacks = "; ".join(
-            f"{_who(shortage)} lacks {size_in_words(shortage.missing_bytes)}"
-            for shortage in self.shortages
-        )
+        lacks = "; ".join(shortage.words for shortage in self.shortages)
         remedies = ["that much more memory", "a smaller dtype for the weights"]
         if self.largest_context_tokens is not None:
             remedies.append(
@@ -78,12 +82,6 @@ class CapacityError(PartitionError):
                 f" instead of {self.context_tokens:,}"
             )
         return f"The model does not fit: {lacks}. What helps: {', or '.join(remedies)}."
-
-
-def _who(shortage: Shortage) -> str:
-    if shortage.name == shortage.device:
-        return repr(shortage.name)
-    return f"{shortage.name!r} (device {shortage.device!r})"
 
 
 def size_in_words(count: int) -> str:

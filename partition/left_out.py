@@ -5,13 +5,12 @@ from dataclasses import dataclass
 from partition.arrangements import with_device
 from partition.cost import Estimate
 from partition.errors import size_in_words
-from partition.search import EXACT_DEVICES, Search, Solved
+from partition.search import Search, Solved
 from partition.situation import Arrangement
 from partition.terms import Kind, Term, milliseconds
 
 _MOST_TRIED = 3
-"""Places for the device that are looked at closely, the most promising first, if devices are few;
-else only the first."""
+"""Places for the device that are looked at closely, the most promising first, until it fits."""
 
 _MESSAGES: dict[Kind, str] = {"reduce": "sums", "hop": "hops"}
 
@@ -42,6 +41,8 @@ def left_out(search: Search, arrangement: Arrangement, predicted: Estimate) -> t
 
 def _reason(search: Search, arrangement: Arrangement, predicted: Estimate, index: int) -> str:
     best = _best_with(search, arrangement, index)
+    if best is None and (strangers := _strangers(search, arrangement, index)):
+        return f"it cannot reach {' or '.join(strangers)}"
     if best is None:
         room = size_in_words(search.situation.devices[index].memory_bytes)
         return f"memory: no part of the model fits into its {room}"
@@ -65,11 +66,18 @@ def _reason(search: Search, arrangement: Arrangement, predicted: Estimate, index
     )
 
 
+def _strangers(search: Search, arrangement: Arrangement, index: int) -> list[str]:
+    """Names of the devices in use that this one has no link to."""
+    situation = search.situation
+    device = situation.devices[index]
+    others = [situation.devices[other] for group in arrangement for other in group]
+    return [other.name for other in others if not situation.network.is_linked(device.id, other.id)]
+
+
 def _best_with(search: Search, arrangement: Arrangement, index: int) -> Solved | None:
     """The fastest of the plans that have the device besides; None when it has room for no part."""
     bounds = [(search.bound_s(each), each) for each in with_device(arrangement, index)]
-    few = len(search.situation.devices) <= EXACT_DEVICES
-    for bound_s, each in sorted(bounds)[: _MOST_TRIED if few else 1]:
+    for bound_s, each in sorted(bounds)[:_MOST_TRIED]:
         if bound_s < float("inf"):
             solved = search.solve(each)
             if solved is not None:

@@ -4,15 +4,21 @@ One function for each pattern that a step uses; the patterns are those of `trans
 of a session's hops. Links that nobody measured get a stated default.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import combinations, pairwise
 
+from partition.errors import PlanError
 from partition.facts import ClusterSpec
+from partition.plan import Plan
 
 UNKNOWN_LINK = (0.3e-3, 117e6)
 """Seconds and bytes per second of a link that was not measured: a gigabit network."""
 
 UNKNOWN_LOCAL_LINK = (20e-6, 2e9)
 """The same between two devices of one host."""
+
+NO_LINK_S = 1e9
+"""Latency of two devices that cannot reach each other; what takes longer does not happen."""
 
 EAGER_BYTES = 32 << 10
 """Sums up to here are sent to all before anything is received; see `transport`."""
@@ -37,6 +43,10 @@ class Network:
             is_local = self._hosts[source] and self._hosts[source] == self._hosts[target]
             found = UNKNOWN_LOCAL_LINK if is_local else UNKNOWN_LINK
         return found
+
+    def is_linked(self, one: str, other: str) -> bool:
+        """Whether messages go between these two."""
+        return max(self.link(one, other)[0], self.link(other, one)[0]) < NO_LINK_S
 
     def message_s(self, source: str, target: str, nbytes: float) -> float:
         latency_s, bytes_per_s = self.link(source, target)
@@ -93,3 +103,27 @@ class Network:
         sending_s = sum(nbytes / self.link(device, other)[1] for other in others)
         receiving_s = sum(nbytes / self.link(other, device)[1] for other in others)
         return latency_s + max(sending_s, receiving_s)
+
+
+def check_links(plan: Plan, cluster: ClusterSpec) -> None:
+    """Raise PlanError, naming every pair, if two devices must talk that cannot reach each other."""
+    network = Network(cluster)
+    problems = [
+        f"{cluster.device(one).name} and {cluster.device(other).name} cannot reach each other, so"
+        " they cannot share a model; see that each can open connections to the other, or use only"
+        " one of them."
+        for one, other in dict.fromkeys(_pairs(plan))
+        if not network.is_linked(one, other)
+    ]
+    if problems:
+        raise PlanError(problems)
+
+
+def _pairs(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Devices that messages go between, each pair one way."""
+    groups = [[shard.device for shard in stage.shards] for stage in plan.stages]
+    found = [pair for group in groups for pair in combinations(group, 2)]
+    for before, after in pairwise(groups):
+        found += [(before[rank % len(before)], each) for rank, each in enumerate(after)]
+    found += [(groups[-1][0], listener) for listener in groups[0]]
+    yield from ((min(pair), max(pair)) for pair in found if pair[0] != pair[1])

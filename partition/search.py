@@ -14,9 +14,10 @@ of the starts.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from partition.arrangements import is_canonical, twins
+from partition.arrangements import canonical, is_canonical, twins
 from partition.cost import Estimate, estimate
 from partition.cuts import Cut, best_cut
+from partition.messages import NO_LINK_S
 from partition.plan import Plan, Shard, Stage
 from partition.ranges import consecutive
 from partition.situation import Arrangement, Group, Situation
@@ -30,6 +31,9 @@ MOST_SOLVED = 120
 
 MOST_SOLVED_OF_MANY = 6
 """Arrangements solved at most, of more devices than `EXACT_DEVICES`."""
+
+_MOST_FAILED = 4
+"""Times as many are tried at most while none fits; then memory is for who places by memory."""
 
 _MOST_BOUNDED = 1500
 """Arrangements that a descent from one start looks at."""
@@ -65,7 +69,10 @@ class Search:
     _bounds: dict[_Key, StageBound] = field(init=False, default_factory=dict)
 
     def bound_s(self, arrangement: Arrangement) -> float:
-        """Seconds of a whole answer that the arrangement cannot beat; infinite without memory."""
+        """Seconds of a whole answer that the arrangement cannot beat.
+
+        Infinite without memory, and where devices cannot reach each other.
+        """
         bounds = [self._bound(key) for key in self._keys(arrangement)]
         layers = self.situation.model.num_layers
         if min(bound.most_layers for bound in bounds) < 1 or len(bounds) > layers:
@@ -73,7 +80,9 @@ class Search:
         if sum(bound.most_layers for bound in bounds) < layers:
             return float("inf")
         more_chunks = self.situation.num_chunks - 1
-        return self.situation.outside_s(arrangement) + layers_bound_s(bounds, layers, more_chunks)
+        least_s = layers_bound_s(bounds, layers, more_chunks)
+        total_s = self.situation.outside_s(arrangement) + least_s
+        return total_s if total_s < NO_LINK_S else float("inf")
 
     def solve(self, arrangement: Arrangement, *, beat_s: float = float("inf")) -> Solved | None:
         """The best cuts and shares, or None when there are none that fit and beat `beat_s`."""
@@ -85,6 +94,7 @@ class Search:
             self.situation,
             [self._stage(key) for key in keys],
             [self._bound(key) for key in keys],
+            self.situation.beside_s(arrangement),
             beat_s=beat_s - outside_s,
         )
         if cut is None:
@@ -108,7 +118,7 @@ class Search:
         best_s = float("inf")
         for tries, (bound_s, _, _, arrangement) in enumerate(bounded):
             is_beaten = bound_s > best_s * _NEARLY_ONE
-            if solved and tries >= most:
+            if tries >= (most if solved else _MOST_FAILED * most):
                 break
             if is_beaten and (len(kinds) >= _RUNNERS_UP or tries >= most // 2):
                 break
@@ -121,7 +131,11 @@ class Search:
         return in_order(solved)
 
     def descend(self, starts: Sequence[Arrangement], moves: "Moves") -> list[Arrangement]:
-        """What lies on the ways downhill from these starts, by bounds; the best first."""
+        """What lies on the ways downhill from these starts, by bounds; the best first.
+
+        Of those in which twins change places, the one in which the earlier comes first.
+        """
+        twin_of = twins(self.situation)
         seen: dict[Arrangement, float] = {}
 
         def value(arrangement: Arrangement) -> float:
@@ -130,10 +144,11 @@ class Search:
             return seen[arrangement]
 
         for start in starts:
-            here, is_better = start, True
+            here, is_better = canonical(start, twin_of), True
             most = len(seen) + _MOST_BOUNDED
             while is_better and len(seen) < most:
-                better = (each for each in moves(here) if value(each) < value(here) * _NEARLY_ONE)
+                near = (canonical(each, twin_of) for each in moves(here))
+                better = (each for each in near if value(each) < value(here) * _NEARLY_ONE)
                 found = next(better, None)
                 is_better = found is not None
                 here = found or here

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from partition.contention import shares_host
-from partition.cost import TOKEN_BYTES
+from partition.cost import TOKEN_BYTES, beside_stages_s
 from partition.facts import ClusterSpec, DeviceSpec, ModelFacts, Workload
 from partition.messages import Network
 from partition.overlap import stage_sum_s
@@ -32,7 +32,7 @@ class Situation:
     num_chunks: int = field(init=False)
     _with_neighbours: frozenset[int] = field(init=False)
     _paces: dict[tuple[int, Group, bool, bool], Pace] = field(init=False, default_factory=dict)
-    _hops: dict[tuple[Group, Group], float] = field(init=False, default_factory=dict)
+    _hops: dict[tuple[Group, Group], tuple[float, float]] = field(init=False, default_factory=dict)
     _sums: dict[tuple[Group, bool], float] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -98,18 +98,25 @@ class Situation:
         """Seconds of a whole answer between and beside the stages: hops and choosing tokens."""
         total_s = self._token_s(arrangement)
         for before, after in pairwise(arrangement):
-            found = self._hops.get((before, after))
-            if found is None:
-                found = self._hops[before, after] = sum(
-                    weight * self.network.hop_s(self.ids(before), self.ids(after), nbytes)
-                    for weight, nbytes in self._weighed_bytes()
-                )
-            total_s += found
+            decode_s, chunk_s = self._hop_s(before, after)
+            total_s += self.steps * decode_s + chunk_s
         return total_s
 
-    def _weighed_bytes(self) -> list[tuple[int, float]]:
-        row_bytes = self.model.wire_row_bytes
-        return [(self.steps, self.decode.rows * row_bytes), (1, self.chunk.rows * row_bytes)]
+    def beside_s(self, arrangement: Arrangement) -> list[float]:
+        """Seconds that each stage is busy with a chunk beside computing."""
+        return beside_stages_s([self._hop_s(*pair)[1] for pair in pairwise(arrangement)])
+
+    def _hop_s(self, before: Group, after: Group) -> tuple[float, float]:
+        """Of a decoding step and of a chunk."""
+        found = self._hops.get((before, after))
+        if found is None:
+            row_bytes = self.model.wire_row_bytes
+            decode_s, chunk_s = (
+                self.network.hop_s(self.ids(before), self.ids(after), phase.rows * row_bytes)
+                for phase in (self.decode, self.chunk)
+            )
+            found = self._hops[before, after] = decode_s, chunk_s
+        return found
 
     def _token_s(self, arrangement: Arrangement) -> float:
         sampler = arrangement[-1][0]

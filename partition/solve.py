@@ -1,7 +1,9 @@
 """The plan of a choice, and the check that a plan fits."""
 
+from contextlib import suppress
+
 from partition.choose import choose
-from partition.errors import CapacityError, Shortage
+from partition.errors import CapacityError, PlanError, Shortage
 from partition.facts import ClusterSpec, ModelFacts, Workload
 from partition.memory import memory_use
 from partition.placement import Parallel
@@ -22,14 +24,34 @@ def solve(
 def check_fit(plan: Plan, model: ModelFacts, cluster: ClusterSpec, workload: Workload) -> None:
     """Raise CapacityError, naming every device that is short, unless all memory suffices.
 
-    PlanError when the plan is not for this model and cluster.
+    PlanError when the plan is not for this model and cluster, with what its devices lack besides.
     """
-    plan.validate(model, cluster)
+    try:
+        plan.validate(model, cluster)
+    except PlanError as error:
+        lacks: list[Shortage] = []
+        with suppress(PlanError):  # of a plan that is not for the model, nobody knows what it takes
+            lacks, _ = _shortages(plan, model, cluster, workload)
+        raise PlanError([*error.problems, *(f"{each.words}." for each in lacks)]) from error
+    shortages, longest = _shortages(plan, model, cluster, workload)
+    if shortages:
+        raise CapacityError(
+            shortages,
+            context_tokens=workload.context_tokens,
+            largest_context_tokens=longest if longest >= 1 else None,
+        )
+
+
+def _shortages(
+    plan: Plan, model: ModelFacts, cluster: ClusterSpec, workload: Workload
+) -> tuple[list[Shortage], int]:
+    """What devices lack, of those that are there, and the longest context that would fit."""
     shortages: list[Shortage] = []
     longest = workload.context_tokens
+    devices = {device.id: device for device in cluster.devices}
     for id, use in memory_use(plan, model, workload).items():
-        device = cluster.device(id)
-        if use.total > device.memory_bytes:
+        device = devices.get(id)
+        if device is not None and use.total > device.memory_bytes:
             shortages.append(
                 Shortage(device=id, name=device.name, missing_bytes=use.total - device.memory_bytes)
             )
@@ -37,9 +59,4 @@ def check_fit(plan: Plan, model: ModelFacts, cluster: ClusterSpec, workload: Wor
             # kv_bytes are proportional to the context.
             fitting = room_bytes * workload.context_tokens // use.kv_bytes if use.kv_bytes else 0
             longest = min(longest, fitting)
-    if shortages:
-        raise CapacityError(
-            shortages,
-            context_tokens=workload.context_tokens,
-            largest_context_tokens=longest if longest >= 1 else None,
-        )
+    return shortages, longest

@@ -205,22 +205,29 @@ def bfloat16(*shape: int) -> torch.Tensor:
     return torch.randn(shape, dtype=torch.bfloat16, device=DEVICE)
 
 
-def make_cache(batch: int, tokens: int, bits: int) -> tuple[KvCache, int]:
+def make_cache(
+    batch: int,
+    tokens: int,
+    bits: int,
+    *,
+    num_kv_heads: int = KV_HEADS,
+    head_size: int = HEAD_SIZE,
+) -> tuple[KvCache, int]:
     """A cache, and the bytes in it."""
     import torch
 
     from kernels.attention.gpu_cache import KvCache
 
     if bits == 16:
-        keys, values = (bfloat16(batch, KV_HEADS, tokens, HEAD_SIZE) for _ in range(2))
+        keys, values = (bfloat16(batch, num_kv_heads, tokens, head_size) for _ in range(2))
         return KvCache(keys=keys, values=values), keys.nbytes + values.nbytes
-    shape = (batch, KV_HEADS, tokens)
+    shape = (batch, num_kv_heads, tokens)
     low, high, kind = (-127, 128, torch.int8) if bits == 8 else (0, 256, torch.uint8)
     keys, values = (
-        torch.randint(low, high, (*shape, HEAD_SIZE * bits // 8), dtype=kind, device=DEVICE)
+        torch.randint(low, high, (*shape, head_size * bits // 8), dtype=kind, device=DEVICE)
         for _ in range(2)
     )
-    groups = 1 if bits == 8 else HEAD_SIZE // 32
+    groups = 1 if bits == 8 else head_size // 32
     scales = torch.full((*shape, groups), 0.01, dtype=torch.float16, device=DEVICE)
     cache = KvCache(keys=keys, values=values, key_scales=scales, value_scales=scales.clone())
     return cache, keys.nbytes + values.nbytes + 2 * scales.nbytes

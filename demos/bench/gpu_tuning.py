@@ -1,27 +1,39 @@
-"""Which tiles are fastest for a model's products on this GPU?
+"""Which tiles are fastest for a model's products and attention on this GPU?
 
 python -m demos.bench.gpu_tuning MODEL --dtype int4
 
-Measures a few dozen candidates for each shape of product, and keeps the fastest where `edge peer`
-looks for them. Without a table, peers use defaults.
+Measures a few dozen candidates for each shape, and keeps the fastest where `edge peer` looks for
+them. Without a table, peers use defaults.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from demos.bench.gpu_kernels import DEVICE, NO_GPU, bfloat16, is_there_a_gpu, times_ms
+from demos.bench.gpu_kernels import (
+    DEVICE,
+    NO_GPU,
+    bfloat16,
+    is_there_a_gpu,
+    make_cache,
+    times_ms,
+)
 
 if TYPE_CHECKING:
-    from edge.backends.triton_tuning import ProductShape, Tiles
+    from edge.backends.triton_tuning import AttentionShape, ProductShape, Tiles
     from edge.formats import WeightFormat
+    from edge.models.spec import ModelSpec
+    from kernels.attention.triton import AttentionTiles
+
+KEYS = 8192
+"""That attention is measured over."""
 
 
 def candidates(shape: ProductShape) -> Iterator[Tiles]:
@@ -69,23 +81,67 @@ def fastest(shape: ProductShape, block_size: int) -> tuple[Tiles, float]:
                 return matmul_nbits(x, weight, tiles=tiles)
             return matmul(x, weight, tiles=tiles)
 
-        try:
-            times = sorted(times_ms(call))
-        except Exception:  # more shared memory or registers than there are, by many names
-            return float("inf")
-        return times[len(times) // 2]
+        return median_ms(call)
 
     best = min(candidates(shape), key=time_ms)
     return best, time_ms(None) / time_ms(best)
 
 
-def shapes(path: Path, chosen: WeightFormat) -> list[ProductShape]:
+def attention_candidates(shape: AttentionShape) -> Iterator[AttentionTiles]:
+    from kernels.attention.triton import AttentionTiles
+    from kernels.triton_launch import SMALLEST_DOT, Launch, padded
+
+    most = padded(shape.queries * shape.group, at_least=SMALLEST_DOT)
+    sides = [rows for rows in (16, 32, 64, 128) if rows <= most]
+    for rows, keys, warps, stages in product(sides, (32, 64, 128), (4, 8), (2, 3)):
+        yield AttentionTiles(
+            rows=rows, keys=keys, launch=Launch(num_warps=warps, num_stages=stages)
+        )
+
+
+def fastest_attention(shape: AttentionShape, num_kv_heads: int) -> tuple[AttentionTiles, float]:
+    """The tiles, and the time of the defaults over theirs, over `KEYS` keys and as many queries
+    as an entry of the table serves at most."""
+    import torch
+
+    from kernels.attention.triton import attention
+
+    cache, _nbytes = make_cache(
+        1, KEYS, shape.bits or 16, num_kv_heads=num_kv_heads, head_size=shape.head_size
+    )
+    query = bfloat16(shape.queries, num_kv_heads * shape.group, shape.head_size)
+    starts = torch.tensor([0, shape.queries], dtype=torch.int32, device=DEVICE)
+    lengths = torch.tensor([KEYS], dtype=torch.int32, device=DEVICE)
+
+    def time_ms(tiles: AttentionTiles | None) -> float:
+        return median_ms(
+            lambda: attention(
+                query,
+                cache,
+                starts=starts,
+                lengths=lengths,
+                max_queries=shape.queries,
+                tiles=tiles,
+            )
+        )
+
+    best = min(attention_candidates(shape), key=time_ms)
+    return best, time_ms(None) / time_ms(best)
+
+
+def median_ms(call: Callable[[], object]) -> float:
+    """Infinite for what does not fit the GPU."""
+    try:
+        times = sorted(times_ms(call))
+    except Exception:  # more shared memory or registers than there are, by many names
+        return float("inf")
+    return times[len(times) // 2]
+
+
+def shapes(spec: ModelSpec, chosen: WeightFormat) -> list[ProductShape]:
     """The products of a whole model on one peer."""
     from edge.backends.triton_tuning import ROWS, ProductShape
-    from edge.checkpoint import Checkpoint
 
-    with Checkpoint.open(path) as checkpoint:
-        spec = checkpoint.spec
     heads = spec.num_heads * spec.head_size
     qkv = heads + 2 * spec.num_kv_heads * spec.head_size
     sides = {
@@ -101,24 +157,57 @@ def shapes(path: Path, chosen: WeightFormat) -> list[ProductShape]:
     ]
 
 
+def attention_shapes(spec: ModelSpec, kv_bits: int | None) -> list[AttentionShape]:
+    from edge.backends.triton_tuning import QUERIES, AttentionShape
+
+    return [
+        AttentionShape(
+            bits=kv_bits,
+            queries=queries,
+            group=spec.num_heads // spec.num_kv_heads,
+            head_size=spec.head_size,
+        )
+        for queries in QUERIES
+    ]
+
+
 @click.command()
 @click.argument("model", type=click.Path(exists=True, path_type=Path))
 @click.option("--dtype", type=click.Choice(["int4", "int8"]), default="int4", show_default=True)
 @click.option("--block-size", type=int, default=32, show_default=True)
-def main(model: Path, dtype: str, block_size: int) -> None:
-    """Measure tiles for a checkpoint's products on this machine's GPU, and keep the fastest."""
+@click.option(
+    "--kv-dtype",
+    type=click.Choice(["float32", "int8", "int4"]),
+    default="float32",
+    show_default=True,
+    help="Of cached keys and values; what is not rounded, a GPU keeps as bfloat16.",
+)
+def main(model: Path, dtype: str, block_size: int, kv_dtype: str) -> None:
+    """Measure tiles for a checkpoint on this machine's GPU, and keep the fastest."""
     if not is_there_a_gpu():
         print(NO_GPU)
         return
     from edge.backends.triton_device import Device
     from edge.backends.triton_tuning import TuningTable, keep_tuning
+    from edge.checkpoint import Checkpoint
     from edge.formats import weight_format
 
-    found = {}
-    for shape in shapes(model, weight_format(dtype, block_size)):
-        found[shape], gain = fastest(shape, block_size)
-        print(f"{dataclasses.asdict(shape)}: {gain:.2f} times as fast as the defaults", flush=True)
-    print(f"kept in {keep_tuning(Device(), TuningTable(products=found))}")
+    with Checkpoint.open(model) as checkpoint:
+        spec = checkpoint.spec
+    products = {}
+    for shape in shapes(spec, weight_format(dtype, block_size)):
+        products[shape], gain = fastest(shape, block_size)
+        _show(shape, gain)
+    attentions = {}
+    for attended in attention_shapes(spec, {"int8": 8, "int4": 4}.get(kv_dtype)):
+        attentions[attended], gain = fastest_attention(attended, spec.num_kv_heads)
+        _show(attended, gain)
+    table = TuningTable(products=products, attentions=attentions)
+    print(f"kept in {keep_tuning(Device(), table)}")
+
+
+def _show(shape: ProductShape | AttentionShape, gain: float) -> None:
+    print(f"{dataclasses.asdict(shape)}: {gain:.2f} times as fast as the defaults", flush=True)
 
 
 if __name__ == "__main__":

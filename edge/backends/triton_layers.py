@@ -20,7 +20,7 @@ from edge.backends.triton_buffers import Lane
 from edge.backends.triton_cache import BlockCache
 from edge.backends.triton_device import Device
 from edge.backends.triton_stream import StreamedLayers
-from edge.backends.triton_tuning import open_tuning
+from edge.backends.triton_tuning import AttentionShape, Tuning, open_tuning
 from edge.backends.triton_weights import Product, Weight, read_weight, to_device
 from edge.layout import ShardLayout
 from edge.models.spec import ModelSpec
@@ -78,6 +78,7 @@ class Attention:
     """Of queries and keys."""
     window: int | None
     epsilon: float
+    tuning: Tuning
 
     def attend(
         self, qkv: Tensor, lane: Lane, cache: BlockCache, tables: tuple[Tensor, Tensor]
@@ -93,6 +94,12 @@ class Attention:
             norms=self.norms,
             epsilon=self.epsilon,
         )
+        shape = AttentionShape(
+            bits=layer.bits,
+            queries=lane.num_tokens,
+            group=query.shape[1] // layer.num_kv_heads,
+            head_size=query.shape[2],
+        )
         mixed = attention(
             query,
             layer,
@@ -101,6 +108,7 @@ class Attention:
             max_queries=lane.num_tokens,
             max_keys=lane.max_keys,
             window=self.window,
+            tiles=self.tuning.attention(shape),
         )
         return mixed.view(mixed.shape[0], -1)
 
@@ -245,6 +253,7 @@ class ShardOperators:
             norms=norms,
             window=self.spec.windows[layer],
             epsilon=self.spec.norm_epsilon,
+            tuning=self._tuning,
         )
 
     def _feed_forward(self, layer: int) -> FeedForward:

@@ -1,7 +1,7 @@
-"""Which tiles a product's kernel takes: measured ones where a table has them, else none.
+"""Which tiles products and attention take: measured ones where a table has them, else none.
 
-None leaves the choice to `kernels/triton_launch.py`, whose defaults suit any shape. A table belongs
-to one kind of GPU. It is made by `python -m demos.bench.gpu_tuning` and kept among Edge's caches;
+None leaves the choice to the kernels' faces, whose defaults suit any shape. A table belongs to one
+kind of GPU. It is made by `python -m demos.bench.gpu_tuning` and kept among Edge's caches;
 tables that are shipped lie in `triton_tables/` beside this file (none so far). Tiles change speed
 and the order of sums, nothing else.
 """
@@ -11,8 +11,8 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ import torch
 from edge.backends.triton_device import Device
 from edge.paths import cache_root
 from edge.whole_files import write_whole
+from kernels.attention.triton import AttentionTiles
 from kernels.matmul.triton import FEW_ROWS
 from kernels.triton_launch import SMALLEST_DOT, GemmTiles, GemvTiles, Launch, padded
 
@@ -28,6 +29,9 @@ Tiles = GemvTiles | GemmTiles
 
 ROWS = (1, 2, 4, 16, 64, 256)
 """A table's entry serves products of more rows than the one before, up to these; the last, all."""
+
+QUERIES = (1, 16, 256)
+"""The same for the queries of a sequence."""
 
 _SHIPPED = Path(__file__).parent / "triton_tables"
 _MOST_BYTES = 1 << 20
@@ -50,27 +54,62 @@ class ProductShape:
 
     def rounded(self) -> ProductShape:
         """With its rows as a table has them."""
-        rows = next((each for each in ROWS if self.rows <= each), ROWS[-1])
-        return ProductShape(bits=self.bits, rows=rows, outputs=self.outputs, inputs=self.inputs)
+        return replace(self, rows=_rounded(self.rows, ROWS))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionShape:
+    """Attention as tables know it. bits: of cached codes; None for floats.
+
+    group: query heads of one KV head.
+    """
+
+    bits: int | None
+    queries: int
+    group: int
+    head_size: int
+
+    def rounded(self) -> AttentionShape:
+        """With its queries as a table has them."""
+        return replace(self, queries=_rounded(self.queries, QUERIES))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuningTable:
-    """Measured tiles by shape, their rows one of ROWS."""
+    """Measured tiles by shape, rounded."""
 
     products: Mapping[ProductShape, Tiles] = field(default_factory=dict)
+    attentions: Mapping[AttentionShape, AttentionTiles] = field(default_factory=dict)
 
     def product(self, shape: ProductShape) -> Tiles | None:
         return self.products.get(shape.rounded())
 
+    def attention(self, shape: AttentionShape) -> AttentionTiles | None:
+        return self.attentions.get(shape.rounded())
+
+    def updated(self, other: TuningTable) -> TuningTable:
+        """Both; where both have a shape, the other's tiles."""
+        return TuningTable(
+            products={**self.products, **other.products},
+            attentions={**self.attentions, **other.attentions},
+        )
+
     def to_json(self) -> str:
-        return json.dumps([_entry(*each) for each in self.products.items()], indent=1)
+        entries = [_product_entry(*each) for each in self.products.items()]
+        entries += [_attention_entry(*each) for each in self.attentions.items()]
+        return json.dumps(entries, indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> TuningTable:
         """Raises ValueError for anything that `to_json` could not have written."""
         try:
-            return cls(products=dict(_read_entries(json.loads(text))))
+            entries = json.loads(text)
+            if not isinstance(entries, list):
+                raise TypeError("it is not a list")
+            return cls(
+                products=dict(_product(each) for each in entries if "product" in each),
+                attentions=dict(_attention(each) for each in entries if "product" not in each),
+            )
         except (KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"a tuning table is malformed: {error!r}") from error
 
@@ -84,6 +123,9 @@ class InterpretedTiles:
             return GemvTiles(outputs=outputs, inputs=_INTERPRETED_INPUTS)
         rows = min(256, padded(shape.rows, at_least=SMALLEST_DOT))
         return GemmTiles(rows=rows, outputs=outputs, inputs=_INTERPRETED_INPUTS)
+
+    def attention(self, shape: AttentionShape) -> AttentionTiles | None:
+        return None
 
 
 Tuning = TuningTable | InterpretedTiles
@@ -99,15 +141,14 @@ def open_tuning(device: Device, activations: torch.dtype) -> Tuning:
     if activations == torch.float32:
         return TuningTable()
     name = table_name(device.name)
-    shipped, own = _read(_SHIPPED / name), _read(cache_root() / "tuning" / name)
-    return TuningTable(products={**shipped.products, **own.products})
+    return _read(_SHIPPED / name).updated(_read(cache_root() / "tuning" / name))
 
 
 def keep_tuning(device: Device, table: TuningTable) -> Path:
     """Add to what was measured here; where it is kept. Raises OSError."""
     path = cache_root() / "tuning" / table_name(device.name)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, TuningTable(products={**_read(path).products, **table.products}).to_json())
+    write_whole(path, _read(path).updated(table).to_json())
     return path
 
 
@@ -129,34 +170,60 @@ def _read(path: Path) -> TuningTable:
         return TuningTable()
 
 
-def _entry(shape: ProductShape, tiles: Tiles) -> dict[str, Any]:
+def _rounded(count: int, known: Sequence[int]) -> int:
+    return next((each for each in known if count <= each), known[-1])
+
+
+def _product_entry(shape: ProductShape, tiles: Tiles) -> dict[str, Any]:
     sizes = {"outputs": tiles.outputs, "inputs": tiles.inputs}
     if isinstance(tiles, GemmTiles):
         sizes |= {"rows": tiles.rows, "splits": tiles.splits}
-    launch = {"num_warps": tiles.launch.num_warps, "num_stages": tiles.launch.num_stages}
     return {
         "product": [shape.bits, shape.rows, shape.outputs, shape.inputs],
-        "tiles": {**sizes, **launch},
+        "tiles": {**sizes, **asdict(tiles.launch)},
     }
 
 
-def _read_entries(entries: Any) -> Iterator[tuple[ProductShape, Tiles]]:
-    if not isinstance(entries, list):
-        raise TypeError("it is not a list")
-    for entry in entries:
-        bits, rows, outputs, inputs = entry["product"]
-        if bits not in (None, 4, 8) or rows not in ROWS:
-            raise ValueError(f"a tuning table has a product of {bits} bits and {rows} rows")
-        shape = ProductShape(bits=bits, rows=rows, outputs=_size(outputs), inputs=_size(inputs))
-        tiles = {name: _tile(name, value) for name, value in entry["tiles"].items()}
-        launch = Launch(num_warps=tiles.pop("num_warps"), num_stages=tiles.pop("num_stages"))
-        kind = GemvTiles if rows <= FEW_ROWS else GemmTiles
-        yield shape, kind(**tiles, launch=launch)
+def _attention_entry(shape: AttentionShape, tiles: AttentionTiles) -> dict[str, Any]:
+    """Without splits, which depend on how many sequences there are and how long they are."""
+    return {
+        "attention": [shape.bits, shape.queries, shape.group, shape.head_size],
+        "tiles": {"rows": tiles.rows, "keys": tiles.keys, **asdict(tiles.launch)},
+    }
+
+
+def _product(entry: Any) -> tuple[ProductShape, Tiles]:
+    bits, rows, outputs, inputs = entry["product"]
+    if bits not in (None, 4, 8) or rows not in ROWS:
+        raise ValueError(f"a tuning table has a product of {bits} bits and {rows} rows")
+    shape = ProductShape(bits=bits, rows=rows, outputs=_size(outputs), inputs=_size(inputs))
+    tiles, launch = _tiles(entry)
+    kind = GemvTiles if rows <= FEW_ROWS else GemmTiles
+    return shape, kind(**tiles, launch=launch)
+
+
+def _attention(entry: Any) -> tuple[AttentionShape, AttentionTiles]:
+    bits, queries, group, head_size = entry["attention"]
+    if bits not in (None, 4, 8) or queries not in QUERIES:
+        raise ValueError(f"a tuning table has attention of {bits} bits and {queries} queries")
+    tiles, launch = _tiles(entry)
+    if "splits" in tiles or min(tiles.values()) < SMALLEST_DOT:
+        raise ValueError(f"a tuning table has attention with tiles of {tiles}")
+    shape = AttentionShape(
+        bits=bits, queries=queries, group=_size(group), head_size=_size(head_size)
+    )
+    return shape, AttentionTiles(**tiles, launch=launch)
+
+
+def _tiles(entry: Any) -> tuple[dict[str, int], Launch]:
+    tiles = {name: _tile(name, value) for name, value in entry["tiles"].items()}
+    launch = Launch(num_warps=tiles.pop("num_warps"), num_stages=tiles.pop("num_stages"))
+    return tiles, launch
 
 
 def _size(value: object) -> int:
     if type(value) is not int or not 0 < value < 1 << 31:
-        raise ValueError(f"a tuning table has a product with a side of {value!r:.40}")
+        raise ValueError(f"a tuning table has a side of {value!r:.40}")
     return value
 
 

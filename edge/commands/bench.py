@@ -119,6 +119,7 @@ def command(
                 )
         if measured.drift is not None:
             tell(measured.drift, adapt=adapt)
+            cluster.forget_measured(measured.drift.devices)
         if measured.drift is not None and adapt:
             loaded.close()
             cluster.measure_again(model, options, measured.drift.devices)

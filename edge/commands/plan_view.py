@@ -140,7 +140,14 @@ def _sentences(proposal: Proposal, unchanged: Proposal | None) -> list[str]:
             f"{workload.output_tokens} of answer{at_once}: {_in_words(choice.predicted)}.",
             f"What takes most of a token's time: {choice.predicted.bottleneck}.",
         ]
-    if choice.solo is not None and len(proposal.plan.devices) > 1:
+    alone = proposal.plan.devices[0] if len(proposal.plan.devices) == 1 else None
+    if (
+        choice.solo is not None
+        and choice.solo.device == alone
+        and len(proposal.cluster.devices) > 1
+    ):
+        lines.append(f"It runs on {choice.solo.name} alone, the best single device.")
+    elif choice.solo is not None and alone is None:
         lines.append(
             f"The best single device, {choice.solo.name}: {_in_words(choice.solo.estimate)}."
         )

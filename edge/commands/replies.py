@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from edge.api import Cluster
 from edge.drift import Drift
 from edge.errors import EdgeError
 from edge.model import Model, Prompt
@@ -21,7 +22,8 @@ adapt_option = click.option(
 
 def tell_why_not_predicted(model: Model) -> None:
     """Devices that could not be measured, on stderr: the plan was made without their speed."""
-    if model.proposal.choice.predicted is None:
+    devices = model.proposal.cluster.devices
+    if any(device.rates is None for device in devices):
         for note in model.proposal.notes:
             click.echo(f"edge: {note}", err=True)
 
@@ -49,18 +51,22 @@ def show_reply(model: Model, prompt: Prompt, **sampling: Any) -> Reply:
     return reply
 
 
-def tell_drift(model: Model, *, adapt: bool) -> Drift | None:
-    """One line on stderr if the replies since the last time were slower than predicted."""
+def tell_drift(cluster: Cluster, model: Model, *, adapt: bool) -> Drift | None:
+    """One line on stderr if the replies since the last time were slower than predicted.
+
+    What is to blame is forgotten, so that it is measured again.
+    """
     try:
         drift = model.check()
     except EdgeError:
         return None  # the answer is there; that a device has gone since is told by the next one
     if drift is not None:
         tell(drift, adapt=adapt)
+        cluster.forget_measured(drift.devices)
     return drift
 
 
 def tell(drift: Drift, *, adapt: bool) -> None:
     """The line, with what is done about it or could be."""
-    remedy = "it is measured again" if adapt else "with --adapt it is measured again"
+    remedy = "it is measured again" + ("" if adapt else " at the next load, with --adapt at once")
     click.echo(f"edge: {drift.message}; {remedy}", err=True)

@@ -130,7 +130,7 @@ def command(
             click.echo(json.dumps(_as_json(reply), ensure_ascii=False))
         else:
             show_reply(loaded, text, **sampling)
-        drift = tell_drift(loaded, adapt=adapt)
+        drift = tell_drift(cluster, loaded, adapt=adapt)
         if drift is not None and adapt:
             loaded.close()
             cluster.measure_again(model, options, drift.devices)

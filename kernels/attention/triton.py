@@ -35,34 +35,31 @@ _MOST_SPLITS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionTiles:
-    """Rows (queries × heads of a group) and keys of one tile, and parts the keys are divided in."""
+    """Rows (queries × heads of a group) and keys of one tile, and parts the keys are divided in.
+
+    splits: None for as many as keep the processors busy.
+    """
 
     rows: int = 64
     keys: int = 64
-    splits: int = 1
+    splits: int | None = None
     launch: Launch = field(default_factory=Launch)
 
 
-def attention_tiles(
-    *,
-    max_queries: int,
-    max_keys: int,
-    group: int,
-    head_size: int,
-    programs: int,
-    processors: int,
-) -> AttentionTiles:
-    """Tiles for sequences of at most that many queries and keys.
-
-    group: query heads of one KV head. programs: sequences × KV heads. Keys are divided only when
-    the tiles alone leave processors idle, and never so far that a part is a few tiles.
-    """
+def attention_tiles(*, max_queries: int, group: int, head_size: int) -> AttentionTiles:
+    """Tiles for sequences of at most that many queries; group: query heads of one KV head."""
     rows = min(64, padded(max_queries * group, at_least=SMALLEST_DOT))
-    tiles = programs * triton.cdiv(max_queries * group, rows)
-    wanted = triton.cdiv(_PROGRAMS_PER_PROCESSOR * processors, max(1, tiles))
-    splits = max(1, min(wanted, max_keys // _KEYS_PER_SPLIT, _MOST_SPLITS))
     launch = Launch(num_warps=8 if head_size > 128 else 4, num_stages=2)
-    return AttentionTiles(rows=rows, keys=64, splits=splits, launch=launch)
+    return AttentionTiles(rows=rows, launch=launch)
+
+
+def key_splits(*, tiles: int, max_keys: int, processors: int) -> int:
+    """Into how many parts keys are divided: only when the tiles alone leave processors idle.
+
+    And never so far that a part is a few tiles of keys.
+    """
+    wanted = triton.cdiv(_PROGRAMS_PER_PROCESSOR * processors, max(1, tiles))
+    return max(1, int(min(wanted, max_keys // _KEYS_PER_SPLIT, _MOST_SPLITS)))
 
 
 @triton.jit(do_not_specialize=["num_splits", "num_sequences", "num_tokens"])
@@ -133,41 +130,39 @@ def attention(
     if not num_tokens or not num_sequences or max_queries < 1:
         return out
     group = num_heads // cache.num_kv_heads
-    tiles = tiles or attention_tiles(
-        max_queries=max_queries,
+    tiles = tiles or attention_tiles(max_queries=max_queries, group=group, head_size=head_size)
+    row_tiles = triton.cdiv(max_queries * group, tiles.rows)
+    splits = tiles.splits or key_splits(
+        tiles=row_tiles * num_sequences * cache.num_kv_heads,
         max_keys=cache.capacity if max_keys is None else max_keys,
-        group=group,
-        head_size=head_size,
-        programs=num_sequences * cache.num_kv_heads,
         processors=num_processors(query.device),
     )
     partial, levels = out, lengths  # never written without splits
-    if tiles.splits > 1:
-        shape = (tiles.splits, num_tokens, num_heads)
+    if splits > 1:
+        shape = (splits, num_tokens, num_heads)
         levels = torch.empty(shape, dtype=torch.float32, device=query.device)
         partial = torch.empty((*shape, head_size), dtype=torch.float32, device=query.device)
     table = cache.block_table
     scales = (cache.keys, cache.values)  # never read in a float cache
     if cache.key_scales is not None and cache.value_scales is not None:
         scales = (cache.key_scales, cache.value_scales)
-    row_tiles = triton.cdiv(max_queries * group, tiles.rows)
-    attend_tile[row_tiles, cache.num_kv_heads, num_sequences * tiles.splits](
+    attend_tile[row_tiles, cache.num_kv_heads, num_sequences * splits](
         query, out, partial, levels, cache.keys, cache.values, *scales,
         starts if table is None else table, starts, lengths, query if sinks is None else sinks,
         num_tokens, num_heads, query.stride(0), query.stride(1), *cache.keys.stride()[:3],
-        cache.block_tokens, 0 if table is None else table.stride(0), tiles.splits,
+        cache.block_tokens, 0 if table is None else table.stride(0), splits,
         soft_cap or 1.0, head_size**-0.5,
         group=group, head_size=head_size, window=window or 0, caps=soft_cap is not None,
         sinks=sinks is not None, paged=table is not None, bits=cache.bits or 0,
-        group_size=cache.group_size, divides=tiles.splits > 1,
+        group_size=cache.group_size, divides=splits > 1,
         block_rows=tiles.rows, block_keys=tiles.keys,
         block_head=padded(head_size, at_least=SMALLEST_DOT),
         **tiles.launch.options(),
     )  # fmt: skip
-    if tiles.splits > 1:
+    if splits > 1:
         _combine_kernel[num_tokens, num_heads](
-            partial, levels, out, starts, num_sequences, num_tokens, num_heads, tiles.splits,
-            block_splits=padded(max(tiles.splits, _MOST_SPLITS)), head_size=head_size,
+            partial, levels, out, starts, num_sequences, num_tokens, num_heads, splits,
+            block_splits=padded(max(splits, _MOST_SPLITS)), head_size=head_size,
             block=padded(head_size), **Launch(num_stages=1).options(),
         )  # fmt: skip
     return out

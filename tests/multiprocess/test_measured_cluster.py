@@ -20,12 +20,12 @@ from edge.client import PeerClient
 from edge.cluster_facts import forget_device, forget_link, measured_cluster
 from edge.errors import EdgeError, PeerLostError, ProtocolError
 from edge.formats import WeightFormat, weight_format
-from edge.link_facts import NO_LINK_S
 from edge.measurements import ProbeOrder, ProfileOrder, spans_to_header
 from edge.peer_info import PeerInfo, describe_all
 from edge.progress import Progress
 from edge.wire import Place
 from partition import ClusterSpec
+from partition.messages import NO_LINK_S
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.processes import Daemon, start_together
 from transport import Channel, Frame

@@ -13,11 +13,15 @@ from partition import (
     DeviceSpec,
     LinkSpec,
     ModelFacts,
+    Parallel,
+    PlanError,
     Workload,
     check_fit,
+    check_links,
     choose,
     describe_plan_in_words,
 )
+from partition.messages import NO_LINK_S
 
 GIB = 2**30
 GIGABIT = (0.2e-3, 117e6)
@@ -178,14 +182,83 @@ def test_too_little_memory_says_what_is_missing_and_that_is_enough() -> None:
     check_fit(choose(SMALL, enough, Workload()).plan, SMALL, enough, Workload())
 
 
-def test_one_device_without_rates_means_no_predictions() -> None:
-    devices = cluster((4, 30e9), (4, 30e9), link=CABLE)
-    unmeasured = (devices.devices[0], replace(devices.devices[1], rates=None))
-    choice = choose(SMALL, replace(devices, devices=unmeasured), Workload())
+def unmeasured(devices: ClusterSpec, *numbers: int) -> ClusterSpec:
+    return replace(
+        devices,
+        devices=tuple(
+            replace(device, rates=None) if number in numbers else device
+            for number, device in enumerate(devices.devices)
+        ),
+    )
+
+
+def test_no_measured_device_means_no_predictions() -> None:
+    devices = unmeasured(cluster((4, 30e9), (4, 30e9), link=CABLE), 0, 1)
+    choice = choose(SMALL, devices, Workload())
     assert choice.plan.devices == ("00",)
     assert (choice.predicted, choice.solo) == (None, None)
     assert choice.left_out == ()
     assert choice.runners_up == ()
+
+
+def test_devices_that_were_not_measured_are_left_out() -> None:
+    """The others are planned as if those were not there."""
+    devices = cluster((4, 30e9), (4, 30e9), (4, 30e9), link=CABLE)
+    choice = choose(SMALL, unmeasured(devices, 0), Workload())
+    alone = choose(SMALL, devices.without("00"), Workload())
+    assert (choice.plan, choice.predicted, choice.solo) == (alone.plan, alone.predicted, alone.solo)
+    assert choice.left_out[0].device == "00"
+    assert "not measured" in choice.left_out[0].reason
+    assert choice.left_out[1:] == alone.left_out
+
+
+def test_what_was_not_measured_is_used_where_the_others_are_not_enough() -> None:
+    devices = cluster((0.5, 30e9), (0.5, 30e9), link=CABLE)
+    choice = choose(SMALL, unmeasured(devices, 1), Workload())
+    assert set(choice.plan.devices) == {"00", "01"}
+    assert choice.predicted is None
+
+
+def without_link(devices: ClusterSpec, one: str, other: str) -> ClusterSpec:
+    links = [link for link in devices.links if {link.source, link.target} != {one, other}]
+    links += [
+        LinkSpec(source=source, target=target, latency_s=NO_LINK_S, bytes_per_s=1.0)
+        for source, target in ((one, other), (other, one))
+    ]
+    return replace(devices, links=tuple(links))
+
+
+def test_devices_that_cannot_reach_each_other_are_not_in_one_plan() -> None:
+    devices = cluster((4, 30e9), (4, 30e9), link=CABLE)
+    assert len(choose(SMALL, devices, Workload()).plan.devices) == 2
+    apart = without_link(devices, "00", "01")
+    choice = choose(SMALL, apart, Workload())
+    assert choice.plan.devices == ("00",)
+    assert choice.left_out[0].reason == "it cannot reach a"
+    check_links(choice.plan, apart)
+
+
+@pytest.mark.parametrize("parallel", ["auto", "pipeline", "tensor"])
+def test_a_plan_for_two_that_cannot_reach_each_other_names_them(parallel: Parallel) -> None:
+    """Only both together have the memory, or both are asked for."""
+    room = 0.5 if parallel == "auto" else 4
+    devices = without_link(cluster((room, 30e9), (room, 30e9), link=CABLE), "00", "01")
+    plan = choose(SMALL, devices, Workload(), parallel=parallel).plan
+    with pytest.raises(PlanError, match="a and b cannot reach each other"):
+        check_links(plan, devices)
+
+
+def test_each_chunk_of_a_prompt_takes_its_way_over_the_link() -> None:
+    """Of a pipeline over a slow link, the link decides how fast chunks follow each other."""
+    devices = cluster((4, 30e9), (4, 30e9), link=(0.0, 1e6))
+    first_s = [
+        choose(
+            SMALL, devices, Workload(prompt_tokens=256 * count, output_tokens=1),
+            parallel="pipeline", chunk_tokens=256,
+        ).predicted.first_token_s  # type: ignore[union-attr]
+        for count in (4, 5)
+    ]  # fmt: skip
+    assert first_s[1] - first_s[0] > 256 * SMALL.wire_row_bytes / 1e6
 
 
 def test_ties_go_to_the_order_of_the_cluster() -> None:

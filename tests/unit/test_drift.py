@@ -54,7 +54,9 @@ def answer(*terms: tuple[str, float], devices_s: dict[str, float], slower_s: flo
     )
 
 
-def times(stage: int, rank: int, *, compute_s: float, reduce_s: float = 0.0) -> PeerTimes:
+def times(
+    stage: int, rank: int, *, compute_s: float, reduce_s: float = 0.0, load_s: float = 0.0
+) -> PeerTimes:
     """A peer whose every decoded token took so long."""
     steps = NEW_TOKENS - 1
     return PeerTimes(
@@ -62,7 +64,12 @@ def times(stage: int, rank: int, *, compute_s: float, reduce_s: float = 0.0) -> 
         stage=stage,
         rank=rank,
         prompt=StepTimes(steps=1, compute_s=1.0),
-        decode=StepTimes(steps=steps, compute_s=steps * compute_s, reduce_s=steps * reduce_s),
+        decode=StepTimes(
+            steps=steps,
+            compute_s=steps * compute_s,
+            reduce_s=steps * reduce_s,
+            load_s=steps * load_s,
+        ),
         resident_bytes=1,
         peak_bytes=1,
     )
@@ -157,6 +164,24 @@ def test_of_two_tensor_stages_the_one_with_the_slow_sums_is_named() -> None:
     assert found is not None
     assert (found.kind, found.devices) == ("sums", ("id-c", "id-d"))
     assert "summing over c and d" in found.message
+
+
+def test_a_slow_disk_is_not_taken_for_the_network() -> None:
+    """Stages that read layers for each token: b's disk has become slow."""
+    terms = (("compute", 0.020), ("load", 0.010), ("copy", 0.005), ("hop", 0.001))
+    devices_s = {"id-a": 0.010, "id-b": 0.010}
+    found = find_drift(
+        [answer(*terms, devices_s=devices_s, slower_s=0.030)],
+        [
+            times(0, 0, compute_s=0.010, load_s=0.005),
+            times(1, 0, compute_s=0.010, load_s=0.040),
+        ],
+        plan(("id-a",), ("id-b",)),
+        NAMES,
+    )
+    assert found is not None
+    assert (found.kind, found.devices) == ("load", ("id-a", "id-b"))
+    assert "read for each token on a and b took 45.0 ms a token instead of 15.0 ms" in found.message
 
 
 def test_a_prompt_that_was_read_slowly() -> None:

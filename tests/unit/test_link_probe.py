@@ -84,6 +84,41 @@ def test_a_slow_direction_is_told_from_a_fast_one() -> None:
     assert times.latency_s == pytest.approx(0.5e-3, rel=0.6)
 
 
+class Lossy(Throttled):
+    """A link that takes a fifth of a second longer for some messages: they were sent again."""
+
+    def __init__(self, inner: Link, *, every: int) -> None:
+        super().__init__(inner, 1e-9)
+        self._every = every
+        self._sent = 0
+
+    def send(self, array: np.ndarray) -> None:
+        self._sent += 1
+        if not self._sent % self._every:
+            self._now_s += 0.2
+        super().send(array)
+
+
+@pytest.mark.parametrize(("every", "is_unsteady"), [(20, True), (90, False)])
+def test_a_link_that_loses_messages_is_unsteady(every: int, is_unsteady: bool) -> None:
+    """50 echoes are 100 messages. One that is late is no sign of a bad link."""
+
+    async def both(near: Lossy, far: Link) -> LinkTimes:
+        probing = probe(
+            near, small_bytes=1000, large_bytes=300_000, limit_s=PATIENCE_S, clock=near.clock
+        )
+        times, _ = await asyncio.gather(probing, answer_probe(far, limit_s=PATIENCE_S))
+        return times
+
+    with link_pair("memory") as (near, far):
+        times = asyncio.run(both(Lossy(near, every=every), far))
+    assert times.is_unsteady is is_unsteady
+    if is_unsteady:
+        assert times.latency_s == pytest.approx(0.2 * 4 / 49 / 2, rel=0.1)
+    else:
+        assert times.latency_s < 1e-3
+
+
 @pytest.mark.parametrize("kind", LINK_KINDS)
 def test_a_far_end_that_says_nothing_is_given_up(kind: str) -> None:
     with link_pair(kind) as (near, _far):

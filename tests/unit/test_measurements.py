@@ -162,6 +162,7 @@ def test_names_in_a_profile_cannot_write_on_our_terminal() -> None:
         {**TIMES.to_json(), "latency_s": -1},
         {**TIMES.to_json(), "latency_s": float("inf")},
         {**TIMES.to_json(), "there_bytes_per_s": 0},
+        {**TIMES.to_json(), "is_unsteady": 1},
         {**TIMES.to_json(), "back_bytes_per_s": "fast"},
     ],
     ids=str,

@@ -131,6 +131,14 @@ def test_check_fit_names_everyone_and_the_worst_first() -> None:
     assert "lacks 147.9 KiB (151,494 bytes)." in str(error)
 
 
+def test_check_fit_of_a_wrong_plan_tells_what_is_short_besides() -> None:
+    """c is not there, and a has too little."""
+    with pytest.raises(PlanError) as caught:
+        check_fit(PLAN, MODEL, cluster(a=USE["a"].total - 5, b=50_000), WORKLOAD)
+    assert any("'c'" in problem for problem in caught.value.problems)
+    assert "'a name' (device 'a') lacks 5 bytes." in caught.value.problems
+
+
 def test_check_fit_of_a_wrong_plan_says_so() -> None:
     with pytest.raises(PlanError, match="'c' of stage 1, shard 0 is not in the cluster"):
         check_fit(PLAN, MODEL, cluster(a=10**6, b=10**6), WORKLOAD)

@@ -6,6 +6,7 @@ bound as one of floats.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -130,30 +131,28 @@ def test_tiles_chosen_for_a_gpu_compute_the_same() -> None:
     """Decoding with few heads: the keys are divided."""
     from kernels.attention import triton as face
 
-    tiles = face.attention_tiles(
-        max_queries=1, max_keys=4096, group=2, head_size=16, programs=2, processors=8
-    )
-    assert tiles.splits == 8
+    tiles = face.attention_tiles(max_queries=1, group=2, head_size=16)
     assert tiles.rows == 16
+    splits = face.key_splits(tiles=2, max_keys=4096, processors=8)
+    assert splits == 8
     kind = CacheKind(bits=None, paged=True)
     keys, values = normal(1, 2, 300, 1, 16)
     cache, _ = make_cache(kind, [(keys, values)], 300, "float32")
     query = normal(2, 1, 2, 16)
     result = face.attention(
         tensor(query), cache, starts=tensor(np.asarray([0, 1], np.int32)),
-        lengths=tensor(np.asarray([300], np.int32)), max_queries=1, tiles=tiles,
+        lengths=tensor(np.asarray([300], np.int32)), max_queries=1,
+        tiles=dataclasses.replace(tiles, splits=splits),
     )  # fmt: skip
     expected = reference.attention(query, keys, values, position=299)
     assert_close(result, expected, "float32")
 
 
 def test_large_prompts_fill_a_gpu_without_divided_keys() -> None:
-    from kernels.attention.triton import attention_tiles
+    from kernels.attention.triton import attention_tiles, key_splits
 
-    tiles = attention_tiles(
-        max_queries=2048, max_keys=2048, group=4, head_size=128, programs=8, processors=132
-    )
-    assert (tiles.rows, tiles.splits) == (64, 1)
+    assert attention_tiles(max_queries=2048, group=4, head_size=128).rows == 64
+    assert key_splits(tiles=8 * 2048 * 4 // 64, max_keys=2048, processors=132) == 1
 
 
 def test_the_reference_with_a_cap_and_sinks_is_that_of_torch() -> None:
