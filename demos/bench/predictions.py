@@ -119,7 +119,8 @@ def _show_runs(console: Console, run: ClusterRun) -> None:
             highlight=False,
         )
     listed = (
-        f"{part.part} {part.predicted_ms:g} / {part.actual_ms:g} ms" for part in parts(run.chosen)
+        f"{part.part} {1e3 * part.predicted_s:.4g} / {1e3 * part.actual_s:.4g} ms"
+        for part in parts(run.chosen)
     )
     console.print(f"  {'; '.join(listed)}", markup=False, highlight=False)
     console.print(

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import click
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from edge.api import Cluster
 from edge.drift import Drift
 from edge.errors import EdgeError
 from edge.model import Model, Prompt
 from edge.reply import Reply
+from edge.step_parts import Part, step_parts
+from edge.step_times import PeerTimes
 
 adapt_option = click.option(
     "--adapt",
@@ -51,13 +57,51 @@ def show_reply(model: Model, prompt: Prompt, **sampling: Any) -> Reply:
     return reply
 
 
-def tell_drift(cluster: Cluster, model: Model, *, adapt: bool) -> Drift | None:
+def show_parts(model: Model, reply: Reply, times: Sequence[PeerTimes]) -> None:
+    """Where a reply's time went, on stderr, beside what was predicted for its length.
+
+    times: the peers' counters over this reply.
+    """
+    figures = reply.statistics
+    predicted = model.predict(
+        prompt_tokens=int(figures["prompt_tokens"]), output_tokens=int(figures["new_tokens"])
+    )
+    if predicted is None:
+        click.echo("edge: nothing was predicted, as not every device was measured", err=True)
+        return
+    table = Table("what", "predicted, ms", "took, ms", title="each token's time")
+    if figures["new_tokens"] > 1:
+        for part in step_parts(model.plan, predicted, times, 1 / figures["tokens_per_s"]):
+            _add_part(table, part)
+    _add_part(
+        table,
+        Part(
+            part="the first token",
+            predicted_s=predicted.first_token_s,
+            actual_s=figures["first_token_s"],
+        ),
+    )
+    Console(stderr=True).print(table)
+
+
+def _add_part(table: Table, part: Part) -> None:
+    table.add_row(escape(part.part), f"{1e3 * part.predicted_s:.2f}", f"{1e3 * part.actual_s:.2f}")
+
+
+def tell_drift(
+    cluster: Cluster,
+    model: Model,
+    *,
+    adapt: bool,
+    times: Sequence[PeerTimes] | None = None,
+) -> Drift | None:
     """One line on stderr if the replies since the last time were slower than predicted.
 
-    What is to blame is forgotten, so that it is measured again.
+    What is to blame is forgotten, so that it is measured again. times: the peers' counters, where
+    they were asked already.
     """
     try:
-        drift = model.check()
+        drift = model.check(times)
     except EdgeError:
         return None  # the answer is there; that a device has gone since is told by the next one
     if drift is not None:

@@ -13,6 +13,7 @@ import click
 from edge.commands.options import ClusterOptions, cluster_options, model_options, open_cluster
 from edge.commands.replies import (
     adapt_option,
+    show_parts,
     show_reply,
     tell_drift,
     tell_why_not_predicted,
@@ -98,6 +99,9 @@ def check_sampling(sampling: Mapping[str, Any]) -> None:
 @click.option(
     "--json", "as_json", is_flag=True, help="Print the whole reply as JSON instead of streaming."
 )
+@click.option(
+    "--explain", is_flag=True, help="Show where the time went, beside what was predicted of it."
+)
 def command(
     model: Path,
     prompt: str,
@@ -106,6 +110,7 @@ def command(
     options: LoadOptions,
     peers: ClusterOptions,
     adapt: bool,
+    explain: bool,
     **sampling: Any,
 ) -> None:
     """Run MODEL (a folder with a Hugging Face checkpoint) on the cluster and stream its answer.
@@ -129,8 +134,11 @@ def command(
             reply = loaded.generate(text, **sampling)
             click.echo(json.dumps(_as_json(reply), ensure_ascii=False))
         else:
-            show_reply(loaded, text, **sampling)
-        drift = tell_drift(cluster, loaded, adapt=adapt)
+            reply = show_reply(loaded, text, **sampling)
+        times = loaded.measure() if explain else None
+        if times is not None:
+            show_parts(loaded, reply, times)
+        drift = tell_drift(cluster, loaded, adapt=adapt, times=times)
         if drift is not None and adapt:
             loaded.close()
             cluster.measure_again(model, options, drift.devices)

@@ -88,6 +88,26 @@ def test_the_whole_story_of_a_plan_as_json(
     assert figures["predicted_first_token_s"] > 0
 
 
+def test_a_run_shows_what_was_predicted_beside_what_came(
+    checkpoint: TinyCheckpoint, peers: list[str]
+) -> None:
+    run_edge("plan", checkpoint.path, "--dtype", DTYPE, *peers)
+    outcome = run_edge(
+        "run", checkpoint.path, "-p", "hi", "-n", 5, "--dtype", DTYPE, "--parallel", "pipeline",
+        "--explain", *peers,
+    )  # fmt: skip
+    assert outcome.code == 0
+    for line in ("predicted, ms", "compute left", "compute right", "hops and step", "first token"):
+        assert line in outcome.err
+    for row in ("token", "the first token"):
+        cells = next(
+            [cell.strip() for cell in line.split("│")[1:-1]]
+            for line in outcome.err.splitlines()
+            if line.startswith("│") and line.split("│")[1].strip() == row
+        )
+        assert all(float(cell) > 0 for cell in cells[1:])
+
+
 def test_the_same_for_people(checkpoint: TinyCheckpoint, peers: list[str]) -> None:
     out = run_edge(
         "plan", checkpoint.path, "--dtype", DTYPE, "--parallel", "tensor", "--explain",

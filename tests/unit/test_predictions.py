@@ -255,13 +255,13 @@ class TestRows:
         assert set(found) == {
             "compute a", "compute b", "sums", "sample", "hops and step", "token",
         }  # fmt: skip
-        assert found["compute a"].actual_ms == 100
-        assert found["sums"].actual_ms == 10
-        assert found["sample"].actual_ms == 10
-        assert found["token"].actual_ms == 125
-        assert found["hops and step"].actual_ms == 5
-        predicted = finished.chosen.predicted
-        assert found["token"].predicted_ms == pytest.approx(1e3 * predicted.token_s, rel=1e-3)
+        actual_s = {name: part.actual_s for name, part in found.items()}
+        assert actual_s["compute a"] == pytest.approx(0.100)
+        assert actual_s["sums"] == pytest.approx(0.010)
+        assert actual_s["sample"] == pytest.approx(0.010)
+        assert actual_s["token"] == pytest.approx(0.125)
+        assert actual_s["hops and step"] == pytest.approx(0.005)
+        assert found["token"].predicted_s == finished.chosen.predicted.token_s
 
     def test_rows_are_read_back_as_written(self, finished: ClusterRun, tmp_path: Path) -> None:
         row = Row.of(finished, results.conditions())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +11,7 @@ from rich.table import Table
 
 from demos.bench.clusters.runs import ClusterRun, Run
 from demos.bench.results import Conditions
-from edge.step_times import PeerTimes
-from partition import Estimate
+from edge.step_parts import Part, step_parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,36 +116,9 @@ def table(rows: Iterable[Row]) -> Table:
     return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """One part of a decoded token: what was predicted and what the peers counted, in ms."""
-
-    part: str
-    predicted_ms: float
-    actual_ms: float
-
-
 def parts(run: Run) -> list[Part]:
-    """Where the time of a token went. Of each stage the shard counts that computed longest."""
-    found: list[Part] = []
-    predicted_s = dict(run.predicted.device_s)
-    for times in run.times:
-        device = run.plan.stages[times.stage].shards[times.rank].device
-        found.append(
-            _part(f"compute {times.name}", predicted_s[device], times.decode.each.compute_s)
-        )
-    slowest = list(_slowest(run.times))
-    found += [
-        _part(
-            "sums",
-            _sum(run.predicted, "reduce", "wait"),
-            sum(times.decode.each.reduce_s for times in slowest),
-        ),
-        _part("sample", _sum(run.predicted, "sample"), _last(run).decode.each.sample_s),
-        _part("hops and step", _sum(run.predicted, "hop", "step"), _rest_s(run, slowest)),
-        _part("token", run.predicted.token_s, 1 / run.tokens_per_s),
-    ]
-    return found
+    """Where the time of a token went."""
+    return step_parts(run.plan, run.predicted, run.times, 1 / run.tokens_per_s)
 
 
 def to_json(run: ClusterRun, row: Row) -> dict[str, Any]:
@@ -158,7 +130,7 @@ def to_json(run: ClusterRun, row: Row) -> dict[str, Any]:
                 "plan": each.words,
                 "predicted": dataclasses.asdict(each.predicted),
                 "answers": [dataclasses.asdict(answer) for answer in each.answers],
-                "parts": [dataclasses.asdict(part) for part in parts(each)],
+                "parts": [_part(part) for part in parts(each)],
                 "times": [dataclasses.asdict(times) for times in each.times],
             }
             for each in run.runs
@@ -167,33 +139,12 @@ def to_json(run: ClusterRun, row: Row) -> dict[str, Any]:
     }
 
 
-def _slowest(times: Iterable[PeerTimes]) -> Iterator[PeerTimes]:
-    """Of each stage the shard that waited least in its sums."""
-    stages: dict[int, PeerTimes] = {}
-    for each in times:
-        before = stages.get(each.stage)
-        if before is None or each.decode.reduce_s < before.decode.reduce_s:
-            stages[each.stage] = each
-    yield from stages.values()
-
-
-def _last(run: Run) -> PeerTimes:
-    """The sampler: rank 0 of the last stage."""
-    return next(times for times in reversed(run.times) if times.rank == 0)
-
-
-def _rest_s(run: Run, slowest: Iterable[PeerTimes]) -> float:
-    """What is left of a token when every stage has computed and summed, and the token is chosen."""
-    busy_s = sum(times.decode.each.compute_s + times.decode.each.reduce_s for times in slowest)
-    return max(0.0, 1 / run.tokens_per_s - busy_s - _last(run).decode.each.sample_s)
-
-
-def _sum(predicted: Estimate, *kinds: str) -> float:
-    return sum(term.seconds for term in predicted.terms if term.kind in kinds)
-
-
-def _part(name: str, predicted_s: float, actual_s: float) -> Part:
-    return Part(part=name, predicted_ms=_short(1e3 * predicted_s), actual_ms=_short(1e3 * actual_s))
+def _part(part: Part) -> dict[str, Any]:
+    return {
+        "part": part.part,
+        "predicted_ms": _short(1e3 * part.predicted_s),
+        "actual_ms": _short(1e3 * part.actual_s),
+    }
 
 
 def _short(value: float) -> float:
