@@ -34,6 +34,8 @@ from partition.streaming import streaming_plans
 
 _MOST_RUNNERS_UP = 5
 
+Planned = tuple[Plan, Estimate]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solo:
@@ -53,7 +55,7 @@ class Choice:
     predicted: Estimate | None
     """None when some device of the plan has no rates."""
     solo: Solo | None
-    """None when no device alone has the memory, or nothing is predicted."""
+    """None when no device can run the model alone, or nothing is predicted."""
     left_out: tuple[LeftOut, ...]
     """Every device that the plan does not use; empty when nothing is predicted."""
     runners_up: tuple[tuple[Plan, Estimate], ...]
@@ -75,7 +77,8 @@ def choose(
     pipeline  A stage on every device, in the best order, with the layers that suit it.
     tensor    One stage with a shard on every device, with the shares that suit it.
 
-    With `stream`, a model that fits no other way has layers that are read from disk for each step.
+    With `stream`, layers may be read from disk for each step, where nothing else fits or everything
+    else is slower.
 
     Ties go to fewer devices, then to the order of the cluster. The same facts always give the same
     choice. Raises CapacityError when memory is short, PlanError when the devices are too many for
@@ -130,66 +133,64 @@ def _without_unmeasured(choice: Choice, cluster: ClusterSpec) -> Choice:
 
 
 def _measured_choice(search: Search, parallel: Parallel, *, stream: bool) -> Choice:
-    alone = search.best(_alone(search), most=len(search.situation.devices))
+    situation = search.situation
+    model, cluster, workload = situation.model, situation.cluster, situation.workload
+    alone = search.best(_alone(search), most=len(situation.devices))
     solved = _solve(search, parallel)
     if parallel == "auto":
         solved = in_order([*alone[:1], *solved])
-    if not solved:
-        return _placed_choice(search, parallel, alone, stream=stream)
+    plans = _of_different_kinds(search, solved)
+    if not plans:  # memory so short that the search finds no way; perhaps placing by memory does
+        plan = place_anyhow(model, cluster, workload, parallel)
+        plans = [] if plan is None else [(plan, search.estimate(plan))]
+    streamed: list[Planned] = []
+    if stream:
+        candidates = streaming_plans(model, cluster, workload, parallel)
+        streamed = [(plan, search.estimate(plan)) for plan in candidates if _streams(plan)]
+    if not plans and not streamed:
+        raise capacity_error(model, cluster, workload, parallel, anyhow=True)
+    (plan, predicted), *others = sorted([*plans, *streamed], key=search.total_s)
+    return Choice(
+        plan=plan,
+        predicted=predicted,
+        solo=_solo(search, [*_of_different_kinds(search, alone[:1]), *streamed]),
+        left_out=left_out(search, _arrangement(search, plan), predicted),
+        runners_up=tuple(others[:_MOST_RUNNERS_UP]),
+    )
+
+
+def _of_different_kinds(search: Search, solved: Sequence[Solved]) -> list[Planned]:
+    """The best and a few runners-up over other groups of devices."""
     kinds: set[object] = set()
-    plans: list[tuple[Plan, Estimate]] = []
+    plans: list[Planned] = []
     for each in solved:
         if kind(each.arrangement) not in kinds and len(plans) <= _MOST_RUNNERS_UP:
             kinds.add(kind(each.arrangement))
             plans.append((plan := search.plan(each), search.estimate(plan)))
-    (plan, predicted), *others = plans
-    return Choice(
-        plan=plan,
-        predicted=predicted,
-        solo=_solo(search, alone),
-        left_out=left_out(search, solved[0].arrangement, predicted),
-        runners_up=tuple(others),
-    )
+    return plans
 
 
-def _placed_choice(
-    search: Search, parallel: Parallel, alone: Sequence[Solved], *, stream: bool
-) -> Choice:
-    """Memory so short that the search finds no way: what placing by memory finds, or the error."""
-    situation = search.situation
-    model, cluster, workload = situation.model, situation.cluster, situation.workload
-    plan = place_anyhow(model, cluster, workload, parallel)
-    if plan is None and stream:
-        plan = min(
-            streaming_plans(model, cluster, workload, parallel),
-            key=lambda each: search.estimate(each).total_s(workload),
-            default=None,
-        )
-    if plan is None:
-        raise capacity_error(model, cluster, workload, parallel, anyhow=True)
-    numbers = {device.id: number for number, device in enumerate(situation.devices)}
-    arrangement = tuple(
-        tuple(numbers[shard.device] for shard in stage.shards) for stage in plan.stages
-    )
-    predicted = search.estimate(plan)
-    return Choice(
-        plan=plan,
-        predicted=predicted,
-        solo=_solo(search, alone),
-        left_out=left_out(search, arrangement, predicted),
-        runners_up=(),
-    )
+def _arrangement(search: Search, plan: Plan) -> Arrangement:
+    numbers = {device.id: number for number, device in enumerate(search.situation.devices)}
+    return tuple(tuple(numbers[shard.device] for shard in stage.shards) for stage in plan.stages)
+
+
+def _streams(plan: Plan) -> bool:
+    return any(shard.streamed_layers for stage in plan.stages for shard in stage.shards)
 
 
 def _alone(search: Search) -> list[Arrangement]:
     return [((index,),) for index in range(len(search.situation.devices))]
 
 
-def _solo(search: Search, alone: Sequence[Solved]) -> Solo | None:
+def _solo(search: Search, plans: Sequence[Planned]) -> Solo | None:
+    """The fastest of those plans that are one device's."""
+    alone = [each for each in plans if len(each[0].devices) == 1]
     if not alone:
         return None
-    device = search.situation.devices[alone[0].arrangement[0][0]]
-    return Solo(device=device.id, name=device.name, estimate=search.estimate(search.plan(alone[0])))
+    plan, predicted = min(alone, key=search.total_s)
+    device = search.situation.cluster.device(plan.devices[0])
+    return Solo(device=device.id, name=device.name, estimate=predicted)
 
 
 def describe_plan_in_words(plan: Plan, cluster: ClusterSpec) -> str:

@@ -183,6 +183,10 @@ class Search:
             chunk_tokens=situation.chunk_tokens,
         )
 
+    def total_s(self, planned: tuple[Plan, Estimate]) -> float:
+        """Seconds of a whole answer; equal where only rounding differs."""
+        return _rounded(planned[1].total_s(self.situation.workload))
+
     def _keys(self, arrangement: Arrangement) -> list[_Key]:
         crowded = self.situation.crowded(arrangement)
         last = len(arrangement) - 1

@@ -121,7 +121,7 @@ def streaming(plan: Plan, model: ModelFacts, cluster: ClusterSpec, workload: Wor
 def streaming_plans(
     model: ModelFacts, cluster: ClusterSpec, workload: Workload, parallel: Parallel
 ) -> Iterator[Plan]:
-    """Candidates that fit once they stream, for a model that does not fit otherwise."""
+    """Candidates that fit once they stream."""
     clusters = [cluster]
     if parallel == "auto":
         clusters = [*(ClusterSpec(devices=(each,)) for each in cluster.devices), cluster]

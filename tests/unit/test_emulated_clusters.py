@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from demos.bench.clusters.control_groups import ControlGroup
 from demos.bench.clusters.networks import Network
-from demos.bench.clusters.slow_peer import MOST_BEHIND_S, MOST_RUNS, Usual, due_s
+from demos.bench.clusters.slow_peer import KEPT_AFTER, MOST_BEHIND_S, MOST_RUNS, Usual, due_s
 from demos.bench.clusters.table import (
     CLUSTERS,
     CORES,
@@ -108,8 +110,8 @@ class TestWire:
         assert arrival_s(a, b, 10, now_s=0) == arrival_s(b, a, 10, now_s=0) == 3
 
 
-def test_what_disturbs_some_runs_or_one_lucky_run_is_not_usual() -> None:
-    usual = Usual()
+def test_what_disturbs_some_runs_or_one_lucky_run_is_not_usual(tmp_path: Path) -> None:
+    usual = Usual(tmp_path)
     taken = [0.009, 0.002, 0.010, 0.011, 0.001, 0.002, 0.003, 0.009]
     found = [usual.s("a graph", seconds) for seconds in taken]
     assert found[0] == 0.009
@@ -118,6 +120,20 @@ def test_what_disturbs_some_runs_or_one_lucky_run_is_not_usual() -> None:
     for _ in range(MOST_RUNS):
         usual.s("a graph", 0.02)
     assert usual.s("a graph", 1.0) == 0.02
+
+
+def test_a_device_is_never_slower_than_those_before_it(tmp_path: Path) -> None:
+    """The machine may be, while it lives."""
+
+    def live(seconds: float) -> float:
+        usual = Usual(tmp_path)
+        return [usual.s("a graph", seconds) for _ in range(KEPT_AFTER[0])][-1]
+
+    assert live(0.002) == 0.002
+    assert live(0.003) == 0.002
+    assert live(0.001) == 0.001
+    assert live(0.003) == 0.001
+    assert Usual(tmp_path).s("another", 0.5) == 0.5
 
 
 def test_a_slow_run_ends_when_a_slower_core_would_have_ended_it() -> None:

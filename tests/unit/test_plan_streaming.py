@@ -11,6 +11,7 @@ from partition import (
     ClusterSpec,
     ComputeRates,
     DeviceSpec,
+    LinkSpec,
     Plan,
     PlanError,
     Shard,
@@ -178,3 +179,23 @@ def test_is_written_and_read_and_checked() -> None:
     assert Plan.from_json(value) == alone(0)
     with pytest.raises(PlanError, match="streams 11 layers, and the stage has 10"):
         alone(11).validate(MODEL, None)
+
+
+def test_reading_from_disk_beats_a_bad_link() -> None:
+    """Both have the memory together; alone each would read a little for every token."""
+    memory_bytes = WHOLE_BYTES - EMBEDDING_BYTES - MATRIX_BYTES
+    devices = (device("a", memory_bytes), device("b", memory_bytes))
+    links = tuple(
+        LinkSpec(source=source, target=target, latency_s=60.0, bytes_per_s=1e6)
+        for source, target in (("a", "b"), ("b", "a"))
+    )
+    cluster = ClusterSpec(devices=devices, links=links)
+    together = choose(MODEL, cluster, WORKLOAD)
+    alone = choose(MODEL, cluster, WORKLOAD, stream=True)
+    assert (len(together.plan.devices), together.solo) == (2, None)
+    assert len(alone.plan.devices) == 1
+    assert alone.solo is not None
+    assert alone.solo.estimate == alone.predicted
+    assert together.plan in [plan for plan, _ in alone.runners_up]
+    near = replace(cluster, links=tuple(replace(link, latency_s=1e-6) for link in links))
+    assert choose(MODEL, near, WORKLOAD, stream=True).plan == choose(MODEL, near, WORKLOAD).plan

@@ -5,10 +5,10 @@ rest. So the device is slow whenever it computes, like a slower core, and severa
 as long as their shares do. Its sums, its sampling and its loading are as fast as the machine.
 
 And it keeps its speed, though the machine below does not: t is not what this very run took, but
-what the fastest fifth took of all runs of the same graph with the same shapes since the daemon
-started, however often it was loaded. A machine that is shared with others, or emulated itself,
-changes its speed by tens of percent from one moment to the next; as long as a run takes less than
-t / share, nothing of that is seen.
+what the fastest fifth took of all runs of the same graph with the same shapes, of this daemon or of
+the fastest one before it (a file for each graph remembers). A machine that is shared with others,
+or emulated itself, changes its speed by tens of percent from one moment to the next; as long as a
+run takes less than t / share, nothing of that is seen.
 
 And its memory is its own, though the machine has one, and it says so: the devices take turns, so no
 graph reads weights while another does. Who has to wait for its turn has the time, if their shares
@@ -48,6 +48,8 @@ import edge.host
 import edge.measuring
 import transport.tcp_link
 from edge.cli import main
+from edge.paths import cache_root
+from edge.whole_files import write_whole
 
 MOST_BEHIND_S = 0.0005
 """What a run took too long, because a neighbour had the core, the next ones make good; but no more
@@ -62,22 +64,42 @@ _PR_SET_TIMERSLACK = 29
 MOST_RUNS = 4096
 """Of one graph, of which times are kept: enough to be sure."""
 
+KEPT_AFTER = (64, 256, 1024, MOST_RUNS)
+"""So many runs what they usually take is remembered for daemons to come."""
+
 
 class Usual:
     """What runs usually take: by graph and shapes, the fastest fifth of all there were.
 
-    Not the fastest, which may have found its weights in a cache by luck.
+    Not the fastest, which may have found its weights in a cache by luck. `folder` remembers it,
+    of the daemon in which it was least.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self._runs: dict[Hashable, list[float]] = {}
+        self._before: dict[Hashable, float] = {}
 
     def s(self, which: Hashable, seconds: float) -> float:
         """Of these runs, when one more has taken `seconds`."""
-        runs = self._runs.setdefault(which, [])
+        runs = self._runs.get(which)
+        if runs is None:
+            runs = self._runs[which] = []
+            self._before[which] = self._remembered(which)
         if len(runs) < MOST_RUNS:
             bisect.insort(runs, seconds)
-        return runs[len(runs) // 5]
+            if len(runs) in KEPT_AFTER and runs[len(runs) // 5] < self._remembered(which):
+                write_whole(self._file(which), repr(runs[len(runs) // 5]))
+        return min(runs[len(runs) // 5], self._before[which])
+
+    def _remembered(self, which: Hashable) -> float:
+        try:
+            return float(self._file(which).read_text(encoding="ascii"))
+        except FileNotFoundError:
+            return float("inf")
+
+    def _file(self, which: Hashable) -> Path:
+        return self._folder / hashlib.sha256(repr(which).encode()).hexdigest()
 
 
 def due_s(start_s: float, processor_s: float, share: float, behind_s: float) -> float:
@@ -117,7 +139,9 @@ def slow_down(share: float, *, has_own_core: bool, turns: Path) -> None:
 
     fast: Any = ort.InferenceSession
     late = threading.local()
-    usual = Usual()
+    folder = cache_root() / "usual"
+    folder.mkdir(parents=True, exist_ok=True)
+    usual = Usual(folder)
 
     class ShapedBinding(ort.IOBinding):  # type: ignore[misc]
         """Knows the shapes of its inputs, which tell a prompt's run from a token's."""
