@@ -8,7 +8,7 @@ import pytest
 
 from demos.bench.clusters.control_groups import ControlGroup
 from demos.bench.clusters.networks import Network
-from demos.bench.clusters.slow_peer import KEPT_AFTER, MOST_BEHIND_S, MOST_RUNS, Usual, due_s
+from demos.bench.clusters.slow_peer import FEWEST_RUNS, MOST_BEHIND_S, MOST_RUNS, Usual, due_s
 from demos.bench.clusters.table import (
     CLUSTERS,
     CORES,
@@ -127,7 +127,7 @@ def test_a_device_is_never_slower_than_those_before_it(tmp_path: Path) -> None:
 
     def live(seconds: float) -> float:
         usual = Usual(tmp_path)
-        return [usual.s("a graph", seconds) for _ in range(KEPT_AFTER[0])][-1]
+        return [usual.s("a graph", seconds) for _ in range(FEWEST_RUNS)][-1]
 
     assert live(0.002) == 0.002
     assert live(0.003) == 0.002

@@ -64,8 +64,9 @@ _PR_SET_TIMERSLACK = 29
 MOST_RUNS = 4096
 """Of one graph, of which times are kept: enough to be sure."""
 
-KEPT_AFTER = (64, 256, 1024, MOST_RUNS)
-"""So many runs what they usually take is remembered for daemons to come."""
+FEWEST_RUNS = 8
+"""After so many, and whenever there are twice as many, what they usually take is remembered for
+daemons to come."""
 
 
 class Usual:
@@ -88,9 +89,14 @@ class Usual:
             self._before[which] = self._remembered(which)
         if len(runs) < MOST_RUNS:
             bisect.insort(runs, seconds)
-            if len(runs) in KEPT_AFTER and runs[len(runs) // 5] < self._remembered(which):
-                write_whole(self._file(which), repr(runs[len(runs) // 5]))
+            count = len(runs)
+            if count >= FEWEST_RUNS and not count & (count - 1):
+                self._remember(which, runs[count // 5])
         return min(runs[len(runs) // 5], self._before[which])
+
+    def _remember(self, which: Hashable, seconds: float) -> None:
+        if seconds < self._remembered(which):
+            write_whole(self._file(which), repr(seconds))
 
     def _remembered(self, which: Hashable) -> float:
         try:
