@@ -37,9 +37,9 @@ def step_parts(
     ]
     slowest = list(_slowest(times))
     load_s = sum(each.decode.each.load_s for each in slowest)
-    predicted_load_s = _sum(predicted, "load", "copy")
-    if load_s or predicted_load_s:
-        found.append(Part(part="layers from disk", predicted_s=predicted_load_s, actual_s=load_s))
+    if any(shard.streamed_layers for stage in plan.stages for shard in stage.shards):
+        known_s = _sum(predicted, "load", "copy")
+        found.append(Part(part="layers from disk", predicted_s=known_s, actual_s=load_s))
     reduce_s = sum(each.decode.each.reduce_s for each in slowest)
     sample_s = _last(times).decode.each.sample_s
     compute_s = sum(each.decode.each.compute_s for each in slowest)
