@@ -5,10 +5,10 @@ rest. So the device is slow whenever it computes, like a slower core, and severa
 as long as their shares do. Its sums, its sampling and its loading are as fast as the machine.
 
 And it keeps its speed, though the machine below does not: t is not what this very run took, but
-what the fastest fifth took of all runs of the same graph with the same shapes, of this daemon or of
-the fastest one before it (a file for each graph remembers). A machine that is shared with others,
-or emulated itself, changes its speed by tens of percent from one moment to the next; as long as a
-run takes less than t / share, nothing of that is seen.
+what the fastest fifth took of all runs of the same graph with the same shapes, of this daemon and
+of those before it (a file for each graph remembers). A machine that is shared with others, or
+emulated itself, changes its speed by tens of percent from one moment to the next; as long as a run
+takes less than t / share, nothing of that is seen.
 
 And its memory is its own, though the machine has one, and it says so: the devices take turns, so no
 graph reads weights while another does. Who has to wait for its turn has the time, if their shares
@@ -34,11 +34,13 @@ import bisect
 import ctypes
 import fcntl
 import hashlib
+import json
 import os
 import sys
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
@@ -64,45 +66,44 @@ _PR_SET_TIMERSLACK = 29
 MOST_RUNS = 4096
 """Of one graph, of which times are kept: enough to be sure."""
 
+MOST_REMEMBERED = 1024
+"""Of those, evenly picked, for daemons to come."""
+
 FEWEST_RUNS = 8
-"""After so many, and whenever there are twice as many, what they usually take is remembered for
-daemons to come."""
+"""After so many, and whenever there are twice as many, they are written down."""
 
 
 class Usual:
     """What runs usually take: by graph and shapes, the fastest fifth of all there were.
 
-    Not the fastest, which may have found its weights in a cache by luck. `folder` remembers it,
-    of the daemon in which it was least.
+    Not the fastest, which may have found its weights in a cache by luck. `folder` remembers the
+    runs of daemons before.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._runs: dict[Hashable, list[float]] = {}
-        self._before: dict[Hashable, float] = {}
+        self._counts: Counter[Hashable] = Counter()
 
     def s(self, which: Hashable, seconds: float) -> float:
         """Of these runs, when one more has taken `seconds`."""
         runs = self._runs.get(which)
         if runs is None:
-            runs = self._runs[which] = []
-            self._before[which] = self._remembered(which)
+            runs = self._runs[which] = self._remembered(which)
         if len(runs) < MOST_RUNS:
             bisect.insort(runs, seconds)
-            count = len(runs)
+            self._counts[which] = count = self._counts[which] + 1
             if count >= FEWEST_RUNS and not count & (count - 1):
-                self._remember(which, runs[count // 5])
-        return min(runs[len(runs) // 5], self._before[which])
+                step = -(-len(runs) // MOST_REMEMBERED)
+                write_whole(self._file(which), json.dumps(runs[step // 2 :: step]))
+        return runs[len(runs) // 5]
 
-    def _remember(self, which: Hashable, seconds: float) -> None:
-        if seconds < self._remembered(which):
-            write_whole(self._file(which), repr(seconds))
-
-    def _remembered(self, which: Hashable) -> float:
+    def _remembered(self, which: Hashable) -> list[float]:
         try:
-            return float(self._file(which).read_text(encoding="ascii"))
+            found: list[float] = json.loads(self._file(which).read_text(encoding="ascii"))
         except FileNotFoundError:
-            return float("inf")
+            return []
+        return found
 
     def _file(self, which: Hashable) -> Path:
         return self._folder / hashlib.sha256(repr(which).encode()).hexdigest()
