@@ -20,8 +20,8 @@ device that waits for its neighbours saves it up: with half of a core it then co
 with all of it. And it is taken away at the tick only, every 4 ms where HZ is 250: with 1 ms of
 every 4 a group ran for 4 and paused for 12, far longer than what lies between two sums.
 
-Where several devices are on one core, none of them may hold it while it waits, for the end of a
-run or for its neighbours: so there they sleep at once. And whoever is woken, by a message or at the
+None of them may hold its core while it waits for its neighbours, as others are on it, or on the
+other half of it: so they sleep at once. And where several are on one core, whoever is woken, by a message or at the
 end of a run, must not wait until the other has computed, as it would for up to 3 ms: so there
 everything but the runs of graphs has real-time priority. Links are measured that way, too.
 
@@ -118,7 +118,7 @@ def due_s(start_s: float, processor_s: float, share: float, behind_s: float) -> 
 
 
 def stay_off_the_core() -> None:
-    """Never wait by looking again and again: another device on this core needs it meanwhile."""
+    """Never wait by looking again and again: other devices need the core, or its other half."""
     transport.tcp_link.POLL_S = 0.0
 
 
@@ -200,8 +200,7 @@ def slow_down(share: float, *, has_own_core: bool, turns: Path) -> None:
 
 if __name__ == "__main__":
     core_share, has_own_core = float(sys.argv[1]), sys.argv[2] == "own"
-    if not has_own_core:
-        stay_off_the_core()
     if core_share < 1:
+        stay_off_the_core()
         slow_down(core_share, has_own_core=has_own_core, turns=Path(sys.argv[3]))
     main(["peer", *sys.argv[4:]])
