@@ -300,7 +300,10 @@ class Cluster:
         return self.propose_as(path, options)
 
     def forget_measured(self, devices: Sequence[str]) -> None:
-        """Have these peers (by id) and the links between them measured anew with the next load."""
+        """Have these peers (by id) and the links between them measured anew when a plan is made.
+
+        A single peer is loaded without that: `propose` measures it.
+        """
         forget_measured([peer for peer in self._peers if peer.id in devices])
 
     def close(self) -> None:

@@ -87,7 +87,10 @@ class FactsCache:
     def link(self, source: PeerInfo, target: PeerInfo) -> LinkTimes | None:
         value = self._read(self._link_path(source, target))
         with contextlib.suppress(EdgeError, KeyError, OverflowError):
-            return LinkTimes.from_json(value["link"])
+            times = LinkTimes.from_json(value["link"])
+            age_s = self._now_s() - value["measured_at_s"]
+            if not times.is_unsteady or age_s < UNSTEADY_AGAIN_AFTER_S:
+                return times
         return None
 
     def keep_link(self, source: PeerInfo, target: PeerInfo, times: LinkTimes) -> None:

@@ -59,7 +59,7 @@ class Choice:
     left_out: tuple[LeftOut, ...]
     """Every device that the plan does not use; empty when nothing is predicted."""
     runners_up: tuple[tuple[Plan, Estimate], ...]
-    """Plans over other groups of devices, the best first."""
+    """Other plans, the best first: over other groups of devices, or with layers read from disk."""
 
 
 def choose(
@@ -94,16 +94,15 @@ def choose(
     if not unmeasured:
         search = Search(Situation(model, cluster, workload, chunk_tokens))
         return _measured_choice(search, parallel, stream=stream)
+    known = cluster.without(*unmeasured)
     for streams in (False, True) if stream else (False,):
-        if parallel == "auto" and len(unmeasured) < len(cluster.devices):
+        if parallel == "auto" and known.devices:
             with suppress(CapacityError):
-                choice = choose(
-                    model,
-                    cluster.without(*unmeasured),
-                    workload,
-                    chunk_tokens=chunk_tokens,
-                    stream=streams,
-                )
+                choice = choose(model, known, workload, chunk_tokens=chunk_tokens, stream=streams)
+                if stream != streams:  # they have the memory, but reading from disk may be faster
+                    choice = choose(
+                        model, known, workload, chunk_tokens=chunk_tokens, stream=stream
+                    )
                 return _without_unmeasured(choice, cluster)
         plan = (
             next(streaming_plans(model, cluster, workload, parallel), None)

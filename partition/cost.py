@@ -77,7 +77,7 @@ def estimate(
         own_s + max(waited[shard.device] for shard in stage.shards)
         for own_s, stage in zip(stages_s, plan.stages, strict=True)
     ]
-    beside_s = beside_stages_s(view.hops_s(chunk))
+    beside_s = beside_stages_s(view.busy_hops_s(chunk))
     first_token_s = (
         sum(stages_s)
         + (num_chunks - 1) * max(map(sum, zip(stages_s, beside_s, strict=True)))
@@ -159,6 +159,14 @@ class _View:
         nbytes = phase.rows * self._model.wire_row_bytes
         return [
             self._network.hop_s(_ids(before.shards), _ids(after.shards), nbytes)
+            for before, after in pairwise(self._plan.stages)
+        ]
+
+    def busy_hops_s(self, phase: Phase) -> list[float]:
+        """For how long each hop keeps its two stages from anything else."""
+        nbytes = phase.rows * self._model.wire_row_bytes
+        return [
+            self._network.hop_busy_s(_ids(before.shards), _ids(after.shards), nbytes)
             for before, after in pairwise(self._plan.stages)
         ]
 

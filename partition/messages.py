@@ -87,6 +87,17 @@ class Network:
                 slowest = max(slowest, latency_s + sum(nbytes / rate for _, rate in links))
         return slowest
 
+    def hop_busy_s(self, sources: Sequence[str], targets: Sequence[str], nbytes: float) -> float:
+        """For how long a hop keeps both its ends busy: all of it but the latency."""
+        return max(
+            sum(
+                nbytes / self.link(source, target)[1]
+                for number, target in enumerate(targets)
+                if number % len(sources) == index
+            )
+            for index, source in enumerate(sources)
+        )
+
     def _exchanges_s(self, device: str, devices: Sequence[str], nbytes: float) -> float:
         exchanges_s = sum(
             max(self.message_s(device, other, nbytes), self.message_s(other, device, nbytes))
@@ -125,5 +136,6 @@ def _pairs(plan: Plan) -> Iterator[tuple[str, str]]:
     found = [pair for group in groups for pair in combinations(group, 2)]
     for before, after in pairwise(groups):
         found += [(before[rank % len(before)], each) for rank, each in enumerate(after)]
-    found += [(groups[-1][0], listener) for listener in groups[0]]
+    # Whoever samples tells everyone which token it was.
+    found += [(groups[-1][0], each) for group in groups for each in group]
     yield from ((min(pair), max(pair)) for pair in found if pair[0] != pair[1])

@@ -73,6 +73,8 @@ class Search:
 
         Infinite without memory, and where devices cannot reach each other.
         """
+        if not self.situation.are_linked(arrangement):
+            return float("inf")
         bounds = [self._bound(key) for key in self._keys(arrangement)]
         layers = self.situation.model.num_layers
         if min(bound.most_layers for bound in bounds) < 1 or len(bounds) > layers:

@@ -1,7 +1,7 @@
 """The facts of one search, looked up once: devices by number, their paces, what messages take."""
 
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, permutations
 
 from partition.contention import shares_host
 from partition.cost import TOKEN_BYTES, beside_stages_s
@@ -31,6 +31,8 @@ class Situation:
     chunk: Phase = field(init=False)
     num_chunks: int = field(init=False)
     _with_neighbours: frozenset[int] = field(init=False)
+    _strangers: frozenset[tuple[int, int]] = field(init=False)
+    """Pairs of devices that cannot reach each other, both ways round."""
     _paces: dict[tuple[int, Group, bool, bool], Pace] = field(init=False, default_factory=dict)
     _hops: dict[tuple[Group, Group], tuple[float, float]] = field(init=False, default_factory=dict)
     _sums: dict[tuple[Group, bool], float] = field(init=False, default_factory=dict)
@@ -40,6 +42,11 @@ class Situation:
         self.network = Network(self.cluster)
         self._with_neighbours = frozenset(
             index for index, each in enumerate(self.devices) if shares_host(self.devices, each)
+        )
+        self._strangers = frozenset(
+            pair
+            for pair in permutations(range(len(self.devices)), 2)
+            if not self.network.is_linked(*self.ids(pair))
         )
         self.decode = decode_phase(self.workload)
         self.chunk, self.num_chunks = chunk_phase(self.workload, self.chunk_tokens)
@@ -51,6 +58,13 @@ class Situation:
 
     def ids(self, group: Group) -> tuple[str, ...]:
         return tuple(self.devices[index].id for index in group)
+
+    def are_linked(self, arrangement: Arrangement) -> bool:
+        """Whether the sampler reaches every device; who else must talk, times of messages tell."""
+        sampler = arrangement[-1][0]
+        return not self._strangers or not any(
+            (sampler, index) in self._strangers for group in arrangement for index in group
+        )
 
     def crowded(self, arrangement: Arrangement) -> frozenset[int]:
         """Those devices whose memory others read all the while in the steps of a prompt, because
@@ -104,7 +118,13 @@ class Situation:
 
     def beside_s(self, arrangement: Arrangement) -> list[float]:
         """Seconds that each stage is busy with a chunk beside computing."""
-        return beside_stages_s([self._hop_s(*pair)[1] for pair in pairwise(arrangement)])
+        nbytes = self.chunk.rows * self.model.wire_row_bytes
+        return beside_stages_s(
+            [
+                self.network.hop_busy_s(self.ids(before), self.ids(after), nbytes)
+                for before, after in pairwise(arrangement)
+            ]
+        )
 
     def _hop_s(self, before: Group, after: Group) -> tuple[float, float]:
         """Of a decoding step and of a chunk."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from edge.formats import WeightFormat
     from edge.models.spec import ModelSpec
     from kernels.attention.triton import AttentionTiles
+
+Kind = TypeVar("Kind")
 
 KEYS = 8192
 """That attention is measured over."""
@@ -55,8 +57,8 @@ def candidates(shape: ProductShape) -> Iterator[Tiles]:
         )
 
 
-def fastest(shape: ProductShape, block_size: int) -> tuple[Tiles, float]:
-    """The tiles, and the time of the defaults over theirs."""
+def fastest(shape: ProductShape, block_size: int) -> tuple[Tiles | None, float]:
+    """As `fastest_of`."""
     import torch
 
     from kernels.matmul.triton import matmul
@@ -83,8 +85,7 @@ def fastest(shape: ProductShape, block_size: int) -> tuple[Tiles, float]:
 
         return median_ms(call)
 
-    best = min(candidates(shape), key=time_ms)
-    return best, time_ms(None) / time_ms(best)
+    return fastest_of(candidates(shape), time_ms)
 
 
 def attention_candidates(shape: AttentionShape) -> Iterator[AttentionTiles]:
@@ -99,9 +100,10 @@ def attention_candidates(shape: AttentionShape) -> Iterator[AttentionTiles]:
         )
 
 
-def fastest_attention(shape: AttentionShape, num_kv_heads: int) -> tuple[AttentionTiles, float]:
-    """The tiles, and the time of the defaults over theirs, over `KEYS` keys and as many queries
-    as an entry of the table serves at most."""
+def fastest_attention(
+    shape: AttentionShape, num_kv_heads: int
+) -> tuple[AttentionTiles | None, float]:
+    """As `fastest_of`, over `KEYS` keys and as many queries as an entry of the table serves."""
     import torch
 
     from kernels.attention.triton import attention
@@ -125,8 +127,19 @@ def fastest_attention(shape: AttentionShape, num_kv_heads: int) -> tuple[Attenti
             )
         )
 
-    best = min(attention_candidates(shape), key=time_ms)
-    return best, time_ms(None) / time_ms(best)
+    return fastest_of(attention_candidates(shape), time_ms)
+
+
+def fastest_of(
+    candidates: Iterable[Kind], time_ms: Callable[[Kind | None], float]
+) -> tuple[Kind | None, float]:
+    """The tiles, and the time of the defaults over theirs; None where the defaults are best."""
+    default_ms = time_ms(None)
+    best_ms, best = default_ms, None
+    for each in candidates:
+        if (now_ms := time_ms(each)) < best_ms:
+            best_ms, best = now_ms, each
+    return best, default_ms / best_ms if best is not None else 1.0
 
 
 def median_ms(call: Callable[[], object]) -> float:
@@ -194,14 +207,18 @@ def main(model: Path, dtype: str, block_size: int, kv_dtype: str) -> None:
 
     with Checkpoint.open(model) as checkpoint:
         spec = checkpoint.spec
-    products = {}
+    products: dict[ProductShape, Tiles] = {}
     for shape in shapes(spec, weight_format(dtype, block_size)):
-        products[shape], gain = fastest(shape, block_size)
+        tiles, gain = fastest(shape, block_size)
         _show(shape, gain)
-    attentions = {}
+        if tiles is not None:
+            products[shape] = tiles
+    attentions: dict[AttentionShape, AttentionTiles] = {}
     for attended in attention_shapes(spec, {"int8": 8, "int4": 4}.get(kv_dtype)):
-        attentions[attended], gain = fastest_attention(attended, spec.num_kv_heads)
+        attention_tiles, gain = fastest_attention(attended, spec.num_kv_heads)
         _show(attended, gain)
+        if attention_tiles is not None:
+            attentions[attended] = attention_tiles
     table = TuningTable(products=products, attentions=attentions)
     print(f"kept in {keep_tuning(Device(), table)}")
 

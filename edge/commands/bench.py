@@ -118,8 +118,7 @@ def command(
                     rounds=repeats,
                 )
         if measured.drift is not None:
-            tell(measured.drift, adapt=adapt)
-            cluster.forget_measured(measured.drift.devices)
+            tell(cluster, measured.drift, adapt=adapt)
         if measured.drift is not None and adapt:
             loaded.close()
             cluster.measure_again(model, options, measured.drift.devices)

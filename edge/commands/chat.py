@@ -66,7 +66,7 @@ def command(
                 messages.pop()
                 continue
             messages.append({"role": "assistant", "content": reply.text})
-            drift = tell_drift(cluster, loaded, adapt=adapt)
+            drift = tell_drift(cluster, loaded, adapt=adapt, measured_again=measured_again)
             if drift is not None and adapt and drift.devices not in measured_again:
                 measured_again.add(drift.devices)  # once: a second time would find the same
                 loaded.close()

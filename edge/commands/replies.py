@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import click
@@ -57,18 +57,22 @@ def show_reply(model: Model, prompt: Prompt, **sampling: Any) -> Reply:
     return reply
 
 
-def show_parts(model: Model, reply: Reply, times: Sequence[PeerTimes]) -> None:
+def show_parts(model: Model, reply: Reply) -> Sequence[PeerTimes] | None:
     """Where a reply's time went, on stderr, beside what was predicted for its length.
 
-    times: the peers' counters over this reply.
+    The peers' counters over this reply; None when one has gone since: the answer is there.
     """
+    try:
+        times = model.measure()
+    except EdgeError:
+        return None
     figures = reply.statistics
     predicted = model.predict(
         prompt_tokens=int(figures["prompt_tokens"]), output_tokens=int(figures["new_tokens"])
     )
     if predicted is None:
         click.echo("edge: nothing was predicted, as not every device was measured", err=True)
-        return
+        return times
     table = Table("what", "predicted, ms", "took, ms", title="each token's time")
     if figures["new_tokens"] > 1:
         for part in step_parts(model.plan, predicted, times, 1 / figures["tokens_per_s"]):
@@ -82,6 +86,7 @@ def show_parts(model: Model, reply: Reply, times: Sequence[PeerTimes]) -> None:
         ),
     )
     Console(stderr=True).print(table)
+    return times
 
 
 def _add_part(table: Table, part: Part) -> None:
@@ -94,23 +99,33 @@ def tell_drift(
     *,
     adapt: bool,
     times: Sequence[PeerTimes] | None = None,
+    measured_again: Collection[tuple[str, ...]] = (),
 ) -> Drift | None:
     """One line on stderr if the replies since the last time were slower than predicted.
 
-    What is to blame is forgotten, so that it is measured again. times: the peers' counters, where
-    they were asked already.
+    times: the peers' counters, where they were asked already. measured_again: what was to blame
+    before and is not measured at once again.
     """
     try:
         drift = model.check(times)
     except EdgeError:
         return None  # the answer is there; that a device has gone since is told by the next one
     if drift is not None:
-        tell(drift, adapt=adapt)
-        cluster.forget_measured(drift.devices)
+        tell(cluster, drift, adapt=adapt and drift.devices not in measured_again)
     return drift
 
 
-def tell(drift: Drift, *, adapt: bool) -> None:
-    """The line, with what is done about it or could be."""
-    remedy = "it is measured again" + ("" if adapt else " at the next load, with --adapt at once")
+def tell(cluster: Cluster, drift: Drift, *, adapt: bool) -> None:
+    """The line, with what is done about it or could be.
+
+    What is to blame is forgotten where the next load would measure it: not of a single peer.
+    """
+    measures = len(cluster.peers) > 1
+    if measures:
+        cluster.forget_measured(drift.devices)
+    remedy = "with --adapt it is measured again"
+    if adapt:
+        remedy = "it is measured again"
+    elif measures:
+        remedy = "it is measured again at the next load, with --adapt at once"
     click.echo(f"edge: {drift.message}; {remedy}", err=True)

@@ -135,9 +135,7 @@ def command(
             click.echo(json.dumps(_as_json(reply), ensure_ascii=False))
         else:
             reply = show_reply(loaded, text, **sampling)
-        times = loaded.measure() if explain else None
-        if times is not None:
-            show_parts(loaded, reply, times)
+        times = show_parts(loaded, reply) if explain else None
         drift = tell_drift(cluster, loaded, adapt=adapt, times=times)
         if drift is not None and adapt:
             loaded.close()

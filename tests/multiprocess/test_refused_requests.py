@@ -212,10 +212,7 @@ def test_a_plan_file_that_is_garbage(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--temperature", "-1"], "temperature must be a number of at least 0"),
-        (["--top-p", "7"], "top_p must be"),
         (["--context", "100000"], f"context_tokens must be 1 to {CONTEXT_TOKENS}"),
-        (["--stop", ""], "stop strings must be texts that are not empty"),
         (["-p", ""], "the prompt is empty"),
     ],
     ids=str,
@@ -224,6 +221,23 @@ def test_the_command_line_says_the_same(
     cluster: edge.Cluster, checkpoint: TinyCheckpoint, options: Sequence[str], message: str
 ) -> None:
     outcome = run_edge("run", checkpoint.path, "-p", "x", *options, *peer_options(cluster))
+    assert message in outcome.sentence()
+
+
+@pytest.mark.parametrize("command", [("run", "-p", "x"), ("chat",)], ids=lambda each: each[0])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--temperature", "-1"], "temperature must be a number of at least 0"),
+        (["--top-p", "7"], "top_p must be"),
+        (["--stop", ""], "stop strings must be texts that are not empty"),
+    ],
+    ids=str,
+)
+def test_what_no_model_can_do_is_refused_before_anyone_is_looked_for(
+    checkpoint: TinyCheckpoint, command: tuple[str, ...], options: list[str], message: str
+) -> None:
+    outcome = run_edge(command[0], checkpoint.path, *command[1:], *options, "--peer", "none:1")
     assert message in outcome.sentence()
 
 

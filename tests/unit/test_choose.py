@@ -238,6 +238,25 @@ def test_devices_that_cannot_reach_each_other_are_not_in_one_plan() -> None:
     check_links(choice.plan, apart)
 
 
+def test_whoever_samples_must_reach_every_device() -> None:
+    """Four stages in every order, of which two devices at the ends cannot reach each other."""
+    devices = cluster(*[(0.3, 30e9)] * 4, link=CABLE)
+    apart = without_link(devices, "01", "03")
+    choice = choose(SMALL, apart, Workload(prompt_tokens=32, output_tokens=8), parallel="pipeline")
+    assert len(choice.plan.devices) == 4
+    check_links(choice.plan, apart)
+    assert choice.plan.stages[-1].shards[0].device not in ("01", "03")
+
+
+def test_reading_from_disk_is_looked_at_beside_devices_that_were_not_measured() -> None:
+    devices = unmeasured(cluster((0.6, 30e9), (0.6, 30e9), (4, 30e9), link=(60.0, 1e6)), 2)
+    resident = choose(SMALL, devices, Workload())
+    assert len(resident.plan.devices) == 2
+    streamed = choose(SMALL, devices, Workload(), stream=True)
+    assert len(streamed.plan.devices) == 1
+    assert "not measured" in streamed.left_out[-1].reason
+
+
 @pytest.mark.parametrize("parallel", ["auto", "pipeline", "tensor"])
 def test_a_plan_for_two_that_cannot_reach_each_other_names_them(parallel: Parallel) -> None:
     """Only both together have the memory, or both are asked for."""

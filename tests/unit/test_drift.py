@@ -14,7 +14,7 @@ NAMES = {"id-a": "a", "id-b": "b", "id-c": "c"}
 NEW_TOKENS = 101
 
 
-def plan(*stages: tuple[str, ...]) -> Plan:
+def plan(*stages: tuple[str, ...], streamed_layers: int = 0) -> Plan:
     """Which devices share which stage; the slices do not matter here."""
     return Plan(
         model="m",
@@ -23,7 +23,13 @@ def plan(*stages: tuple[str, ...]) -> Plan:
             Stage(
                 layers=range(number, number + 1),
                 shards=tuple(
-                    Shard(device=device, heads=range(1), ffn_columns=range(1), vocab=range(1))
+                    Shard(
+                        device=device,
+                        heads=range(1),
+                        ffn_columns=range(1),
+                        vocab=range(1),
+                        streamed_layers=streamed_layers,
+                    )
                     for device in devices
                 ),
             )
@@ -166,6 +172,17 @@ def test_of_two_tensor_stages_the_one_with_the_slow_sums_is_named() -> None:
     assert "summing over c and d" in found.message
 
 
+def test_a_wait_of_microseconds_is_no_disk() -> None:
+    """Peers count those in every step; this one lost its time outside of its graphs."""
+    found = find_drift(
+        [answer(("compute", 0.020), devices_s={"id-a": 0.020}, slower_s=0.030)],
+        [times(0, 0, compute_s=0.019, load_s=3e-6)],
+        plan(("id-a",)),
+        NAMES,
+    )
+    assert found is None or found.kind != "load"
+
+
 def test_a_slow_disk_is_not_taken_for_the_network() -> None:
     """Stages that read layers for each token: b's disk has become slow."""
     terms = (("compute", 0.020), ("load", 0.010), ("copy", 0.005), ("hop", 0.001))
@@ -176,7 +193,7 @@ def test_a_slow_disk_is_not_taken_for_the_network() -> None:
             times(0, 0, compute_s=0.010, load_s=0.005),
             times(1, 0, compute_s=0.010, load_s=0.040),
         ],
-        plan(("id-a",), ("id-b",)),
+        plan(("id-a",), ("id-b",), streamed_layers=1),
         NAMES,
     )
     assert found is not None

@@ -21,9 +21,10 @@ with all of it. And it is taken away at the tick only, every 4 ms where HZ is 25
 every 4 a group ran for 4 and paused for 12, far longer than what lies between two sums.
 
 None of them may hold its core while it waits for its neighbours, as others are on it, or on the
-other half of it: so they sleep at once. And where several are on one core, whoever is woken, by a message or at the
-end of a run, must not wait until the other has computed, as it would for up to 3 ms: so there
-everything but the runs of graphs has real-time priority. Links are measured that way, too.
+other half of it: so they sleep at once. And where several are on one core, whoever is woken, by a
+message or at the end of a run, must not wait until the other has computed, as it would for up to
+3 ms: so there everything but the runs of graphs has real-time priority. Links are measured that
+way, too.
 
 python -m demos.bench.clusters.slow_peer SHARE own|shared TURNS OPTIONS-OF-EDGE-PEER
 """
@@ -166,7 +167,8 @@ def slow_down(share: float, *, has_own_core: bool, turns: Path) -> None:
     class SlowSession(fast):  # type: ignore[misc]
         def __init__(self, model: Any, *arguments: Any, **options: Any) -> None:
             super().__init__(model, *arguments, **options)
-            self._graph = hashlib.sha256(model).digest() if isinstance(model, bytes) else model
+            key = hashlib.sha256(model).digest() if isinstance(model, bytes) else model
+            self._graph = (ort.__version__, key)
 
         def io_binding(self) -> Any:
             return ShapedBinding(self)
@@ -183,7 +185,7 @@ def slow_down(share: float, *, has_own_core: bool, turns: Path) -> None:
                 processor_s = time.thread_time() - processor_s
             finally:
                 fcntl.flock(turn, fcntl.LOCK_UN)
-            took_s = usual.s((self._graph, *iobinding.shapes), processor_s)
+            took_s = usual.s((*self._graph, *iobinding.shapes), processor_s)
             if not has_own_core:
                 os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
             end_s = due_s(start_s, took_s, share, getattr(late, "behind_s", 0.0))
