@@ -29,11 +29,7 @@ REPLIES = 2
 
 WARM_UP_TOKENS = 3
 
-MEASURED = 2
-"""At least so often, one after the other, and the last counts: emulated devices know by then how
-long their graphs usually take, whatever the machine does at that moment."""
-
-TRIES = 3
+TRIES = 2
 """Of measuring, and of a plan's answers, while the machine is not quiet."""
 
 
@@ -139,10 +135,7 @@ def run_cluster(
         emulate(cluster.devices, cache) as addresses,
         edge.Cluster.connect(addresses) as peers,
     ):
-        for _ in range(MEASURED):
-            measured = _quietly(
-                machine, lambda: peers.propose_as(checkpoint, wanted, measure="again")
-            )
+        measured = _quietly(machine, lambda: peers.propose_as(checkpoint, wanted, measure="again"))
         proposal = measured.done
         if proposal.choice.predicted is None:
             raise ValueError(f"nothing is predicted: {'; '.join(proposal.notes)}")
