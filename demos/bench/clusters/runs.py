@@ -30,7 +30,8 @@ REPLIES = 2
 WARM_UP_TOKENS = 3
 
 TRIES = 2
-"""Of measuring, and of a plan's answers, while the machine is not quiet."""
+"""Of a plan's answers, while the machine is not quiet. Devices measure once, which takes longer:
+they remember what their graphs usually take."""
 
 
 T = TypeVar("T")
@@ -135,7 +136,9 @@ def run_cluster(
         emulate(cluster.devices, cache) as addresses,
         edge.Cluster.connect(addresses) as peers,
     ):
-        measured = _quietly(machine, lambda: peers.propose_as(checkpoint, wanted, measure="again"))
+        measured = _quietly(
+            machine, lambda: peers.propose_as(checkpoint, wanted, measure="again"), tries=1
+        )
         proposal = measured.done
         if proposal.choice.predicted is None:
             raise ValueError(f"nothing is predicted: {'; '.join(proposal.notes)}")
@@ -165,17 +168,17 @@ class _Quietly(Generic[T]):
     set_aside: int
 
 
-def _quietly(machine: Machine, do: Callable[[], T]) -> _Quietly[T]:
+def _quietly(machine: Machine, do: Callable[[], T], *, tries: int = TRIES) -> _Quietly[T]:
     """Do it when the machine is quiet; again if it is not quiet any more afterwards."""
-    tries = 0
+    done_so_often = 0
     while True:
         before_s = machine.wait()
         done = do()
         after_s = machine.time_s()
-        tries += 1
+        done_so_often += 1
         is_quiet = machine.is_quiet(before_s) and machine.is_quiet(after_s)
-        if is_quiet or tries == TRIES:
-            return _Quietly(done=done, around_s=(before_s, after_s), set_aside=tries - 1)
+        if is_quiet or done_so_often == tries:
+            return _Quietly(done=done, around_s=(before_s, after_s), set_aside=done_so_often - 1)
 
 
 def load_options(work: Work, plan: Plan | None = None) -> LoadOptions:
