@@ -250,7 +250,7 @@ CLUSTERS: tuple[EmulatedCluster, ...] = (
     ),
     EmulatedCluster(name="prompt-three", devices=_devices(0.4, 0.2, 0.1), shape="H", work=PREFILL),
 )
-"""Twenty-four, in under half an hour."""
+"""Twenty-four, of about two minutes each."""
 
 QUICK = ("twins-small", "wifi")
 """A glance: one cluster that gains by its second device and one that must not use it."""
