@@ -4,7 +4,7 @@ A step is a chain of things that wait for each other, so its time is a sum; wher
 work side by side, the slowest counts. Pure arithmetic over facts; searches nothing.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -77,7 +77,7 @@ def estimate(
         own_s + max(waited[shard.device] for shard in stage.shards)
         for own_s, stage in zip(stages_s, plan.stages, strict=True)
     ]
-    beside_s = beside_stages_s(view.busy_hops_s(chunk))
+    beside_s = beside_stages_s(view.hops_s(chunk, view.network.hop_busy_s))
     first_token_s = (
         sum(stages_s)
         + (num_chunks - 1) * max(map(sum, zip(stages_s, beside_s, strict=True)))
@@ -106,7 +106,7 @@ class _View:
             device.id: device.name if names.count(device.name) == 1 else device.id
             for device in cluster.devices
         }
-        self._network = Network(cluster)
+        self.network = Network(cluster)
 
     def steps(self, phase: Phase) -> Iterator[Term]:
         for number in range(len(self._plan.stages)):
@@ -154,26 +154,22 @@ class _View:
             )
         )
 
-    def hops_s(self, phase: Phase) -> list[float]:
-        """From each stage to the next."""
+    def hops_s(
+        self, phase: Phase, hop_s: Callable[[Sequence[str], Sequence[str], float], float]
+    ) -> list[float]:
+        """From each stage to the next, by `hop_s` or `hop_busy_s` of the network."""
         nbytes = phase.rows * self._model.wire_row_bytes
         return [
-            self._network.hop_s(_ids(before.shards), _ids(after.shards), nbytes)
-            for before, after in pairwise(self._plan.stages)
-        ]
-
-    def busy_hops_s(self, phase: Phase) -> list[float]:
-        """For how long each hop keeps its two stages from anything else."""
-        nbytes = phase.rows * self._model.wire_row_bytes
-        return [
-            self._network.hop_busy_s(_ids(before.shards), _ids(after.shards), nbytes)
+            hop_s(_ids(before.shards), _ids(after.shards), nbytes)
             for before, after in pairwise(self._plan.stages)
         ]
 
     def outside_stages(self, phase: Phase) -> Iterator[Term]:
         """Hops between stages, choosing the token, and telling it to the first stage."""
         stages = self._plan.stages
-        for (before, after), seconds in zip(pairwise(stages), self.hops_s(phase), strict=True):
+        for (before, after), seconds in zip(
+            pairwise(stages), self.hops_s(phase, self.network.hop_s), strict=True
+        ):
             yield self._term("hop", [before.shards[0], after.shards[0]], 1, seconds)
         sampler = stages[-1].shards[0]
         rates = self._devices[sampler.device].rates
@@ -182,7 +178,7 @@ class _View:
         listeners = [shard for shard in stages[0].shards if shard.device != sampler.device]
         if listeners:
             told = [
-                self._network.message_s(sampler.device, each.device, phase.head_rows * TOKEN_BYTES)
+                self.network.message_s(sampler.device, each.device, phase.head_rows * TOKEN_BYTES)
                 for each in listeners
             ]
             slowest = max(range(len(told)), key=lambda index: told[index])
@@ -236,7 +232,7 @@ class _View:
 
     def _sums(self, stage: Stage, count: int, phase: Phase) -> list[Term]:
         devices = [self._devices[shard.device] for shard in stage.shards]
-        sum_s = stage_sum_s(self._network, self._model, devices, phase)
+        sum_s = stage_sum_s(self.network, self._model, devices, phase)
         return [self._term("reduce", stage.shards, count, count * sum_s)]
 
     def _head(self, stage: Stage, paces: Sequence[Pace], phase: Phase) -> list[Term]:
@@ -248,7 +244,7 @@ class _View:
             pace.head(self._model, len(shard.vocab))
             for pace, shard in zip(paces, stage.shards, strict=True)
         ]
-        latency_s = gather_latency_s(self._network, _ids(stage.shards))
+        latency_s = gather_latency_s(self.network, _ids(stage.shards))
         way = self._term("sample", stage.shards, 1, latency_s)
         return [*self._computed(stage, segments, 1), way]
 

@@ -44,23 +44,12 @@ def test_other_bytes_than_were_written_are_refused(weights: tuple[Path, np.ndarr
         reader.close()
 
 
-def test_a_file_cut_short_is_refused(weights: tuple[Path, np.ndarray]) -> None:
+@pytest.mark.parametrize("left_bytes", [PAGE, PAGE + 904], ids=["block", "within a block"])
+def test_a_file_cut_short_is_refused(weights: tuple[Path, np.ndarray], left_bytes: int) -> None:
     path, _content = weights
     reader = DirectReader(path)
     with path.open("r+b") as file:
-        file.truncate(PAGE)
-    try:
-        with pytest.raises(StoreCorruptError, match="ends before byte"):
-            reader.read([Read(0, page_memory(2 * PAGE), 2 * PAGE)])
-    finally:
-        reader.close()
-
-
-def test_a_file_cut_short_within_a_block_is_refused(weights: tuple[Path, np.ndarray]) -> None:
-    path, _content = weights
-    reader = DirectReader(path)
-    with path.open("r+b") as file:
-        file.truncate(PAGE + 904)
+        file.truncate(left_bytes)
     try:
         with pytest.raises(StoreCorruptError, match="ends before byte"):
             reader.read([Read(0, page_memory(2 * PAGE), 2 * PAGE)])

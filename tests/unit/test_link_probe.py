@@ -67,18 +67,18 @@ class Throttled:
         return self._now_s
 
 
+async def measure_by_its_clock(near: Throttled, far: Link) -> LinkTimes:
+    probing = probe(
+        near, small_bytes=1000, large_bytes=300_000, limit_s=PATIENCE_S, clock=near.clock
+    )
+    times, _ = await asyncio.gather(probing, answer_probe(far, limit_s=PATIENCE_S))
+    return times
+
+
 def test_a_slow_direction_is_told_from_a_fast_one() -> None:
     """1 MB/s one way; back, only the order to send takes time."""
-
-    async def both(near: Throttled, far: Link) -> LinkTimes:
-        probing = probe(
-            near, small_bytes=1000, large_bytes=300_000, limit_s=PATIENCE_S, clock=near.clock
-        )
-        times, _ = await asyncio.gather(probing, answer_probe(far, limit_s=PATIENCE_S))
-        return times
-
     with link_pair("memory") as (near, far):
-        times = asyncio.run(both(Throttled(near, 1e-6), far))
+        times = asyncio.run(measure_by_its_clock(Throttled(near, 1e-6), far))
     assert times.there_bytes_per_s == pytest.approx(1e6, rel=0.02)
     assert times.back_bytes_per_s > 1e9
     assert times.latency_s == pytest.approx(0.5e-3, rel=0.6)
@@ -102,16 +102,8 @@ class Lossy(Throttled):
 @pytest.mark.parametrize(("every", "is_unsteady"), [(20, True), (90, False)])
 def test_a_link_that_loses_messages_is_unsteady(every: int, is_unsteady: bool) -> None:
     """50 echoes are 100 messages. One that is late is no sign of a bad link."""
-
-    async def both(near: Lossy, far: Link) -> LinkTimes:
-        probing = probe(
-            near, small_bytes=1000, large_bytes=300_000, limit_s=PATIENCE_S, clock=near.clock
-        )
-        times, _ = await asyncio.gather(probing, answer_probe(far, limit_s=PATIENCE_S))
-        return times
-
     with link_pair("memory") as (near, far):
-        times = asyncio.run(both(Lossy(near, every=every), far))
+        times = asyncio.run(measure_by_its_clock(Lossy(near, every=every), far))
     assert times.is_unsteady is is_unsteady
     if is_unsteady:
         assert times.latency_s == pytest.approx(0.2 * 4 / 49 / 2, rel=0.1)
