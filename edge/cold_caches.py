@@ -34,8 +34,12 @@ class Caches:
     def forget(self) -> None:
         np.bitwise_or.reduce(self._other)
 
+    def matter(self, step: Step) -> bool:
+        """Whether a step is short enough to notice them."""
+        return step.batch * step.num_tokens <= _COLD_ROWS
+
     def cold_seconds(self, loaded: LoadedSample, step: Step) -> float:
-        """Of the step, once, its weights not in a cache if it is short enough to notice."""
-        if step.batch * step.num_tokens <= _COLD_ROWS:
+        """Of the step, once, its weights not in a cache if that matters."""
+        if self.matter(step):
             self.forget()
         return loaded.seconds(step)

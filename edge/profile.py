@@ -1,8 +1,8 @@
 """A peer measures how fast it computes one model: real kernels, real shapes, a few layers.
 
-Every time is a median. What is fixed (a run, a step), what goes with bytes of weights and what goes
-with cached tokens is taken apart by measuring it alone, so that a plan's cost can be put together
-from the parts. Blocking; called from a thread of its own.
+Every time is a median. What is fixed (a run, a slice's operators, a step), what goes with bytes of
+weights and what goes with cached tokens is taken apart by measuring it alone, so that a plan's cost
+can be put together from the parts. Blocking; called from a thread of its own.
 """
 
 from __future__ import annotations
@@ -15,12 +15,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-import numpy as np
-
 from edge.backends.base import Step
 from edge.cold_caches import Caches
 from edge.fixed_costs import sample_seconds, step_seconds
-from edge.formats import WeightFormat
 from edge.loaded_sample import EARLY_POSITION, Check, LoadedSample, Site, chunk_step, decode_step
 from edge.measurements import PeerProfile, ProfileOrder
 from edge.profile_sample import (
@@ -31,6 +28,7 @@ from edge.profile_sample import (
     attention_sample,
     weights_sample,
 )
+from edge.slice_costs import byte_and_fixed_s, slice_costs
 from partition import ComputeRates
 
 THIRD_SAMPLE = 0.1
@@ -45,7 +43,6 @@ _LONGEST_SPAN_S = 0.5
 _LEAST_REPEATS = 6
 _MOST_REPEATS = 20
 _LONGEST_CHUNK_S = 1.5
-_TURNS = 16
 _PASSES = 2
 _ATTENTION_REPEATS = 5
 
@@ -106,33 +103,41 @@ def profile(site: Site, order: ProfileOrder, *, busy: tuple[str, ...]) -> tuple[
 
         # What disturbs a device for seconds should not be in both samples: they lie apart.
         early = step_times()
-        run_s, jitter = _run_costs(site, loaded, weight_format, caches)
         decode_attention_s, chunk_attention_s = _attention(site, order, caches)
+        attention_s = tuple(
+            chunk_attention_s if step.num_tokens > 1 else decode_attention_s for step in steps
+        )
+        slices = slice_costs(site, sample, weight_format, caches, steps, attention_s)
         sample_s = sample_seconds(order.model.vocab_size, caches)
         stepping_s = step_seconds(site.backend, order.model, weight_format, site.folder, caches)
         times, spread, is_unsteady = agreed(early, step_times)
         rows = tuple(step.batch * step.num_tokens for step in steps)
-        attention_s = tuple(
-            chunk_attention_s if step.num_tokens > 1 else decode_attention_s for step in steps
-        )
         heads = sample.num_layers * sample.spec.num_heads
+        begin_s = slices.run_s + slices.start_s
         fixed_s = tuple(
-            run_s + each * heads * step.batch * step.num_tokens * step.entries[0].end
+            begin_s + each * heads * step.batch * step.num_tokens * step.entries[0].end
             for step, each in zip(steps, attention_s, strict=True)
         )
         seconds_per_byte = tuple(
             _less(seconds, fixed) / loaded.nbytes
             for seconds, fixed in zip(times, fixed_s, strict=True)
         )
+        slice_s = [
+            byte_and_fixed_s(each_s, *pair, slices.run_s, loaded.nbytes / sample.num_layers)
+            for each_s, pair in zip(seconds_per_byte, slices.slices, strict=True)
+        ]
         rates = ComputeRates(
             rows=rows,
             seconds_per_byte=seconds_per_byte,
             shared_seconds_per_byte=seconds_per_byte,
+            slice_seconds_per_byte=tuple(each[0] for each in slice_s),
+            attention_slice_s=tuple(each[1] for each in slice_s),
+            feed_forward_slice_s=tuple(each[2] for each in slice_s),
             attention_s=attention_s,
-            run_s=run_s,
-            jitter=jitter,
+            run_s=slices.run_s,
+            jitter=slices.jitter,
             sample_s=sample_s,
-            step_s=_less(stepping_s, run_s),
+            step_s=_less(stepping_s, slices.run_s),
             disk_bytes_per_s=site.disk_bytes_per_s,
             copy_bytes_per_s=site.backend.copy_bytes_per_s(),
         )
@@ -158,6 +163,9 @@ def _roughly(
         rows=(1, REQUESTS),
         seconds_per_byte=seconds_per_byte,
         shared_seconds_per_byte=seconds_per_byte,
+        slice_seconds_per_byte=seconds_per_byte,
+        attention_slice_s=(0.0, 0.0),
+        feed_forward_slice_s=(0.0, 0.0),
         attention_s=(0.0, 0.0),
         run_s=0.0,
         jitter=0.0,
@@ -239,44 +247,6 @@ def _median(loaded: LoadedSample, step: Step, check: Check, caches: Caches) -> f
     while time.perf_counter() < begin_s + span_s and len(seconds) < _MOST_REPEATS:
         seconds.append(caches.cold_seconds(loaded, step))
     return statistics.median(seconds)
-
-
-def _run_costs(
-    site: Site, whole: LoadedSample, weight_format: WeightFormat, caches: Caches
-) -> tuple[float, float]:
-    """The fixed cost of a graph run, and how much runs vary.
-
-    Half of the sample, cut into a graph before each sum, takes half of the time that the bytes
-    take and so many runs more. The two are measured in turn and by their lower quartiles, which
-    what disturbs the device moves least. A run cannot cost less than that of the last graph, which
-    adds two arrays and nothing else, and has not cost more than three times as much on any device
-    that was quiet.
-    """
-    site.check()
-    half = LoadedSample(site, whole.sample, "half", weight_format)
-    try:
-        step = decode_step(1)
-        whole.seconds(step), half.seconds(step)
-        turns = [
-            (
-                caches.cold_seconds(whole, step),
-                caches.cold_seconds(half, step),
-                half.runs.seconds,
-            )
-            for _ in range(_TURNS)
-        ]
-    finally:
-        half.close()
-    whole_s, half_s = (np.quantile([turn[i] for turn in turns], 0.25) for i in (0, 1))
-    runs = np.asarray([turn[2] for turn in turns])  # [turns, runs of a step]
-    medians = np.median(runs, axis=0)
-    share = half.nbytes / whole.nbytes
-    run_s = (half_s - share * whole_s) / (runs.shape[1] - share)
-    ratios = runs[:, :-1] / medians[:-1]
-    # Half of what lies between the 16th and the 84th percentile is the standard deviation of a
-    # normal distribution, and no single hiccup decides it.
-    low, high = np.quantile(ratios, [0.16, 0.84])
-    return float(np.clip(run_s, medians[-1], 5 * medians[-1])), float((high - low) / 2)
 
 
 def _attention(site: Site, order: ProfileOrder, caches: Caches) -> tuple[float, float]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Literal
 
 from edge.backends.base import StepLimits
@@ -18,6 +19,7 @@ from edge.memory import format_size
 from edge.models.spec import ModelSpec
 from kernels.attention.cache_size import cache_row
 from partition import ModelFacts, Plan, Shard, Stage, Workload, memory_use
+from partition.memory import num_local_kv_heads
 
 SAMPLE_BYTES = 192 << 20
 """Of weights: more than caches hold, so a step reads memory as a step of the whole model does."""
@@ -32,7 +34,13 @@ CONTEXT_TOKENS = 1024
 """The longer of two contexts whose difference says what attention costs."""
 
 
-Width = Literal["whole", "half"]
+Width = Literal["whole", "half", "narrow"]
+
+_PARTS = {"half": 2, "narrow": 8}
+"""Of a layer: two slices, whose difference says what goes with bytes and what is fixed."""
+
+_LOADED = Fraction(5, 3)
+"""All widths together, of the whole one: half, an eighth, and what does not divide."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,15 +57,18 @@ class Sample:
         return model_facts(self.spec, weight_format, name="sample", embedding_itemsize=4)
 
     def plan(self, width: Width, weight_format: WeightFormat) -> Plan:
-        """Three stages; the middle one on one device, or halved between two."""
+        """Three stages; the middle one on one device, or a slice of it and the rest on two."""
         spec, last = self.spec, self.num_layers + 1
         heads, columns = range(spec.num_heads), range(spec.ffn_columns)
         vocab, nothing = range(spec.vocab_size), range(0)
         if width == "whole":
             middle = [Shard(device="a", heads=heads, ffn_columns=columns, vocab=nothing)]
         else:
-            step = self.facts(weight_format).column_multiple
-            head, column = -(-spec.num_heads // 2), -(-spec.ffn_columns // (2 * step)) * step
+            step, parts = self.facts(weight_format).column_multiple, _PARTS[width]
+            head, column = (
+                -(-spec.num_heads // parts),
+                -(-spec.ffn_columns // (parts * step)) * step,
+            )
             column = min(column, spec.ffn_columns)
             middle = [
                 Shard(device="a", heads=heads[:head], ffn_columns=columns[:column], vocab=nothing),
@@ -81,11 +92,24 @@ class Sample:
         """Of the middle stage's first shard."""
         return shard_layout(self.spec, self.plan(width, weight_format), stage=1, rank=0)
 
+    def shard(self, width: Width, weight_format: WeightFormat) -> Shard:
+        """The middle stage's first."""
+        return self.plan(width, weight_format).stages[1].shards[0]
+
     def nbytes(self, width: Width, weight_format: WeightFormat) -> int:
         """Its weights as ModelFacts counts them, which is what measured rates are rates of."""
         plan = self.plan(width, weight_format)
         workload = Workload(prompt_tokens=1, output_tokens=0)
         return memory_use(plan, self.facts(weight_format), workload)["a"].weight_bytes
+
+    def part_bytes(self, width: Width, weight_format: WeightFormat) -> tuple[int, int]:
+        """Of one layer: attention, and feed-forward; norms and biases half in each."""
+        facts, shard = self.facts(weight_format), self.shard(width, weight_format)
+        kv_heads = num_local_kv_heads(shard.heads, facts)
+        attention = len(shard.heads) * facts.query_head_bytes + kv_heads * facts.kv_head_bytes
+        feed_forward = len(shard.ffn_columns) * facts.ffn_column_bytes
+        first_half = facts.layer_bytes // 2
+        return attention + first_half, feed_forward + facts.layer_bytes - first_half
 
     @property
     def limits(self) -> StepLimits:
@@ -109,8 +133,8 @@ def weights_sample(spec: ModelSpec, weight_format: WeightFormat, budget_bytes: i
     """
     facts = model_facts(spec, weight_format, name="sample", embedding_itemsize=4)
     chunk_rows = _chunk_rows(spec, budget_bytes)
-    # Both widths are loaded at once, so that they can be measured in turn.
-    room_bytes = (budget_bytes - _work_bytes(spec, chunk_rows)) * 2 // 3
+    # All widths are loaded at once, so that they can be measured in turn.
+    room_bytes = int((budget_bytes - _work_bytes(spec, chunk_rows)) / _LOADED)
     layer_bytes = _layer_bytes(facts, spec.num_kv_heads, spec.ffn_columns)
     if layer_bytes <= room_bytes:
         wanted = -(-SAMPLE_BYTES // layer_bytes)
@@ -204,10 +228,13 @@ def _work_bytes(spec: ModelSpec, rows: int) -> int:
 
 
 def _chunk_rows(spec: ModelSpec, budget_bytes: int) -> int:
-    """The longest step that leaves half of the budget to weights. Raises CapacityError."""
+    """The longest step that leaves three quarters of the budget to weights, or the shortest if that
+    leaves half. Raises CapacityError."""
     for rows in CHUNK_ROWS:
-        if _work_bytes(spec, rows) <= budget_bytes // 2:
+        if _work_bytes(spec, rows) <= budget_bytes // 4:
             return rows
+    if _work_bytes(spec, CHUNK_ROWS[-1]) <= budget_bytes // 2:
+        return CHUNK_ROWS[-1]
     raise _too_large(2 * _work_bytes(spec, CHUNK_ROWS[-1]), budget_bytes)
 
 

@@ -23,15 +23,15 @@ _NEARLY_ONE = 1 - 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Seconds for n pieces on one device: base + n * each."""
+    """Seconds for n pieces on one device: base + n * each, but `idle_s` for none."""
 
     base_s: float
     each_s: float
-    idle_is_free: bool = False
-    """Whether no pieces cost nothing, not even the base."""
+    idle_s: float
+    """At most the base."""
 
     def of(self, count: int) -> float:
-        return 0.0 if self.idle_is_free and not count else self.base_s + count * self.each_s
+        return self.base_s + count * self.each_s if count else self.idle_s
 
     def most(self, bound_s: float, cap: int) -> int:
         """The most pieces, up to `cap`, that cost at most `bound_s`; -1 when none do."""

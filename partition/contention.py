@@ -29,6 +29,9 @@ class MemoryRate:
     stage_s: float = 0.0
     """For each byte that all shards of the stage read together, the device among them."""
 
+    def times(self, factor: float) -> "MemoryRate":
+        return MemoryRate(self.own_s * factor, self.stage_s * factor)
+
     def seconds(self, own_bytes: float, stage_bytes: float) -> float:
         return own_bytes * self.own_s + stage_bytes * self.stage_s
 

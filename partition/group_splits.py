@@ -133,9 +133,10 @@ class GroupSplits:
         model = self.situation.model
         return [
             HeadCost(
-                pace.attention(model, 0, 0).total_s,
+                pace.attention_from(model).total_s,
                 (model.query_head_bytes * pace.weights.own_s + pace.attention_s) * pace.slack,
                 model.kv_head_bytes * pace.weights.own_s * pace.slack,
+                pace.attention(model, 0, 0).total_s,
             )
             for pace in self._paces[is_chunk]
         ]
@@ -145,8 +146,9 @@ class GroupSplits:
         unit_bytes = model.column_multiple * model.ffn_column_bytes
         return [
             Cost(
-                pace.feed_forward(model, extra).total_s,
+                pace.feed_forward_from(model, extra).total_s,
                 unit_bytes * pace.weights.own_s * pace.slack,
+                pace.feed_forward(model, extra).total_s,
             )
             for pace, extra in zip(self._paces[is_chunk], rests, strict=True)
         ]
@@ -158,7 +160,7 @@ class GroupSplits:
             Cost(
                 pace.head_from(self.situation.model, 0).total_s,
                 row_bytes * pace.head_weights.own_s * pace.slack,
-                idle_is_free=True,
+                0.0,
             )
             for pace in self._paces[is_chunk]
         ]

@@ -24,17 +24,22 @@ _ALL_LABELS_UP_TO = 16
 
 @dataclass(frozen=True, slots=True)
 class HeadCost:
-    """Seconds (or bytes) for heads on one device: base + heads * each + KV heads * each_kv."""
+    """Seconds (or bytes) for heads on one device: base + heads * each + KV heads * each_kv, but
+    `idle_s` for none."""
 
     base_s: float
     head_s: float
     kv_head_s: float
+    idle_s: float
+    """At most the base."""
 
     @property
     def line(self) -> tuple[float, float, float]:
         return self.base_s, self.head_s, self.kv_head_s
 
     def of(self, heads: int, kv_heads: int) -> float:
+        if not heads:
+            return self.idle_s
         return self.base_s + heads * self.head_s + kv_heads * self.kv_head_s
 
 
@@ -81,8 +86,8 @@ def head_frontier(
         for start, labels in reached.items():
             kv_row = table[start]
             for count in range(num_heads - start if is_last else 0, num_heads - start + 1):
-                decode_s = base_s + count * head_s
-                chunk_s = chunk_base_s + count * chunk_head_s
+                decode_s = base_s + count * head_s if count else decode[rank].idle_s
+                chunk_s = chunk_base_s + count * chunk_head_s if count else chunk[rank].idle_s
                 if decode_s > limit_s and chunk_s > chunk_limit_s:
                     break  # and so are all further heads, with or without KV heads
                 kv_heads = kv_row[count]
@@ -166,7 +171,7 @@ def _plain(
         units_that_fit(math.floor(room - nbytes.base_s), math.ceil(head_bytes), num_heads)
         for room in rooms
     ]
-    costs = [Cost(cost.base_s, cost.head_s + cost.kv_head_s) for cost in decode]
+    costs = [Cost(cost.base_s, cost.head_s + cost.kv_head_s, cost.idle_s) for cost in decode]
     counts = least_maximum(num_heads, costs, caps, [0] * len(caps))
     return None if counts is None else measured(counts, table, decode, chunk)
 

@@ -40,5 +40,5 @@ def segment_s(model: ModelFacts, devices: Sequence[DeviceSpec], phase: Phase) ->
     speed = 0.0
     for device in devices:
         assert device.rates is not None
-        speed += 1 / device.rates.weights_s(phase.rows, shared=False)
+        speed += 1 / device.rates.slice_weights_s(phase.rows)
     return nbytes / 2 / speed

@@ -6,7 +6,7 @@ each byte of weights, whatever limits it, memory or arithmetic. Knows one device
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from partition.contention import MemoryRate, memory_rate
@@ -82,12 +82,16 @@ class Pace:
     """One device in one phase, in one stage."""
 
     weights: MemoryRate
-    """Of weights of the layers."""
+    """Of weights of the layers: of slices of them, where the stage is split."""
     head_weights: MemoryRate
     """Of weights of the head."""
     attention_s: float
     """Per query head and layer."""
     run_s: float
+    attention_run_s: float
+    """Of a slice with heads, however few."""
+    feed_forward_run_s: float
+    """Of a slice with columns, however few."""
     step_s: float
     slack: float
 
@@ -108,16 +112,22 @@ class Pace:
         rates = device.rates
         assert rates is not None
 
-        def weights(rows: float) -> MemoryRate:
+        def weights(rows: float, *, is_slice: bool) -> MemoryRate:
             if is_crowded:
-                return MemoryRate(rates.weights_s(rows, shared=True))
-            return memory_rate(device, stage, host, rows)
+                whole = MemoryRate(rates.weights_s(rows, shared=True))
+            else:
+                whole = memory_rate(device, stage, host, rows)
+            alone_s = rates.weights_s(rows, shared=False)
+            return whole.times(rates.slice_weights_s(rows) / alone_s if is_slice and alone_s else 1)
 
+        attention_slice_s, feed_forward_slice_s = rates.slice_fixed_s(phase.rows)
         return cls(
-            weights=weights(phase.rows),
-            head_weights=weights(phase.head_rows),
+            weights=weights(phase.rows, is_slice=len(stage) > 1),
+            head_weights=weights(phase.head_rows, is_slice=True),
             attention_s=rates.attention_step_s(phase.rows) * phase.context_tokens,
             run_s=rates.run_s,
+            attention_run_s=rates.run_s + attention_slice_s,
+            feed_forward_run_s=rates.run_s + feed_forward_slice_s,
             step_s=rates.step_s,
             slack=1 + rates.jitter * expected_maximum(len(stage)),
         )
@@ -139,6 +149,15 @@ class Pace:
 
     def attention(self, model: ModelFacts, heads: int, kv_heads: int) -> Segment:
         """Up to the first sum of a layer. Norms and biases count half here, half below."""
+        return self._attention(
+            model, heads, kv_heads, self.attention_run_s if heads else self.run_s
+        )
+
+    def attention_from(self, model: ModelFacts) -> Segment:
+        """The same with no heads as with few: what a line of heads begins with."""
+        return self._attention(model, 0, 0, self.attention_run_s)
+
+    def _attention(self, model: ModelFacts, heads: int, kv_heads: int, run_s: float) -> Segment:
         nbytes = heads * model.query_head_bytes + kv_heads * model.kv_head_bytes
         stage_bytes = (
             model.num_heads * model.query_head_bytes + model.num_kv_heads * model.kv_head_bytes
@@ -146,15 +165,21 @@ class Pace:
         return Segment(
             weights_s=self.weights.seconds(nbytes + model.layer_bytes / 2, stage_bytes),
             attention_s=heads * self.attention_s,
-            runs_s=self.run_s,
+            runs_s=run_s,
             slack=self.slack,
         )
 
     def feed_forward(self, model: ModelFacts, columns: int) -> Segment:
         """From the first to the second sum of a layer."""
+        if columns:
+            return self.feed_forward_from(model, columns)
+        return replace(self.feed_forward_from(model, 0), runs_s=self.run_s)
+
+    def feed_forward_from(self, model: ModelFacts, columns: int) -> Segment:
+        """The same with no columns as with few: what a line of columns begins with."""
         nbytes = columns * model.ffn_column_bytes + model.layer_bytes / 2
         weights_s = self.weights.seconds(nbytes, model.ffn_columns * model.ffn_column_bytes)
-        return Segment(weights_s=weights_s, runs_s=self.run_s, slack=self.slack)
+        return Segment(weights_s=weights_s, runs_s=self.feed_forward_run_s, slack=self.slack)
 
     def head(self, model: ModelFacts, rows: int) -> Segment:
         """The graph of the logits; a shard without rows has none."""

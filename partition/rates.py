@@ -16,6 +16,13 @@ LARGEST_ROWS = 2**20
 """No step has more rows than this."""
 
 
+_BY_ROWS = (
+    "seconds_per_byte", "shared_seconds_per_byte", "slice_seconds_per_byte", "attention_slice_s",
+    "feed_forward_slice_s", "attention_s",
+)  # fmt: skip
+"""Sequences as long as `rows`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeRates:
     """What one device measured of itself, for the shapes of one model in one weight format."""
@@ -23,14 +30,22 @@ class ComputeRates:
     rows: tuple[int, ...]
     """Rows (tokens) of a step at which the sequences below were measured; ascending from 1."""
     seconds_per_byte: tuple[float, ...]
-    """Time of a step of so many rows, for each byte of weights as ModelFacts counts them, with no
-    neighbour on the same host at work."""
+    """Time of a step of so many rows through whole layers, for each byte of weights as ModelFacts
+    counts them, with no neighbour on the same host at work."""
     shared_seconds_per_byte: tuple[float, ...]
     """The same while the other peers of its host compute too."""
+    slice_seconds_per_byte: tuple[float, ...]
+    """For each byte of a slice of a layer more, or of a product alone. Less than for whole layers,
+    where what is fixed counts with the bytes."""
+    attention_slice_s: tuple[float, ...]
+    """What the attention of a slice of a layer takes beside its bytes and its run: its operators,
+    however few heads it has."""
+    feed_forward_slice_s: tuple[float, ...]
+    """The same of the other part of a layer, however few columns it has."""
     attention_s: tuple[float, ...]
     """Seconds per row, cached token and query head, in a step of so many rows."""
     run_s: float
-    """Fixed cost of one run of a graph."""
+    """Fixed cost of one run of a graph with next to nothing in it."""
     jitter: float
     """Standard deviation of the time of one run, as a part of its mean."""
     sample_s: float
@@ -53,7 +68,7 @@ class ComputeRates:
             raise ValueError(f"rows of rates must ascend from 1, not {self.rows!r:.80}.")
         if self.rows[-1] > LARGEST_ROWS:
             raise ValueError(f"rows of rates must be at most {LARGEST_ROWS:,}.")
-        for name in ("seconds_per_byte", "shared_seconds_per_byte", "attention_s"):
+        for name in _BY_ROWS:
             values = getattr(self, name)
             if len(values) != len(self.rows):
                 raise ValueError(
@@ -72,6 +87,17 @@ class ComputeRates:
         """Seconds per byte of weights in a step of `rows` rows (at least 1)."""
         times = self.shared_seconds_per_byte if shared else self.seconds_per_byte
         return _between(self.rows, times, rows)
+
+    def slice_weights_s(self, rows: float) -> float:
+        """Seconds per byte of a slice of a layer in a step of `rows` rows, no neighbour at work."""
+        return _between(self.rows, self.slice_seconds_per_byte, rows)
+
+    def slice_fixed_s(self, rows: float) -> tuple[float, float]:
+        """Seconds of a slice of a layer beside its bytes and runs: attention, feed-forward."""
+        return (
+            _between(self.rows, self.attention_slice_s, rows),
+            _between(self.rows, self.feed_forward_slice_s, rows),
+        )
 
     def attention_step_s(self, rows: float) -> float:
         """Seconds per cached token and query head in a step of `rows` rows (at least 1)."""
@@ -94,11 +120,7 @@ class ComputeRates:
             raise ValueError(f"rates must be an object with the fields {', '.join(names)}.")
         return cls(
             rows=tuple(_integers(obj["rows"])),
-            seconds_per_byte=_numbers("seconds_per_byte", obj["seconds_per_byte"]),
-            shared_seconds_per_byte=_numbers(
-                "shared_seconds_per_byte", obj["shared_seconds_per_byte"]
-            ),
-            attention_s=_numbers("attention_s", obj["attention_s"]),
+            **{name: _numbers(name, obj[name]) for name in _BY_ROWS},
             run_s=_number("run_s", obj["run_s"]),
             jitter=_number("jitter", obj["jitter"]),
             sample_s=_number("sample_s", obj["sample_s"]),

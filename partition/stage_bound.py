@@ -84,8 +84,9 @@ def _together(
         model.num_heads,
         [
             Cost(
-                pace.attention(model, 0, 0).total_s,
+                pace.attention_from(model).total_s,
                 (head_bytes * pace.weights.own_s + pace.attention_s) * pace.slack,
+                pace.attention(model, 0, 0).total_s,
             )
             for pace in paces
         ],
@@ -94,7 +95,11 @@ def _together(
     columns_s = _least_s(
         model.ffn_columns // model.column_multiple,
         [
-            Cost(pace.feed_forward(model, 0).total_s, unit_bytes * pace.weights.own_s * pace.slack)
+            Cost(
+                pace.feed_forward_from(model, 0).total_s,
+                unit_bytes * pace.weights.own_s * pace.slack,
+                pace.feed_forward(model, 0).total_s,
+            )
             for pace in paces
         ],
     )
@@ -111,7 +116,7 @@ def _together(
                 Cost(
                     pace.head_from(model, 0).total_s,
                     model.head_row_bytes * pace.head_weights.own_s * pace.slack,
-                    idle_is_free=True,
+                    0.0,
                 )
                 for pace in paces
             ],
@@ -130,9 +135,10 @@ def _least_whole_s(total: int, costs: Sequence[Cost]) -> float:
 def _least_s(total: float, costs: Sequence[Cost]) -> float:
     """The least largest cost when pieces may be cut.
 
-    At a time t, device i has (t - base_i) / each_i pieces; devices join as t passes their bases.
+    At a time t, device i has (t - base_i) / each_i pieces; devices join as t passes their bases,
+    and none is done before it would be with nothing.
     """
-    floor_s = max((cost.base_s for cost in costs if not cost.idle_is_free), default=0.0)
+    floor_s = max(cost.idle_s for cost in costs)
     speed = done = 0.0
     least_s = math.inf
     for cost in sorted(costs, key=lambda one: one.base_s):

@@ -93,7 +93,9 @@ class StageOptions:
         """Query heads with their weights; KV heads with their weights and cache."""
         model = self._situation.model
         cache = self._situation.workload.cached_tokens * model.kv_bytes_per_token
-        return HeadCost(0, layers * model.query_head_bytes, layers * (model.kv_head_bytes + cache))
+        return HeadCost(
+            0, layers * model.query_head_bytes, layers * (model.kv_head_bytes + cache), 0
+        )
 
     def _least_bytes(self, layers: int) -> float:
         """What the stage takes beside norms and biases, nothing held twice."""
@@ -127,7 +129,7 @@ class StageOptions:
             none = [0] * len(self._group)
             self._bounds = [
                 (heads, columns, rows)
-                for heads in splits.heads(HeadCost(0, 0, 0), None)
+                for heads in splits.heads(HeadCost(0, 0, 0, 0), None)
                 for columns in splits.columns(model.ffn_column_bytes, None)
                 for rows in splits.rows(self._row_bytes, None, none)
             ]

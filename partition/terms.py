@@ -15,7 +15,7 @@ class Term:
 
     compute    reading and multiplying weights, on the device that the others wait for
     attention  reading the cache
-    runs       the fixed cost of starting graphs
+    runs       what graphs take however little they read: their start, their operators
     wait       what the slowest of a stage takes longer than its mean, by chance
     load       waiting for the disk to bring weights, beyond what is computed meanwhile
     copy       the same for a device's link to its host, where that takes longer than the disk

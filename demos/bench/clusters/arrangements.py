@@ -17,7 +17,7 @@ from partition.situation import Arrangement, Situation
 MOST_RUNNERS_UP = 1
 """Run beside the chosen plan where not everything is."""
 
-MOST_TIMES = 3.0
+MOST_TIMES = 1.5
 """Nor are single devices so much slower than the fastest: they take long and tell nothing."""
 
 

@@ -18,9 +18,10 @@ from demos.bench.clusters.networks import (
     DATA,
     PREFIX,
     Network,
+    helper,
     open_network,
 )
-from demos.bench.clusters.table import Device, cores_of
+from demos.bench.clusters.table import CORES, Device, cores_of
 from demos.bench.clusters.wire import NAMESPACES
 from edge.backends.process_memory import with_huge_pages
 from edge.paths import CACHE_VARIABLE
@@ -72,10 +73,13 @@ def why_not() -> str | None:
         return f"the system refuses: {error}"
 
 
-def cores_here(devices: Sequence[Device]) -> list[int]:
-    """The core of this machine that each device is on. Raises ValueError as `cores_of` does."""
-    available = sorted(os.sched_getaffinity(0))
-    return [available[core] for core in cores_of(devices, num_cores=len(available))]
+def cores_here(devices: Sequence[Device]) -> list[tuple[int, ...]]:
+    """The cores of this machine that each device is on. Raises ValueError as `cores_of` does."""
+    available = sorted(os.sched_getaffinity(0))[:CORES]
+    return [
+        tuple(available[core] for core in cores)
+        for cores in cores_of(devices, num_cores=len(available))
+    ]
 
 
 @contextlib.contextmanager
@@ -90,6 +94,8 @@ def emulate(devices: Sequence[Device], cache: Path) -> Iterator[tuple[str, ...]]
     owner = os.getpid()
     with contextlib.ExitStack() as stack:
         network = stack.enter_context(open_network(devices, owner))
+        for core in sorted(set().union(*cores)):
+            stack.enter_context(helper("demos.bench.clusters.awake", str(core)))
         turns = Path(stack.enter_context(tempfile.TemporaryDirectory()), "turns")
         groups = [
             stack.enter_context(
@@ -103,7 +109,9 @@ def emulate(devices: Sequence[Device], cache: Path) -> Iterator[tuple[str, ...]]
             for index, device in enumerate(devices)
         ]
         daemons = [
-            stack.enter_context(_daemon(device, network, groups[index], index, cores, cache, turns))
+            stack.enter_context(
+                _daemon(device, network, groups[index], index, cores[index], cache, turns)
+            )
             for index, device in enumerate(devices)
         ]
         yield tuple(daemon.address() for daemon in daemons)
@@ -148,14 +156,19 @@ def _daemon(
     cache: Path,
     turns: Path,
 ) -> Iterator[_Daemon]:
-    """`edge peer` on one core, in its group and its namespace. Ends when its input does."""
-    core = cores[index]
+    """`edge peer` on its cores, in its group and its namespace. Ends when its input does."""
     command = [
         *("sh", "-c", _JOIN, "sh", str(group.process_file)),
-        *("nsenter", f"--net={network.file(index)}", "taskset", "--cpu-list", str(core)),
+        *(
+            "nsenter",
+            f"--net={network.file(index)}",
+            "taskset",
+            "--cpu-list",
+            ",".join(map(str, cores)),
+        ),
         *("nice", "-n", NICENESS),
         *(sys.executable, "-m", "demos.bench.clusters.slow_peer"),
-        *(str(device.cores), "own" if cores.count(core) == 1 else "shared", str(turns)),
+        *(str(device.cores), "own" if len(cores) == 1 else "shared", str(turns)),
         *("--supervised", "--listen", "0.0.0.0:0", "--interface", DATA),
         *("--name", device.name, "--threads", "1"),
         *("--memory", str(device.memory_bytes + BESIDE_MODEL_BYTES - _GROUP_BYTES)),

@@ -5,10 +5,14 @@ rest. So the device is slow whenever it computes, like a slower core, and severa
 as long as their shares do. Its sums, its sampling and its loading are as fast as the machine.
 
 And it keeps its speed, though the machine below does not: t is not what this very run took, but
-what the fastest fifth took of all runs of the same graph with the same shapes, of this daemon and
-of those before it (a file for each graph remembers). A machine that is shared with others, or
-emulated itself, changes its speed by tens of percent from one moment to the next; as long as a run
-takes less than t / share, nothing of that is seen.
+what the fastest fifth took of all trials of the same graph with the same shapes, by this daemon and
+those before it (a file for each graph remembers). A machine that is shared with others, or
+emulated itself, changes its speed by tens of percent from one moment to the next, and a graph that
+begins after a neighbour's on the same core takes longer than one that has the core for itself, as
+a device has. As long as a run takes less than t / share, nothing of that is seen.
+
+A trial is a step whose results do not count, before the first one of its shapes that does: graph
+after graph, without sums, when nobody else computes. So is all measuring.
 
 And its memory is its own, though the machine has one, and it says so: the devices take turns, so no
 graph reads weights while another does. Who has to wait for its turn has the time, if their shares
@@ -21,10 +25,10 @@ with all of it. And it is taken away at the tick only, every 4 ms where HZ is 25
 every 4 a group ran for 4 and paused for 12, far longer than what lies between two sums.
 
 None of them may hold its core while it waits for its neighbours, as others are on it, or on the
-other half of it: so they sleep at once. And where several are on one core, whoever is woken, by a
-message or at the end of a run, must not wait until the other has computed, as it would for up to
-3 ms: so there everything but the runs of graphs has real-time priority. Links are measured that
-way, too.
+other half of it: so they sleep at once. And where they are more than the cores,
+they share all of these, and whoever is woken, by a message or at the end of a run, must not wait
+until another has computed, as it would for up to 3 ms: so there everything but the runs of graphs
+has real-time priority. Links are measured that way, too.
 
 python -m demos.bench.clusters.slow_peer SHARE own|shared TURNS OPTIONS-OF-EDGE-PEER
 """
@@ -42,17 +46,22 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
 
 import edge.backends.ort
+import edge.backends.ort_program
 import edge.host
 import edge.measuring
 import transport.tcp_link
 from edge.cli import main
 from edge.paths import cache_root
 from edge.whole_files import write_whole
+from transport import SoloCollective
 
 MOST_BEHIND_S = 0.0005
 """What a run took too long, because a neighbour had the core, the next ones make good; but no more
@@ -74,11 +83,22 @@ FEWEST_RUNS = 8
 """After so many, and whenever there are twice as many, they are written down."""
 
 
+TRIALS = 24
+"""Of a step of few tokens; before each, other bytes fill the caches."""
+
+FEWER_TRIALS = 3
+"""Of longer ones."""
+
+FEW_TOKENS = 4
+
+CACHE_BYTES = 48 << 20
+
+
 class Usual:
-    """What runs usually take: by graph and shapes, the fastest fifth of all there were.
+    """What runs usually take: by graph and shapes, the fastest fifth of all trials there were.
 
     Not the fastest, which may have found its weights in a cache by luck. `folder` remembers the
-    runs of daemons before.
+    trials of daemons before.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -86,18 +106,26 @@ class Usual:
         self._runs: dict[Hashable, list[float]] = {}
         self._counts: Counter[Hashable] = Counter()
 
-    def s(self, which: Hashable, seconds: float) -> float:
-        """Of these runs, when one more has taken `seconds`."""
-        runs = self._runs.get(which)
-        if runs is None:
-            runs = self._runs[which] = self._remembered(which)
+    def add(self, which: Hashable, seconds: float) -> None:
+        """One more trial has taken `seconds`."""
+        runs = self._known(which)
         if len(runs) < MOST_RUNS:
             bisect.insort(runs, seconds)
             self._counts[which] = count = self._counts[which] + 1
             if count >= FEWEST_RUNS and not count & (count - 1):
                 step = -(-len(runs) // MOST_REMEMBERED)
                 write_whole(self._file(which), json.dumps(runs[step // 2 :: step]))
-        return runs[len(runs) // 5]
+
+    def s(self, which: Hashable, seconds: float) -> float:
+        """Of these runs; `seconds`, which one has taken, where there were no trials."""
+        runs = self._known(which)
+        return runs[len(runs) // 5] if runs else seconds
+
+    def _known(self, which: Hashable) -> list[float]:
+        runs = self._runs.get(which)
+        if runs is None:
+            runs = self._runs[which] = self._remembered(which)
+        return runs
 
     def _remembered(self, which: Hashable) -> list[float]:
         try:
@@ -123,16 +151,72 @@ def stay_off_the_core() -> None:
     transport.tcp_link.POLL_S = 0.0
 
 
-def measure_in_turn(turns: Path) -> None:
+class Mode(threading.local):
+    """What the runs of this thread are."""
+
+    is_measuring = False
+    is_trial = False
+
+
+def measure_in_turn(turns: Path, mode: Mode) -> None:
     """Measure the device when no other measures itself: their turns are not made for that."""
     measure: Any = edge.measuring.profile
 
     def alone(*arguments: Any, **options: Any) -> Any:
         with turns.open("ab", buffering=0) as turn:
             fcntl.flock(turn, fcntl.LOCK_EX)
-            return measure(*arguments, **options)
+            mode.is_measuring = True
+            try:
+                return measure(*arguments, **options)
+            finally:
+                mode.is_measuring = False
 
     setattr(edge.measuring, "profile", alone)  # noqa: B010 - not ours to type
+
+
+class NoSums(SoloCollective):
+    """For trials: everybody's own part is all there is."""
+
+    def all_reduce(self, array: Any) -> None:
+        """Nothing to add."""
+
+
+def try_first(turn: Any, mode: Mode, *, has_own_core: bool) -> None:
+    """Have every program try a step of shapes that are new to it, in a turn of its own."""
+    program_class: Any = edge.backends.ort_program.OrtProgram
+    run: Callable[..., None] = program_class._run
+    tried: WeakKeyDictionary[Any, set[Hashable]] = WeakKeyDictionary()
+    other = np.ones(CACHE_BYTES // 8, np.uint64)
+
+    def trial(program: Any, shapes: Any) -> None:
+        tokens = max(shape.batch * shape.tokens for shape in shapes)
+        buffers = (*program._hidden, *program._partial)
+        kept = [buffer.copy() for buffer in buffers]
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        mode.is_trial = True
+        if not has_own_core:
+            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+        try:
+            for _ in range(TRIALS if tokens <= FEW_TOKENS else FEWER_TRIALS):
+                np.bitwise_or.reduce(other)
+                run(program, shapes, NoSums())
+        finally:
+            if not has_own_core:
+                os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+            mode.is_trial = False
+            fcntl.flock(turn, fcntl.LOCK_UN)
+        for buffer, before in zip(buffers, kept, strict=True):
+            buffer[...] = before
+
+    def run_after_trial(program: Any, shapes: Any, collective: Any) -> None:
+        key = tuple((shape.batch, shape.tokens, shape.rows) for shape in shapes)
+        known = tried.setdefault(program, set())
+        if not mode.is_measuring and key not in known:
+            known.add(key)
+            trial(program, shapes)
+        run(program, shapes, collective)
+
+    program_class._run = run_after_trial
 
 
 def slow_down(share: float, *, has_own_core: bool, turns: Path) -> None:
@@ -140,8 +224,10 @@ def slow_down(share: float, *, has_own_core: bool, turns: Path) -> None:
     # A machine of its own, also for who asks which devices share a memory.
     edge.host._BOOT_ID = turns.with_name(f"boot-{os.getpid()}")
     edge.host._BOOT_ID.write_text(uuid.uuid4().hex)
-    measure_in_turn(turns.with_name("measuring"))
+    mode = Mode()
+    measure_in_turn(turns.with_name("measuring"), mode)
     turn = turns.open("ab", buffering=0)
+    try_first(turn, mode, has_own_core=has_own_core)
     awake_s = AWAKE_S if has_own_core else 0.0
     import onnxruntime as ort  # after Edge's back end, which sets how it is to begin
 
@@ -174,18 +260,26 @@ def slow_down(share: float, *, has_own_core: bool, turns: Path) -> None:
             return ShapedBinding(self)
 
         def run_with_iobinding(self, iobinding: Any, run_options: Any = None) -> None:
+            if mode.is_trial:
+                processor_s = time.thread_time()
+                super().run_with_iobinding(iobinding, run_options)
+                usual.add((*self._graph, *iobinding.shapes), time.thread_time() - processor_s)
+                return
             start_s = time.perf_counter()
             # Asleep: on many machines two cores are halves of one, and who polls takes its share.
             fcntl.flock(turn, fcntl.LOCK_EX)
             try:
-                processor_s = time.thread_time()
                 if not has_own_core:
                     os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+                processor_s = time.thread_time()
                 super().run_with_iobinding(iobinding, run_options)
                 processor_s = time.thread_time() - processor_s
             finally:
                 fcntl.flock(turn, fcntl.LOCK_UN)
-            took_s = usual.s((*self._graph, *iobinding.shapes), processor_s)
+            which = (*self._graph, *iobinding.shapes)
+            if mode.is_measuring:
+                usual.add(which, processor_s)
+            took_s = usual.s(which, processor_s)
             if not has_own_core:
                 os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
             end_s = due_s(start_s, took_s, share, getattr(late, "behind_s", 0.0))

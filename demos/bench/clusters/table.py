@@ -39,8 +39,8 @@ class Device:
         return " ".join(found)
 
     def __post_init__(self) -> None:
-        if not 0.1 <= self.cores <= 1:
-            raise ValueError(f"{self.name} has {self.cores} cores; give it 0.1 to 1")
+        if not 0.05 <= self.cores <= 1:
+            raise ValueError(f"{self.name} has {self.cores} cores; give it 0.05 to 1")
         if self.bytes_per_s is not None and self.bytes_per_s <= 0:
             raise ValueError(f"the rate of {self.name} must be more than 0")
         if self.delay_s < 0:
@@ -82,8 +82,8 @@ TURNS = 0.7
 its turn is not late by it."""
 
 
-def cores_of(devices: Sequence[Device], *, num_cores: int) -> list[int]:
-    """The core of each device: the largest first, each to the core with most room.
+def cores_of(devices: Sequence[Device], *, num_cores: int) -> list[tuple[int, ...]]:
+    """The cores of each device: one of its own, or all for all where devices are more than cores.
 
     Raises ValueError when several want more than there is for those who take turns.
     """
@@ -92,13 +92,9 @@ def cores_of(devices: Sequence[Device], *, num_cores: int) -> list[int]:
         raise ValueError(
             f"{len(devices)} devices with {total:g} cores take turns, which leaves them {TURNS:g}"
         )
-    taken = [0.0] * num_cores
-    found = [0] * len(devices)
-    for index in sorted(range(len(devices)), key=lambda index: -devices[index].cores):
-        core = min(range(num_cores), key=lambda core: taken[core])
-        taken[core] += devices[index].cores
-        found[index] = core
-    return found
+    if len(devices) <= num_cores:
+        return [(core,) for core in range(len(devices))]
+    return [tuple(range(num_cores))] * len(devices)
 
 
 def _device(
@@ -197,23 +193,23 @@ CLUSTERS: tuple[EmulatedCluster, ...] = (
     ),
     EmulatedCluster(
         name="split-three",
-        devices=_devices(0.4, 0.2, 0.1, mbit=1000, gib=0.4),
+        devices=_devices(0.2, 0.1, 0.05, mbit=1000, gib=0.4),
         shape="W",
         work=DECODE,
     ),
     EmulatedCluster(
         name="fast-but-small",
-        devices=(_device(0, 0.4, gib=0.35), _device(1, 0.15), _device(2, 0.15)),
+        devices=(_device(0, 0.16, gib=0.35), _device(1, 0.06), _device(2, 0.06)),
         shape="H",
         work=DECODE,
     ),
     # Three and more.
     EmulatedCluster(
-        name="four-two-one", devices=_devices(0.4, 0.2, 0.1), shape="W", work=DECODE, shares=True
+        name="four-two-one", devices=_devices(0.2, 0.1, 0.05), shape="W", work=DECODE, shares=True
     ),
     EmulatedCluster(
         name="three-gigabit",
-        devices=_devices(0.2, 0.2, 0.2, mbit=1000),
+        devices=_devices(0.1, 0.1, 0.1, mbit=1000),
         shape="H",
         work=DECODE,
         everything=True,
@@ -221,17 +217,17 @@ CLUSTERS: tuple[EmulatedCluster, ...] = (
     EmulatedCluster(
         name="one-on-wifi",
         devices=(
-            _device(0, 0.2, mbit=1000),
-            _device(1, 0.2, mbit=1000),
-            _device(2, 0.2, mbit=30, ms=5),
+            _device(0, 0.1, mbit=1000),
+            _device(1, 0.1, mbit=1000),
+            _device(2, 0.1, mbit=30, ms=5),
         ),
         shape="W",
         work=DECODE,
     ),
-    EmulatedCluster(name="four", devices=_devices(0.15, 0.15, 0.15, 0.15), shape="W", work=DECODE),
+    EmulatedCluster(name="four", devices=_devices(0.08, 0.08, 0.08, 0.08), shape="W", work=DECODE),
     EmulatedCluster(
         name="five-gigabit",
-        devices=_devices(0.2, 0.15, 0.1, 0.1, 0.1, mbit=1000, ms=0.2),
+        devices=_devices(0.12, 0.09, 0.06, 0.06, 0.06, mbit=1000, ms=0.2),
         shape="W",
         work=DECODE,
     ),
