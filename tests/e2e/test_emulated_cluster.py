@@ -1,4 +1,4 @@
-"""Three emulated devices, two on one core: a model runs on them, and nothing of them stays."""
+"""Three emulated devices on two cores: a model runs on them, and nothing of them stays."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def test_a_model_runs_over_three_devices_of_which_nothing_stays(
     rate = 100 * MBIT if delay_s else None
     devices = [
         Device(name=name, cores=cores, bytes_per_s=rate, delay_s=delay_s)
-        for name, cores in (("a", 0.3), ("b", 0.2), ("c", 0.2))
-    ]  # two of them on one core
+        for name, cores in (("a", 0.2), ("b", 0.15), ("c", 0.15))
+    ]
     plan = bundled_plan("tensor_3", devices=("a", "b", "c"))
     with emulate(devices, tmp_path) as addresses:
         assert len(left(os.getpid())) >= 3 * len(devices)

@@ -154,12 +154,50 @@ def test_a_split_stage_that_is_neither_first_nor_last_runs_two_a_layer_and_one()
 
 
 def test_each_segment_ends_with_its_slowest_shard() -> None:
-    twice = replace(RATES, seconds_per_byte=(2.0, 22.0))
+    twice = replace(RATES, seconds_per_byte=(2.0, 22.0), slice_seconds_per_byte=(2.0, 22.0))
     found = of(SPLIT, cluster(RATES, twice))
     # Attention: 2 heads, 1 KV head, half of the rest are 35 bytes, on b 70 s. Columns: 60 on a,
     # 2 x 40 on b. Head: 12 on a, 2 x 18 on b.
     assert found.token_s == pytest.approx(3 * (70 + 80) + 36)
     assert dict(found.device_s) == pytest.approx({"a": 3 * (35 + 60) + 12, "b": 3 * (70 + 80) + 36})
+
+
+def test_slices_have_a_cost_of_their_own_for_a_byte_and_one_that_is_fixed() -> None:
+    cheap = replace(
+        RATES,
+        slice_seconds_per_byte=(0.5, 5.5),
+        attention_slice_s=(4.0, 4.0),
+        feed_forward_slice_s=(7.0, 7.0),
+        run_s=1.0,
+    )
+    found = of(SPLIT, cluster(cheap, cheap))
+    # Of 35, 60 and 18 bytes half of the time; a run for each, and one of the embedding.
+    assert found.token_s == pytest.approx(3 * (17.5 + 1 + 4 + 30 + 1 + 7) + (9 + 1) + 1)
+    assert seconds(found, "runs") == pytest.approx(3 * (5 + 8) + 2)
+    alone = of(ALONE, cluster(cheap))
+    assert seconds(alone, "runs") == 1, "a stage that is not split is one graph"
+    whole = of(ALONE, cluster(RATES))
+    head_s = MODEL.vocab_size * MODEL.head_row_bytes
+    assert seconds(alone, "compute") == pytest.approx(seconds(whole, "compute") - head_s / 2)
+
+
+def test_a_slice_of_nothing_has_no_operators() -> None:
+    first, second = SPLIT.stages[0].shards
+    lazy = replace(
+        SPLIT.stages[0],
+        shards=(
+            replace(first, heads=range(MODEL.num_heads), ffn_columns=range(0)),
+            replace(
+                second, heads=range(MODEL.num_heads, MODEL.num_heads),
+                ffn_columns=range(MODEL.ffn_columns),
+            ),
+        ),
+    )  # fmt: skip
+    costly = replace(RATES, attention_slice_s=(100.0, 100.0), feed_forward_slice_s=(200.0, 200.0))
+    plan = replace(SPLIT, stages=(lazy,))
+    own_s = dict(of(plan, cluster(RATES, RATES)).device_s)
+    found = dict(of(plan, cluster(costly, costly)).device_s)
+    assert found == pytest.approx({"a": own_s["a"] + 3 * 100, "b": own_s["b"] + 3 * 200})
 
 
 def test_waiting_is_the_expected_largest_of_the_shards() -> None:

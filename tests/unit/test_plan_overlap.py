@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from edge.backends.overlap import MIN_TOKENS
-from partition import Workload, estimate
+from partition import ComputeRates, Workload, estimate
 from partition.messages import Network
 from partition.overlap import SHOWN_BYTE_S, segment_s, stage_sum_s
 from partition.pace import HALVED_TOKENS, chunk_phase, decode_phase
@@ -15,8 +15,19 @@ from tests.unit.test_plan_cost import CHAIN, MODEL, RATES, SPLIT, cluster
 
 PROMPT = Workload(prompt_tokens=256, output_tokens=1)
 CHUNK, _ = chunk_phase(PROMPT, 256)
-FAST = replace(RATES, seconds_per_byte=(1e-6, 1e-6), shared_seconds_per_byte=(1e-6, 1e-6))
-SLOW = replace(RATES, seconds_per_byte=(3e-6, 3e-6), shared_seconds_per_byte=(3e-6, 3e-6))
+
+
+def rates(seconds_per_byte: float) -> ComputeRates:
+    times = (seconds_per_byte, seconds_per_byte)
+    return replace(
+        RATES,
+        seconds_per_byte=times,
+        shared_seconds_per_byte=times,
+        slice_seconds_per_byte=times,
+    )
+
+
+FAST, SLOW = rates(1e-6), rates(3e-6)
 # 130 bytes of a layer beside its norms; 256 rows x 1000 numbers x 4 bytes.
 SUM_BYTES = 1_024_000
 

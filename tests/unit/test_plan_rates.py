@@ -40,15 +40,25 @@ def test_attention_is_the_time_of_all_rows() -> None:
     assert RATES.attention_step_s(18) == pytest.approx(2.5)
 
 
+def test_slices_are_read_between_the_points_as_well() -> None:
+    assert RATES.slice_weights_s(18) == pytest.approx(16.0)
+    assert RATES.slice_fixed_s(18) == pytest.approx((3.2, 3.75))
+
+
 def test_one_point_grows_with_the_rows() -> None:
     one = replace(
         RATES,
         rows=(1,),
         seconds_per_byte=(2.0,),
         shared_seconds_per_byte=(2.0,),
+        slice_seconds_per_byte=(1.5,),
+        attention_slice_s=(0.5,),
+        feed_forward_slice_s=(0.25,),
         attention_s=(1.0,),
     )
     assert one.weights_s(7, shared=False) == pytest.approx(14.0)
+    assert one.slice_weights_s(2) == pytest.approx(3.0)
+    assert one.slice_fixed_s(2) == pytest.approx((1.0, 0.5))
 
 
 def test_a_falling_last_slope_counts_as_flat() -> None:
@@ -76,6 +86,9 @@ def test_json_and_back() -> None:
         ("seconds_per_byte", [1.0, True, 60.0]),
         ("seconds_per_byte", [1.0, 10**400, 60.0]),
         ("shared_seconds_per_byte", [1.0]),
+        ("slice_seconds_per_byte", [1.0, 2.0]),
+        ("attention_slice_s", [1.0, -1.0, 0.0]),
+        ("feed_forward_slice_s", None),
         ("attention_s", [0.0] * 65),
         ("attention_s", None),
         ("run_s", math.inf),

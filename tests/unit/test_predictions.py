@@ -124,7 +124,7 @@ class TestOptions:
 
     @pytest.mark.parametrize("everything", [True, False])
     def test_the_chosen_plan_is_first_then_come_single_devices(self, everything: bool) -> None:
-        made = proposal(3, 2, 1.5)
+        made = proposal(3, 2.9, 2.8)
         first, *others = options(made, everything=everything)
         assert first.plan == made.plan
         assert first.predicted == made.choice.predicted
@@ -133,7 +133,7 @@ class TestOptions:
         assert sum(is_solo) + first.is_solo == 3
 
     def test_single_devices_that_are_far_slower_are_run_only_with_everything(self) -> None:
-        made = proposal(10, 5, 1)
+        made = proposal(10, 8, 1)
         few, all_of_them = (options(made, everything=everything) for everything in (False, True))
         assert {each.plan.devices for each in few if each.is_solo} == {("a",), ("b",)}
         assert {each.plan.devices for each in all_of_them if each.is_solo} == {

@@ -38,8 +38,8 @@ FEWEST = 40
 MOST_KEPT = 400
 """Older ones are forgotten: some changes last."""
 
-MOST_WAITED = 40
-"""Timings until nobody waits any longer, a quarter of a minute."""
+MOST_WAITED = 16
+"""Timings until nobody waits any longer: some seconds."""
 
 
 class Machine:
@@ -63,7 +63,7 @@ class Machine:
         return now_s <= (1 + MOST_SLOWER) * float(np.quantile(self._kept, 0.1))
 
     def wait(self) -> float:
-        """Until it is quiet, or not for a quarter of a minute; what a round takes then."""
+        """Until it is quiet, or not for some seconds; what a round takes then."""
         while len(self._kept) < FEWEST:
             self.time_s()
         for _ in range(MOST_WAITED):

@@ -77,7 +77,7 @@ class EmulatedCluster:
     """Whether slices by speed are compared with equal slices."""
 
 
-TURNS = 0.7
+TURNS = 0.5
 """What graphs of several devices may take in all, of one core: they take turns, and who waits for
 its turn is not late by it."""
 
@@ -126,35 +126,35 @@ CLUSTERS: tuple[EmulatedCluster, ...] = (
     EmulatedCluster(name="solo-slow", devices=_devices(0.5), shape="H", work=DECODE),
     # Two alike, over faster and slower networks.
     EmulatedCluster(
-        name="twins", devices=_devices(0.35, 0.35), shape="W", work=DECODE, everything=True
+        name="twins", devices=_devices(0.25, 0.25), shape="W", work=DECODE, everything=True
     ),
     EmulatedCluster(
         name="twins-gigabit",
-        devices=_devices(0.35, 0.35, mbit=1000),
+        devices=_devices(0.25, 0.25, mbit=1000),
         shape="W",
         work=DECODE,
         everything=True,
     ),
     EmulatedCluster(
         name="twins-100mbit-1ms",
-        devices=_devices(0.35, 0.35, mbit=100, ms=1),
+        devices=_devices(0.25, 0.25, mbit=100, ms=1),
         shape="W",
         work=DECODE,
         everything=True,
     ),
     EmulatedCluster(
         name="twins-10mbit",
-        devices=_devices(0.35, 0.35, mbit=10),
+        devices=_devices(0.25, 0.25, mbit=10),
         shape="W",
         work=DECODE,
     ),
     EmulatedCluster(
-        name="twins-small", devices=_devices(0.35, 0.35), shape="H", work=DECODE, everything=True
+        name="twins-small", devices=_devices(0.25, 0.25), shape="H", work=DECODE, everything=True
     ),
     # Two unlike.
     EmulatedCluster(
         name="two-to-one",
-        devices=_devices(0.46, 0.23),
+        devices=_devices(0.32, 0.16),
         shape="W",
         work=DECODE,
         everything=True,
@@ -162,31 +162,31 @@ CLUSTERS: tuple[EmulatedCluster, ...] = (
     ),
     EmulatedCluster(
         name="two-to-one-gigabit-1ms",
-        devices=_devices(0.46, 0.23, mbit=1000, ms=1),
+        devices=_devices(0.32, 0.16, mbit=1000, ms=1),
         shape="W",
         work=DECODE,
         everything=True,
     ),
     EmulatedCluster(
-        name="four-to-one-gigabit", devices=_devices(0.56, 0.14, mbit=1000), shape="W", work=DECODE
+        name="four-to-one-gigabit", devices=_devices(0.4, 0.1, mbit=1000), shape="W", work=DECODE
     ),
     EmulatedCluster(
-        name="wifi", devices=_devices(0.44, 0.22, mbit=30, ms=5), shape="H", work=DECODE
+        name="wifi", devices=_devices(0.32, 0.16, mbit=30, ms=5), shape="H", work=DECODE
     ),
     EmulatedCluster(
-        name="weak-helper", devices=_devices(0.6, 0.1, mbit=1000), shape="H", work=DECODE
+        name="weak-helper", devices=_devices(0.42, 0.07, mbit=1000), shape="H", work=DECODE
     ),
     # Too little memory for one.
     EmulatedCluster(
         name="split-gigabit",
-        devices=_devices(0.35, 0.35, mbit=1000, gib=0.5),
+        devices=_devices(0.25, 0.25, mbit=1000, gib=0.5),
         shape="W",
         work=DECODE,
         everything=True,
     ),
     EmulatedCluster(
         name="split-10mbit-5ms",
-        devices=_devices(0.35, 0.35, mbit=10, ms=5, gib=0.5),
+        devices=_devices(0.25, 0.25, mbit=10, ms=5, gib=0.5),
         shape="W",
         work=DECODE,
         everything=True,
@@ -234,17 +234,17 @@ CLUSTERS: tuple[EmulatedCluster, ...] = (
     # Mostly prompt.
     EmulatedCluster(
         name="prompt-twins-gigabit",
-        devices=_devices(0.35, 0.35, mbit=1000),
+        devices=_devices(0.25, 0.25, mbit=1000),
         shape="W",
         work=PREFILL,
     ),
     EmulatedCluster(
         name="prompt-two-to-one-100mbit-1ms",
-        devices=_devices(0.46, 0.23, mbit=100, ms=1),
+        devices=_devices(0.32, 0.16, mbit=100, ms=1),
         shape="W",
         work=PREFILL,
     ),
-    EmulatedCluster(name="prompt-three", devices=_devices(0.4, 0.2, 0.1), shape="H", work=PREFILL),
+    EmulatedCluster(name="prompt-three", devices=_devices(0.2, 0.1, 0.05), shape="H", work=PREFILL),
 )
 """Twenty-four, of about two minutes each."""
 

@@ -1,0 +1,115 @@
+"""What slices of layers cost: bytes and what is fixed, taken apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge.backends.ort import OrtBackend
+from edge.cold_caches import Caches
+from edge.formats import weight_format
+from edge.loaded_sample import Site, chunk_step, decode_step
+from edge.profile_sample import Width, weights_sample
+from edge.slice_costs import SliceTimes, _whole_parts, byte_and_fixed_s, slice_costs
+from tests.unit.test_profile_sample import spec
+
+INT4 = weight_format("int4")
+RUN_S = 2e-5
+LAYER_BYTES = 11_000_000
+
+
+def times(part: float, byte_s: float, attention_s: float, feed_forward_s: float) -> SliceTimes:
+    """A slice that takes just so long."""
+    attention_bytes, feed_forward_bytes = int(2_000_000 * part), int(9_000_000 * part)
+    return SliceTimes(
+        attention_bytes=attention_bytes,
+        feed_forward_bytes=feed_forward_bytes,
+        attention_s=RUN_S + attention_s + attention_bytes * byte_s,
+        feed_forward_s=RUN_S + feed_forward_s + feed_forward_bytes * byte_s,
+    )
+
+
+micro = st.floats(0, 2e-4)
+
+
+@given(st.floats(1e-11, 1e-9), micro, micro)
+def test_two_slices_tell_bytes_from_what_is_fixed(
+    byte_s: float, attention_s: float, feed_forward_s: float
+) -> None:
+    half, narrow = (times(part, byte_s, attention_s, feed_forward_s) for part in (1 / 2, 1 / 8))
+    whole_s = byte_s + (2 * RUN_S + attention_s + feed_forward_s) / LAYER_BYTES
+    found = byte_and_fixed_s(whole_s, half, narrow, RUN_S, LAYER_BYTES)
+    assert found == pytest.approx((byte_s, attention_s, feed_forward_s), rel=1e-6, abs=1e-12)
+
+
+def test_slices_as_wide_as_each_other_go_with_the_bytes_of_whole_layers() -> None:
+    one = times(1 / 2, 4e-11, 3e-5, 1e-5)
+    byte_s, attention_s, feed_forward_s = byte_and_fixed_s(4e-11, one, one, RUN_S, LAYER_BYTES)
+    assert 0 < byte_s < 4e-11
+    assert (attention_s, feed_forward_s) == pytest.approx((3e-5, 1e-5))
+
+
+@given(*[st.floats(1e-6, 1e-2)] * 4, st.floats(1e-12, 1e-8))
+def test_noise_makes_nothing_negative(
+    one: float, two: float, three: float, four: float, whole_s: float
+) -> None:
+    half = SliceTimes(
+        attention_bytes=1_000_000, feed_forward_bytes=4_500_000, attention_s=one, feed_forward_s=two
+    )
+    narrow = SliceTimes(
+        attention_bytes=250_000, feed_forward_bytes=1_100_000, attention_s=three,
+        feed_forward_s=four,
+    )  # fmt: skip
+    byte_s, *fixed_s = byte_and_fixed_s(whole_s, half, narrow, RUN_S, LAYER_BYTES)
+    assert 0 < byte_s <= whole_s
+    assert min(fixed_s) >= 0
+
+
+def test_halves_of_a_graph_count_together() -> None:
+    """Two layers; the last graph follows all sums at once."""
+    once = [[1.0, 2.0, 3.0, 4.0, 9.0]]
+    assert _whole_parts(once, 4).tolist() == once
+    halved = [[0.5, 0.5, 1.0, 1.0, 2.0, 1.0, 1.0, 3.0, 9.0]]
+    assert _whole_parts(halved, 4).tolist() == once
+
+
+SAMPLE = weights_sample(
+    spec(num_layers=3, hidden_size=64, num_heads=8, num_kv_heads=2, head_size=16, ffn_columns=256),
+    INT4,
+    1 << 30,
+)
+
+
+def test_the_bytes_of_a_slice_are_those_of_its_plan() -> None:
+    one = SAMPLE
+    widths: tuple[Width, ...] = ("whole", "half", "narrow")
+    for width in widths:
+        assert one.num_layers * sum(one.part_bytes(width, INT4)) == one.nbytes(width, INT4)
+
+
+def test_real_slices_are_measured_in_steps_of_every_length(tmp_path: Path) -> None:
+    backend = OrtBackend(threads=1)
+    site = Site(
+        backend=backend,
+        folder=tmp_path,
+        budget_bytes=64 << 20,
+        disk_bytes_per_s=None,
+        check=lambda: None,
+    )
+    steps = [decode_step(1), decode_step(4), chunk_step(256)]
+    one = SAMPLE
+    found = slice_costs(site, one, INT4, Caches(1 << 20), steps, [0.0, 0.0, 0.0])
+    assert len(found.slices) == len(steps)
+    for half, narrow in found.slices:
+        assert (half.attention_bytes, half.feed_forward_bytes) == one.part_bytes("half", INT4)
+        assert narrow.nbytes <= half.nbytes
+        assert min(each.attention_s for each in (half, narrow)) > 0
+        assert min(each.feed_forward_s for each in (half, narrow)) > 0
+    assert found.run_s > 0
+    assert found.jitter >= 0
+    assert found.start_s >= 0
+    assert np.isfinite([found.run_s, found.jitter, found.start_s]).all()
