@@ -28,6 +28,9 @@ MAX_MESSAGE_BYTES = 16 << 20
 
 _MAX_ADDRESSES = 64
 _LARGEST = 1e18
+MOST_OF_WHOLE = 2.0
+"""That a byte of a slice takes, of what a byte of a whole layer does."""
+
 _MAX_BUSY = 64
 
 
@@ -106,8 +109,11 @@ class PeerProfile:
             raise ValueError(f"busy must be a list of at most {_MAX_BUSY} names")
         sample_bytes = integer(value, "sample_bytes")
         rates = ComputeRates.from_json(value.get("rates"))
-        if not sample_bytes or not all(rates.seconds_per_byte):
+        if not sample_bytes or not all(rates.slice_seconds_per_byte):
             raise ValueError("a sample without weights, or one that took no time")
+        pairs = zip(rates.slice_seconds_per_byte, rates.seconds_per_byte, strict=True)
+        if any(of_slice > MOST_OF_WHOLE * of_whole for of_slice, of_whole in pairs):
+            raise ValueError("bytes of slices that take far longer than those of whole layers")
         return cls(
             rates=rates,
             sample_bytes=sample_bytes,

@@ -113,9 +113,10 @@ def profile(site: Site, order: ProfileOrder, *, busy: tuple[str, ...]) -> tuple[
         times, spread, is_unsteady = agreed(early, step_times)
         rows = tuple(step.batch * step.num_tokens for step in steps)
         heads = sample.num_layers * sample.spec.num_heads
-        begin_s = slices.run_s + slices.start_s
         fixed_s = tuple(
-            begin_s + each * heads * step.batch * step.num_tokens * step.entries[0].end
+            slices.run_s
+            + (slices.start_s if caches.matter(step) else 0.0)
+            + each * heads * step.batch * step.num_tokens * step.entries[0].end
             for step, each in zip(steps, attention_s, strict=True)
         )
         seconds_per_byte = tuple(

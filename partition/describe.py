@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from partition.facts import ClusterSpec, ModelFacts, Workload
 from partition.memory import MemoryUse, memory_use
 from partition.plan import Plan
+from partition.ranges import kv_heads
 from partition.streaming import tiers_of
 
 
@@ -20,6 +21,10 @@ class PlanRow:
     """Counts from 0."""
     layers: range
     heads: range
+    kv_heads: tuple[int, ...]
+    """Which KV heads of the model the shard holds; some more than once (see `kv_heads`)."""
+    kv_copies: int
+    """Of these, so many are copies of what this shard or one before it in the stage holds."""
     ffn_columns: range
     vocab: range
     streamed_layers: int
@@ -40,7 +45,11 @@ def describe(
     use = memory_use(plan, model, workload)
     rows: list[PlanRow] = []
     for number, stage in enumerate(plan.stages):
+        held: set[int] = set()
         for shard in stage.shards:
+            local = kv_heads(shard.heads, model.num_heads, model.num_kv_heads)
+            kv_copies = len(local) - len(set(local) - held)
+            held |= set(local)
             device = cluster.device(shard.device)
             memory = use[device.id]
             rows.append(
@@ -50,6 +59,8 @@ def describe(
                     stage=number,
                     layers=stage.layers,
                     heads=shard.heads,
+                    kv_heads=local,
+                    kv_copies=kv_copies,
                     ffn_columns=shard.ffn_columns,
                     vocab=shard.vocab,
                     streamed_layers=shard.streamed_layers,

@@ -31,14 +31,15 @@ def stage_sum_s(
 
 
 def segment_s(model: ModelFacts, devices: Sequence[DeviceSpec], phase: Phase) -> float:
-    """Half a layer on devices that share it as their speeds are."""
+    """Half a layer on devices that share it as their speeds are, what is fixed in the mean."""
     nbytes = (
         model.num_heads * model.query_head_bytes
         + model.num_kv_heads * model.kv_head_bytes
         + model.ffn_columns * model.ffn_column_bytes
     )
-    speed = 0.0
+    speed = fixed_s = 0.0
     for device in devices:
         assert device.rates is not None
         speed += 1 / device.rates.slice_weights_s(phase.rows)
-    return nbytes / 2 / speed
+        fixed_s += sum(device.rates.slice_fixed_s(phase.rows)) / 2 + device.rates.run_s
+    return nbytes / 2 / speed + fixed_s / len(devices)

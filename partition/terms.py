@@ -61,7 +61,7 @@ def in_words(term: Term, whole_s: float) -> str:
         case "attention":
             return f"reading the cache on {term.where}: {part}"
         case "runs":
-            return f"starting graphs on {term.where}: {each.format('runs')}"
+            return f"what graphs take whatever they read, on {term.where}: {each.format('runs')}"
         case "wait":
             return f"waiting for the slowest of {term.where}: {each.format('waits')}"
         case "load":

@@ -29,7 +29,7 @@ def show_plan(proposal: Proposal, *, title: str, unchanged: Proposal | None, exp
             escape(row.name),
             str(row.stage),
             _span(row.layers) + _streamed(row),
-            _span(row.heads),
+            _span(row.heads) + _copied(row),
             _span(row.ffn_columns),
             _span(row.vocab),
             format_size(row.memory.total),
@@ -52,6 +52,8 @@ def plan_as_json(proposal: Proposal, *, explain: bool) -> dict[str, Any]:
                 "device": row.device,
                 "name": row.name,
                 "stage": row.stage,
+                "kv_heads": list(row.kv_heads),
+                "kv_copies": row.kv_copies,
                 "streamed_layers": row.streamed_layers,
                 "host_layers": row.host_layers,
                 "memory": dataclasses.asdict(row.memory),
@@ -95,6 +97,11 @@ def _streamed(row: PlanRow) -> str:
     on_disk = row.streamed_layers - row.host_layers
     sources = ((row.host_layers, "host memory"), (on_disk, "disk"))
     return "".join(f", {count} from {source}" for count, source in sources if count)
+
+
+def _copied(row: PlanRow) -> str:
+    """KV heads that are held more than once, where a cut runs through those that share one."""
+    return f", {row.kv_copies} KV again" if row.kv_copies else ""
 
 
 def _memory(proposal: Proposal) -> list[str]:

@@ -19,6 +19,7 @@ from edge.measured_plan import forget_measured
 from edge.measurements import LinkTimes
 from edge.paths import cache_root
 from partition import Plan
+from tests.property.measured_situations import scaled
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.plans import make_plan
 from tests.support.processes import Daemon, start_together
@@ -286,17 +287,7 @@ def exaggerate(checkpoint: TinyCheckpoint, cluster: edge.Cluster) -> None:
     for peer in cluster.peers:
         known = cache.profile(peer, checkpoint.spec, format_)
         assert known is not None
-        rates = known.profile.rates
-        quick = replace(
-            rates,
-            seconds_per_byte=tuple(each / FASTER for each in rates.seconds_per_byte),
-            shared_seconds_per_byte=tuple(each / FASTER for each in rates.shared_seconds_per_byte),
-            attention_s=tuple(each / FASTER for each in rates.attention_s),
-            run_s=rates.run_s / FASTER,
-            step_s=rates.step_s / FASTER,
-            sample_s=rates.sample_s / FASTER,
-        )
-        profile = replace(known.profile, rates=quick)
+        profile = replace(known.profile, rates=scaled(known.profile.rates, 1 / FASTER))
         cache.keep_profile(peer, checkpoint.spec, format_, replace(known, profile=profile))
     for one, other in permutations(cluster.peers, 2):
         times = cache.link(one, other)

@@ -172,11 +172,18 @@ def ranges(total: int, parts: int, multiple: int = 1) -> Iterator[tuple[range, .
 
 def scaled(rates: ComputeRates, factor: float) -> ComputeRates:
     """A device so many times as slow."""
+
+    def times(seconds: tuple[float, ...]) -> tuple[float, ...]:
+        return tuple(each * factor for each in seconds)
+
     return replace(
         rates,
-        seconds_per_byte=tuple(each * factor for each in rates.seconds_per_byte),
-        shared_seconds_per_byte=tuple(each * factor for each in rates.shared_seconds_per_byte),
-        attention_s=tuple(each * factor for each in rates.attention_s),
+        seconds_per_byte=times(rates.seconds_per_byte),
+        shared_seconds_per_byte=times(rates.shared_seconds_per_byte),
+        slice_seconds_per_byte=times(rates.slice_seconds_per_byte),
+        attention_slice_s=times(rates.attention_slice_s),
+        feed_forward_slice_s=times(rates.feed_forward_slice_s),
+        attention_s=times(rates.attention_s),
         run_s=rates.run_s * factor,
         sample_s=rates.sample_s * factor,
         step_s=rates.step_s * factor,

@@ -12,9 +12,11 @@ from partition import (
     DeviceSpec,
     LinkSpec,
     Parallel,
+    Plan,
     PlanError,
     check_fit,
     choose,
+    describe,
     estimate,
 )
 from partition.messages import Network
@@ -77,6 +79,27 @@ def test_plans_cover_the_model_once_and_fit(situation: Situation, parallel: Para
         assert set(choice.plan.devices) == {device.id for device in cluster.devices}
         assert len(choice.plan.stages) == (1 if parallel == "tensor" else len(cluster.devices))
     check_choice(choice, (model, cluster, workload))
+    check_cover(choice.plan, (model, cluster, workload))
+
+
+def check_cover(plan: Plan, situation: Situation) -> None:
+    """Every layer, head, column and row once; of KV heads the copies are marked."""
+    model, cluster, workload = situation
+    rows = describe(plan, model, cluster, workload)
+    assert [layer for stage in plan.stages for layer in stage.layers] == [*range(model.num_layers)]
+    for number, stage in enumerate(plan.stages):
+        own = [row for row in rows if row.stage == number]
+        has_vocab = number in (0, len(plan.stages) - 1)
+        for parts, whole in (
+            ([row.heads for row in own], model.num_heads),
+            ([row.ffn_columns for row in own], model.ffn_columns),
+            ([row.vocab for row in own], model.vocab_size if has_vocab else 0),
+        ):
+            assert [index for part in parts for index in part] == [*range(whole)]
+        held = [head for row in own for head in row.kv_heads]
+        assert len(stage.shards) == len(own)
+        assert set(held) == {*range(model.num_kv_heads)}
+        assert len(held) - sum(row.kv_copies for row in own) == model.num_kv_heads
 
 
 def check_choice(choice: Choice, situation: Situation) -> None:

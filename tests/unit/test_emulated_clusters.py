@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
 from demos.bench.clusters.control_groups import ControlGroup
-from demos.bench.clusters.networks import Network
+from demos.bench.clusters.networks import Network, helper
 from demos.bench.clusters.slow_peer import (
     FEWEST_RUNS,
     MOST_BEHIND_S,
     MOST_REMEMBERED,
     MOST_RUNS,
+    TRIALS,
+    Mode,
+    NoSums,
     Usual,
     due_s,
+    try_first,
 )
 from demos.bench.clusters.table import (
     CLUSTERS,
@@ -29,6 +37,8 @@ from demos.bench.clusters.table import (
 )
 from demos.bench.clusters.wire import Port, arrival_s
 from demos.bench.shapes import CONTEXT_TOKENS, SHAPES
+from edge.backends.ort_program import OrtProgram
+from transport import SoloCollective
 
 
 def test_the_table_has_what_it_is_for() -> None:
@@ -48,7 +58,9 @@ def test_a_cluster_fits_the_machine_and_its_model(cluster: EmulatedCluster) -> N
     assert len(set(names)) == len(names)
     assert cluster.shape in SHAPES
     assert cluster.work.prompt_tokens + cluster.work.output_tokens <= CONTEXT_TOKENS
-    assert len(cores_of(cluster.devices, num_cores=CORES)) == len(cluster.devices)
+    cores = cores_of(cluster.devices, num_cores=CORES)
+    assert set().union(*cores) <= {*range(CORES)}
+    assert len(set(cores)) == (len(cores) if len(cores) <= CORES else 1)
     if cluster.everything:
         assert 2 <= len(cluster.devices) <= 3
     if cluster.shares:
@@ -61,7 +73,7 @@ def test_devices_get_cores_of_their_own_or_share_all() -> None:
     ]
     assert cores_of(devices[:2], num_cores=2) == [(0,), (1,)]
     assert cores_of(devices, num_cores=2) == [(0, 1)] * 3
-    assert cores_of(devices, num_cores=3) == [(0,), (1,), (2,)]
+    assert cores_of(devices[:2], num_cores=1) == [(0,)] * 2
 
 
 def test_devices_that_are_too_many_are_refused() -> None:
@@ -151,6 +163,52 @@ def test_a_device_is_as_fast_as_those_before_it(tmp_path: Path) -> None:
     assert len(remembered) <= MOST_REMEMBERED
     assert remembered == sorted(remembered)
     assert 0.003 in remembered
+
+
+class Program:
+    """As a shard's, but its step only notes what it finds."""
+
+    def __init__(self) -> None:
+        self._hidden = (np.zeros(4), np.ones(4))
+        self._partial = (np.zeros(4), np.zeros(4))
+        self._graphs = object()
+        self.steps: list[tuple[float, bool]] = []
+
+
+def step(program: Program, shapes: object, collective: Any) -> None:
+    array = program._hidden[0]
+    program.steps.append((float(array[0]), isinstance(collective, NoSums)))
+    array += 1
+    collective.all_reduce(array)
+
+
+def test_a_step_of_new_shapes_is_tried_first_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OrtProgram, "_run", step)
+    mode, program = Mode(), Program()
+    with (tmp_path / "turns").open("ab", buffering=0) as turn:
+        try_first(turn, mode, has_own_core=True)
+        run: Any = OrtProgram._run
+        token = [SimpleNamespace(batch=1, tokens=1, rows=1)]
+        for _ in range(2):
+            run(program, token, SoloCollective())
+        assert program.steps == [
+            *((float(number), True) for number in range(TRIALS)),
+            (0.0, False),
+            (1.0, False),
+        ]
+        assert not mode.is_trial
+        mode.is_measuring = True
+        run(program, [SimpleNamespace(batch=2, tokens=1, rows=1)], SoloCollective())
+        assert len(program.steps) == TRIALS + 3, "nobody else computes while it measures"
+
+
+def test_a_core_is_kept_awake_until_nobody_asks_for_it() -> None:
+    (core, *_) = sorted(os.sched_getaffinity(0))
+    with helper("demos.bench.clusters.awake", str(core)) as process:
+        assert process.poll() is None
+    assert process.returncode == 0
 
 
 def test_a_slow_run_ends_when_a_slower_core_would_have_ended_it() -> None:

@@ -129,6 +129,8 @@ def test_an_order_to_probe_that_makes_no_sense(change: dict[str, Any]) -> None:
         {"rates": {**RATES.to_json(), "rows": [1, 1]}},
         {"rates": {**RATES.to_json(), "more": 1}},
         {"rates": {**RATES.to_json(), "seconds_per_byte": [0, 1e-10]}},
+        {"rates": {**RATES.to_json(), "slice_seconds_per_byte": [0, 1e-10]}},
+        {"rates": {**RATES.to_json(), "slice_seconds_per_byte": [1e-10, 5e-10]}},
         {"sample_bytes": 0},
         {"sample_bytes": 1.5},
         {"sample": ["x"]},

@@ -158,6 +158,11 @@ def test_describe_has_a_row_for_each_shard() -> None:
         range(32, 96),
         range(0),
     )
+    assert [(row.kv_heads, row.kv_copies) for row in rows] == [
+        ((0, 0, 1), 1),  # its own 0 again
+        ((1,), 1),  # which a holds, too
+        ((0, 1), 0),
+    ]
 
 
 def test_describe_of_a_wrong_plan_says_so() -> None:

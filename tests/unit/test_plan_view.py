@@ -11,6 +11,7 @@ from edge.memory import format_size
 from edge.planning import Beside, Proposal
 from edge.wire_choice import WireRules
 from partition import Choice, ClusterSpec, estimate
+from tests.unit import test_plan_memory
 from tests.unit.test_plan_streaming import MATRIX_BYTES, MODEL, RATES, WORKLOAD, alone, device
 from transport import WireRule
 
@@ -76,3 +77,24 @@ def test_where_layers_come_from_is_said(
     assert row["streamed_layers"] - row["host_layers"] == int("disk" in where) * (
         9 if host_layers is None else 6
     )
+
+
+def test_kv_heads_that_are_held_again_are_marked(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    plan = test_plan_memory.PLAN
+    made = replace(
+        proposal(None),
+        choice=Choice(plan=plan, predicted=None, solo=None, left_out=(), runners_up=()),
+        model=test_plan_memory.MODEL,
+        cluster=test_plan_memory.cluster(a=10**6, b=10**6, c=10**6),
+        workload=test_plan_memory.WORKLOAD,
+    )
+    show_plan(made, title="m", unchanged=None, explain=False)
+    shown = capsys.readouterr().out
+    assert "0–5, 1 KV again" in shown
+    assert "6–7, 1 KV again" in shown
+    devices = plan_as_json(made, explain=False)["devices"]
+    assert [row["kv_heads"] for row in devices] == [[0, 0, 1], [1], [0, 1]]
+    assert [row["kv_copies"] for row in devices] == [1, 1, 0]

@@ -109,9 +109,7 @@ def emulate(devices: Sequence[Device], cache: Path) -> Iterator[tuple[str, ...]]
             for index, device in enumerate(devices)
         ]
         daemons = [
-            stack.enter_context(
-                _daemon(device, network, groups[index], index, cores[index], cache, turns)
-            )
+            stack.enter_context(_daemon(device, network, groups[index], index, cores, cache, turns))
             for index, device in enumerate(devices)
         ]
         yield tuple(daemon.address() for daemon in daemons)
@@ -152,7 +150,7 @@ def _daemon(
     network: Network,
     group: ControlGroup,
     index: int,
-    cores: Sequence[int],
+    cores: Sequence[tuple[int, ...]],
     cache: Path,
     turns: Path,
 ) -> Iterator[_Daemon]:
@@ -164,11 +162,11 @@ def _daemon(
             f"--net={network.file(index)}",
             "taskset",
             "--cpu-list",
-            ",".join(map(str, cores)),
+            ",".join(map(str, cores[index])),
         ),
         *("nice", "-n", NICENESS),
         *(sys.executable, "-m", "demos.bench.clusters.slow_peer"),
-        *(str(device.cores), "own" if len(cores) == 1 else "shared", str(turns)),
+        *(str(device.cores), "own" if cores.count(cores[index]) == 1 else "shared", str(turns)),
         *("--supervised", "--listen", "0.0.0.0:0", "--interface", DATA),
         *("--name", device.name, "--threads", "1"),
         *("--memory", str(device.memory_bytes + BESIDE_MODEL_BYTES - _GROUP_BYTES)),

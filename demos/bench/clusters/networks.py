@@ -133,7 +133,7 @@ def _wire(network: Network, devices: Sequence[Device]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def helper(module: str, argument: str) -> Iterator[None]:
+def helper(module: str, argument: str) -> Iterator[subprocess.Popen[bytes]]:
     """A process of ours that says `ready` and ends with its standard input."""
     process = subprocess.Popen(
         [sys.executable, "-m", module, argument],
@@ -149,7 +149,7 @@ def helper(module: str, argument: str) -> Iterator[None]:
                 raise OSError(
                     f"{module} did not start; its own message, on standard error, says why"
                 )
-            yield
+            yield process
         finally:
             process.stdin.close()
 
