@@ -28,10 +28,10 @@ MAX_MESSAGE_BYTES = 16 << 20
 
 _MAX_ADDRESSES = 64
 _LARGEST = 1e18
+_MAX_BUSY = 64
+
 MOST_OF_WHOLE = 2.0
 """That a byte of a slice takes, of what a byte of a whole layer does."""
-
-_MAX_BUSY = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
