@@ -12,7 +12,8 @@ begins after a neighbour's on the same core takes longer than one that has the c
 a device has. As long as a run takes less than t / share, nothing of that is seen.
 
 A trial is a step whose results do not count, before the first one of its shapes that does: graph
-after graph, without sums, when nobody else computes. So is all measuring.
+after graph, without sums, when nobody else computes. So is all measuring. (Where the machine was
+slow for all trials, it is the fastest fifth of the runs that count.)
 
 And its memory is its own, though the machine has one, and it says so: the devices take turns, so no
 graph reads weights while another does. Who has to wait for its turn has the time, if their shares
@@ -25,10 +26,10 @@ with all of it. And it is taken away at the tick only, every 4 ms where HZ is 25
 every 4 a group ran for 4 and paused for 12, far longer than what lies between two sums.
 
 None of them may hold its core while it waits for its neighbours, as others are on it, or on the
-other half of it: so they sleep at once. And where they are more than the cores,
-they share all of these, and whoever is woken, by a message or at the end of a run, must not wait
-until another has computed, as it would for up to 3 ms: so there everything but the runs of graphs
-has real-time priority. Links are measured that way, too.
+other half of it: so they sleep at once. Where devices are more than cores, they share all of them,
+and whoever is woken, by a message or at the end of a run, must not wait until another has computed,
+as it would for up to 3 ms: so there everything but the runs of graphs has real-time priority. Links
+are measured that way, too.
 
 python -m demos.bench.clusters.slow_peer SHARE own|shared TURNS OPTIONS-OF-EDGE-PEER
 """

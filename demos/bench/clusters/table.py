@@ -224,10 +224,10 @@ CLUSTERS: tuple[EmulatedCluster, ...] = (
         shape="W",
         work=DECODE,
     ),
-    EmulatedCluster(name="four", devices=_devices(0.08, 0.08, 0.08, 0.08), shape="W", work=DECODE),
+    EmulatedCluster(name="four", devices=_devices(0.12, 0.12, 0.12, 0.12), shape="W", work=DECODE),
     EmulatedCluster(
         name="five-gigabit",
-        devices=_devices(0.12, 0.09, 0.06, 0.06, 0.06, mbit=1000, ms=0.2),
+        devices=_devices(0.15, 0.11, 0.08, 0.08, 0.08, mbit=1000, ms=0.2),
         shape="W",
         work=DECODE,
     ),
@@ -246,7 +246,7 @@ CLUSTERS: tuple[EmulatedCluster, ...] = (
     ),
     EmulatedCluster(name="prompt-three", devices=_devices(0.2, 0.1, 0.05), shape="H", work=PREFILL),
 )
-"""Twenty-four, of about two minutes each."""
+"""Twenty-four, of two to ten minutes each."""
 
 QUICK = ("twins-small", "wifi")
 """A glance: one cluster that gains by its second device and one that must not use it."""
