@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.backends.ort import OrtBackend
-from edge.cold_caches import Caches
-from edge.formats import weight_format
-from edge.loaded_sample import Site, chunk_step, decode_step
 from edge.measurements import MOST_OF_WHOLE
-from edge.profile_sample import Width, weights_sample
-from edge.slice_costs import SliceTimes, _whole_parts, byte_and_fixed_s, slice_costs
-from tests.unit.test_profile_sample import spec
+from edge.profile_sample import Width
+from edge.slice_costs import SliceTimes, _whole_parts, byte_and_fixed_s
+from tests.support.slices import INT4, SAMPLE
 
-INT4 = weight_format("int4")
+ROOT = Path(__file__).parents[2]
+
 RUN_S = 2e-5
 LAYER_BYTES = 11_000_000
 
@@ -85,37 +83,19 @@ def test_halves_of_a_graph_count_together() -> None:
     assert _whole_parts(halved, 4).tolist() == once
 
 
-SAMPLE = weights_sample(
-    spec(num_layers=3, hidden_size=64, num_heads=8, num_kv_heads=2, head_size=16, ffn_columns=256),
-    INT4,
-    1 << 30,
-)
-
-
 def test_the_bytes_of_a_slice_are_those_of_its_plan() -> None:
-    one = SAMPLE
     widths: tuple[Width, ...] = ("whole", "half", "narrow")
     for width in widths:
-        assert one.num_layers * sum(one.part_bytes(width, INT4)) == one.nbytes(width, INT4)
+        assert SAMPLE.num_layers * sum(SAMPLE.part_bytes(width, INT4)) == SAMPLE.nbytes(width, INT4)
 
 
 def test_real_slices_are_measured_in_steps_of_every_length(tmp_path: Path) -> None:
-    backend = OrtBackend(threads=1)
-    site = Site(
-        backend=backend,
-        folder=tmp_path,
-        budget_bytes=64 << 20,
-        disk_bytes_per_s=None,
-        check=lambda: None,
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "tests.support.slices", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
     )
-    steps = [decode_step(1), decode_step(4), chunk_step(256)]
-    one = SAMPLE
-    found = slice_costs(site, one, INT4, Caches(1 << 20), steps, [0.0, 0.0, 0.0])
-    assert len(found.slices) == len(steps)
-    for half, narrow in found.slices:
-        assert (half.attention_bytes, half.feed_forward_bytes) == one.part_bytes("half", INT4)
-        assert narrow.nbytes <= half.nbytes
-        assert min(each.attention_s for each in (half, narrow)) > 0
-        assert min(each.feed_forward_s for each in (half, narrow)) > 0
-    assert 0 < found.run_s < min(each.seconds for pair in found.slices for each in pair)
-    assert np.isfinite([found.run_s, found.jitter, found.start_s]).all()
+    assert done.returncode == 0, done.stderr

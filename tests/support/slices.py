@@ -1,0 +1,52 @@
+"""Slices of a small model, measured on a real back end.
+
+A script, as `halves` is: the process of the tests has sessions with pools of threads of their own.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from edge.backends.base import open_backend
+from edge.cold_caches import Caches
+from edge.formats import weight_format
+from edge.loaded_sample import Site, chunk_step, decode_step
+from edge.profile_sample import weights_sample
+from edge.slice_costs import slice_costs
+from tests.unit.test_profile_sample import spec
+
+INT4 = weight_format("int4")
+
+SAMPLE = weights_sample(
+    spec(num_layers=3, hidden_size=64, num_heads=8, num_kv_heads=2, head_size=16, ffn_columns=256),
+    INT4,
+    1 << 30,
+)
+
+
+def check_measured(folder: Path) -> None:
+    """Steps of every length, of which the longest is computed in halves."""
+    site = Site(
+        backend=open_backend("ort", threads=1),
+        folder=folder,
+        budget_bytes=64 << 20,
+        disk_bytes_per_s=None,
+        check=lambda: None,
+    )
+    steps = [decode_step(1), decode_step(4), chunk_step(256)]
+    found = slice_costs(site, SAMPLE, INT4, Caches(1 << 20), steps, [0.0, 0.0, 0.0])
+    assert len(found.slices) == len(steps)
+    for half, narrow in found.slices:
+        assert (half.attention_bytes, half.feed_forward_bytes) == SAMPLE.part_bytes("half", INT4)
+        assert narrow.nbytes <= half.nbytes
+        assert min(each.attention_s for each in (half, narrow)) > 0
+        assert min(each.feed_forward_s for each in (half, narrow)) > 0
+    assert found.run_s > 0
+    assert np.isfinite([found.run_s, found.jitter, found.start_s]).all()
+
+
+if __name__ == "__main__":
+    check_measured(Path(sys.argv[1]))
