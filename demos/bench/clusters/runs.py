@@ -34,9 +34,8 @@ TRIES = 2
 """Of a plan's answers, while the machine is not quiet. Devices measure once, which takes longer:
 they remember what their graphs usually take."""
 
-
 MEASURING_LIMIT_S = 900.0
-"""For a device, that waits for its turn to measure itself until slow ones are done."""
+"""For a device, which waits for its turn to measure itself until slow ones are done."""
 
 T = TypeVar("T")
 
