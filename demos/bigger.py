@@ -25,8 +25,8 @@ from demos.bench.limited.runs import stated_bytes
 from demos.bench.shapes import SHAPES, checkpoint
 from demos.bundled import require
 from demos.limited_peer import KERNEL_BYTES, LimitedPeer, limited_peer
-from edge.memory import format_size
-from edge.paths import CACHE_VARIABLE
+from edge.host.cache_paths import CACHE_VARIABLE
+from edge.host.free_memory import format_size
 
 SHAPE = "small"
 DTYPE = "float32"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from demos.world import QUESTIONS, is_right
 from edge import Model, Reply
-from edge.memory import format_size
+from edge.host.free_memory import format_size
 
 MODEL = Path(str(files("demos"))) / "model"
 """The checkpoint's folder, in a checkout as in an installed wheel."""

@@ -17,8 +17,8 @@ from pathlib import Path
 import psutil
 
 from demos.bench.clusters.control_groups import ControlGroup
-from edge.backends.process_memory import with_huge_pages
-from edge.paths import CACHE_VARIABLE
+from edge.host.cache_paths import CACHE_VARIABLE
+from edge.host.huge_pages import with_huge_pages
 
 END_TIMEOUT_S = 15.0
 

@@ -36,8 +36,10 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from edge.api import Cluster
-    from edge.drift import Drift
+    from edge.api.cluster import Cluster
+    from edge.api.model import Model
+    from edge.api.reply import Reply, ReplyStream
+    from edge.coordinator.generation import Token
     from edge.errors import (
         CapacityError,
         CheckpointError,
@@ -49,25 +51,23 @@ if TYPE_CHECKING:
         ProtocolError,
         RequestError,
     )
-    from edge.generation import Token
-    from edge.model import Model
-    from edge.peer_info import PeerInfo
-    from edge.planning import Proposal
+    from edge.planning.drift import Drift
+    from edge.planning.proposal import Proposal
     from edge.progress import Progress
-    from edge.reply import Reply, ReplyStream
+    from edge.protocol.peer_info import PeerInfo
     from partition import Workload
 
 
 _HOMES = {
-    "Cluster": "edge.api",
-    "Drift": "edge.drift",
-    "Model": "edge.model",
-    "PeerInfo": "edge.peer_info",
+    "Cluster": "edge.api.cluster",
+    "Drift": "edge.planning.drift",
+    "Model": "edge.api.model",
+    "PeerInfo": "edge.protocol.peer_info",
     "Progress": "edge.progress",
-    "Proposal": "edge.planning",
-    "Reply": "edge.reply",
-    "ReplyStream": "edge.reply",
-    "Token": "edge.generation",
+    "Proposal": "edge.planning.proposal",
+    "Reply": "edge.api.reply",
+    "ReplyStream": "edge.api.reply",
+    "Token": "edge.coordinator.generation",
     "Workload": "partition",
 }
 
@@ -76,7 +76,7 @@ def __getattr__(name: str) -> Any:
     """The API is imported at its first use, so that a daemon or `--help` starts at once."""
     import importlib
 
-    from edge.names import require_own_packages
+    from edge.own_packages import require_own_packages
 
     if name not in __all__:
         raise AttributeError(f"module 'edge' has no attribute {name!r}")

@@ -1,6 +1,6 @@
 """`python -m edge` is the command line."""
 
-from edge.cli import main
+from edge.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -1,10 +1,9 @@
 """Where what does not fit is kept, and when it moves."""
 
-from offload.closing import Closing
-from offload.derived_cache import DerivedCache, DerivedWriter
-from offload.device_window import Copier, DeviceWindow, Mark, MemoryCopier
-from offload.direct_reader import DirectReader, Read
-from offload.durable import full_disk_as_store_full
+from offload.cache.derived_cache import DerivedCache, DerivedWriter
+from offload.cache.folder_cache import FolderCache, FolderUse
+from offload.cache.shard_cache import ShardCache
+from offload.cache.shard_writer import CachedShard, ShardWriter
 from offload.errors import (
     StoreCorruptError,
     StoreError,
@@ -12,13 +11,10 @@ from offload.errors import (
     StoreMissingError,
     StoreUnsupportedError,
 )
-from offload.folder_cache import FolderCache, FolderUse
-from offload.host_slots import HostSlots, Unpin, unpinned
-from offload.kv_disk import DiskKVTier
-from offload.kv_pool import KVPool
-from offload.kv_tier import KVPlace, KVShape, KVTier, MemoryKVTier
-from offload.kv_tiers import KVTiers
-from offload.manifest import (
+from offload.files.closing import Closing
+from offload.files.direct_reader import DirectReader, Read
+from offload.files.durable import full_disk_as_store_full
+from offload.files.manifest import (
     PIECE_BYTES,
     Manifest,
     ManifestBuilder,
@@ -27,13 +23,24 @@ from offload.manifest import (
     numpy_dtype,
     piece_digest,
 )
-from offload.prefix_store import PrefixStore
-from offload.safetensors_file import SafetensorsFile
-from offload.safetensors_writer import SafetensorsWriter
-from offload.shard_cache import ShardCache
-from offload.shard_writer import CachedShard, ShardWriter
-from offload.store import MemoryStore, SafetensorsStore, WeightStore
-from offload.weight_streamer import Extent, Memory, Span, WeightStreamer, is_streamed, padded
+from offload.files.safetensors_file import SafetensorsFile
+from offload.files.safetensors_writer import SafetensorsWriter
+from offload.files.weight_store import MemoryStore, SafetensorsStore, WeightStore
+from offload.kv.disk_tier import DiskKVTier
+from offload.kv.pool import KVPool
+from offload.kv.prefix_store import PrefixStore
+from offload.kv.tier import KVPlace, KVShape, KVTier, MemoryKVTier
+from offload.kv.two_tiers import KVTiers
+from offload.streaming.device_window import Copier, DeviceWindow, Mark, MemoryCopier
+from offload.streaming.host_slots import HostSlots, Unpin, unpinned
+from offload.streaming.weight_streamer import (
+    Extent,
+    Memory,
+    Span,
+    WeightStreamer,
+    is_streamed,
+    padded,
+)
 
 __all__ = [
     "PIECE_BYTES",

@@ -4,22 +4,22 @@ Facts about devices, the model and the work go in, a Plan comes out; the same fa
 same plan. Knows nothing of sockets, tensors or files, and needs only the standard library.
 """
 
-from partition.choose import Choice, Solo, choose, describe_plan_in_words
-from partition.cost import Estimate, estimate
-from partition.describe import PlanRow, describe
+from partition.cost.estimate import Estimate, estimate
+from partition.cost.messages import check_links
+from partition.cost.terms import Term
 from partition.errors import CapacityError, PartitionError, PlanError, Shortage
-from partition.facts import ClusterSpec, DeviceSpec, LinkSpec, ModelFacts, Workload
-from partition.left_out import LeftOut
-from partition.memory import MemoryUse, memory_use
-from partition.messages import check_links
-from partition.placement import Parallel
-from partition.plan import Plan, Shard, Stage
-from partition.ranges import kv_heads, split_by_shares, split_evenly
-from partition.rates import ComputeRates
+from partition.fit.describe import PlanRow, describe
+from partition.fit.memory import MemoryUse, memory_use
+from partition.fit.placement import Parallel
+from partition.fit.tiers import WeightTiers, weight_tiers
+from partition.plan.facts import ClusterSpec, DeviceSpec, LinkSpec, ModelFacts, Workload
+from partition.plan.plan import Plan, Shard, Stage
+from partition.plan.ranges import kv_heads, split_by_shares, split_evenly
+from partition.plan.rates import ComputeRates
+from partition.plan.what_if import what_if
+from partition.search.choose import Choice, Solo, choose, describe_plan_in_words
+from partition.search.left_out import LeftOut
 from partition.solve import check_fit, solve
-from partition.terms import Term
-from partition.tiers import WeightTiers, weight_tiers
-from partition.what_if import what_if
 
 __all__ = [
     "CapacityError",

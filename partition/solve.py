@@ -2,12 +2,12 @@
 
 from contextlib import suppress
 
-from partition.choose import choose
 from partition.errors import CapacityError, PlanError, Shortage
-from partition.facts import ClusterSpec, ModelFacts, Workload
-from partition.memory import memory_use
-from partition.placement import Parallel
-from partition.plan import Plan
+from partition.fit.memory import memory_use
+from partition.fit.placement import Parallel
+from partition.plan.facts import ClusterSpec, ModelFacts, Workload
+from partition.plan.plan import Plan
+from partition.search.choose import choose
 
 
 def solve(

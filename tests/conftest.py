@@ -16,7 +16,7 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
-from edge.paths import CACHE_VARIABLE
+from edge.host.cache_paths import CACHE_VARIABLE
 
 if TYPE_CHECKING:
     from tests.support.checkpoints import TinyCheckpoint

@@ -7,7 +7,7 @@ from transport.address import format_address
 from transport.background import Work
 from transport.channel import Channel, MemoryChannel
 from transport.collective import Collective, MeshCollective, SoloCollective
-from transport.discovery import (
+from transport.discovery.interface import (
     Discovery,
     DiscoveryBus,
     MemoryDiscovery,

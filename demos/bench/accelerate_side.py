@@ -3,7 +3,7 @@
 python accelerate_side.py CHECKPOINT THREADS LIMIT_BYTES FOLDER
 
 bfloat16; as many layers in memory as leave room for two more, the others in FOLDER on disk. Says
-in one line of JSON which version it is. Then answers as `llama_side.py` does, for one request.
+in one line of JSON which version it is. Then answers one request as `llama_cpp_process.py` does.
 """
 
 from __future__ import annotations

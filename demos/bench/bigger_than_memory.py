@@ -23,7 +23,7 @@ from demos.bench.limited.runs import PREFIX, Setting, run_alone, run_pair, run_w
 from demos.bench.limited.sides import SideError, gguf_of
 from demos.bench.options import append_option, folder_option
 from demos.bench.shapes import checkpoint, described
-from edge.paths import CACHE_VARIABLE
+from edge.host.cache_paths import CACHE_VARIABLE
 
 RUNS = {"alone": run_alone, "two peers": run_pair, "sliding window": run_window}
 

@@ -19,12 +19,12 @@ import click
 from demos.bench import results
 from demos.bench.options import append_option
 from demos.bench.results import Metric
-from edge.backends.cuda_driver import num_cuda_devices
+from edge.host.cuda_driver import num_cuda_devices
 
 if TYPE_CHECKING:
     import torch
 
-    from kernels.attention.gpu_cache import KvCache
+    from kernels.kv_cache.gpu_cache import KvCache
 
 HEADS, KV_HEADS, HEAD_SIZE = 32, 8, 128
 DEVICE = "cuda"
@@ -158,8 +158,8 @@ def prompts() -> Iterator[Metric]:
     import torch
     from torch.nn import functional
 
-    from kernels.attention.gpu_cache import KvCache
     from kernels.attention.triton import AttentionTiles, attention
+    from kernels.kv_cache.gpu_cache import KvCache
     from kernels.triton_launch import Launch
 
     for tokens in (2048, 8192):
@@ -216,7 +216,7 @@ def make_cache(
     """A cache, and the bytes in it."""
     import torch
 
-    from kernels.attention.gpu_cache import KvCache
+    from kernels.kv_cache.gpu_cache import KvCache
 
     if bits == 16:
         keys, values = (bfloat16(batch, num_kv_heads, tokens, head_size) for _ in range(2))

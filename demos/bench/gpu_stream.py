@@ -20,15 +20,15 @@ import click
 
 from demos.bench import results
 from demos.bench.results import Metric
-from edge.backends.base import Backend, Step, StepEntry, StepLimits, open_backend
-from edge.backends.cuda_driver import num_cuda_devices
-from edge.formats import weight_format
-from edge.layout import ShardLayout, shard_layout
-from edge.made_up_weights import written_weights
+from edge.backends.interface import Backend, Step, StepEntry, StepLimits, open_backend
+from edge.host.cuda_driver import num_cuda_devices
 from edge.models.spec import ModelSpec
+from edge.profiling.random_weights import written_weights
+from edge.weights.formats import weight_format
+from edge.weights.layout import ShardLayout, shard_layout
 from offload import DerivedCache
 from partition import Plan, Shard, Stage, weight_tiers
-from partition.memory import WINDOW_LAYERS
+from partition.fit.memory import WINDOW_LAYERS
 from transport import SoloCollective
 
 NOT_RUN = "not run: there is no CUDA device"

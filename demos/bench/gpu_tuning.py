@@ -27,9 +27,9 @@ from demos.bench.gpu_kernels import (
 )
 
 if TYPE_CHECKING:
-    from edge.backends.triton_tuning import AttentionShape, ProductShape, Tiles
-    from edge.formats import WeightFormat
+    from edge.backends.triton.tuning import AttentionShape, ProductShape, Tiles
     from edge.models.spec import ModelSpec
+    from edge.weights.formats import WeightFormat
     from kernels.attention.triton import AttentionTiles
 
 Kind = TypeVar("Kind")
@@ -153,7 +153,7 @@ def median_ms(call: Callable[[], object]) -> float:
 
 def shapes(spec: ModelSpec, chosen: WeightFormat) -> list[ProductShape]:
     """The products of a whole model on one peer."""
-    from edge.backends.triton_tuning import ROWS, ProductShape
+    from edge.backends.triton.tuning import ROWS, ProductShape
 
     heads = spec.num_heads * spec.head_size
     qkv = heads + 2 * spec.num_kv_heads * spec.head_size
@@ -171,7 +171,7 @@ def shapes(spec: ModelSpec, chosen: WeightFormat) -> list[ProductShape]:
 
 
 def attention_shapes(spec: ModelSpec, kv_bits: int | None) -> list[AttentionShape]:
-    from edge.backends.triton_tuning import QUERIES, AttentionShape
+    from edge.backends.triton.tuning import QUERIES, AttentionShape
 
     return [
         AttentionShape(
@@ -200,10 +200,10 @@ def main(model: Path, dtype: str, block_size: int, kv_dtype: str) -> None:
     if not is_there_a_gpu():
         print(NO_GPU)
         return
-    from edge.backends.triton_device import Device
-    from edge.backends.triton_tuning import TuningTable, keep_tuning
-    from edge.checkpoint import Checkpoint
-    from edge.formats import weight_format
+    from edge.backends.triton.device import Device
+    from edge.backends.triton.tuning import TuningTable, keep_tuning
+    from edge.weights.checkpoint import Checkpoint
+    from edge.weights.formats import weight_format
 
     with Checkpoint.open(model) as checkpoint:
         spec = checkpoint.spec

@@ -22,7 +22,7 @@ from demos.bench.limited.runs import CONTEXT_TOKENS, Figures
 from demos.bench.options import append_option, folder_option, shape_option
 from demos.bench.shapes import checkpoint, described
 from demos.limited_peer import LimitedPeer, limited_peer
-from edge.paths import CACHE_VARIABLE
+from edge.host.cache_paths import CACHE_VARIABLE
 
 MIB = float(1 << 20)
 

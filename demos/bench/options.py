@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from demos.bench.shapes import SHAPES
-from edge.paths import cache_root
+from edge.host.cache_paths import cache_root
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -29,7 +29,7 @@ from demos.bench.clusters.steadiness import Machine
 from demos.bench.clusters.table import CLUSTERS, CORES, QUICK, EmulatedCluster
 from demos.bench.options import folder_option
 from demos.bench.shapes import checkpoint
-from edge.paths import CACHE_VARIABLE
+from edge.host.cache_paths import CACHE_VARIABLE
 
 PREDICTIONS = Path(__file__).with_name("predictions.csv")
 

@@ -19,7 +19,7 @@ from demos.bench import results
 from demos.bench.options import append_option, folder_option, shape_option
 from demos.bench.results import Metric
 from demos.bench.shapes import checkpoint, described
-from edge.paths import CACHE_VARIABLE
+from edge.host.cache_paths import CACHE_VARIABLE
 
 
 def start(command: list[str], cache: Path) -> tuple[float, float]:

@@ -16,7 +16,7 @@ from demos.bench.limited.sides import gguf_of
 from demos.bench.options import append_option, folder_option, shape_option
 from demos.bench.results import Metric
 from demos.bench.shapes import checkpoint, described
-from edge.versus_llama import Comparison, Llama, compare
+from edge.api.versus_llama_cpp import Comparison, Llama, compare
 
 
 def rows_of(measured: Comparison) -> list[Metric]:

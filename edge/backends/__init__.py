@@ -1,1 +1,1 @@
-"""What a family is lowered to, one file per kind of device."""
+"""How is a shard computed? One folder a kind of device, one interface."""

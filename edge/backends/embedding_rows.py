@@ -7,7 +7,7 @@ import os
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.backends.base import ShardWeights
+from edge.backends.interface import ShardWeights
 from edge.backends.watched_file import WatchedFile
 from edge.errors import CheckpointError
 from offload import StoreError, TensorEntry, numpy_dtype

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.backends.base import ShardWeights
-from edge.formats import WeightFormat
-from edge.layout import ShardLayout
+from edge.backends.interface import ShardWeights
+from edge.weights.formats import WeightFormat
+from edge.weights.layout import ShardLayout
 from kernels.matmul_nbits.reference import QuantizedMatrix, dequantize
 from offload import TensorEntry, numpy_dtype
 

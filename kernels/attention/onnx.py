@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.attention.cache_size import cache_head_size
+from kernels.kv_cache.cache_size import cache_head_size
 from kernels.onnx_graph import CONTRIB, OnnxGraph
 from kernels.rms_norm.onnx import rms_norm
 from kernels.rope.onnx import rope

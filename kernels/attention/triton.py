@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.attention.gpu_cache import KvCache
 from kernels.attention.triton_tile import attend_tile
+from kernels.kv_cache.gpu_cache import KvCache
 from kernels.triton_launch import (
     FLOATS,
     SMALLEST_DOT,

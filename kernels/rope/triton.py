@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.attention.gpu_cache import KvCache
-from kernels.attention.token_cache import LARGEST_CODE
+from kernels.kv_cache.gpu_cache import KvCache
+from kernels.kv_cache.token_cache import LARGEST_CODE
 from kernels.triton_launch import FLOATS, INTEGERS, Launch, check, output, padded
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import edge
-from edge.names import PACKAGES, require_own_packages
+from edge.own_packages import PACKAGES, require_own_packages
 
 REPOSITORY = Path(__file__).parents[2]
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from kernels.attention import onnx as attention_onnx
-from kernels.attention.cache_size import cache_head_size, cache_row
-from kernels.attention.channel_cache import choose_scales, dequantize, quantize
 from kernels.attention.reference import attention
+from kernels.kv_cache.cache_size import cache_head_size, cache_row
+from kernels.kv_cache.channel_cache import choose_scales, dequantize, quantize
 from kernels.onnx_graph import OnnxGraph
 from kernels.rope.reference import rope, rope_tables
 from tests.support.operator_face import normal

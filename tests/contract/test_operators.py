@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from kernels.attention import onnx as attention_onnx
 from kernels.attention import reference as attention_reference
-from kernels.attention.cache_size import cache_head_size
 from kernels.embedding import onnx as embedding_onnx
 from kernels.embedding import reference as embedding_reference
 from kernels.gated_mlp import onnx as gated_mlp_onnx
 from kernels.gated_mlp import reference as gated_mlp_reference
+from kernels.kv_cache.cache_size import cache_head_size
 from kernels.matmul import onnx as matmul_onnx
 from kernels.matmul import reference as matmul_reference
 from kernels.matmul_nbits import onnx as matmul_nbits_onnx

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge.step_times import SessionTimes, TimedCollective
+from edge.engine.timing import SessionTimes, TimedCollective
 from tests.support.halves import SIZES
 from tests.support.transport_pairs import group
 

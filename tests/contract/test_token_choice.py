@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edge.backends.base import ShardWeights, Step, StepEntry, StepLimits
-from edge.formats import weight_format
-from edge.sampler import TokenChoice
-from edge.session import ShardSession
-from edge.wire import Assignment, SamplingTerms
-from edge.wire_choice import WireRules
+from edge.backends.interface import ShardWeights, Step, StepEntry, StepLimits
+from edge.engine.distributed_sampling import TokenChoice
+from edge.engine.shard_engine import ShardSession
+from edge.planning.activation_format import WireRules
+from edge.protocol.messages import Assignment, SamplingTerms
+from edge.weights.formats import weight_format
 from kernels.sampling.parameters import SamplingParameters
 from kernels.sampling.ranking import likeliest
 from kernels.sampling.reference import sample

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge.backends.base import StepLimits
+from edge.backends.interface import StepLimits
 from edge.errors import RequestError
 from offload import DiskKVTier, KVTier, KVTiers, MemoryKVTier, PrefixStore, StoreFullError
 from tests.support.checkpoints import TinyCheckpoint

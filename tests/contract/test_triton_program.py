@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from edge.backends import overlap
-from edge.backends.base import StepLimits
+from edge.backends.interface import StepLimits
 from edge.errors import RequestError
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.reference_model import ReferenceModel

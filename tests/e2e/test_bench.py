@@ -14,7 +14,7 @@ import pytest
 from demos.bench import results
 from demos.bench.results import Metric, Row
 from demos.bench.shapes import SHAPES, checkpoint
-from edge.checkpoint import Checkpoint
+from edge.weights.checkpoint import Checkpoint
 from tests.support.processes import PATIENCE_S
 
 

@@ -23,7 +23,7 @@ import pytest
 from numpy.typing import NDArray
 
 import edge
-from edge.formats import BLOCK_SIZES, DEFAULT_BLOCK_SIZE
+from edge.weights.formats import BLOCK_SIZES, DEFAULT_BLOCK_SIZE
 from tests.support.checkpoints import FAMILIES, LARGER, TinyCheckpoint
 from tests.support.pairs import every_pair
 from tests.support.plans import LAYOUTS, make_plan

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from demos.bench.gpu_stream import SPEC, Case, decoding
-from edge.backends.base import open_backend
+from edge.backends.interface import open_backend
 from tests.support.triton_face import device
 
 SMALL = replace(

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 import edge
 import partition
-from edge.backends.base import StepLimits
-from edge.backends.ort_cache import OrtCache
-from edge.checkpoint import Checkpoint
-from edge.facts import model_facts
-from edge.formats import KvDtype, kv_bits, weight_format
-from edge.layout import shard_layout
+from edge.backends.interface import StepLimits
+from edge.backends.ort.kv_cache import OrtCache
+from edge.memory.model_sizes import model_facts
+from edge.weights.checkpoint import Checkpoint
+from edge.weights.formats import KvDtype, kv_bits, weight_format
+from edge.weights.layout import shard_layout
 from tests.support.checkpoints import FAMILIES, TinyCheckpoint
 from tests.support.pairs import every_pair
 from tests.support.plans import make_plan

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import edge
-from edge.benchmark import run_benchmark
+from edge.api.benchmark import run_benchmark
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.plans import make_plan
 

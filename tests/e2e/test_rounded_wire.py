@@ -10,10 +10,10 @@ import pytest
 import edge
 from demos.bundled import MODEL
 from demos.world import QUESTIONS
-from edge.checkpoint import Checkpoint
-from edge.load_options import LoadOptions
-from edge.planning import propose
-from edge.wire_choice import Wire, WireRules
+from edge.planning.activation_format import Wire, WireRules
+from edge.planning.load_options import LoadOptions
+from edge.planning.proposal import propose
+from edge.weights.checkpoint import Checkpoint
 from partition import ClusterSpec, DeviceSpec
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.plans import DEVICES, bundled_plan, make_plan

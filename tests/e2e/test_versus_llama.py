@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 import edge
+from edge.api.versus_llama_cpp import Llama, compare
 from edge.errors import RequestError
-from edge.versus_llama import Llama, compare
 from tests.support.processes import edge as run_edge
 
 MODEL = Path("demos/model")

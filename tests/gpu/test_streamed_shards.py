@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from demos.bench.gpu_decode import SPEC
-from edge.backends.base import StageProgram, StepLimits, open_backend
-from edge.formats import weight_format
-from edge.layout import shard_layout
-from edge.made_up_weights import written_weights
-from edge.profile_sample import Sample
+from edge.backends.interface import StageProgram, StepLimits, open_backend
+from edge.profiling.random_weights import written_weights
+from edge.profiling.sample import Sample
+from edge.weights.formats import weight_format
+from edge.weights.layout import shard_layout
 from offload import DerivedCache, DiskKVTier
 from tests.gpu.test_whole_shards import LIMITS, NOT_RUN, hidden, step
 from transport import SoloCollective

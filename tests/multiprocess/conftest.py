@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edge import drift
+from edge.planning import drift
 from tests.support.checkpoints import TinyCheckpoint
 
 LONG_CONTEXT = 30_000

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import edge
-from edge.cli import COMMANDS
+from edge.cli.main import COMMANDS
 from partition import Plan
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.processes import PATIENCE_S, Daemon, edge_process

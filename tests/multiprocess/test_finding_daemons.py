@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import edge
-from edge.discovery import find_peers
+from edge.protocol.discovery import find_peers
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.plans import make_plan
 from tests.support.processes import PATIENCE_S, Daemon, poll_until, start_together

@@ -125,7 +125,7 @@ def test_ctrl_c_in_every_phase_of_a_load(
 
         yield on_progress
 
-    monkeypatch.setattr("edge.api.progress_bars", press_ctrl_c)
+    monkeypatch.setattr("edge.api.cluster.progress_bars", press_ctrl_c)
     monkeypatch.setenv("EDGE_CACHE", str(tmp_path))
     outcome = run_edge(
         "run", checkpoint.path, "-p", "hi", "--peer", daemon.address, "--block-size", block_size
@@ -206,9 +206,9 @@ def test_a_daemon_told_to_end_in_the_middle_of_a_step(
 STUCK_DAEMON = """
 import asyncio
 
-import edge.commands.peer as peer
-from edge.cli import main
-from edge.node import PeerNode
+import edge.cli.commands.peer as peer
+from edge.cli.main import main
+from edge.peer.daemon import PeerNode
 
 
 async def hang(_node):

@@ -16,16 +16,16 @@ import pytest
 
 import edge
 import transport
-from edge.client import PeerClient
-from edge.cluster_facts import forget_device, forget_link, measured_cluster
 from edge.errors import EdgeError, PeerLostError, ProtocolError
-from edge.formats import WeightFormat, weight_format
-from edge.measurements import ProbeOrder, ProfileOrder, spans_to_header
-from edge.peer_info import PeerInfo, describe_all
+from edge.planning.cluster_profile import forget_device, forget_link, measured_cluster
 from edge.progress import Progress
-from edge.wire import Place
+from edge.protocol.client import PeerClient
+from edge.protocol.measurements import ProbeOrder, ProfileOrder, spans_to_header
+from edge.protocol.messages import Place
+from edge.protocol.peer_info import PeerInfo, describe_all
+from edge.weights.formats import WeightFormat, weight_format
 from partition import ClusterSpec
-from partition.messages import NO_LINK_S
+from partition.cost.messages import NO_LINK_S
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.processes import Daemon, start_together
 from transport import Channel, Frame

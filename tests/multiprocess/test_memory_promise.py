@@ -10,9 +10,9 @@ import pytest
 
 import edge
 from demos.bench.shapes import checkpoint
-from edge.loaded_model import LoadedModel
-from edge.seats import Seat
-from edge.wire import Place
+from edge.coordinator.loaded_model import LoadedModel
+from edge.protocol.messages import Place
+from edge.protocol.topology import Seat
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.processes import Daemon
 from tests.support.processes import edge as run_edge

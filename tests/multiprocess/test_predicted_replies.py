@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 import edge
-from edge import drift
-from edge.facts_cache import FactsCache, KnownProfile
-from edge.formats import weight_format
-from edge.measured_plan import forget_measured
-from edge.measurements import LinkTimes
-from edge.paths import cache_root
+from edge.host.cache_paths import cache_root
+from edge.planning import drift
+from edge.planning.profile_cache import FactsCache, KnownProfile
+from edge.planning.propose import forget_measured
+from edge.protocol.measurements import LinkTimes
+from edge.weights.formats import weight_format
 from partition import Plan
 from tests.property.measured_situations import scaled
 from tests.support.checkpoints import TinyCheckpoint

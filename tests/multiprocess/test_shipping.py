@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import edge
-from edge.formats import Accuracy
-from edge.shipping import PIECES_IN_FLIGHT
+from edge.coordinator.shipping import PIECES_IN_FLIGHT
+from edge.weights.formats import Accuracy
 from tests.support.checkpoints import TinyCheckpoint, make_checkpoint
 from tests.support.plans import streaming
 from tests.support.processes import Daemon

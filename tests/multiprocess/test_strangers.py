@@ -17,8 +17,8 @@ import pytest
 
 import edge
 import transport
-from edge.client import PeerClient
-from edge.peer_info import describe_peer
+from edge.protocol.client import PeerClient
+from edge.protocol.peer_info import describe_peer
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.passing_time import let_pass
 from tests.support.processes import Daemon

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.backends.base import Step, StepEntry, StepLimits
-from edge.backends.kv_moves import CacheMoves
+from edge.backends.interface import Step, StepEntry, StepLimits
+from edge.backends.kv_swap import CacheMoves
 from edge.errors import RequestError
-from edge.layout import shard_layout
+from edge.weights.layout import shard_layout
 from offload import MemoryKVTier
 from tests.support.moved_caches import Action, act, actions
 from tests.support.plans import make_plan
@@ -37,8 +37,8 @@ class Shard:
         assert device() == "cpu", "interpreted"
         import torch
 
-        from edge.backends.triton_cache import BlockCache
-        from edge.backends.triton_device import Device
+        from edge.backends.triton.device import Device
+        from edge.backends.triton.paged_kv_cache import BlockCache
 
         spec = plain_spec(
             num_layers=num_layers, num_kv_heads=NUM_KV_HEADS, num_heads=2, head_size=HEAD_SIZE

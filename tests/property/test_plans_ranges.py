@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from partition import kv_heads, split_by_shares, split_evenly
-from partition.ranges import apportion
+from partition.plan.ranges import apportion
 from tests.property.plan_situations import PLANS
 
 

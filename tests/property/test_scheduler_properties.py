@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.backends.base import Step
-from edge.residency import Residency
-from edge.scheduler import Scheduler
+from edge.backends.interface import Step
+from edge.coordinator.residency import Residency
+from edge.coordinator.scheduler import Scheduler
 
 
 @dataclass(slots=True)

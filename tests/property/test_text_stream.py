@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge.text import TextStream, Tokenizer
-from edge.text_cleanup import SpaceCleaner, clean_up_spaces
-from edge.text_stream import StopMatcher
+from edge.text.cleanup import SpaceCleaner, clean_up_spaces
+from edge.text.stream import StopMatcher
 from tests.support.small_tokenizers import KINDS, write_checkpoint
 
 # Clean-up makes text wait for its own reasons; these two kinds have it.

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offload.device_window import previous_use
+from offload.streaming.device_window import previous_use
 from partition import WeightTiers, weight_tiers
-from partition.tiers import LEAST_STAGING_LAYERS
+from partition.fit.tiers import LEAST_STAGING_LAYERS
 
 LAYER_BYTES = 1000
 

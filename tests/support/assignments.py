@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from edge.backends.base import StepLimits
-from edge.formats import weight_format
+from edge.backends.interface import StepLimits
 from edge.models.spec import ModelSpec
-from edge.wire import Assignment
-from edge.wire_choice import WireRules
+from edge.planning.activation_format import WireRules
+from edge.protocol.messages import Assignment
+from edge.weights.formats import weight_format
 from tests.support.plans import make_plan
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.device_sums import join
+from edge.backends.device_sums import join
 from tests.support.triton_face import device
 from transport import Collective, Work
 
@@ -18,8 +18,8 @@ from transport import Collective, Work
 def joined(links: Collective) -> Collective:
     """What a shard of Triton's sums with; all ranks call this together."""
     assert device() == "cpu", "interpreted"
-    from edge.backends.triton_collective import device_sums
-    from edge.backends.triton_device import Device
+    from edge.backends.triton.device import Device
+    from edge.backends.triton.nccl import device_sums
 
     opened, way = join(links, device_sums(Device()))
     assert (opened.memory, way) == ("device", "gloo")

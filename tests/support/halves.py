@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.backends import overlap
-from edge.backends.base import StageProgram, Step, StepEntry, StepLimits, open_backend
-from edge.formats import weight_format
-from edge.layout import shard_layout
-from edge.made_up_weights import written_weights
+from edge.backends.interface import StageProgram, Step, StepEntry, StepLimits, open_backend
 from edge.models.spec import ModelSpec
+from edge.profiling.random_weights import written_weights
+from edge.weights.formats import weight_format
+from edge.weights.layout import shard_layout
 from tests.support.plans import make_plan
 from tests.support.transport_pairs import group, on_every_rank
 from transport import Collective, PeerLostError

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.backends.base import HostLogits, Logits, ShardWeights, Step
-from edge.formats import WeightFormat
-from edge.layout import ShardLayout
+from edge.backends.interface import HostLogits, Logits, ShardWeights, Step
 from edge.models.spec import ModelSpec
+from edge.weights.formats import WeightFormat
+from edge.weights.layout import ShardLayout
 from tests.support.specs import plain_spec
 from tests.support.triton_face import device
 from transport import Collective
@@ -77,8 +77,8 @@ class MadeUpProgram:
         assert device() == "cpu", "interpreted"
         import torch
 
-        from edge.backends.triton_device import Device, Mirror
-        from edge.backends.triton_logits import DeviceLogits
+        from edge.backends.triton.device import Device, Mirror
+        from edge.backends.triton.logits import DeviceLogits
 
         here = Device()
         kept = Mirror(here, found.size, torch.float32)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from demos.bundled import MODEL
-from edge.checkpoint import Checkpoint
 from edge.models.spec import ModelSpec
+from edge.weights.checkpoint import Checkpoint
 from partition import Plan, Shard, Stage
 
 DEVICES = tuple(f"local-{number}" for number in range(1, 6))

@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-from edge.cli import main
-from edge.peer_info import PeerInfo, describe_peer
+from edge.cli.main import main
+from edge.protocol.peer_info import PeerInfo, describe_peer
 
 EDGE = (sys.executable, "-m", "edge")
 PATIENCE_S = 240.0

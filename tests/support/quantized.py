@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.quantize import QuantizedStore, open_quantized
+from edge.weights.quantize import QuantizedStore, open_quantized
 from kernels.matmul_nbits.reference import QuantizedMatrix
 from offload import MemoryStore
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
-from edge.backends.base import open_backend
-from edge.cold_caches import Caches
-from edge.formats import weight_format
-from edge.loaded_sample import Site, chunk_step, decode_step
-from edge.profile_sample import weights_sample
-from edge.slice_costs import slice_costs
-from tests.unit.test_profile_sample import spec
+from edge.backends.interface import open_backend
+from edge.profiling.cold_caches import Caches
+from edge.profiling.loaded_sample import Site, chunk_step, decode_step
+from edge.profiling.sample import weights_sample
+from edge.profiling.slice_costs import slice_costs
+from edge.weights.formats import weight_format
+from tests.unit.profiling.test_profile_sample import spec
 
 INT4 = weight_format("int4")
 

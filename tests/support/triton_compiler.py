@@ -15,10 +15,10 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from kernels.attention.gpu_cache import KvCache
 from kernels.attention.triton import AttentionTiles, attention
 from kernels.embedding.triton import embedding
 from kernels.gated_mlp.triton import gated
+from kernels.kv_cache.gpu_cache import KvCache
 from kernels.matmul.triton import matmul
 from kernels.matmul_nbits.triton import PackedWeight, matmul_nbits
 from kernels.rms_norm.triton import add_rms_norm

@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.attention.reference import gather_blocks
-from kernels.attention.token_cache import dequantize_heads, quantize_heads
+from kernels.kv_cache.token_cache import dequantize_heads, quantize_heads
 from tests.support.triton_face import array, rounded, tensor
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kernels.attention.gpu_cache import KvCache
+    from kernels.kv_cache.gpu_cache import KvCache
 
 BLOCK_TOKENS = 8
 _SENTINEL_CODE = 99
@@ -51,7 +51,7 @@ def make_cache(
 
     Everything else in it is NaN, or codes of NaN scales. Returned beside it is what it stands for.
     """
-    from kernels.attention.gpu_cache import KvCache
+    from kernels.kv_cache.gpu_cache import KvCache
 
     parts: dict[str, Any] = {}
     meaning: list[list[NDArray[Any]]] = [[], []]

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.backends.base import ShardWeights, StageProgram, Step, StepEntry, StepLimits
-from edge.checkpoint import Checkpoint
-from edge.formats import WeightFormat, kv_bits, weight_format
-from edge.layout import ShardLayout, shard_layout
-from edge.shipping import describe_shard
+from edge.backends.interface import ShardWeights, StageProgram, Step, StepEntry, StepLimits
+from edge.coordinator.shipping import describe_shard
+from edge.weights.checkpoint import Checkpoint
+from edge.weights.formats import WeightFormat, kv_bits, weight_format
+from edge.weights.layout import ShardLayout, shard_layout
 from offload import DerivedCache, KVTier, padded
 from partition import Plan
 from tests.support.checkpoints import TinyCheckpoint
@@ -83,8 +83,8 @@ def triton_plan(
     assert device() == "cpu", "interpreted"
     import torch
 
-    from edge.backends.triton_device import Device
-    from edge.backends.triton_load import load
+    from edge.backends.triton.device import Device
+    from edge.backends.triton.loading import load
 
     chosen = weight_format(dtype)
     multiple = chosen.block_size if chosen.bits else 1

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from edge.planning import Proposal
+from edge.planning.proposal import Proposal
 from partition import ClusterSpec, Estimate, PartitionError, Plan, choose, estimate
-from partition.arrangements import all_arrangements, is_canonical, twins
-from partition.search import Search, Solved, kind
-from partition.situation import Arrangement, Situation
+from partition.search.arrangements import all_arrangements, is_canonical, twins
+from partition.search.branch_and_bound import Search, Solved, kind
+from partition.search.situation import Arrangement, Situation
 
 MOST_RUNNERS_UP = 1
 """Run beside the chosen plan where not everything is."""

@@ -23,8 +23,8 @@ from demos.bench.clusters.networks import (
 )
 from demos.bench.clusters.table import CORES, Device, cores_of
 from demos.bench.clusters.wire import NAMESPACES
-from edge.backends.process_memory import with_huge_pages
-from edge.paths import CACHE_VARIABLE
+from edge.host.cache_paths import CACHE_VARIABLE
+from edge.host.huge_pages import with_huge_pages
 
 BESIDE_MODEL_BYTES = 768 << 20
 """What a daemon may hold beside what it offers: Python, ONNX Runtime, and graphs while they are

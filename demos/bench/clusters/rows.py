@@ -11,7 +11,7 @@ from rich.table import Table
 
 from demos.bench.clusters.runs import ClusterRun, Run
 from demos.bench.results import Conditions
-from edge.step_parts import Part, step_parts
+from edge.planning.breakdown import Part, step_parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

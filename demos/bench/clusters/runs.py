@@ -12,14 +12,14 @@ from typing import Generic, TypeVar
 import numpy as np
 
 import edge
-import edge.cluster_facts
+import edge.planning.cluster_profile
 from demos.bench.clusters.arrangements import Option, Shares, options, shares
 from demos.bench.clusters.bed import emulate
 from demos.bench.clusters.steadiness import Machine, drift
 from demos.bench.clusters.table import EmulatedCluster, Work
-from edge.load_options import LoadOptions
-from edge.planning import Proposal
-from edge.step_times import PeerTimes, StepTimes
+from edge.engine.timing import PeerTimes, StepTimes
+from edge.planning.load_options import LoadOptions
+from edge.planning.proposal import Proposal
 from partition import Estimate, Plan, describe_plan_in_words
 
 ROUNDS = 2
@@ -135,7 +135,7 @@ def run_cluster(
     Raises what `emulate` raises, EdgeError, and ValueError where a device was not measured.
     """
     wanted = load_options(cluster.work)
-    edge.cluster_facts.PROFILE_LIMIT_S = MEASURING_LIMIT_S
+    edge.planning.cluster_profile.PROFILE_LIMIT_S = MEASURING_LIMIT_S
     with (
         emulate(cluster.devices, cache) as addresses,
         edge.Cluster.connect(addresses) as peers,

@@ -54,14 +54,14 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-import edge.backends.ort
-import edge.backends.ort_program
-import edge.host
-import edge.measuring
+import edge.backends.ort.backend
+import edge.backends.ort.program
+import edge.host.identity
+import edge.peer.profiling_calls
 import transport.tcp_link
-from edge.cli import main
-from edge.paths import cache_root
-from edge.whole_files import write_whole
+from edge.cli.main import main
+from edge.host.atomic_files import write_whole
+from edge.host.cache_paths import cache_root
 from transport import SoloCollective
 
 MOST_BEHIND_S = 0.0005
@@ -167,7 +167,7 @@ class Mode(threading.local):
 
 def measure_in_turn(turns: Path, mode: Mode) -> None:
     """Measure the device when no other measures itself: their turns are not made for that."""
-    measure: Any = edge.measuring.profile
+    measure: Any = edge.peer.profiling_calls.profile
 
     def alone(*arguments: Any, **options: Any) -> Any:
         with turns.open("ab", buffering=0) as turn:
@@ -178,7 +178,7 @@ def measure_in_turn(turns: Path, mode: Mode) -> None:
             finally:
                 mode.is_measuring = False
 
-    setattr(edge.measuring, "profile", alone)  # noqa: B010 - not ours to type
+    setattr(edge.peer.profiling_calls, "profile", alone)  # noqa: B010 - not ours to type
 
 
 class NoSums(SoloCollective):
@@ -190,7 +190,7 @@ class NoSums(SoloCollective):
 
 def try_first(turn: Any, mode: Mode, *, has_own_core: bool) -> None:
     """Have every program try a step of shapes that are new to it, in a turn of its own."""
-    program_class: Any = edge.backends.ort_program.OrtProgram
+    program_class: Any = edge.backends.ort.program.OrtProgram
     run: Callable[..., None] = program_class._run
     tried: WeakKeyDictionary[Any, set[Hashable]] = WeakKeyDictionary()
     other = np.ones(CACHE_BYTES // 8, np.uint64)
@@ -230,8 +230,8 @@ def try_first(turn: Any, mode: Mode, *, has_own_core: bool) -> None:
 def slow_down(share: float, *, has_own_core: bool, turns: Path) -> None:
     """Have every session that is made from now on take its time, and its turn: a lock of a file."""
     # A machine of its own, also for who asks which devices share a memory.
-    edge.host._BOOT_ID = turns.with_name(f"boot-{os.getpid()}")
-    edge.host._BOOT_ID.write_text(uuid.uuid4().hex)
+    edge.host.identity._BOOT_ID = turns.with_name(f"boot-{os.getpid()}")
+    edge.host.identity._BOOT_ID.write_text(uuid.uuid4().hex)
     mode = Mode()
     measure_in_turn(turns.with_name("measuring"), mode)
     turn = turns.open("ab", buffering=0)

@@ -15,7 +15,7 @@ from typing import Any
 from demos.bench import accelerate_side, gguf_file
 from demos.bench.clusters.control_groups import ControlGroup
 from demos.bench.shapes import checkpoint
-from edge import llama_side
+from edge.api import llama_cpp_process
 
 PROMPT_TOKENS = 8
 
@@ -93,7 +93,7 @@ def side(command: list[str], group: ControlGroup) -> Iterator[Side]:
 @contextlib.contextmanager
 def llama(python: str, gguf: Path, group: ControlGroup, *, threads: int) -> Iterator[Side]:
     """llama.cpp over its mapped file."""
-    command = [python, llama_side.__file__, str(gguf), str(threads), "64", "1", "mapped"]
+    command = [python, llama_cpp_process.__file__, str(gguf), str(threads), "64", "1", "mapped"]
     with side(command, group) as opened:
         yield opened
 

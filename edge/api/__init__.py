@@ -1,0 +1,1 @@
+"""What does a Python user hold?"""

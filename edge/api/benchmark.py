@@ -1,0 +1,194 @@
+"""Measures a loaded model: exact token counts, ends ignored, warm-ups left out."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from edge.api.model import Model
+from edge.engine.timing import PeerTimes, StepTimes
+from edge.planning.drift import Drift
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """The 20th, 50th and 80th percentile of repeated measurements."""
+
+    p20: float
+    p50: float
+    p80: float
+
+    @classmethod
+    def of(cls, values: list[float]) -> Spread:
+        p20, p50, p80 = (float(value) for value in np.percentile(values, [20, 50, 80]))
+        return cls(p20=p20, p50=p50, p80=p80)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerShare:
+    """One peer's part of the decoding, and what limits it."""
+
+    times: PeerTimes
+    weight_bytes: int
+    """Weights it reads for each token."""
+    memory_bytes_per_s: float
+    """What its memory gives, measured just before."""
+
+    @property
+    def token(self) -> StepTimes:
+        """Of one decoded token."""
+        return self.times.decode.each
+
+    @property
+    def bandwidth_share(self) -> float:
+        """Of the time its weights would take at the full memory rate, over its compute time."""
+        if not self.token.compute_s or not self.memory_bytes_per_s:
+            return 0.0
+        return self.weight_bytes / self.memory_bytes_per_s / self.token.compute_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictedSpeed:
+    """What the plan was predicted to do, where the devices were measured."""
+
+    decode_tokens_per_s: float
+    prefill_tokens_per_s: float
+    first_token_s: float
+    batch_tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Benchmark:
+    """What was measured."""
+
+    prompt_tokens: int
+    new_tokens: int
+    repeats: int
+    decode_tokens_per_s: Spread
+    prefill_tokens_per_s: Spread
+    first_token_s: Spread
+    requests: int
+    """How many were decoded together for `batch_tokens_per_s`."""
+    batch_tokens_per_s: Spread
+    peers: tuple[PeerShare, ...]
+    predicted: PredictedSpeed | None
+    drift: Drift | None
+    """What made it slower than predicted, if anything did."""
+
+    def to_json(self) -> dict[str, Any]:
+        value = dataclasses.asdict(self)
+        for peer, share in zip(value["peers"], self.peers, strict=True):
+            peer["token"] = dataclasses.asdict(share.token)
+            peer["bandwidth_share"] = share.bandwidth_share
+        return value
+
+
+def batch_tokens_per_s(
+    model: Model, *, requests: int, prompt_tokens: int, new_tokens: int
+) -> float:
+    """Tokens per second of all requests together, while all of them decode.
+
+    Counts from the first token of the last request to the last token of the first that ends.
+    Raises RequestError when a prompt and its answer do not fit the context.
+    """
+    generator = np.random.default_rng()
+    prompts = [
+        generator.integers(model.vocab_size, size=prompt_tokens).tolist() for _ in range(requests)
+    ]
+
+    def times(prompt: list[int]) -> list[float]:
+        stream = model.stream(prompt, max_new_tokens=new_tokens, ignore_eos=True)
+        return [time.perf_counter() for _token in stream]
+
+    with ThreadPoolExecutor(requests) as pool:
+        arrivals = list(pool.map(times, prompts))
+    begin_s, end_s = max(each[0] for each in arrivals), min(each[-1] for each in arrivals)
+    between = sum(begin_s < at <= end_s for each in arrivals for at in each)
+    return between / (end_s - begin_s) if end_s > begin_s else 0.0
+
+
+def run_benchmark(
+    model: Model,
+    *,
+    prompt_tokens: int,
+    new_tokens: int,
+    repeats: int,
+    warm_ups: int,
+    requests: int,
+    memory_rates: dict[str, float],
+    weight_bytes: dict[str, int],
+) -> Benchmark:
+    """Answer random prompts one after the other; then, if asked for, several at once.
+
+    Never one that was answered before: peers with a disk for them would not compute it again.
+
+    `memory_rates` (bytes per second) and `weight_bytes` (read for each token) are by peer name.
+    Raises RequestError when prompt and answer do not fit the context.
+    """
+    generator = np.random.default_rng()
+
+    def answer(tokens: int) -> dict[str, float]:
+        prompt = generator.integers(model.vocab_size, size=prompt_tokens).tolist()
+        reply = model.generate(prompt, max_new_tokens=tokens, ignore_eos=True)
+        assert len(reply.token_ids) == tokens
+        return dict(reply.statistics)
+
+    for _ in range(warm_ups):
+        answer(new_tokens)
+    model.check()
+    model.measure()
+    figures = [answer(new_tokens) for _ in range(repeats)]
+    times = model.measure()
+    shares = [
+        PeerShare(
+            times=each,
+            weight_bytes=weight_bytes.get(each.name, 0),
+            memory_bytes_per_s=memory_rates.get(each.name, 0.0),
+        )
+        for each in times
+    ]
+    drift = model.check(times)
+    batches = [
+        batch_tokens_per_s(
+            model, requests=requests, prompt_tokens=prompt_tokens, new_tokens=new_tokens
+        )
+        for _ in range(repeats if requests > 1 else 0)
+    ]
+    decode = [f["tokens_per_s"] for f in figures]
+    return Benchmark(
+        prompt_tokens=prompt_tokens,
+        new_tokens=new_tokens,
+        repeats=repeats,
+        decode_tokens_per_s=Spread.of(decode),
+        prefill_tokens_per_s=Spread.of([prompt_tokens / f["first_token_s"] for f in figures]),
+        first_token_s=Spread.of([f["first_token_s"] for f in figures]),
+        requests=requests,
+        batch_tokens_per_s=Spread.of(batches or decode),
+        peers=tuple(shares),
+        predicted=_predicted(model, prompt_tokens, new_tokens, requests),
+        drift=drift,
+    )
+
+
+def _predicted(
+    model: Model, prompt_tokens: int, new_tokens: int, requests: int
+) -> PredictedSpeed | None:
+    alone, together = (
+        model.predict(
+            prompt_tokens=prompt_tokens, output_tokens=new_tokens, concurrency=concurrency
+        )
+        for concurrency in (1, requests)
+    )
+    if alone is None or together is None:
+        return None
+    return PredictedSpeed(
+        decode_tokens_per_s=alone.tokens_per_s,
+        prefill_tokens_per_s=prompt_tokens / alone.first_token_s,
+        first_token_s=alone.first_token_s,
+        batch_tokens_per_s=together.tokens_per_s,
+    )

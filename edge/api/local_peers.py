@@ -1,0 +1,157 @@
+"""Daemons on this machine, started and ended by the program that uses them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import TypeVar
+
+from edge.backends.interface import BACKEND_CHOICES
+from edge.errors import NetworkError, RequestError
+from edge.host.cuda_driver import num_cuda_devices
+from edge.host.free_memory import parse_folder_and_size, parse_size
+from edge.host.huge_pages import with_huge_pages
+
+STOP_TIMEOUT_S = 10.0
+MAX_PEERS = 64
+MAX_THREADS = 1024
+
+Size = str | int
+
+
+class LocalPeers:
+    """`edge peer` processes with real sockets on 127.0.0.1; `close` ends them.
+
+    Each watches its standard input: should this process die in any way, they end by themselves.
+    """
+
+    def __init__(self, processes: list[subprocess.Popen[str]], addresses: list[str]) -> None:
+        self._processes = processes
+        self.addresses = tuple(addresses)
+
+    @classmethod
+    def start(
+        cls,
+        *,
+        peers: int,
+        memory: Size | Sequence[Size] | None,
+        model_memory: Size | Sequence[Size] | None = None,
+        threads: int | Sequence[int] | None,
+        kv_memory: Size | Sequence[Size] | None = None,
+        kv_disk: str | Sequence[str] | None = None,
+        backend: str | Sequence[str] | None = None,
+    ) -> LocalPeers:
+        """Raises RequestError for counts that do not match, NetworkError if one does not start."""
+        if type(peers) is not int or not 1 <= peers <= MAX_PEERS:
+            raise RequestError(f"peers must be a whole number from 1 to {MAX_PEERS}, not {peers!r}")
+        options = [["--name", f"local-{index + 1}"] for index in range(peers)]
+        for option, sizes in (("memory", memory), ("model-memory", model_memory)):
+            for each, size in zip(options, _one_each(sizes, peers, option), strict=True):
+                if size is not None:
+                    each += [f"--{option}", str(parse_size(size))]
+        for each, size in zip(options, _one_each(kv_memory, peers, "kv_memory"), strict=True):
+            if size is not None:
+                each += ["--kv-memory", str(parse_size(size))]
+        for each, place in zip(options, _one_each(kv_disk, peers, "kv_disk"), strict=True):
+            if place is not None:
+                folder, size_bytes = parse_folder_and_size(place)
+                own = folder / each[1] if isinstance(kv_disk, str) and peers > 1 else folder
+                each += ["--kv-disk", f"{own}:{size_bytes}"]
+        cores = len(os.sched_getaffinity(0))
+        for each, count in zip(options, _one_each(threads, peers, "threads"), strict=True):
+            each += ["--threads", str(_checked_threads(count, default=max(1, cores // peers)))]
+        gpus = num_cuda_devices()
+        for each, name in zip(options, _one_each(backend, peers, "backend"), strict=True):
+            each += ["--backend", _checked_backend(name)]
+            if name == "triton" and gpus > 1:  # by turns
+                each += ["--gpu", str(sum("--gpu" in other for other in options) % gpus)]
+        this = cls([], [])
+        try:
+            for each in options:
+                this._processes.append(_spawn(each))
+            this.addresses = tuple(_await_ready(process) for process in this._processes)
+        except BaseException:
+            this.close()
+            raise
+        return this
+
+    def close(self) -> None:
+        """End every daemon and wait for it; kill those that do not listen."""
+        for process in self._processes:
+            if process.stdin is not None:
+                with contextlib.suppress(OSError):
+                    process.stdin.close()
+        for process in self._processes:
+            try:
+                process.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+        self._processes.clear()
+
+
+def _checked_threads(count: int | None, *, default: int) -> int:
+    if count is None:
+        return default
+    if type(count) is not int or not 1 <= count <= MAX_THREADS:
+        raise RequestError(f"threads must be a whole number from 1 to {MAX_THREADS}, not {count!r}")
+    return count
+
+
+def _checked_backend(name: str | None) -> str:
+    if name is None:
+        return "auto"
+    if name not in BACKEND_CHOICES:
+        raise RequestError(f"backend {name!r} is not one of {', '.join(BACKEND_CHOICES)}")
+    return name
+
+
+T = TypeVar("T", str | int, int, str)
+
+
+def _one_each(value: T | Sequence[T] | None, peers: int, name: str) -> Sequence[T | None]:
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        if len(value) != peers:
+            raise RequestError(
+                f"{len(value)} values of {name} for {peers} peers; give one, or one for each"
+            )
+        return list(value)
+    return [value] * peers
+
+
+def _spawn(options: list[str]) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "edge", "peer", "--listen", "127.0.0.1:0", "--supervised"]
+    return subprocess.Popen(
+        command + options,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=with_huge_pages(os.environ),
+        # Ctrl-C is for the program; it ends its daemons in its own time.
+        start_new_session=True,
+    )
+
+
+def _await_ready(process: subprocess.Popen[str]) -> str:
+    """A supervised daemon writes one line of JSON once it listens."""
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    try:
+        return str(json.loads(line)["addresses"][0])
+    except (ValueError, KeyError, IndexError, TypeError):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_TIMEOUT_S)
+        how = (
+            "says nothing of use"
+            if process.returncode is None
+            else (f"ended with exit code {process.returncode}")
+        )
+        raise NetworkError(
+            f"a local peer did not start: it {how}; its own message, on standard error, says why"
+        ) from None

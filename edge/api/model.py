@@ -1,0 +1,231 @@
+"""A model on its peers, as its user sees it: prompts are checked here, replies are started here."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.api.reply import Reply, ReplyStream, evaluate
+from edge.concurrency.loop_thread import LoopThread
+from edge.coordinator.generation import GenerationRequest
+from edge.coordinator.loaded_model import LoadedModel
+from edge.engine.timing import PeerTimes
+from edge.errors import RequestError
+from edge.planning.drift import Drift, find_drift
+from edge.planning.forecast import Forecast
+from edge.planning.proposal import Proposal
+from edge.protocol.peer_info import PeerInfo
+from edge.text import Tokenizer
+from edge.weights.checkpoint import Checkpoint
+from partition import Estimate, Plan
+
+DEFAULT_NEW_TOKENS = 128
+
+Prompt = str | Sequence[int]
+
+
+class Model:
+    """A model on its peers. Made by `Cluster.load`; a context manager."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        checkpoint: Checkpoint,
+        context_tokens: int,
+        tokenizer: Tokenizer | None,
+        peers: Sequence[PeerInfo],
+        proposal: Proposal,
+        loop: LoopThread,
+    ) -> None:
+        self._loaded = loaded
+        self._forecast = Forecast(proposal)
+        self._loop = loop
+        self._tokenizer = tokenizer
+        self._end_ids = frozenset(checkpoint.defaults.eos_token_ids)
+        self._is_closed = False
+        self.name = checkpoint.name
+        self.vocab_size = checkpoint.spec.vocab_size
+        self.context_tokens = context_tokens
+        self.peers = {peer.id: peer for peer in peers}
+
+    @property
+    def plan(self) -> Plan:
+        """What runs where; devices are peers' ids (see `peers`)."""
+        return self._loaded.plan
+
+    @property
+    def proposal(self) -> Proposal:
+        """The plan with all that was known when it was chosen, and what is predicted of it."""
+        return self._forecast.proposal
+
+    @property
+    def sent_bytes(self) -> Mapping[str, int]:
+        """Weights that were sent to each peer, by name; 0 for one that had its shard cached."""
+        return dict(self._loaded.sent_bytes)
+
+    @property
+    def token_weight_bytes(self) -> Mapping[str, int]:
+        """Weights, as its kernels keep them, that each peer reads for one token, by name."""
+        return dict(self._loaded.token_weight_bytes)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Raises RequestError for a checkpoint without tokenizer.json."""
+        if self._tokenizer is None:
+            raise RequestError(f"{self.name} has no tokenizer.json: give token ids instead of text")
+        return self._tokenizer
+
+    def generate(
+        self,
+        prompt: Prompt,
+        *,
+        max_new_tokens: int = DEFAULT_NEW_TOKENS,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        stop: str | Sequence[str] = (),
+        seed: int | None = None,
+        ignore_eos: bool = False,
+    ) -> Reply:
+        """The whole answer to a text (special tokens are added) or to token ids (used as given).
+
+        temperature 0 is greedy. The same seed gives the same tokens on every plan; None picks one,
+        told in `statistics`. With `ignore_eos` the answer goes on past its end, for measuring.
+        Raises RequestError for values out of range or a prompt that does not
+        fit the context, PeerLostError if a device goes away.
+        """
+        stream = self.stream(
+            prompt,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            stop=stop,
+            seed=seed,
+            ignore_eos=ignore_eos,
+        )
+        for _token in stream:
+            pass
+        return stream.reply()
+
+    def stream(
+        self,
+        prompt: Prompt,
+        *,
+        max_new_tokens: int = DEFAULT_NEW_TOKENS,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        stop: str | Sequence[str] = (),
+        seed: int | None = None,
+        ignore_eos: bool = False,
+    ) -> ReplyStream:
+        """Like `generate`, token by token. Leaving the loop early cancels the rest."""
+        if isinstance(prompt, str):
+            tokens = self._checked_ids(self.tokenizer.encode(prompt))
+        else:
+            tokens = self._checked_ids(prompt)
+        room = self.context_tokens - len(tokens)
+        if room < 1:
+            raise RequestError(
+                f"the prompt has {len(tokens)} tokens and the context {self.context_tokens}: no "
+                "room for an answer; shorten it, or load the model with more context_tokens"
+            )
+        request = GenerationRequest.of(
+            tokens,
+            max_new_tokens=_within(max_new_tokens, room),
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            stop=stop,
+            seed=seed,
+            end_ids=frozenset() if ignore_eos else self._end_ids,
+        )
+        return ReplyStream(self._loaded, self._loop, request, self._tokenizer, self._forecast)
+
+    def logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+        """Float32 [tokens, vocab]: row i is what the model expects after token i."""
+        return evaluate(self._loaded, self._loop, self._checked_ids(token_ids))
+
+    def measure(self) -> list[PeerTimes]:
+        """Where each peer's time went since this was last called, and its memory."""
+        return self._loop.run(self._loaded.measure())
+
+    def predict(
+        self, *, prompt_tokens: int, output_tokens: int, concurrency: int = 1
+    ) -> Estimate | None:
+        """How fast answers of this size should be; None where a device was not measured."""
+        return self.proposal.predict(
+            prompt_tokens=prompt_tokens, output_tokens=output_tokens, concurrency=concurrency
+        )
+
+    def check(self, times: Sequence[PeerTimes] | None = None) -> Drift | None:
+        """What made the replies since the last check slower than predicted, if they were.
+
+        Calls `measure`, unless what it returned over these replies is given. None also where
+        nothing is predicted, and when replies ran at once.
+        """
+        answers = self._forecast.take()
+        if self.proposal.choice.predicted is None:
+            return None
+        names = {id: peer.name for id, peer in self.peers.items()}
+        return find_drift(answers, times or self.measure(), self.plan, names)
+
+    def close(self) -> None:
+        """Free the model on its peers. May be called again, also after the cluster was closed.
+
+        Replies under way in other threads end with RequestError.
+        """
+        if not self._is_closed:
+            self._is_closed = True
+            self._loop.run(self._loaded.aclose())
+
+    def wait_if_over(self) -> bool:
+        """Whether it was closed or lost a peer; if so, the other peers are free of it by now."""
+        if self._loaded.failure is None:
+            return False
+        self.close()
+        return True
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _checked_ids(self, token_ids: Sequence[int]) -> tuple[int, ...]:
+        try:
+            tokens = tuple(operator.index(token) for token in token_ids)
+        except TypeError:
+            raise RequestError(
+                "a prompt is a text or a sequence of token ids, which are whole numbers"
+            ) from None
+        if not tokens:
+            raise RequestError("the prompt is empty; give at least one token")
+        if len(tokens) > self.context_tokens:
+            raise RequestError(
+                f"the prompt has {len(tokens)} tokens and the context {self.context_tokens}; "
+                "shorten it, or load the model with more context_tokens"
+            )
+        wrong = [token for token in tokens if not 0 <= token < self.vocab_size]
+        if wrong:
+            raise RequestError(
+                f"token id {wrong[0]} is not one of the model's; ids are 0..{self.vocab_size - 1}"
+            )
+        return tokens
+
+
+def _within(max_new_tokens: int, room: int) -> int:
+    """As many new tokens as were asked for and fit; nonsense is left to be refused."""
+    return min(max_new_tokens, room) if type(max_new_tokens) is int else max_new_tokens

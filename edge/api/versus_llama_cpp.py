@@ -1,0 +1,168 @@
+"""A model on its peers beside llama.cpp, in turn, so that the machine's mood is shared.
+
+llama.cpp runs in a process of its own, in whichever Python has llama-cpp-python: Edge does not
+depend on it.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge.api import llama_cpp_process
+from edge.api.benchmark import Spread, batch_tokens_per_s
+from edge.api.model import Model
+from edge.errors import RequestError
+
+
+class Llama:
+    """llama.cpp with one GGUF file, asked line by line. A context manager."""
+
+    def __init__(
+        self, gguf: Path, *, python: str, threads: int, context_tokens: int, requests: int = 1
+    ) -> None:
+        """Raises RequestError, after llama.cpp's own message, when it does not start."""
+        numbers = [str(threads), str(context_tokens), str(requests)]
+        try:
+            self._process = subprocess.Popen(
+                [python, llama_cpp_process.__file__, str(gguf), *numbers],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        except OSError as error:
+            raise RequestError(f"{python} cannot be started: {error.strerror}") from error
+        try:
+            hello = self._answer()
+        except BaseException:
+            self.close()
+            raise
+        self.version = str(hello["version"])
+        self.vocab_size = int(hello["vocab"])
+
+    def run(self, prompt_tokens: int, new_tokens: int, requests: int = 1) -> dict[str, float]:
+        """`prefill_s` and `decode_s` of this many replies at once."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{prompt_tokens} {new_tokens} {requests}\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+
+    def __enter__(self) -> Llama:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        try:
+            answer: dict[str, Any] = json.loads(line)
+        except ValueError:
+            raise RequestError(
+                "llama.cpp's side ended without an answer: see its message above; it needs a "
+                "Python with llama-cpp-python and numpy (--llama-python)"
+            ) from None
+        return answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Tokens per second of both, round by round; the ratios are taken within a round."""
+
+    version: str
+    prompt_tokens: int
+    new_tokens: int
+    requests: int
+    prefill: tuple[tuple[float, float], ...]
+    """(Edge, llama.cpp) of each round."""
+    decode: tuple[tuple[float, float], ...]
+    batch: tuple[tuple[float, float], ...]
+    """All `requests` replies together; empty for one request."""
+
+    def to_json(self) -> dict[str, Any]:
+        """p20, p50 and p80 of both and of the ratio."""
+        found: dict[str, Any] = {
+            "program": "llama.cpp",
+            "version": self.version,
+            "rounds": len(self.decode),
+        }
+        for name in ("prefill", "decode", "batch"):
+            pairs: tuple[tuple[float, float], ...] = getattr(self, name)
+            if pairs:
+                found[name] = {
+                    what: {"p20": spread.p20, "p50": spread.p50, "p80": spread.p80}
+                    for what, spread in spreads(pairs).items()
+                }
+        return found
+
+
+def spreads(pairs: tuple[tuple[float, float], ...]) -> dict[str, Spread]:
+    """Of Edge's figures, of llama.cpp's, and of their ratios in the same round."""
+    return {
+        "edge": Spread.of([ours for ours, _theirs in pairs]),
+        "llama.cpp": Spread.of([theirs for _ours, theirs in pairs]),
+        "ratio": Spread.of([ours / theirs for ours, theirs in pairs]),
+    }
+
+
+def compare(
+    model: Model,
+    llama: Llama,
+    *,
+    prompt_tokens: int,
+    new_tokens: int,
+    requests: int,
+    rounds: int,
+) -> Comparison:
+    """Each round runs both once, ends ignored; one round before them warms both up.
+
+    Raises RequestError if the file does not hold a model of the same vocabulary.
+    """
+    if llama.vocab_size != model.vocab_size:
+        raise RequestError(
+            f"the GGUF file has a vocabulary of {llama.vocab_size} tokens and {model.name} one of "
+            f"{model.vocab_size}: give a file of the same model"
+        )
+    prompt = np.random.default_rng(1).integers(model.vocab_size, size=prompt_tokens).tolist()
+    prefill: list[tuple[float, float]] = []
+    decode: list[tuple[float, float]] = []
+    batch: list[tuple[float, float]] = []
+    for number in range(rounds + 1):
+        ours = model.generate(prompt, max_new_tokens=new_tokens, ignore_eos=True).statistics
+        theirs = llama.run(prompt_tokens, new_tokens)
+        together: tuple[float, float] | None = None
+        if requests > 1:
+            mine = batch_tokens_per_s(
+                model, requests=requests, prompt_tokens=prompt_tokens, new_tokens=new_tokens
+            )
+            other = llama.run(prompt_tokens, new_tokens, requests)
+            together = (mine, requests * (new_tokens - 1) / other["decode_s"])
+        if number == 0:
+            continue
+        prefill.append((prompt_tokens / ours["first_token_s"], prompt_tokens / theirs["prefill_s"]))
+        decode.append((ours["tokens_per_s"], (new_tokens - 1) / theirs["decode_s"]))
+        if together is not None:
+            batch.append(together)
+    return Comparison(
+        version=llama.version,
+        prompt_tokens=prompt_tokens,
+        new_tokens=new_tokens,
+        requests=requests,
+        prefill=tuple(prefill),
+        decode=tuple(decode),
+        batch=tuple(batch),
+    )

@@ -1,0 +1,359 @@
+"""What every back end promises, and how one is chosen.
+
+A back end is one module of this package, imported only when chosen.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.backends.device_sums import DeviceSums
+from edge.errors import RequestError
+from edge.host.cuda_driver import num_cuda_devices
+from edge.models.spec import ModelSpec
+from edge.weights.formats import KvDtype, WeightFormat
+from edge.weights.layout import ShardLayout
+from offload import DerivedCache, KVTier, Manifest
+from transport import Collective
+
+BACKENDS = ("ort", "triton")
+BACKEND_CHOICES = ("auto", *BACKENDS)
+"""What users may ask for; `usual_backend` says what auto is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardWeights:
+    """The weights of one shard on disk: one file, and what lies where in it."""
+
+    path: Path
+    manifest: Manifest
+    packed: DerivedCache | None = None
+    """Where a back end keeps what it makes of them; None: nowhere."""
+    load_room_bytes: int | None = None
+    """What loading may take beside the weights themselves; None: what it wants."""
+    host_bytes: int = 0
+    """Of the host's memory, for weights that a device with memory of its own has no room for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepEntry:
+    """One request's part of a step: the token ids at `position` and after.
+
+    The last `logit_rows` of them want logits.
+    """
+
+    request: str
+    position: int
+    tokens: tuple[int, ...]
+    logit_rows: int
+
+    @property
+    def end(self) -> int:
+        """The position after the last token: how many tokens the KV cache then holds."""
+        return self.position + len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What all shards of a plan compute together: a chunk of one request, or one token of several.
+
+    With `run` above 1 the shards go on by themselves, each sampled token the next step's input,
+    until `run` tokens are sampled, a request ends, or the sampler is asked to yield.
+    """
+
+    entries: tuple[StepEntry, ...]
+    run: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.entries or any(not entry.tokens for entry in self.entries):
+            raise ValueError("a step needs requests, and each of them tokens")
+        if len(self.entries) > 1 and any(len(entry.tokens) != 1 for entry in self.entries):
+            raise ValueError("a step of several requests takes one token of each")
+        if len({entry.request for entry in self.entries}) != len(self.entries):
+            raise ValueError("a request is twice in a step")
+        if any(not 0 <= entry.logit_rows <= len(entry.tokens) for entry in self.entries):
+            raise ValueError("a step wants more logits than it has tokens")
+        if self.run < 1 or (self.run > 1 and any(e.logit_rows != 1 for e in self.entries)):
+            raise ValueError("a run goes on from one token of every request")
+
+    @property
+    def batch(self) -> int:
+        return len(self.entries)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of each entry; the same for all."""
+        return len(self.entries[0].tokens)
+
+    @property
+    def logit_rows(self) -> int:
+        """Rows of logits of each entry, as the head computes them: the most that one wants."""
+        return max(entry.logit_rows for entry in self.entries)
+
+    def following(self, tokens: Sequence[int]) -> Step:
+        """The next step of a run, from the token sampled for each entry."""
+        return Step(
+            entries=tuple(
+                StepEntry(request=entry.request, position=entry.end, tokens=(token,), logit_rows=1)
+                for entry, token in zip(self.entries, tokens, strict=True)
+            ),
+            run=self.run - 1,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLimits:
+    """How large steps and their requests may get; buffers are made for it once."""
+
+    context_tokens: int
+    """Longest prompt and answer of one request."""
+    chunk_tokens: int
+    """Most tokens of one request in a step."""
+    requests: int
+    """Most requests under way at once."""
+    cached_tokens: int
+    """Tokens of all requests together; memory is kept for their KV caches."""
+    disk_tokens: int = 0
+    """Tokens of all requests together that may be on disk instead; 0: there is no such disk."""
+
+    @property
+    def exceeds_memory(self) -> bool:
+        """One request may have more tokens than memory is kept for."""
+        return bool(self.disk_tokens) and self.context_tokens > self.cached_tokens
+
+
+class Logits(Protocol):
+    """A shard's logits of one step [batch, logit_rows, len(vocab)], where they were computed.
+
+    Valid until the program's next call.
+    """
+
+    @property
+    def can_rank(self) -> bool:
+        """`best` may know more than the host would have to find out for itself."""
+        ...
+
+    def array(self) -> NDArray[np.float32]:
+        """All of them, on the host."""
+        ...
+
+    def best(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.float32]] | None:
+        """Of each entry's last row: the columns that rank first (`kernels.sampling`), and their
+        logits, [batch, count]; −1 in a row that is not finite. None where it cannot be told."""
+        ...
+
+
+class HostLogits:
+    """Of programs that compute on the host."""
+
+    can_rank = False
+
+    def __init__(self, array: NDArray[np.float32]) -> None:
+        self._array = array
+
+    def array(self) -> NDArray[np.float32]:
+        return self._array
+
+    def best(self, count: int) -> None:
+        return None
+
+
+class StageProgram(Protocol):
+    """One shard, ready to run. Called from one thread only.
+
+    Keys and values are kept in the type asked for once `calibrate` was called.
+
+    `forward` returns the hidden state float32 [batch, tokens, hidden] of a stage, or in the last
+    stage this shard's logits float32 [batch, logit_rows, len(vocab)]. The array is the program's
+    own buffer, valid until the next call.
+    """
+
+    weight_bytes: int
+
+    @property
+    def device_sums(self) -> DeviceSums | None:
+        """How its device sums with others of this host; None where it does over links alone."""
+        ...
+
+    @property
+    def disk_wait_s(self) -> float:
+        """Seconds that its steps waited for weights, keys and values that come in for each; 0.0
+        where all stay in memory."""
+        ...
+
+    def forward(
+        self, step: Step, hidden: NDArray[np.float32] | None, collective: Collective
+    ) -> NDArray[np.float32]:
+        """`hidden` [batch, tokens, hidden] comes from the stage before; None in the first stage.
+
+        A request's KV cache is made at its first step, and brought back if it was saved. One that
+        has more tokens than memory is kept for may be computed while it is the only one that is
+        not saved, where there is a tier. Raises RequestError for a step that does not
+        fit (context, chunk, slots), and what the collective raises. The collective's memory is
+        the host's, or the device's if `device_sums` made it.
+        """
+        ...
+
+    def logits(
+        self, step: Step, hidden: NDArray[np.float32] | None, collective: Collective
+    ) -> Logits:
+        """`forward` in the last stage, for who may not need all logits on the host."""
+        ...
+
+    def receive_buffer(self, step: Step) -> NDArray[np.float32]:
+        """Where `forward` takes a hidden state [batch, tokens, hidden] without a copy."""
+        ...
+
+    def calibrate(self, request: str) -> None:
+        """Choose how keys and values are rounded, from those of `request`, and release it.
+
+        Called once, before any other request begins.
+        """
+        ...
+
+    def save(self, request: str) -> None:
+        """Move the request's KV cache to the tier that `load` was given, until its next step.
+
+        Raises offload's StoreFullError where that has no room, StoreError if the disk fails:
+        nothing has changed then.
+        """
+        ...
+
+    def reserve(self, request: str, tokens: int) -> None:
+        """See to it that the tier has room for so many of the request's tokens. Raises likewise.
+
+        With it, no step of a request that is longer than memory lacks room on disk.
+        """
+        ...
+
+    @property
+    def cache_digest(self) -> str:
+        """Of what this program's keys and values depend on beside tokens, weights and plan.
+
+        Those of equal digests may be exchanged. Empty: it hands none out.
+        """
+        ...
+
+    def new_rows(self, tokens: int) -> list[NDArray[Any]]:
+        """Arrays, each contiguous, for keys and values of so many tokens in every layer."""
+        ...
+
+    def rows(self, request: str, first: int, last: int) -> list[NDArray[Any]] | None:
+        """Of the request's tokens [first, last); None if not all are computed and in memory."""
+        ...
+
+    def put_rows(self, request: str, first: int, rows: Sequence[NDArray[Any]]) -> None:
+        """Set what the request has from token `first` on, as `rows` gave it or to `new_rows`."""
+        ...
+
+    def release(self, request: str) -> None:
+        """Free the request's KV cache, wherever it is; unknown requests are ignored."""
+        ...
+
+    def stream(self, layers: int) -> None:
+        """From now on read so many layers, the last ones, from disk for each step.
+
+        Results stay the same, bit for bit, and KV caches where they are. Raises RequestError where
+        that cannot be done, and StoreError; then nothing has changed.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+class Backend(Protocol):
+    """One kind of device's way to run a shard."""
+
+    name: str
+
+    @property
+    def is_stand_in(self) -> bool:
+        """It computes in place of a device that is not here, so its speed says nothing."""
+        ...
+
+    @property
+    def device_name(self) -> str:
+        """What computes, for people."""
+        ...
+
+    @property
+    def has_own_memory(self) -> bool:
+        """Shards lie in its own memory, a GPU's, and not in that of the process."""
+        ...
+
+    def usable_memory_bytes(self) -> int:
+        """What this device has free for shards now, less a reserve."""
+        ...
+
+    def copy_bytes_per_s(self) -> float | None:
+        """Measured now: from the host's memory into its own; None where these are one."""
+        ...
+
+    def why_not(self) -> str | None:
+        """None if it runs here, else one sentence with the cause and the remedy."""
+        ...
+
+    def load(
+        self,
+        spec: ModelSpec,
+        layout: ShardLayout,
+        weights: ShardWeights,
+        weight_format: WeightFormat,
+        *,
+        limits: StepLimits,
+        kv_dtype: KvDtype = "float32",
+        kv_tier: KVTier | None = None,
+    ) -> StageProgram:
+        """kv_tier: where keys and values go that are saved.
+
+        Raises RequestError for what this back end cannot compute.
+        """
+        ...
+
+
+def check_step(step: Step, limits: StepLimits, *, vocab_size: int) -> None:
+    """Raises RequestError unless the step is within the limits and its ids are tokens."""
+    if step.num_tokens > limits.chunk_tokens or step.batch > limits.requests:
+        raise RequestError(
+            f"a step of {step.batch} requests with {step.num_tokens} tokens each; this shard "
+            f"takes up to {limits.requests} requests or {limits.chunk_tokens} tokens"
+        )
+    for entry in step.entries:
+        if not 0 <= entry.position <= entry.end <= limits.context_tokens:
+            raise RequestError(
+                f"position {entry.end} is past the context of {limits.context_tokens} tokens"
+            )
+        if not 0 <= min(entry.tokens) <= max(entry.tokens) < vocab_size:
+            raise RequestError(f"token ids must lie in 0..{vocab_size - 1}")
+
+
+def usual_backend() -> str:
+    """What computes where nobody says what: the GPU if it can be used, else the CPU."""
+    if not num_cuda_devices():
+        return "ort"
+    backend = _opened("triton", threads=1)
+    return "ort" if backend.why_not() is not None or backend.is_stand_in else "triton"
+
+
+def open_backend(name: str, *, threads: int) -> Backend:
+    """Raises RequestError for an unknown name or one that cannot run here."""
+    if name not in BACKENDS:
+        raise RequestError(f"back end {name!r} is not one of {', '.join(BACKENDS)}")
+    backend = _opened(name, threads=threads)
+    reason = backend.why_not()
+    if reason is not None:
+        raise RequestError(f"back end {name} cannot run here: {reason}")
+    return backend
+
+
+def _opened(name: str, *, threads: int) -> Backend:
+    module: Any = importlib.import_module(f"edge.backends.{name}.backend")
+    backend: Backend = module.open_backend(threads=threads)
+    return backend

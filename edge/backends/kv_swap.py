@@ -1,0 +1,236 @@
+"""Keys and values that go to disk and come back: of whole requests, and of layers within a step.
+
+A request that is saved leaves its slot; at its next step it gets one again, and what it had. A
+request that is too long for memory is computed alone, layer by layer: the first layers stay, and of
+the others each comes in before it computes, the next one behind its back, and goes when it is done.
+Layers are used in the same order again and again, so a fixed part that stays is the best choice.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from edge.backends.interface import Step, StepLimits
+from edge.errors import RequestError
+from offload import KVPlace, KVShape, KVTier
+
+_WINDOW_LAYERS = 2
+"""In memory beside those that stay: one computes, one is read."""
+
+
+Rows = NDArray[Any]
+"""[num_kv_heads, tokens, elements] of one layer's keys or values."""
+
+
+class Pool(Protocol):
+    """Where graphs and kernels use keys and values, by requests and the slots that they have."""
+
+    @property
+    def num_requests(self) -> int: ...
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all requests together."""
+        ...
+
+    def __contains__(self, request: str) -> bool: ...
+
+    def open(self, request: str) -> int:
+        """The request's slot, a new one if it has none. KeyError when every slot is taken."""
+        ...
+
+    def length(self, slot: int) -> int: ...
+
+    def wrote(self, slot: int, length: int) -> None: ...
+
+    def rows(self, index: int, slot: int, first: int, last: int) -> tuple[Rows, Rows]:
+        """Keys and values of a layer's tokens [first, last), valid until the next call."""
+        ...
+
+    def filling(
+        self, index: int, slot: int, tokens: int
+    ) -> AbstractContextManager[tuple[Rows, Rows]]:
+        """To write a layer's first tokens: they are in the pool when the block ends."""
+        ...
+
+    def release(self, request: str) -> None: ...
+
+    def drop_layer(self, index: int, slot: int) -> None:
+        """Give back the memory of a slot's layer. Asked for only where a request may have more
+        tokens than memory is kept for."""
+        ...
+
+
+class CacheMoves:
+    """What of a shard's cache is in its pool, and what in the tier. Used by the compute thread."""
+
+    def __init__(self, pool: Pool, shape: KVShape, tier: KVTier | None, limits: StepLimits) -> None:
+        self._pool = pool
+        self._shape = shape
+        self._layers = range(shape.num_layers)
+        self._tier = tier
+        self._room_tokens = limits.cached_tokens
+        self._away: dict[str, int] = {}
+        """Requests without a slot, and their tokens."""
+        self._outside: dict[str, set[int]] = {}
+        """Layers that are not in memory, of requests that have a slot."""
+        self._window: _Window | None = None
+        self._reader: ThreadPoolExecutor | None = None
+        self.wait_s = 0.0
+        """Seconds that steps waited for moves."""
+
+    def save(self, request: str) -> None:
+        """Move a request to the tier and free its slot. StoreError: it stays where it is."""
+        if request in self._away or request not in self._pool:
+            return
+        slot = self._pool.open(request)
+        length = self._pool.length(slot)
+        for layer in self._layers:
+            if layer not in self._outside.get(request, ()):
+                self._write(request, layer, length)
+        self._pool.release(request)
+        self._outside.pop(request, None)
+        self._away[request] = length
+
+    def reserve(self, request: str, tokens: int) -> None:
+        """Room in the tier for so many of its tokens. StoreError: there is no more than before."""
+        self._place(request).reserve(tokens)
+
+    def is_inside(self, request: str) -> bool:
+        """All of it is in memory."""
+        return request not in self._away and not self._outside.get(request)
+
+    def drop(self, request: str) -> None:
+        """Forget what the tier has of it."""
+        self._away.pop(request, None)
+        self._outside.pop(request, None)
+        if self._tier is not None:
+            self._tier.drop(request)
+
+    def arrive(self, step: Step) -> None:
+        """Give the step's requests slots and bring in what they have on disk.
+
+        Raises RequestError for more tokens than memory is kept for, or more requests than slots.
+        """
+        requests = [entry.request for entry in step.entries]
+        for entry in step.entries:
+            if entry.request in self._pool:  # of a prefix other shards may have had less
+                slot = self._pool.open(entry.request)
+                self._pool.wrote(slot, min(entry.position, self._pool.length(slot)))
+        tokens = self._pool.num_tokens + sum(len(entry.tokens) for entry in step.entries)
+        tokens += sum(self._away.get(request, 0) for request in requests)
+        others = self._pool.num_requests - sum(request in self._pool for request in requests)
+        is_alone = step.batch == 1 and not others and self._tier is not None
+        if tokens > self._room_tokens and not is_alone:
+            raise RequestError(f"{tokens} tokens under way; memory is kept for {self._room_tokens}")
+        start_s = time.perf_counter()
+        for request in requests:
+            try:
+                slot = self._pool.open(request)
+            except KeyError as error:
+                raise RequestError(f"too many requests at once: {error.args[0]}") from error
+            if request in self._away:
+                self._pool.wrote(slot, self._away.pop(request))
+                self._outside[request] = set(self._layers)
+            if tokens <= self._room_tokens:
+                for layer in sorted(self._outside.pop(request, ())):
+                    self._read(request, layer)
+        self._window = None
+        if tokens > self._room_tokens and self._layers:
+            self._open_window(requests[0], tokens)
+        self.wait_s += time.perf_counter() - start_s
+
+    def begin(self, layer: int) -> None:
+        """The layer (counted within the shard) is about to compute."""
+        window = self._window
+        if window is None:
+            return
+        start_s = time.perf_counter()
+        outside = self._outside.setdefault(window.request, set())
+        if layer in outside:
+            coming = window.coming.pop(layer, None)
+            if coming is None:
+                self._read(window.request, layer)
+            else:
+                coming.result()
+            outside.discard(layer)
+        following = next((each for each in self._layers[layer + 1 :] if each in outside), None)
+        if following is not None and window.reads_ahead and following not in window.coming:
+            if self._reader is None:
+                self._reader = ThreadPoolExecutor(1, thread_name_prefix="edge-kv-read")
+            window.coming[following] = self._reader.submit(self._read, window.request, following)
+        self.wait_s += time.perf_counter() - start_s
+
+    def end(self, layer: int) -> None:
+        """The layer is computed: its new tokens are in the pool."""
+        window = self._window
+        if window is not None and layer >= window.stays:
+            start_s = time.perf_counter()
+            self._push_out(window.request, layer, window.tokens)
+            self.wait_s += time.perf_counter() - start_s
+
+    def close(self) -> None:
+        if self._reader is not None:
+            self._reader.shutdown()
+
+    def _open_window(self, request: str, tokens: int) -> None:
+        """Choose what stays for a step after which the request has so many tokens."""
+        fits = self._room_tokens * len(self._layers) // tokens
+        if not fits:
+            raise RequestError(
+                f"{tokens} tokens of one request: of a single layer that is more than the "
+                f"{self._room_tokens} tokens that memory is kept for in {len(self._layers)}"
+            )
+        self._window = _Window(
+            request=request,
+            tokens=tokens,
+            stays=max(0, fits - _WINDOW_LAYERS),
+            reads_ahead=fits >= _WINDOW_LAYERS,
+        )
+        length = self._pool.length(self._pool.open(request))
+        outside = self._outside.setdefault(request, set())
+        for layer in self._layers[self._window.stays :]:
+            if layer not in outside:
+                self._push_out(request, layer, length)
+
+    def _push_out(self, request: str, layer: int, tokens: int) -> None:
+        self._write(request, layer, tokens)
+        self._pool.drop_layer(layer, self._pool.open(request))
+        self._outside.setdefault(request, set()).add(layer)
+
+    def _place(self, request: str) -> KVPlace:
+        if self._tier is None:
+            raise RequestError("this peer keeps no keys and values on disk; give it --kv-disk")
+        return self._tier.place(request, self._shape)
+
+    def _write(self, request: str, layer: int, tokens: int) -> None:
+        """What the tier lacks of a layer's first so many tokens."""
+        place = self._place(request)
+        known = place.tokens(layer)
+        if known < tokens:
+            place.append(layer, *self._pool.rows(layer, self._pool.open(request), known, tokens))
+
+    def _read(self, request: str, layer: int) -> None:
+        place = self._place(request)
+        tokens = place.tokens(layer)
+        with self._pool.filling(layer, self._pool.open(request), tokens) as (keys, values):
+            place.read(layer, keys, values)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Window:
+    """How one step of a request that does not fit goes through its layers."""
+
+    request: str
+    tokens: int
+    """That it has after the step."""
+    stays: int
+    """So many layers are in memory from step to step."""
+    reads_ahead: bool
+    coming: dict[int, Future[None]] = field(default_factory=dict)

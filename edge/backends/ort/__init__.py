@@ -1,0 +1,1 @@
+"""CPU peers: a shard as ONNX Runtime sessions."""

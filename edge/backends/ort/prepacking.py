@@ -1,0 +1,201 @@
+"""Weights in the form ONNX Runtime's kernels want them: taken out of it, and put back into it.
+
+A session packs each constant weight for its kernels when it is made. It can save what it packed, as
+blobs beside the model, and a session made from such files keeps the blobs where they are mapped.
+Here memory of our own is put where a session's blobs lie; whichever layer's blobs are then read
+into that memory, the session computes that layer. The format of the blobs is the kernels' own
+affair: it depends on the version of ONNX Runtime and on the processor.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from edge.backends.ort.page_pool import own_memory
+from edge.backends.ort.runtime import ort
+from edge.errors import RequestError
+from edge.host.mapped_file import Mapping, let_go_of, mappings_of
+from offload import StoreFullError, full_disk_as_store_full
+
+PART_ALIGNMENT = 2 << 20
+"""Of blobs in the file of a template: mapped at such an offset, memory comes in huge pages."""
+
+_MODEL, _DATA = "model.onnx", "model.data"
+_SAVED = "saved.onnx"
+_LAYOUT_VERSION = 1
+"""Of what is packed here, and in which order: count it up with every change."""
+
+_SMALLEST_WEIGHT = "129"
+"""Bytes. What is smaller is no matrix but a shape, which graphs need within the model."""
+
+_PACKED = re.compile(r"(?P<kernel>.*)\|(?P<places>[0-9;|]+)$")
+_COPY_BYTES = 1 << 20
+_FULL_BYTES = 1 << 20
+"""A disk with less than this left when something could not be written was full."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blob:
+    """One packed weight: what it was packed from, and where it lies in the template's file."""
+
+    weight: str
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Template:
+    """A graph with packed weights on disk, from which sessions are made."""
+
+    folder: Path
+    blobs: tuple[Blob, ...]
+
+    def read(self, blob: Blob) -> NDArray[np.uint8]:
+        """The blob as a view of its file, so that it takes no memory before it is read."""
+        return np.memmap(self.folder / _DATA, np.uint8, "r", blob.offset, (blob.nbytes,))
+
+
+def packing_key() -> str:
+    """Changes whenever the kernels may pack another way."""
+    flags = ""
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith(("flags", "Features")):
+                flags = line.partition(":")[2].strip()
+                break
+    except OSError:
+        flags = platform.processor()
+    return f"{_LAYOUT_VERSION} onnxruntime {ort.__version__} {platform.machine()} {flags}"
+
+
+def make_template(
+    model: bytes, *, weights_folder: str, folder: Path, options: Callable[[], ort.SessionOptions]
+) -> Template:
+    """Pack the graph's weights and lay them out in `folder`, each blob at PART_ALIGNMENT.
+
+    Small blobs share pages with their neighbours in what ONNX Runtime writes; here none does, so
+    each one's mapping is its alone. Raises StoreFullError when the disk is full.
+    """
+    saving = options()
+    for key, value in (
+        ("session.model_external_initializers_file_folder_path", weights_folder),
+        ("session.save_external_prepacked_constant_initializers", "1"),
+        ("session.optimized_model_external_initializers_file_name", f"{_SAVED}.data"),
+        ("session.optimized_model_external_initializers_min_size_in_bytes", _SMALLEST_WEIGHT),
+    ):
+        saving.add_session_config_entry(key, value)
+    saving.optimized_model_filepath = str(folder / _SAVED)
+    try:
+        ort.InferenceSession(model, saving, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime raises plain exceptions
+        if shutil.disk_usage(folder).free < _FULL_BYTES:
+            raise StoreFullError(
+                f"the disk is full, {folder} cannot take the weights that are packed for this "
+                "device; free some room and try again"
+            ) from error
+        raise
+    saved = onnx.load(str(folder / _SAVED), load_external_data=False)
+    scales = {
+        node.input[2] for node in saved.graph.node if node.op_type == "MatMulNBits"
+    }  # packed together with the codes
+    blobs: list[Blob] = []
+    with (
+        full_disk_as_store_full(folder),
+        (folder / f"{_SAVED}.data").open("rb") as source,
+        (folder / _DATA).open("wb") as target,
+    ):
+        layout = _Layout(source, target)
+        for tensor in saved.graph.initializer:
+            if tensor.data_location != onnx.TensorProto.EXTERNAL:
+                continue
+            entries = {entry.key: entry for entry in tensor.external_data}
+            packed = [entry for key, entry in entries.items() if key.startswith("prepacked_")]
+            offset, nbytes = int(entries["offset"].value), int(entries["length"].value)
+            moved = layout.copy(offset, nbytes)
+            entries["location"].value, entries["offset"].value = _DATA, str(moved)
+            for entry in packed:
+                match = _PACKED.match(entry.value)
+                assert match is not None, entry.value
+                places = []
+                for place in match["places"].split("|"):
+                    start, length, rest = place.split(";")
+                    at = layout.copy(int(start), int(length))
+                    blobs.append(Blob(weight=tensor.name, offset=at, nbytes=int(length)))
+                    places.append(f"{at};{length};{rest}")
+                entry.value = f"{match['kernel']}|{'|'.join(places)}"
+            if not packed and tensor.name not in scales:
+                blobs.append(Blob(weight=tensor.name, offset=moved, nbytes=nbytes))
+    (folder / _MODEL).write_bytes(saved.SerializeToString())
+    for leftover in (_SAVED, f"{_SAVED}.data"):
+        (folder / leftover).unlink()
+    return Template(folder=folder, blobs=tuple(blobs))
+
+
+class _Layout:
+    """Copies runs of one file to aligned places in another."""
+
+    def __init__(self, source: Any, target: Any) -> None:
+        self._source, self._target = source, target
+        self._end = 0
+
+    def copy(self, offset: int, nbytes: int) -> int:
+        start = -(-self._end // PART_ALIGNMENT) * PART_ALIGNMENT
+        self._source.seek(offset)
+        self._target.seek(start)
+        for done in range(0, nbytes, _COPY_BYTES):
+            self._target.write(self._source.read(min(_COPY_BYTES, nbytes - done)))
+        self._end = start + nbytes
+        return start
+
+
+@dataclass(frozen=True, slots=True)
+class LooseSession:
+    """A session and the memory that its packed weights are read into, one part for each blob.
+
+    The parts stay valid as long as the session lives. Each is whole pages, the blob at its start,
+    and takes no memory until something is written to it.
+    """
+
+    session: ort.InferenceSession
+    parts: tuple[memoryview, ...]
+
+
+def open_loose(template: Template, *, options: Callable[[], ort.SessionOptions]) -> LooseSession:
+    """A session whose weights are not there yet.
+
+    Raises RequestError where the system does not let memory be put there.
+    """
+    path = template.folder / _DATA
+    before = set(mappings_of(path))
+    session = ort.InferenceSession(
+        str(template.folder / _MODEL), options(), providers=["CPUExecutionProvider"]
+    )
+    new = [mapping for mapping in mappings_of(path) if mapping not in before]
+    parts = tuple(_own_memory(blob, new) for blob in template.blobs)
+    # What the blobs were packed from was read for a comparison, and never will be again.
+    let_go_of([mapping for mapping in mappings_of(path) if mapping not in before])
+    return LooseSession(session, parts)
+
+
+def _own_memory(blob: Blob, mappings: Sequence[Mapping]) -> memoryview:
+    found = [
+        start + blob.offset - offset
+        for start, end, offset in mappings
+        if offset <= blob.offset and blob.offset + blob.nbytes <= offset + end - start
+    ]
+    if len(found) != 1:
+        raise RequestError(
+            f"this onnxruntime ({ort.__version__}) does not map its packed weights, so they cannot "
+            "be streamed; give the peer more --memory, or share the model with more peers"
+        )
+    return own_memory(found[0], blob.nbytes)

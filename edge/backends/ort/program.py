@@ -1,0 +1,395 @@
+"""One shard's ONNX Runtime sessions over buffers made once.
+
+Nothing is copied or allocated per step: every input and output is bound to a long-lived numpy
+buffer, and the present KV is bound onto the past KV, so attention appends in place.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.backends.embedding_rows import EmbeddingRows
+from edge.backends.interface import HostLogits, Step, StepLimits, check_step
+from edge.backends.kv_swap import CacheMoves
+from edge.backends.ort.arena import Arena
+from edge.backends.ort.kv_cache import OrtCache
+from edge.backends.ort.lowering import GraphSegment
+from edge.backends.ort.runtime import ort
+from edge.backends.ort.streaming import StreamedLayers
+from edge.backends.overlap import parts_of
+from edge.backends.watched_file import WatchedFile
+from edge.errors import RequestError
+from edge.memory.step_memory import Widths, most_logits, most_rows
+from edge.models.spec import ModelSpec
+from edge.weights.layout import ShardLayout
+from kernels.rope.reference import rope_tables
+from offload import KVTier
+from transport import Collective, Work
+
+_MAX_BINDINGS = 16
+"""Sets of bindings kept, one for each shape of step; making one takes 10 µs a value."""
+
+_HALVES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class OpenGraphs:
+    """The graphs of a shard in execution order, each with its session, ready to run."""
+
+    segments: tuple[GraphSegment, ...]
+    sessions: tuple[Any, ...]
+    streamed: StreamedLayers | None
+    """Where the weights of loose segments come from."""
+    embedding: EmbeddingRows | None
+    """Where a loose first stage takes what other graphs look up."""
+    mapped: WatchedFile | None
+    """What the graphs may read from still."""
+
+    def check(self) -> None:
+        """Raises CheckpointError if what the graphs read is no longer what it was."""
+        if self.mapped is not None:
+            self.mapped.check()
+
+    def begin(self, index: int) -> None:
+        """The segment's weights are there, once the disk has brought them."""
+        if self.streamed is not None and self.segments[index].streamed is not None:
+            self.streamed.begin(index)
+
+    def end(self, index: int) -> None:
+        """The segment is computed: its weights may be let go."""
+        if self.streamed is not None and self.segments[index].streamed is not None:
+            self.streamed.end(index)
+
+    def close(self) -> None:
+        if self.embedding is not None:
+            self.embedding.close()
+        if self.streamed is not None:
+            self.streamed.close()
+        if self.mapped is not None:
+            self.mapped.close()
+
+
+NO_GRAPHS = OpenGraphs((), (), None, None, None)
+
+
+class OrtProgram:
+    """One shard's sessions, their shared buffers, and the KV of its requests. See StageProgram."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        layout: ShardLayout,
+        open_graphs: Callable[[int | None, int], OpenGraphs],
+        *,
+        weight_bytes: int,
+        limits: StepLimits,
+        kv_bits: int | None,
+        arena: Arena,
+        kv_tier: KVTier | None = None,
+    ) -> None:
+        """`open_graphs` makes the sessions.
+
+        For a KV cache of so many bits, None for float32, and with so many layers on disk.
+        """
+        self.weight_bytes = weight_bytes
+        self._spec = spec
+        self._layout = layout
+        self._limits = limits
+        self._open_graphs = open_graphs
+        self._arena = arena
+        self._kv_bits = kv_bits
+        self._kv_tier = kv_tier
+        self._graph_bits: int | None = None
+        self._cache = OrtCache(spec, layout, limits)
+        self._moves = CacheMoves(self._cache.pool, self._cache.shape, kv_tier, limits)
+        frequencies = np.asarray(spec.inverse_frequencies, dtype=np.float32)
+        self._cos, self._sin = rope_tables(frequencies, length=limits.context_tokens)
+        most = most_rows(limits)
+        # Each segment reads one pair and writes the other, so no node sees its input change.
+        self._hidden = _pair(most * spec.hidden_size)
+        self._partial = _pair(most * spec.hidden_size)
+        self._tokens = np.zeros(most, np.int64)
+        self._positions = np.zeros(most, np.int64)
+        self._rows = np.zeros((_HALVES, limits.chunk_tokens), np.int64)
+        self._lengths = np.zeros((_HALVES, limits.requests), np.int32)
+        self._total = np.zeros((_HALVES, 1), np.int32)
+        self._logits = np.zeros(limits.requests * len(layout.vocab), np.float32)
+        self._bindings: OrderedDict[_Shape, dict[int, Any]] = OrderedDict()
+        try:
+            # Last, as it may begin to read from disk. Codes need scales, which only keys and values
+            # can tell: the cache is float32 until then.
+            self._graphs = open_graphs(None, layout.streamed_layers)
+        except BaseException:
+            self._cache.pool.close()
+            raise
+
+    device_sums = None
+
+    @property
+    def disk_wait_s(self) -> float:
+        streamed = self._graphs.streamed
+        return self._moves.wait_s + (0.0 if streamed is None else streamed.wait_s)
+
+    def receive_buffer(self, step: Step) -> NDArray[np.float32]:
+        return self._view(self._hidden[0], step.batch, step.num_tokens)
+
+    def forward(
+        self, step: Step, hidden: NDArray[np.float32] | None, collective: Collective
+    ) -> NDArray[np.float32]:
+        check_step(step, self._limits, vocab_size=self._spec.vocab_size)
+        self._graphs.check()
+        self._moves.arrive(step)
+        slot = self._cache.pool.gather([entry.request for entry in step.entries])
+        self._make_room_for_logits(step)
+        if hidden is not None and hidden.ctypes.data != self._hidden[0].ctypes.data:
+            self.receive_buffer(step)[...] = hidden
+        shapes = self._prepare(parts_of(step, is_split=self._layout.is_split), slot)
+        rows = step.batch * step.num_tokens
+        self._arena.before_step(rows)
+        if self._graphs.embedding is not None:
+            flat = self._hidden[0][: rows * self._spec.hidden_size]
+            self._graphs.embedding.read_into(flat.reshape(rows, -1), self._tokens[:rows])
+        self._run(shapes, collective)
+        for offset, entry in enumerate(step.entries):
+            self._cache.pool.wrote(slot + offset, entry.end)
+        if self._layout.is_last_stage:
+            logits = self._logits_view(step.batch, max(step.logit_rows, 1))
+            return logits[:, : step.logit_rows]
+        last = self._hidden[len(self._graphs.segments) % 2]
+        return self._view(last, step.batch, step.num_tokens)
+
+    def logits(
+        self, step: Step, hidden: NDArray[np.float32] | None, collective: Collective
+    ) -> HostLogits:
+        return HostLogits(self.forward(step, hidden, collective))
+
+    def calibrate(self, request: str) -> None:
+        if self._kv_bits is None:
+            self.release(request)
+            return
+        cache = self._cache.with_codes(request, self._kv_bits)
+        self._bindings.clear()
+        self._cache.pool.close()
+        self._cache = cache
+        self._moves = CacheMoves(cache.pool, cache.shape, self._kv_tier, self._limits)
+        streamed = self._graphs.streamed
+        layers = streamed.streamed if streamed is not None else 0
+        self._drop_graphs()  # before the others: the weights fit only once
+        self._arena.give_back()
+        self._graphs = self._open_graphs(self._kv_bits, layers)
+        self._graph_bits = self._kv_bits
+
+    def stream(self, layers: int) -> None:
+        if self._graphs.streamed is not None:
+            self._graphs.streamed.stream(layers)
+        elif layers:
+            self._bindings.clear()
+            self._drop_graphs()  # before the others: there may be no room for both
+            self._arena.give_back()
+            try:
+                self._graphs = self._open_graphs(self._graph_bits, layers)
+            except BaseException:
+                self._graphs = self._open_graphs(self._graph_bits, 0)
+                raise
+
+    def save(self, request: str) -> None:
+        self._moves.save(request)
+
+    def reserve(self, request: str, tokens: int) -> None:
+        self._moves.reserve(request, tokens)
+
+    @property
+    def cache_digest(self) -> str:
+        return f"onnxruntime {ort.__version__} {self._cache.digest}"
+
+    def new_rows(self, tokens: int) -> list[NDArray[Any]]:
+        return self._cache.new_rows(tokens)
+
+    def rows(self, request: str, first: int, last: int) -> list[NDArray[Any]] | None:
+        return self._cache.rows(request, first, last) if self._moves.is_inside(request) else None
+
+    def put_rows(self, request: str, first: int, rows: Sequence[NDArray[Any]]) -> None:
+        self._cache.put_rows(request, first, rows)
+
+    def release(self, request: str) -> None:
+        self._cache.pool.release(request)
+        self._moves.drop(request)
+
+    def close(self) -> None:
+        self._bindings.clear()
+        self._drop_graphs()
+        self._moves.close()
+        self._cache.pool.close()
+        self._arena.give_back()
+
+    def _drop_graphs(self) -> None:
+        graphs, self._graphs = self._graphs, NO_GRAPHS
+        graphs.close()
+
+    def _run(self, shapes: list[_Shape], collective: Collective) -> None:
+        """Segment after segment. While one half's sum is under way the other is computed."""
+        bindings = [self._bindings_for(shape) for shape in shapes]
+        graphs = self._graphs
+        under_way: list[Work | None] = [None] * len(shapes)
+        for index, segment in enumerate(graphs.segments):
+            graphs.begin(index)
+            layer = segment.cache_layer
+            if layer is not None:
+                self._moves.begin(layer - self._layout.layers.start)
+            for half, shape in enumerate(shapes):
+                _wait(under_way[half])
+                if segment.outputs == ("logits",) and not shape.rows:
+                    continue  # the head of a chunk that wants no logits
+                binding = bindings[half].get(index)
+                if binding is None:
+                    binding = bindings[half][index] = self._bind(index, shape)
+                graphs.sessions[index].run_with_iobinding(binding)
+                if segment.reduce is None:
+                    continue
+                written = self._hidden if segment.reduce == "hidden" else self._partial
+                array = self._view(
+                    written[(index + 1) % 2], shape.batch, shape.tokens, shape.first_token
+                )
+                if segment.partial_is_zero:
+                    array.fill(0)
+                if len(shapes) == 1:
+                    collective.all_reduce(array)
+                else:
+                    under_way[half] = collective.begin_all_reduce(array)
+            graphs.end(index)
+            if layer is not None:
+                self._moves.end(layer - self._layout.layers.start)
+        for work in under_way:
+            _wait(work)
+
+    def _make_room_for_logits(self, step: Step) -> None:
+        needed = step.batch * max(step.logit_rows, 1) * len(self._layout.vocab)
+        if needed > most_logits(Widths.of_shard(self._spec, self._layout), self._limits):
+            raise RequestError(
+                f"a step that wants {step.batch} x {step.logit_rows} rows of logits; ask for fewer"
+            )
+        if needed > self._logits.size:
+            self._logits = np.zeros(needed, np.float32)
+            self._bindings.clear()
+
+    def _prepare(self, parts: Sequence[Step], slot: int) -> list[_Shape]:
+        """Fill the small inputs of a step or its halves; the shape tells which bindings it takes.
+
+        The halves' rows follow each other in every buffer.
+        """
+        shapes: list[_Shape] = []
+        first_token = first_row = 0
+        for half, part in enumerate(parts):
+            tokens, rows = part.num_tokens, part.logit_rows
+            for index, entry in enumerate(part.entries):
+                start = first_token + index * tokens
+                self._tokens[start : start + tokens] = entry.tokens
+                self._positions[start : start + tokens] = np.arange(entry.position, entry.end)
+                self._lengths[half, index] = entry.end - 1
+            self._rows[half, : max(rows, 1)] = np.arange(tokens - max(rows, 1), tokens)
+            self._total[half] = max(entry.end for entry in part.entries)
+            shapes.append(
+                _Shape(
+                    slot=slot,
+                    batch=part.batch,
+                    tokens=tokens,
+                    rows=rows,
+                    half=half,
+                    first_token=first_token,
+                    first_row=first_row,
+                )
+            )
+            first_token, first_row = first_token + tokens, first_row + rows
+        return shapes
+
+    def _bindings_for(self, shape: _Shape) -> dict[int, Any]:
+        """Of the segments, by index; made at their first use.
+
+        Decode repeats one shape for ever; the least recently used of the others are dropped.
+        """
+        bindings = self._bindings.get(shape)
+        if bindings is None:
+            bindings = self._bindings[shape] = {}
+            if len(self._bindings) > _MAX_BINDINGS:
+                self._bindings.popitem(last=False)
+        self._bindings.move_to_end(shape)
+        return bindings
+
+    def _bind(self, index: int, shape: _Shape) -> Any:
+        """Bind every input and output of segment `index` to its buffer, for good."""
+        segment = self._graphs.segments[index]
+        binding = self._graphs.sessions[index].io_binding()
+        read, write = index % 2, (index + 1) % 2
+        batch, tokens, first = shape.batch, shape.tokens, shape.first_token
+        rows = max(shape.rows, 1)  # a graph that ends in the head computes at least one
+        arrays = {
+            "tokens": self._tokens[first : first + batch * tokens].reshape(batch, tokens),
+            "positions": self._positions[first : first + batch * tokens].reshape(batch, tokens),
+            "rows": self._rows[shape.half, :rows],
+            "hidden": self._view(self._hidden[read], batch, tokens, first),
+            "partial": self._view(self._partial[read], batch, tokens, first),
+            "hidden_out": self._view(self._hidden[write], batch, tokens, first),
+            "partial_out": self._view(self._partial[write], batch, tokens, first),
+            "logits": self._logits_view(batch, rows, shape.first_row),
+            "cos": self._cos,
+            "sin": self._sin,
+            "lengths": self._lengths[shape.half, :batch],
+            "total": self._total[shape.half].reshape(()),
+            **self._cache.bound(shape.slot, shape.batch),
+        }
+        if segment.streamed is not None and self._graphs.streamed is not None:
+            layer = segment.streamed.layer
+            arrays |= {
+                name.removesuffix(f"_{layer}"): array
+                for name, array in arrays.items()
+                if name.endswith(f"_{layer}")
+            }
+            arrays |= self._graphs.streamed.vectors(index)
+        for name in segment.inputs:
+            array = arrays[name]
+            binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+        for name in segment.outputs:
+            array = arrays[name]
+            binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+        return binding
+
+    def _logits_view(self, batch: int, rows: int, first_row: int = 0) -> NDArray[np.float32]:
+        columns = len(self._layout.vocab)
+        flat = self._logits[first_row * columns :][: batch * rows * columns]
+        return flat.reshape(batch, rows, columns)
+
+    def _view(
+        self, flat: NDArray[np.float32], batch: int, tokens: int, first_token: int = 0
+    ) -> NDArray[np.float32]:
+        size = self._spec.hidden_size
+        return flat[first_token * size :][: batch * tokens * size].reshape(batch, tokens, size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shape:
+    """What bindings depend on: the first KV slot, the sizes of the step, and if it is one of two
+    halves, which and where its rows begin."""
+
+    slot: int
+    batch: int
+    tokens: int
+    rows: int
+    """Of logits."""
+    half: int
+    first_token: int
+    first_row: int
+
+
+def _pair(size: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    return np.zeros(size, np.float32), np.zeros(size, np.float32)
+
+
+def _wait(work: Work | None) -> None:
+    if work is not None:
+        work.wait()

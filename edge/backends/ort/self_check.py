@@ -1,0 +1,229 @@
+"""Do ONNX Runtime's kernels compute on this CPU what the reference computes? See ../self_check.py.
+
+The kernels differ with the CPU's instructions. One small graph holds every operator of the shard,
+in its sizes but with a few outputs of each matrix: packing those of a whole layer would take longer
+than it may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.backends.ort.runtime import ort
+from edge.backends.self_check import ROWS, Judge, heads_of, spread
+from edge.backends.shard_arrays import ShardArrays
+from edge.models.spec import ModelSpec
+from kernels.attention.onnx import ROTARY_MULTIPLE, AttentionNames, CacheNames, attention
+from kernels.embedding.onnx import embedding
+from kernels.embedding.reference import embedding as embedding_reference
+from kernels.gated_mlp.onnx import gated_silu
+from kernels.gated_mlp.reference import gated_silu as gated_reference
+from kernels.kv_cache.cache_size import cache_row
+from kernels.matmul.onnx import matmul
+from kernels.matmul.reference import matmul as matmul_reference
+from kernels.matmul_nbits.onnx import matmul_nbits
+from kernels.onnx_graph import OnnxGraph
+from kernels.rms_norm.onnx import add_rms_norm
+from kernels.rms_norm.reference import add_rms_norm as norm_reference
+from kernels.rope.reference import rope_tables
+
+LARGEST_ERROR = 1e-3
+LARGEST_ERROR_OF_INTEGER_INPUTS = 0.05
+"""Accuracy "fast" rounds the inputs of products: 0.005 of a product's norm."""
+
+_OUTPUTS = 16
+_CONTEXT = ROWS[-1] + 1
+
+Array = NDArray[np.float32]
+
+
+def check_agreement(
+    spec: ModelSpec, arrays: ShardArrays, options: Callable[[], ort.SessionOptions]
+) -> None:
+    """Raises RequestError, with the operator and its error, where one is too far off."""
+    check = _Check(spec, arrays)
+    layout = arrays.layout
+    products, norms = [], []
+    if layout.num_heads:
+        prefix = f"layers.{layout.layers.start}."
+        products += [f"{prefix}qkv", f"{prefix}output"]
+        norms += [f"{prefix}attention_norm"]
+        check.attention(layout.layers.start)
+    if layout.ffn_columns:
+        prefix = f"layers.{layout.layers.start}."
+        products += [f"{prefix}gate_up", f"{prefix}down"]
+        norms += [f"{prefix}mlp_norm"]
+        check.gated()
+    if layout.is_last_stage and layout.vocab:
+        products += ["head"]
+        norms += ["final_norm"]
+    for name in norms:
+        check.norm(name)
+    for name in products:
+        check.product(name)
+    if layout.embedding:
+        check.embedding()
+    check.run(options)
+
+
+class _Check:
+    """One graph, what it is fed, and what should come out."""
+
+    def __init__(self, spec: ModelSpec, arrays: ShardArrays) -> None:
+        self._spec = spec
+        self._arrays = arrays
+        self._graph = OnnxGraph("agreement")
+        self._feeds: list[dict[str, NDArray[Any]]] = [{} for _ in ROWS]
+        self._expected: list[dict[str, tuple[str, Array, float]]] = [{} for _ in ROWS]
+        """Of each run, by output: the operator, its result, and the error that is allowed."""
+        self._random = np.random.default_rng(0)
+
+    def run(self, options: Callable[[], ort.SessionOptions]) -> None:
+        judge = Judge(
+            backend="ort",
+            device_name="CPU",
+            remedy="install another version of onnxruntime on it",
+        )
+        if not self._expected[0]:
+            return
+        session = ort.InferenceSession(
+            self._graph.build(), options(), providers=["CPUExecutionProvider"]
+        )
+        for feeds, expected in zip(self._feeds, self._expected, strict=True):
+            results = session.run(list(expected), feeds)
+            for found, (operator, wanted, allowed) in zip(results, expected.values(), strict=True):
+                judge.compare(operator, found, wanted, allowed=allowed)
+
+    def norm(self, name: str) -> None:
+        weight, graph = self._arrays.read(name), self._graph
+        x, addends = self._input(name, len(weight)), self._input(f"{name}+", len(weight))
+        outputs = add_rms_norm(
+            graph, x, addends, graph.weight(f"{name}.w", weight), epsilon=self._spec.norm_epsilon
+        )
+        wanted = [
+            norm_reference(feeds[x], feeds[addends], weight, epsilon=self._spec.norm_epsilon)
+            for feeds in self._feeds
+        ]
+        for index, value in enumerate(outputs):
+            self._output(value, f"rms_norm ({name})", [each[index] for each in wanted])
+
+    def product(self, name: str) -> None:
+        arrays, graph, form = self._arrays, self._graph, self._arrays.format
+        padding = arrays.padding(name)
+        part = arrays.layout.matrix(name)
+        outputs = spread(part.num_rows, _OUTPUTS)
+        weight = arrays.floats(name, outputs)
+        x = self._input(name, weight.shape[1], padding=padding)
+        bias = arrays.vector(f"{name}.bias")
+        bias = None if bias is None else np.ascontiguousarray(bias[outputs])
+        added = None if bias is None else graph.weight(f"{name}.b", bias)
+        allowed = LARGEST_ERROR
+        if form.bits is None:
+            operator = "matmul"
+            value = matmul(graph, x, graph.weight(f"{name}.w", weight), added)
+        else:
+            operator = "matmul_nbits"
+            codes = arrays.quantized(name, outputs)
+            value = matmul_nbits(
+                graph,
+                x,
+                graph.weight(f"{name}.c", codes.codes),
+                graph.weight(f"{name}.s", codes.scales),
+                added,
+                rows=len(outputs),
+                columns=codes.columns,
+                bits=form.bits,
+                block_size=form.block_size,
+                accuracy=form.accuracy,
+            )
+            if form.accuracy == "fast":
+                allowed = LARGEST_ERROR_OF_INTEGER_INPUTS
+        wanted = [matmul_reference(feeds[x][..., padding:], weight, bias) for feeds in self._feeds]
+        self._output(value, f"{operator} ({name})", wanted, allowed)
+
+    def gated(self) -> None:
+        x = self._input("gate_up", 2 * self._arrays.layout.ffn_columns)
+        wanted = [gated_reference(feeds[x]) for feeds in self._feeds]
+        self._output(gated_silu(self._graph, x), "gated_mlp", wanted)
+
+    def embedding(self) -> None:
+        """The first rows of this shard's table, and ids that are not in it."""
+        ids = self._arrays.layout.embedding
+        count = min(3, len(ids))
+        table = self._arrays.read("embedding", range(count))
+        name = self._graph.input("ids", np.int64, [1, "tokens"])
+        for rows, feeds in zip(ROWS, self._feeds, strict=True):
+            feeds[name] = (ids.start + np.arange(rows, dtype=np.int64) % (count + 1))[None]
+        value = embedding(
+            self._graph, name, self._graph.weight("table", table),
+            first_id=ids.start, num_ids=count, whole=False,
+        )  # fmt: skip
+        wanted = [embedding_reference(f[name], table, first_id=ids.start) for f in self._feeds]
+        self._output(value, "embedding", wanted)
+
+    def attention(self, layer: int) -> None:
+        """A token alone, and a chunk."""
+        spec, layout, graph = self._spec, self._arrays.layout, self._graph
+        heads = layout.num_heads + 2 * layout.num_kv_heads
+        frequencies = np.asarray(spec.inverse_frequencies, np.float32)
+        tables = rope_tables(frequencies, length=_CONTEXT)
+        dtype, elements = cache_row(spec.head_size, None)
+        shape = [1, layout.num_kv_heads, _CONTEXT, elements]
+        rotates = spec.head_size % ROTARY_MULTIPLE == 0
+        names = AttentionNames(
+            cos=graph.input("cos", np.float32, [_CONTEXT, spec.head_size // 2]),
+            sin=graph.input("sin", np.float32, [_CONTEXT, spec.head_size // 2]),
+            positions="" if rotates else graph.input("positions", np.int64, [1, "tokens"]),
+            lengths=graph.input("lengths", np.int32, [1]),
+            total=graph.input("total", np.int32, []),
+        )
+        prefix = f"layers.{layer}."
+        norms = None
+        if spec.query_key_norm:
+            norms = self._arrays.read(f"{prefix}query_norm"), self._arrays.read(f"{prefix}key_norm")
+        x = self._input("qkv", heads * spec.head_size)
+        cache = CacheNames(
+            keys=graph.input("keys", dtype, shape), values=graph.input("values", dtype, shape)
+        )
+        value, *_present = attention(
+            graph, x, cache, names, num_heads=layout.num_heads, num_kv_heads=layout.num_kv_heads,
+            head_size=spec.head_size, window=spec.windows[layer],
+            query_norm=None if norms is None else graph.weight("query_norm", norms[0]),
+            key_norm=None if norms is None else graph.weight("key_norm", norms[1]),
+            epsilon=spec.norm_epsilon,
+        )  # fmt: skip
+        wanted = []
+        for rows, feeds in zip(ROWS, self._feeds, strict=True):
+            feeds |= {"cos": tables[0], "sin": tables[1]}
+            feeds |= {name: np.zeros(shape, dtype) for name in ("keys", "values")}
+            feeds["lengths"] = np.asarray([rows - 1], np.int32)
+            feeds["total"] = np.asarray(rows, np.int32)
+            if not rotates:
+                feeds["positions"] = np.arange(rows, dtype=np.int64)[None]
+            apart = heads_of(
+                feeds[x].reshape(rows, heads, spec.head_size), spec, tables,
+                num_heads=layout.num_heads, num_kv_heads=layout.num_kv_heads, norms=norms,
+            )  # fmt: skip
+            wanted.append(apart.attend(0, rows, spec.windows[layer])[None])
+        self._output(value, f"rope and attention (layer {layer})", wanted)
+
+    def _input(self, name: str, width: int, *, padding: int = 0) -> str:
+        """Normal numbers [1, rows, padding + width], the padding zeros."""
+        name = self._graph.input(f"{name}.x", np.float32, [1, "tokens", padding + width])
+        for rows, feeds in zip(ROWS, self._feeds, strict=True):
+            values = self._random.standard_normal((1, rows, width), dtype=np.float32)
+            feeds[name] = np.pad(values, ((0, 0), (0, 0), (padding, 0)))
+        return name
+
+    def _output(
+        self, value: str, operator: str, wanted: list[Array], allowed: float = LARGEST_ERROR
+    ) -> None:
+        name = f"result_{len(self._expected[0])}"
+        self._graph.output(value, name, np.float32, [1, "tokens", wanted[0].shape[-1]])
+        for rows, expected, result in zip(ROWS, self._expected, wanted, strict=True):
+            label = f"{operator}, {rows} row{'s' if rows > 1 else ''}"
+            expected[name] = (label, result, allowed)

@@ -1,0 +1,128 @@
+"""GPU peers: a shard as Triton kernels. Under TRITON_INTERPRET=1 the same kernels run on a CPU.
+
+torch and Triton are imported only once a shard is loaded or the device is asked about.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING
+
+from edge.backends.interface import ShardWeights, StepLimits
+from edge.errors import CapacityError
+from edge.host.free_memory import format_size, usable_memory_bytes
+from edge.models.spec import ModelSpec
+from edge.weights.formats import KvDtype, WeightFormat, kv_bits
+from edge.weights.layout import ShardLayout
+from offload import KVTier
+
+if TYPE_CHECKING:
+    from edge.backends.triton.device import Device
+    from edge.backends.triton.program import TritonProgram
+
+KEPT_FREE_BYTES = 1 << 30
+"""Of a GPU's memory: for activations, CUDA's own, and a desktop that is drawn with it."""
+
+
+def open_backend(*, threads: int) -> TritonBackend:
+    return TritonBackend(threads=threads)
+
+
+class TritonBackend:
+    """The first CUDA GPU of this process.
+
+    Products with int4 and int8 weights are computed in bfloat16 where accuracy is "fast", and so
+    are float KV caches kept; with accuracy "high", with float32 weights, and wherever kernels are
+    interpreted, everything is float32. Sums inside a product are float32 always.
+    """
+
+    name = "triton"
+
+    def __init__(self, *, threads: int) -> None:
+        self._threads = threads
+        self._device: Device | None = None
+
+    def why_not(self) -> str | None:
+        missing = [n for n in ("torch", "triton") if importlib.util.find_spec(n) is None]
+        if missing:
+            return (
+                f"{' and '.join(missing)} cannot be imported; pip install edge-inference[gpu] on "
+                "this device"
+            )
+        import torch
+
+        from edge.backends.triton.device import is_interpreted
+
+        if is_interpreted() or torch.cuda.is_available():
+            return None
+        return (
+            "PyTorch sees no CUDA device; install the NVIDIA driver and a PyTorch built for it, or "
+            "start the peer with --backend ort (TRITON_INTERPRET=1 computes on the CPU, for tests: "
+            "thousands of times slower)"
+        )
+
+    @property
+    def is_stand_in(self) -> bool:
+        from edge.backends.triton.device import is_interpreted
+
+        return is_interpreted()
+
+    @property
+    def device_name(self) -> str:
+        return self._opened().name
+
+    @property
+    def has_own_memory(self) -> bool:
+        return self._opened().is_gpu
+
+    def usable_memory_bytes(self) -> int:
+        device = self._opened()
+        if not device.is_gpu:
+            return usable_memory_bytes()
+        free_bytes = device.free_bytes()
+        return max(free_bytes - KEPT_FREE_BYTES, free_bytes // 2)
+
+    def copy_bytes_per_s(self) -> float | None:
+        return self._opened().copy_bytes_per_s()
+
+    def load(
+        self,
+        spec: ModelSpec,
+        layout: ShardLayout,
+        weights: ShardWeights,
+        weight_format: WeightFormat,
+        *,
+        limits: StepLimits,
+        kv_dtype: KvDtype = "float32",
+        kv_tier: KVTier | None = None,
+    ) -> TritonProgram:
+        """Raises RequestError where the kernels compute wrongly."""
+        import torch
+
+        from edge.backends.triton.loading import load
+
+        device = self._opened()
+        torch.set_num_threads(self._threads)
+        try:
+            return load(
+                device,
+                spec,
+                layout,
+                weights,
+                weight_format,
+                limits=limits,
+                bits=kv_bits(kv_dtype),
+                kv_tier=kv_tier,
+            )
+        except torch.OutOfMemoryError as error:
+            raise CapacityError(
+                f"the GPU ({device.name}) has {format_size(device.free_bytes())} free, too little "
+                "for this shard; end what else uses it, or share the model with more peers"
+            ) from error
+
+    def _opened(self) -> Device:
+        from edge.backends.triton.device import Device
+
+        if self._device is None:
+            self._device = Device()
+        return self._device

@@ -1,0 +1,92 @@
+"""From a shard's file to a program on the device, which is checked before it is used."""
+
+from __future__ import annotations
+
+import torch
+
+from edge.backends.embedding_rows import EmbeddingRows
+from edge.backends.interface import ShardWeights, StepLimits
+from edge.backends.shard_arrays import ShardArrays
+from edge.backends.triton.buffers import StepBuffers
+from edge.backends.triton.device import Device
+from edge.backends.triton.layers import ShardOperators
+from edge.backends.triton.paged_kv_cache import BlockCache
+from edge.backends.triton.program import TritonProgram
+from edge.backends.triton.self_check import check_agreement
+from edge.backends.triton.streaming import StreamedLayers
+from edge.models.spec import ModelSpec
+from edge.weights.formats import WeightFormat
+from edge.weights.layout import ShardLayout
+from offload import KVTier
+
+
+def load(
+    device: Device,
+    spec: ModelSpec,
+    layout: ShardLayout,
+    weights: ShardWeights,
+    weight_format: WeightFormat,
+    *,
+    limits: StepLimits,
+    bits: int | None,
+    activations: torch.dtype | None = None,
+    kv_tier: KVTier | None = None,
+) -> TritonProgram:
+    """bits: of a code in the KV cache. activations: what products compute with, if not the usual.
+
+    Raises RequestError when an operator disagrees with its reference.
+    """
+    if activations is None:
+        activations = usual_activations(device, weight_format)
+    arrays = ShardArrays(layout, weights, weight_format)
+    cache = BlockCache(spec, layout, limits, device, bits=bits, dtype=activations)
+
+    def open_streamed() -> StreamedLayers:
+        return StreamedLayers(arrays, weights, device, half_scales=activations != torch.float32)
+
+    streamed: StreamedLayers | None = None
+    if layout.streamed_layers:
+        streamed = open_streamed()
+    try:
+        if streamed is not None:
+            streamed.settle(layout.streamed_layers)
+        operators = ShardOperators(
+            spec,
+            arrays,
+            device,
+            cache,
+            context_tokens=limits.context_tokens,
+            activations=activations,
+            streamed=streamed,
+        )
+        buffers = StepBuffers(
+            device, limits, hidden_size=spec.hidden_size, columns=len(layout.vocab)
+        )
+        if streamed is not None:
+            streamed.bring(layout.layers.start)  # which is the one that is checked
+        with device.launching():
+            check_agreement(operators, arrays, device, buffers, limits)
+        return TritonProgram(
+            operators,
+            device,
+            buffers,
+            weight_bytes=weights.manifest.total_bytes,
+            limits=limits,
+            embedding=EmbeddingRows(weights, layout.embedding, spec.hidden_size),
+            streamed=streamed,
+            open_streamed=open_streamed,
+            kv_tier=kv_tier,
+        )
+    except BaseException:
+        if streamed is not None:
+            streamed.close()
+        raise
+
+
+def usual_activations(device: Device, weight_format: WeightFormat) -> torch.dtype:
+    """bfloat16 where a GPU multiplies it in its tensor cores and no more was asked for.
+
+    The CPU's kernels round the same inputs to 8 bits then.
+    """
+    is_fast = weight_format.bits is not None and weight_format.accuracy == "fast"
+    return torch.bfloat16 if device.is_gpu and is_fast else torch.float32

@@ -1,0 +1,44 @@
+"""Logits that stay on the device: what ranks first is found there, and only that comes to the host.
+
+All of them are as much as a hundred thousand numbers for each token; greedy decoding needs one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.backends.interface import Step
+from edge.backends.triton.device import Device, Mirror
+from kernels.sampling.triton import LARGEST_TOP_K, top_k
+
+
+class DeviceLogits:
+    """See Logits."""
+
+    can_rank = True
+
+    def __init__(self, device: Device, logits: Mirror, step: Step, columns: int) -> None:
+        """logits: flat [batch, logit_rows, columns]."""
+        self._device = device
+        self._logits = logits
+        self._shape = (step.batch, step.logit_rows, columns)
+        self._count = step.batch * step.logit_rows * columns
+        self._is_on_host = False
+
+    def array(self) -> NDArray[np.float32]:
+        if not self._is_on_host:
+            self._logits.to_host(0, self._count)
+            self._device.synchronize()
+            self._is_on_host = True
+        found: NDArray[np.float32] = self._logits.host[: self._count]
+        return found.reshape(self._shape)
+
+    def best(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.float32]] | None:
+        if not 1 <= count <= min(LARGEST_TOP_K, self._shape[-1]) or not self._count:
+            return None
+        rows = self._logits.tensor[: self._count].view(self._shape)[:, -1]
+        with self._device.launching():
+            scores, columns = top_k(rows, count)
+        found: NDArray[np.int64] = self._device.to_host(columns).numpy()
+        return found, self._device.to_host(scores).numpy()

@@ -1,0 +1,129 @@
+"""A layer's matrices as a GPU's kernels read them: one run of bytes, and tensors that lie in it.
+
+Such runs are kept in a file, made once from the shard, so that a layer comes into place with one
+read and one copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from edge.backends.interface import ShardWeights
+from edge.backends.shard_arrays import ShardArrays
+from edge.backends.triton.weights import Weight, gpu_matrix
+from edge.errors import RequestError
+from kernels.matmul_nbits.triton import PackedWeight
+from offload import PIECE_BYTES, CachedShard, Span, TensorEntry, padded
+
+_VERSION = 1
+"""Of what is in the file."""
+
+_TORCH_DTYPES = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "int32": torch.int32,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """An array of one matrix: where it lies in its layer's run of bytes."""
+
+    entry: TensorEntry
+    start: int
+
+    def spans(self) -> Iterator[Span]:
+        for number, piece in enumerate(self.entry.pieces):
+            yield Span(
+                offset=self.entry.offset + number * PIECE_BYTES,
+                nbytes=piece.nbytes,
+                part=0,
+                part_offset=self.start + number * PIECE_BYTES,
+                digest=piece.digest,
+            )
+
+    def within(self, run: Tensor) -> Tensor:
+        flat = run[self.start : self.start + self.entry.nbytes]
+        return flat.view(_TORCH_DTYPES[self.entry.dtype]).view(self.entry.shape)
+
+
+class LayerRun:
+    """What one layer's run of bytes holds."""
+
+    def __init__(self, entries: list[TensorEntry]) -> None:
+        """Entries are named "<layer>/<matrix>/<array>"."""
+        self._fields: dict[tuple[str, str], _Field] = {}
+        self.nbytes = 0
+        for entry in entries:
+            _layer, matrix, array = entry.name.split("/")
+            self._fields[matrix, array] = _Field(entry, self.nbytes)
+            self.nbytes += padded(entry.nbytes)  # what direct reads write
+        self.extent = [span for field in self._fields.values() for span in field.spans()]
+
+    def weight(self, matrix: str, run: Tensor, arrays: ShardArrays) -> Weight:
+        """A matrix as a view of the run, uint8 [nbytes] on the device."""
+        if arrays.format.bits is None:
+            return self._fields[matrix, "weight"].within(run)
+        columns = arrays.layout.matrix(matrix).columns
+        return PackedWeight(
+            words=self._fields[matrix, "words"].within(run),
+            scales=self._fields[matrix, "scales"].within(run),
+            bits=arrays.format.bits,
+            block_size=arrays.format.block_size,
+            columns=len(columns) + arrays.padding(matrix),
+        )
+
+
+def open_packed(
+    arrays: ShardArrays, weights: ShardWeights, *, half_scales: bool
+) -> tuple[str, CachedShard]:
+    """The file of all layers' runs, made if it is not there, and the key that it is kept under.
+
+    Raises RequestError where there is no folder for it, StoreFullError when the disk is full.
+    """
+    cache = weights.packed
+    if cache is None:
+        raise RequestError("there is no folder to keep packed weights in")
+    key = f"triton {_VERSION} {half_scales} {weights.manifest.digest}"
+    found = cache.get(key)
+    if found is not None:
+        return key, found
+    with cache.begin(key, 2 * weights.manifest.total_bytes) as writer:
+        for matrix in arrays.layout.matrices:
+            layer = _layer_of(matrix.name)
+            if layer is not None:
+                for name, array in _arrays(arrays, matrix.name, half_scales):
+                    writer.add(f"{layer}/{matrix.name}/{name}", array)
+        return key, writer.finish()
+
+
+def layer_runs(packed: CachedShard) -> dict[int, LayerRun]:
+    """By layer, in order."""
+    by_layer = groupby(packed.manifest.tensors, key=lambda entry: entry.name.split("/")[0])
+    return {int(layer): LayerRun(list(entries)) for layer, entries in by_layer}
+
+
+def _arrays(
+    arrays: ShardArrays, name: str, half_scales: bool
+) -> Iterator[tuple[str, NDArray[Any]]]:
+    if arrays.format.bits is None:
+        yield "weight", arrays.read(f"{name}.weight")
+        return
+    matrix = gpu_matrix(arrays.quantized(name), half_scales=half_scales)
+    yield "words", matrix.words.view(np.int32)
+    yield "scales", matrix.scales
+
+
+def _layer_of(matrix: str) -> int | None:
+    """None for the head."""
+    parts = matrix.split(".")
+    return int(parts[1]) if parts[0] == "layers" else None

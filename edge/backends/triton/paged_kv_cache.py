@@ -1,0 +1,328 @@
+"""The KV caches of a shard's requests on a device: blocks of tokens, given out as they are needed.
+
+A block table says where each request's tokens lie (Kwon et al., PagedAttention, 2023), so memory is
+kept for the tokens under way together, not for the longest context of every request, and nothing
+moves when requests come and go. Codes of 8 and 4 bits have scales of their own for each token.
+What is longer than memory has all of it: see `long_request_blocks.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from edge.backends.interface import Step, StepLimits
+from edge.backends.triton.device import Device, Mirror
+from edge.backends.triton.long_request_blocks import SpreadBlocks
+from edge.models.spec import ModelSpec
+from edge.weights.layout import ShardLayout
+from kernels.kv_cache.gpu_cache import KvCache
+from offload import KVShape
+
+BLOCK_TOKENS = 16
+
+_GROUP_SIZE = 32
+"""Elements of a head that share a scale with 4 bits, where they divide it."""
+
+_SCALE_DTYPE = torch.float16
+
+_PIECE_TOKENS = 4096
+"""Moved to or from blocks at once: the device needs room for so many beside them."""
+
+Rows = NDArray[Any]
+
+_CODES = {8: torch.int8, 4: torch.uint8}
+
+
+class BlockCache:
+    """What each request's tokens left in each layer. Used from the compute thread."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        layout: ShardLayout,
+        limits: StepLimits,
+        device: Device,
+        *,
+        bits: int | None,
+        dtype: torch.dtype,
+    ) -> None:
+        """bits: of a code; None for floats, which are of `dtype`."""
+        self._limits = limits
+        self._device = device
+        row_blocks = math.ceil(limits.context_tokens / BLOCK_TOKENS)
+        # The last block of each request may have room left.
+        self.num_blocks = min(
+            math.ceil(limits.cached_tokens / BLOCK_TOKENS) + limits.requests,
+            row_blocks * limits.requests,
+        )
+        self._table = Mirror(device, limits.requests * row_blocks, torch.int32)
+        self._rows = self._table.host.reshape(limits.requests, row_blocks)
+        self._in_table: list[tuple[str, int]] = []
+        """Of each row of the table: whose blocks they are, and how many."""
+        self._free = list(range(self.num_blocks - 1, -1, -1))
+        self._slots: dict[str, int] = {}
+        self._blocks: dict[int, list[int]] = {}
+        """Of each slot."""
+        self._lengths: dict[int, int] = {}
+        num_layers = len(layout.layers) if layout.num_kv_heads else 0
+        self._whole = self._tensors(num_layers, spec.head_size, layout.num_kv_heads, bits, dtype)
+        table = self._table.tensor.view(limits.requests, row_blocks)
+        self._even = {
+            layer: KvCache(**self._of_layer(index), block_table=table)
+            for index, layer in enumerate(layout.layers[:num_layers])
+        }
+        self._spread: SpreadBlocks | None = None
+        self._far: dict[int, KvCache] = {}
+        """The layers as the request sees them that has all memory."""
+        self._far_slot: int | None = None
+        """That request's."""
+        self._far_tokens = 0
+        """It has after the step."""
+        if limits.exceeds_memory:
+            self._spread = SpreadBlocks(
+                device,
+                num_layers=num_layers,
+                num_blocks=self.num_blocks,
+                row_blocks=row_blocks,
+                block_tokens=BLOCK_TOKENS,
+            )
+            self._far = {
+                layer: KvCache(**self._whole, block_table=self._spread.table(index))
+                for index, layer in enumerate(self._even)
+            }
+        elements = spec.head_size if bits is None else spec.head_size * bits // 8
+        row_bytes = elements * dtype.itemsize
+        if bits is not None:
+            row_bytes = elements + _SCALE_DTYPE.itemsize * scale_groups(spec.head_size, bits)
+        self.shape = KVShape(
+            num_layers=num_layers,
+            num_kv_heads=layout.num_kv_heads,
+            context_tokens=limits.context_tokens,
+            row_bytes=row_bytes,
+        )
+        """What a tier must keep of one request."""
+
+    @property
+    def is_spread(self) -> bool:
+        """One request has all memory: layers are asked for with `begin_layer`."""
+        return self._far_slot is not None
+
+    @property
+    def layers(self) -> dict[int, KvCache]:
+        """As the kernels of this step see them."""
+        return self._far if self.is_spread else self._even
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens kept for all requests together."""
+        return sum(self._lengths.values())
+
+    @property
+    def num_requests(self) -> int:
+        return len(self._slots)
+
+    def __contains__(self, request: str) -> bool:
+        return request in self._slots
+
+    def open(self, request: str) -> int:
+        """The request's slot, a new one if it has none. KeyError when every slot is taken."""
+        if request not in self._slots:
+            if self.is_spread:
+                raise KeyError("one that is longer than memory has all of it")
+            free = set(range(self._limits.requests)).difference(self._slots.values())
+            if not free:
+                raise KeyError(f"all {self._limits.requests} places are taken")
+            slot = self._slots[request] = min(free)
+            self._blocks[slot], self._lengths[slot] = [], 0
+        return self._slots[request]
+
+    def length(self, slot: int) -> int:
+        """Tokens that the slot holds."""
+        return self._lengths[slot]
+
+    def wrote(self, slot: int, length: int) -> None:
+        """The slot now holds `length` tokens."""
+        self._lengths[slot] = length
+
+    def place(self, step: Step) -> None:
+        """Find blocks for the step's tokens; row i of the table is then that of its entry i."""
+        for row, entry in enumerate(step.entries):
+            slot = self.open(entry.request)
+            if entry.end > self._limits.cached_tokens:
+                self._spread_out(slot)
+            if slot == self._far_slot:
+                self._far_tokens = entry.end
+                continue
+            self._reach(slot, entry.end)
+            self._write_row(row, entry.request, self._blocks[slot])
+
+    def begin_layer(self, index: int) -> None:
+        """The step's tokens have blocks in this layer of the request that has all memory."""
+        if self._spread is not None and self._far:
+            self._spread.reach(index, self._far_tokens)
+            self._spread.publish(index)
+
+    def release(self, request: str) -> None:
+        """Unknown requests are ignored."""
+        slot = self._slots.pop(request, None)
+        if slot is None:
+            return
+        self._free.extend(reversed(self._blocks.pop(slot)))
+        del self._lengths[slot]
+        if slot == self._far_slot:
+            self._far_slot = None
+        # Another request of the same name may be given other blocks.
+        self._in_table = [
+            ("", 0) if owner == request else (owner, count) for owner, count in self._in_table
+        ]
+
+    def rows(self, index: int, slot: int, first: int, last: int) -> tuple[Rows, Rows]:
+        """(keys, values) uint8 [num_kv_heads, tokens, row_bytes]: a token's values or codes, and
+        its scales behind them. Copies; waits for what was launched before."""
+        keys, values = self._host_rows(last - first), self._host_rows(last - first)
+        for start, stop in _pieces(first, last):
+            at = self._at(index, slot, start, stop)
+            for parts, into in zip(self._parts(), (keys, values), strict=True):
+                found = [each[at].contiguous().view(torch.uint8) for each in parts]
+                side_by_side = torch.cat(found, dim=-1).transpose(0, 1).contiguous()
+                into[:, start - first : stop - first] = self._device.to_host(side_by_side).numpy()
+        return keys, values
+
+    @contextlib.contextmanager
+    def filling(self, index: int, slot: int, tokens: int) -> Iterator[tuple[Rows, Rows]]:
+        """Arrays as `rows` gives, for the first tokens; they are on the device in the end, and
+        went there beside what was computed meanwhile."""
+        keys, values = self._host_rows(tokens), self._host_rows(tokens)
+        yield keys, values
+        with self._device.beside():
+            self.put(index, slot, 0, keys, values)
+
+    def put(self, index: int, slot: int, first: int, keys: Rows, values: Rows) -> None:
+        """Write rows as `rows` gives them, from token `first` on."""
+        last = first + keys.shape[1]
+        if slot == self._far_slot and self._spread is not None:
+            self._spread.reach(index, last)
+        else:
+            self._reach(slot, last)
+        for start, stop in _pieces(first, last):
+            at = self._at(index, slot, start, stop)
+            for parts, rows in zip(self._parts(), (keys, values), strict=True):
+                some = torch.from_numpy(rows[:, start - first : stop - first])
+                side_by_side = some.to(self._device.torch, non_blocking=True).transpose(0, 1)
+                column = 0
+                for part in parts:
+                    nbytes = part.shape[-1] * part.element_size()
+                    own = side_by_side[:, :, column : column + nbytes].contiguous()
+                    part[at] = own.view(part.dtype)
+                    column += nbytes
+
+    def drop_layer(self, index: int, slot: int) -> None:
+        """Give back the blocks of one layer; what was there is lost. The slot's request has all
+        memory from now on, until it is released."""
+        assert self._spread is not None
+        self._spread_out(slot)
+        self._device.synchronize()  # what was launched may still read them
+        self._spread.drop(index)
+
+    def new_rows(self, tokens: int) -> list[Rows]:
+        """Memory for so many tokens: keys and values of every layer, as `put` takes them."""
+        shape = (self.shape.num_kv_heads, tokens, self.shape.row_bytes)
+        return [np.empty(shape, np.uint8) for _ in range(2 * self.shape.num_layers)]
+
+    def _spread_out(self, slot: int) -> None:
+        """The slot's request, the only one, has all memory; what it has stays where it is."""
+        if slot == self._far_slot:
+            return
+        assert self._spread is not None
+        blocks, self._blocks[slot] = self._blocks[slot], []
+        self._free.extend(reversed(blocks))
+        self._spread.begin(blocks)
+        self._far_slot = slot
+
+    def _parts(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Of keys and of values: the tensors [blocks, heads, block_tokens, n] that hold them."""
+        keys, values = (
+            [self._whole[name] for name in (f"{which}s", f"{which}_scales") if name in self._whole]
+            for which in ("key", "value")
+        )
+        return keys, values
+
+    def _at(self, index: int, slot: int, first: int, last: int) -> tuple[Any, slice, Any]:
+        """Indices of a layer's tokens in such a tensor; what is there is [tokens, heads, n]."""
+        tokens = np.arange(first, last)
+        if slot == self._far_slot and self._spread is not None:
+            blocks = np.asarray(self._spread.of_layer(index), np.int64)
+        else:
+            blocks = np.asarray(self._blocks[slot], np.int64) + index * self.num_blocks
+        on = self._device.torch
+        return (
+            torch.from_numpy(blocks[tokens // BLOCK_TOKENS]).to(on),
+            slice(None),
+            torch.from_numpy(tokens % BLOCK_TOKENS).to(on),
+        )
+
+    def _host_rows(self, tokens: int) -> Rows:
+        return self._device.host_bytes((self.shape.num_kv_heads, tokens, self.shape.row_bytes))
+
+    def _reach(self, slot: int, tokens: int) -> None:
+        """Blocks for the slot's first tokens."""
+        blocks = self._blocks[slot]
+        while len(blocks) * BLOCK_TOKENS < tokens:
+            blocks.append(self._free.pop())
+
+    def _write_row(self, row: int, request: str, blocks: list[int]) -> None:
+        """Most steps find everything in the table already: a block lasts for many tokens."""
+        while len(self._in_table) <= row:
+            self._in_table.append(("", 0))
+        if self._in_table[row] == (request, len(blocks)):
+            return
+        self._in_table[row] = (request, len(blocks))
+        self._rows[row, : len(blocks)] = blocks
+        start = row * self._rows.shape[1]
+        self._table.to_device(start, start + len(blocks))
+
+    def _of_layer(self, index: int) -> dict[str, torch.Tensor]:
+        """The layer's part of each tensor, in which its blocks are numbered from 0."""
+        start = index * self.num_blocks
+        return {name: each[start : start + self.num_blocks] for name, each in self._whole.items()}
+
+    def _tensors(
+        self,
+        num_layers: int,
+        head_size: int,
+        num_kv_heads: int,
+        bits: int | None,
+        dtype: torch.dtype,
+    ) -> dict[str, torch.Tensor]:
+        """What `KvCache` is made of, with the blocks of one layer behind those of another."""
+        widths = {"": (head_size, dtype)}
+        if bits is not None:
+            widths = {
+                "": (head_size * bits // 8, _CODES[bits]),
+                "_scales": (scale_groups(head_size, bits), _SCALE_DTYPE),
+            }
+        shape = (num_layers * self.num_blocks, num_kv_heads, BLOCK_TOKENS)
+        return {
+            f"{which}{name or 's'}": torch.empty(
+                (*shape, width), dtype=kind, device=self._device.torch
+            )
+            for which in ("key", "value")
+            for name, (width, kind) in widths.items()
+        }
+
+
+def scale_groups(head_size: int, bits: int) -> int:
+    """Scales of one token's key, or value, of one head."""
+    return head_size // _GROUP_SIZE if bits == 4 and head_size % _GROUP_SIZE == 0 else 1
+
+
+def _pieces(first: int, last: int) -> Iterator[tuple[int, int]]:
+    for start in range(first, last, _PIECE_TOKENS):
+        yield start, min(start + _PIECE_TOKENS, last)

@@ -1,0 +1,233 @@
+"""Do this GPU's kernels compute what the reference computes? See ../self_check.py.
+
+Each operator of the shard's first layer, its embedding and its head are run as a step runs them, on
+the shard's own weights where they lie; of wide products a part is compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from edge.backends.interface import Step, StepEntry, StepLimits
+from edge.backends.self_check import ROWS, Judge, heads_of, spread
+from edge.backends.shard_arrays import ShardArrays
+from edge.backends.triton.buffers import StepBuffers
+from edge.backends.triton.device import Device
+from edge.backends.triton.layers import Attention, Norm, ShardOperators
+from edge.backends.triton.paged_kv_cache import scale_groups
+from edge.backends.triton.weights import Product
+from kernels.embedding.reference import embedding
+from kernels.gated_mlp.reference import gated_silu
+from kernels.kv_cache.token_cache import dequantize_heads, quantize_heads
+from kernels.matmul.reference import matmul
+from kernels.rms_norm.reference import add_rms_norm, rms_norm
+from kernels.sampling.ranking import likeliest
+from kernels.sampling.shortlist import SHORTLIST_TOKENS
+from kernels.sampling.triton import top_k
+
+LARGEST_ERROR = {torch.float32: 1e-3, torch.bfloat16: 2e-2}
+"""Of an operator's result, over the largest value. What is wrong is wrong by far more."""
+
+LARGEST_CACHE_ERROR = {None: 0.0, 8: 2e-2, 4: 0.15}
+"""More for attention over codes: a last bit may decide for the next code."""
+
+_OUTPUTS = 48
+"""Of a product; the others must only be finite."""
+
+_REQUEST = "agreement"
+
+Array = NDArray[np.float32]
+
+
+def check_agreement(
+    operators: ShardOperators,
+    arrays: ShardArrays,
+    device: Device,
+    buffers: StepBuffers,
+    limits: StepLimits,
+) -> None:
+    """Raises RequestError, with the operator and its error, where one is too far off."""
+    check = _Check(operators, arrays, device, buffers, limits)
+    if operators.embedding is not None:
+        check.embedding()
+    for layer, block in list(operators.attentions.items())[:1]:
+        prefix = f"layers.{layer}."
+        check.norm(block.norm, f"{prefix}attention_norm")
+        check.product(block.qkv)
+        check.attention(block)
+        check.product(block.output)
+    for layer, feed_forward in list(operators.feed_forwards.items())[:1]:
+        prefix = f"layers.{layer}."
+        check.norm(feed_forward.norm, f"{prefix}mlp_norm")
+        check.product(feed_forward.gate_up)
+        gate_up = check.normal(ROWS[-1], 2 * operators.layout.ffn_columns)
+        given = feed_forward.gate(check.tensor(gate_up))
+        check.compare(f"gated_mlp ({prefix}gate_up)", given, gated_silu(check.rounded(gate_up)))
+        check.product(feed_forward.down)
+    if operators.head is not None:
+        check.norm(operators.head.norm, "final_norm")
+        check.product(operators.head.product)
+        check.ranking()
+
+
+class _Check:
+    def __init__(
+        self,
+        operators: ShardOperators,
+        arrays: ShardArrays,
+        device: Device,
+        buffers: StepBuffers,
+        limits: StepLimits,
+    ) -> None:
+        self._operators = operators
+        self._spec = operators.spec
+        self._arrays = arrays
+        self._device = device
+        self._buffers = buffers
+        self._limits = limits
+        self._judge = Judge(
+            backend="triton",
+            device_name=device.name,
+            remedy="update the GPU's driver, torch and Triton, or start this peer with "
+            "--backend ort",
+        )
+        self._random = np.random.default_rng(0)
+
+    def normal(self, *shape: int) -> Array:
+        return self._random.standard_normal(shape, dtype=np.float32)
+
+    def tensor(self, array: Array) -> Tensor:
+        """As products get it."""
+        return torch.from_numpy(array).to(self._device.torch).to(self._operators.activations)
+
+    def rounded(self, array: Array) -> Array:
+        """The values that `tensor` has."""
+        return _array(torch.from_numpy(array).to(self._operators.activations))
+
+    def compare(self, operator: str, given: Tensor, expected: Array, allowed: float = 0.0) -> None:
+        """`allowed`: error, if more than usual."""
+        allowed = max(allowed, LARGEST_ERROR[self._operators.activations])
+        self._judge.compare(operator, _array(given), expected, allowed=allowed)
+
+    def embedding(self) -> None:
+        ids = self._operators.layout.embedding
+        inside = sorted({ids.start, ids[len(ids) // 2], ids[-1]})
+        outside = [i for i in (ids.start - 1, ids.stop) if 0 <= i < self._spec.vocab_size]
+        tokens = (inside + outside)[: min(self._limits.chunk_tokens, self._limits.context_tokens)]
+        (lane,) = self._buffers.lanes([_step(0, tokens)])
+        self._operators.embed(lane)
+        table = self._arrays.read("embedding", [i - ids.start for i in inside])
+        known = {token: row for row, token in enumerate(inside)}
+        rows = np.asarray([known.get(token, -1) for token in tokens])
+        self.compare("embedding", lane.hidden, embedding(rows, table))
+
+    def norm(self, norm: Norm, name: str) -> None:
+        weight = self._arrays.read(name)
+        x, addend = self.normal(2, ROWS[0], len(weight)), self.normal(2, ROWS[0], len(weight))
+        hidden = torch.from_numpy(x[0].copy()).to(self._device.torch)
+        epsilon = self._spec.norm_epsilon
+        self.compare(
+            f"rms_norm ({name})", norm(hidden, None), rms_norm(x[0], weight, epsilon=epsilon)
+        )
+        normed, total = add_rms_norm(x[0], addend[0], weight, epsilon=epsilon)
+        given = norm(hidden, torch.from_numpy(addend[0]).to(self._device.torch))
+        self.compare(f"add_rms_norm ({name})", given, normed)
+        self.compare(f"add_rms_norm ({name})", hidden, total)
+
+    def product(self, product: Product) -> None:
+        arrays, name = self._arrays, product.name
+        outputs = spread(product.num_rows, _OUTPUTS)
+        weight = arrays.floats(name, outputs)
+        bias = arrays.vector(f"{name}.bias")
+        operator = "matmul" if arrays.format.bits is None else "matmul_nbits"
+        for rows in ROWS:
+            x = self.normal(rows, weight.shape[1])
+            given = product(self.tensor(x))
+            expected = matmul(self.rounded(x), weight, None if bias is None else bias[outputs])
+            label = f"{operator} ({name}, {rows} row{'s' if rows > 1 else ''})"
+            self.compare(label, given[:, outputs], expected)
+            self.compare(label, torch.isfinite(given).all().float(), np.ones((), np.float32))
+
+    def ranking(self) -> None:
+        """Of logits. A GPU's kernel for many of them takes seconds to compile: not in a reply."""
+        columns = len(self._operators.layout.vocab)
+        most = min(SHORTLIST_TOKENS, columns)
+        logits = self.normal(1, columns)
+        for count in (1, most) if self._device.is_gpu else (1,):
+            scores, ids = top_k(torch.from_numpy(logits).to(self._device.torch), count)
+            expected = likeliest(logits[0], count)
+            label = f"top_k ({count} of {columns} logits)"
+            self.compare(label, scores[0], logits[0, expected])
+            is_same = torch.from_numpy(expected) == ids[0].cpu()
+            self.compare(label, is_same.all().float(), np.ones((), np.float32))
+
+    def attention(self, block: Attention) -> None:
+        """A chunk of a prompt, then a token after it."""
+        spec, layout, limits = self._spec, self._operators.layout, self._limits
+        cache, size = self._operators.cache, self._spec.head_size
+        most = min(limits.chunk_tokens, limits.context_tokens, limits.cached_tokens)
+        lengths = [min(ROWS[-1], most)]
+        if lengths[0] < min(limits.context_tokens, limits.cached_tokens):
+            lengths.append(1)
+        num_heads = layout.num_heads + 2 * layout.num_kv_heads
+        qkv = self.normal(sum(lengths), num_heads, size)
+        heads = heads_of(
+            self.rounded(qkv),
+            spec,
+            (_array(self._operators.tables[0]), _array(self._operators.tables[1])),
+            num_heads=layout.num_heads,
+            num_kv_heads=layout.num_kv_heads,
+            norms=None if block.norms is None else (_array(block.norms[0]), _array(block.norms[1])),
+        )
+        bits = cache.layers[block.layer].bits
+        heads = replace(
+            heads,
+            query=self.rounded(heads.query),
+            keys=self._kept(heads.keys, bits),
+            values=self._kept(heads.values, bits),
+        )
+        first = 0
+        try:
+            for length in lengths:
+                step = _step(first, [0] * length)
+                cache.place(step)
+                (lane,) = self._buffers.lanes([step])
+                end = first + length
+                expected = heads.attend(first, end, block.window)
+                # And as in a long context, whose keys may be divided: that is another kernel.
+                for max_keys in sorted({lane.max_keys, limits.context_tokens}):
+                    given = block.attend(
+                        self.tensor(qkv[first:end].reshape(length, -1)),
+                        replace(lane, max_keys=max_keys),
+                        cache,
+                        self._operators.tables,
+                    )
+                    label = f"rope and attention (layer {block.layer}, {length} of {end} tokens)"
+                    self.compare(label, given, expected, LARGEST_CACHE_ERROR[bits])
+                cache.wrote(cache.open(_REQUEST), end)
+                first = end
+        finally:
+            cache.release(_REQUEST)
+
+    def _kept(self, heads: Array, bits: int | None) -> Array:
+        """What the cache makes of keys or values [tokens, heads, head_size]."""
+        if bits is None:
+            return self.rounded(heads)
+        group_size = heads.shape[-1] // scale_groups(heads.shape[-1], bits)
+        return dequantize_heads(*quantize_heads(heads, bits=bits, group_size=group_size))
+
+
+def _step(position: int, tokens: Sequence[int]) -> Step:
+    entry = StepEntry(request=_REQUEST, position=position, tokens=tuple(tokens), logit_rows=0)
+    return Step(entries=(entry,))
+
+
+def _array(values: Tensor) -> Array:
+    array: Array = values.detach().float().cpu().numpy()
+    return array

@@ -1,0 +1,215 @@
+"""Layers in three memories: some stay on the device, some in pinned host memory, some on disk.
+
+What does not stay passes through a window on the device, copied there just before its use. Which
+layer is where is `partition.weight_tiers`'s to decide, when they move `offload.DeviceWindow`'s.
+"""
+
+from __future__ import annotations
+
+import mmap
+
+import torch
+from torch import Tensor
+
+from edge.backends.interface import ShardWeights
+from edge.backends.shard_arrays import ShardArrays
+from edge.backends.triton.device import Device
+from edge.backends.triton.packing import layer_runs, open_packed
+from edge.backends.triton.weights import Weight
+from offload import (
+    DeviceWindow,
+    DirectReader,
+    HostSlots,
+    StoreCorruptError,
+    WeightStreamer,
+    is_streamed,
+    padded,
+)
+from partition.fit.memory import WINDOW_LAYERS
+from partition.fit.tiers import WeightTiers, weight_tiers
+
+_LEAST_WINDOW = 2
+"""Of what WeightStreamer takes, where everything stays in the host's memory."""
+
+
+class StreamedLayers:
+    """The matrices of a shard's layers. Used by the compute thread.
+
+    `settle`, then `start`; from then on `begin` and `end` enclose the use of each streamed layer,
+    in their order.
+    """
+
+    def __init__(
+        self, arrays: ShardArrays, weights: ShardWeights, device: Device, *, half_scales: bool
+    ) -> None:
+        """Packs what is not packed yet; takes no memory of the device."""
+        self._arrays = arrays
+        self._device = device
+        self._host_bytes = weights.host_bytes
+        self._key, self._packed = open_packed(arrays, weights, half_scales=half_scales)
+        self._cache = weights.packed
+        self._runs = layer_runs(self._packed)
+        self._layers = tuple(self._runs)
+        self._run_bytes = max((run.nbytes for run in self._runs.values()), default=0)
+        self._own: dict[int, Tensor] = {}
+        """Of the layers that stay on the device: their runs."""
+        self._places: list[Tensor] = []
+        """Of the window on the device."""
+        self._window: DeviceWindow | None = None
+        self._slots: HostSlots | None = None
+        self._waited_s = 0.0
+        self._bytes_read = 0
+        self.tiers = self._tiers(0)
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds that steps waited for weights."""
+        return self._waited_s + (0.0 if self._window is None else self._window.wait_s)
+
+    @property
+    def bytes_read(self) -> int:
+        """From disk, since loading."""
+        return self._bytes_read + (0 if self._window is None else self._window.bytes_read)
+
+    @property
+    def streamed(self) -> tuple[int, ...]:
+        """Layers that come into place for each step."""
+        return self._layers[self.tiers.resident :]
+
+    def settle(self, streamed: int) -> None:
+        """Give the layers other places, as if so many, the last ones, had no room on the device.
+
+        Nothing streams until `start`. Views that `weight` gave are void. Raises StoreError, and
+        torch's OutOfMemoryError: then the layers are where they were.
+        """
+        before = self.tiers
+        self._stop()
+        try:
+            self._settle(self._tiers(streamed))
+        except BaseException:
+            self._settle(before)
+            raise
+
+    def start(self) -> None:
+        """Begin to read and copy."""
+        tiers = self.tiers
+        if not tiers.streamed:
+            return
+        layers = self.streamed
+        slots = HostSlots(padded(self._run_bytes), pin=self._device.pin)
+        memories = [slots.memory() for _ in layers]
+        reader = DirectReader(self._packed.path)
+        try:
+            streamer = WeightStreamer(
+                [self._runs[layer].extent for layer in layers],
+                memories,
+                reader,
+                resident=tiers.pinned,
+                window=max(_LEAST_WINDOW, tiers.staging),
+                pages=slots,
+            )
+        except BaseException:
+            reader.close()
+            slots.close()
+            raise
+        self._slots = slots
+        self._window = DeviceWindow(
+            streamer,
+            memories,
+            [self._runs[layer].nbytes for layer in layers],
+            self._device.copier(self._places),
+            places=tiers.window,
+            stays=lambda index: not is_streamed(index, len(layers), tiers.on_disk),
+        )
+
+    def weight(self, matrix: str) -> Weight:
+        """Where the matrix is when its layer is in use."""
+        layer = int(matrix.split(".")[1])
+        return self._runs[layer].weight(matrix, self._place(layer), self._arrays)
+
+    def bring(self, layer: int) -> None:
+        """Put a streamed layer into its place once, before `start`."""
+        if layer in self.streamed:
+            self._read(layer, self._place(layer))
+
+    def begin(self, layer: int) -> None:
+        """A streamed layer is in its place when this returns. Raises StoreError."""
+        assert self._window is not None
+        try:
+            self._window.begin(self.streamed.index(layer))
+        except StoreCorruptError:
+            self._discard()
+            raise
+
+    def end(self, layer: int) -> None:
+        """All that uses the layer was launched."""
+        assert self._window is not None
+        self._window.end(self.streamed.index(layer))
+
+    def close(self) -> None:
+        self._stop()
+        self._own.clear()
+        self._places.clear()
+        self._packed.close()
+
+    def _tiers(self, streamed: int) -> WeightTiers:
+        streamed = min(streamed, len(self._layers))  # some shards have nothing but vocabulary
+        return weight_tiers(
+            len(self._layers),
+            streamed=streamed,
+            window=WINDOW_LAYERS,
+            layer_bytes=self._run_bytes,
+            host_bytes=self._host_bytes,
+        )
+
+    def _settle(self, tiers: WeightTiers) -> None:
+        """What is let go comes first: there may be no room for both."""
+        self.tiers = tiers
+        for layer in self.streamed:
+            self._own.pop(layer, None)
+        del self._places[tiers.window :]
+        self._device.give_back()
+        while len(self._places) < tiers.window:
+            self._places.append(self._empty())
+        for layer in self._layers[: tiers.resident]:
+            if layer not in self._own:
+                run = self._empty()
+                self._read(layer, run)
+                self._own[layer] = run
+
+    def _place(self, layer: int) -> Tensor:
+        if layer in self._own:
+            return self._own[layer]
+        return self._places[self.streamed.index(layer) % self.tiers.window]
+
+    def _empty(self) -> Tensor:
+        return torch.empty(self._run_bytes, dtype=torch.uint8, device=self._device.torch)
+
+    def _read(self, layer: int, into: Tensor) -> None:
+        run = self._runs[layer]
+        memory = memoryview(mmap.mmap(-1, padded(run.nbytes))).cast("B")
+        reader = DirectReader(self._packed.path)
+        try:
+            reader.read([span.read_into([memory]) for span in run.extent])
+        except StoreCorruptError:
+            self._discard()
+            raise
+        finally:
+            reader.close()
+        into[: run.nbytes].copy_(torch.frombuffer(memory, dtype=torch.uint8, count=run.nbytes))
+
+    def _discard(self) -> None:
+        """The file is made anew at the next load."""
+        if self._cache is not None:
+            self._cache.discard(self._key)
+
+    def _stop(self) -> None:
+        window, self._window = self._window, None
+        if window is not None:
+            self._device.synchronize()  # what was launched may still read its weights
+            window.close()
+            self._waited_s += window.wait_s
+            self._bytes_read += window.bytes_read
+        if self._slots is not None:
+            self._slots.close()
+            self._slots = None

@@ -1,0 +1,235 @@
+"""Which tiles products and attention take: measured ones where a table has them, else none.
+
+None leaves the choice to the kernels' faces, whose defaults suit any shape. A table belongs to one
+kind of GPU. It is made by `python -m demos.bench.gpu_tuning` and kept among Edge's caches;
+tables that are shipped lie in `tables/` beside this file (none so far). Tiles change speed
+and the order of sums, nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from edge.backends.triton.device import Device
+from edge.host.atomic_files import write_whole
+from edge.host.cache_paths import cache_root
+from kernels.attention.triton import AttentionTiles
+from kernels.matmul.triton import FEW_ROWS
+from kernels.triton_launch import SMALLEST_DOT, GemmTiles, GemvTiles, Launch, padded
+
+Tiles = GemvTiles | GemmTiles
+
+ROWS = (1, 2, 4, 16, 64, 256)
+"""A table's entry serves products of more rows than the one before, up to these; the last, all."""
+
+QUERIES = (1, 16, 256)
+"""The same for the queries of a sequence."""
+
+_SHIPPED = Path(__file__).parent / "tables"
+_MOST_BYTES = 1 << 20
+_LARGEST = 4096
+"""No side of a tile, and no other number of a table, is larger."""
+
+_INTERPRETED_OUTPUTS, _INTERPRETED_INPUTS = 256, 512
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProductShape:
+    """A product as tables know it. bits: of a code; None for floats."""
+
+    bits: int | None
+    rows: int
+    outputs: int
+    inputs: int
+
+    def rounded(self) -> ProductShape:
+        """With its rows as a table has them."""
+        return replace(self, rows=_rounded(self.rows, ROWS))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionShape:
+    """Attention as tables know it. bits: of cached codes; None for floats.
+
+    group: query heads of one KV head.
+    """
+
+    bits: int | None
+    queries: int
+    group: int
+    head_size: int
+
+    def rounded(self) -> AttentionShape:
+        """With its queries as a table has them."""
+        return replace(self, queries=_rounded(self.queries, QUERIES))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuningTable:
+    """Measured tiles by shape, rounded."""
+
+    products: Mapping[ProductShape, Tiles] = field(default_factory=dict)
+    attentions: Mapping[AttentionShape, AttentionTiles] = field(default_factory=dict)
+
+    def product(self, shape: ProductShape) -> Tiles | None:
+        return self.products.get(shape.rounded())
+
+    def attention(self, shape: AttentionShape) -> AttentionTiles | None:
+        return self.attentions.get(shape.rounded())
+
+    def updated(self, other: TuningTable) -> TuningTable:
+        """Both; where both have a shape, the other's tiles."""
+        return TuningTable(
+            products={**self.products, **other.products},
+            attentions={**self.attentions, **other.attentions},
+        )
+
+    def to_json(self) -> str:
+        entries = [_product_entry(*each) for each in self.products.items()]
+        entries += [_attention_entry(*each) for each in self.attentions.items()]
+        return json.dumps(entries, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> TuningTable:
+        """Raises ValueError for anything that `to_json` could not have written."""
+        try:
+            entries = json.loads(text)
+            if not isinstance(entries, list):
+                raise TypeError("it is not a list")
+            return cls(
+                products=dict(_product(each) for each in entries if "product" in each),
+                attentions=dict(_attention(each) for each in entries if "product" not in each),
+            )
+        except (KeyError, TypeError, RecursionError) as error:
+            raise ValueError(f"a tuning table is malformed: {error!r}") from error
+
+
+class InterpretedTiles:
+    """A program that is interpreted costs milliseconds whatever its size: few and large ones."""
+
+    def product(self, shape: ProductShape) -> Tiles | None:
+        outputs = min(_INTERPRETED_OUTPUTS, padded(shape.outputs, at_least=SMALLEST_DOT))
+        if shape.rows <= FEW_ROWS:
+            return GemvTiles(outputs=outputs, inputs=_INTERPRETED_INPUTS)
+        rows = min(256, padded(shape.rows, at_least=SMALLEST_DOT))
+        return GemmTiles(rows=rows, outputs=outputs, inputs=_INTERPRETED_INPUTS)
+
+    def attention(self, shape: AttentionShape) -> AttentionTiles | None:
+        return None
+
+
+Tuning = TuningTable | InterpretedTiles
+
+
+def open_tuning(device: Device, activations: torch.dtype) -> Tuning:
+    """What is known of this kind of device; what was measured here goes before what is shipped.
+
+    Tables are of 16-bit activations: tiles of wider ones may not fit into shared memory.
+    """
+    if not device.is_gpu:
+        return InterpretedTiles()
+    if activations == torch.float32:
+        return TuningTable()
+    name = table_name(device.name)
+    return _read(_SHIPPED / name).updated(_read(cache_root() / "tuning" / name))
+
+
+def keep_tuning(device: Device, table: TuningTable) -> Path:
+    """Add to what was measured here; where it is kept. Raises OSError."""
+    path = cache_root() / "tuning" / table_name(device.name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, _read(path).updated(table).to_json())
+    return path
+
+
+def table_name(device_name: str) -> str:
+    """A file's name for a kind of GPU: "NVIDIA H200" is nvidia-h200.json."""
+    return re.sub(r"[^a-z0-9]+", "-", device_name.lower()).strip("-") + ".json"
+
+
+def _read(path: Path) -> TuningTable:
+    """A table that is missing or damaged knows nothing: the defaults compute as well."""
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise ValueError(f"more than {_MOST_BYTES} bytes")
+        return TuningTable.from_json(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return TuningTable()
+    except (OSError, ValueError) as error:
+        _log.warning("%s is no table of tiles, so defaults are used: %s", path, error)
+        return TuningTable()
+
+
+def _rounded(count: int, known: Sequence[int]) -> int:
+    return next((each for each in known if count <= each), known[-1])
+
+
+def _product_entry(shape: ProductShape, tiles: Tiles) -> dict[str, Any]:
+    sizes = {"outputs": tiles.outputs, "inputs": tiles.inputs}
+    if isinstance(tiles, GemmTiles):
+        sizes |= {"rows": tiles.rows, "splits": tiles.splits}
+    return {
+        "product": [shape.bits, shape.rows, shape.outputs, shape.inputs],
+        "tiles": {**sizes, **asdict(tiles.launch)},
+    }
+
+
+def _attention_entry(shape: AttentionShape, tiles: AttentionTiles) -> dict[str, Any]:
+    """Without splits, which depend on how many sequences there are and how long they are."""
+    return {
+        "attention": [shape.bits, shape.queries, shape.group, shape.head_size],
+        "tiles": {"rows": tiles.rows, "keys": tiles.keys, **asdict(tiles.launch)},
+    }
+
+
+def _product(entry: Any) -> tuple[ProductShape, Tiles]:
+    bits, rows, outputs, inputs = entry["product"]
+    if bits not in (None, 4, 8) or rows not in ROWS:
+        raise ValueError(f"a tuning table has a product of {bits} bits and {rows} rows")
+    shape = ProductShape(bits=bits, rows=rows, outputs=_size(outputs), inputs=_size(inputs))
+    tiles, launch = _tiles(entry)
+    kind = GemvTiles if rows <= FEW_ROWS else GemmTiles
+    return shape, kind(**tiles, launch=launch)
+
+
+def _attention(entry: Any) -> tuple[AttentionShape, AttentionTiles]:
+    bits, queries, group, head_size = entry["attention"]
+    if bits not in (None, 4, 8) or queries not in QUERIES:
+        raise ValueError(f"a tuning table has attention of {bits} bits and {queries} queries")
+    tiles, launch = _tiles(entry)
+    if "splits" in tiles or min(tiles.values()) < SMALLEST_DOT:
+        raise ValueError(f"a tuning table has attention with tiles of {tiles}")
+    shape = AttentionShape(
+        bits=bits, queries=queries, group=_size(group), head_size=_size(head_size)
+    )
+    return shape, AttentionTiles(**tiles, launch=launch)
+
+
+def _tiles(entry: Any) -> tuple[dict[str, int], Launch]:
+    tiles = {name: _tile(name, value) for name, value in entry["tiles"].items()}
+    launch = Launch(num_warps=tiles.pop("num_warps"), num_stages=tiles.pop("num_stages"))
+    return tiles, launch
+
+
+def _size(value: object) -> int:
+    if type(value) is not int or not 0 < value < 1 << 31:
+        raise ValueError(f"a tuning table has a side of {value!r:.40}")
+    return value
+
+
+def _tile(name: str, value: object) -> int:
+    """Blocks of kernels are powers of two."""
+    is_any = name in ("num_stages", "splits")
+    if type(value) is not int or not 0 < value <= _LARGEST or (value & (value - 1) and not is_any):
+        raise ValueError(f"a tuning table has {value!r:.40} for {name:.40}")
+    return value

@@ -1,0 +1,1 @@
+"""How is it used at a terminal?"""

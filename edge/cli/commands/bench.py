@@ -1,0 +1,197 @@
+"""`edge bench`: how fast a model runs on the cluster, and what limits it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from edge.api.benchmark import Benchmark, run_benchmark
+from edge.api.versus_llama_cpp import Comparison, Llama, compare, spreads
+from edge.cli.options import ClusterOptions, cluster_options, model_options, open_cluster
+from edge.cli.reply_view import adapt_option, tell, tell_why_not_predicted
+from edge.host.free_memory import format_size
+from edge.planning.load_options import LoadOptions
+
+
+@click.command("bench", short_help="Measure a model's speed and what limits it.")
+@model_options
+@click.option("--prompt-tokens", type=click.IntRange(1), default=128, show_default=True)
+@click.option("--new-tokens", type=click.IntRange(2), default=64, show_default=True)
+@click.option("--repeats", type=click.IntRange(1), default=5, show_default=True)
+@click.option("--warm-ups", type=click.IntRange(0), default=1, show_default=True)
+@click.option(
+    "--requests",
+    type=click.IntRange(1, 64),
+    default=1,
+    show_default=True,
+    help="Also measure this many replies at once.",
+)
+@click.option(
+    "--vs",
+    type=click.Choice(["llama.cpp"]),
+    help="Run the same beside it, in turn: each repeat once with Edge, once with the other.",
+)
+@click.option(
+    "--gguf",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The same model as a GGUF file, for --vs llama.cpp.",
+)
+@click.option(
+    "--llama-python",
+    default=sys.executable,
+    metavar="PROGRAM",
+    help="A Python with llama-cpp-python, for --vs llama.cpp.  [default: this one]",
+)
+@adapt_option
+@cluster_options
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
+def command(
+    model: Path,
+    options: LoadOptions,
+    peers: ClusterOptions,
+    prompt_tokens: int,
+    new_tokens: int,
+    repeats: int,
+    warm_ups: int,
+    requests: int,
+    vs: str | None,
+    gguf: Path | None,
+    llama_python: str,
+    adapt: bool,
+    as_json: bool,
+) -> None:
+    """Measure MODEL on the cluster: tokens per second, time to the first, and where time goes.
+
+    The same random prompt is answered several times with ends ignored, so token counts are exact.
+    "of limit" compares a peer's compute with its memory rate, measured just before: each token has
+    to read every weight once.
+
+    \b
+    Examples:
+      edge bench path/to/checkpoint --local 1 --threads 2
+      edge bench path/to/checkpoint --local 2 --threads 1 --parallel tensor --json
+      edge bench path/to/checkpoint --local 1 --vs llama.cpp --gguf model-q4_0.gguf
+    """
+    if (vs is None) != (gguf is None):
+        raise click.UsageError("--vs llama.cpp and --gguf FILE go together")
+    options = replace(
+        options,
+        context_tokens=options.context_tokens or prompt_tokens + new_tokens,
+        concurrency=requests,
+    )
+    with open_cluster(peers) as cluster:
+        rates = cluster.memory_rates()
+        loaded = cluster.load_as(model, options)
+        tell_why_not_predicted(loaded)
+        measured = run_benchmark(
+            loaded,
+            prompt_tokens=prompt_tokens,
+            new_tokens=new_tokens,
+            repeats=repeats,
+            warm_ups=warm_ups,
+            requests=requests,
+            memory_rates=rates,
+            weight_bytes=dict(loaded.token_weight_bytes),
+        )
+        comparison: Comparison | None = None
+        if gguf is not None:
+            threads = max(peer.threads for peer in cluster.peers)
+            with Llama(
+                gguf,
+                python=llama_python,
+                threads=threads,
+                context_tokens=prompt_tokens + new_tokens,
+                requests=requests,
+            ) as llama:
+                comparison = compare(
+                    loaded,
+                    llama,
+                    prompt_tokens=prompt_tokens,
+                    new_tokens=new_tokens,
+                    requests=requests,
+                    rounds=repeats,
+                )
+        if measured.drift is not None:
+            tell(cluster, measured.drift, adapt=adapt)
+        if measured.drift is not None and adapt:
+            loaded.close()
+            cluster.measure_again(model, options, measured.drift.devices)
+    if as_json:
+        found = measured.to_json()
+        if comparison is not None:
+            found["versus"] = comparison.to_json()
+        click.echo(json.dumps(found, indent=2))
+    else:
+        title = (
+            f"{loaded.name}, {options.dtype} in blocks of {options.block_size}, {options.accuracy}"
+        )
+        _show(measured, title=title)
+        if comparison is not None:
+            _show_comparison(comparison)
+
+
+def _show(measured: Benchmark, *, title: str) -> None:
+    console = Console()
+    predicted = measured.predicted
+    speed = Table("", "p20", "p50", "p80", *(["predicted"] if predicted else []), title=title)
+    for name, field, digits in (
+        (f"decode {measured.new_tokens}, tok/s", "decode_tokens_per_s", 1),
+        (f"decode {measured.requests} at once, tok/s", "batch_tokens_per_s", 1),
+        (f"prefill {measured.prompt_tokens}, tok/s", "prefill_tokens_per_s", 1),
+        ("first token, s", "first_token_s", 3),
+    ):
+        spread = getattr(measured, field)
+        values = [spread.p20, spread.p50, spread.p80]
+        if predicted is not None:
+            values.append(getattr(predicted, field))
+        speed.add_row(name, *(f"{value:.{digits}f}" for value in values))
+    console.print(speed)
+    peers = Table(
+        "peer", "compute", "load", "sum", "wait", "send", "sample", "weights", "of limit", "peak",
+        title="each decoded token, ms", pad_edge=False, collapse_padding=True,
+    )  # fmt: skip
+    for share in measured.peers:
+        token = share.token
+        parts = (
+            token.compute_s,
+            token.load_s,
+            token.reduce_s,
+            token.receive_s,
+            token.send_s,
+            token.sample_s,
+        )
+        peers.add_row(
+            share.times.name,
+            *(f"{1e3 * part:.2f}" for part in parts),
+            format_size(share.weight_bytes),
+            f"{share.bandwidth_share:.0%}",
+            f"{format_size(share.times.peak_bytes)}",
+        )
+    console.print(peers)
+
+
+def _show_comparison(comparison: Comparison) -> None:
+    table = Table(
+        "", "Edge", "llama.cpp", "ratio p20", "ratio p50", "ratio p80",
+        title=f"beside llama.cpp (llama-cpp-python {comparison.version}), tok/s",
+    )  # fmt: skip
+    for name, pairs in (
+        (f"decode {comparison.new_tokens}", comparison.decode),
+        (f"decode {comparison.requests} at once", comparison.batch),
+        (f"prefill {comparison.prompt_tokens}", comparison.prefill),
+    ):
+        if pairs:
+            found = spreads(pairs)
+            ratio = found["ratio"]
+            table.add_row(
+                name,
+                *(f"{found[program].p50:.1f}" for program in ("edge", "llama.cpp")),
+                *(f"{value:.2f}" for value in (ratio.p20, ratio.p50, ratio.p80)),
+            )
+    Console().print(table)

@@ -1,0 +1,57 @@
+"""`edge memory`: another budget for a daemon that runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import click
+
+from edge.cli.options import ClusterOptions, cluster_option, interface_option, open_cluster
+from edge.errors import RequestError
+from edge.host.free_memory import format_size
+from edge.protocol.peer_info import PeerInfo
+
+
+@click.command("memory", short_help="Tell a running peer how much memory it may use.")
+@click.argument("peer")
+@click.argument("size")
+@cluster_option
+@interface_option
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
+def command(peer: str, size: str, cluster: str, interfaces: tuple[str, ...], as_json: bool) -> None:
+    """Have PEER, a name or HOST:PORT, stay under SIZE from now on, whatever it is doing.
+
+    With less, layers of the models it runs are read from disk for each token: replies under way go
+    on with the same tokens, more slowly. With more, those layers come back into memory. Below the
+    minimum of what is loaded the peer refuses, says the minimum, and keeps what it has.
+
+    \b
+    Examples:
+      edge memory attic 2GiB
+      edge memory 192.168.1.7:5000 500MiB --json
+    """
+    is_address = ":" in peer
+    wanted = ClusterOptions(
+        addresses=(peer,) if is_address else (), cluster=cluster, interfaces=interfaces
+    )
+    with open_cluster(wanted) as found:
+        named = [each for each in found.peers if is_address or each.name == peer]
+        if len(named) != 1:
+            raise RequestError(
+                f"{len(named)} peers are called {peer!r}; give the address, as `edge peers` shows"
+            )
+        changed = found.set_memory(named[0], size)
+    click.echo(json.dumps(dataclasses.asdict(changed), indent=2) if as_json else _words(changed))
+
+
+def _words(peer: PeerInfo) -> str:
+    loaded = "".join(
+        f" {model['name']} reads {format_size(model['streamed_bytes'])} from disk for each token."
+        for model in peer.models
+        if model["streamed_bytes"]
+    )
+    return (
+        f"{peer.name} stays under {format_size(peer.memory_bytes)} from now on, of which "
+        f"{format_size(peer.free_bytes)} are free.{loaded}"
+    )

@@ -1,0 +1,254 @@
+"""`edge peer`: the daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+
+import click
+
+from edge.backends.interface import BACKEND_CHOICES, Backend, open_backend, usual_backend
+from edge.errors import RequestError
+from edge.host.cache_paths import cache_root
+from edge.host.cuda_driver import num_cuda_devices, use_only
+from edge.host.free_memory import format_size, parse_folder_and_size, parse_size
+from edge.peer.daemon import PeerNode, PeerSettings
+
+EXIT_TIMEOUT_S = 5.0
+"""How long to wait for a step or a load that is under way when the daemon is told to end."""
+
+
+@click.command("peer", short_help="Run the daemon that lends this device to the cluster.")
+@click.option("--name", help="How others see this device.  [default: the host's name]")
+@click.option(
+    "--listen",
+    default="0.0.0.0:0",
+    metavar="HOST:PORT",
+    show_default=True,
+    help=("Where to listen; port 0 takes any free one, host 0.0.0.0 every interface."),
+)
+@click.option("--threads", type=click.IntRange(1, 1024), help="Compute threads.  [default: cores]")
+@click.option(
+    "--memory",
+    metavar="SIZE",
+    help=(
+        "The most that the whole process may have in memory, as 4GiB; with a GPU, of the GPU's.  "
+        "[default: what is free, less a reserve]"
+    ),
+)
+@click.option(
+    "--model-memory",
+    metavar="SIZE",
+    help="Of that, the most for weights and KV caches.  [default: what the process leaves]",
+)
+@click.option(
+    "--host-memory",
+    metavar="SIZE",
+    help=(
+        "With a GPU: of the host's memory, the most for what the GPU has no room for.  "
+        "[default: half of what is free, less a reserve]"
+    ),
+)
+@click.option(
+    "--backend",
+    type=click.Choice(BACKEND_CHOICES),
+    default="auto",
+    show_default=True,
+    help="What computes: ort on the CPU, triton on a GPU; auto takes the GPU if it can.",
+)
+@click.option(
+    "--gpu",
+    type=click.IntRange(0, 1023),
+    metavar="N",
+    help="Which GPU, as nvidia-smi counts them: a daemon uses one.  [default: the first]",
+)
+@click.option(
+    "--kv-memory",
+    metavar="SIZE",
+    help=(
+        "The part of it that keys and values of requests may take.  [default: what plans reserve]"
+    ),
+)
+@click.option(
+    "--kv-disk",
+    metavar="FOLDER:SIZE",
+    help=(
+        "Where keys and values go for which there is no memory, as /fast/kv:20GiB: so more "
+        "requests can be under way, and longer ones."
+    ),
+)
+@click.option(
+    "--cluster",
+    default="default",
+    show_default=True,
+    help="Only peers and coordinators of the same cluster find each other.",
+)
+@click.option(
+    "--interface",
+    "interfaces",
+    multiple=True,
+    metavar="NAME|IP",
+    help="Announce only on this network interface; may be repeated.",
+)
+@click.option(
+    "--no-announce", is_flag=True, help="Do not announce by zeroconf; others need the address."
+)
+@click.option(
+    "--cache-limit",
+    default="64GiB",
+    show_default=True,
+    metavar="SIZE",
+    help="Disk for cached shards; the least recently used go first.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON when ready.")
+@click.option(
+    "--supervised", is_flag=True, hidden=True, help="End when standard input ends; do not announce."
+)
+def command(
+    name: str | None,
+    listen: str,
+    threads: int | None,
+    memory: str | None,
+    kv_memory: str | None,
+    kv_disk: str | None,
+    model_memory: str | None,
+    host_memory: str | None,
+    backend: str,
+    gpu: int | None,
+    cluster: str,
+    interfaces: tuple[str, ...],
+    no_announce: bool,
+    cache_limit: str,
+    as_json: bool,
+    supervised: bool,
+) -> None:
+    """Lend this device to a cluster until Ctrl-C.
+
+    The daemon listens, announces itself by zeroconf and waits for a coordinator (`edge run`, or a
+    Python program) to place a part of a model here. Weights it is sent stay in a cache on disk.
+
+    --memory is a promise of the whole process: Python and ONNX Runtime themselves take about
+    115 MiB of it, stated at the start, and what a step computes with is counted as well.
+
+    On a GPU, --memory is a promise of the GPU's memory. Layers that have no room there (edge run
+    --stream) are copied into it for each token: from --host-memory, as far as that goes, the rest
+    from disk. What that leaves is for keys and values, before they go to --kv-disk. The process
+    itself takes some GiB of the host's memory beside that for CUDA.
+
+    \b
+    Examples:
+      edge peer                                     all interfaces, any port, all cores
+      edge peer --name attic --threads 4 --memory 6GiB
+      edge peer --listen 192.168.1.7:5000           a fixed address for networks without zeroconf
+      edge peer --backend ort                       the CPU, also where there is a GPU
+      edge peer --gpu 1                             the second GPU; --gpu 0 in a daemon of its own
+
+    Several GPUs of a host are one daemon each. Where these share layers, they sum with NCCL.
+
+    There is no encryption yet: run it only on networks you trust.
+    """
+    threads = threads or len(os.sched_getaffinity(0))
+    if gpu is not None:
+        backend = _only(gpu, backend)
+    backend = usual_backend() if backend == "auto" else backend
+    if host_memory and backend == "ort":
+        raise RequestError(
+            "back end ort computes in the host's memory, which is --memory; leave out --host-memory"
+        )
+    opened: Backend | None = None
+    if backend != "ort":  # ONNX Runtime can wait for the first model; who has no GPU hears it now
+        opened = open_backend(backend, threads=threads)
+    settings = PeerSettings(
+        name=name or socket.gethostname() + ("" if gpu is None else f"-gpu{gpu}"),
+        listen=listen,
+        threads=threads,
+        memory_bytes=parse_size(memory) if memory else None,
+        model_memory_bytes=parse_size(model_memory) if model_memory else None,
+        host_memory_bytes=parse_size(host_memory) if host_memory else None,
+        cluster=cluster,
+        announce=not (no_announce or supervised),
+        interfaces=interfaces or None,
+        cache_root=cache_root(),
+        cache_limit_bytes=parse_size(cache_limit),
+        kv_memory_bytes=parse_size(kv_memory) if kv_memory else None,
+        kv_disk=parse_folder_and_size(kv_disk) if kv_disk else None,
+        backend=backend,
+        processor=opened.device_name if opened else "CPU",
+    )
+    if not settings.name.isprintable() or len(settings.name) > 100:
+        raise RequestError("a peer's name must be printable and at most 100 characters")
+    asyncio.run(_serve(settings, supervised=supervised, as_json=as_json or supervised))
+
+
+def _only(gpu: int, backend: str) -> str:
+    """See no other GPU from now on; the back end then. Raises RequestError."""
+    if backend == "ort":
+        raise RequestError("--gpu names a GPU, and back end ort computes on the CPU; leave out one")
+    use_only(gpu, os.environ)
+    if not num_cuda_devices():
+        raise RequestError(
+            f"CUDA finds no GPU {gpu} here; nvidia-smi lists those that there are, counted from 0"
+        )
+    return "triton"
+
+
+async def _serve(settings: PeerSettings, *, supervised: bool, as_json: bool) -> None:
+    """Run until a signal, or until the supervisor is gone."""
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, ended.set)
+    node = PeerNode(settings)
+    try:
+        await node.start()
+        _say_ready(node, as_json=as_json)
+        if supervised:
+            loop.add_reader(sys.stdin, _on_input, ended)
+        await ended.wait()
+    finally:
+        if supervised:
+            with contextlib.suppress(ValueError):
+                loop.remove_reader(sys.stdin)
+        closing = asyncio.create_task(node.aclose())
+        await asyncio.wait([closing], timeout=EXIT_TIMEOUT_S)
+        if not closing.done():
+            # A compute kernel cannot be interrupted, and whoever ended us wants the device back.
+            # What is on disk is safe at any moment; the system frees the rest.
+            sys.stdout.flush()
+            os._exit(0)
+
+
+def _on_input(ended: asyncio.Event) -> None:
+    if not os.read(sys.stdin.fileno(), 4096):
+        ended.set()
+
+
+def _say_ready(node: PeerNode, *, as_json: bool) -> None:
+    settings, ledger = node.settings, node.ledger
+    if settings.memory_bytes is not None and settings.memory_bytes > ledger.budget_bytes:
+        click.echo(
+            f"edge: the control group of this process leaves {format_size(ledger.budget_bytes)} "
+            f"of the {format_size(settings.memory_bytes)} that were asked for",
+            err=True,
+        )
+    if as_json:
+        click.echo(json.dumps({"name": settings.name, "addresses": node.addresses}))
+    else:
+        where = f"cluster {settings.cluster}" if settings.announce else "not announced"
+        click.echo(
+            f"peer {settings.name} listens on {', '.join(node.addresses)} ({where}), "
+            f"{settings.backend} on {settings.processor}, {settings.threads} threads, "
+            f"{format_size(ledger.budget_bytes)} of memory, of which "
+            f"{format_size(ledger.floor.total)} are for the process itself. "
+            "Ctrl-C ends it."
+        )
+        if settings.backend == "triton" and num_cuda_devices() > 1:
+            click.echo(
+                f"It uses the first of {num_cuda_devices()} GPUs; start one with --gpu N for each."
+            )
+    sys.stdout.flush()

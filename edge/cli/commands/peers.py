@@ -1,0 +1,133 @@
+"""`edge peers`: who is there."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+from rich.cells import cell_len
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from edge.cli.options import (
+    ClusterOptions,
+    address_option,
+    cluster_option,
+    interface_option,
+    open_cluster,
+)
+from edge.host.free_memory import format_size
+from edge.protocol.peer_info import PeerInfo
+
+COLUMNS = (
+    *("name", "address", "device", "free memory", "loaded"),
+    *("weights", "in host memory", "KV in memory", "KV on disk"),
+)
+
+LEAST_WANTED_LAST = (
+    *("free memory", "loaded", "device", "weights", "KV in memory", "KV on disk"),
+    "in host memory",
+)
+"""Columns that may be left out; a peer without its name and address could not be spoken of."""
+
+
+@click.command("peers", short_help="Show the peers of a cluster.")
+@address_option
+@cluster_option
+@interface_option
+@click.option("--wide", is_flag=True, help="Show all columns, however wide the terminal is.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
+def command(
+    addresses: tuple[str, ...], cluster: str, interfaces: tuple[str, ...], wide: bool, as_json: bool
+) -> None:
+    """Name, address, device, free memory and loaded models of every peer that answers.
+
+    The last columns say what of its memory is kept for weights and for keys and values (KV), what a
+    GPU's host holds of either that the GPU has no room for, and what of keys and values is on disk
+    now: of requests under way, and of earlier prompts' beginnings (see `edge peer --kv-disk`). A
+    narrow terminal shows fewer columns.
+
+    \b
+    Examples:
+      edge peers                              all that zeroconf finds within seconds
+      edge peers --cluster attic --json       for scripts
+      edge peers --peer 192.168.1.7:5000      one that zeroconf does not reach
+    """
+    wanted = ClusterOptions(addresses=addresses, cluster=cluster, interfaces=interfaces)
+    with open_cluster(wanted) as found:
+        peers = found.peers
+    if as_json:
+        click.echo(json.dumps([dataclasses.asdict(peer) for peer in peers], indent=2))
+        return
+    console = Console()
+    # A file, or another program, gets everything in one line for each peer.
+    show_peers(console, peers, width=console.width if console.is_terminal and not wide else None)
+
+
+def show_peers(console: Console, peers: Sequence[PeerInfo], *, width: int | None) -> None:
+    """As many columns as fit into `width`, or all; then what each peer runs, in words."""
+    rows = [_cells(peer) for peer in peers]
+    shown, left_out = columns_that_fit(rows, width)
+    table = Table(*shown)
+    for row in rows:
+        table.add_row(*(escape(row[column]) for column in shown))
+    if width is None:
+        console.width = max(console.width, _table_width(rows, shown))
+    console.print(table)
+    lines = [_in_words(peer, model) for peer in peers for model in peer.models]
+    if left_out:
+        lines.append(f"No room for {', '.join(left_out)}: --wide shows all.")
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def columns_that_fit(
+    rows: Sequence[Mapping[str, str]], width: int | None
+) -> tuple[list[str], list[str]]:
+    """(shown, left out), each in order; None is any width."""
+    shown = list(COLUMNS)
+    for column in reversed(LEAST_WANTED_LAST):
+        if width is None or _table_width(rows, shown) <= width:
+            break
+        shown.remove(column)
+    return shown, [column for column in COLUMNS if column not in shown]
+
+
+def _table_width(rows: Sequence[Mapping[str, str]], columns: Sequence[str]) -> int:
+    """In letters, each column as wide as what is widest in it, with its borders."""
+    widths = [max(cell_len(text) for text in (each, *(r[each] for r in rows))) for each in columns]
+    return sum(width + 3 for width in widths) + 1
+
+
+def _cells(peer: PeerInfo) -> dict[str, str]:
+    kv_disk_bytes = sum(model["kv_disk_bytes"] for model in peer.models) + peer.kv_prefix_bytes
+    return {
+        "name": peer.name,
+        "address": peer.address,
+        "device": f"{peer.backend} on {peer.processor}, {peer.threads} threads",
+        "free memory": f"{format_size(peer.model_free_bytes)} of {format_size(peer.memory_bytes)}",
+        "loaded": ", ".join(f"{model['name']} {model['dtype']}" for model in peer.models) or "–",
+        "weights": format_size(sum(m["bytes"] - m["kv_bytes"] for m in peer.models)),
+        "in host memory": "–"
+        if peer.host_memory_bytes is None
+        else format_size(sum(m["host_bytes"] + m["kv_host_bytes"] for m in peer.models)),
+        "KV in memory": format_size(sum(model["kv_bytes"] for model in peer.models)),
+        "KV on disk": format_size(kv_disk_bytes),
+    }
+
+
+def _in_words(peer: PeerInfo, model: Mapping[str, Any]) -> str:
+    streamed = (
+        f", {format_size(model['streamed_bytes'])} from disk for each token"
+        if model["streamed_bytes"]
+        else ""
+    )
+    return (
+        f"{peer.name} runs {model['name']} {model['dtype']}, stage {model['stage']}, rank "
+        f"{model['rank']}: {format_size(model['bytes'])} and "
+        f"{format_size(model['buffer_bytes'])} for steps{streamed}"
+    )

@@ -1,0 +1,102 @@
+"""`edge plan`: what would run where, and how fast it should be."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from edge.cli.options import ClusterOptions, cluster_options, model_options, open_cluster
+from edge.cli.plan_view import plan_as_json, show_plan
+from edge.errors import CapacityError
+from edge.planning.load_options import MAX_REQUESTS_AT_ONCE, LoadOptions
+from edge.planning.proposal import Proposal
+from partition import Workload
+
+
+@click.command("plan", short_help="Show what would run where and how fast, without running it.")
+@model_options
+@click.option(
+    "--prompt-tokens",
+    type=click.IntRange(1),
+    help="Length of the prompts to be fast at.  [default: 512]",
+)
+@click.option(
+    "--output-tokens",
+    type=click.IntRange(0),
+    help="Length of the answers to be fast at.  [default: 128]",
+)
+@click.option(
+    "--concurrency",
+    type=click.IntRange(1, MAX_REQUESTS_AT_ONCE),
+    default=1,
+    show_default=True,
+    help="Answers at once; memory is kept for so many of the longest context.",
+)
+@click.option(
+    "--what-if",
+    "changes",
+    multiple=True,
+    metavar="CHANGE",
+    help='"+4GiB on NAME", "without NAME" or "link NAME-NAME 1ms 1Gbit"; may be repeated.',
+)
+@click.option("--explain", is_flag=True, help="Show where time goes and the next best plans, too.")
+@click.option("--measure", is_flag=True, help="Measure every device and link again.")
+@cluster_options
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON; --plan of other commands reads it."
+)
+def command(
+    model: Path,
+    options: LoadOptions,
+    peers: ClusterOptions,
+    prompt_tokens: int | None,
+    output_tokens: int | None,
+    changes: tuple[str, ...],
+    explain: bool,
+    measure: bool,
+    as_json: bool,
+) -> None:
+    """Show which peer would run which part of MODEL, the memory it takes, and how fast it will be.
+
+    Peers are measured the first time; that takes some seconds, and is kept.
+
+    \b
+    Examples:
+      edge plan path/to/checkpoint                      on the peers that zeroconf finds
+      edge plan path/to/checkpoint --local 3 --parallel tensor --explain
+      edge plan path/to/checkpoint --what-if "+4GiB on laptop" --what-if "without phone"
+      edge plan path/to/checkpoint --json > plan.json   to edit, then: edge run ... --plan plan.json
+    """
+    if prompt_tokens is not None or output_tokens is not None:
+        usual = Workload(concurrency=options.concurrency)
+        workload = replace(
+            usual,
+            prompt_tokens=usual.prompt_tokens if prompt_tokens is None else prompt_tokens,
+            output_tokens=usual.output_tokens if output_tokens is None else output_tokens,
+        )
+        options = replace(options, workload=workload)
+    with open_cluster(peers) as cluster:
+        proposal = cluster.propose_as(
+            model, options, changes=changes, measure="again" if measure else "missing"
+        )
+        unchanged: Proposal | None = None
+        if changes:
+            try:
+                unchanged = cluster.propose_as(model, options)
+            except CapacityError as error:
+                click.echo(f"Without the changes: {error}", err=True)
+    if as_json:
+        value = plan_as_json(proposal, explain=explain)
+        if changes:
+            value["changes"] = list(changes)
+        click.echo(json.dumps(value, indent=2))
+    else:
+        show_plan(
+            proposal,
+            title=", ".join((proposal.plan.model, options.dtype, *changes)),
+            unchanged=unchanged,
+            explain=explain,
+        )

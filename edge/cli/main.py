@@ -1,0 +1,107 @@
+"""The command line: which commands there are, and how their failures end.
+
+Every failure is one sentence on stderr and an exit code: 1 for errors, 2 for wrong usage, 130 for
+Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edge import __version__
+from edge.errors import EdgeError
+from edge.host.huge_pages import restart_with_huge_pages
+from edge.own_packages import require_own_packages
+
+COMMANDS = {
+    "peer": "Run the daemon that lends this device to the cluster.",
+    "peers": "Show the peers of a cluster.",
+    "memory": "Tell a running peer how much memory it may use.",
+    "plan": "Show what would run where and how fast, without running it.",
+    "run": "Answer one prompt.",
+    "chat": "Talk with a model in turns.",
+    "bench": "Measure a model's speed and what limits it.",
+    "demo": "List the bundled demos, or run one.",
+}
+
+
+class _LazyGroup(click.Group):
+    """Imports a command's module only when it is called, so that `--help` is instant."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"edge.cli.commands.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.command(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="edge")
+def cli() -> None:
+    """Run a language model that no single device of yours can hold, on the devices you have.
+
+    \b
+    On each device:      edge peer
+    Then, on any one:    edge run path/to/checkpoint -p "Why is the sky blue?"
+
+    Or all on this machine, to try it:  edge run path/to/checkpoint -p "Hello" --local 2
+    """
+
+
+def main(arguments: list[str] | None = None) -> Any:
+    """Run a command, by default that of this process's arguments; never returns."""
+    _prepare_streams()
+    if arguments is None and sys.argv[1:2] == ["peer"]:
+        restart_with_huge_pages()
+    try:
+        require_own_packages()
+        cli.main(args=arguments, prog_name="edge", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("\nInterrupted; everything this command started was ended.", err=True)
+        sys.exit(130)
+    except EdgeError as error:
+        click.echo(f"edge: {error}", err=True)
+        sys.exit(1)
+    except BrokenPipeError:
+        _give_up_output()  # whoever read it has gone
+        sys.exit(1)
+    except OSError as error:
+        _give_up_output()
+        where = f" ({error.filename})" if error.filename else ""
+        click.echo(f"edge: {error.strerror or error}{where}; check the disk", err=True)
+        sys.exit(1)
+    sys.exit(0)
+
+
+def _prepare_streams() -> None:
+    """Let no character stop an answer halfway: what a terminal cannot show becomes `?`."""
+    if sys.stdout is None:  # started with its output closed
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 - open as long as the process
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # refused later, with a sentence
+
+
+def _give_up_output() -> None:
+    """Python must not complain once more, at exit, about what could not be written."""
+    with contextlib.suppress(OSError), Path(os.devnull).open("w") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())

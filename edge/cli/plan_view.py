@@ -1,0 +1,212 @@
+"""A proposal as tables and sentences for people, and as JSON for scripts."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from edge.host.free_memory import format_size
+from edge.planning.proposal import Proposal
+from partition import Estimate, PlanRow, describe_plan_in_words
+
+
+def show_plan(proposal: Proposal, *, title: str, unchanged: Proposal | None, explain: bool) -> None:
+    """Print who runs what, and how fast that should be.
+
+    `unchanged` is the plan for the cluster as it is, where `proposal` is for a changed one.
+    """
+    console = Console()
+    table = Table(
+        "device", "stage", "layers", "heads", "ffn columns", "vocabulary", "memory", "left",
+        title=escape(title), pad_edge=False, collapse_padding=True,
+    )  # fmt: skip
+    for row in proposal.rows:
+        table.add_row(
+            escape(row.name),
+            str(row.stage),
+            _span(row.layers) + _streamed(row),
+            _span(row.heads) + _copied(row),
+            _span(row.ffn_columns),
+            _span(row.vocab),
+            format_size(row.memory.total),
+            format_size(row.left_bytes),
+        )
+    console.print(table)
+    for line in [*_memory(proposal), *_sentences(proposal, unchanged)]:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if explain:
+        _explain(console, proposal)
+
+
+def plan_as_json(proposal: Proposal, *, explain: bool) -> dict[str, Any]:
+    """`plan` is what `Plan.from_json` reads."""
+    choice = proposal.choice
+    value: dict[str, Any] = {
+        "plan": proposal.plan.to_json(),
+        "devices": [
+            {
+                "device": row.device,
+                "name": row.name,
+                "stage": row.stage,
+                "kv_heads": list(row.kv_heads),
+                "kv_copies": row.kv_copies,
+                "streamed_layers": row.streamed_layers,
+                "host_layers": row.host_layers,
+                "memory": dataclasses.asdict(row.memory),
+                "beside": _beside(proposal, row.device),
+                "left_bytes": row.left_bytes,
+            }
+            for row in proposal.rows
+        ],
+        "predicted": _speed(choice.predicted),
+        "solo": None
+        if choice.solo is None
+        else {
+            "device": choice.solo.device,
+            "name": choice.solo.name,
+            "tokens_per_s": choice.solo.estimate.tokens_per_s,
+            "first_token_s": choice.solo.estimate.first_token_s,
+        },
+        "left_out": [{"name": each.name, "reason": each.reason} for each in choice.left_out],
+        "notes": list(proposal.notes),
+    }
+    if explain:
+        value["terms"] = [
+            dataclasses.asdict(term)
+            for term in (choice.predicted.terms if choice.predicted else ())
+        ]
+        value["runners_up"] = [
+            {
+                "plan": plan.to_json(),
+                "words": describe_plan_in_words(plan, proposal.cluster),
+                "predicted": _speed(estimate),
+            }
+            for plan, estimate in choice.runners_up
+        ]
+    return value
+
+
+def _streamed(row: PlanRow) -> str:
+    """Where layers come from for each token; a window may hold all that is not resident."""
+    if not row.streamed_layers:
+        return ""
+    on_disk = row.streamed_layers - row.host_layers
+    sources = ((row.host_layers, "host memory"), (on_disk, "disk"))
+    return "".join(f", {count} from {source}" for count, source in sources if count)
+
+
+def _copied(row: PlanRow) -> str:
+    """KV heads that are held more than once, where a cut runs through those that share one."""
+    return f", {row.kv_copies} KV again" if row.kv_copies else ""
+
+
+def _memory(proposal: Proposal) -> list[str]:
+    """For each device what its memory holds, as far as it was asked."""
+    lines = []
+    for row in proposal.rows:
+        beside = proposal.beside.get(row.device)
+        if beside is None:
+            continue
+        use = row.memory
+        streamed = f" ({_more(row)} for each token)"
+        lines.append(
+            f"Memory of {row.name}, {format_size(beside.promised_bytes)}: its process "
+            f"{format_size(beside.floor_bytes)}, steps up to {format_size(beside.buffer_bytes)}, "
+            f"weights {format_size(use.weight_bytes)}{streamed if use.streamed_bytes else ''}, "
+            f"KV cache {format_size(use.kv_bytes)}."
+        )
+    return lines
+
+
+def _more(row: PlanRow) -> str:
+    """What comes in for each token, and from where."""
+    host_bytes = row.memory.streamed_bytes * row.host_layers // max(1, row.streamed_layers)
+    sources = ((host_bytes, "the host's memory"), (row.memory.streamed_bytes - host_bytes, "disk"))
+    more = [f"{format_size(nbytes)} more from {source}" for nbytes, source in sources if nbytes]
+    return " and ".join(more)
+
+
+def _beside(proposal: Proposal, device: str) -> dict[str, int] | None:
+    beside = proposal.beside.get(device)
+    return None if beside is None else dataclasses.asdict(beside)
+
+
+def _sentences(proposal: Proposal, unchanged: Proposal | None) -> list[str]:
+    choice, workload = proposal.choice, proposal.workload
+    lines: list[str] = []
+    if choice.predicted is None:
+        lines.append("How fast it will be is not known, because not every device was measured.")
+    else:
+        at_once = f", {workload.concurrency} at once" if workload.concurrency > 1 else ""
+        lines += [
+            f"Predicted for {workload.prompt_tokens} tokens of prompt and "
+            f"{workload.output_tokens} of answer{at_once}: {_in_words(choice.predicted)}.",
+            f"What takes most of a token's time: {choice.predicted.bottleneck}.",
+        ]
+    alone = proposal.plan.devices[0] if len(proposal.plan.devices) == 1 else None
+    if (
+        choice.solo is not None
+        and choice.solo.device == alone
+        and len(proposal.cluster.devices) > 1
+    ):
+        lines.append(f"It runs on {choice.solo.name} alone, the best single device.")
+    elif choice.solo is not None and alone is None:
+        lines.append(
+            f"The best single device, {choice.solo.name}: {_in_words(choice.solo.estimate)}."
+        )
+    if unchanged is not None and unchanged.choice.predicted is not None:
+        words = describe_plan_in_words(unchanged.plan, unchanged.cluster)
+        lines.append(f"Without the changes: {_in_words(unchanged.choice.predicted)} ({words}).")
+    lines += [f"Note: {note}." for note in proposal.notes]
+    lines += [f"Left out: {each.name} ({each.reason})." for each in choice.left_out]
+    return lines
+
+
+def _explain(console: Console, proposal: Proposal) -> None:
+    choice = proposal.choice
+    if choice.predicted is None:
+        return
+    parts = Table("what", "where", "times", "ms", "share", title="each token's time")
+    for term in choice.predicted.terms:
+        share = term.seconds / choice.predicted.token_s if choice.predicted.token_s else 0.0
+        parts.add_row(
+            term.kind,
+            escape(term.where),
+            str(term.count),
+            f"{1e3 * term.seconds:.3f}",
+            f"{share:.0%}",
+        )
+    console.print(parts)
+    if choice.runners_up:
+        others = Table("plan", "first token, s", "tok/s", title="the next best plans")
+        for plan, estimate in choice.runners_up:
+            others.add_row(
+                escape(describe_plan_in_words(plan, proposal.cluster)),
+                f"{estimate.first_token_s:.2f}",
+                f"{estimate.tokens_per_s:.1f}",
+            )
+        console.print(others)
+
+
+def _in_words(estimate: Estimate) -> str:
+    return (
+        f"first token after {estimate.first_token_s:.2f} s, then {estimate.tokens_per_s:.1f} tok/s"
+    )
+
+
+def _speed(estimate: Estimate | None) -> dict[str, Any] | None:
+    if estimate is None:
+        return None
+    return {
+        "first_token_s": estimate.first_token_s,
+        "tokens_per_s": estimate.tokens_per_s,
+        "bottleneck": estimate.bottleneck,
+    }
+
+
+def _span(indices: range) -> str:
+    return f"{indices.start}–{indices.stop - 1}" if indices else "–"

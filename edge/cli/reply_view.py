@@ -1,0 +1,131 @@
+"""A reply on the terminal: its text, its figures beside what was predicted, what slowed it down."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from edge.api.cluster import Cluster
+from edge.api.model import Model, Prompt
+from edge.api.reply import Reply
+from edge.engine.timing import PeerTimes
+from edge.errors import EdgeError
+from edge.planning.breakdown import Part, step_parts
+from edge.planning.drift import Drift
+
+adapt_option = click.option(
+    "--adapt",
+    is_flag=True,
+    help="When replies are slower than predicted, measure again what is to blame and plan anew.",
+)
+
+
+def tell_why_not_predicted(model: Model) -> None:
+    """Devices that could not be measured, on stderr: the plan was made without their speed."""
+    devices = model.proposal.cluster.devices
+    if any(device.rates is None for device in devices):
+        for note in model.proposal.notes:
+            click.echo(f"edge: {note}", err=True)
+
+
+def show_reply(model: Model, prompt: Prompt, **sampling: Any) -> Reply:
+    """Stream an answer to stdout and its figures to stderr."""
+    with model.stream(prompt, **sampling) as stream:
+        for token in stream:
+            sys.stdout.write(token.text)
+            sys.stdout.flush()
+        reply = stream.reply()
+    click.echo()
+    figures = reply.statistics
+    devices = len(model.plan.devices)
+    first = f"first after {figures['first_token_s']:.2f} s"
+    rate = f"then {figures['tokens_per_s']:.1f} tok/s"
+    if "predicted_tokens_per_s" in figures:
+        first += f" (predicted {figures['predicted_first_token_s']:.2f})"
+        rate += f" (predicted {figures['predicted_tokens_per_s']:.1f})"
+    click.echo(
+        f"[{figures['new_tokens']:.0f} tokens, {first}, {rate}, on {devices} "
+        f"device{'s' if devices > 1 else ''}]",
+        err=True,
+    )
+    return reply
+
+
+def show_parts(model: Model, reply: Reply) -> Sequence[PeerTimes] | None:
+    """Where a reply's time went, on stderr, beside what was predicted for its length.
+
+    The peers' counters over this reply; None when one has gone since: the answer is there.
+    """
+    try:
+        times = model.measure()
+    except EdgeError:
+        return None
+    figures = reply.statistics
+    predicted = model.predict(
+        prompt_tokens=int(figures["prompt_tokens"]), output_tokens=int(figures["new_tokens"])
+    )
+    if predicted is None:
+        click.echo("edge: nothing was predicted, as not every device was measured", err=True)
+        return times
+    table = Table("what", "predicted, ms", "took, ms", title="each token's time")
+    if figures["new_tokens"] > 1:
+        for part in step_parts(model.plan, predicted, times, 1 / figures["tokens_per_s"]):
+            _add_part(table, part)
+    _add_part(
+        table,
+        Part(
+            part="the first token",
+            predicted_s=predicted.first_token_s,
+            actual_s=figures["first_token_s"],
+        ),
+    )
+    Console(stderr=True).print(table)
+    return times
+
+
+def _add_part(table: Table, part: Part) -> None:
+    table.add_row(escape(part.part), f"{1e3 * part.predicted_s:.2f}", f"{1e3 * part.actual_s:.2f}")
+
+
+def tell_drift(
+    cluster: Cluster,
+    model: Model,
+    *,
+    adapt: bool,
+    times: Sequence[PeerTimes] | None = None,
+    measured_again: Collection[tuple[str, ...]] = (),
+) -> Drift | None:
+    """One line on stderr if the replies since the last time were slower than predicted.
+
+    times: the peers' counters, where they were asked already. measured_again: what was to blame
+    before and is not measured at once again.
+    """
+    try:
+        drift = model.check(times)
+    except EdgeError:
+        return None  # the answer is there; that a device has gone since is told by the next one
+    if drift is not None:
+        tell(cluster, drift, adapt=adapt and drift.devices not in measured_again)
+    return drift
+
+
+def tell(cluster: Cluster, drift: Drift, *, adapt: bool) -> None:
+    """The line, with what is done about it or could be.
+
+    What is to blame is forgotten where the next load would measure it: not of a single peer.
+    """
+    measures = len(cluster.peers) > 1
+    if measures:
+        cluster.forget_measured(drift.devices)
+    remedy = "with --adapt it is measured again"
+    if adapt:
+        remedy = "it is measured again"
+    elif measures:
+        remedy = "it is measured again at the next load, with --adapt at once"
+    click.echo(f"edge: {drift.message}; {remedy}", err=True)

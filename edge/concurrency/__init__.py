@@ -1,0 +1,1 @@
+"""How do a thread and the loop meet?"""

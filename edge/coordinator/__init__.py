@@ -1,0 +1,1 @@
+"""How are requests run over peers?"""

@@ -1,0 +1,198 @@
+"""Ships and loads: from a checkpoint and a plan to a model that runs. Computes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+from edge.backends.interface import StepLimits
+from edge.concurrency.blocking import StopFlag, run_blocking
+from edge.coordinator.loaded_model import LoadedModel
+from edge.coordinator.residency import Residency
+from edge.coordinator.scheduler import Scheduler
+from edge.coordinator.shipping import describe_shard, ship
+from edge.memory.step_memory import LOGIT_CHUNK_BYTES, held_tokens
+from edge.models.spec import ModelSpec
+from edge.planning.activation_format import WireRules
+from edge.planning.kv_limits import longest_tokens
+from edge.planning.load_options import LoadOptions
+from edge.progress import OnProgress, Progress
+from edge.protocol.client import PeerClient
+from edge.protocol.messages import Assignment
+from edge.protocol.peer_info import PeerInfo, gather_all, places
+from edge.protocol.topology import Seat
+from edge.weights.checkpoint import Checkpoint
+from edge.weights.formats import KvDtype, WeightSource
+from edge.weights.layout import shard_layout
+from partition import Plan
+
+
+async def load_model(
+    checkpoint: Checkpoint,
+    peers: Sequence[PeerInfo],
+    plan: Plan,
+    options: LoadOptions,
+    *,
+    limits: StepLimits,
+    wire_rules: WireRules,
+    cache_root: Path,
+    on_progress: OnProgress,
+) -> LoadedModel:
+    """Ship what the peers lack, load, link. On any failure nothing stays behind.
+
+    Below `cache_root` the rounded checkpoint and the hashes of its pieces are kept.
+    """
+    model = LoadedModel(
+        plan,
+        _scheduler(checkpoint.spec, limits, plan, options.kv_dtype),
+        vocab_size=checkpoint.spec.vocab_size,
+    )
+    loading = _Loading(
+        model, checkpoint, peers, options, limits, wire_rules, cache_root, on_progress
+    )
+    try:
+        await loading.run()
+    except Exception:
+        await model.aclose()
+        raise
+    except BaseException:  # Ctrl-C: whoever pressed it does not want to wait for slow peers
+        await model.abort()
+        raise
+    return model
+
+
+def _scheduler(spec: ModelSpec, limits: StepLimits, plan: Plan, kv_dtype: KvDtype) -> Scheduler:
+    row_bytes = 4 * spec.vocab_size
+    chunk = limits.chunk_tokens
+    return Scheduler(
+        chunk_tokens=chunk,
+        logit_chunk_tokens=max(1, min(chunk, LOGIT_CHUNK_BYTES // row_bytes)),
+        residency=Residency(
+            memory_tokens=limits.cached_tokens,
+            disk_tokens=limits.disk_tokens,
+            longest_tokens=longest_tokens(limits, plan),
+            requests=limits.requests,
+            held=lambda tokens: held_tokens(tokens, spec, limits, kv_dtype),
+        ),
+        stages=len(plan.stages),
+        recalls=bool(limits.disk_tokens),
+    )
+
+
+class _Loading:
+    """One `load_model`: what every shard's way onto its peer needs to know."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        checkpoint: Checkpoint,
+        peers: Sequence[PeerInfo],
+        options: LoadOptions,
+        limits: StepLimits,
+        wire_rules: WireRules,
+        cache_root: Path,
+        on_progress: OnProgress,
+    ) -> None:
+        self._limits = limits
+        self._model = model
+        self._checkpoint = checkpoint
+        self._options = options
+        self._cache_root = cache_root
+        self._wire_rules = wire_rules
+        by_id = {peer.id: peer for peer in peers}
+        self._devices: dict[Seat, PeerInfo] = {
+            (stage, rank): by_id[shard.device]
+            for stage, each in enumerate(model.plan.stages)
+            for rank, shard in enumerate(each.shards)
+        }
+        self._stop = StopFlag()
+        self._tell = on_progress
+
+    def _on_progress(self, event: Progress) -> None:
+        """Also how the threads that quantise and hash learn that nobody waits any more."""
+        self._stop.check()
+        self._tell(event)
+
+    async def run(self) -> None:
+        where = places(self._devices)
+        source = await run_blocking(
+            lambda: self._checkpoint.source(
+                self._options.weight_format,
+                cache_root=self._cache_root / "quantized",
+                on_progress=self._on_progress,
+            ),
+            stop=self._stop,
+            discard=WeightSource.close,
+        )
+        try:
+            await self._unless_it_fails(self._place_all(source))
+        finally:
+            source.close()
+        await self._unless_it_fails(self._model.start(where))
+
+    async def _place_all(self, source: WeightSource) -> None:
+        await gather_all(self._place(seat, source) for seat in self._devices)
+
+    async def _place(self, seat: Seat, source: WeightSource) -> None:
+        """Bring one shard onto its peer."""
+        model, options, peer = self._model, self._options, self._devices[seat]
+        stage, rank = seat
+        layout = shard_layout(self._checkpoint.spec, model.plan, stage=stage, rank=rank)
+        shipment = await run_blocking(
+            lambda: describe_shard(
+                layout,
+                source,
+                options.weight_format,
+                fingerprint=self._checkpoint.store.fingerprint,
+                cache_root=self._cache_root / "manifests",
+                on_progress=lambda done, total: self._on_progress(
+                    Progress(phase="hash", peer=peer.name, done=done, total=total)
+                ),
+            ),
+            stop=self._stop,
+        )
+
+        def connect() -> Awaitable[PeerClient]:
+            return PeerClient.connect(peer.address, on_event=model.on_event)
+
+        client, sent_bytes = await ship(
+            shipment, connect, peer=peer.name, on_progress=self._on_progress
+        )
+        model.adopt(seat, client)
+        model.sent_bytes[peer.name] = sent_bytes
+        model.token_weight_bytes[peer.name] = round(
+            layout.num_weights * options.weight_format.packed_bytes_per_weight
+        )
+        assignment = Assignment(
+            session=model.session,
+            model=self._checkpoint.spec,
+            plan=model.plan,
+            stage=stage,
+            rank=rank,
+            weight_format=options.weight_format,
+            manifest_digest=shipment.manifest.digest,
+            weights_digest=self._checkpoint.store.fingerprint,
+            limits=self._limits,
+            kv_dtype=options.kv_dtype,
+            wire_rules=self._wire_rules,
+        )
+        self._on_progress(Progress(phase="load", peer=peer.name, done=0, total=1))
+        await client.call("open", payload=assignment.to_payload())
+        self._on_progress(Progress(phase="load", peer=peer.name, done=1, total=1))
+
+    async def _unless_it_fails(self, work: Coroutine[Any, Any, None]) -> None:
+        """A peer that is lost ends the load at once, whatever the others are still busy with."""
+        doing = asyncio.ensure_future(work)
+        failed = asyncio.ensure_future(self._model.failed.wait())
+        try:
+            await asyncio.wait([doing, failed], return_when=asyncio.FIRST_COMPLETED)
+            if doing.done():
+                doing.result()
+        finally:
+            for task in (doing, failed):
+                task.cancel()
+            await asyncio.gather(doing, failed, return_exceptions=True)
+        if self._model.failure is not None:
+            raise self._model.failure

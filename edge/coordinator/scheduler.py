@@ -1,0 +1,258 @@
+"""Which step comes next. Pure: integers in, steps out; knows no peers, text or time.
+
+Whose keys and values are in memory is `residency.py`'s to decide; of those, three rules. Requests
+that each wait for one token go together, because a batch reads the weights once for all of them.
+Prompts come in chunks, turn by turn with those batches, so that a long prompt does not hold up
+other replies. And only as many steps are under way as keep every stage busy: what is handed out
+cannot be reordered any more.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edge.backends.interface import Step, StepEntry
+from edge.coordinator.residency import Member, Residency
+
+
+@dataclass(slots=True)
+class _Entry:
+    request: str
+    tokens: list[int]
+    new_tokens: int
+    """Tokens still to be sampled."""
+    memory: Member
+    prompt_tokens: int
+    wants_logits: bool
+    """Every row's logits are wanted, and no token."""
+    computed: int = 0
+
+    @property
+    def is_decoding(self) -> bool:
+        """One sampled token is all that is left to compute, and another is wanted after it."""
+        return self.prompt_tokens <= self.computed == len(self.tokens) - 1 and self.new_tokens > 0
+
+    @property
+    def is_ready(self) -> bool:
+        """Nothing hinders its next token."""
+        return self.is_decoding and self.memory.can_step and not self.memory.steps_out
+
+
+class Scheduler:
+    """Turns requests into steps; `next_step` until None, `completed` for each step in order."""
+
+    def __init__(
+        self,
+        *,
+        chunk_tokens: int,
+        logit_chunk_tokens: int,
+        residency: Residency,
+        stages: int,
+        recalls: bool = False,
+    ) -> None:
+        """`stages` steps decode at once, of the requests that are in memory.
+
+        recalls: peers may know beginnings of prompts; `recalls` tells whose to ask for.
+        """
+        self._asks = recalls
+        self._recalls: deque[str] = deque()
+        self._chunk_tokens = chunk_tokens
+        self._logit_chunk_tokens = logit_chunk_tokens
+        self._residency = residency
+        self._stages = stages
+        self._active: dict[str, _Entry] = {}
+        self._turns: deque[str] = deque()
+        """Requests with prompt left to compute."""
+        self._under_way: deque[Step] = deque()
+        self._wanted: deque[int] = deque()
+        """How many tokens each of them gives."""
+        self._decoded_last = False
+
+    def add(self, request: str, tokens: Sequence[int], *, new_tokens: int) -> None:
+        """Start a request for `new_tokens` tokens, or with 0 for the logits of every row.
+
+        Raises ValueError for one that could never start.
+        """
+        if not tokens or new_tokens < 0:
+            raise ValueError("a request needs tokens")
+        if request in self._active:
+            raise ValueError("a request needs an id of its own")
+        member = Member(request, len(tokens), len(tokens) + new_tokens)
+        self._residency.join(member)
+        self._active[request] = _Entry(
+            request, list(tokens), new_tokens, member, len(tokens), wants_logits=new_tokens == 0
+        )
+
+    def cancel(self, request: str) -> None:
+        """Forget a request; steps under way still complete. Unknown ones are ignored."""
+        gone = self._active.pop(request, None)
+        if gone is not None:
+            self._residency.leave(gone.memory)
+
+    @property
+    def should_yield(self) -> bool:
+        """A run is under way while others could be served: it should be asked to yield."""
+        return bool(
+            self._under_way
+            and self._under_way[-1].run > 1
+            and (self._turns or self._residency.wants_turn)
+        )
+
+    def recalls(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Requests that have come into memory, and their prompts, each told once.
+
+        To be asked after each `next_step`. None has a step until `recalled` tells what is known.
+        """
+        asked = [self._active[name] for name in self._recalls if name in self._active]
+        self._recalls.clear()
+        return [(entry.request, tuple(entry.tokens)) for entry in asked]
+
+    def recalled(self, request: str, tokens: int) -> None:
+        """So many tokens of the prompt need not be computed: whole chunks, and not all of them."""
+        entry = self._active.get(request)
+        if entry is None:
+            return  # cancelled meanwhile
+        if not 0 <= tokens < len(entry.tokens) or tokens % self._chunk_tokens:
+            raise ValueError(f"{tokens} tokens known of a prompt of {len(entry.tokens)}")
+        entry.computed = tokens
+        self._turns.append(request)
+
+    def reservations(self) -> list[tuple[str, int]]:
+        """Requests for which every shard's disk must have room for so many tokens, each told once.
+
+        To be asked after each `next_step`. None has a step until `reserved`; where a shard has no
+        room, the request is to be cancelled.
+        """
+        return self._residency.reservations()
+
+    def reserved(self, request: str) -> None:
+        """Every shard has that room."""
+        entry = self._active.get(request)
+        if entry is not None:  # else cancelled meanwhile
+            self._residency.reserved(entry.memory)
+
+    def departures(self) -> list[str]:
+        """Requests whose caches every shard is to move to disk now, each told once.
+
+        To be asked after each `next_step`, and passed on before that step: no step has a part of
+        them until `departed` tells what became of it.
+        """
+        return self._residency.departures()
+
+    def departed(self, request: str, *, moved: bool) -> None:
+        """Every shard has moved the cache; or not all could, and it stays. Comes back by itself."""
+        entry = self._active.get(request)
+        if entry is not None:  # else cancelled meanwhile
+            self._residency.departed(entry.memory, moved=moved)
+
+    @property
+    def stuck(self) -> str | None:
+        """A request that must end for others to go on: there is room for it nowhere any more."""
+        return self._residency.stuck
+
+    def next_step(self) -> Step | None:
+        """The next step, or None while everything waits for a step or a departure."""
+        for name in self._residency.settle():
+            entry = self._active[name]
+            is_asked = self._asks and not entry.wants_logits
+            if is_asked and len(entry.tokens) > self._chunk_tokens:
+                self._recalls.append(name)
+            else:
+                self._turns.append(name)
+        if len(self._under_way) > self._stages:
+            return None
+        order = (self._chunk, self._decode) if self._decoded_last else (self._decode, self._chunk)
+        for choose in order:
+            step = choose()
+            if step is not None:
+                self._under_way.append(step)
+                self._wanted.append(0)
+                for part in step.entries:
+                    entry = self._active[part.request]
+                    entry.memory.steps_out += 1
+                    self._wanted[-1] += part.logit_rows > 0 and not entry.wants_logits
+                self._decoded_last = choose == self._decode
+                return step
+        return None
+
+    def answered(self, tokens: Sequence[int], *, last: bool) -> Step:
+        """The oldest step under way gave a token for each entry that wanted one; that step.
+
+        A run gives tokens several times; `last` is its end. Raises ValueError for an answer to no
+        step, or with the wrong number of tokens.
+        """
+        if not self._under_way:
+            raise ValueError("an answer to no step")
+        step, wanted = self._under_way[0], self._wanted[0]
+        if len(tokens) != wanted:
+            raise ValueError(f"{len(tokens)} tokens for a step that gives {wanted}")
+        if last:
+            self._under_way.popleft()
+            self._wanted.popleft()
+        for part, token in zip(step.entries, tokens, strict=False):
+            entry = self._active.get(part.request)
+            if entry is not None:
+                entry.tokens.append(token)
+                entry.memory.length += 1
+                entry.computed = len(entry.tokens) - 1
+                entry.new_tokens -= 1
+        if last:
+            for part in step.entries:
+                entry = self._active.get(part.request)
+                if entry is not None:
+                    entry.memory.steps_out -= 1
+        return step
+
+    def _decode(self) -> Step | None:
+        """One token of every request that waits for one; alone, they run on by themselves."""
+        if sum(step.num_tokens == 1 for step in self._under_way) >= self._stages:
+            return None
+        ready = [entry for entry in self._active.values() if entry.is_ready]
+        if not ready:
+            return None
+        return Step(
+            entries=tuple(
+                StepEntry(
+                    request=entry.request,
+                    position=entry.computed,
+                    tokens=(entry.tokens[-1],),
+                    logit_rows=1,
+                )
+                for entry in ready
+            ),
+            run=self._run(ready),
+        )
+
+    def _chunk(self) -> Step | None:
+        """The next chunk of the prompt whose turn it is."""
+        while self._turns:
+            entry = self._active.get(self._turns.popleft())
+            if entry is None:
+                continue
+            size = self._logit_chunk_tokens if entry.wants_logits else self._chunk_tokens
+            start = entry.computed
+            chunk = tuple(entry.tokens[start : start + size])
+            entry.computed += len(chunk)
+            ends = entry.computed == len(entry.tokens)
+            if not ends:
+                self._turns.append(entry.request)
+            part = StepEntry(
+                request=entry.request,
+                position=start,
+                tokens=chunk,
+                logit_rows=len(chunk) if entry.wants_logits else int(ends),
+            )
+            return Step(
+                entries=(part,), run=self._run([entry]) if ends and not entry.wants_logits else 1
+            )
+        return None
+
+    def _run(self, entries: Sequence[_Entry]) -> int:
+        """How far these may go on by themselves: while there is nothing else to do."""
+        if len(entries) < self._residency.num_inside or self._residency.wants_turn:
+            return 1
+        return min(
+            min(entry.new_tokens, entry.memory.room - len(entry.tokens) + 1) for entry in entries
+        )

@@ -1,0 +1,245 @@
+"""Sends each peer the slices of its shard: hashed in pieces, verified there, resumed after a break.
+
+A shard that a peer has already costs one question and no bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.concurrency.blocking import run_blocking
+from edge.errors import CheckpointError, NetworkError, PeerLostError, ProtocolError
+from edge.host.atomic_files import write_whole
+from edge.progress import OnProgress, Progress
+from edge.protocol.client import PeerClient
+from edge.weights.formats import WeightFormat, WeightSource
+from edge.weights.layout import MatrixSlice, ShardLayout, VectorSlice
+from offload import PIECE_BYTES, Manifest, ManifestBuilder, StoreError
+
+PIECES_IN_FLIGHT = 4
+"""Sent but not yet confirmed as stored: enough to hide the peer's disk, few enough to bound its
+memory and to stop soon when it refuses one."""
+
+MAX_RECONNECTS = 5
+"""Broken connections in a row, without a piece in between, before a peer counts as lost."""
+
+FIRST_DELAY_S = 0.1
+"""Before connecting again; doubled each time. All five take 3 s: a radio that stumbles is back, and
+whoever waits for a device that is gone does not wait long."""
+
+
+class ShardShipment:
+    """One shard's tensors, readable again for the pieces that a peer lacks."""
+
+    def __init__(
+        self,
+        layout: ShardLayout,
+        source: WeightSource,
+        manifest: Manifest,
+        suffixes: tuple[str, ...],
+        remembered: Path,
+    ) -> None:
+        self.manifest = manifest
+        self._remembered = remembered
+        self._suffixes = suffixes
+        self._layout = layout
+        self._source = source
+
+    def forget(self) -> None:
+        """Describe the shard anew next time: the files are not what they were."""
+        with contextlib.suppress(OSError):
+            self._remembered.unlink()
+
+    def pieces(self, wanted: frozenset[str]) -> Iterator[tuple[str, memoryview]]:
+        """(digest, bytes) of every wanted piece, once each; reads only tensors that hold one."""
+        entries = {entry.name: entry for entry in self.manifest.tensors}
+        left = set(wanted)
+        for names, read in _tensor_groups(self._layout, self._source, self._suffixes):
+            if left.isdisjoint(p.digest for name in names for p in entries[name].pieces):
+                continue
+            for name, array in read().items():
+                flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+                for index, piece in enumerate(entries[name].pieces):
+                    if piece.digest in left:
+                        left.remove(piece.digest)
+                        start = index * PIECE_BYTES
+                        yield piece.digest, flat[start : start + piece.nbytes].data
+
+
+def _tensor_groups(
+    layout: ShardLayout, source: WeightSource, suffixes: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], Callable[[], dict[str, NDArray[Any]]]]]:
+    """The shard file's tensors in order, in groups that are read together."""
+    if layout.embedding:
+        yield ("embedding",), lambda: {"embedding": source.embedding(layout.embedding)}
+    for matrix in layout.matrices:
+        names = tuple(f"{matrix.name}.{suffix}" for suffix in suffixes)
+
+        def read(matrix: MatrixSlice = matrix) -> dict[str, NDArray[Any]]:
+            return {f"{matrix.name}.{s}": a for s, a in source.matrix(matrix).items()}
+
+        yield names, read
+    for vector in layout.vectors:
+
+        def read_vector(vector: VectorSlice = vector) -> dict[str, NDArray[Any]]:
+            return {vector.name: source.vector(vector)}
+
+        yield (vector.name,), read_vector
+
+
+def describe_shard(
+    layout: ShardLayout,
+    source: WeightSource,
+    weight_format: WeightFormat,
+    *,
+    fingerprint: str,
+    cache_root: Path,
+    on_progress: Callable[[int, int], None],
+) -> ShardShipment:
+    """The shard's manifest, from the cache if this very shard was described before.
+
+    Describing reads and hashes every byte of the shard. Raises CheckpointError for damaged files.
+    """
+    suffixes = weight_format.tensor_suffixes
+    key = hashlib.sha256(repr((fingerprint, weight_format.storage, layout)).encode()).hexdigest()
+    path = cache_root / f"{key}.json"
+    with contextlib.suppress(OSError, StoreError):
+        manifest = Manifest.from_json(path.read_bytes())
+        return ShardShipment(layout, source, manifest, suffixes, path)
+    builder = ManifestBuilder()
+    groups = list(_tensor_groups(layout, source, suffixes))
+    try:
+        for done, (_names, read) in enumerate(groups):
+            on_progress(done, len(groups))
+            for name, array in read().items():
+                builder.add(name, array)
+    except StoreError as error:
+        raise CheckpointError(str(error)) from error
+    on_progress(len(groups), len(groups))
+    manifest = builder.build()
+    with contextlib.suppress(OSError):  # without it, the next load only takes longer
+        write_whole(path, manifest.to_json())
+    return ShardShipment(layout, source, manifest, suffixes, path)
+
+
+async def ship(
+    shipment: ShardShipment,
+    connect: Callable[[], Awaitable[PeerClient]],
+    *,
+    peer: str,
+    on_progress: OnProgress,
+) -> tuple[PeerClient, int]:
+    """Bring one peer's shard up to date; the client that did it, and the bytes it took.
+
+    A broken connection is made anew and goes on where the peer stopped. Raises PeerLostError when
+    that fails MAX_RECONNECTS times without progress, CheckpointError when the peer finds a piece
+    damaged.
+    """
+    sent_bytes = 0
+    failures = 0
+    client: PeerClient | None = None
+    lost: Exception | None = None
+
+    def on_sent(nbytes: int, total_bytes: int) -> None:
+        nonlocal sent_bytes, failures, lost
+        sent_bytes += nbytes
+        failures, lost = 0, None
+        on_progress(Progress(phase="send", peer=peer, done=sent_bytes, total=total_bytes))
+
+    while True:
+        try:
+            client = await connect()
+            await _offer_and_send(client, shipment, on_sent, sent_before=sent_bytes)
+        except BaseException as error:
+            if client is not None:
+                await client.aclose()
+            if isinstance(error, CheckpointError):
+                shipment.forget()
+            if not isinstance(error, PeerLostError | NetworkError):
+                raise
+            lost = lost or error
+            failures += 1
+            if failures > MAX_RECONNECTS:
+                raise PeerLostError(peer, _reason(lost)) from error
+            await asyncio.sleep(FIRST_DELAY_S * 2 ** (failures - 1))
+        else:
+            return client, sent_bytes
+
+
+async def _offer_and_send(
+    client: PeerClient,
+    shipment: ShardShipment,
+    on_sent: Callable[[int, int], None],
+    *,
+    sent_before: int,
+) -> None:
+    manifest = shipment.manifest
+    answer = await client.call("offer", payload=manifest.to_json().encode())
+    missing = _missing(answer.payload, client.name)
+    header = {"manifest": manifest.digest}
+    sizes = {piece.digest: piece.nbytes for _offset, piece in manifest.placements()}
+    total_bytes = sent_before + sum(sizes.get(digest, 0) for digest in missing)
+    async with contextlib.aclosing(_send_pieces(client, shipment, missing, header)) as sent:
+        async for nbytes in sent:
+            on_sent(nbytes, total_bytes)
+    await client.call("seal", header)
+
+
+def _missing(payload: bytes | bytearray | memoryview, peer: str) -> frozenset[str]:
+    """The digests that the peer asks for. Raises ProtocolError for anything else."""
+    try:
+        digests = json.loads(bytes(payload))
+    except (ValueError, RecursionError):
+        digests = None
+    if not isinstance(digests, list) or not all(isinstance(each, str) for each in digests):
+        raise ProtocolError(f"peer {peer} does not say which pieces it lacks")
+    return frozenset(digests)
+
+
+def _reason(error: Exception) -> str:
+    """An error's message without the peer's name before it."""
+    return re.sub(r"^peer [^:]*: ", "", str(error))
+
+
+async def _send_pieces(
+    client: PeerClient,
+    shipment: ShardShipment,
+    missing: frozenset[str],
+    header: dict[str, Any],
+) -> AsyncGenerator[int, None]:
+    """Send the pieces, a few ahead of their confirmation; yields each one's bytes."""
+    pieces = shipment.pieces(missing) if missing else iter(())
+    flying: set[asyncio.Task[int]] = set()
+    landed: set[asyncio.Task[int]] = set()
+
+    async def send(digest: str, content: memoryview) -> int:
+        await client.call("piece", {**header, "digest": digest}, content)
+        return content.nbytes
+
+    try:
+        while True:
+            piece = await run_blocking(lambda: next(pieces, None))
+            if piece is not None:
+                flying.add(asyncio.create_task(send(*piece)))
+            while flying and (piece is None or len(flying) >= PIECES_IN_FLIGHT):
+                landed, flying = await asyncio.wait(flying, return_when=asyncio.FIRST_COMPLETED)
+                for task in landed:
+                    yield task.result()
+            if piece is None:
+                return
+    except StoreError as error:
+        raise CheckpointError(str(error)) from error
+    finally:
+        for task in flying:
+            task.cancel()
+        await asyncio.gather(*flying, *landed, return_exceptions=True)

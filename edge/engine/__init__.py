@@ -1,0 +1,1 @@
+"""What does one shard do in a step?"""

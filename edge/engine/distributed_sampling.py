@@ -1,0 +1,284 @@
+"""The last stage's choice of tokens: what each of its shards does, so that logits seldom travel.
+
+All shards of the stage make the same calls for the same steps. Each knows what the requests ask for
+and what they said so far, finds the candidates of its own columns of the vocabulary, and sends them
+to rank 0, the sampler. Where those do not tell the token, the sampler asks for all logits.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.backends.interface import Logits, Step, StepEntry
+from edge.errors import PeerError
+from edge.protocol.messages import SamplingTerms
+from kernels.sampling.parameters import SamplingParameters
+from kernels.sampling.ranking import truncates
+from kernels.sampling.reference import sample
+from kernels.sampling.shortlist import (
+    SHORTLIST_TOKENS,
+    choose,
+    make_shortlist,
+    ranked_count,
+    ranked_shortlist,
+    shortlist_dtype,
+)
+from transport import Collective, SoloCollective
+
+
+@dataclass(slots=True)
+class _Request:
+    """What the choice of its tokens needs to know of a request."""
+
+    terms: SamplingTerms
+    history: array[int] = field(default_factory=lambda: array("q"))
+    """Its tokens; numpy reads them where they lie."""
+    recalled: tuple[int, ...] = ()
+    """Its prompt, whose beginning may not be computed here: see `recall`."""
+    new_tokens: int = 0
+    is_cancelled: bool = False
+    """Set from the control plane's thread; read between the steps of a run."""
+
+
+class TokenChoice:
+    """One shard's part in it; used from the compute thread, but for `begin` and `cancel`.
+
+    `collective` is the shards of the last stage, rank 0 the sampler.
+    """
+
+    def __init__(
+        self, parts: Sequence[range], rank: int, *, shortlist_tokens: int = SHORTLIST_TOKENS
+    ) -> None:
+        """parts: each rank's ids of the vocabulary, in order. They begin at 0."""
+        self.collective: Collective = SoloCollective()
+        self._columns = [len(part) for part in parts]
+        self._rank = rank
+        self._vocab_size = sum(self._columns)
+        self._first_id = sum(self._columns[:rank])
+        self._shortlist_tokens = shortlist_tokens
+        self._requests: dict[str, _Request] = {}
+        self._gathered: list[NDArray[np.float32]] = []
+
+    def begin(self, request: str, terms: SamplingTerms) -> None:
+        """Announce a request that wants tokens."""
+        self._requests[request] = _Request(terms)
+
+    def cancel(self, request: str) -> None:
+        """The request's next token is its last."""
+        known = self._requests.get(request)
+        if known is not None:
+            known.is_cancelled = True
+
+    def forget(self, request: str) -> None:
+        """The request is over; unknown ones are ignored."""
+        self._requests.pop(request, None)
+
+    def recall(self, request: str, prompt: Sequence[int]) -> None:
+        """The request's first step may begin anywhere in its prompt."""
+        known = self._requests.get(request)
+        if known is not None:
+            known.recalled = tuple(prompt)
+
+    def wants_logits(self, step: Step) -> bool:
+        """Whether the step's logits themselves are wanted: of a request that was not announced."""
+        return step.logit_rows > 0 and any(
+            entry.request not in self._requests for entry in step.entries
+        )
+
+    def may_ask(self, step: Step) -> bool:
+        """Whether the sampler, once it has the candidates, may still ask for all logits."""
+        return not self._sends_logits(step) and any(
+            truncates(request.terms.sampling, self._vocab_size)
+            for _index, _entry, request in self._choices(step)
+        )
+
+    def offer(self, step: Step, own: Logits) -> None:
+        """Of a shard that is not the sampler: send what the choice needs of its columns.
+
+        own: this shard's logits [batch, rows, columns].
+        """
+        self._remember(step)
+        if not step.logit_rows:
+            return
+        if self._sends_logits(step):
+            self.send_logits(own)
+        else:
+            self.collective.gather(self._shortlists(step, own), None, root=0)
+
+    def send_logits(self, own: Logits) -> None:
+        """Send all logits [batch, rows, columns] of this shard to the sampler."""
+        self.collective.gather(np.ascontiguousarray(own.array()), None, root=0)
+
+    def choose(self, step: Step, own: Logits, ask_all: Callable[[], None]) -> list[int]:
+        """Of the sampler: a token for each entry that wants one.
+
+        own: this shard's logits [batch, rows, columns]. ask_all: makes the other shards call
+        `send_logits`. Raises PeerError for logits that are not finite.
+        """
+        self._remember(step)
+        if not step.logit_rows:
+            return []
+        chosen: list[int | None] = [None for _choice in self._choices(step)]
+        if not self._sends_logits(step) or self._ranks_alone(step, own):
+            chosen = self._choose_from_shortlists(step, own)
+            if None in chosen:
+                ask_all()
+        if None not in chosen:
+            return [token for token in chosen if token is not None]
+        logits = self.gather_logits(own)
+        return [
+            self._sample(logits[index, -1], entry, request) if token is None else token
+            for token, (index, entry, request) in zip(chosen, self._choices(step), strict=True)
+        ]
+
+    def gather_logits(self, own: Logits) -> NDArray[np.float32]:
+        """Of the sampler: every shard's columns side by side [batch, rows, vocab]."""
+        if len(self._columns) == 1:
+            return own.array()
+        shapes = [(*own.array().shape[:2], columns) for columns in self._columns]
+        if [each.shape for each in self._gathered] != shapes:
+            self._gathered = [np.empty(shape, np.float32) for shape in shapes]
+        self.collective.gather(np.ascontiguousarray(own.array()), self._gathered, root=0)
+        return np.concatenate(self._gathered, axis=-1)
+
+    def take(self, step: Step, tokens: Sequence[int]) -> bool:
+        """Of the sampler: count what was chosen. True if it is the last token of any request."""
+        ends = False
+        for token, (_index, _entry, request) in zip(tokens, self._choices(step), strict=True):
+            request.new_tokens += 1
+            terms = request.terms
+            ends |= token in terms.end_ids or request.new_tokens >= terms.max_new_tokens
+            ends |= request.is_cancelled
+        return ends
+
+    def _choices(self, step: Step) -> Iterator[tuple[int, StepEntry, _Request]]:
+        """The entries that want a token, their places in the step, and what is known of them."""
+        for index, entry in enumerate(step.entries):
+            if entry.logit_rows and (request := self._requests.get(entry.request)) is not None:
+                yield index, entry, request
+
+    def _remember(self, step: Step) -> None:
+        for entry in step.entries:
+            request = self._requests.get(entry.request)
+            if request is not None:
+                if not request.history:
+                    request.history.extend(request.recalled[: entry.position])
+                request.history.extend(entry.tokens)
+
+    def _sends_logits(self, step: Step) -> bool:
+        """Whether the logits go to the sampler at once: all that there are, or little more to send.
+
+        The same on every shard: it follows from the step, what its requests ask for, and the plan.
+        """
+        if len(self._columns) == 1 or self.wants_logits(step):
+            return True
+        logits = step.batch * step.logit_rows * sum(self._columns[1:])
+        shortlists = sum(self._num_bytes(step, columns) for columns in self._columns[1:])
+        return 2 * shortlists >= 4 * logits
+
+    def _ranks_alone(self, step: Step, own: Logits) -> bool:
+        """Whether the only shard chooses from what ranks first, without a look at all logits."""
+        return len(self._columns) == 1 and all(
+            self._ranked_count(request, own) is not None
+            for _index, _entry, request in self._choices(step)
+        )
+
+    def _num_bytes(self, step: Step, columns: int) -> int:
+        return sum(
+            self._dtype(request.terms.sampling, columns).itemsize
+            for _index, _entry, request in self._choices(step)
+        )
+
+    def _dtype(self, parameters: SamplingParameters, columns: int) -> np.dtype[np.void]:
+        return shortlist_dtype(
+            parameters,
+            columns=columns,
+            vocab_size=self._vocab_size,
+            tokens=self._shortlist_tokens,
+        )
+
+    def _shortlists(self, step: Step, own: Logits) -> NDArray[np.uint8]:
+        """This shard's candidates for every choice of the step, one after the other."""
+        choices = list(self._choices(step))
+        counts = [self._ranked_count(request, own) for _index, _entry, request in choices]
+        most = max((count for count in counts if count is not None), default=0)
+        best = own.best(most) if most else None
+        found = []
+        for (index, entry, request), count in zip(choices, counts, strict=True):
+            if best is None or count is None or best[0][index, 0] < 0:
+                shortlist = self._shortlist(own.array()[index, -1], entry, request)
+            else:
+                columns, scores = best
+                shortlist = ranked_shortlist(
+                    columns[index, :count], scores[index, :count], first_id=self._first_id
+                )
+            found.append(shortlist.view(np.uint8))
+        return np.concatenate(found)
+
+    def _ranked_count(self, request: _Request, own: Logits) -> int | None:
+        """How many columns to ask `own` for; None where that does not tell the shortlist."""
+        if not own.can_rank:
+            return None
+        return ranked_count(
+            request.terms.sampling,
+            columns=self._columns[self._rank],
+            vocab_size=self._vocab_size,
+            tokens=self._shortlist_tokens,
+        )
+
+    def _shortlist(
+        self, logits: NDArray[np.float32], entry: StepEntry, request: _Request
+    ) -> NDArray[np.void]:
+        return make_shortlist(
+            logits,
+            first_id=self._first_id,
+            vocab_size=self._vocab_size,
+            history=np.asarray(request.history),
+            parameters=request.terms.sampling,
+            position=entry.end,
+            tokens=self._shortlist_tokens,
+        )
+
+    def _choose_from_shortlists(self, step: Step, own: Logits) -> list[int | None]:
+        """A token for each choice, or None where the candidates do not tell."""
+        mine = self._shortlists(step, own)
+        messages = [np.empty(self._num_bytes(step, columns), np.uint8) for columns in self._columns]
+        self.collective.gather(mine, messages, root=0)
+        starts = [0] * len(messages)
+        chosen: list[int | None] = []
+        for _index, entry, request in self._choices(step):
+            parameters = request.terms.sampling
+            shortlists = []
+            for rank, (message, columns) in enumerate(zip(messages, self._columns, strict=True)):
+                dtype = self._dtype(parameters, columns)
+                stop = starts[rank] + dtype.itemsize
+                shortlists.append(message[starts[rank] : stop].view(dtype))
+                starts[rank] = stop
+            try:
+                chosen.append(
+                    choose(
+                        shortlists,
+                        columns=self._columns,
+                        parameters=parameters,
+                        position=entry.end,
+                    )
+                )
+            except ValueError as error:
+                raise PeerError("sampler", str(error)) from error
+        return chosen
+
+    def _sample(self, logits: NDArray[np.float32], entry: StepEntry, request: _Request) -> int:
+        try:
+            return sample(
+                logits,
+                history=np.asarray(request.history),
+                parameters=request.terms.sampling,
+                position=entry.end,
+            )
+        except ValueError as error:
+            raise PeerError("sampler", str(error)) from error

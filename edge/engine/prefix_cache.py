@@ -1,0 +1,170 @@
+"""Beginnings of prompts whose keys and values a shard has on disk, and finds again.
+
+In blocks of one chunk each, so that what follows is computed in the very steps in which it would be
+without them: the same bits. A block's key is the hash of all tokens up to its end and of all that
+its keys and values depend on beside them.
+
+They are written behind the compute thread's back, while their request is computed, as fast as the
+disk takes them: what it does not take before the request is over is not kept. There is memory for
+one block that is on its way, to or from the disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge import __version__
+from edge.backends.interface import StageProgram
+from edge.protocol.messages import Assignment
+from offload import PrefixStore
+
+
+@dataclass(slots=True)
+class _Unkept:
+    """The blocks of a request's prompt that are not on disk yet, by their keys in order."""
+
+    keys: deque[str]
+    first: int
+    """The first one's first token."""
+
+
+class Prefixes:
+    """One session's view of its peer's store. Used by the compute thread; `close` it."""
+
+    def __init__(self, store: PrefixStore, assignment: Assignment) -> None:
+        self._store = store
+        self._block_tokens = assignment.limits.chunk_tokens
+        self._most_tokens = assignment.limits.cached_tokens
+        self._shard = _shard_digest(assignment)
+        self._unkept: dict[str, _Unkept] = {}
+        self._block: list[NDArray[Any]] | None = None
+        """Made once, as it is counted once: whatever is on its way lies here."""
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="edge-kv-keep")
+        self._writing: tuple[str, Future[bool]] | None = None
+        """Whose block lies there, and whether it could be kept."""
+
+    def recall(self, program: StageProgram, request: str, prompt: Sequence[int]) -> int:
+        """Put what is known of the prompt into the request's cache: so many of its tokens.
+
+        Never all of them, as the last one's logits are wanted. The others' are kept by `keep`.
+        """
+        keys = deque(self._keys(program, prompt))
+        self._await_writer()
+        found = 0
+        while keys:
+            end = found + self._block_tokens
+            if end >= len(prompt) or end > self._most_tokens:
+                break
+            rows = self._rows(program)
+            if not self._store.get(keys[0], rows):
+                break
+            program.put_rows(request, found, rows)
+            keys.popleft()
+            found = end
+        self._unkept[request] = _Unkept(keys, found)
+        return found
+
+    def keep(self, program: StageProgram) -> None:
+        """Begin to write a block that has been computed, unless one is being written.
+
+        Called between any two steps; the rows are copied, no disk is waited for.
+        """
+        if not self._unkept or not self._is_idle():
+            return
+        for request, unkept in self._unkept.items():
+            while unkept.keys and self._store.has(unkept.keys[0]):
+                self._next(unkept)
+            if not unkept.keys:
+                continue
+            rows = program.rows(request, unkept.first, unkept.first + self._block_tokens)
+            if rows is not None:
+                block = self._rows(program)
+                for into, some in zip(block, rows, strict=True):
+                    into[...] = some
+                kept = self._writer.submit(self._store.put, unkept.keys[0], block)
+                self._writing = (request, kept)
+                self._next(unkept)
+                return
+
+    def forget(self, program: StageProgram, request: str) -> None:
+        """The request is over: of its prompt one more block is kept, if the disk is ready."""
+        self.keep(program)
+        self._unkept.pop(request, None)
+
+    def close(self) -> None:
+        """Wait for the block that is being written."""
+        self._writer.shutdown()
+
+    def _is_idle(self) -> bool:
+        """Nothing is being written. Without one block those behind it would never be found."""
+        if self._writing is not None:
+            request, kept = self._writing
+            if not kept.done():
+                return False
+            self._writing = None
+            if not kept.result() and request in self._unkept:
+                self._unkept[request].keys.clear()
+        return True
+
+    def _await_writer(self) -> None:
+        if self._writing is not None:
+            wait([self._writing[1]])
+
+    def _rows(self, program: StageProgram) -> list[NDArray[Any]]:
+        if self._block is None:
+            self._block = program.new_rows(self._block_tokens)
+        return self._block
+
+    def _next(self, unkept: _Unkept) -> None:
+        unkept.keys.popleft()
+        unkept.first += self._block_tokens
+
+    def _keys(self, program: StageProgram, prompt: Sequence[int]) -> Iterator[str]:
+        """Of each whole block, in order."""
+        size = self._block_tokens
+        digest = hashlib.sha256(f"{self._shard} {program.cache_digest} {size}".encode())
+        for first in range(0, len(prompt) - size + 1, size):
+            digest.update(np.asarray(prompt[first : first + size], "<i8").tobytes())
+            yield digest.copy().hexdigest()
+
+
+def _shard_digest(assignment: Assignment) -> str:
+    """Of all that decides what a token's keys and values are, but for the program's own ways.
+
+    Sums depend on how a stage is split, and everything on what comes before it: the whole plan
+    counts, but not which devices run it.
+    """
+    anywhere = replace(
+        assignment.plan,
+        stages=tuple(
+            replace(
+                stage,
+                shards=tuple(
+                    replace(shard, device=f"{rank}") for rank, shard in enumerate(stage.shards)
+                ),
+            )
+            for stage in assignment.plan.stages
+        ),
+    )
+    facts = [
+        __version__,
+        assignment.weights_digest,
+        assignment.manifest_digest,
+        assignment.model.to_json(),
+        anywhere.to_json(),
+        assignment.limits.exceeds_memory,
+        (assignment.stage, assignment.rank),
+        (assignment.weight_format.name, assignment.weight_format.block_size),
+        (assignment.weight_format.accuracy, assignment.kv_dtype),
+        assignment.wire_rules.to_json(),
+    ]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,85 @@
+"""How fast this device reads a file that is not in memory."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+import secrets
+import tempfile
+import time
+from pathlib import Path
+
+from edge.host.huge_pages import HUGE_PAGE_BYTES
+
+TEMPORARY = "measuring-"
+"""How the names of folders begin that are removed when the measurement is over."""
+
+_PIECE_BYTES = 4 << 20
+_PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+_LEAST_BYTES = 16 << 20
+_MOST_BYTES = 128 << 20
+_SPAN_S = 0.25
+
+
+def disk_read_bytes_per_s(folder: Path, shards: Path) -> float | None:
+    """Reading one large file of those under `shards`, else one that is written to `folder` for it.
+
+    Past the page cache where the file system allows it. None when there is nothing to read.
+    """
+    with contextlib.suppress(OSError):
+        for path in sorted(shards.glob("*/weights")):
+            if path.stat().st_size >= _LEAST_BYTES:
+                return _read_rate(path)
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=folder) as own:
+            path = Path(own) / "weights"
+            with path.open("wb") as file:
+                piece = os.urandom(_PIECE_BYTES)
+                for _ in range(_LEAST_BYTES // _PIECE_BYTES):
+                    file.write(piece)
+                file.flush()
+                os.fsync(file.fileno())
+            return _read_rate(path)
+    return None
+
+
+def _read_rate(path: Path) -> float:
+    """Raises OSError."""
+    try:
+        return _timed(path, os.O_DIRECT)
+    except OSError:  # a file system in memory, or one that encrypts, has no way past the cache
+        return _timed(path, 0)
+
+
+def _timed(path: Path, flags: int) -> float:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
+    try:
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        # Anywhere in a large file: what was measured before may be in the disk's own cache.
+        spare_bytes = max(0, os.fstat(descriptor).st_size - _MOST_BYTES)
+        first = secrets.randbelow(spare_bytes // _PIECE_BYTES + 1) * _PIECE_BYTES
+        with mmap.mmap(-1, _PIECE_BYTES + HUGE_PAGE_BYTES, flags=_PRIVATE) as memory:
+            # As weights are read: with pages of 4 KiB a fast disk gives a third of what it can.
+            with contextlib.suppress(OSError):
+                memory.madvise(mmap.MADV_HUGEPAGE)
+            with memoryview(memory) as whole, _aligned(whole) as buffer:
+                buffer[:] = bytes(len(buffer))  # it is there before the clock runs
+                done, start_s = 0, time.perf_counter()
+                while done < _MOST_BYTES and time.perf_counter() - start_s < _SPAN_S:
+                    count = os.preadv(descriptor, [buffer], first + done)
+                    done += count
+                    if count < _PIECE_BYTES:
+                        break
+                if not done:
+                    raise OSError(f"{path} is empty")
+                return done / (time.perf_counter() - start_s)
+    finally:
+        os.close(descriptor)
+
+
+def _aligned(memory: memoryview) -> memoryview:
+    start = -ctypes.addressof(ctypes.c_char.from_buffer(memory)) % HUGE_PAGE_BYTES
+    return memory[start : start + _PIECE_BYTES]

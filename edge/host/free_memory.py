@@ -1,0 +1,85 @@
+"""How much memory this process may use, on this machine and inside its control group."""
+
+from __future__ import annotations
+
+import re
+import resource
+from pathlib import Path
+
+import psutil
+
+from edge.errors import RequestError
+from edge.host.cgroup import memory_left_bytes
+
+_UNITS = {
+    "": 1, "b": 1,
+    "k": 10**3, "kb": 10**3, "m": 10**6, "mb": 10**6, "g": 10**9, "gb": 10**9,
+    "t": 10**12, "tb": 10**12,
+    "ki": 1 << 10, "kib": 1 << 10, "mi": 1 << 20, "mib": 1 << 20, "gi": 1 << 30, "gib": 1 << 30,
+    "ti": 1 << 40, "tib": 1 << 40,
+}  # fmt: skip
+
+KEPT_FREE_BYTES = 1 << 30
+"""Never planned for: the last of a laptop's memory belongs to its user."""
+
+
+def parse_size(text: str | int) -> int:
+    """Bytes from "4GiB", "500 MB", "1.5g" or a number. Raises RequestError otherwise."""
+    if isinstance(text, int) and not isinstance(text, bool):
+        size: float = text
+    elif not isinstance(text, str):
+        raise RequestError(f"a size is a text as 4GiB or a number of bytes, not {text!r}")
+    else:
+        match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
+        if match is None or match[2].lower() not in _UNITS:
+            raise RequestError(f"{text!r} is not a size; write 4GiB, 500MB or a number of bytes")
+        size = float(match[1]) * _UNITS[match[2].lower()]
+    if not 1 <= size < 1 << 60:
+        raise RequestError(f"a size of {text} makes no sense; write 4GiB, 500MB or bytes")
+    return int(size)
+
+
+def parse_folder_and_size(text: str) -> tuple[Path, int]:
+    """(folder, bytes) from "/fast/kv:20GiB". Raises RequestError otherwise."""
+    folder, colon, size = text.rpartition(":") if isinstance(text, str) else ("", "", "")
+    if not colon or not folder:
+        raise RequestError(f"{text!r} is not a folder and a size; write /some/folder:20GiB")
+    return Path(folder).expanduser(), parse_size(size)
+
+
+def format_size(num_bytes: int) -> str:
+    """A size for people, in binary units: 1.5 GiB."""
+    size = float(num_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def usable_memory_bytes() -> int:
+    """What a peer offers when it is not told: what is free now, less a reserve for the user.
+
+    The reserve is KEPT_FREE_BYTES, or half of what is free where there is little.
+    """
+    free = free_memory_bytes()
+    return max(free - KEPT_FREE_BYTES, free // 2)
+
+
+def free_memory_bytes() -> int:
+    """What this process could take at most, now."""
+    free = int(psutil.virtual_memory().available)
+    left = memory_left_bytes()
+    return free if left is None else min(free, left)
+
+
+def process_memory() -> dict[str, int]:
+    """Of this process: `resident_bytes`, `anonymous_bytes` (of it, what is in no file), and
+    `peak_bytes`, the most that ever was resident."""
+    peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    now = psutil.Process().memory_info()
+    return {
+        "resident_bytes": now.rss,
+        "anonymous_bytes": now.rss - now.shared,
+        "peak_bytes": peak_kib << 10,
+    }

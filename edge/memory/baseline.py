@@ -1,0 +1,36 @@
+"""What this process takes of memory before any model is loaded, and what it may promise."""
+
+from __future__ import annotations
+
+from edge.host.cgroup import memory_left_bytes
+from edge.host.free_memory import free_memory_bytes, process_memory, usable_memory_bytes
+from edge.memory.ledger import Floor
+
+WORK_BYTES = 40 << 20
+"""What a daemon takes beside models once it works: 15 to 20 MiB of code and tables of ONNX Runtime
+that the first session touches, and up to 16 MiB of pieces of weights on their way to disk."""
+
+
+def process_floor() -> Floor:
+    """Measured now: call it once what the process needs is imported, and before it serves."""
+    return Floor(process_bytes=process_memory()["resident_bytes"], work_bytes=WORK_BYTES)
+
+
+def device_floor() -> Floor:
+    """Of a device with memory of its own: what the process has taken of it counts as used, not as
+    free; a step's scratch space comes on top."""
+    return Floor(process_bytes=0, work_bytes=WORK_BYTES)
+
+
+def budget_bytes(asked_bytes: int | None, floor: Floor) -> int:
+    """What to promise: what was asked for, as far as the control group leaves it.
+
+    None asks for what is usable; where that is little, for the minimum, if it is free.
+    """
+    # Of what this process has, only that is surely counted as taken; files may be others' to pay.
+    own_bytes = process_memory()["anonymous_bytes"]
+    if asked_bytes is None:
+        most_bytes = own_bytes + free_memory_bytes()
+        return max(own_bytes + usable_memory_bytes(), min(floor.minimum_bytes, most_bytes))
+    left_bytes = memory_left_bytes()
+    return asked_bytes if left_bytes is None else min(asked_bytes, own_bytes + left_bytes)

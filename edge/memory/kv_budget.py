@@ -1,0 +1,151 @@
+"""What keys and values may take of a peer's memory and of its disk, shared out to its sessions."""
+
+from __future__ import annotations
+
+import fcntl
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+
+from edge.errors import CapacityError, RequestError
+from edge.host.free_memory import format_size
+from edge.memory.step_memory import cache_token_bytes, passing_bytes
+from edge.protocol.messages import Assignment
+from edge.weights.layout import ShardLayout
+from offload import DiskKVTier, KVTier, KVTiers, MemoryKVTier, PrefixStore, StoreError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvShare:
+    """One session's."""
+
+    memory_bytes: int
+    disk_bytes: int
+    host_bytes: int
+    """Of the memory of a device's host, where that is another: what is filled before the disk, and
+    what a layer of a request that is longer than the device's memory passes through."""
+    tier: KVTier | None
+    """The host's memory and the disk, as one."""
+    host: KVTier | None
+    disk: KVTier | None
+    prefixes: PrefixStore | None
+
+
+class KvRoom:
+    """All of a peer's. `close` it at the end."""
+
+    def __init__(self, *, memory_bytes: int | None, disk: tuple[Path, int] | None) -> None:
+        """disk: a folder and the bytes that it may hold.
+
+        Raises RequestError when the folder cannot be used, or another daemon uses it.
+        """
+        self._memory_bytes = memory_bytes
+        self._folder, self._disk_bytes = disk or (Path(), 0)
+        self._shares: list[KvShare] = []
+        self._lock = _locked(self._folder) if disk is not None else None
+        self.prefixes: PrefixStore | None = None
+        """Where beginnings of prompts are kept, in what requests under way leave of the disk."""
+        if disk is not None:
+            try:
+                self.prefixes = PrefixStore(self._folder / "prefixes", self._disk_bytes)
+            except StoreError as error:
+                self.close()
+                raise RequestError(str(error)) from error
+
+    @property
+    def free_memory_bytes(self) -> int | None:
+        """None where only the whole memory is limited."""
+        if self._memory_bytes is None:
+            return None
+        return self._memory_bytes - sum(share.memory_bytes for share in self._shares)
+
+    @property
+    def free_disk_bytes(self) -> int:
+        return self._disk_bytes - sum(share.disk_bytes for share in self._shares)
+
+    def share(
+        self, assignment: Assignment, layout: ShardLayout, *, host_bytes: int | None = None
+    ) -> KvShare:
+        """What a session was promised; `give_back` it. Raises CapacityError if it is not free.
+
+        host_bytes: free in the memory of the device's host, where that is another.
+        """
+        token_bytes = cache_token_bytes(assignment.model, layout, assignment.kv_dtype)
+        limits = assignment.limits
+        memory_bytes = limits.cached_tokens * token_bytes
+        disk_bytes = min(limits.disk_tokens * token_bytes, self._disk_bytes)
+        free_bytes = self.free_memory_bytes
+        if free_bytes is not None and memory_bytes > free_bytes:
+            raise CapacityError(
+                f"keys and values of {format_size(memory_bytes)} are asked for and "
+                f"{format_size(free_bytes)} are free for them: give the peer more --kv-memory, or "
+                "load the model with fewer context_tokens"
+            )
+        if disk_bytes > self.free_disk_bytes:
+            raise CapacityError(
+                f"{format_size(disk_bytes)} on disk are asked for keys and values and "
+                f"{format_size(self.free_disk_bytes)} are free: load the model again"
+            )
+        passing = 0
+        if host_bytes is not None:
+            passing = passing_bytes(assignment.model, layout, limits, assignment.kv_dtype)
+            if passing > host_bytes:
+                raise CapacityError(
+                    f"the longest request needs {format_size(passing)} of the host's memory for "
+                    f"keys and values on their way to the GPU, and {format_size(host_bytes)} are "
+                    "free: give the peer more --host-memory, or load the model with fewer "
+                    "context_tokens"
+                )
+        tier: KVTier | None = None
+        host: KVTier | None = None
+        disk: KVTier | None = None
+        host_bytes = min((host_bytes or 0) - passing, disk_bytes)
+        if limits.disk_tokens and self.prefixes is not None:
+            guests = self.prefixes
+            tier = disk = DiskKVTier(self._folder, disk_bytes, guests.make_room, guests.give_way)
+            if host_bytes:
+                host = MemoryKVTier(host_bytes)
+                tier = KVTiers(host, disk)
+        share = KvShare(
+            memory_bytes=memory_bytes,
+            disk_bytes=disk_bytes,
+            host_bytes=passing + (host_bytes if host is not None else 0),
+            tier=tier,
+            host=host,
+            disk=disk,
+            prefixes=self.prefixes if tier is not None else None,
+        )
+        self._shares.append(share)
+        return share
+
+    def give_back(self, share: KvShare) -> None:
+        """Its session is over."""
+        self._shares.remove(share)
+        if share.tier is not None:
+            share.tier.close()
+
+    def close(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+
+
+def _locked(folder: Path) -> FileIO:
+    """Held for as long as it is open: two daemons would take the same room twice."""
+    try:
+        DiskKVTier(folder, 0).close()
+        lock = (folder / ".lock").open("ab", buffering=0)
+    except (OSError, StoreError) as error:
+        raise RequestError(str(error)) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise RequestError(
+            f"another peer keeps keys and values in {folder}; give each a folder of its own"
+        ) from None
+    except OSError as error:
+        lock.close()
+        raise RequestError(
+            f"{folder} cannot be locked: {error.strerror}; choose one on a disk of this machine"
+        ) from error
+    return lock

@@ -1,0 +1,140 @@
+"""What a shard takes of its peer's memory, from its assignment alone. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from edge.backends.interface import StepLimits
+from edge.memory.ledger import Use
+from edge.memory.model_sizes import model_facts
+from edge.memory.rebalance import Elastic
+from edge.memory.step_memory import Widths, buffer_bytes, head_load_bytes, passing_bytes
+from edge.models.spec import ModelSpec
+from edge.protocol.messages import Assignment
+from edge.weights.formats import KvDtype
+from edge.weights.layout import shard_layout
+from offload import Manifest, numpy_dtype
+from partition import Plan, Shard, Stage, Workload, memory_use, weight_tiers
+from partition.fit.memory import WINDOW_LAYERS
+
+
+def shard_use(
+    assignment: Assignment,
+    manifest: Manifest,
+    *,
+    host_bytes: int | None = None,
+    streamed: int | None = None,
+) -> Use:
+    """What the shard takes; with so many `streamed` layers, or as many as its plan says.
+
+    host_bytes: what the host of a device with memory of its own has for it; None: it has not.
+
+    Raises PlanError of `partition` for a plan that is not for the model.
+    """
+    plan, stage, rank = assignment.plan, assignment.stage, assignment.rank
+    if streamed is not None:
+        plan = with_streamed(plan, stage, rank, streamed)
+    embeddings = [tensor for tensor in manifest.tensors if tensor.name == "embedding"]
+    facts = model_facts(
+        assignment.model,
+        assignment.weight_format,
+        name=plan.model,
+        embedding_itemsize=numpy_dtype(embeddings[0].dtype).itemsize if embeddings else 0,
+        kv_dtype=assignment.kv_dtype,
+    )
+    workload = Workload(prompt_tokens=assignment.limits.cached_tokens, output_tokens=0)
+    use = memory_use(plan, facts, workload)[plan.stages[stage].shards[rank].device]
+    layout = shard_layout(assignment.model, plan, stage=stage, rank=rank)
+    widths = Widths.of_shard(assignment.model, layout, kv_dtype=assignment.kv_dtype)
+    beside_bytes = buffer_bytes(widths, assignment.limits)
+    if layout.streamed_layers:
+        # A large vocabulary may take more to load than there is of layers and cache afterwards.
+        head_bytes = len(layout.vocab) * facts.head_row_bytes
+        load_bytes = head_bytes + head_load_bytes(layout, assignment.weight_format)
+        beside_bytes = max(beside_bytes, load_bytes - use.weight_bytes - use.kv_bytes)
+    taken = Use(
+        weight_bytes=use.weight_bytes,
+        kv_bytes=use.kv_bytes,
+        buffer_bytes=beside_bytes,
+        streamed_bytes=use.streamed_bytes,
+    )
+    if host_bytes is None or not use.streamed_bytes:
+        return taken
+    shard = plan.stages[stage].shards[rank]
+    layers = plan.stages[stage].layers
+    layer_bytes = use.streamed_bytes // shard.streamed_layers
+    tiers = weight_tiers(
+        len(layers),
+        streamed=shard.streamed_layers,
+        window=WINDOW_LAYERS,
+        layer_bytes=layer_bytes,
+        host_bytes=host_bytes,
+    )
+    return replace(
+        taken,
+        streamed_bytes=tiers.on_disk * layer_bytes,
+        host_bytes=tiers.host_places * layer_bytes,
+    )
+
+
+def host_share(free_bytes: int, assignment: Assignment, manifest: Manifest) -> int:
+    """Of its host's memory, what to keep for a shard: all it could use, whatever its budget is.
+
+    Less what its keys and values may need there on their way.
+    """
+    count = len(assignment.plan.stages[assignment.stage].layers)
+    use = shard_use(assignment, manifest, streamed=count)
+    passing = passing_bytes(
+        assignment.model, assignment.layout, assignment.limits, assignment.kv_dtype
+    )
+    return min(max(0, free_bytes - passing), use.streamed_bytes)
+
+
+def elastic(
+    assignment: Assignment, manifest: Manifest, *, host_bytes: int | None = None
+) -> Elastic:
+    """What the shard would take with each number of its layers on disk."""
+    stage = assignment.plan.stages[assignment.stage]
+    return Elastic(
+        uses=tuple(
+            shard_use(assignment, manifest, host_bytes=host_bytes, streamed=count)
+            for count in range(len(stage.layers) + 1)
+        ),
+        planned=stage.shards[assignment.rank].streamed_layers,
+    )
+
+
+def most_beside(
+    spec: ModelSpec,
+    limits: StepLimits,
+    *,
+    may_split: bool,
+    stream: bool,
+    kv_dtype: KvDtype,
+) -> int:
+    """Bytes beside weights and KV cache that no shard of the model exceeds, whatever the plan."""
+    whole = Shard(
+        device="a",
+        heads=range(spec.num_heads),
+        ffn_columns=range(spec.ffn_columns),
+        vocab=range(spec.vocab_size),
+    )
+    plan = Plan(
+        model="whole", version=0, stages=(Stage(layers=range(spec.num_layers), shards=(whole,)),)
+    )
+    layout = shard_layout(spec, plan, stage=0, rank=0)
+    widths = replace(
+        Widths.of_shard(spec, layout, kv_dtype=kv_dtype),
+        is_split=may_split,
+        loose_layers=spec.num_layers if stream else 0,
+    )
+    return buffer_bytes(widths, limits)
+
+
+def with_streamed(plan: Plan, stage: int, rank: int, count: int) -> Plan:
+    """The plan with so many layers of one shard read from disk."""
+    stages = list(plan.stages)
+    shards = list(stages[stage].shards)
+    shards[rank] = replace(shards[rank], streamed_layers=count)
+    stages[stage] = replace(stages[stage], shards=tuple(shards))
+    return replace(plan, stages=tuple(stages))

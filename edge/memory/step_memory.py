@@ -1,0 +1,220 @@
+"""What a shard takes beside weights and KV cache, in bytes: while it computes, and to load. Pure.
+
+Buffers that a program makes once have the sizes given here; what its kernels take for moments is
+bounded by the largest step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from edge.backends.interface import StepLimits
+from edge.models.spec import ModelSpec
+from edge.weights.formats import KvDtype, WeightFormat, kv_bits
+from edge.weights.layout import ShardLayout
+from kernels.kv_cache.cache_size import cache_row
+
+LOGIT_CHUNK_BYTES = 4 << 20
+"""Of logits per step, when every row travels."""
+
+_LOOSE_LAYER_BYTES = 1 << 19
+"""What the sessions of a layer take without its weights: measured 0.23 MiB with ONNX Runtime, and
+twice that where a layer is two graphs."""
+
+PAGE_BYTES = 4096
+"""What memory is given in: as small as it comes on any device, and nearly everywhere."""
+
+_BLOCK_TOKENS = 16
+"""The same on a GPU, of keys and values."""
+
+_SPARE_PAGE_BYTES = 2 << 20
+"""Of the pages that are kept for streamed weights, what is in use for none of them."""
+
+MOST_CALIBRATION_TOKENS = 128
+"""Enough that each channel's size is known to a few percent."""
+
+_FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Widths:
+    """The local sizes of a shard, as far as its buffers depend on them."""
+
+    hidden_size: int
+    head_size: int
+    num_heads: int
+    num_kv_heads: int
+    ffn_columns: int
+    vocab_rows: int
+    """Columns of the logits."""
+    is_split: bool
+    """Other shards have parts of the logits."""
+    loose_layers: int = 0
+    """With graphs of their own, so that their weights may be on disk."""
+    cache_token_bytes: int = 0
+    """Of one token's keys and values."""
+    cache_page_tokens: int = 0
+    """What of them memory is given for at least."""
+    measured_token_bytes: int = 0
+    """Of one token's keys and values in float32, where codes are made of them."""
+
+    @classmethod
+    def of_shard(
+        cls, spec: ModelSpec, layout: ShardLayout, *, kv_dtype: KvDtype = "float32"
+    ) -> Widths:
+        return cls(
+            hidden_size=spec.hidden_size,
+            head_size=spec.head_size,
+            num_heads=layout.num_heads,
+            num_kv_heads=layout.num_kv_heads,
+            ffn_columns=layout.ffn_columns,
+            vocab_rows=len(layout.vocab),
+            is_split=layout.is_split,
+            loose_layers=len(layout.layers) if layout.streamed_layers else 0,
+            cache_token_bytes=cache_token_bytes(spec, layout, kv_dtype),
+            cache_page_tokens=page_tokens(spec, kv_dtype),
+            measured_token_bytes=(
+                0 if kv_dtype == "float32" else cache_token_bytes(spec, layout, "float32")
+            ),
+        )
+
+
+def cache_token_bytes(spec: ModelSpec, layout: ShardLayout, kv_dtype: KvDtype) -> int:
+    """What a shard keeps of one token in its KV cache."""
+    return 2 * len(layout.layers) * layout.num_kv_heads * _row_bytes(spec, kv_dtype)
+
+
+def page_tokens(spec: ModelSpec, kv_dtype: KvDtype) -> int:
+    """Of one request memory is given for this many tokens at once, and on a GPU, too."""
+    tokens = -(-PAGE_BYTES // _row_bytes(spec, kv_dtype))
+    return -(-tokens // _BLOCK_TOKENS) * _BLOCK_TOKENS
+
+
+def held_tokens(tokens: int, spec: ModelSpec, limits: StepLimits, kv_dtype: KvDtype) -> int:
+    """How many tokens' memory so many of one request take.
+
+    Each head's keys, and values, lie in pages of their own, but for a whole context's.
+    """
+    page = page_tokens(spec, kv_dtype)
+    is_aligned = limits.context_tokens * _row_bytes(spec, kv_dtype) % PAGE_BYTES == 0
+    pages = -(-tokens // page) + (0 if is_aligned else 1)
+    return max(tokens, min(limits.context_tokens, pages * page))
+
+
+def _row_bytes(spec: ModelSpec, kv_dtype: KvDtype) -> int:
+    """Of one token's key, or value, of one head."""
+    dtype, elements = cache_row(spec.head_size, kv_bits(kv_dtype))
+    return elements * np.dtype(dtype).itemsize
+
+
+def calibration_tokens(limits: StepLimits) -> int:
+    """Of the chunk by which scales are chosen.
+
+    No more than memory is kept for: all layers are looked at when it is computed.
+    """
+    return min(MOST_CALIBRATION_TOKENS, limits.chunk_tokens, limits.cached_tokens)
+
+
+def passing_bytes(
+    spec: ModelSpec, layout: ShardLayout, limits: StepLimits, kv_dtype: KvDtype
+) -> int:
+    """Of a request that is longer than memory, one layer's keys and values: what its host needs
+    for them on their way to a device with memory of its own."""
+    if not limits.exceeds_memory or not layout.layers:
+        return 0
+    token_bytes = cache_token_bytes(spec, layout, kv_dtype)
+    return limits.context_tokens * token_bytes // len(layout.layers)
+
+
+def most_rows(limits: StepLimits) -> int:
+    """Rows of the hidden state in the largest step."""
+    return max(limits.chunk_tokens, limits.requests)
+
+
+def most_logits(widths: Widths, limits: StepLimits) -> int:
+    """Values of the most logits that a step may want of this shard."""
+    return max(limits.requests * widths.vocab_rows, _evaluated(widths, limits))
+
+
+def _evaluated(widths: Widths, limits: StepLimits) -> int:
+    """The same of a step whose rows all travel."""
+    return min(limits.chunk_tokens * widths.vocab_rows, LOGIT_CHUNK_BYTES // _FLOAT_BYTES)
+
+
+def buffer_bytes(widths: Widths, limits: StepLimits) -> int:
+    """The most that a shard takes beside weights and KV cache while it computes any step."""
+    values = _made_once(widths, limits) + _activations(widths, limits) + _logits(widths, limits)
+    loose = _SPARE_PAGE_BYTES if widths.loose_layers else 0
+    return (
+        _FLOAT_BYTES * values
+        + widths.loose_layers * _LOOSE_LAYER_BYTES
+        + loose
+        + _moved_bytes(widths, limits)
+        + widths.cache_page_tokens * widths.cache_token_bytes
+        + _measured_bytes(widths, limits)
+    )
+
+
+def _moved_bytes(widths: Widths, limits: StepLimits) -> int:
+    """Where there is a disk for keys and values: the block of a prompt that is on its way."""
+    return limits.chunk_tokens * widths.cache_token_bytes if limits.disk_tokens else 0
+
+
+def _measured_bytes(widths: Widths, limits: StepLimits) -> int:
+    """What keys and values take that scales are chosen by, more than the codes do later on."""
+    measured_bytes = calibration_tokens(limits) * widths.measured_token_bytes
+    return max(0, measured_bytes - limits.cached_tokens * widths.cache_token_bytes)
+
+
+def load_bytes(layout: ShardLayout, weight_format: WeightFormat) -> int:
+    """More than its weights that a shard takes while it is loaded as a whole.
+
+    Weights are packed one by one, out of the file; but the pages of scales that were read stay
+    until all are packed. Layers that may be read from disk are packed one by one, in the room that
+    is kept for their window.
+    """
+    if not layout.matrices:
+        return 0
+    sizes = [matrix.num_rows * len(matrix.columns) for matrix in layout.matrices]
+    if weight_format.bits is None:
+        return _FLOAT_BYTES * max(sizes)
+    scales = _FLOAT_BYTES * sum(sizes) // weight_format.block_size
+    return scales + max(sizes) * weight_format.bits // 8
+
+
+def head_load_bytes(layout: ShardLayout, weight_format: WeightFormat) -> int:
+    """More than the head itself that a shard whose layers may be on disk takes to pack it.
+
+    At that time it holds no layer and no cache. What the head is packed from stays until it is.
+    """
+    sizes = [m.num_rows * len(m.columns) for m in layout.matrices if m.name == "head"]
+    if weight_format.bits is None:
+        return _FLOAT_BYTES * sum(sizes)
+    scales = _FLOAT_BYTES * sum(sizes) // weight_format.block_size
+    return scales + sum(sizes) * weight_format.bits // 8
+
+
+def _made_once(widths: Widths, limits: StepLimits) -> int:
+    """Two pairs of hidden states, rotary tables."""
+    return 4 * most_rows(limits) * widths.hidden_size + limits.context_tokens * widths.head_size
+
+
+def _activations(widths: Widths, limits: StepLimits) -> int:
+    """Values that are alive at once in a layer, however its kernels keep them.
+
+    Attention: normed and residual states, the fused products, their parts turned and transposed,
+    and the scores of every row and head over the whole context. Feed-forward: gate and up, their
+    halves and what becomes of them. The two never at once, but the arena keeps the blocks of both.
+    """
+    qkv = (widths.num_heads + 2 * widths.num_kv_heads) * widths.head_size
+    row = 3 * widths.hidden_size + 2 * qkv + 3 * widths.ffn_columns
+    scores = widths.num_heads * limits.context_tokens
+    return most_rows(limits) * (row + scores)
+
+
+def _logits(widths: Widths, limits: StepLimits) -> int:
+    """The buffer and a message; at the sampler of a split stage those of others, side by side."""
+    copies = 3 if widths.is_split else 1
+    return copies * most_logits(widths, limits) + _evaluated(widths, limits)

@@ -1,0 +1,137 @@
+"""A session as its peer hosts it: the shard, and its links while they are made."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+import transport
+from edge.concurrency.blocking import run_blocking
+from edge.engine.shard_engine import ShardSession
+from edge.errors import NetworkError, ProtocolError
+from edge.memory.kv_budget import KvRoom
+from edge.protocol.messages import Assignment, Place
+from edge.protocol.topology import Seat
+from offload import Manifest
+from transport import Frame, Link
+
+CONNECT_TIMEOUT_S = 20.0
+"""How long the shards of a plan may take to link up with each other."""
+
+DIAL_TIMEOUT_S = 4.0
+"""For one address of a neighbour: some of its addresses may lie in networks we cannot reach."""
+
+LINK_TIMEOUT_S = 120.0
+"""Silence on a link inside a step. A dead device is noticed within seconds by the connection
+itself; this is for one that hangs, and long because a slow neighbour may take a minute a chunk."""
+
+
+class HostedSession:
+    """Close it with `aclose`, whatever happened before."""
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        manifest: Manifest,
+        report: Callable[[Frame], None],
+        kv_room: KvRoom,
+        *,
+        host_bytes: int = 0,
+        kv_host_bytes: int | None = None,
+    ) -> None:
+        """host_bytes: kept for its weights in the memory of a device's host, where that is another.
+        kv_host_bytes: the most that is free there for its keys and values; None: it is no other.
+
+        Raises CapacityError where `kv_room` has not what the assignment promises.
+        """
+        self.assignment = assignment
+        stage = assignment.plan.stages[assignment.stage]
+        self.streamed = stage.shards[assignment.rank].streamed_layers
+        """Layers that it reads from disk for each step: its peer's promise decides."""
+        self.host_bytes = host_bytes
+        self.manifest = manifest
+        self.kv = kv_room.share(assignment, assignment.layout, host_bytes=kv_host_bytes)
+        self._kv_room = kv_room
+        try:
+            self.shard = ShardSession(assignment, report)
+        except BaseException:
+            kv_room.give_back(self.kv)
+            raise
+        self._arrived: dict[Seat, Link] = {}
+        self._changed = asyncio.Event()
+        self._is_connecting = False
+        self._is_connected = False
+        self._is_closed = False
+        self._kv_is_free = False
+
+    def offer(self, seat: Seat, link: Link) -> bool:
+        """A link from `seat`; False if it is not awaited."""
+        is_awaited = seat in self.shard.neighbours and seat not in self._arrived
+        if not is_awaited or self._is_connected or self._is_closed:
+            return False
+        self._arrived[seat] = link
+        self._changed.set()
+        return True
+
+    async def connect(self, places: Mapping[Seat, Place], name: str) -> None:
+        """Dial the neighbours that come after us, await those before.
+
+        Raises NetworkError naming the devices that cannot be reached, ProtocolError for a second
+        call or a neighbour without a place.
+        """
+        if self._is_connecting:
+            raise ProtocolError("the links of this session were asked for before")
+        self._is_connecting = True
+        homeless = self.shard.neighbours - set(places)
+        if homeless:
+            raise ProtocolError(f"no address for the neighbours in seats {sorted(homeless)}")
+        stage, rank = self.shard.seat
+        hello = {"name": name, "session": self.assignment.session, "stage": stage, "rank": rank}
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                for seat in sorted(self.shard.neighbours):
+                    if seat > self.shard.seat:
+                        self._arrived[seat] = await dial(places[seat], hello)
+                while self.shard.neighbours - set(self._arrived):
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            missing = sorted(self.shard.neighbours - set(self._arrived))
+            names = ", ".join(places[seat].name for seat in missing)
+            raise NetworkError(
+                f"no link to {names} within {CONNECT_TIMEOUT_S:.0f} s; the devices must reach "
+                "each other, not only the coordinator: check their firewalls"
+            ) from None
+        self._is_connected = True
+        self.shard.connect(self._arrived, {seat: place.name for seat, place in places.items()})
+
+    async def aclose(self) -> None:
+        """Close the links, end the compute thread, free everything."""
+        self._is_closed = True
+        for link in self._arrived.values():
+            link.close()
+        await run_blocking(self.shard.close)
+        if not self._kv_is_free:
+            self._kv_is_free = True
+            self._kv_room.give_back(self.kv)
+
+
+async def dial(
+    place: Place, hello: Mapping[str, object], *, timeout_s: float = DIAL_TIMEOUT_S
+) -> Link:
+    """A link to the first of the neighbour's addresses that answers, each within `timeout_s`.
+
+    Raises NetworkError naming it when none does.
+    """
+    failure: Exception | None = None
+    for address in place.addresses:
+        try:
+            return await transport.connect_link(
+                address, hello=hello, timeout_s=timeout_s, link_timeout_s=LINK_TIMEOUT_S
+            )
+        except transport.TransportError as error:
+            failure = failure or error
+    raise NetworkError(
+        f"cannot link to {place.name} ({failure}); the devices must reach each other, not only "
+        "the coordinator: check their firewalls"
+    ) from failure

@@ -1,0 +1,1 @@
+"""What should run where, and was that right?"""

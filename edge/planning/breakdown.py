@@ -1,0 +1,72 @@
+"""Where a token's time went, part by part, beside what was predicted of each part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from edge.engine.timing import PeerTimes
+from partition import Estimate, Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One part of a decoded token."""
+
+    part: str
+    predicted_s: float
+    actual_s: float
+
+
+def step_parts(
+    plan: Plan, predicted: Estimate, times: Sequence[PeerTimes], token_s: float
+) -> list[Part]:
+    """Of the peers' counters over some replies, of which a decoded token took `token_s`.
+
+    Of each stage the shard counts that computed longest. What the counters do not tell is the last
+    part before the whole: handing on from stage to stage, and to the caller.
+    """
+    predicted_s = dict(predicted.device_s)
+    found = [
+        Part(
+            part=f"compute {each.name}",
+            predicted_s=predicted_s[plan.stages[each.stage].shards[each.rank].device],
+            actual_s=each.decode.each.compute_s,
+        )
+        for each in times
+    ]
+    slowest = list(_slowest(times))
+    load_s = sum(each.decode.each.load_s for each in slowest)
+    if any(shard.streamed_layers for stage in plan.stages for shard in stage.shards):
+        known_s = _sum(predicted, "load", "copy")
+        found.append(Part(part="layers from disk", predicted_s=known_s, actual_s=load_s))
+    reduce_s = sum(each.decode.each.reduce_s for each in slowest)
+    sample_s = _last(times).decode.each.sample_s
+    compute_s = sum(each.decode.each.compute_s for each in slowest)
+    rest_s = max(0.0, token_s - compute_s - load_s - reduce_s - sample_s)
+    return [
+        *found,
+        Part(part="sums", predicted_s=_sum(predicted, "reduce", "wait"), actual_s=reduce_s),
+        Part(part="sample", predicted_s=_sum(predicted, "sample"), actual_s=sample_s),
+        Part(part="hops and step", predicted_s=_sum(predicted, "hop", "step"), actual_s=rest_s),
+        Part(part="token", predicted_s=predicted.token_s, actual_s=token_s),
+    ]
+
+
+def _slowest(times: Iterable[PeerTimes]) -> Iterator[PeerTimes]:
+    """Of each stage the shard that waited least in its sums."""
+    stages: dict[int, PeerTimes] = {}
+    for each in times:
+        before = stages.get(each.stage)
+        if before is None or each.decode.reduce_s < before.decode.reduce_s:
+            stages[each.stage] = each
+    yield from stages.values()
+
+
+def _last(times: Sequence[PeerTimes]) -> PeerTimes:
+    """The sampler: rank 0 of the last stage."""
+    return max(times, key=lambda each: (each.stage, -each.rank))
+
+
+def _sum(predicted: Estimate, *kinds: str) -> float:
+    return sum(term.seconds for term in predicted.terms if term.kind in kinds)

@@ -1,0 +1,217 @@
+"""Were replies slower than predicted, and which part of it was? Pure: measured times in, words out.
+
+A prediction is a sum of terms; the peers count where their time went. What exceeds its term by most
+is told, with what to measure again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from edge.engine.timing import PeerTimes
+from partition import Estimate, Plan
+
+SLOWER_BY = 1.25
+"""Times the prediction; below, it is the unrest of devices that do other things, too."""
+
+LEAST_EXCESS_S = 0.5
+"""Lost over all replies; less than that nobody notices, and it may be a single hiccup."""
+
+DriftKind = Literal["prompt", "compute", "load", "sums", "messages"]
+
+_COMPUTE_TERMS = frozenset({"compute", "attention", "runs"})
+_SUM_TERMS = frozenset({"reduce", "wait"})
+_LOAD_TERMS = frozenset({"load", "copy"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """One finished reply, which ran alone, and the estimate for its very lengths."""
+
+    new_tokens: int
+    first_token_s: float
+    decode_s: float
+    """From the first to the last token."""
+    predicted: Estimate
+
+    @property
+    def predicted_s(self) -> float:
+        return self.predicted.first_token_s + self.predicted_decode_s
+
+    @property
+    def predicted_decode_s(self) -> float:
+        return (self.new_tokens - 1) * self.predicted.token_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drift:
+    """What made replies slower than predicted."""
+
+    kind: DriftKind
+    slower: float
+    """Actual time over predicted time, of whole replies."""
+    devices: tuple[str, ...]
+    """Ids of the devices whose rates, or whose links, should be measured again."""
+    message: str
+    """One sentence with the cause and what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Excess:
+    kind: DriftKind
+    devices: tuple[str, ...]
+    what: str
+    why: str
+    actual_s: float
+    predicted_s: float
+    times: float
+    """How often it happened."""
+
+    @property
+    def lost_s(self) -> float:
+        return (self.actual_s - self.predicted_s) * self.times
+
+
+def find_drift(
+    answers: Sequence[Answer],
+    times: Sequence[PeerTimes],
+    plan: Plan,
+    names: Mapping[str, str],
+) -> Drift | None:
+    """None while all is as predicted, or the difference is too small to matter.
+
+    `times` are the peers' counters over just these replies; `names` are the devices' by id.
+    """
+    actual_s = sum(each.first_token_s + each.decode_s for each in answers)
+    predicted_s = sum(each.predicted_s for each in answers)
+    if actual_s - predicted_s < LEAST_EXCESS_S or actual_s <= SLOWER_BY * predicted_s:
+        return None
+    worst = max(_excesses(answers, times, plan, names), key=lambda excess: excess.lost_s)
+    per = "" if worst.kind == "prompt" else " a token"
+    slower = actual_s / predicted_s
+    return Drift(
+        kind=worst.kind,
+        slower=slower,
+        devices=worst.devices,
+        message=(
+            f"{slower:.1f} times as slow as predicted: {worst.what} took "
+            f"{_seconds(worst.actual_s)}{per} instead of {_seconds(worst.predicted_s)}; {worst.why}"
+        ),
+    )
+
+
+def _excesses(
+    answers: Sequence[Answer],
+    times: Sequence[PeerTimes],
+    plan: Plan,
+    names: Mapping[str, str],
+) -> list[_Excess]:
+    """Every part that can be told apart, with what it took and what it should have taken."""
+    found = [
+        _Excess(
+            kind="prompt",
+            devices=plan.devices,
+            what="reading the prompt",
+            why="the devices, or what joins them, have slowed down since they were measured",
+            actual_s=sum(each.first_token_s for each in answers) / len(answers),
+            predicted_s=sum(each.predicted.first_token_s for each in answers) / len(answers),
+            times=len(answers),
+        )
+    ]
+    decoded = sum(each.new_tokens - 1 for each in answers)
+    if not decoded:
+        return found
+    weights = [(each.new_tokens - 1) / decoded for each in answers]
+
+    def predicted(kinds: frozenset[str]) -> float:
+        return sum(
+            weight * term.seconds
+            for each, weight in zip(answers, weights, strict=True)
+            for term in each.predicted.terms
+            if term.kind in kinds
+        )
+
+    compute_s: dict[str, float] = dict.fromkeys(plan.devices, 0.0)
+    for each, weight in zip(answers, weights, strict=True):
+        for device, seconds in each.predicted.device_s:
+            compute_s[device] += weight * seconds
+    shards_s: dict[int, list[float]] = {}
+    loads: dict[int, tuple[float, str]] = {}
+    sums_s: dict[int, list[float]] = {}
+    for peer in times:
+        device = plan.stages[peer.stage].shards[peer.rank].device
+        token = peer.decode.each
+        found.append(
+            _Excess(
+                kind="compute",
+                devices=(device,),
+                what=f"computing on {names[device]}",
+                why="something else keeps it busy, or it has slowed down since it was measured",
+                actual_s=token.compute_s,
+                predicted_s=compute_s[device],
+                times=decoded,
+            )
+        )
+        if plan.stages[peer.stage].shards[peer.rank].streamed_layers:
+            loads[peer.stage] = max(loads.get(peer.stage, (0.0, "")), (token.load_s, device))
+        busy_s = token.compute_s + token.load_s + token.reduce_s
+        shards_s.setdefault(peer.stage, []).append(busy_s)
+        sums_s.setdefault(peer.stage, []).append(token.reduce_s)
+    if loads:
+        readers = tuple(device for _load_s, device in loads.values())
+        found.append(
+            _Excess(
+                kind="load",
+                devices=readers,
+                what="waiting for layers that are read for each token on "
+                + " and ".join(names[device] for device in readers),
+                why="a disk is slower than when it was measured, or others read from it, too",
+                actual_s=sum(load_s for load_s, _device in loads.values()),
+                predicted_s=predicted(_LOAD_TERMS),
+                times=decoded,
+            )
+        )
+    # The slowest shard of a stage waits for nobody: what its sums take is the network's part.
+    least_s = {
+        stage: min(each) for stage, each in sums_s.items() if len(plan.stages[stage].shards) > 1
+    }
+    if least_s:
+        slowest = max(least_s, key=lambda stage: least_s[stage])
+        devices = tuple(shard.device for shard in plan.stages[slowest].shards)
+        found.append(
+            _Excess(
+                kind="sums",
+                devices=devices,
+                what=f"summing over {' and '.join(names[device] for device in devices)}",
+                why="the network between them is slower than when it was measured, or something "
+                "keeps them from running at the same time",
+                actual_s=sum(least_s.values()),
+                predicted_s=predicted(_SUM_TERMS),
+                times=decoded,
+            )
+        )
+    if len(plan.stages) > 1:
+        whole_s = sum(each.decode_s for each in answers) / decoded
+        parts = _COMPUTE_TERMS | _LOAD_TERMS | _SUM_TERMS
+        found.append(
+            _Excess(
+                kind="messages",
+                devices=plan.devices,
+                what="handing on between the stages",
+                why="the network between them is slower than when it was measured",
+                actual_s=max(0.0, whole_s - sum(max(each) for each in shards_s.values())),
+                predicted_s=sum(
+                    weight * each.predicted.token_s
+                    for each, weight in zip(answers, weights, strict=True)
+                )
+                - predicted(parts),
+                times=decoded,
+            )
+        )
+    return found
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"

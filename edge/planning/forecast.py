@@ -1,0 +1,85 @@
+"""How long a loaded model's replies should take, and how long those since the last look took."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from edge.planning.drift import Answer
+from edge.planning.proposal import Proposal
+from partition import Estimate
+
+
+@dataclass(slots=True, eq=False)
+class ReplyUnderWay:
+    """A reply that has begun and not ended; `at_once` is the most there were together with it."""
+
+    at_once: int = 0
+
+
+class Forecast:
+    """Made with the proposal that a model was loaded by; its methods may be called by any thread.
+
+    Only replies that ran alone are compared with a prediction: others share each step.
+    """
+
+    def __init__(self, proposal: Proposal) -> None:
+        self.proposal = proposal
+        # Re-entrant: a finaliser may `end` a reply in the middle of another call of its thread.
+        self._mutex = threading.RLock()
+        self._under_way: list[ReplyUnderWay] = []
+        self._answers: list[Answer] = []
+        self._all_alone = True
+
+    def begin(self) -> ReplyUnderWay:
+        reply = ReplyUnderWay()
+        with self._mutex:
+            self._under_way.append(reply)
+            for each in tuple(self._under_way):
+                each.at_once = max(each.at_once, len(self._under_way))
+        return reply
+
+    def end(self, reply: ReplyUnderWay) -> None:
+        """It was finished or cancelled. May be called again."""
+        with self._mutex:
+            if reply in self._under_way:
+                self._under_way.remove(reply)
+                self._all_alone = self._all_alone and reply.at_once == 1
+
+    def figures(self, statistics: Mapping[str, float]) -> dict[str, float]:
+        """What a reply of these statistics was predicted to show; empty where nothing is known."""
+        predicted = self._predicted(statistics)
+        if predicted is None:
+            return {}
+        return {
+            "predicted_first_token_s": predicted.first_token_s,
+            "predicted_tokens_per_s": predicted.tokens_per_s,
+        }
+
+    def note(self, statistics: Mapping[str, float]) -> None:
+        """Keep a finished reply for the next `take`."""
+        predicted = self._predicted(statistics)
+        if predicted is None:
+            return
+        answer = Answer(
+            new_tokens=int(statistics["new_tokens"]),
+            first_token_s=statistics["first_token_s"],
+            decode_s=statistics["total_s"] - statistics["first_token_s"],
+            predicted=predicted,
+        )
+        with self._mutex:
+            self._answers.append(answer)
+
+    def take(self) -> list[Answer]:
+        """The replies noted since this was last called; none if any of them had company."""
+        with self._mutex:
+            answers, self._answers = self._answers, []
+            all_alone, self._all_alone = self._all_alone, not self._under_way
+        return answers if all_alone else []
+
+    def _predicted(self, statistics: Mapping[str, float]) -> Estimate | None:
+        return self.proposal.predict(
+            prompt_tokens=int(statistics["prompt_tokens"]),
+            output_tokens=int(statistics["new_tokens"]),
+        )

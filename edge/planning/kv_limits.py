@@ -1,0 +1,83 @@
+"""How many tokens of keys and values the peers keep in memory and on disk. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from edge.backends.interface import StepLimits
+from edge.errors import CapacityError
+from edge.models.spec import ModelSpec
+from edge.planning.load_options import LoadOptions
+from edge.protocol.peer_info import PeerInfo
+from partition import ClusterSpec, ModelFacts, Plan, Workload, memory_use
+
+
+def with_kv_memory(
+    options: LoadOptions, spec: ModelSpec, facts: ModelFacts, peers: Sequence[PeerInfo]
+) -> LoadOptions:
+    """The options with what to reserve while nobody knows yet which peer holds how much.
+
+    As if each peer that limits its KV memory held all layers; `kv_limits` tells what it can be.
+    """
+    token_bytes = facts.kv_bytes_per_token * facts.num_layers * facts.num_kv_heads
+    limited = [peer.kv_memory_bytes for peer in peers if peer.kv_memory_bytes is not None]
+    if not limited:
+        return options
+    tokens = max(1, min(limited) // token_bytes)
+    return replace(options, kv_tokens=min(tokens, options.limits(spec).cached_tokens))
+
+
+def with_less_kv_memory(
+    options: LoadOptions, spec: ModelSpec, peers: Sequence[PeerInfo]
+) -> Iterator[LoadOptions]:
+    """What else may be tried where that does not fit: the less is in memory, the more on disk."""
+    if not all(peer.kv_disk_bytes for peer in peers):
+        return
+    limits = options.limits(spec)
+    tokens = limits.cached_tokens // 2
+    while tokens >= limits.chunk_tokens:
+        yield replace(options, kv_tokens=tokens)
+        tokens //= 2
+
+
+def kv_limits(
+    limits: StepLimits,
+    plan: Plan,
+    facts: ModelFacts,
+    cluster: ClusterSpec,
+    peers: Sequence[PeerInfo],
+) -> StepLimits:
+    """`limits` for this plan: tokens that every shard has memory for, and disk.
+
+    cluster: its devices' memory is for weights and KV caches. `limits.cached_tokens` are wished
+    for. Raises CapacityError where the longest context has room in neither.
+    """
+    by_id = {peer.id: peer for peer in peers}
+    use = memory_use(plan, facts, Workload(prompt_tokens=1, output_tokens=0))
+    cached, disk = limits.cached_tokens, limits.context_tokens * limits.requests
+    for device, each in use.items():
+        if not each.kv_bytes:
+            continue
+        peer = by_id[device]
+        free_bytes = cluster.device(device).memory_bytes - each.weight_bytes
+        if peer.kv_memory_bytes is not None:
+            free_bytes = min(free_bytes, peer.kv_memory_bytes)
+        cached = min(cached, free_bytes // each.kv_bytes)
+        disk = min(disk, peer.kv_disk_bytes // each.kv_bytes)
+    cached = max(cached, 0)
+    layers = min(len(stage.layers) for stage in plan.stages)
+    longest = max(cached, min(cached * layers, disk))
+    if limits.context_tokens > longest:
+        raise CapacityError(
+            f"a context of {limits.context_tokens} tokens does not fit: the peers have memory for "
+            f"keys and values of {cached} tokens and disk for {disk}, so {longest} is the longest; "
+            "load the model with fewer context_tokens, or give the peers more --kv-memory or "
+            "--kv-disk"
+        )
+    return replace(limits, cached_tokens=cached, disk_tokens=disk)
+
+
+def longest_tokens(limits: StepLimits, plan: Plan) -> int:
+    """Tokens of one request that a window of layers can compute, each layer whole in memory."""
+    return limits.cached_tokens * min(len(stage.layers) for stage in plan.stages)

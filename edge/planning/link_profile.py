@@ -1,0 +1,84 @@
+"""How fast messages move between each two peers of a cluster, as they measured it themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+
+from edge.errors import EdgeError, PeerLostError, ProtocolError
+from edge.planning.load_options import CHUNK_TOKENS
+from edge.planning.survey import Inquiry, checked
+from edge.progress import Progress
+from edge.protocol.measurements import MAX_MESSAGE_BYTES, LinkTimes, ProbeOrder
+from edge.protocol.peer_info import PeerInfo, places
+from partition import LinkSpec
+from partition.cost.messages import NO_LINK_S
+
+
+class LinkFacts:
+    """`between` says what is known, and has measured what is not."""
+
+    def __init__(self, inquiry: Inquiry) -> None:
+        self._inquiry = inquiry
+        self._hidden_bytes = 4 * inquiry.spec.hidden_size
+
+    async def between(self, peers: Sequence[PeerInfo]) -> tuple[LinkSpec, ...]:
+        """Each pair in both directions. One at a time, for they would share what they measure."""
+        found: dict[tuple[str, str], LinkTimes | None] = {}
+        unknown: list[tuple[PeerInfo, PeerInfo]] = []
+        for source, target in combinations(peers, 2):
+            times = None if self._inquiry.refresh else self._inquiry.cache.link(source, target)
+            if times is None:
+                unknown.append((source, target))
+            else:
+                found[source.id, target.id] = times
+        for done, (source, target) in enumerate(() if self._inquiry.only_known else unknown):
+            self._inquiry.on_progress(
+                Progress(phase="measure", peer="", done=done, total=len(unknown))
+            )
+            times = await self._link(source, target)
+            if times is not None:
+                self._inquiry.cache.keep_link(source, target, times)
+            found[source.id, target.id] = times
+        if unknown and not self._inquiry.only_known:
+            total = len(unknown)
+            self._inquiry.on_progress(Progress(phase="measure", peer="", done=total, total=total))
+        names = {peer.id: peer.name for peer in peers}
+        for (one, other), times in found.items():
+            if times is not None and times.is_unsteady:
+                self._inquiry.on_note(
+                    f"the link between {names[one]} and {names[other]} is not steady: messages "
+                    "are lost or held up, so predictions for it are rough; a cable would help"
+                )
+        return tuple(spec for ends, times in found.items() for spec in _both_ways(*ends, times))
+
+    async def _link(self, source: PeerInfo, target: PeerInfo) -> LinkTimes | None:
+        """None, and a note, when the two cannot link to each other though both are there."""
+        client = await self._inquiry.clients.of(source)
+        try:
+            order = ProbeOrder(
+                place=places({(0, 0): source, (0, 1): target})[0, 1],
+                small_bytes=min(self._hidden_bytes, MAX_MESSAGE_BYTES),
+                large_bytes=min(self._hidden_bytes * CHUNK_TOKENS, MAX_MESSAGE_BYTES),
+            )
+            answer = await client.call("probe", payload=order.to_payload())
+            return checked(source, lambda: LinkTimes.from_json(answer.header))
+        except (PeerLostError, ProtocolError):
+            raise
+        except EdgeError as error:
+            # Perhaps the other end is not there any more: then this says so, and names it.
+            await (await self._inquiry.clients.of(target)).call("describe")
+            self._inquiry.on_note(f"{source.name} and {target.name} cannot share a model: {error}")
+            return None
+
+
+def _both_ways(source: str, target: str, times: LinkTimes | None) -> tuple[LinkSpec, LinkSpec]:
+    known = times or LinkTimes(latency_s=NO_LINK_S, there_bytes_per_s=1.0, back_bytes_per_s=1.0)
+    there, back = (
+        LinkSpec(source=ends[0], target=ends[1], latency_s=known.latency_s, bytes_per_s=rate)
+        for ends, rate in (
+            ((source, target), known.there_bytes_per_s),
+            ((target, source), known.back_bytes_per_s),
+        )
+    )
+    return there, back

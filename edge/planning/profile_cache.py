@@ -1,0 +1,129 @@
+"""What was measured of devices and links, kept on the coordinator's disk for a day at most.
+
+One small file for each device and model, and for each link. Whatever cannot be read counts as not
+there: it is measured again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edge.errors import EdgeError
+from edge.host.atomic_files import write_whole
+from edge.models.spec import ModelSpec
+from edge.protocol.measurements import LinkTimes, PeerProfile
+from edge.protocol.peer_info import PeerInfo
+from edge.weights.formats import WeightFormat
+
+MEASURED_AGAIN_AFTER_S = 24 * 3600.0
+
+UNSTEADY_AGAIN_AFTER_S = 600.0
+"""A device whose samples disagreed was doing something else; by now it may be done."""
+
+_SHAPE = (
+    "hidden_size", "num_heads", "num_kv_heads", "head_size", "ffn_columns", "vocab_size",
+    "num_layers", "windows", "qkv_bias", "output_bias", "mlp_bias", "query_key_norm",
+)  # fmt: skip
+"""What of a model decides how fast it is computed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownProfile:
+    """A profile, and which peers of its host computed beside it for the shared rates."""
+
+    profile: PeerProfile
+    neighbours: tuple[str, ...]
+
+
+def device_key(peer: PeerInfo) -> str:
+    """Names a device from one start of its daemon to the next, until it changes.
+
+    A daemon's id is another after each start. Two on one host that are set up alike may share a
+    name: then they are as fast as each other.
+    """
+    return _digest(peer.host, peer.name, peer.identity)
+
+
+class FactsCache:
+    """Files under `root`. `now_s` tells the time, in seconds since the epoch."""
+
+    def __init__(self, root: Path, *, now_s: Callable[[], float] = time.time) -> None:
+        self._root = root
+        self._now_s = now_s
+
+    def profile(
+        self, peer: PeerInfo, spec: ModelSpec, weight_format: WeightFormat
+    ) -> KnownProfile | None:
+        value = self._read(self._profile_path(peer, spec, weight_format))
+        with contextlib.suppress(EdgeError, ValueError, KeyError, TypeError, OverflowError):
+            known = KnownProfile(
+                profile=PeerProfile.from_json(value["profile"]),
+                neighbours=tuple(map(str, value["neighbours"])),
+            )
+            age_s = self._now_s() - value["measured_at_s"]
+            if not known.profile.is_unsteady or age_s < UNSTEADY_AGAIN_AFTER_S:
+                return known
+        return None
+
+    def keep_profile(
+        self, peer: PeerInfo, spec: ModelSpec, weight_format: WeightFormat, known: KnownProfile
+    ) -> None:
+        path = self._profile_path(peer, spec, weight_format)
+        value = {"profile": known.profile.to_json(), "neighbours": list(known.neighbours)}
+        self._write(path, value)
+
+    def forget_device(self, peer: PeerInfo) -> None:
+        """Of all models and formats."""
+        shutil.rmtree(self._root / "devices" / device_key(peer), ignore_errors=True)
+
+    def link(self, source: PeerInfo, target: PeerInfo) -> LinkTimes | None:
+        value = self._read(self._link_path(source, target))
+        with contextlib.suppress(EdgeError, KeyError, OverflowError):
+            times = LinkTimes.from_json(value["link"])
+            age_s = self._now_s() - value["measured_at_s"]
+            if not times.is_unsteady or age_s < UNSTEADY_AGAIN_AFTER_S:
+                return times
+        return None
+
+    def keep_link(self, source: PeerInfo, target: PeerInfo, times: LinkTimes) -> None:
+        self._write(self._link_path(source, target), {"link": times.to_json()})
+
+    def forget_link(self, one: PeerInfo, other: PeerInfo) -> None:
+        """In whichever direction it was measured."""
+        for path in (self._link_path(one, other), self._link_path(other, one)):
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+    def _profile_path(self, peer: PeerInfo, spec: ModelSpec, weight_format: WeightFormat) -> Path:
+        shape = [getattr(spec, name) for name in _SHAPE]
+        model = _digest(*shape, *weight_format.storage, weight_format.accuracy)
+        return self._root / "devices" / device_key(peer) / f"{model}.json"
+
+    def _link_path(self, source: PeerInfo, target: PeerInfo) -> Path:
+        ends = [(peer.host, peer.address, *peer.addresses) for peer in (source, target)]
+        return self._root / "links" / f"{_digest(*ends)}.json"
+
+    def _read(self, path: Path) -> Mapping[str, Any]:
+        """What was written less than a day ago; empty if there is no such thing."""
+        with contextlib.suppress(OSError, ValueError, RecursionError, TypeError, KeyError):
+            value = json.loads(path.read_bytes())
+            if 0 <= self._now_s() - value["measured_at_s"] < MEASURED_AGAIN_AFTER_S:
+                return dict(value)
+        return {}
+
+    def _write(self, path: Path, value: Mapping[str, Any]) -> None:
+        text = json.dumps({"measured_at_s": self._now_s(), **value})
+        with contextlib.suppress(OSError):  # without it, the next plan only takes longer
+            write_whole(path, text)
+
+
+def _digest(*parts: object) -> str:
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]

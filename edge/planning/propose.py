@@ -1,0 +1,101 @@
+"""A plan from what peers measure of themselves and of each other, now or before."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations
+from typing import Literal
+
+from edge.errors import CapacityError
+from edge.host.cache_paths import cache_root
+from edge.memory.shard_memory import most_beside
+from edge.planning.cluster_profile import forget_device, forget_link, measured_cluster
+from edge.planning.kv_limits import with_kv_memory, with_less_kv_memory
+from edge.planning.load_options import LoadOptions
+from edge.planning.proposal import Beside, Proposal, facts_of, propose
+from edge.progress import OnProgress
+from edge.protocol.peer_info import PeerInfo
+from edge.weights.checkpoint import Checkpoint
+from partition import Plan
+
+Measure = Literal["needed", "missing", "again"]
+"""What is measured first: what is missing and can change the plan, all that is missing, or all."""
+
+
+async def measured_proposal(
+    checkpoint: Checkpoint,
+    peers: Sequence[PeerInfo],
+    options: LoadOptions,
+    *,
+    measure: Measure,
+    on_progress: OnProgress,
+    changes: Sequence[str] = (),
+) -> Proposal:
+    """See `propose`; `changes` are made to what was measured. Raises PeerLostError, too."""
+    options.planned_workload(checkpoint.spec)  # what cannot be is refused before it is measured
+    notes: list[str] = []
+    options = with_kv_memory(options, checkpoint.spec, facts_of(checkpoint, options), peers)
+    known = await measured_cluster(
+        peers,
+        checkpoint.spec,
+        options.weight_format,
+        cache_root=cache_root(),
+        on_progress=on_progress,
+        on_note=notes.append,
+        refresh=measure == "again",
+        only_known=measure == "needed" and not _can_change(peers, options),
+    )
+    limits = options.limits(checkpoint.spec)
+    if any(peer.kv_disk_bytes for peer in peers):  # how much of it is used depends on the plan
+        limits = replace(limits, disk_tokens=limits.context_tokens)
+    taken = most_beside(
+        checkpoint.spec,
+        limits,
+        may_split=len(peers) > 1,
+        stream=options.stream,
+        kv_dtype=options.kv_dtype,
+    )
+    known = replace(
+        known,
+        devices=tuple(
+            replace(device, memory_bytes=peer.device(buffer_bytes=taken).memory_bytes)
+            for device, peer in zip(known.devices, peers, strict=True)
+        ),
+    )
+
+    def proposed() -> Proposal:
+        try:
+            return propose(checkpoint, known, options, changes=changes, notes=notes)
+        except CapacityError:
+            for less in with_less_kv_memory(options, checkpoint.spec, peers):
+                with contextlib.suppress(CapacityError):
+                    return propose(checkpoint, known, less, changes=changes, notes=notes)
+            raise
+
+    return replace(
+        proposed(),
+        beside={
+            peer.id: Beside(
+                promised_bytes=peer.memory_bytes,
+                floor_bytes=peer.floor_bytes,
+                buffer_bytes=taken,
+            )
+            for peer in peers
+        },
+    )
+
+
+def _can_change(peers: Sequence[PeerInfo], options: LoadOptions) -> bool:
+    """Whether measuring changes what runs where, or in which form activations travel."""
+    by_hand = isinstance(options.plan, Plan) and options.wire != "auto"
+    return len(peers) > 1 and not by_hand
+
+
+def forget_measured(peers: Sequence[PeerInfo]) -> None:
+    """Measure these and the links between them anew when they are needed next."""
+    for peer in peers:
+        forget_device(peer, cache_root=cache_root())
+    for one, other in combinations(peers, 2):
+        forget_link(one, other, cache_root=cache_root())

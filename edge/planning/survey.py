@@ -1,0 +1,74 @@
+"""What one question about a cluster needs: whom to ask, what is known, whom to tell."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from edge.errors import NetworkError, PeerLostError, ProtocolError
+from edge.models.spec import ModelSpec
+from edge.planning.profile_cache import FactsCache
+from edge.progress import OnProgress
+from edge.protocol.client import PeerClient
+from edge.protocol.messages import printable
+from edge.protocol.peer_info import PeerInfo
+from edge.weights.formats import WeightFormat
+
+T = TypeVar("T")
+
+OnNote = Callable[[str], None]
+"""Gets a sentence for the user."""
+
+
+def ignore_note(_: str) -> None:
+    """For callers that have nobody to tell."""
+
+
+class PeerClients:
+    """A connection to each peer that is asked, made when it is first needed."""
+
+    def __init__(self, stack: contextlib.AsyncExitStack) -> None:
+        self._stack = stack
+        self._clients: dict[str, PeerClient] = {}
+
+    async def of(self, peer: PeerInfo) -> PeerClient:
+        """Raises PeerLostError when it does not answer any more."""
+        if peer.id not in self._clients:
+            try:
+                client = await PeerClient.connect(peer.address)
+            except ProtocolError:
+                raise
+            except NetworkError as error:
+                raise PeerLostError(peer.name, str(error)) from error
+            self._stack.push_async_callback(client.aclose)
+            self._clients[peer.id] = client
+        return self._clients[peer.id]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inquiry:
+    """How fast is this model on these peers?"""
+
+    spec: ModelSpec
+    weight_format: WeightFormat
+    cache: FactsCache
+    clients: PeerClients
+    on_progress: OnProgress
+    on_note: OnNote
+    refresh: bool
+    """Measure what is known, too."""
+    only_known: bool
+    """Measure nothing."""
+
+
+def checked(peer: PeerInfo, read: Callable[[], T]) -> T:
+    """An answer, read. Raises ProtocolError, naming the peer, for one that makes no sense."""
+    try:
+        return read()
+    except (ProtocolError, ValueError) as error:
+        raise ProtocolError(
+            f"peer {peer.name} measures in a form Edge does not know ({printable(error)}); update "
+            "Edge on both devices"
+        ) from error

@@ -1,0 +1,236 @@
+"""How fast messages move over a link that is made for it: both of its ends.
+
+One end gives orders, the other obeys. An order is two numbers, what to do and the bytes of the
+message that follows, so that both know its size. The same links as those that carry hidden states.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.concurrency.blocking import StopFlag, run_blocking
+from edge.errors import NetworkError, ProtocolError
+from edge.protocol.measurements import MAX_MESSAGE_BYTES, LinkTimes
+from transport import Link, TransportError
+
+PROBE_LIMIT_S = 5.0
+"""After this a probe is over, whatever it has found."""
+
+_ECHO, _TAKE, _GIVE, _END = range(4)
+
+_ECHOES = 50
+_LEAST_ECHOES = 5
+_ECHO_SPAN_S = 0.25
+_MOST_ECHO_SPAN_S = 2.0
+"""With the time that late echoes took: one is no sign of anything, so it needs some of them."""
+
+_LATE = 10
+"""Times what most echoes take: what is sent again after it was lost takes a fifth of a second."""
+
+_UNSTEADY = 1.5
+_UNSTEADY_S = 1e-3
+"""Echoes take so many times as long on average as most do, and so much longer."""
+
+_LARGE_SPAN_S = 0.2
+_MOST_LARGE = 9
+_GROWTH = 4
+_ENOUGH_S = 0.05
+"""A message that takes so long is large enough to see the rate in it."""
+
+Clock = Callable[[], float]
+"""Seconds since whenever."""
+
+
+class _Closing(StopFlag):
+    """Ends a thread that waits in a link: nothing else does."""
+
+    def __init__(self, link: Link) -> None:
+        super().__init__()
+        self._link = link
+
+    def set(self) -> None:
+        super().set()
+        self._link.close()
+
+
+async def answer_probe(link: Link, *, limit_s: float = PROBE_LIMIT_S) -> None:
+    """Obey the orders that come over the link, and close it at the end or after `limit_s`."""
+    timer = asyncio.get_running_loop().call_later(limit_s, link.close)
+    try:
+        await run_blocking(lambda: _obey(link), stop=_Closing(link))
+    except (TransportError, ProtocolError):
+        pass  # whoever asked has gone, or talks nonsense: its own end says so
+    finally:
+        timer.cancel()
+        link.close()
+
+
+async def probe(
+    link: Link,
+    *,
+    small_bytes: int,
+    large_bytes: int,
+    limit_s: float = PROBE_LIMIT_S,
+    clock: Clock = time.perf_counter,
+) -> LinkTimes:
+    """Time messages of these sizes by `clock` and close the link.
+
+    Within `limit_s`, however slow it is.
+
+    Raises NetworkError when not even one small message came back in that time.
+    """
+    found = _Found()
+    timer = asyncio.get_running_loop().call_later(limit_s, link.close)
+    try:
+        await run_blocking(
+            lambda: _command(link, small_bytes, large_bytes, found, clock), stop=_Closing(link)
+        )
+    except TransportError as error:
+        if not found.echoes_s:
+            raise NetworkError(
+                f"{link.peer} did not answer over its link ({error}); check the network there"
+            ) from error
+    finally:
+        timer.cancel()
+        link.close()
+    return found.times(small_bytes)
+
+
+class _Found:
+    """What was measured so far: a link may break, or time be over, at any moment."""
+
+    def __init__(self) -> None:
+        self.echoes_s: list[float] = []
+        self.large: dict[int, tuple[int, list[float]]] = {}
+        """{_TAKE or _GIVE: (bytes of a message, seconds there and back)}."""
+
+    @property
+    def echo_s(self) -> float:
+        return statistics.median(self.echoes_s)
+
+    @property
+    def late_s(self) -> float:
+        """How much longer echoes take on average, where messages are lost or held up; else 0.
+
+        Without the slowest, which anything may have held up.
+        """
+        if len(self.echoes_s) < _LEAST_ECHOES:
+            return 0.0
+        mean_s = statistics.fmean(sorted(self.echoes_s)[:-1])
+        late_s = mean_s - self.echo_s
+        return late_s if mean_s > _UNSTEADY * self.echo_s and late_s > _UNSTEADY_S else 0.0
+
+    def times(self, small_bytes: int) -> LinkTimes:
+        rates = [self._rate(order, small_bytes) for order in (_TAKE, _GIVE)]
+        latency_s = self.echo_s / 2 - small_bytes * sum(1 / rate for rate in rates) / 2
+        return LinkTimes(
+            # The first bytes of a message hide behind what every message costs.
+            latency_s=max(latency_s, self.echo_s / 4) + self.late_s / 2,
+            there_bytes_per_s=rates[0],
+            back_bytes_per_s=rates[1],
+            is_unsteady=self.late_s > 0,
+        )
+
+    def _rate(self, order: int, small_bytes: int) -> float:
+        """A large message one way and an empty word the other, less what the word takes."""
+        size, seconds = self.large.get(order, (0, []))
+        if not seconds:
+            return small_bytes / (self.echo_s / 2)
+        whole_s = statistics.median(seconds)
+        return size / max(whole_s - self.echo_s, 0.1 * whole_s)
+
+
+def _command(link: Link, small_bytes: int, large_bytes: int, found: _Found, clock: Clock) -> None:
+    small = np.zeros(small_bytes, np.uint8)
+    end_s = clock() + _ECHO_SPAN_S
+    last_s = clock() + _MOST_ECHO_SPAN_S
+    while len(found.echoes_s) < _ECHOES:
+        if clock() > end_s and len(found.echoes_s) >= _LEAST_ECHOES:
+            break
+        _order(link, _ECHO, small_bytes)
+        start_s = clock()
+        link.send(small)
+        link.receive(small)
+        found.echoes_s.append(took_s := clock() - start_s)
+        if took_s > _LATE * found.echo_s:
+            end_s = min(end_s + took_s, last_s)
+    for order in (_TAKE, _GIVE):
+        _time_large(link, order, small_bytes, large_bytes, found, clock)
+    _order(link, _END, 0)
+
+
+def _time_large(
+    link: Link, order: int, small_bytes: int, large_bytes: int, found: _Found, clock: Clock
+) -> None:
+    """Messages that grow until they take long enough, and then the same a few times."""
+    size = min(large_bytes, max(small_bytes, 16 << 10))
+    while True:
+        buffer = np.zeros(size, np.uint8)
+        seconds = _one_way(link, order, buffer, clock)
+        found.large[order] = (size, [seconds])
+        if size >= large_bytes or seconds > _ENOUGH_S:
+            break
+        size = min(large_bytes, size * _GROWTH)
+    end_s = clock() + _LARGE_SPAN_S - seconds
+    while clock() < end_s and len(found.large[order][1]) < _MOST_LARGE:
+        found.large[order][1].append(_one_way(link, order, buffer, clock))
+
+
+def _one_way(link: Link, order: int, buffer: NDArray[np.uint8], clock: Clock) -> float:
+    word = np.zeros(1, np.int64)
+    start_s = clock()
+    _order(link, order, buffer.nbytes)
+    if order == _TAKE:
+        link.send(buffer)
+        link.receive(word)
+    else:
+        link.receive(buffer)
+    return clock() - start_s
+
+
+def _order(link: Link, what: int, nbytes: int) -> None:
+    link.send(np.asarray([what, nbytes], np.int64))
+
+
+def _obey(link: Link) -> None:
+    """Raises ProtocolError for an order that cannot be."""
+    order = np.zeros(2, np.int64)
+    buffer = np.zeros(0, np.uint8)
+    word = np.zeros(1, np.int64)
+    while True:
+        link.receive(order)
+        what, nbytes = map(int, order)
+        if what == _END:
+            return
+        if what not in _actions or not 0 < nbytes <= MAX_MESSAGE_BYTES:
+            raise ProtocolError(f"{link.peer} probes with the order {what}, {nbytes}")
+        if buffer.nbytes != nbytes:
+            buffer = np.zeros(nbytes, np.uint8)
+        _actions[what](link, buffer, word)
+
+
+def _echo(link: Link, buffer: NDArray[np.uint8], _word: NDArray[np.int64]) -> None:
+    link.receive(buffer)
+    link.send(buffer)
+
+
+def _take(link: Link, buffer: NDArray[np.uint8], word: NDArray[np.int64]) -> None:
+    link.receive(buffer)
+    link.send(word)
+
+
+def _give(link: Link, buffer: NDArray[np.uint8], _word: NDArray[np.int64]) -> None:
+    link.send(buffer)
+
+
+_actions: dict[int, Callable[[Link, NDArray[np.uint8], NDArray[np.int64]], None]] = {
+    _ECHO: _echo,
+    _TAKE: _take,
+    _GIVE: _give,
+}

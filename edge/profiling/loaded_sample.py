@@ -1,0 +1,110 @@
+"""A sample of a model on a peer's back end, and the time of its steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.backends.interface import Backend, Step, StepEntry
+from edge.profiling.random_weights import written_weights
+from edge.profiling.sample import REQUESTS, Sample, Width
+from edge.weights.formats import WeightFormat
+from transport import SoloCollective, Work
+
+EARLY_POSITION = 15
+"""Of tokens that are decoded with hardly any attention."""
+
+Check = Callable[[], None]
+"""Raises when nobody waits for the measurement any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """Where a peer measures, and with what."""
+
+    backend: Backend
+    folder: Path
+    """For weights that lie there for moments."""
+    budget_bytes: int
+    """Memory that may be used."""
+    disk_bytes_per_s: float | None
+    check: Check
+
+
+class LoadedSample:
+    """A sample on the back end, with made-up weights. `close` frees it."""
+
+    def __init__(
+        self, site: Site, sample: Sample, width: Width, weight_format: WeightFormat
+    ) -> None:
+        layout = sample.layout(width, weight_format)
+        self.sample = sample
+        self.nbytes = sample.nbytes(width, weight_format)
+        self.runs = Runs()
+        with written_weights(layout, weight_format, site.folder) as weights:
+            self._program = site.backend.load(
+                sample.spec, layout, weights, weight_format, limits=sample.limits
+            )
+        rows = max(sample.chunk_rows, REQUESTS)
+        shape = (rows, sample.spec.hidden_size)
+        self._hidden = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
+
+    def seconds(self, step: Step) -> float:
+        """Of the step, once. `runs` then has the time of each of its graph runs."""
+        shape = (step.batch, step.num_tokens, self.sample.spec.hidden_size)
+        hidden = self._hidden[: step.batch * step.num_tokens].reshape(shape)
+        self.runs.begin()
+        self._program.forward(step, hidden, self.runs)
+        return self.runs.end()
+
+    def close(self) -> None:
+        self._program.close()
+
+
+class Runs(SoloCollective):
+    """Sums nothing, and notes when it was asked to: between two sums lies one run of a graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._marks: list[float] = []
+
+    def begin(self) -> None:
+        self._marks = [time.perf_counter()]
+
+    def all_reduce(self, array: NDArray[Any]) -> None:
+        self._marks.append(time.perf_counter())
+
+    def begin_all_reduce(self, array: NDArray[Any]) -> Work:
+        self.all_reduce(array)
+        return super().begin_all_reduce(array)
+
+    def end(self) -> float:
+        self._marks.append(time.perf_counter())
+        return self._marks[-1] - self._marks[0]
+
+    @property
+    def seconds(self) -> list[float]:
+        return [after - before for before, after in pairwise(self._marks)]
+
+
+def decode_step(rows: int, position: int = EARLY_POSITION) -> Step:
+    """A token of each of so many requests."""
+    return Step(
+        entries=tuple(
+            StepEntry(request=str(number), position=position, tokens=(0,), logit_rows=0)
+            for number in range(rows)
+        )
+    )
+
+
+def chunk_step(rows: int, position: int = 0) -> Step:
+    """So many tokens of one request."""
+    entry = StepEntry(request="0", position=position, tokens=(0,) * rows, logit_rows=0)
+    return Step(entries=(entry,))

@@ -1,0 +1,150 @@
+"""What a token costs beside its graphs, measured: choosing it, and everything around a step."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from itertools import pairwise
+from pathlib import Path
+from queue import SimpleQueue
+
+import numpy as np
+
+from edge.backends.interface import Backend, Step, StepEntry, StepLimits
+from edge.concurrency.loop_thread import LoopThread
+from edge.engine.shard_engine import ShardSession
+from edge.models.spec import ModelSpec
+from edge.planning.activation_format import WireRules
+from edge.profiling.cold_caches import Caches
+from edge.profiling.random_weights import written_weights
+from edge.profiling.sample import step_sample
+from edge.protocol.messages import Assignment, SamplingTerms, error_from_header
+from edge.weights.formats import WeightFormat
+from edge.weights.layout import shard_layout
+from kernels.sampling.parameters import SamplingParameters
+from kernels.sampling.shortlist import choose, make_shortlist
+from partition import Plan, Shard, Stage
+from transport import Frame, MemoryChannel, WireRule
+
+_REPEATS = 15
+_TOKENS = 64
+_MOST_LOGITS = 1 << 20
+
+
+def sample_seconds(vocab_size: int, caches: Caches) -> float:
+    """Choosing one token greedily, as a session does it, from logits that no cache holds."""
+    size = min(vocab_size, _MOST_LOGITS)
+    logits = np.random.default_rng(0).standard_normal(size, dtype=np.float32)
+    parameters = SamplingParameters()
+    seconds = []
+    for position in range(_REPEATS):
+        caches.forget()
+        start_s = time.perf_counter()
+        mine = make_shortlist(
+            logits,
+            first_id=0,
+            vocab_size=size,
+            history=(),
+            parameters=parameters,
+            position=position,
+        )
+        choose([mine], columns=[size], parameters=parameters, position=position)
+        seconds.append(time.perf_counter() - start_s)
+    return statistics.median(seconds) * vocab_size / size
+
+
+def step_seconds(
+    backend: Backend, spec: ModelSpec, weight_format: WeightFormat, folder: Path, caches: Caches
+) -> float:
+    """From token to token of a model that computes next to nothing, in a real session.
+
+    Each token is told as a daemon tells its coordinator, because that takes the compute thread's
+    interpreter, and on a small device its core. Before each, the caches are filled with something
+    else, as weights would: what a step runs once, it runs cold. One run of a graph is in it. Raises
+    the session's error when it fails.
+    """
+    tiny = step_sample(spec, weight_format)
+    whole = Shard(
+        device="a",
+        heads=range(1),
+        ffn_columns=range(tiny.ffn_columns),
+        vocab=range(tiny.vocab_size),
+    )
+    plan = Plan(model="sample", version=0, stages=(Stage(layers=range(1), shards=(whole,)),))
+    listener = _Listener(caches)
+    session = ShardSession(
+        Assignment(
+            session="measuring",
+            model=tiny,
+            plan=plan,
+            stage=0,
+            rank=0,
+            weight_format=weight_format,
+            manifest_digest="",
+            weights_digest="",
+            kv_dtype="float32",
+            wire_rules=WireRules(sums=(WireRule(),), hops=()),
+            limits=StepLimits(
+                context_tokens=2 * _TOKENS,
+                chunk_tokens=1,
+                requests=1,
+                cached_tokens=2 * _TOKENS,
+            ),
+        ),
+        listener.hear,
+    )
+    try:
+        layout = shard_layout(tiny, plan, stage=0, rank=0)
+        with written_weights(layout, weight_format, folder) as weights:
+            session.load(backend, weights).result()
+        terms = SamplingTerms(
+            sampling=SamplingParameters(), end_ids=frozenset(), max_new_tokens=_TOKENS
+        )
+        session.begin("0", terms)
+        entry = StepEntry(request="0", position=0, tokens=(0,), logit_rows=1)
+        session.step(Step(entries=(entry,), run=_TOKENS))
+        seconds = listener.seconds()
+    finally:
+        session.close()
+        listener.close()
+    return statistics.median(seconds)
+
+
+class _Listener:
+    """Notes when tokens come, and passes them on to an event loop that sends them on a channel."""
+
+    def __init__(self, caches: Caches) -> None:
+        self._caches = caches
+        self._loop = LoopThread("edge-measure")
+        self._reports: asyncio.Queue[Frame] = asyncio.Queue()
+        self._channel, self._other = MemoryChannel.pair("measured", "coordinator")
+        self._moments: SimpleQueue[tuple[float, float] | Frame] = SimpleQueue()
+        self._loop.post(self._send_reports())
+
+    def hear(self, report: Frame) -> None:
+        """For the session to call, on its compute thread."""
+        if report.kind == "failed":
+            self._moments.put(report)
+            return
+        told_s = time.perf_counter()
+        self._caches.forget()
+        self._moments.put((told_s, time.perf_counter()))
+        self._loop.submit(lambda: self._reports.put_nowait(report))
+
+    def seconds(self) -> list[float]:
+        """From each token to the next; waits for the last. Raises the session's error."""
+        found: list[tuple[float, float]] = []
+        while len(found) < _TOKENS:
+            moment = self._moments.get()
+            if isinstance(moment, Frame):
+                raise error_from_header("measuring", moment.header)
+            found.append(moment)
+        return [told_s - begun_s for (_, begun_s), (told_s, _) in pairwise(found)]
+
+    def close(self) -> None:
+        self._loop.close()
+
+    async def _send_reports(self) -> None:
+        while True:
+            await self._channel.send(await self._reports.get())

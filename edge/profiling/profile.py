@@ -1,0 +1,286 @@
+"""A peer measures how fast it computes one model: real kernels, real shapes, a few layers.
+
+Every time is a median. What is fixed (a run, a slice's operators, a step), what goes with bytes of
+weights and what goes with cached tokens is taken apart by measuring it alone, so that a plan's cost
+can be put together from the parts. Blocking; called from a thread of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from edge.backends.interface import Step
+from edge.profiling.cold_caches import Caches
+from edge.profiling.loaded_sample import (
+    EARLY_POSITION,
+    Check,
+    LoadedSample,
+    Site,
+    chunk_step,
+    decode_step,
+)
+from edge.profiling.overheads import sample_seconds, step_seconds
+from edge.profiling.sample import (
+    CHUNK_ROWS,
+    CONTEXT_TOKENS,
+    REQUESTS,
+    Sample,
+    attention_sample,
+    weights_sample,
+)
+from edge.profiling.slice_costs import byte_and_fixed_s, slice_costs
+from edge.protocol.measurements import PeerProfile, ProfileOrder
+from partition import ComputeRates
+
+THIRD_SAMPLE = 0.1
+"""Two samples further apart than this need a third: something disturbed one of them."""
+
+DISAGREEMENT = 0.3
+"""Where all three are further apart than this, the device is unsteady."""
+
+_FEW_ROWS = (1, 4, REQUESTS)
+_SPAN_S = 0.07
+_LONGEST_SPAN_S = 0.5
+_LEAST_REPEATS = 6
+_MOST_REPEATS = 20
+_LONGEST_CHUNK_S = 1.5
+_PASSES = 2
+_ATTENTION_REPEATS = 5
+
+
+@dataclass(slots=True)
+class Held:
+    """A sample that stays loaded to be measured again, together with the peer's neighbours."""
+
+    loaded: LoadedSample
+    steps: tuple[Step, ...]
+    fixed_s: tuple[float, ...]
+    """Of each step: what is not the reading of weights."""
+    caches: Caches
+
+    def together(self, spans_s: Sequence[float], check: Check) -> tuple[float, ...]:
+        """Seconds of as many steps as there are spans, without what is fixed, one after the other.
+
+        Each is repeated until its span is over, counted from the start: so neighbours that start
+        together are at the same step at the same time. All of it twice, and the faster counts: who
+        is no neighbour only makes slower.
+        """
+        until_s = time.perf_counter()
+        least = [math.inf] * len(spans_s)
+        for _ in range(_PASSES):
+            for index, (step, span_s) in enumerate(zip(self.steps, spans_s, strict=False)):
+                until_s += span_s
+                seconds = [self.caches.cold_seconds(self.loaded, step)]
+                while time.perf_counter() < until_s:
+                    check()
+                    seconds.append(self.caches.cold_seconds(self.loaded, step))
+                median_s = _less(statistics.median(seconds), self.fixed_s[index])
+                least[index] = min(least[index], median_s)
+        return tuple(least)
+
+    def close(self) -> None:
+        self.loaded.close()
+
+
+def profile(site: Site, order: ProfileOrder, *, busy: tuple[str, ...]) -> tuple[PeerProfile, Held]:
+    """The peer's rates for the model, and the sample they were measured with, still loaded.
+
+    Raises CapacityError when the budget does not hold the narrowest sample.
+    """
+    weight_format = order.weight_format
+    caches = Caches(site.budget_bytes)
+    sample = weights_sample(order.model, weight_format, site.budget_bytes - caches.nbytes)
+    with contextlib.ExitStack() as stack:
+        loaded = LoadedSample(site, sample, "whole", weight_format)
+        stack.callback(loaded.close)
+        if site.backend.is_stand_in:
+            roughly = _roughly(site, order, loaded, caches, busy=busy)
+            stack.pop_all()
+            return roughly
+        steps = _steps(loaded)
+
+        def step_times() -> list[float]:
+            return [_median(loaded, step, site.check, caches) for step in steps]
+
+        # What disturbs a device for seconds should not be in both samples: they lie apart.
+        early = step_times()
+        decode_attention_s, chunk_attention_s = _attention(site, order, caches)
+        attention_s = tuple(
+            chunk_attention_s if step.num_tokens > 1 else decode_attention_s for step in steps
+        )
+        slices = slice_costs(site, sample, weight_format, caches, steps, attention_s)
+        sample_s = sample_seconds(order.model.vocab_size, caches)
+        stepping_s = step_seconds(site.backend, order.model, weight_format, site.folder, caches)
+        times, spread, is_unsteady = agreed(early, step_times)
+        rows = tuple(step.batch * step.num_tokens for step in steps)
+        heads = sample.num_layers * sample.spec.num_heads
+        fixed_s = tuple(
+            slices.run_s
+            + (slices.start_s if caches.matter(step) else 0.0)
+            + each * heads * step.batch * step.num_tokens * step.entries[0].end
+            for step, each in zip(steps, attention_s, strict=True)
+        )
+        seconds_per_byte = tuple(
+            _less(seconds, fixed) / loaded.nbytes
+            for seconds, fixed in zip(times, fixed_s, strict=True)
+        )
+        slice_s = [
+            byte_and_fixed_s(each_s, *pair, slices.run_s, loaded.nbytes / sample.num_layers)
+            for each_s, pair in zip(seconds_per_byte, slices.slices, strict=True)
+        ]
+        rates = ComputeRates(
+            rows=rows,
+            seconds_per_byte=seconds_per_byte,
+            shared_seconds_per_byte=seconds_per_byte,
+            slice_seconds_per_byte=tuple(each[0] for each in slice_s),
+            attention_slice_s=tuple(each[1] for each in slice_s),
+            feed_forward_slice_s=tuple(each[2] for each in slice_s),
+            attention_s=attention_s,
+            run_s=slices.run_s,
+            jitter=slices.jitter,
+            sample_s=sample_s,
+            step_s=_less(stepping_s, slices.run_s),
+            disk_bytes_per_s=site.disk_bytes_per_s,
+            copy_bytes_per_s=site.backend.copy_bytes_per_s(),
+        )
+        stack.pop_all()
+    found = PeerProfile(
+        rates=rates,
+        sample_bytes=loaded.nbytes,
+        sample=in_words(sample),
+        spread=spread,
+        is_unsteady=is_unsteady,
+        busy=busy,
+    )
+    return found, Held(loaded=loaded, steps=steps, fixed_s=fixed_s, caches=caches)
+
+
+def _roughly(
+    site: Site, order: ProfileOrder, loaded: LoadedSample, caches: Caches, *, busy: tuple[str, ...]
+) -> tuple[PeerProfile, Held]:
+    """Two steps, each once: for what stands in for a device, and takes minutes for the rest."""
+    steps = (decode_step(1), chunk_step(REQUESTS))
+    seconds_per_byte = tuple(loaded.seconds(step) / loaded.nbytes for step in steps)
+    rates = ComputeRates(
+        rows=(1, REQUESTS),
+        seconds_per_byte=seconds_per_byte,
+        shared_seconds_per_byte=seconds_per_byte,
+        slice_seconds_per_byte=seconds_per_byte,
+        attention_slice_s=(0.0, 0.0),
+        feed_forward_slice_s=(0.0, 0.0),
+        attention_s=(0.0, 0.0),
+        run_s=0.0,
+        jitter=0.0,
+        sample_s=sample_seconds(order.model.vocab_size, caches),
+        step_s=0.0,
+        disk_bytes_per_s=site.disk_bytes_per_s,
+        copy_bytes_per_s=site.backend.copy_bytes_per_s(),
+    )
+    found = PeerProfile(
+        rates=rates,
+        sample_bytes=loaded.nbytes,
+        sample=f"{in_words(loaded.sample)}, roughly: it stands in for a device that is not here",
+        spread=0.0,
+        is_unsteady=False,
+        busy=busy,
+    )
+    return found, Held(loaded=loaded, steps=steps, fixed_s=(0.0, 0.0), caches=caches)
+
+
+def in_words(sample: Sample) -> str:
+    """What a device was measured with."""
+    if sample.is_narrowed:
+        return (
+            f"a part of one layer ({sample.spec.num_heads} heads, {sample.spec.ffn_columns} ffn "
+            "columns): a whole one does not fit into a quarter of the free memory"
+        )
+    return f"{sample.num_layers} layer{'s' if sample.num_layers > 1 else ''}"
+
+
+def agreed(
+    early: Sequence[float], measure: Callable[[], Sequence[float]]
+) -> tuple[tuple[float, ...], float, bool]:
+    """Medians of two samples of several times, or of three where two disagree anywhere.
+
+    `early` is the first of them. Also how far the samples were apart at most (slowest over fastest,
+    less 1), and whether the third agreed with neither of the others.
+    """
+    samples = [early, measure()]
+    if any(_apart(pair) > THIRD_SAMPLE for pair in zip(*samples, strict=True)):
+        samples.append(measure())
+    columns = list(zip(*samples, strict=True))
+    medians = tuple(statistics.median(column) for column in columns)
+    closest = [min(map(_apart, pairwise(s))) for s in map(sorted, columns)]
+    return medians, max(map(_apart, columns)), max(closest) > DISAGREEMENT
+
+
+def _apart(times: Sequence[float]) -> float:
+    return max(times) / max(min(times), 1e-12) - 1
+
+
+def _less(seconds: float, fixed_s: float) -> float:
+    """What is left of a time without its fixed part, and never nothing: both have noise."""
+    return max(seconds - fixed_s, 0.1 * seconds)
+
+
+def _steps(loaded: LoadedSample) -> tuple[Step, ...]:
+    """One row, a few, many of several requests, and a chunk of a second and a half at most.
+
+    There is always a chunk: how much of a prompt's step is attention differs from other steps.
+    """
+    few = tuple(decode_step(rows) for rows in _FEW_ROWS)
+    for step in few:
+        loaded.seconds(step)  # makes bindings and buffers
+    row_s = loaded.seconds(few[-1]) / REQUESTS
+    possible = [rows for rows in CHUNK_ROWS if rows <= loaded.sample.chunk_rows]
+    quick = [rows for rows in possible if row_s * rows <= _LONGEST_CHUNK_S]
+    shortest = min((rows for rows in possible if rows > REQUESTS), default=REQUESTS)
+    chunk = chunk_step(max([shortest, *quick]))
+    loaded.seconds(chunk)
+    return (*few[: -1 if chunk.num_tokens == REQUESTS else None], chunk)
+
+
+def _median(loaded: LoadedSample, step: Step, check: Check, caches: Caches) -> float:
+    """Of as many repeats as go into a short span; of a few at least, where a step is slow."""
+    check()
+    begin_s = time.perf_counter()
+    seconds = [caches.cold_seconds(loaded, step)]
+    span_s = max(_SPAN_S, min(_LEAST_REPEATS * seconds[0], _LONGEST_SPAN_S))
+    while time.perf_counter() < begin_s + span_s and len(seconds) < _MOST_REPEATS:
+        seconds.append(caches.cold_seconds(loaded, step))
+    return statistics.median(seconds)
+
+
+def _attention(site: Site, order: ProfileOrder, caches: Caches) -> tuple[float, float]:
+    """Seconds per row, cached token and query head: of a decoded token, and of a chunk."""
+    sample = attention_sample(order.model, order.weight_format, site.budget_bytes)
+    loaded = LoadedSample(site, sample, "whole", order.weight_format)
+    rows, heads = sample.chunk_rows, sample.num_layers * sample.spec.num_heads
+
+    def median(step: Step, *, is_cold: bool) -> float:
+        seconds = []
+        for _ in range(_ATTENTION_REPEATS):
+            if is_cold:
+                caches.forget()
+            seconds.append(loaded.seconds(step))
+        return statistics.median(seconds)
+
+    try:
+        for start in range(0, CONTEXT_TOKENS, rows):
+            site.check()
+            loaded.seconds(chunk_step(rows, start))  # writes what is attended below
+        last = CONTEXT_TOKENS - rows
+        late_s = median(chunk_step(rows, last), is_cold=False)
+        chunk_s = late_s - median(chunk_step(rows, 0), is_cold=False)
+        late_s = median(decode_step(1, CONTEXT_TOKENS - 1), is_cold=True)
+        decode_s = late_s - median(decode_step(1), is_cold=True)
+    finally:
+        loaded.close()
+    tokens = CONTEXT_TOKENS - 1 - EARLY_POSITION
+    return max(0.0, decode_s / (heads * tokens)), max(0.0, chunk_s / (heads * rows * last))

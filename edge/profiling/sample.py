@@ -1,0 +1,246 @@
+"""What a peer measures itself with: some layers of a model, in its real shape. Pure.
+
+Every size is bounded before anything is made of it: the model's description comes from outside.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+from edge.backends.interface import StepLimits
+from edge.errors import CapacityError
+from edge.host.free_memory import format_size
+from edge.memory.model_sizes import model_facts
+from edge.models.spec import ModelSpec
+from edge.weights.formats import WeightFormat
+from edge.weights.layout import ShardLayout, shard_layout
+from kernels.kv_cache.cache_size import cache_row
+from partition import ModelFacts, Plan, Shard, Stage, Workload, memory_use
+from partition.fit.memory import num_local_kv_heads
+
+SAMPLE_BYTES = 192 << 20
+"""Of weights: more than caches hold, so a step reads memory as a step of the whole model does."""
+
+CHUNK_ROWS = (256, 128, 64, 32)
+"""Rows of the longest step that is measured; the first that fits into memory."""
+
+REQUESTS = 32
+"""Rows of the largest step of several requests."""
+
+CONTEXT_TOKENS = 1024
+"""The longer of two contexts whose difference says what attention costs."""
+
+
+Width = Literal["whole", "half", "narrow"]
+
+_PARTS = {"half": 2, "narrow": 8}
+"""Of a layer: two slices, whose difference says what goes with bytes and what is fixed."""
+
+_LOADED = Fraction(5, 3)
+"""All widths together, of the whole one: half, an eighth, and what does not divide."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """A stage in the middle of a small model, so that neither embedding nor head is in it."""
+
+    spec: ModelSpec
+    num_layers: int
+    chunk_rows: int
+    is_narrowed: bool
+    """Not even one layer fits: it has fewer heads and feed-forward columns."""
+
+    def facts(self, weight_format: WeightFormat) -> ModelFacts:
+        return model_facts(self.spec, weight_format, name="sample", embedding_itemsize=4)
+
+    def plan(self, width: Width, weight_format: WeightFormat) -> Plan:
+        """Three stages; the middle one on one device, or a slice of it and the rest on two."""
+        spec, last = self.spec, self.num_layers + 1
+        heads, columns = range(spec.num_heads), range(spec.ffn_columns)
+        vocab, nothing = range(spec.vocab_size), range(0)
+        if width == "whole":
+            middle = [Shard(device="a", heads=heads, ffn_columns=columns, vocab=nothing)]
+        else:
+            step, parts = self.facts(weight_format).column_multiple, _PARTS[width]
+            head, column = (
+                -(-spec.num_heads // parts),
+                -(-spec.ffn_columns // (parts * step)) * step,
+            )
+            column = min(column, spec.ffn_columns)
+            middle = [
+                Shard(device="a", heads=heads[:head], ffn_columns=columns[:column], vocab=nothing),
+                Shard(device="b", heads=heads[head:], ffn_columns=columns[column:], vocab=nothing),
+            ]
+        first, end = (
+            (Shard(device=device, heads=heads, ffn_columns=columns, vocab=vocab),)
+            for device in ("first", "last")
+        )
+        return Plan(
+            model="sample",
+            version=0,
+            stages=(
+                Stage(layers=range(1), shards=first),
+                Stage(layers=range(1, last), shards=tuple(middle)),
+                Stage(layers=range(last, last + 1), shards=end),
+            ),
+        )
+
+    def layout(self, width: Width, weight_format: WeightFormat) -> ShardLayout:
+        """Of the middle stage's first shard."""
+        return shard_layout(self.spec, self.plan(width, weight_format), stage=1, rank=0)
+
+    def shard(self, width: Width, weight_format: WeightFormat) -> Shard:
+        """The middle stage's first."""
+        return self.plan(width, weight_format).stages[1].shards[0]
+
+    def nbytes(self, width: Width, weight_format: WeightFormat) -> int:
+        """Its weights as ModelFacts counts them, which is what measured rates are rates of."""
+        plan = self.plan(width, weight_format)
+        workload = Workload(prompt_tokens=1, output_tokens=0)
+        return memory_use(plan, self.facts(weight_format), workload)["a"].weight_bytes
+
+    def part_bytes(self, width: Width, weight_format: WeightFormat) -> tuple[int, int]:
+        """Of one layer: attention, and feed-forward; norms and biases half in each."""
+        facts, shard = self.facts(weight_format), self.shard(width, weight_format)
+        kv_heads = num_local_kv_heads(shard.heads, facts)
+        attention = len(shard.heads) * facts.query_head_bytes + kv_heads * facts.kv_head_bytes
+        feed_forward = len(shard.ffn_columns) * facts.ffn_column_bytes
+        first_half = facts.layer_bytes // 2
+        return attention + first_half, feed_forward + facts.layer_bytes - first_half
+
+    @property
+    def limits(self) -> StepLimits:
+        return StepLimits(
+            context_tokens=CONTEXT_TOKENS,
+            chunk_tokens=self.chunk_rows,
+            requests=REQUESTS,
+            cached_tokens=CONTEXT_TOKENS * REQUESTS,
+        )
+
+
+def sample_budget_bytes(memory_bytes: int) -> int:
+    """What a measurement may take where so much memory is free: never more than a quarter."""
+    return memory_bytes // 4
+
+
+def weights_sample(spec: ModelSpec, weight_format: WeightFormat, budget_bytes: int) -> Sample:
+    """As many layers as exceed the caches, at least one, at most the model's.
+
+    Where not one fits into `budget_bytes`, it gets narrower. CapacityError when that cannot help.
+    """
+    facts = model_facts(spec, weight_format, name="sample", embedding_itemsize=4)
+    chunk_rows = _chunk_rows(spec, budget_bytes)
+    # All widths are loaded at once, so that they can be measured in turn.
+    room_bytes = int((budget_bytes - _work_bytes(spec, chunk_rows)) / _LOADED)
+    layer_bytes = _layer_bytes(facts, spec.num_kv_heads, spec.ffn_columns)
+    if layer_bytes <= room_bytes:
+        wanted = -(-SAMPLE_BYTES // layer_bytes)
+        layers = max(1, min(wanted, room_bytes // layer_bytes, spec.num_layers))
+        windows = tuple(spec.windows[i * spec.num_layers // layers] for i in range(layers))
+        return Sample(
+            spec=_resized(spec, windows=windows),
+            num_layers=layers,
+            chunk_rows=chunk_rows,
+            is_narrowed=False,
+        )
+    groups, blocks = spec.num_kv_heads, -(-spec.ffn_columns // facts.column_multiple)
+    share = room_bytes / layer_bytes
+    while True:
+        kv_heads = max(1, int(groups * share))
+        columns = min(spec.ffn_columns, max(1, int(blocks * share)) * facts.column_multiple)
+        if _layer_bytes(facts, kv_heads, columns) <= room_bytes:
+            break
+        if kv_heads == 1 and columns <= facts.column_multiple:
+            raise _too_large(_layer_bytes(facts, kv_heads, columns), room_bytes)
+        share *= 0.9
+    narrow = _resized(spec, windows=spec.windows[:1], num_kv_heads=kv_heads, ffn_columns=columns)
+    return Sample(spec=narrow, num_layers=1, chunk_rows=chunk_rows, is_narrowed=True)
+
+
+def attention_sample(spec: ModelSpec, weight_format: WeightFormat, budget_bytes: int) -> Sample:
+    """The model's attention with hardly any weights beside it, so that its cost can be seen.
+
+    No windows: what counts is the cost of a token that is attended.
+    """
+    hidden = weight_format.block_size
+    narrow = dataclasses.replace(
+        _resized(spec, windows=(None, None), ffn_columns=hidden), hidden_size=hidden
+    )
+    chunk_rows = _chunk_rows(narrow, budget_bytes)
+    return Sample(spec=narrow, num_layers=2, chunk_rows=chunk_rows, is_narrowed=True)
+
+
+def step_sample(spec: ModelSpec, weight_format: WeightFormat) -> ModelSpec:
+    """A whole model with so little in it that a step of it is all fixed cost."""
+    hidden = weight_format.block_size
+    tiny = _resized(spec, windows=(), num_kv_heads=1, ffn_columns=hidden)
+    return dataclasses.replace(
+        tiny,
+        num_layers=1,
+        windows=(None,),
+        num_heads=1,
+        head_size=16,
+        inverse_frequencies=(1.0,) * 8,
+        hidden_size=hidden,
+        vocab_size=256,
+    )
+
+
+def _resized(
+    spec: ModelSpec,
+    *,
+    windows: tuple[int | None, ...],
+    num_kv_heads: int | None = None,
+    ffn_columns: int | None = None,
+) -> ModelSpec:
+    """The model with these layers between a first and a last one, and perhaps narrower ones."""
+    kv_heads = num_kv_heads or spec.num_kv_heads
+    return dataclasses.replace(
+        spec,
+        num_layers=len(windows) + 2,
+        windows=(None, *windows, None),
+        num_kv_heads=kv_heads,
+        num_heads=kv_heads * (spec.num_heads // spec.num_kv_heads),
+        ffn_columns=ffn_columns or spec.ffn_columns,
+        context_tokens=CONTEXT_TOKENS,
+    )
+
+
+def _layer_bytes(facts: ModelFacts, kv_heads: int, columns: int) -> int:
+    return (
+        kv_heads * (facts.num_heads // facts.num_kv_heads) * facts.query_head_bytes
+        + kv_heads * facts.kv_head_bytes
+        + columns * facts.ffn_column_bytes
+        + facts.layer_bytes
+    )
+
+
+def _work_bytes(spec: ModelSpec, rows: int) -> int:
+    """What a step of so many rows takes beside the weights: activations, rotary tables, KV."""
+    heads = spec.num_heads + 2 * spec.num_kv_heads
+    activations = rows * (4 * spec.hidden_size + 2 * heads * spec.head_size + 3 * spec.ffn_columns)
+    _dtype, kv_elements = cache_row(spec.head_size, None)
+    kv = 2 * CONTEXT_TOKENS * 2 * spec.num_kv_heads * kv_elements
+    return 4 * (activations + CONTEXT_TOKENS * spec.head_size + kv)
+
+
+def _chunk_rows(spec: ModelSpec, budget_bytes: int) -> int:
+    """The longest step that leaves three quarters of the budget to weights, or the shortest if that
+    leaves half. Raises CapacityError."""
+    for rows in CHUNK_ROWS:
+        if _work_bytes(spec, rows) <= budget_bytes // 4:
+            return rows
+    if _work_bytes(spec, CHUNK_ROWS[-1]) <= budget_bytes // 2:
+        return CHUNK_ROWS[-1]
+    raise _too_large(2 * _work_bytes(spec, CHUNK_ROWS[-1]), budget_bytes)
+
+
+def _too_large(need_bytes: int, budget_bytes: int) -> CapacityError:
+    return CapacityError(
+        f"measuring this model takes {format_size(need_bytes)} at least, and only "
+        f"{format_size(max(0, budget_bytes))} of the free memory may be used for it; give the peer "
+        "more --memory"
+    )

@@ -1,0 +1,1 @@
+"""What do coordinator and peer say to each other?"""

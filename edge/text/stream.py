@@ -1,0 +1,102 @@
+"""The answer as text, token by token: whole characters only, cut before a stop string.
+
+Knows tokens and text; knows nothing of requests, models or how the text is shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edge.errors import RequestError
+from edge.text.cleanup import SpaceCleaner
+from edge.text.tokenizer import Tokenizer
+
+
+class TextStream:
+    """The growing text of one answer.
+
+    Joined together, the strings from `push` and `finish` are `tokenizer.decode` of all pushed
+    tokens, cut before the stop string that begins first. Nothing shown is ever taken back: the text
+    of an incomplete character, and text that may still grow into a stop string, waits.
+
+    `prompt_ids` are the tokens before the answer. They contribute no text; they tell how the answer
+    joins it: behind a prompt, SentencePiece vocabularies keep the space before the first word.
+    Without a prompt the text is that of the answer alone. Special tokens have no text. When the
+    prompt ends amid a character, the answer completes it.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, prompt_ids: Sequence[int] = (), stop: Sequence[str] = ()
+    ) -> None:
+        """Raises RequestError for a stop string that is empty or not a string."""
+        self._decoder = tokenizer.vocabulary.stream(prompt_ids)
+        self._cleaner = SpaceCleaner(enabled=tokenizer.cleans_up_spaces)
+        self._matcher = StopMatcher(stop)
+        self._shown: list[str] = []
+
+    @property
+    def text(self) -> str:
+        """All text shown so far."""
+        return "".join(self._shown)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string was found. Later tokens change nothing any more."""
+        return self._matcher.stopped
+
+    def push(self, token_id: int) -> str:
+        """The text that may be shown now that this token came; often empty."""
+        if self.stopped:
+            return ""
+        return self._show(self._matcher.push(self._cleaner.push(self._decoder.push(token_id))))
+
+    def finish(self) -> str:
+        """The text held back so far, when no more tokens come. Call it once."""
+        if self.stopped:
+            return ""
+        rest = self._cleaner.push(self._decoder.finish()) + self._cleaner.finish()
+        return self._show(self._matcher.push(rest) + self._matcher.finish())
+
+    def _show(self, text: str) -> str:
+        if text:
+            self._shown.append(text)
+        return text
+
+
+class StopMatcher:
+    """Passes text on up to the first stop string, and holds back what may become one."""
+
+    def __init__(self, stop: Sequence[str]) -> None:
+        if isinstance(stop, str) or not all(isinstance(word, str) and word for word in stop):
+            raise RequestError(
+                f"stop must be a list of strings that are not empty, not {stop!r}: "
+                "leave out the empty one, or give no stop strings at all"
+            )
+        self._stop = tuple(stop)
+        self._beginnings = frozenset(
+            word[:length] for word in stop for length in range(1, len(word))
+        )
+        self._longest = max(map(len, self._beginnings), default=0)
+        self._held = ""
+        self.stopped = False
+
+    def push(self, text: str) -> str:
+        """The text that no stop string can reach any more; ends before the stop string."""
+        if self.stopped or not text:
+            return ""
+        text = self._held + text
+        if found := [place for word in self._stop if (place := text.find(word)) >= 0]:
+            self.stopped = True
+            self._held = ""
+            return text[: min(found)]
+        for length in range(min(len(text), self._longest), 0, -1):
+            if text[-length:] in self._beginnings:
+                self._held = text[-length:]
+                return text[:-length]
+        self._held = ""
+        return text
+
+    def finish(self) -> str:
+        """What was held back and, the text being over, is no stop string."""
+        held, self._held = self._held, ""
+        return held

@@ -1,0 +1,255 @@
+"""Text to token ids and back, as `transformers.AutoTokenizer` does it, on `tokenizers` alone.
+
+Knows the tokenizer's files of a checkpoint; knows nothing of models or of how text is streamed.
+Where the two could differ, this follows transformers 5:
+
+* The post-processor of tokenizer.json decides which special tokens are added. `add_bos_token` and
+  `add_eos_token` of tokenizer_config.json are older than it and are not looked at.
+* A tokenizer declared as Llama's is rebuilt from its vocabulary and merges, because published
+  tokenizer.json files of that kind also put a space after every special token.
+* Named special tokens that tokenizer.json does not know as such are added to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+
+from edge.errors import CheckpointError, RequestError
+from edge.text.chat_template import ChatTemplate
+from edge.text.cleanup import clean_up_spaces
+from edge.text.detokenizer import Vocabulary
+from edge.text.files import SpecialToken, TokenizerFiles, read_tokenizer_files
+
+_LLAMA_TOKENS = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
+
+# Models whose publishers declare Llama's tokenizer although tokenizer.json holds another one.
+_NOT_LLAMA = frozenset(
+    {
+        "ernie4_5", "ernie4_5_moe", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "gpt_bigcode",
+        "granite", "granitemoe", "granitemoehybrid", "granitemoeshared", "hyperclovax",
+        "internlm3", "jamba", "kimi_linear", "mimo_v2_flash", "minicpm3", "minimax_m2", "ministral",
+        "ministral3", "mistral", "mixtral", "nemotron", "olmo2", "olmo3", "olmo_hybrid",
+        "persimmon", "phi3", "phimoe", "qwen2", "stablelm",
+    }
+)  # fmt: skip
+
+
+class Tokenizer:
+    """The language of one checkpoint. Immutable after opening; may be used from any thread."""
+
+    def __init__(self, files: TokenizerFiles) -> None:
+        """Build from files already read; `Tokenizer.open` reads them."""
+        rebuilt = _is_rebuilt_llama(files)
+        named = {token: value.content for token, value in files.named_tokens.items()}
+        self._special_tokens = (_LLAMA_TOKENS | named) if rebuilt else named
+        self._templates = files.chat_templates
+        self._path = files.path
+        self._backend = _build_llama(files) if rebuilt else _build_serialized(files)
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self._backend.encode_special_tokens = bool(files.settings.get("split_special_tokens"))
+        _add_missing_tokens(self._backend, files, self._special_tokens)
+        self.vocabulary = Vocabulary(self._backend)
+        forced = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
+        self.cleans_up_spaces = bool(files.settings.get("clean_up_tokenization_spaces")) and (
+            not isinstance(self._backend.model, models.BPE) or bool(files.settings.get(forced))
+        )
+
+    @classmethod
+    def open(cls, path: Path) -> Tokenizer:
+        """The tokenizer in the folder of a checkpoint.
+
+        Raises CheckpointError naming the file, the cause and the remedy.
+        """
+        return cls(read_tokenizer_files(path))
+
+    @property
+    def vocab_size(self) -> int:
+        """How many tokens there are, added ones included. A model may compute logits for more."""
+        return self._backend.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def special_tokens(self) -> Mapping[str, str]:
+        """The named special tokens by role: bos_token, eos_token, …"""
+        return dict(self._special_tokens)
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token as spelt in the vocabulary, None for a stranger."""
+        return self._backend.token_to_id(token)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text, with the special tokens that the tokenizer puts around one."""
+        return self._encode(text, add_special_tokens=True)
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of these tokens. Ids outside the vocabulary have no text.
+
+        Raises RequestError for ids that cannot be token ids at all.
+        """
+        try:
+            text = self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        except (OverflowError, TypeError) as error:
+            raise RequestError(
+                f"token ids must be whole numbers from 0 to {2**32 - 1} ({error})"
+            ) from error
+        return clean_up_spaces(text) if self.cleans_up_spaces else text
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        add_generation_prompt: bool = True,
+        *,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        variables: Mapping[str, object] | None = None,
+    ) -> str:
+        """The prompt for a conversation, by the checkpoint's chat template.
+
+        messages: objects with role and content. tools: JSON schemas of what the model may call.
+        variables: further names for the template, such as {"enable_thinking": False}.
+        Raises RequestError where there is no template or the template refuses the messages.
+        """
+        return self._template(with_tools=tools is not None).render(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            tools=tools,
+            variables={**self._special_tokens, **(variables or {})},
+        )
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        add_generation_prompt: bool = True,
+        *,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        variables: Mapping[str, object] | None = None,
+    ) -> list[int]:
+        """Token ids of `chat`'s prompt; the template itself writes all special tokens."""
+        prompt = self.chat(messages, add_generation_prompt, tools=tools, variables=variables)
+        return self._encode(prompt, add_special_tokens=False)
+
+    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        try:
+            return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except (TypeError, UnicodeEncodeError) as error:  # lone surrogates are not Unicode text
+            raise RequestError(
+                "the text cannot be encoded: it must be a string of valid Unicode characters"
+            ) from error
+
+    def _template(self, *, with_tools: bool) -> ChatTemplate:
+        if with_tools and "tool_use" in self._templates:
+            return self._compiled["tool_use"]
+        if "default" in self._templates:
+            return self._compiled["default"]
+        known = f"; it has only {', '.join(sorted(self._templates))}" if self._templates else ""
+        raise RequestError(
+            f"the checkpoint in {self._path} has no default chat template{known}: "
+            "send a plain prompt, or use the model's instruction-tuned checkpoint"
+        )
+
+    @cached_property
+    def _compiled(self) -> Mapping[str, ChatTemplate]:
+        """Compiled at first use: a broken template does not hinder plain prompts."""
+        return {
+            name: ChatTemplate(source, origin) for name, (source, origin) in self._templates.items()
+        }
+
+
+def _build_serialized(files: TokenizerFiles) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer.from_str(files.serialized)
+    except Exception as error:  # the library raises bare Exception for whatever it cannot parse
+        raise CheckpointError(
+            f"{files.path / 'tokenizer.json'} is not a tokenizer this version can read ({error}); "
+            "download it again, or update the `tokenizers` package"
+        ) from error
+
+
+def _is_rebuilt_llama(files: TokenizerFiles) -> bool:
+    return (
+        files.tokenizer_class == "LlamaTokenizer"
+        and files.model_type not in _NOT_LLAMA
+        and '"ByteLevel"' not in files.serialized
+        and "merges" in _model(files)
+    )
+
+
+def _model(files: TokenizerFiles) -> Mapping[str, object]:
+    model = files.pipeline.get("model")
+    return model if isinstance(model, Mapping) else {}
+
+
+def _build_llama(files: TokenizerFiles) -> tokenizers.Tokenizer:
+    """Byte-fallback BPE that marks spaces as ▁, with one before the text where so declared."""
+    serialized = _build_serialized(files)
+    model = serialized.model
+    if not isinstance(model, models.BPE):
+        return serialized
+    model.byte_fallback = True
+    model.dropout = None
+    model.unk_token = None
+    prefix = files.settings.get("add_prefix_space")
+    add_prefix_space = prefix is None or bool(prefix)
+    every_part = bool(files.settings.get("legacy", False))
+    scheme = ("always" if every_part else "first") if add_prefix_space else "never"
+    backend = tokenizers.Tokenizer(model)
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(
+        replacement="▁", prepend_scheme=scheme, split=False
+    )
+    chain = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    if add_prefix_space:
+        chain.append(decoders.Strip(content=" ", left=1))
+    backend.decoder = decoders.Sequence(chain)
+    if serialized.post_processor is not None:
+        backend.post_processor = serialized.post_processor
+    if not files.declared_tokens:
+        backend.add_tokens(
+            [token for _, token in sorted(serialized.get_added_tokens_decoder().items())]
+        )
+    return backend
+
+
+def _add_missing_tokens(
+    backend: tokenizers.Tokenizer, files: TokenizerFiles, named: Mapping[str, str]
+) -> None:
+    """Make the declared and the special tokens known, those with an id first and in its order."""
+    known = {
+        token.content: SpecialToken(
+            content=token.content,
+            single_word=token.single_word,
+            lstrip=token.lstrip,
+            rstrip=token.rstrip,
+            normalized=token.normalized,
+            special=token.special,
+        )
+        for token in backend.get_added_tokens_decoder().values()
+    }
+    wanted = {
+        token.content: token
+        for token in files.declared_tokens.values()
+        if known.get(token.content) != token
+    }
+    details = {token.content: token for token in files.named_tokens.values()}
+    for content in named.values():
+        if content not in known:
+            wanted.setdefault(content, details.get(content, SpecialToken(content=content)))
+    for token in files.extra_tokens:
+        if token.content not in known:
+            wanted.setdefault(token.content, token)
+    backend.add_tokens(
+        [
+            tokenizers.AddedToken(
+                token.content,
+                single_word=token.single_word,
+                lstrip=token.lstrip,
+                rstrip=token.rstrip,
+                normalized=token.normalized,
+                special=token.special or token.content in named.values(),
+            )
+            for token in wanted.values()
+        ]
+    )

@@ -1,0 +1,145 @@
+"""A Hugging Face checkpoint on disk: checked, described, and read by slices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from edge.errors import CheckpointError
+from edge.models.families import Family, read_family
+from edge.models.spec import ModelSpec, tensor_shapes
+from edge.progress import OnProgress, Progress
+from edge.text import GenerationDefaults, Tokenizer, read_generation_defaults
+from edge.text.files import read_json
+from edge.weights.formats import FloatSource, QuantizedSource, WeightFormat, WeightSource
+from edge.weights.quantize import open_quantized
+from offload import SafetensorsStore, StoreError, WeightStore
+
+
+class Checkpoint:
+    """An open checkpoint. Close it, or use it as a context manager."""
+
+    def __init__(self, path: Path, family: Family, spec: ModelSpec, store: WeightStore) -> None:
+        self.path = path
+        self.spec = spec
+        self.store = store
+        self.name = path.name
+        self._family = family
+        self.defaults: GenerationDefaults = read_generation_defaults(path)
+        self._tokenizer: Tokenizer | None = None
+
+    @classmethod
+    def open(cls, path: str | Path) -> Checkpoint:
+        """Raises CheckpointError naming the file, what is wrong with it and what to do."""
+        folder = Path(path).expanduser().resolve()
+        if not folder.is_dir():
+            raise CheckpointError(
+                f"{folder} is not a folder; give the folder of a Hugging Face checkpoint "
+                "(config.json, *.safetensors, tokenizer.json)"
+            )
+        family, spec = read_family(
+            read_json(folder / "config.json"), source=str(folder / "config.json")
+        )
+        try:
+            store = SafetensorsStore(folder)
+        except StoreError as error:
+            raise CheckpointError(str(error)) from error
+        try:
+            this = cls(folder, family, spec, store)
+            this._check_tensors()
+        except BaseException:
+            store.close()
+            raise
+        return this
+
+    @property
+    def has_tokenizer(self) -> bool:
+        return (self.path / "tokenizer.json").is_file()
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Raises CheckpointError when it is missing or makes ids the model does not know."""
+        if self._tokenizer is None:
+            tokenizer = Tokenizer.open(self.path)
+            if tokenizer.vocab_size > self.spec.vocab_size:
+                raise CheckpointError(
+                    f"{self.path / 'tokenizer.json'} has {tokenizer.vocab_size} tokens but the "
+                    f"model only {self.spec.vocab_size}: they belong to different checkpoints"
+                )
+            self._tokenizer = tokenizer
+        return self._tokenizer
+
+    @property
+    def embedding_itemsize(self) -> int:
+        return self.store.dtype(self.tensor_name("embedding")).itemsize
+
+    def tensor_name(self, role: str) -> str:
+        """The checkpoint's name for a weight; a tied head is the embedding."""
+        if role == "head" and self.spec.tied_embeddings:
+            role = "embedding"
+        return self._family.tensor_name(role)
+
+    def source(
+        self, weight_format: WeightFormat, *, cache_root: Path, on_progress: OnProgress
+    ) -> WeightSource:
+        """The weights in a format; quantises the whole checkpoint once, then reads its cache."""
+        floats = FloatSource(self.store, self.tensor_name)
+        if weight_format.bits is None:
+            return floats
+        matrices = sorted(
+            {
+                self.tensor_name(role)
+                for role, shape in tensor_shapes(self.spec).items()
+                if len(shape) == 2 and role != "embedding"
+            }
+        )
+        quantized = open_quantized(
+            self.store,
+            matrices,
+            bits=weight_format.bits,
+            block_size=weight_format.block_size,
+            cache_root=cache_root,
+            progress=_quantise_progress(on_progress),
+        )
+        return QuantizedSource(floats, quantized, self.tensor_name)
+
+    def close(self) -> None:
+        self.store.close()
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _check_tensors(self) -> None:
+        present = set(self.store.names())
+        for role, shape in tensor_shapes(self.spec).items():
+            name = self.tensor_name(role)
+            if name not in present:
+                raise CheckpointError(
+                    f"{self.path}: tensor {name} is missing; the download is incomplete, or the "
+                    f"files are not of family {self.spec.family}"
+                )
+            found = self.store.shape(name)
+            if found != shape:
+                raise CheckpointError(
+                    f"{self.path}: tensor {name} has shape {list(found)}; config.json makes it "
+                    f"{list(shape)}: they belong to different checkpoints, download both again"
+                )
+            try:
+                dtype = self.store.dtype(name)
+            except StoreError as error:
+                raise CheckpointError(str(error)) from error
+            if dtype.name not in ("float32", "float16", "bfloat16"):
+                raise CheckpointError(
+                    f"{self.path}: tensor {name} is {dtype.name}; float32, float16 and bfloat16 "
+                    "are supported"
+                )
+
+
+def _quantise_progress(on_progress: OnProgress) -> Callable[[int, int], None]:
+    def report(done: int, total: int) -> None:
+        on_progress(Progress(phase="quantise", peer="", done=done, total=total))
+
+    return report

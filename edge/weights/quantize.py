@@ -1,0 +1,244 @@
+"""Rounds a checkpoint's matrices to integers, once, into a cache on the disk.
+
+The cache has a folder per checkpoint, format and version of the rounding; in it, a safetensors file
+per layer, which appears only once it is whole. Knows no model, only the names of the matrices.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import math
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+
+from edge.errors import CheckpointError
+from edge.weights.quantized_store import (
+    QuantizedFormat,
+    QuantizedStore,
+    codes_name,
+    scales_name,
+    store_errors_as_edge_errors,
+)
+from kernels.matmul_nbits.reference import quantize
+from offload import (
+    FolderCache,
+    SafetensorsFile,
+    SafetensorsWriter,
+    StoreCorruptError,
+    StoreError,
+    WeightStore,
+)
+
+__all__ = ["DEFAULT_LIMIT_BYTES", "QuantizedStore", "open_quantized"]
+
+DEFAULT_LIMIT_BYTES = 64 * 1024**3
+# Part of the folder's name: raise it when `quantize` rounds differently.
+_ROUNDING_VERSION = 1
+# What one thread reads, rounds and writes at a time: long for the disk, short for memory.
+_CHUNK_WEIGHTS = 4 * 1024 * 1024
+_MAX_THREADS = 8
+_WRITER_LOCK = ".writer"
+_LOCK_RETRY_S = 0.1
+
+_Shapes = Mapping[str, tuple[int, int]]
+_Tensors = Mapping[str, tuple[str, tuple[int, ...]]]
+
+
+def open_quantized(
+    store: WeightStore,
+    matrices: Sequence[str],
+    *,
+    bits: int,
+    block_size: int,
+    cache_root: Path,
+    progress: Callable[[int, int], None] | None = None,
+    limit_bytes: int = DEFAULT_LIMIT_BYTES,
+) -> QuantizedStore:
+    """The named matrices of `store`, quantised now if they are not yet in the cache.
+
+    What an interrupted call finished is kept; a second process waits for the first and takes what
+    it made. `progress` is told (weights done, weights in all), from this thread. Folders of other
+    checkpoints are evicted, least recently used first, to stay within `limit_bytes`. `store` may be
+    closed afterwards.
+
+    Raises CheckpointError for a matrix that is missing, damaged or not finite, CapacityError if
+    the limit or the disk is too small, ValueError for a format that does not exist.
+    """
+    weight_format = QuantizedFormat(bits=bits, block_size=block_size)
+    name = f"{store.fingerprint}-int{bits}-{block_size}-v{_ROUNDING_VERSION}"
+    with store_errors_as_edge_errors(), contextlib.ExitStack() as on_error:
+        shapes = {matrix: _matrix_shape(store, matrix) for matrix in matrices}
+        wanted = weight_format.tensors(shapes)
+        folders = FolderCache(cache_root, limit_bytes)
+        with folders.locked():
+            use = folders.use(name)
+        on_error.callback(use.close)
+        if not wanted.items() <= _tensors_in(use.folder).items():
+            total = sum(map(math.prod, shapes.values()))
+            with _only_writer(use.folder, lambda: progress and progress(0, total)):
+                present = _tensors_in(use.folder, remove_damaged=True)
+                missing = {
+                    matrix: shape
+                    for matrix, shape in shapes.items()
+                    if not weight_format.tensors({matrix: shape}).items() <= present.items()
+                }
+                _make_room(folders, use.folder, weight_format.tensors(missing))
+                _quantize_missing(store, missing, shapes, use.folder, weight_format, progress)
+        places = _open_files(use.folder, wanted)
+        on_error.pop_all()
+    return QuantizedStore(use, places, shapes, weight_format)
+
+
+def _quantize_missing(
+    store: WeightStore,
+    missing: _Shapes,
+    shapes: _Shapes,
+    folder: Path,
+    weight_format: QuantizedFormat,
+    progress: Callable[[int, int], None] | None,
+) -> None:
+    """Writes one file per group of the missing matrices."""
+    total = sum(map(math.prod, shapes.values()))
+    done = total - sum(map(math.prod, missing.values()))
+    report = progress or (lambda _done, _total: None)
+    report(done, total)
+    groups: dict[str, dict[str, tuple[int, int]]] = {}
+    for name, shape in missing.items():
+        groups.setdefault(_group(name), {})[name] = shape
+    threads = min(_MAX_THREADS, len(os.sched_getaffinity(0)))
+    with ThreadPoolExecutor(threads) as pool:  # its work is numpy's and the disk's: no lock held
+        for group, members in groups.items():
+            path = folder / _file_name(group, members)
+            with SafetensorsWriter(path, weight_format.tensors(members)) as writer:
+                parts = [
+                    pool.submit(_quantize_rows, store, writer, name, rows, weight_format)
+                    for name, shape in members.items()
+                    for rows in _row_chunks(shape)
+                ]
+                try:
+                    for part in parts:
+                        done += part.result()
+                        report(done, total)
+                finally:  # nobody may still write when the writer closes its file
+                    for part in parts:
+                        part.cancel()
+                    wait(parts)
+
+
+def _quantize_rows(
+    store: WeightStore,
+    writer: SafetensorsWriter,
+    name: str,
+    rows: range,
+    weight_format: QuantizedFormat,
+) -> int:
+    """Returns the number of weights."""
+    weight = store.read(name, rows=rows)
+    try:
+        part = quantize(
+            weight, bits=weight_format.bits, block_size=weight_format.block_size, num_threads=1
+        )
+    except ValueError as error:
+        raise CheckpointError(
+            f"tensor {name} cannot be quantised: {error}; the checkpoint is damaged, fetch it again"
+        ) from error
+    writer.write_rows(codes_name(name), rows.start, part.codes)
+    writer.write_rows(scales_name(name), rows.start, part.scales)
+    return weight.size
+
+
+def _make_room(folders: FolderCache, folder: Path, new: _Tensors) -> None:
+    present_bytes = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    item_bytes = {"U8": 1, "F32": 4}
+    new_bytes = sum(math.prod(shape) * item_bytes[dtype] for dtype, shape in new.values())
+    with folders.locked():
+        folders.make_room(folder.name, present_bytes + new_bytes, on_disk_bytes=present_bytes)
+
+
+def _tensors_in(
+    folder: Path, *, remove_damaged: bool = False
+) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """{tensor: (type, shape)} of the whole and undamaged files."""
+    present: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for path in folder.glob("*.safetensors"):
+        try:
+            file = SafetensorsFile(path)
+        except StoreError:
+            if remove_damaged:
+                path.unlink(missing_ok=True)
+            continue
+        with file:
+            present |= {name: (place.dtype, place.shape) for name, place in file.tensors.items()}
+    return present
+
+
+def _open_files(folder: Path, wanted: _Tensors) -> dict[str, SafetensorsFile]:
+    """{wanted tensor: its file}; StoreCorruptError if one is not there any more."""
+    with contextlib.ExitStack() as opened:
+        places: dict[str, SafetensorsFile] = {}
+        for path in folder.glob("*.safetensors"):
+            file = opened.enter_context(SafetensorsFile(path))
+            here = {name: file for name in file.tensors if name in wanted}
+            if here:
+                places |= here
+            else:
+                file.close()
+        if places.keys() != wanted.keys():
+            raise StoreCorruptError(f"{folder} was changed while it was opened; open it again")
+        opened.pop_all()
+    return places
+
+
+@contextlib.contextmanager
+def _only_writer(folder: Path, while_waiting: Callable[[], object]) -> Iterator[None]:
+    """Waits until no other process quantises into `folder`; the kernel frees a dead one's lock.
+
+    The other may take minutes: `while_waiting`, called now and then, may raise to give up.
+    """
+    with (folder / _WRITER_LOCK).open("ab", buffering=0) as lock:
+        while not _lock_now(lock.fileno()):
+            while_waiting()
+            time.sleep(_LOCK_RETRY_S)
+        for leftover in folder.glob("*.partial"):
+            leftover.unlink()
+        yield
+
+
+def _lock_now(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _matrix_shape(store: WeightStore, name: str) -> tuple[int, int]:
+    shape = store.shape(name)
+    if len(shape) != 2 or 0 in shape:
+        raise CheckpointError(
+            f"tensor {name} has the shape {list(shape)} where a matrix was expected: the "
+            "checkpoint does not fit its config.json"
+        )
+    return shape[0], shape[1]
+
+
+def _group(name: str) -> str:
+    """The name up to its first number: everything of a layer, or the name itself."""
+    found = re.match(r".*?\.\d+(?=\.)", name)
+    return found.group() if found else name
+
+
+def _file_name(group: str, members: _Shapes) -> str:
+    """Unlike that of any other set of matrices, so no list of matrices replaces another's file."""
+    digest = hashlib.sha256("\0".join(members).encode()).hexdigest()[:12]
+    plain = re.sub(r"[^\w.-]", "_", group, flags=re.ASCII)[:100]
+    return f"{plain}-{digest}.safetensors"
+
+
+def _row_chunks(shape: tuple[int, int]) -> list[range]:
+    step = max(1, _CHUNK_WEIGHTS // shape[1])
+    return [range(row, min(row + step, shape[0])) for row in range(0, shape[0], step)]

@@ -1,0 +1,1 @@
+"""How keys and values are laid out and rounded in a cache."""

@@ -1,0 +1,141 @@
+"""Files made from others, kept beside them: found again by what they were made from and how.
+
+A folder is named by the hash of its key and holds `weights` and its `manifest.json`, both complete
+or not there: the weights get their name last. Who changes how they are made changes the key.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offload.cache.folder_cache import FolderCache, FolderUse
+from offload.cache.shard_writer import MANIFEST, WEIGHTS, CachedShard
+from offload.errors import StoreCorruptError
+from offload.files.closing import Closing
+from offload.files.durable import full_disk_as_store_full, sync_folder, write_all
+from offload.files.manifest import Manifest, ManifestBuilder
+
+_SCRATCH = ".scratch-"
+_DRAFT = ".partial"
+
+
+class DerivedCache:
+    """At most `limit_bytes` of them under `root`; the least recently used are evicted."""
+
+    def __init__(self, root: Path, limit_bytes: int) -> None:
+        """Raises StoreError if `root` cannot be used."""
+        self._folders = FolderCache(root, limit_bytes)
+        with self._folders.locked():
+            self._remove_scratch()
+            self._remove_drafts()
+
+    @contextlib.contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """An empty folder on the same disk, gone at the end; of a process that died, later."""
+        with self._folders.locked(), full_disk_as_store_full(self._folders.root):
+            folder = self._folders.root / f"{_SCRATCH}{uuid.uuid4().hex}"
+            folder.mkdir()
+            use = FolderUse(folder)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+            use.close()
+
+    def get(self, key: str) -> CachedShard | None:
+        """What was made under this key, or None; one whose file has not its size is thrown away."""
+        name = _name(key)
+        with self._folders.locked():
+            folder = self._folders.root / name
+            try:
+                manifest = Manifest.from_json((folder / MANIFEST).read_bytes())
+                size = (folder / WEIGHTS).stat().st_size
+            except (FileNotFoundError, StoreCorruptError):
+                return None
+            if size != manifest.total_bytes:
+                self._folders.discard(name)
+                return None
+            return CachedShard(self._folders.use(name), manifest)
+
+    def _remove_scratch(self) -> None:
+        for folder in self._folders.root.glob(f"{_SCRATCH}*"):
+            if not self._folders.is_used(folder.name):
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _remove_drafts(self) -> None:
+        """Of processes that died. A folder in use may hold the draft of one that lives."""
+        for draft in self._folders.root.glob(f"*/*{_DRAFT}"):
+            if not self._folders.is_used(draft.parent.name):
+                draft.unlink(missing_ok=True)
+
+    def discard(self, key: str) -> None:
+        """Forget what is kept under this key: it was found damaged."""
+        with self._folders.locked():
+            self._folders.discard(_name(key))
+
+    def begin(self, key: str, total_bytes: int) -> DerivedWriter:
+        """Make it, of about so many bytes. Raises StoreFullError if there is no room for them."""
+        name = _name(key)
+        with self._folders.locked(), full_disk_as_store_full(self._folders.root):
+            if not self._folders.is_used(name):
+                self._folders.discard(name)  # drafts of a process that died
+            self._folders.make_room(name, total_bytes)
+            return DerivedWriter(self._folders, self._folders.use(name))
+
+
+class DerivedWriter(Closing):
+    """Takes tensors one by one; `close` without `finish` leaves nothing. A context manager."""
+
+    def __init__(self, folders: FolderCache, use: FolderUse) -> None:
+        self._folders = folders
+        self._use = use
+        self._builder = ManifestBuilder()
+        self._draft = use.folder / f"{uuid.uuid4().hex}{_DRAFT}"
+        self._data = self._draft.open("wb", buffering=0)
+
+    def add(self, name: str, array: NDArray[Any]) -> None:
+        """Append a tensor. Raises StoreFullError if the disk is full."""
+        entry = self._builder.add(name, array)
+        flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        with full_disk_as_store_full(self._use.folder):
+            write_all(self._data.fileno(), flat.data, entry.offset)
+
+    def finish(self) -> CachedShard:
+        """Make it visible, durably. Raises StoreCorruptError if the folder was removed."""
+        manifest = self._builder.build()
+        folder = self._use.folder
+        with full_disk_as_store_full(folder):
+            os.truncate(self._data.fileno(), manifest.total_bytes)
+            os.fsync(self._data.fileno())
+        with self._folders.locked(), full_disk_as_store_full(folder):
+            if not self._draft.exists():
+                raise StoreCorruptError(f"{folder} was removed while it was written; try again")
+            described = self._draft.with_suffix(".json")
+            described.write_text(manifest.to_json())
+            described.replace(folder / MANIFEST)
+            self._draft.replace(folder / WEIGHTS)
+            sync_folder(folder)
+        self._data.close()
+        return CachedShard(self._use, manifest)
+
+    def close(self) -> None:
+        """Stops writing. After `finish` the CachedShard keeps the folder, this does nothing."""
+        if not self._data.closed:
+            self._data.close()
+            with contextlib.suppress(OSError):
+                self._draft.unlink(missing_ok=True)
+            self._use.close()
+
+
+def _name(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()

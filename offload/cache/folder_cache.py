@@ -1,0 +1,153 @@
+"""Folders under one root that several processes share: who uses which, and which goes first.
+
+Two kinds of lock, both `flock`, which the kernel drops when a process dies however it dies. The
+root's lock is held for moments, by whoever makes, opens or removes a folder. A folder's lock is
+shared and held for as long as the folder is in use; only a folder nobody holds is ever evicted.
+Knows nothing of what the folders contain.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import uuid
+from collections.abc import Container, Iterator
+from pathlib import Path
+
+from offload.errors import StoreError, StoreFullError
+from offload.files.closing import Closing
+
+_LOCK = ".lock"
+_TRASH = ".trash-"
+
+
+class FolderUse(Closing):
+    """A folder that is not evicted until `close`; also a context manager."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._lock = (folder / _LOCK).open("ab", buffering=0)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            self._touch()
+        except BaseException:
+            self._lock.close()
+            raise
+
+    def close(self) -> None:
+        """The folder was last used now, and may be evicted from now on."""
+        if not self._lock.closed:
+            self._touch()
+            self._lock.close()
+
+    def _touch(self) -> None:
+        os.utime(self._lock.fileno())
+
+
+class FolderCache:
+    """At most `limit_bytes` in folders under `root`, the least recently used evicted first."""
+
+    def __init__(self, root: Path, limit_bytes: int) -> None:
+        """Raises StoreError if `root` cannot be made or written."""
+        self.root = root
+        self.limit_bytes = limit_bytes
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            with self.locked():
+                self._empty_trash()
+        except OSError as error:
+            raise StoreError(
+                f"the cache folder {root} cannot be used: {error.strerror}; choose another one or "
+                "mend its permissions"
+            ) from error
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Waits for the root's lock. `use`, `make_room` and `discard` are called within."""
+        with (self.root / _LOCK).open("ab", buffering=0) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def folders(self) -> list[str]:
+        """The names of all folders, the least recently used first."""
+        names = [p.name for p in self.root.iterdir() if p.is_dir() and p.name[0] != "."]
+        return sorted(names, key=lambda name: (_last_use_ns(self.root / name), name))
+
+    def use(self, name: str) -> FolderUse:
+        """Keeps the folder from eviction; makes it if it is not there."""
+        folder = self.root / name
+        folder.mkdir(exist_ok=True)
+        return FolderUse(folder)
+
+    def discard(self, name: str) -> None:
+        """Removes a folder, used or not; what others hold open stays readable to them."""
+        trash = self.root / f"{_TRASH}{uuid.uuid4().hex}"
+        with contextlib.suppress(FileNotFoundError):
+            (self.root / name).rename(trash)  # at once: nobody finds half a folder
+            shutil.rmtree(trash, ignore_errors=True)
+
+    def make_room(
+        self, name: str, total_bytes: int, *, on_disk_bytes: int = 0, keep: Container[str] = ()
+    ) -> None:
+        """Evicts other folders until `name` may grow to `total_bytes`.
+
+        `on_disk_bytes` of them it has already. Folders in `keep` go last. Raises StoreFullError
+        if neither the limit nor the disk has room even then, evicting nothing more than that.
+        """
+        sizes = {other: _size_bytes(self.root / other) for other in self.folders()}
+        sizes.pop(name, None)
+        candidates = sorted(sizes, key=lambda other: other in keep)  # stable: by age within
+        evictable = [other for other in candidates if not self.is_used(other)]
+        over_limit = sum(sizes.values()) + total_bytes - self.limit_bytes
+        over_disk = total_bytes - on_disk_bytes - shutil.disk_usage(self.root).free
+        lacking = max(over_limit, over_disk)
+        still_lacking = lacking - sum(sizes[other] for other in evictable)
+        if still_lacking > 0:
+            limit = over_limit >= over_disk
+            raise StoreFullError(
+                f"{total_bytes:,} bytes do not fit into the cache {self.root}: {still_lacking:,} "
+                + (
+                    f"too many for its limit of {self.limit_bytes:,}; raise the limit"
+                    if limit
+                    else "more must be free on the disk; free some or put the cache elsewhere"
+                ),
+                bytes_missing=still_lacking,
+            )
+        for other in evictable:
+            if lacking <= 0:
+                break
+            self.discard(other)
+            lacking -= sizes[other]
+
+    def is_used(self, name: str) -> bool:
+        """Whether somebody keeps the folder from eviction. Called under the root's lock."""
+        try:
+            with (self.root / name / _LOCK).open("ab", buffering=0) as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except FileNotFoundError:
+            return False
+        return False
+
+    def _empty_trash(self) -> None:
+        """What a process that died while evicting left behind."""
+        for trash in self.root.glob(f"{_TRASH}*"):
+            shutil.rmtree(trash, ignore_errors=True)
+
+
+def _last_use_ns(folder: Path) -> int:
+    """0, the oldest, for a folder whose maker died before it had a lock."""
+    try:
+        return (folder / _LOCK).stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
+
+
+def _size_bytes(folder: Path) -> int:
+    """Full sizes, also of files that are still being filled: their room is spoken for."""
+    total = 0
+    for path in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # its user may just be renaming it
+            total += path.stat().st_size
+    return total

@@ -1,0 +1,155 @@
+"""The shard files of a peer, found again by content, shared by all peers of a machine.
+
+Finds, evicts and begins; how a shard fills and what lies in its folder is `shard_writer`'s.
+"""
+
+import contextlib
+import os
+from pathlib import Path
+
+from offload.cache.folder_cache import FolderCache
+from offload.cache.shard_writer import (
+    MANIFEST,
+    MARK_BYTES,
+    PARTIAL,
+    WEIGHTS,
+    CachedShard,
+    ShardWriter,
+    is_marked_intact,
+    mark_intact,
+)
+from offload.errors import StoreCorruptError
+from offload.files.durable import full_disk_as_store_full
+from offload.files.manifest import Manifest, is_digest, piece_digest
+
+
+class ShardCache:
+    """At most `limit_bytes` of shards under `root`; the least recently used are evicted.
+
+    Safe for several threads and processes. Raises StoreError if `root` cannot be used.
+    """
+
+    def __init__(self, root: Path, limit_bytes: int) -> None:
+        self._folders = FolderCache(root, limit_bytes)
+
+    def get(self, digest: str, *, verify: bool = False) -> CachedShard | None:
+        """The complete shard with this manifest digest, or None.
+
+        A shard whose file has not its size is thrown away. With `verify`, and where the file was
+        written to since it was complete, all bytes are hashed, and a shard with a wrong one is
+        thrown away too.
+        """
+        if not is_digest(digest):
+            raise ValueError(f"{digest!r:.80} is not the digest of a manifest")
+        with self._folders.locked():
+            shard = self._open(digest)
+        if shard is None or (is_marked_intact(shard.path.parent) and not verify):
+            return shard
+        if _is_intact(shard):
+            mark_intact(shard.path.parent)
+            return shard
+        shard.close()
+        with self._folders.locked():
+            self._folders.discard(digest)
+        return None
+
+    def begin(self, manifest: Manifest) -> ShardWriter | CachedShard:
+        """The shard if it is complete (see `get`), else a writer that already has all that is here.
+
+        That is: what an interrupted writer left, and equal pieces of other shards. Evicts others
+        first; raises StoreFullError if there is not enough room even so.
+        """
+        digest = manifest.digest
+        shard = self.get(digest)
+        if shard is not None:
+            return shard
+        with contextlib.ExitStack() as donors:
+            with self._folders.locked(), full_disk_as_store_full(self._folders.root):
+                shard = self._open(digest)
+                if shard is not None:  # another writer has just finished it
+                    return shard
+                helpful = self._helpful(manifest)
+                on_disk = _allocated_bytes(self._folders.root / digest / PARTIAL)
+                total_bytes = manifest.total_bytes + len(manifest.to_json()) + MARK_BYTES
+                self._folders.make_room(digest, total_bytes, on_disk_bytes=on_disk, keep=helpful)
+                opened = [self._open(name) for name in helpful]  # those that were not evicted
+                sources = [donors.enter_context(s) for s in opened if s is not None]
+                writer = self._start(digest, manifest)
+            try:
+                for source in sources:
+                    writer.copy_from(source)
+            except BaseException:
+                writer.close()
+                raise
+        return writer
+
+    def _start(self, digest: str, manifest: Manifest) -> ShardWriter:
+        use = self._folders.use(digest)
+        try:
+            draft = use.folder / f"{MANIFEST}.partial"
+            draft.write_text(manifest.to_json())
+            draft.replace(use.folder / MANIFEST)
+            (use.folder / PARTIAL).touch()
+            return ShardWriter(self._folders, use, manifest)
+        except BaseException:
+            use.close()
+            raise
+
+    def _open(self, digest: str) -> CachedShard | None:
+        """A complete shard, in use from now on. Called under the root's lock."""
+        manifest = self._read(digest)
+        if manifest is None:
+            return None
+        return CachedShard(self._folders.use(digest), manifest)
+
+    def _read(self, digest: str) -> Manifest | None:
+        """The manifest of a shard that is complete by its sizes; removes one that is damaged."""
+        folder = self._folders.root / digest
+        try:
+            size = (folder / WEIGHTS).stat().st_size
+        except FileNotFoundError:
+            return None
+        try:
+            manifest = Manifest.from_json((folder / MANIFEST).read_bytes())
+        except (FileNotFoundError, StoreCorruptError):
+            manifest = None
+        if manifest is None or manifest.digest != digest or manifest.total_bytes != size:
+            self._folders.discard(digest)
+            return None
+        return manifest
+
+    def _helpful(self, manifest: Manifest) -> list[str]:
+        """Other complete shards that together have what there is of this one's pieces.
+
+        No more than are needed for that, the last used first: while they are read they are in use,
+        and another peer that shares this cache cannot have their room.
+        """
+        lacking = {piece.digest for _, piece in manifest.placements()}
+        helpful = []
+        for name in filter(is_digest, reversed(self._folders.folders())):
+            if not lacking:
+                break
+            other = self._read(name)
+            had = set() if other is None else {p.digest for _, p in other.placements()} & lacking
+            if had:
+                helpful.append(name)
+                lacking -= had
+        return helpful
+
+
+def _is_intact(shard: CachedShard) -> bool:
+    try:
+        with shard.path.open("rb", buffering=0) as file:
+            return all(
+                piece_digest(os.pread(file.fileno(), piece.nbytes, offset)) == piece.digest
+                for offset, piece in shard.manifest.placements()
+            )
+    except OSError:
+        return False
+
+
+def _allocated_bytes(path: Path) -> int:
+    try:
+        return path.stat().st_blocks * 512
+    except FileNotFoundError:
+        return 0

@@ -1,0 +1,193 @@
+"""A shard's file, filled piece by piece in any order, and kept while it is used.
+
+A shard is one folder named by its manifest's digest:
+
+    manifest.json     what the file holds
+    weights           the file, complete and never changed again
+    weights.partial   the file while pieces still arrive
+    journal           a digest per line, appended after the piece's bytes were written
+    intact            what the system says of the file since its bytes were known to be right
+
+Several writers of one shard help each other: they write equal bytes to equal places, and each
+finds in the journal what the others have put. A journalled piece counts only after its bytes were
+hashed again, so neither a killed process nor a lost page of a power cut can make a wrong file.
+"""
+
+import contextlib
+import hashlib
+import os
+import threading
+from pathlib import Path
+
+from offload.cache.folder_cache import FolderCache, FolderUse
+from offload.errors import StoreCorruptError
+from offload.files.closing import Closing
+from offload.files.durable import full_disk_as_store_full, sync_folder, write_all
+from offload.files.manifest import Manifest, piece_digest
+
+MANIFEST = "manifest.json"
+WEIGHTS = "weights"
+PARTIAL = "weights.partial"
+_JOURNAL = "journal"
+_INTACT = "intact"
+MARK_BYTES = 64
+"""Of that file."""
+_DIGEST_CHARACTERS = 64
+
+
+class CachedShard(Closing):
+    """A complete shard, kept from eviction until `close`; also a context manager.
+
+    `path` is the file of weights, laid out as `manifest` says. Never write to it.
+    """
+
+    def __init__(self, use: FolderUse, manifest: Manifest) -> None:
+        self.path = use.folder / WEIGHTS
+        self.manifest = manifest
+        self._use = use
+
+    def close(self) -> None:
+        """Lets the cache evict the shard; a file that is still mapped stays readable."""
+        self._use.close()
+
+
+class ShardWriter(Closing):
+    """A shard whose pieces are arriving; `close` without `finish` keeps them for another time.
+
+    `put` may be called from several threads. Also a context manager.
+    """
+
+    def __init__(self, folders: FolderCache, use: FolderUse, manifest: Manifest) -> None:
+        self.manifest = manifest
+        self._folders = folders
+        self._use = use
+        self._offsets: dict[str, list[int]] = {}
+        self._sizes: dict[str, int] = {}
+        for offset, piece in manifest.placements():
+            self._offsets.setdefault(piece.digest, []).append(offset)
+            self._sizes[piece.digest] = piece.nbytes
+        self._received: set[str] = set()
+        self._journal_end = 0
+        self._mutex = threading.Lock()
+        with contextlib.ExitStack() as stack:
+            self._data = stack.enter_context((use.folder / PARTIAL).open("r+b", buffering=0))
+            self._journal = stack.enter_context((use.folder / _JOURNAL).open("a+b", buffering=0))
+            os.truncate(self._data.fileno(), manifest.total_bytes)
+            (use.folder / _INTACT).write_bytes(bytes(MARK_BYTES))  # its room is spoken for
+            self._files = stack.pop_all()
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The digests still lacking, in the order of the file; reads what other writers put."""
+        with self._mutex:
+            self._read_journal()
+            return tuple(d for d in self._offsets if d not in self._received)
+
+    def put(self, digest: str, content: bytes | bytearray | memoryview) -> None:
+        """Writes a piece to each of its places; one that is there already is checked and dropped.
+
+        Raises StoreCorruptError, with nothing written, if the shard has no such piece or `content`
+        is not it; StoreFullError if the disk is full, with all earlier pieces kept.
+        """
+        if digest not in self._offsets:
+            raise StoreCorruptError(f"piece {digest:.80} does not belong to this shard; ask anew")
+        view = memoryview(content).cast("B")
+        if len(view) != self._sizes[digest] or piece_digest(view) != digest:
+            raise StoreCorruptError(
+                f"piece {digest} arrived as {len(view):,} other bytes than its name says; "
+                "ask for it again, from another peer if that fails too"
+            )
+        with self._mutex:
+            if digest in self._received:
+                return
+        with full_disk_as_store_full(self._use.folder):
+            for offset in self._offsets[digest]:
+                write_all(self._data.fileno(), view, offset)
+            # Only now: a process killed before this line has not received the piece.
+            with self._mutex:
+                self._journal.write(f"{digest}\n".encode())
+                self._received.add(digest)
+
+    def finish(self) -> CachedShard:
+        """Makes the file visible under its final name, durably; closes the writer.
+
+        Raises ValueError while pieces are missing, StoreCorruptError if the folder was removed.
+        """
+        missing = self.missing
+        if missing:
+            raise ValueError(f"{len(missing)} pieces of the shard have not arrived yet")
+        folder = self._use.folder
+        with full_disk_as_store_full(folder):
+            os.fsync(self._data.fileno())
+        with self._folders.locked():
+            # Present already if another writer was faster: it filled this same file.
+            path = folder / (WEIGHTS if (folder / WEIGHTS).exists() else PARTIAL)
+            if not path.exists() or not os.path.samestat(
+                path.stat(), os.fstat(self._data.fileno())
+            ):
+                raise StoreCorruptError(
+                    f"{folder} was removed while it was written; begin the shard again"
+                )
+            path.replace(folder / WEIGHTS)
+            (folder / _JOURNAL).unlink(missing_ok=True)
+            mark_intact(folder)
+            sync_folder(folder)
+        self._files.close()
+        return CachedShard(self._use, self.manifest)
+
+    def close(self) -> None:
+        """Stops writing. After `finish` the CachedShard keeps the folder, this does nothing."""
+        if not self._data.closed:
+            self._files.close()
+            self._use.close()
+
+    def copy_from(self, shard: CachedShard) -> None:
+        """Puts the missing pieces that `shard` has; pieces damaged there stay missing."""
+        missing = set(self.missing)
+        with shard.path.open("rb", buffering=0) as file:
+            for offset, piece in shard.manifest.placements():
+                if piece.digest in missing:
+                    content = os.pread(file.fileno(), piece.nbytes, offset)
+                    with contextlib.suppress(StoreCorruptError):
+                        self.put(piece.digest, content)
+                        missing.discard(piece.digest)
+
+    def _read_journal(self) -> None:
+        """Counts the pieces that were journalled since the last time and are really there."""
+        end = os.fstat(self._journal.fileno()).st_size
+        text = os.pread(self._journal.fileno(), end - self._journal_end, self._journal_end)
+        complete = text.rfind(b"\n") + 1
+        self._journal_end += complete
+        for line in text[:complete].splitlines():
+            # A line that was torn off by a full disk runs into the next one.
+            digest = line[-_DIGEST_CHARACTERS:].decode(errors="replace")
+            if digest not in self._received and self._is_written(digest):
+                self._received.add(digest)
+
+    def _is_written(self, digest: str) -> bool:
+        size = self._sizes.get(digest, 0)
+        return digest in self._offsets and all(
+            piece_digest(os.pread(self._data.fileno(), size, offset)) == digest
+            for offset in self._offsets[digest]
+        )
+
+
+def mark_intact(folder: Path) -> None:
+    """The folder's weights are what its manifest says: until somebody writes to them."""
+    with contextlib.suppress(OSError):  # they are hashed once more then
+        (folder / _INTACT).write_text(_state(folder / WEIGHTS))
+
+
+def is_marked_intact(folder: Path) -> bool:
+    """Nobody has written to the weights since they were known to be right."""
+    try:
+        return (folder / _INTACT).read_text() == _state(folder / WEIGHTS)
+    except (OSError, ValueError):
+        return False
+
+
+def _state(path: Path) -> str:
+    """Another one after every write to the file, or in its place."""
+    status = path.stat()
+    told = f"{status.st_ino} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
+    return hashlib.sha256(told.encode()).hexdigest()

@@ -1,0 +1,1 @@
+"""Bytes in files: checked, durable, read by position."""

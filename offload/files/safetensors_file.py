@@ -1,0 +1,204 @@
+"""One safetensors file, read by position.
+
+`pread` rather than `mmap`: a file that is cut short while it is open is an error here, not a
+SIGBUS, and what was read once does not stay counted as this process's memory.
+"""
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from offload.errors import StoreCorruptError, StoreMissingError, StoreUnsupportedError
+from offload.files.closing import Closing
+
+# The format's own limit (safetensors/src/tensor.rs, MAX_HEADER_SIZE).
+MAX_HEADER_BYTES = 100_000_000
+# Skipping less than this costs more than reading through it: a disk needs about 100 µs for a
+# separate read, in which it could have streamed as much.
+_READ_THROUGH_BYTES = 64 * 1024
+_SCRATCH_BYTES = 4 * 1024 * 1024
+# Linux moves at most 0x7ffff000 bytes per call.
+_MAX_CALL_BYTES = 1 << 30
+_MAX_AXES = 32
+_MAX_SIZE = 1 << 48
+
+DTYPES: dict[str, np.dtype[Any]] = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "I64": np.dtype(np.int64),
+    "I32": np.dtype(np.int32),
+    "I16": np.dtype(np.int16),
+    "I8": np.dtype(np.int8),
+    "U64": np.dtype(np.uint64),
+    "U32": np.dtype(np.uint32),
+    "U16": np.dtype(np.uint16),
+    "U8": np.dtype(np.uint8),
+    "BOOL": np.dtype(np.bool_),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorPlace:
+    """dtype is the format's own name; begin and end are bytes from the start of the file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+class SafetensorsFile(Closing):
+    """An open file whose header was checked against its size.
+
+    Raises StoreMissingError or StoreCorruptError. Tensors of a type numpy cannot hold are listed;
+    only `dtype` and `read` refuse them.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._file = path.open("rb", buffering=0)
+        except OSError as error:
+            raise StoreMissingError(
+                f"cannot open {path}: {error.strerror}; check that it is there and readable"
+            ) from error
+        try:
+            status = os.fstat(self._file.fileno())
+            self.size, self.mtime_ns = status.st_size, status.st_mtime_ns
+            header, data_begin = self._read_header()
+            self.header_digest = hashlib.sha256(header).digest()
+            content = loads(header, path)
+            if not isinstance(content, dict):
+                raise _corrupt(path, "its header is not a table of tensors")
+            content.pop("__metadata__", None)
+            self.tensors = {
+                name: self._place(name, entry, data_begin) for name, entry in content.items()
+            }
+            end = max((t.end for t in self.tensors.values()), default=data_begin)
+            if end != self.size:
+                raise _corrupt(path, f"it has {self.size:,} bytes but its header needs {end:,}")
+        except BaseException:
+            self._file.close()
+            raise
+
+    def dtype(self, name: str) -> np.dtype[Any]:
+        """Raises StoreUnsupportedError for a type numpy cannot hold."""
+        code = self.tensors[name].dtype
+        if code not in DTYPES:
+            raise StoreUnsupportedError(
+                f"tensor {name!r} in {self.path} is of type {code}, which is not supported; use a "
+                "checkpoint in BF16, F16 or F32"
+            )
+        return DTYPES[code]
+
+    def read(self, name: str, runs: Sequence[range]) -> NDArray[Any]:
+        """The runs along the leading axes (each within the shape), as a new array."""
+        place, dtype = self.tensors[name], self.dtype(name)
+        kept = tuple(map(len, runs)) + place.shape[len(runs) :]
+        result = np.empty(kept, dtype)
+        if result.size == 0:
+            return result
+        if len(runs) < 2 or len(runs[1]) == place.shape[1]:
+            row_bytes = math.prod(place.shape[1:]) * dtype.itemsize
+            first = runs[0].start if runs else 0
+            self._fill(_as_bytes(result), place.begin + first * row_bytes)
+            return result
+        self._read_columns(place, _as_bytes(result).reshape(kept[0], -1), runs)
+        return result
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _read_columns(
+        self, place: TensorPlace, result: NDArray[np.uint8], runs: Sequence[range]
+    ) -> None:
+        """Into result [rows, bytes of the columns]."""
+        rows, columns = runs
+        row_bytes = (place.end - place.begin) // place.shape[0]
+        skip = columns.start * (row_bytes // place.shape[1])
+        begin = place.begin + rows.start * row_bytes
+        num_rows, part_bytes = result.shape
+        if row_bytes - part_bytes >= _READ_THROUGH_BYTES:
+            for row in range(num_rows):
+                self._fill(result[row], begin + row * row_bytes + skip)
+            return
+        step = max(1, _SCRATCH_BYTES // row_bytes)
+        scratch = np.empty((min(step, num_rows), row_bytes), np.uint8)
+        for row in range(0, num_rows, step):
+            count = min(step, num_rows - row)
+            self._fill(scratch[:count].reshape(-1), begin + row * row_bytes)
+            result[row : row + count] = scratch[:count, skip : skip + part_bytes]
+
+    def _fill(self, target: NDArray[np.uint8], offset: int) -> None:
+        """Reads exactly len(target) bytes from `offset` on."""
+        view = target.data
+        while view:
+            count = os.preadv(self._file.fileno(), [view[:_MAX_CALL_BYTES]], offset)
+            if count == 0:
+                raise _corrupt(self.path, f"it ended at byte {offset:,} while it was being read")
+            view = view[count:]
+            offset += count
+
+    def _read_header(self) -> tuple[bytes, int]:
+        """The header's bytes and where the data begins."""
+        if self.size < 8:
+            raise _corrupt(self.path, f"it has only {self.size} bytes")
+        length = int.from_bytes(os.pread(self._file.fileno(), 8, 0), "little")
+        if length > MAX_HEADER_BYTES or 8 + length > self.size:
+            raise _corrupt(
+                self.path, f"it announces a header of {length:,} bytes but has {self.size:,}"
+            )
+        header = np.empty(length, np.uint8)
+        self._fill(header, 8)
+        return header.tobytes(), 8 + length
+
+    def _place(self, name: str, entry: object, data_begin: int) -> TensorPlace:
+        if not isinstance(entry, dict):
+            raise _corrupt(self.path, f"its header has no description of {name!r}")
+        dtype, shape, offsets = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))
+        if not isinstance(dtype, str) or not _sizes(shape) or not _sizes(offsets):
+            raise _corrupt(self.path, f"its header describes {name!r} wrongly")
+        if len(offsets) != 2 or not 0 <= offsets[0] <= offsets[1] <= self.size - data_begin:
+            raise _corrupt(self.path, f"tensor {name!r} lies outside the file")
+        nbytes = offsets[1] - offsets[0]
+        if dtype in DTYPES and math.prod(shape) * DTYPES[dtype].itemsize != nbytes:
+            raise _corrupt(
+                self.path, f"{nbytes:,} bytes are not a tensor {name!r} of {dtype} {list(shape)}"
+            )
+        begin = data_begin + offsets[0]
+        return TensorPlace(dtype=dtype, shape=tuple(shape), begin=begin, end=begin + nbytes)
+
+
+def loads(text: bytes, path: Path) -> Any:
+    """The JSON in `text`; StoreCorruptError naming `path` if it is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _corrupt(path, "its description is not JSON") from error
+
+
+def _sizes(value: Any) -> TypeGuard[list[int]]:
+    if not isinstance(value, list) or len(value) > _MAX_AXES:
+        return False
+    return all(type(n) is int and 0 <= n <= _MAX_SIZE for n in value)
+
+
+def _as_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
+    return array.reshape(-1).view(np.uint8)
+
+
+def _corrupt(path: Path, what: str) -> StoreCorruptError:
+    return StoreCorruptError(f"{path} is damaged: {what}; download the file again")

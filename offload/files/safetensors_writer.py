@@ -1,0 +1,90 @@
+"""One safetensors file, written in any order by any thread, visible only once it is whole."""
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offload.files.durable import full_disk_as_store_full, sync_folder, write_all
+from offload.files.safetensors_file import DTYPES
+
+
+class SafetensorsWriter:
+    """A file of tensors whose shapes and types are known beforehand; a context manager.
+
+    Leaving the context without an error makes the file durable and gives it its name; with an
+    error, nothing is left. A process that is killed leaves `<name>.partial`, which nobody reads.
+    Raises StoreFullError on entering if the disk has not the room.
+    """
+
+    def __init__(self, path: Path, tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
+        """`tensors`: {name: (type as the format calls it, shape of one axis or more)}."""
+        self._path = path
+        self._partial = path.with_name(f"{path.name}.partial")
+        self._row_bytes: dict[str, int] = {}
+        offsets: dict[str, int] = {}
+        header: dict[str, Any] = {}
+        end = 0
+        for name, (dtype, shape) in tensors.items():
+            self._row_bytes[name] = math.prod(shape[1:]) * DTYPES[dtype].itemsize
+            nbytes = shape[0] * self._row_bytes[name]
+            offsets[name] = end
+            header[name] = {
+                "dtype": dtype,
+                "shape": list(shape),
+                "data_offsets": [end, end + nbytes],
+            }
+            end += nbytes
+        text = json.dumps(header, separators=(",", ":")).encode()
+        # Spaces are how the format pads; data on a cache line is copied fastest.
+        text += b" " * (-(8 + len(text)) % 64)
+        self._head = len(text).to_bytes(8, "little") + text
+        self._begin = {name: len(self._head) + offset for name, offset in offsets.items()}
+        self._total_bytes = len(self._head) + end
+
+    def __enter__(self) -> Self:
+        self._file = self._partial.open("wb", buffering=0)
+        try:
+            with full_disk_as_store_full(self._partial):
+                os.posix_fallocate(self._file.fileno(), 0, self._total_bytes)
+                write_all(self._file.fileno(), memoryview(self._head), 0)
+        except BaseException:
+            self._abandon()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self._abandon()
+            return
+        try:
+            with full_disk_as_store_full(self._partial):
+                os.fsync(self._file.fileno())
+            self._partial.replace(self._path)
+        except BaseException:
+            self._abandon()
+            raise
+        self._file.close()
+        sync_folder(self._path.parent)
+
+    def write_rows(self, name: str, first_row: int, rows: NDArray[Any]) -> None:
+        """Writes `rows` as rows first_row … of the tensor. StoreFullError if the disk is full."""
+        content = np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data
+        offset = self._begin[name] + first_row * self._row_bytes[name]
+        with full_disk_as_store_full(self._partial):
+            write_all(self._file.fileno(), content, offset)
+
+    def _abandon(self) -> None:
+        self._file.close()
+        self._partial.unlink(missing_ok=True)

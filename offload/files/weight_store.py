@@ -1,0 +1,240 @@
+"""Tensors by name, read in slices: from safetensors files or from memory.
+
+Knows files and their headers; knows nothing of models, plans or what a tensor means.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offload.errors import StoreCorruptError, StoreMissingError
+from offload.files.closing import Closing
+from offload.files.safetensors_file import MAX_HEADER_BYTES, SafetensorsFile, loads
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+
+class WeightStore(Protocol):
+    """Named tensors that are read in slices; safe to read from several threads at once."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Hex digits that change when the content does; found without reading the content."""
+        ...
+
+    def names(self) -> tuple[str, ...]:
+        """Every tensor, sorted."""
+        ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Raises StoreMissingError for an unknown name."""
+        ...
+
+    def dtype(self, name: str) -> np.dtype[Any]:
+        """The stored type, ml_dtypes' bfloat16 and float8 among them.
+
+        Raises StoreMissingError; StoreUnsupportedError for a type numpy cannot hold.
+        """
+        ...
+
+    def read(
+        self, name: str, rows: range | None = None, columns: range | None = None
+    ) -> NDArray[Any]:
+        """A new, writable, C-contiguous copy in the stored type.
+
+        rows is a run along axis 0, columns along axis 1; None is everything. Reads little more
+        than the bytes of the slice. Raises StoreMissingError and StoreUnsupportedError like
+        `dtype`, StoreCorruptError if the file shrank meanwhile, ValueError for a run that is not
+        within the tensor or for a closed store.
+        """
+        ...
+
+    def close(self) -> None:
+        """Lets go of the files; reading afterwards is an error, closing again is not."""
+        ...
+
+
+class MemoryStore:
+    """A WeightStore over arrays; they are not copied, so do not change them."""
+
+    def __init__(self, tensors: Mapping[str, NDArray[Any]]) -> None:
+        self._tensors = {name: tensors[name] for name in sorted(tensors)}
+        self._closed = False
+        digest = hashlib.sha256()
+        for name, array in self._tensors.items():
+            digest.update(f"{name}\0{array.dtype.name}\0{array.shape}\0".encode())
+            digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        self._fingerprint = digest.hexdigest()[:32]
+
+    @property
+    def fingerprint(self) -> str:
+        """The hash of everything: this content is at hand."""
+        return self._fingerprint
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._tensors)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._tensor(name).shape
+
+    def dtype(self, name: str) -> np.dtype[Any]:
+        return self._tensor(name).dtype
+
+    def read(
+        self, name: str, rows: range | None = None, columns: range | None = None
+    ) -> NDArray[Any]:
+        if self._closed:
+            raise ValueError("the weight store is closed")
+        tensor = self._tensor(name)
+        slices = [slice(run.start, run.stop) for run in checked_runs(tensor.shape, rows, columns)]
+        return np.array(tensor[tuple(slices)], order="C")
+
+    def close(self) -> None:
+        self._closed = True
+
+    def _tensor(self, name: str) -> NDArray[Any]:
+        if name not in self._tensors:
+            raise StoreMissingError(f"there is no tensor {name!r} in this store")
+        return self._tensors[name]
+
+
+class SafetensorsStore(Closing):
+    """A WeightStore over a Hugging Face checkpoint: one safetensors file, or an index and shards.
+
+    `path` is the folder, or one safetensors file. Opening reads the headers only and checks them
+    against the sizes of the files. Raises StoreMissingError, StoreCorruptError and
+    StoreUnsupportedError.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._files: list[SafetensorsFile] = []
+        self._places: dict[str, SafetensorsFile] = {}
+        try:
+            self._open(path)
+        except BaseException:
+            self.close()
+            raise
+        digest = hashlib.sha256()
+        for file in self._files:
+            digest.update(f"{file.path.name}\0{file.size}\0{file.mtime_ns}\0".encode())
+            digest.update(file.header_digest)
+        self._fingerprint = digest.hexdigest()[:32]
+
+    @property
+    def fingerprint(self) -> str:
+        """From the names, sizes, times of change and headers of the files."""
+        return self._fingerprint
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(sorted(self._places))
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._file(name).tensors[name].shape
+
+    def dtype(self, name: str) -> np.dtype[Any]:
+        return self._file(name).dtype(name)
+
+    def read(
+        self, name: str, rows: range | None = None, columns: range | None = None
+    ) -> NDArray[Any]:
+        file = self._file(name)
+        return file.read(name, checked_runs(file.tensors[name].shape, rows, columns))
+
+    def close(self) -> None:
+        for file in self._files:
+            file.close()
+
+    def _file(self, name: str) -> SafetensorsFile:
+        if name not in self._places:
+            where = self._files[0].path.parent
+            raise StoreMissingError(
+                f"the checkpoint in {where} has no tensor {name!r}: it is of another architecture "
+                "than its config.json says, or incomplete; download it again"
+            )
+        return self._places[name]
+
+    def _open(self, path: Path) -> None:
+        if path.is_file():
+            self._add(path)
+        elif (path / SINGLE_FILE).is_file():
+            self._add(path / SINGLE_FILE)
+        elif (path / INDEX_FILE).is_file():
+            self._open_index(path / INDEX_FILE)
+        else:
+            others = sorted(p.name for p in path.glob("*.bin")) if path.is_dir() else []
+            hint = (
+                f"its {others[0]} is a pickle, which is never read; convert it to safetensors"
+                if others
+                else "give the folder of a downloaded Hugging Face checkpoint"
+            )
+            raise StoreMissingError(f"{path} has neither {SINGLE_FILE} nor {INDEX_FILE}: {hint}")
+        if not self._places:
+            raise StoreCorruptError(f"{path} holds no tensors; download the checkpoint again")
+
+    def _add(self, path: Path) -> SafetensorsFile:
+        file = SafetensorsFile(path)
+        self._files.append(file)
+        if len(self._files) == 1:
+            self._places = dict.fromkeys(file.tensors, file)
+        return file
+
+    def _open_index(self, index: Path) -> None:
+        weight_map = _read_weight_map(index)
+        files: dict[str, SafetensorsFile] = {}
+        for name in sorted(set(weight_map.values())):
+            if not (index.parent / name).is_file():
+                raise StoreMissingError(
+                    f"{index.name} names {name}, which is not in {index.parent}; download the "
+                    "rest of the checkpoint"
+                )
+            files[name] = self._add(index.parent / name)
+        self._places = {tensor: files[name] for tensor, name in weight_map.items()}
+        for tensor, file in self._places.items():
+            if tensor not in file.tensors:
+                raise StoreCorruptError(
+                    f"{index.name} says that {file.path.name} holds {tensor!r}, but it does not; "
+                    "download both again"
+                )
+
+
+def checked_runs(
+    shape: tuple[int, ...], rows: range | None, columns: range | None
+) -> tuple[range, ...]:
+    """The asked-for runs of the leading axes; ValueError for one the tensor does not have."""
+    asked = [rows, columns]
+    while asked and asked[-1] is None:
+        asked.pop()
+    if len(asked) > len(shape):
+        raise ValueError(f"a tensor of shape {list(shape)} has no axis {len(asked) - 1} to slice")
+    complete = []
+    for size, run in zip(shape, asked, strict=False):
+        run = range(size) if run is None else run  # noqa: PLW2901
+        if run.step != 1 or not 0 <= run.start <= run.stop <= size:
+            raise ValueError(f"{run} is not a run within an axis of size {size}")
+        complete.append(run)
+    return tuple(complete)
+
+
+def _read_weight_map(index: Path) -> dict[str, str]:
+    """The index's map from tensor to file name; every name is that of a file beside it."""
+    if index.stat().st_size > MAX_HEADER_BYTES:
+        raise StoreCorruptError(f"{index} is larger than any index; download it again")
+    content = loads(index.read_bytes(), index)
+    weight_map = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(weight_map, dict):
+        raise StoreCorruptError(f"{index} has no weight_map; download it again")
+    for tensor, name in weight_map.items():
+        if not isinstance(name, str) or name in {"", ".", ".."} or name != Path(name).name:
+            raise StoreCorruptError(
+                f"{index} places {tensor!r} in {json.dumps(name)}, which is not the plain name of "
+                "a file beside it; do not use this checkpoint"
+            )
+        if "\0" in name or "\\" in name:
+            raise StoreCorruptError(f"{index} holds the impossible file name {name!r}")
+    return weight_map

@@ -1,0 +1,1 @@
+"""Where keys and values are: in memory, on disk, found again."""

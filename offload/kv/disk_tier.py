@@ -1,0 +1,205 @@
+"""Keys and values on disk: one file for each request, with a fixed place for every token."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from offload.errors import StoreCorruptError, StoreError, StoreFullError
+from offload.files.durable import write_all
+from offload.kv.tier import Allowance, KVPlace, KVShape, Room, Rows, check_size, checksum
+
+Result = TypeVar("Result")
+
+_BLOCK_BYTES = 4096
+
+
+class DiskKVTier:
+    """Files under `folder` that have no name: whatever ends this process, they are gone with it.
+
+    Written and read in runs of tokens, one for each layer and head. The limit counts bytes of keys
+    and values; a file system takes a little more.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        limit_bytes: int,
+        on_change: Callable[[int], None] = lambda _num_bytes: None,
+        on_full: Callable[[int], bool] = lambda _num_bytes: False,
+    ) -> None:
+        """`on_change` is told the bytes that are about to be written, or are free again (< 0).
+
+        `on_full`, where the disk has no room for so many: whether it freed some, to try again.
+        Raises StoreError if `folder` cannot be made or written."""
+        self._folder = folder
+        self._on_full = on_full
+        self._allowance = Allowance(limit_bytes, on_change)
+        self._places: dict[str, _DiskPlace] = {}
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            os.close(_nameless_file(folder))
+        except OSError as error:
+            raise StoreError(
+                f"keys and values cannot be kept in {folder}: {error.strerror}; choose another "
+                "folder or mend its permissions"
+            ) from error
+
+    @property
+    def used_bytes(self) -> int:
+        return self._allowance.used_bytes
+
+    @property
+    def written_bytes(self) -> int:
+        return self._allowance.written_bytes
+
+    def place(self, request: str, shape: KVShape) -> KVPlace:
+        place = self._places.get(request)
+        if place is None:
+            with _disk_errors(self._folder):
+                place = _DiskPlace(self._folder, shape, self._allowance, self._on_full)
+            self._places[request] = place
+        return place
+
+    def drop(self, request: str) -> None:
+        place = self._places.pop(request, None)
+        if place is not None:
+            place.close()
+
+    def close(self) -> None:
+        for request in list(self._places):
+            self.drop(request)
+
+
+class _DiskPlace:
+    """Runs of tokens, each of one layer's keys or values of one head, at multiples of a block."""
+
+    def __init__(
+        self,
+        folder: Path,
+        shape: KVShape,
+        allowance: Allowance,
+        on_full: Callable[[int], bool],
+    ) -> None:
+        self._folder = folder
+        self._on_full = on_full
+        self._shape = shape
+        self._room = Room(shape, allowance)
+        self._run_bytes = -(-shape.context_tokens * shape.row_bytes // _BLOCK_BYTES) * _BLOCK_BYTES
+        self._tokens = [0] * shape.num_layers
+        self._sums = [[0] * (2 * shape.num_kv_heads) for _ in range(shape.num_layers)]
+        self._file = _nameless_file(folder)
+
+    def tokens(self, layer: int) -> int:
+        return self._tokens[layer]
+
+    def reserve(self, tokens: int) -> None:
+        with self._room.growing(range(self._shape.num_layers), tokens) as num_bytes:
+            if num_bytes:
+                self._where_full(num_bytes, lambda: self._allocate(tokens, num_bytes))
+
+    def append(self, layer: int, keys: Rows, values: Rows) -> None:
+        tokens = self._tokens[layer] + keys.shape[1]
+        num_bytes = keys.nbytes + values.nbytes
+        with self._room.growing([layer], tokens):
+            self._sums[layer] = self._where_full(
+                num_bytes, lambda: self._write(layer, keys, values)
+            )
+        self._tokens[layer] = tokens
+        self._room.wrote(keys.shape[1])
+
+    def read(self, layer: int, keys: Rows, values: Rows) -> None:
+        check_size(self._tokens[layer], keys, values)
+        with contextlib.suppress(OSError):  # all at once: the disk is kept busy while we copy
+            for number, rows in enumerate((*keys, *values)):
+                offset = self._offset(layer, number)
+                os.posix_fadvise(self._file, offset, rows.nbytes, os.POSIX_FADV_WILLNEED)
+        for number, rows in enumerate((*keys, *values)):
+            # A view: the rows of one head follow each other in the pool.
+            content = rows.reshape(-1).view(np.uint8).data
+            self._fill(content, self._offset(layer, number))
+            if checksum(content, 0) != self._sums[layer][number]:
+                raise StoreCorruptError(
+                    f"the disk under {self._folder} gave back other keys and values than it was "
+                    "given; it may be failing: choose another one for --kv-disk"
+                )
+
+    def close(self) -> None:
+        os.close(self._file)
+        self._room.give_back()
+
+    def _where_full(self, num_bytes: int, attempt: Callable[[], Result]) -> Result:
+        """Once more for as long as somebody makes room."""
+        while True:
+            try:
+                return attempt()
+            except StoreFullError:
+                if not self._on_full(num_bytes):
+                    raise
+
+    def _allocate(self, tokens: int, num_bytes: int) -> None:
+        """Blocks of the disk for so many tokens in every layer, in place of holes in the file."""
+        size = self._shape.row_bytes
+        with _disk_errors(self._folder, num_bytes):
+            for layer, known in enumerate(self._tokens):
+                if known < tokens:
+                    for number in range(2 * self._shape.num_kv_heads):
+                        offset = self._offset(layer, number) + known * size
+                        os.posix_fallocate(self._file, offset, (tokens - known) * size)
+
+    def _write(self, layer: int, keys: Rows, values: Rows) -> list[int]:
+        """Behind what is there; the checksums with these."""
+        sums = list(self._sums[layer])
+        begin = self._tokens[layer] * self._shape.row_bytes
+        with _disk_errors(self._folder, keys.nbytes + values.nbytes):
+            for number, rows in enumerate((*keys, *values)):
+                content = np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data
+                write_all(self._file, content, self._offset(layer, number) + begin)
+                sums[number] = checksum(content, sums[number])
+        return sums
+
+    def _offset(self, layer: int, number: int) -> int:
+        return (layer * 2 * self._shape.num_kv_heads + number) * self._run_bytes
+
+    def _fill(self, content: memoryview, offset: int) -> None:
+        done = 0
+        with _disk_errors(self._folder):
+            while done < len(content):
+                count = os.preadv(self._file, [content[done:]], offset + done)
+                if not count:
+                    raise StoreCorruptError(f"a file of keys and values in {self._folder} was cut")
+                done += count
+            with contextlib.suppress(OSError):  # the page cache need not hold it as well
+                os.posix_fadvise(self._file, offset, done, os.POSIX_FADV_DONTNEED)
+
+
+def _nameless_file(folder: Path) -> int:
+    try:
+        return os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o600)
+    except OSError as error:
+        if error.errno not in {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL}:
+            raise
+    descriptor, name = tempfile.mkstemp(prefix=".kv-", dir=folder)
+    Path(name).unlink()
+    return descriptor
+
+
+@contextlib.contextmanager
+def _disk_errors(folder: Path, num_bytes: int = 0) -> Iterator[None]:
+    """Errors of the system as ours; so many bytes were to be written."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
+            raise StoreFullError(
+                f"the disk under {folder} is full: no room for {num_bytes:,} bytes of keys and "
+                "values; free some, or choose another folder for --kv-disk"
+            ) from error
+        raise StoreError(f"the disk under {folder} failed: {error.strerror}") from error

@@ -1,0 +1,191 @@
+"""Blocks of keys and values on disk, found again by what they were computed from.
+
+One file for a block, named by its key; it gets its name when it is whole. What is damaged, cut or
+of somebody else counts as not there. Beside requests that need the disk now, these are guests: the
+least recently used go first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import threading
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offload.errors import StoreError
+from offload.files.manifest import is_digest
+
+_MAGIC = b"edge-kv1"
+_HEAD_BYTES = len(_MAGIC) + hashlib.sha256().digest_size
+_DRAFT = ".draft-"
+
+Arrays = Sequence[NDArray[Any]]
+
+
+class PrefixStore:
+    """Of all methods: from any thread. A full disk means that less is kept."""
+
+    def __init__(self, folder: Path, limit_bytes: int) -> None:
+        """Raises StoreError if `folder` cannot be made or read."""
+        self._folder = folder
+        self._limit_bytes = limit_bytes
+        self._guests_bytes = 0
+        self._drafts_bytes = 0
+        self._mutex = threading.Lock()
+        self._sizes: dict[str, int] = {}
+        """By key, the least recently used first."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for draft in folder.glob(f"{_DRAFT}*"):  # of a process that died
+                draft.unlink()
+            found = [(path.stat(), path.name) for path in folder.iterdir() if _is_key(path)]
+        except OSError as error:
+            raise StoreError(
+                f"keys and values cannot be kept in {folder}: {error.strerror}; choose another "
+                "folder or mend its permissions"
+            ) from error
+        for status, name in sorted(found, key=lambda each: (each[0].st_mtime_ns, each[1])):
+            self._sizes[name] = status.st_size
+        self.make_room(0)
+
+    @property
+    def used_bytes(self) -> int:
+        return sum(self._sizes.values())
+
+    def make_room(self, num_bytes: int) -> None:
+        """Somebody else takes so many of the limit's bytes, or with a minus gives them back."""
+        with self._mutex:
+            self._guests_bytes += num_bytes
+            self._shrink()
+
+    def give_way(self, num_bytes: int) -> bool:
+        """The disk itself is full: keep so many bytes less. False if nothing is kept."""
+        with self._mutex:
+            return self._throw_away(num_bytes)
+
+    def has(self, key: str) -> bool:
+        """Whether there is such a block; if so, it was used now."""
+        with self._mutex:
+            if key not in self._sizes:
+                return False
+            self._use(key)
+            return True
+
+    def get(self, key: str, into: Arrays) -> bool:
+        """Fill the arrays, contiguous ones, with the block; False, contents lost, if there is none.
+
+        A block that is not what was kept, or of other sizes, is thrown away.
+        """
+        with self._mutex:
+            if key not in self._sizes:
+                return False
+            try:
+                is_whole = self._read(self._folder / key, into)
+            except OSError:
+                is_whole = False
+            if is_whole:
+                self._use(key)
+            else:
+                self._discard(key)
+            return is_whole
+
+    def put(self, key: str, arrays: Arrays) -> bool:
+        """Keep a block; False if there is no room, or the disk fails."""
+        parts = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays]
+        size = _HEAD_BYTES + sum(part.nbytes for part in parts)
+        with self._mutex:
+            if size > self._limit_bytes - self._guests_bytes - self._drafts_bytes:
+                return False
+            self._drafts_bytes += size
+            self._shrink()
+        draft = self._folder / f"{_DRAFT}{uuid.uuid4().hex}"
+        is_kept = False
+        try:
+            if self._write(draft, parts, size):  # nobody waits for it: others may use the store
+                with self._mutex:
+                    draft.replace(self._folder / key)
+                    self._sizes.pop(key, None)
+                    self._sizes[key] = size
+                    self._drafts_bytes -= size
+                is_kept = True
+        except OSError:
+            pass
+        finally:
+            if not is_kept:
+                with self._mutex:
+                    self._drafts_bytes -= size
+                with contextlib.suppress(OSError):
+                    draft.unlink(missing_ok=True)
+        return is_kept
+
+    def _write(self, draft: Path, parts: Sequence[NDArray[Any]], size: int) -> bool:
+        """False if the disk is full. Readable by nobody else: what was said can be told from it."""
+        digest = hashlib.sha256()
+        for part in parts:
+            digest.update(part.data)
+        while True:
+            try:
+                with open(
+                    draft, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)
+                ) as file:
+                    file.write(_MAGIC + digest.digest())
+                    for part in parts:
+                        file.write(part.data)
+                return True
+            except OSError as error:
+                if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+                    raise
+                if not self.give_way(size):
+                    return False
+
+    def _read(self, path: Path, into: Arrays) -> bool:
+        parts = [array.reshape(-1).view(np.uint8) for array in into]
+        with path.open("rb") as file:
+            head = file.read(_HEAD_BYTES)
+            if os.fstat(file.fileno()).st_size != _HEAD_BYTES + sum(part.nbytes for part in parts):
+                return False
+            digest = hashlib.sha256()
+            for part in parts:
+                if file.readinto(part.data) != part.nbytes:
+                    return False
+                digest.update(part.data)
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        return head == _MAGIC + digest.digest()
+
+    def _use(self, key: str) -> None:
+        self._sizes[key] = self._sizes.pop(key)
+        with contextlib.suppress(OSError):  # it counts after a restart only
+            os.utime(self._folder / key)
+
+    def _shrink(self) -> None:
+        """Throw away the oldest until the limit is kept, or nothing is left."""
+        room_bytes = self._limit_bytes - self._guests_bytes - self._drafts_bytes
+        self._throw_away(self.used_bytes - room_bytes)
+
+    def _throw_away(self, num_bytes: int) -> bool:
+        """The oldest, so many bytes or all there are; whether there were any."""
+        left_bytes = num_bytes
+        for key in list(self._sizes):
+            if left_bytes <= 0:
+                break
+            left_bytes -= self._sizes[key]
+            self._discard(key)
+        return left_bytes < num_bytes
+
+    def _discard(self, key: str) -> None:
+        del self._sizes[key]
+        with contextlib.suppress(OSError):
+            (self._folder / key).unlink(missing_ok=True)
+
+
+def _is_key(path: Path) -> bool:
+    """Other files are not ours to count, or to throw away."""
+    return is_digest(path.name) and path.is_file()

@@ -1,0 +1,106 @@
+"""Two tiers as one: keys and values stay in the first while it has room, the others in the second.
+
+Requests take turns in a cycle, so the best that can be done is that the same ones stay (as with
+weights, see `weight_streamer.py`): nobody is moved on to make room for who comes later.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from offload.errors import StoreFullError
+from offload.kv.tier import KVPlace, KVShape, KVTier, Rows
+
+
+class KVTiers:
+    """See KVTier. Takes both over: `close` closes them."""
+
+    def __init__(self, first: KVTier, second: KVTier) -> None:
+        self.first = first
+        self.second = second
+        self._places: dict[str, _Place] = {}
+        self._moved_bytes = 0
+
+    @property
+    def used_bytes(self) -> int:
+        return self.first.used_bytes + self.second.used_bytes
+
+    @property
+    def written_bytes(self) -> int:
+        return self.first.written_bytes + self.second.written_bytes - self._moved_bytes
+
+    def place(self, request: str, shape: KVShape) -> KVPlace:
+        if request not in self._places:
+            self._places[request] = _Place(self, request, shape)
+        return self._places[request]
+
+    def drop(self, request: str) -> None:
+        if self._places.pop(request, None) is not None:
+            self.first.drop(request)
+            self.second.drop(request)
+
+    def close(self) -> None:
+        self._places.clear()
+        self.first.close()
+        self.second.close()
+
+    def move(self, request: str, shape: KVShape, like: Rows) -> KVPlace:
+        """From the first to the second; `like`: rows of the same shape and type.
+
+        Raises StoreFullError: then it is where it was.
+        """
+        source, target = self.first.place(request, shape), self.second.place(request, shape)
+        try:
+            for layer in range(shape.num_layers):
+                tokens = source.tokens(layer)
+                keys, values = (
+                    np.empty((like.shape[0], tokens, like.shape[2]), like.dtype) for _ in range(2)
+                )
+                source.read(layer, keys, values)
+                target.append(layer, keys, values)
+                self._moved_bytes += keys.nbytes + values.nbytes
+        except BaseException:
+            self.second.drop(request)
+            raise
+        self.first.drop(request)
+        return target
+
+
+class _Place:
+    def __init__(self, tiers: KVTiers, request: str, shape: KVShape) -> None:
+        self._tiers = tiers
+        self._request = request
+        self._shape = shape
+        self._now = tiers.first.place(request, shape)
+        self._is_first = True
+        self._like: Rows = np.empty((0, 0, 0), np.uint8)
+        """No rows, of the shape and type that those here have."""
+
+    def tokens(self, layer: int) -> int:
+        return self._now.tokens(layer)
+
+    def reserve(self, tokens: int) -> None:
+        if self._is_first:
+            try:
+                self._now.reserve(tokens)
+                return
+            except StoreFullError:
+                self._leave(self._like)
+        self._now.reserve(tokens)
+
+    def append(self, layer: int, keys: Rows, values: Rows) -> None:
+        if self._is_first:
+            try:
+                self._now.append(layer, keys, values)
+                self._like = keys[:, :0].copy()
+                return
+            except StoreFullError:
+                self._leave(keys)
+        self._now.append(layer, keys, values)
+
+    def read(self, layer: int, keys: Rows, values: Rows) -> None:
+        self._now.read(layer, keys, values)
+
+    def _leave(self, like: Rows) -> None:
+        self._now = self._tiers.move(self._request, self._shape, like)
+        self._is_first = False

@@ -1,0 +1,1 @@
+"""Weights that do not fit, brought in ahead of their use."""

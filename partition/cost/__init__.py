@@ -1,0 +1,1 @@
+"""How long will a plan take?"""

@@ -1,0 +1,287 @@
+"""How fast a plan will be, from measured rates: one function per term, formulas in COST.md.
+
+A step is a chain of things that wait for each other, so its time is a sum; where several shards
+work side by side, the slowest counts. Pure arithmetic over facts; searches nothing.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from partition.cost.contention import shares_host
+from partition.cost.messages import Network
+from partition.cost.overlap import stage_sum_s
+from partition.cost.pace import CHUNK_TOKENS, Pace, Phase, Segment, chunk_phase, decode_phase
+from partition.cost.terms import Kind, Term, in_words, merged
+from partition.errors import PlanError
+from partition.fit.memory import memory_use, num_local_kv_heads
+from partition.fit.streaming import Load, loads_of, waits_for_disk
+from partition.plan.facts import ClusterSpec, ModelFacts, Workload
+from partition.plan.plan import Plan, Shard, Stage
+
+TOKEN_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """How fast a plan will be."""
+
+    first_token_s: float
+    """From a prompt of the workload to its first token, nobody else asking."""
+    token_s: float
+    """A step in which every request gets a token."""
+    tokens_per_s: float
+    """Of all requests together, while they decode."""
+    terms: tuple[Term, ...]
+    """The parts of `token_s`, which is their sum; the largest first."""
+    bottleneck: str
+    """The largest term, in words."""
+    device_s: tuple[tuple[str, float], ...]
+    """Seconds that each device (by id, in plan order) computes for a step."""
+
+    def total_s(self, workload: Workload) -> float:
+        """What plans are compared by: a whole answer of the workload."""
+        return self.first_token_s + workload.output_tokens * self.token_s
+
+
+def estimate(
+    plan: Plan,
+    model: ModelFacts,
+    cluster: ClusterSpec,
+    workload: Workload,
+    *,
+    chunk_tokens: int = CHUNK_TOKENS,
+) -> Estimate:
+    """How fast `plan` runs this workload, prompts in chunks of `chunk_tokens`.
+
+    PlanError when the plan is not for this model and cluster, or a device of it has no rates.
+    """
+    plan.validate(model, cluster)
+    unmeasured = [id for id in plan.devices if cluster.device(id).rates is None]
+    if unmeasured:
+        raise PlanError(
+            [f"Device {id!r} has not been measured, so no speed is known." for id in unmeasured]
+        )
+    view = _View(plan, model, cluster)
+    use = memory_use(plan, model, workload)
+    decode = decode_phase(workload)
+    waits = waits_for_disk(plan, cluster, use, view.stage_seconds(decode))
+    loads = view.loads(waits, loads_of(plan, cluster, use))
+    terms = merged([*view.steps(decode), *loads, *view.outside_stages(decode)])
+    token_s = sum(term.seconds for term in terms)
+    chunk, num_chunks = chunk_phase(workload, chunk_tokens)
+    stages_s = view.stage_seconds(chunk)
+    # Every chunk reads what a step reads; a stage waits for the slowest of its disks.
+    waited = dict(waits_for_disk(plan, cluster, use, stages_s))
+    stages_s = [
+        own_s + max(waited[shard.device] for shard in stage.shards)
+        for own_s, stage in zip(stages_s, plan.stages, strict=True)
+    ]
+    beside_s = beside_stages_s(view.hops_s(chunk, view.network.hop_busy_s))
+    first_token_s = (
+        sum(stages_s)
+        + (num_chunks - 1) * max(map(sum, zip(stages_s, beside_s, strict=True)))
+        + sum(term.seconds for term in view.outside_stages(chunk))
+    )
+    return Estimate(
+        first_token_s=first_token_s,
+        token_s=token_s,
+        tokens_per_s=workload.concurrency / token_s if token_s else float("inf"),
+        terms=terms,
+        bottleneck=in_words(terms[0], token_s),
+        device_s=view.device_seconds(decode),
+    )
+
+
+class _View:
+    """One plan on one cluster, asked for the terms of its steps."""
+
+    def __init__(self, plan: Plan, model: ModelFacts, cluster: ClusterSpec) -> None:
+        self._plan = plan
+        self._model = model
+        self._cluster = cluster
+        self._devices = {device.id: device for device in cluster.devices}
+        names = [device.name for device in cluster.devices]
+        self._names = {
+            device.id: device.name if names.count(device.name) == 1 else device.id
+            for device in cluster.devices
+        }
+        self.network = Network(cluster)
+
+    def steps(self, phase: Phase) -> Iterator[Term]:
+        for number in range(len(self._plan.stages)):
+            yield from self.stage(number, phase)
+
+    def stage_seconds(self, phase: Phase) -> list[float]:
+        return [
+            sum(term.seconds for term in self.stage(number, phase))
+            for number in range(len(self._plan.stages))
+        ]
+
+    def loads(
+        self, waits: Sequence[tuple[str, float]], loads: Mapping[str, Load]
+    ) -> Iterator[Term]:
+        """For each stage the wait for the slowest of its disks, or links to a host."""
+        seconds = dict(waits)
+        for stage in self._plan.stages:
+            slowest = max(stage.shards, key=lambda shard: seconds[shard.device])
+            if seconds[slowest.device]:
+                count = slowest.streamed_layers
+                load = loads[slowest.device]
+                kind: Kind = "copy" if load.copy_s > load.disk_s else "load"
+                yield self._term(kind, [slowest], count, seconds[slowest.device])
+
+    def stage(self, number: int, phase: Phase) -> list[Term]:
+        """What a stage does in a step, from the hidden state it hears to the one it tells."""
+        stage = self._plan.stages[number]
+        is_first, is_last = number == 0, number == len(self._plan.stages) - 1
+        paces = [self._pace(shard, stage, phase) for shard in stage.shards]
+        slowest = max(range(len(paces)), key=lambda index: paces[index].step_s)
+        terms = [self._term("step", [stage.shards[slowest]], 1, paces[slowest].step_s)]
+        if len(paces) == 1:
+            rows = len(stage.shards[0].vocab) if is_last else 0
+            whole = paces[0].whole(self._model, len(stage.layers), rows)
+            return terms + self._computed(stage, [whole], 1)
+        return (
+            terms
+            + self._layers(stage, paces)
+            + self._sums(stage, 2 * len(stage.layers) + is_first, phase)
+            + (self._computed(stage, [pace.bare() for pace in paces], 1) if is_first else [])
+            + (
+                self._head(stage, paces, phase)
+                if is_last
+                else self._computed(stage, [pace.bare() for pace in paces], 1)
+            )
+        )
+
+    def hops_s(
+        self, phase: Phase, hop_s: Callable[[Sequence[str], Sequence[str], float], float]
+    ) -> list[float]:
+        """From each stage to the next, by `hop_s` or `hop_busy_s` of the network."""
+        nbytes = phase.rows * self._model.wire_row_bytes
+        return [
+            hop_s(_ids(before.shards), _ids(after.shards), nbytes)
+            for before, after in pairwise(self._plan.stages)
+        ]
+
+    def outside_stages(self, phase: Phase) -> Iterator[Term]:
+        """Hops between stages, choosing the token, and telling it to the first stage."""
+        stages = self._plan.stages
+        for (before, after), seconds in zip(
+            pairwise(stages), self.hops_s(phase, self.network.hop_s), strict=True
+        ):
+            yield self._term("hop", [before.shards[0], after.shards[0]], 1, seconds)
+        sampler = stages[-1].shards[0]
+        rates = self._devices[sampler.device].rates
+        assert rates is not None
+        yield self._term("sample", [sampler], 1, phase.head_rows * rates.sample_s)
+        listeners = [shard for shard in stages[0].shards if shard.device != sampler.device]
+        if listeners:
+            told = [
+                self.network.message_s(sampler.device, each.device, phase.head_rows * TOKEN_BYTES)
+                for each in listeners
+            ]
+            slowest = max(range(len(told)), key=lambda index: told[index])
+            yield self._term("hop", [sampler, listeners[slowest]], 1, told[slowest])
+
+    def device_seconds(self, phase: Phase) -> tuple[tuple[str, float], ...]:
+        seconds: list[tuple[str, float]] = []
+        last = len(self._plan.stages) - 1
+        for number, stage in enumerate(self._plan.stages):
+            for shard in stage.shards:
+                pace = self._pace(shard, stage, phase)
+                rows = len(shard.vocab) if number == last else 0
+                if len(stage.shards) == 1:
+                    own_s = pace.whole(self._model, len(stage.layers), rows).mean_s
+                else:
+                    layer_s = self._attention(pace, shard).mean_s
+                    layer_s += pace.feed_forward(self._model, len(shard.ffn_columns)).mean_s
+                    ends_s = pace.bare().mean_s * ((number == 0) + (number != last))
+                    own_s = len(stage.layers) * layer_s + ends_s
+                    own_s += pace.head(self._model, rows).mean_s
+                seconds.append((shard.device, own_s))
+        return tuple(seconds)
+
+    def _pace(self, shard: Shard, stage: Stage, phase: Phase) -> Pace:
+        device = self._devices[shard.device]
+        return Pace.of(
+            device,
+            phase,
+            stage=[self._devices[id] for id in _ids(stage.shards)],
+            host=self._cluster.devices,
+            is_crowded=phase.overlaps
+            and shares_host([self._devices[id] for id in self._plan.devices], device),
+        )
+
+    def _attention(self, pace: Pace, shard: Shard) -> Segment:
+        kv_heads = num_local_kv_heads(shard.heads, self._model)
+        return pace.attention(self._model, len(shard.heads), kv_heads)
+
+    def _layers(self, stage: Stage, paces: Sequence[Pace]) -> list[Term]:
+        """Two segments for each layer, each as long as its slowest shard."""
+        pairs = list(zip(paces, stage.shards, strict=True))
+        attention = [self._attention(pace, shard) for pace, shard in pairs]
+        feed_forward = [
+            pace.feed_forward(self._model, len(shard.ffn_columns)) for pace, shard in pairs
+        ]
+        count = len(stage.layers)
+        return [
+            *self._computed(stage, attention, count),
+            *self._computed(stage, feed_forward, count),
+        ]
+
+    def _sums(self, stage: Stage, count: int, phase: Phase) -> list[Term]:
+        devices = [self._devices[shard.device] for shard in stage.shards]
+        sum_s = stage_sum_s(self.network, self._model, devices, phase)
+        return [self._term("reduce", stage.shards, count, count * sum_s)]
+
+    def _head(self, stage: Stage, paces: Sequence[Pace], phase: Phase) -> list[Term]:
+        """The logits of each shard, and each one's best tokens on their way to rank 0.
+
+        Those are a few bytes, and all of them travel at the same time.
+        """
+        segments = [
+            pace.head(self._model, len(shard.vocab))
+            for pace, shard in zip(paces, stage.shards, strict=True)
+        ]
+        latency_s = gather_latency_s(self.network, _ids(stage.shards))
+        way = self._term("sample", stage.shards, 1, latency_s)
+        return [*self._computed(stage, segments, 1), way]
+
+    def _computed(self, stage: Stage, segments: Sequence[Segment], count: int) -> list[Term]:
+        """`count` times the slowest of these segments, one for each shard of the stage."""
+        slowest = max(range(len(segments)), key=lambda index: segments[index].total_s)
+        return self._parts([stage.shards[slowest]], stage, segments[slowest], count)
+
+    def _parts(
+        self, own: Sequence[Shard], stage: Stage, segment: Segment, count: int
+    ) -> list[Term]:
+        wait_s = segment.total_s - segment.mean_s
+        terms = [
+            self._term("compute", own, count, count * segment.weights_s),
+            self._term("attention", own, count, count * segment.attention_s),
+            self._term("runs", own, count, count * segment.runs_s),
+            self._term("wait", stage.shards, count, count * wait_s),
+        ]
+        return [term for term in terms if term.seconds]
+
+    def _term(self, kind: Kind, shards: Sequence[Shard], count: int, seconds: float) -> Term:
+        where = "-".join(self._names[shard.device] for shard in shards)
+        return Term(kind=kind, where=where, count=count, seconds=seconds)
+
+
+def beside_stages_s(hops_s: Sequence[float]) -> list[float]:
+    """What each stage does for a chunk beside computing: hearing of it, and handing it on.
+
+    A stage's thread is in both, so it can begin the next chunk only after them.
+    """
+    return [before + after for before, after in zip((0.0, *hops_s), (*hops_s, 0.0), strict=True)]
+
+
+def gather_latency_s(network: Network, ids: Sequence[str]) -> float:
+    """Seconds until rank 0 has the best tokens of every shard's part of the vocabulary."""
+    return max((network.link(id, ids[0])[0] for id in ids[1:]), default=0.0)
+
+
+def _ids(shards: Sequence[Shard]) -> tuple[str, ...]:
+    return tuple(shard.device for shard in shards)

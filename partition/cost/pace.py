@@ -1,0 +1,213 @@
+"""How long one device takes for its part of a step: weights, attention, graph runs.
+
+The roofline of one device, measured rather than derived: a step of r rows takes so many seconds for
+each byte of weights, whatever limits it, memory or arithmetic. Knows one device at a time.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from partition.cost.contention import MemoryRate, memory_rate
+from partition.plan.facts import DeviceSpec, ModelFacts, Workload
+
+CHUNK_TOKENS = 256
+"""Tokens of a prompt that run as one step, unless the caller says otherwise."""
+
+HALVED_TOKENS = 256
+"""Tokens from which a split stage computes a chunk in halves; as the back ends do it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """A kind of step."""
+
+    rows: float
+    """Tokens in the step."""
+    context_tokens: float
+    """Cached tokens that each of them attends, in the mean."""
+    head_rows: float
+    """Tokens whose logits are computed."""
+    overlaps: bool
+    """Whether stages compute at the same time, each at another step."""
+    in_halves: bool = False
+    """Whether a split stage computes one half of the tokens while it sums the other."""
+
+
+def decode_phase(workload: Workload) -> Phase:
+    """One token of each request, half-way through the answers."""
+    rows = workload.concurrency
+    context = workload.prompt_tokens + workload.output_tokens / 2
+    return Phase(rows=rows, context_tokens=context, head_rows=rows, overlaps=False)
+
+
+def chunk_phase(workload: Workload, chunk_tokens: int) -> tuple[Phase, int]:
+    """A chunk of one prompt, and how many there are. They count as equally long.
+
+    Logits are computed for one row of every chunk, though only those of the last are used.
+    """
+    count = math.ceil(workload.prompt_tokens / chunk_tokens)
+    phase = Phase(
+        rows=workload.prompt_tokens / count,
+        context_tokens=workload.prompt_tokens / 2,
+        head_rows=1,
+        overlaps=count > 1,
+        in_halves=min(chunk_tokens, workload.prompt_tokens) >= HALVED_TOKENS,
+    )
+    return phase, count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """What one device does between two waits, in seconds."""
+
+    weights_s: float = 0.0
+    attention_s: float = 0.0
+    runs_s: float = 0.0
+    slack: float = 1.0
+    """How much longer than the mean the slowest of the stage takes, by chance; 1 when alone."""
+
+    @property
+    def mean_s(self) -> float:
+        return self.weights_s + self.attention_s + self.runs_s
+
+    @property
+    def total_s(self) -> float:
+        return self.mean_s * self.slack
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """One device in one phase, in one stage."""
+
+    weights: MemoryRate
+    """Of weights of the layers: of slices of them, where the stage is split."""
+    head_weights: MemoryRate
+    """Of weights of the head."""
+    attention_s: float
+    """Per query head and layer."""
+    run_s: float
+    attention_run_s: float
+    """Of a slice with heads, however few."""
+    feed_forward_run_s: float
+    """Of a slice with columns, however few."""
+    step_s: float
+    slack: float
+
+    @classmethod
+    def of(
+        cls,
+        device: DeviceSpec,
+        phase: Phase,
+        *,
+        stage: Sequence[DeviceSpec],
+        host: Sequence[DeviceSpec],
+        is_crowded: bool,
+    ) -> "Pace":
+        """Of a device with rates in this stage; for `host` see `memory_rate`.
+
+        `is_crowded`: others of its host, of whatever stage, compute all the while.
+        """
+        rates = device.rates
+        assert rates is not None
+
+        def weights(rows: float, *, is_slice: bool) -> MemoryRate:
+            if is_crowded:
+                whole = MemoryRate(rates.weights_s(rows, shared=True))
+            else:
+                whole = memory_rate(device, stage, host, rows)
+            alone_s = rates.weights_s(rows, shared=False)
+            return whole.times(rates.slice_weights_s(rows) / alone_s if is_slice and alone_s else 1)
+
+        attention_slice_s, feed_forward_slice_s = rates.slice_fixed_s(phase.rows)
+        return cls(
+            weights=weights(phase.rows, is_slice=len(stage) > 1),
+            head_weights=weights(phase.head_rows, is_slice=True),
+            attention_s=rates.attention_step_s(phase.rows) * phase.context_tokens,
+            run_s=rates.run_s,
+            attention_run_s=rates.run_s + attention_slice_s,
+            feed_forward_run_s=rates.run_s + feed_forward_slice_s,
+            step_s=rates.step_s,
+            slack=1 + rates.jitter * expected_maximum(len(stage)),
+        )
+
+    def whole(self, model: ModelFacts, layers: int, head_rows: int) -> Segment:
+        """All of a stage that is not split: one graph. `head_rows`: of the vocabulary, or 0."""
+        layer_bytes = (
+            model.num_heads * model.query_head_bytes
+            + model.num_kv_heads * model.kv_head_bytes
+            + model.ffn_columns * model.ffn_column_bytes
+            + model.layer_bytes
+        )
+        return Segment(
+            weights_s=layers * layer_bytes * self.weights.own_s
+            + head_rows * model.head_row_bytes * self.head_weights.own_s,
+            attention_s=layers * model.num_heads * self.attention_s,
+            runs_s=self.run_s,
+        )
+
+    def attention(self, model: ModelFacts, heads: int, kv_heads: int) -> Segment:
+        """Up to the first sum of a layer. Norms and biases count half here, half below."""
+        return self._attention(
+            model, heads, kv_heads, self.attention_run_s if heads else self.run_s
+        )
+
+    def attention_from(self, model: ModelFacts) -> Segment:
+        """The same with no heads as with few: what a line of heads begins with."""
+        return self._attention(model, 0, 0, self.attention_run_s)
+
+    def _attention(self, model: ModelFacts, heads: int, kv_heads: int, run_s: float) -> Segment:
+        nbytes = heads * model.query_head_bytes + kv_heads * model.kv_head_bytes
+        stage_bytes = (
+            model.num_heads * model.query_head_bytes + model.num_kv_heads * model.kv_head_bytes
+        )
+        return Segment(
+            weights_s=self.weights.seconds(nbytes + model.layer_bytes / 2, stage_bytes),
+            attention_s=heads * self.attention_s,
+            runs_s=run_s,
+            slack=self.slack,
+        )
+
+    def feed_forward(self, model: ModelFacts, columns: int) -> Segment:
+        """From the first to the second sum of a layer."""
+        if columns:
+            return self.feed_forward_from(model, columns)
+        return replace(self.feed_forward_from(model, 0), runs_s=self.run_s)
+
+    def feed_forward_from(self, model: ModelFacts, columns: int) -> Segment:
+        """The same with no columns as with few: what a line of columns begins with."""
+        nbytes = columns * model.ffn_column_bytes + model.layer_bytes / 2
+        weights_s = self.weights.seconds(nbytes, model.ffn_columns * model.ffn_column_bytes)
+        return Segment(weights_s=weights_s, runs_s=self.feed_forward_run_s, slack=self.slack)
+
+    def head(self, model: ModelFacts, rows: int) -> Segment:
+        """The graph of the logits; a shard without rows has none."""
+        return self.head_from(model, rows) if rows else Segment(slack=self.slack)
+
+    def head_from(self, model: ModelFacts, rows: int) -> Segment:
+        """The same, where no rows are as few as can be: what a line of it begins with."""
+        stage_bytes = model.vocab_size * model.head_row_bytes
+        weights_s = self.head_weights.seconds(rows * model.head_row_bytes, stage_bytes)
+        return Segment(weights_s=weights_s, runs_s=self.run_s, slack=self.slack)
+
+    def bare(self) -> Segment:
+        """A graph without weights to speak of: the embedding, or the last addition of a stage."""
+        return Segment(runs_s=self.run_s, slack=self.slack)
+
+
+@lru_cache(maxsize=1024)
+def expected_maximum(count: int) -> float:
+    """The mean of the largest of `count` standard normals, 0 for one.
+
+    E = integral of x d(Phi(x)^n), by the trapezoidal rule over +-9 standard deviations.
+    """
+    steps, reach = 1800, 9.0
+    width = 2 * reach / steps
+    total = 0.0
+    for index in range(steps + 1):
+        x = -reach + index * width
+        below = 0.5 * math.erfc(-x / math.sqrt(2))
+        density = math.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+        total += x * count * below ** (count - 1) * density * width
+    return max(0.0, total) if count > 1 else 0.0

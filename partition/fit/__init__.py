@@ -1,0 +1,1 @@
+"""Does a plan fit, and what fits where?"""

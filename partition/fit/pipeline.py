@@ -1,0 +1,240 @@
+"""Whole layers on each device: how many each gets, and which devices are worth using.
+
+Pure search over layer counts. Devices keep the order of the cluster, so the first of those used
+also holds the embedding and the last one the head.
+"""
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from partition.errors import PlanError, Shortage
+from partition.fit.memory import units_that_fit
+from partition.plan.facts import ClusterSpec, DeviceSpec, ModelFacts, Workload
+from partition.plan.plan import Plan, Shard, Stage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Costs:
+    """Bytes of the pieces that a pipeline is made of."""
+
+    num_layers: int
+    layer_bytes: int
+    """Weights and KV cache of one whole layer."""
+    embedding_bytes: int
+    head_bytes: int
+
+    @classmethod
+    def of(cls, model: ModelFacts, workload: Workload) -> "_Costs":
+        kv_head_bytes = model.kv_head_bytes + model.kv_bytes_per_token * workload.cached_tokens
+        return cls(
+            num_layers=model.num_layers,
+            layer_bytes=model.num_heads * model.query_head_bytes
+            + model.num_kv_heads * kv_head_bytes
+            + model.ffn_columns * model.ffn_column_bytes
+            + model.layer_bytes,
+            embedding_bytes=model.vocab_size * model.embedding_row_bytes,
+            head_bytes=model.vocab_size * model.head_row_bytes,
+        )
+
+    def ends(self, count: int) -> list[int]:
+        """Bytes beside the layers for each of `count` stages."""
+        ends = [0] * count
+        ends[0] += self.embedding_bytes
+        ends[-1] += self.head_bytes
+        return ends
+
+    def capacity(self, device: DeviceSpec, ends_bytes: int) -> int:
+        """Layers the device has room for; -1 when `ends_bytes` alone are too much."""
+        return units_that_fit(device.memory_bytes - ends_bytes, self.layer_bytes, self.num_layers)
+
+    def capacities(self, chain: Sequence[DeviceSpec]) -> list[int]:
+        ends = self.ends(len(chain))
+        return [self.capacity(device, end) for device, end in zip(chain, ends, strict=True)]
+
+
+def place_pipeline(model: ModelFacts, cluster: ClusterSpec, workload: Workload) -> Plan | None:
+    """A stage on every device, or None when memory is short. PlanError: too many devices.
+
+    Of all ways that fit, the slowest stage (layers per thread) is as fast as can be.
+    """
+    check_pipeline_count(model, cluster)
+    chain = cluster.devices
+    costs = _Costs.of(model, workload)
+    capacities = costs.capacities(chain)
+    if min(capacities) < 1 or sum(capacities) < model.num_layers:
+        return None
+    return _plan(model, chain, allot_layers(model.num_layers, chain, capacities))
+
+
+def check_pipeline_count(model: ModelFacts, cluster: ClusterSpec) -> None:
+    """PlanError when there are more devices than layers."""
+    count = len(cluster.devices)
+    if count > model.num_layers:
+        raise PlanError(
+            [
+                f"{count} devices cannot each hold a layer of model {model.name!r}, which has"
+                f" {model.num_layers}. Use at most {model.num_layers} devices, or split the layers"
+                " themselves with parallel='tensor'."
+            ]
+        )
+
+
+def pipeline_shortages(
+    model: ModelFacts, cluster: ClusterSpec, workload: Workload
+) -> tuple[Shortage, ...]:
+    """What the devices lack when `place_pipeline` finds nothing."""
+    return _shortages(_Costs.of(model, workload), cluster.devices)
+
+
+def place_fewest(model: ModelFacts, cluster: ClusterSpec, workload: Workload) -> Plan | None:
+    """As few devices as possible, or None when not even all of them have the memory.
+
+    Of single devices that hold everything, the one with the most threads (then most memory, then
+    the smallest id). Else the shortest pipeline, of those the one with the most memory in all.
+    """
+    costs = _Costs.of(model, workload)
+    everything = [
+        device
+        for device in cluster.devices
+        if costs.capacity(device, costs.embedding_bytes + costs.head_bytes) == costs.num_layers
+    ]
+    if everything:
+        best = min(everything, key=lambda one: (-one.threads, -one.memory_bytes, one.id))
+        return _plan(model, [best], [costs.num_layers])
+    chains = [
+        chain[:needed]
+        for chain in _chains(costs, cluster.devices)
+        if (needed := _needed(costs, chain)) is not None
+    ]
+    if not chains:
+        return None
+    order = {device.id: index for index, device in enumerate(cluster.devices)}
+    shortest = min(
+        chains, key=lambda chain: (len(chain), -sum(device.memory_bytes for device in chain))
+    )
+    used = sorted(shortest, key=lambda device: order[device.id])
+    return _plan(model, used, allot_layers(costs.num_layers, used, costs.capacities(used)))
+
+
+def fewest_shortages(
+    model: ModelFacts, cluster: ClusterSpec, workload: Workload
+) -> tuple[Shortage, ...]:
+    """What the devices lack when `place_fewest` finds nothing.
+
+    The choice of devices that lacks least, layers without a place all put on one of them.
+    """
+    costs = _Costs.of(model, workload)
+    order = {device.id: index for index, device in enumerate(cluster.devices)}
+    choices = [_shortages(costs, [device]) for device in cluster.devices]
+    for chain in _chains(costs, cluster.devices):
+        choices.append(_shortages(costs, sorted(chain, key=lambda device: order[device.id])))
+    return min(
+        choices,
+        key=lambda choice: (sum(shortage.missing_bytes for shortage in choice), len(choice)),
+    )
+
+
+def allot_layers(
+    num_layers: int, chain: Sequence[DeviceSpec], capacities: Sequence[int]
+) -> list[int]:
+    """Layers for each device, 1 to its capacity, such that max(layers / threads) is least.
+
+    One layer each, then every further one to whom it slows least. For separable convex costs this
+    greedy choice is optimal (O. Gross, 1956; Ibaraki and Katoh, Resource Allocation Problems, 1988,
+    chapter 4). Of equals the device with most threads takes the layer: those left out are then
+    the ones that gain most by it, so all stages after the slowest are as fast as can be too.
+
+    The capacities must be at least 1 and add up to `num_layers` or more.
+    """
+    counts = [1] * len(chain)
+
+    def bid(index: int) -> tuple[Fraction, int, int]:
+        threads = chain[index].threads
+        return (Fraction(counts[index] + 1, threads), -threads, index)
+
+    bids = [bid(index) for index in range(len(chain)) if capacities[index] > 1]
+    heapq.heapify(bids)
+    for _ in range(num_layers - len(chain)):
+        index = heapq.heappop(bids)[-1]
+        counts[index] += 1
+        if counts[index] < capacities[index]:
+            heapq.heappush(bids, bid(index))
+    return counts
+
+
+def _chains(costs: _Costs, devices: Sequence[DeviceSpec]) -> Iterator[list[DeviceSpec]]:
+    """For every choice of first and last stage: both, then what lies between by falling memory.
+
+    Stages between are all alike, so the best n of them are the n with the most memory: trying the
+    beginnings of these chains is trying every set of devices. Those without room for a layer are
+    of no use between.
+    """
+    if costs.num_layers < 2:
+        return
+    for last in range(1, len(devices)):
+        for first in range(last):
+            between = [
+                device for device in devices[first + 1 : last] if costs.capacity(device, 0) > 0
+            ]
+            between.sort(key=lambda device: -device.memory_bytes)
+            yield [devices[first], devices[last], *between]
+
+
+def _needed(costs: _Costs, chain: Sequence[DeviceSpec]) -> int | None:
+    """How many devices of a chain from `_chains` hold all layers, None if not even all of them do.
+
+    Never more devices than layers, because each of them has room for one.
+    """
+    first = costs.capacity(chain[0], costs.embedding_bytes)
+    last = costs.capacity(chain[1], costs.head_bytes)
+    if min(first, last) < 1:
+        return None
+    held = first + last
+    needed = 2
+    for device in chain[2:]:
+        if held >= costs.num_layers:
+            break
+        held += costs.capacity(device, 0)
+        needed += 1
+    return needed if held >= costs.num_layers else None
+
+
+def _shortages(costs: _Costs, chain: Sequence[DeviceSpec]) -> tuple[Shortage, ...]:
+    """What to add for a pipeline over exactly these devices: room for one layer on each, and for
+    layers that still have no place on the one device where that takes least."""
+    ends = costs.ends(len(chain))
+    layers = [max(1, capacity) for capacity in costs.capacities(chain)]
+    homeless = max(0, costs.num_layers - sum(layers))
+
+    def missing(index: int, count: int) -> int:
+        needed = ends[index] + count * costs.layer_bytes
+        return max(0, needed - chain[index].memory_bytes)
+
+    host = min(
+        range(len(chain)),
+        key=lambda index: missing(index, layers[index] + homeless) - missing(index, layers[index]),
+    )
+    layers[host] += homeless
+    return tuple(
+        Shortage(device=device.id, name=device.name, missing_bytes=missing(index, layers[index]))
+        for index, device in enumerate(chain)
+        if missing(index, layers[index])
+    )
+
+
+def _plan(model: ModelFacts, chain: Sequence[DeviceSpec], counts: Sequence[int]) -> Plan:
+    stages: list[Stage] = []
+    start = 0
+    for index, (device, count) in enumerate(zip(chain, counts, strict=True)):
+        outer = index in (0, len(chain) - 1)
+        shard = Shard(
+            device=device.id,
+            heads=range(model.num_heads),
+            ffn_columns=range(model.ffn_columns),
+            vocab=range(model.vocab_size if outer else 0),
+        )
+        stages.append(Stage(layers=range(start, start + count), shards=(shard,)))
+        start += count
+    return Plan(model=model.name, version=1, stages=tuple(stages))

@@ -1,0 +1,201 @@
+"""Models larger than memory: which layers stay on disk, and how long reading them takes.
+
+Every step uses the layers in the same order, so the best that can be done is to hold as many as fit
+and to read the others each time (see `offload`'s streamer). Plans that stream are compared like all
+others, but not searched exactly: candidates are each device alone, a pipeline and slices, with
+shares in proportion to memory.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from partition.errors import PartitionError, PlanError
+from partition.fit.memory import WINDOW_LAYERS, MemoryUse, memory_use
+from partition.fit.placement import Parallel, check_count, place
+from partition.fit.tiers import WeightTiers, weight_tiers
+from partition.plan.facts import ClusterSpec, DeviceSpec, ModelFacts, Workload
+from partition.plan.plan import Plan, Shard
+
+UNMEASURED_DISK_BYTES_PER_S = 500e6
+"""What any disk of the last ten years gives that is no spinning one."""
+
+UNMEASURED_COPY_BYTES_PER_S = 6e9
+"""Half of what sixteen lanes of PCIe 3 give."""
+
+_SCALES = 40
+"""Steps of the bisection over memory, each halving what is uncertain."""
+
+_MOST_SCALE = 2.0**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """How long bringing in its streamed layers takes a device in each step."""
+
+    disk_s: float
+    """Reading those that are on disk."""
+    copy_s: float
+    """Copying all of them from the host's memory; nothing where the device computes in that."""
+
+    @property
+    def seconds(self) -> float:
+        """The two go side by side."""
+        return max(self.disk_s, self.copy_s)
+
+
+def loads_of(plan: Plan, cluster: ClusterSpec, use: Mapping[str, MemoryUse]) -> dict[str, Load]:
+    """By device, of those that stream; devices of one host share a disk."""
+    disk_bytes: dict[str, int] = {}
+    for stage in plan.stages:
+        for shard in stage.shards:
+            streamed_bytes = use[shard.device].streamed_bytes
+            if streamed_bytes:
+                device = cluster.device(shard.device)
+                tiers = tiers_of(shard, len(stage.layers), streamed_bytes, device)
+                disk_bytes[device.id] = streamed_bytes * tiers.on_disk // tiers.streamed
+    reading = [cluster.device(id) for id in plan.devices if disk_bytes.get(id)]
+    return {
+        id: Load(
+            disk_s=nbytes * _sharing(reading, cluster.device(id)) / _disk_rate(cluster.device(id)),
+            copy_s=use[id].streamed_bytes / _copy_rate(cluster.device(id)),
+        )
+        for id, nbytes in disk_bytes.items()
+    }
+
+
+def tiers_of(shard: Shard, num_layers: int, streamed_bytes: int, device: DeviceSpec) -> WeightTiers:
+    """Where the layers of a shard lie on this device; `streamed_bytes` as `memory_use` says."""
+    streamed = shard.streamed_layers if streamed_bytes else 0
+    return weight_tiers(
+        num_layers,
+        streamed=streamed,
+        window=WINDOW_LAYERS,
+        layer_bytes=streamed_bytes // max(1, streamed),
+        host_bytes=device.host_memory_bytes or 0,
+    )
+
+
+def waits_for_disk(
+    plan: Plan, cluster: ClusterSpec, use: Mapping[str, MemoryUse], stages_s: list[float]
+) -> list[tuple[str, float]]:
+    """(device, seconds) that each stage waits for the slowest of its disks in a step.
+
+    A disk works while its own stage computes, and before that for as long as its window has room.
+    """
+    seconds = {id: load.seconds for id, load in loads_of(plan, cluster, use).items()}
+    waits: list[tuple[str, float]] = []
+    for stage, own_s in zip(plan.stages, stages_s, strict=True):
+        others_s = sum(stages_s) - own_s
+        for shard in stage.shards:
+            disk_s = seconds.get(shard.device, 0.0)
+            ahead_s = disk_s * min(1.0, WINDOW_LAYERS / max(1, shard.streamed_layers))
+            wait_s = disk_s - own_s - min(others_s, ahead_s)
+            waits.append((shard.device, max(0.0, wait_s)))
+    return waits
+
+
+def streaming(plan: Plan, model: ModelFacts, cluster: ClusterSpec, workload: Workload) -> Plan:
+    """The plan with as few layers streamed as its devices' memory needs.
+
+    Raises PartitionError for the first device that cannot hold even the rest.
+    """
+    for number, stage in enumerate(plan.stages):
+        for rank, shard in enumerate(stage.shards):
+            device = cluster.device(shard.device)
+            for count in range(len(stage.layers) + 1):
+                changed = _with_streamed(plan, number, rank, count)
+                need = memory_use(changed, model, workload)[device.id].total
+                if need <= device.memory_bytes:
+                    plan = changed
+                    break
+            else:
+                raise PartitionError(
+                    f"{device.name} needs {need - device.memory_bytes:,} bytes more even if every"
+                    " layer is read from disk: for its part of the vocabulary, the KV cache and a"
+                    f" window of {WINDOW_LAYERS} layers."
+                )
+    return plan
+
+
+def streaming_plans(
+    model: ModelFacts, cluster: ClusterSpec, workload: Workload, parallel: Parallel
+) -> Iterator[Plan]:
+    """Candidates that fit once they stream."""
+    clusters = [cluster]
+    if parallel == "auto":
+        clusters = [*(ClusterSpec(devices=(each,)) for each in cluster.devices), cluster]
+    for part in clusters:
+        methods: tuple[Parallel, ...] = (
+            ("pipeline", "tensor") if parallel == "auto" else (parallel,)
+        )
+        if len(part.devices) == 1:
+            methods = methods[:1]
+        for method in methods:
+            try:
+                check_count(model, part, method)
+            except PlanError:
+                continue  # more devices than this model can be divided over in this way
+            plan = _in_proportion(model, part, workload, method)
+            if plan is not None:
+                try:
+                    yield streaming(plan, model, cluster, workload)
+                except PartitionError:
+                    continue
+
+
+def _in_proportion(
+    model: ModelFacts, cluster: ClusterSpec, workload: Workload, method: Parallel
+) -> Plan | None:
+    """What would fit if each device had the least common multiple of its memory that is enough."""
+
+    def at(scale: float) -> Plan | None:
+        larger = tuple(
+            replace(device, memory_bytes=int(device.memory_bytes * scale))
+            for device in cluster.devices
+        )
+        return place(model, replace(cluster, devices=larger), workload, method)
+
+    low, high = 1.0, _MOST_SCALE
+    best = at(high)
+    if best is None:
+        return None
+    for _ in range(_SCALES):
+        middle = (low * high) ** 0.5
+        plan = at(middle)
+        if plan is None:
+            low = middle
+        else:
+            best, high = plan, middle
+    return best
+
+
+def _with_streamed(plan: Plan, number: int, rank: int, count: int) -> Plan:
+    stage = plan.stages[number]
+    shards = list(stage.shards)
+    shards[rank] = replace(shards[rank], streamed_layers=count)
+    stages = list(plan.stages)
+    stages[number] = replace(stage, shards=tuple(shards))
+    return replace(plan, stages=tuple(stages))
+
+
+def _sharing(reading: list[DeviceSpec], device: DeviceSpec) -> int:
+    if not device.host:
+        return 1
+    return sum(other.host == device.host for other in reading)
+
+
+def _copy_rate(device: DeviceSpec) -> float:
+    if device.host_memory_bytes is None:
+        return math.inf
+    rates = device.rates
+    if rates is None or rates.copy_bytes_per_s is None:
+        return UNMEASURED_COPY_BYTES_PER_S
+    return rates.copy_bytes_per_s
+
+
+def _disk_rate(device: DeviceSpec) -> float:
+    rates = device.rates
+    if rates is None or rates.disk_bytes_per_s is None:
+        return UNMEASURED_DISK_BYTES_PER_S
+    return rates.disk_bytes_per_s

@@ -1,0 +1,257 @@
+"""Every layer on every device: slices of heads, feed-forward columns and vocabulary.
+
+Pure search over slices. Shares follow the threads as far as memory allows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from partition.errors import PlanError, Shortage
+from partition.fit.memory import num_local_kv_heads, units_that_fit
+from partition.plan.facts import ClusterSpec, DeviceSpec, ModelFacts, Workload
+from partition.plan.plan import Plan, Shard, Stage
+from partition.plan.ranges import apportion, consecutive, largest_remainders
+
+_SEARCH_PRECISION = 128
+"""Missing memory is searched to this part of its possible range: near enough to go shopping."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Costs:
+    """Bytes of the slices, over all layers."""
+
+    fixed_bytes: int
+    """What every device holds: norms and biases."""
+    query_head_bytes: int
+    kv_head_bytes: int
+    """Weights and KV cache."""
+    column_bytes: int
+    row_bytes: int
+    """One vocabulary row, of the embedding and of the head."""
+    divisible_bytes: int
+    """All that is shared out, if nothing had to be held twice."""
+
+    @classmethod
+    def of(cls, model: ModelFacts, workload: Workload) -> "_Costs":
+        layers = model.num_layers
+        query_head = layers * model.query_head_bytes
+        kv_head = layers * (model.kv_head_bytes + model.kv_bytes_per_token * workload.cached_tokens)
+        column = layers * model.ffn_column_bytes
+        row = model.embedding_row_bytes + model.head_row_bytes
+        return cls(
+            fixed_bytes=layers * model.layer_bytes,
+            query_head_bytes=query_head,
+            kv_head_bytes=kv_head,
+            column_bytes=column,
+            row_bytes=row,
+            divisible_bytes=model.num_heads * query_head
+            + model.num_kv_heads * kv_head
+            + model.ffn_columns * column
+            + model.vocab_size * row,
+        )
+
+    def attention_bytes(self, num_heads: int, num_kv_heads: int) -> int:
+        return num_heads * self.query_head_bytes + num_kv_heads * self.kv_head_bytes
+
+
+def place_tensor(model: ModelFacts, cluster: ClusterSpec, workload: Workload) -> Plan | None:
+    """One stage with a shard on every device, or None when memory is short.
+
+    Places heads first, then blocks of columns, then rows: large pieces before small ones. That is
+    no exhaustive search. Where memory is tight to within a few pieces, it can miss a way that
+    exists; with the piece sizes of real models it was found for devices with 0.1 % to spare.
+    PlanError when there are more devices than slices to give them.
+    """
+    devices = cluster.devices
+    check_tensor_count(model, cluster)
+    costs = _Costs.of(model, workload)
+    # A vocabulary row for each is kept free, so that nobody is left with nothing to do.
+    rooms = [device.memory_bytes - costs.fixed_bytes - costs.row_bytes for device in devices]
+    if min(rooms) < 0:
+        return None
+    shares = [device.threads for device in devices]
+    limits = [room + costs.row_bytes for room in rooms]
+    wished = largest_remainders(costs.divisible_bytes, shares)
+    if any(wish > limit for wish, limit in zip(wished, limits, strict=True)):
+        possible = apportion(costs.divisible_bytes, shares, least=[0] * len(shares), most=limits)
+        if possible is None:
+            return None
+        # From here on a share is the bytes it stands for; 1 instead of 0, as loads divide by it.
+        shares = [max(1, share) for share in possible]
+    for frugal in (False, True):
+        heads = _split_heads(model, costs, shares, rooms, frugal=frugal)
+        if heads is None:
+            return None
+        plan = _fill(model, costs, devices, shares, rooms, heads)
+        if plan is not None:
+            return plan
+    return None
+
+
+def check_tensor_count(model: ModelFacts, cluster: ClusterSpec) -> None:
+    """PlanError when there are more devices than slices to give them."""
+    count = len(cluster.devices)
+    if count > model.vocab_size:
+        raise PlanError(
+            [
+                f"{count} devices cannot share model {model.name!r}: its vocabulary of"
+                f" {model.vocab_size} is too small. Use at most {model.vocab_size} devices."
+            ]
+        )
+
+
+def tensor_shortages(
+    model: ModelFacts, cluster: ClusterSpec, workload: Workload
+) -> tuple[Shortage, ...]:
+    """What the devices lack when `place_tensor` finds nothing: what each needs at the very least,
+    and the rest on the device that has most, to within 1 % of what could be on it."""
+    costs = _Costs.of(model, workload)
+    floor_bytes = costs.fixed_bytes + costs.row_bytes
+    devices = [
+        replace(device, memory_bytes=max(device.memory_bytes, floor_bytes))
+        for device in cluster.devices
+    ]
+
+    def fits(host: int, memory_bytes: int) -> bool:
+        trial = list(devices)
+        trial[host] = replace(trial[host], memory_bytes=memory_bytes)
+        return place_tensor(model, ClusterSpec(devices=tuple(trial)), workload) is not None
+
+    host = max(range(len(devices)), key=lambda index: devices[index].memory_bytes)
+    if not fits(host, devices[host].memory_bytes):
+        too_small = devices[host].memory_bytes
+        enough = costs.fixed_bytes + costs.divisible_bytes  # the whole model
+        precision = max(1, (enough - too_small) // _SEARCH_PRECISION)
+        while enough - too_small > precision:
+            middle = (too_small + enough) // 2
+            if fits(host, middle):
+                enough = middle
+            else:
+                too_small = middle
+        devices[host] = replace(devices[host], memory_bytes=enough)
+    return tuple(
+        Shortage(
+            device=device.id,
+            name=device.name,
+            missing_bytes=device.memory_bytes - given.memory_bytes,
+        )
+        for device, given in zip(devices, cluster.devices, strict=True)
+        if device.memory_bytes > given.memory_bytes
+    )
+
+
+def _split_heads(
+    model: ModelFacts,
+    costs: _Costs,
+    shares: Sequence[int],
+    rooms: Sequence[int],
+    *,
+    frugal: bool,
+) -> tuple[range, ...] | None:
+    """Query heads for each device within its room, or None.
+
+    Attention reads its weights and its cache once per token, so a device's time goes with those
+    bytes, including KV heads that must be held twice where a cut runs through a group. The slowest
+    device (bytes / share) is made as fast as can be, by dynamic programming over cuts; of equals,
+    the sum of bytes² / share decides, which prefers even loads. Cuts through groups thus happen
+    only where they pay. `frugal` puts the fewest bytes in all first instead, for tight memory.
+    """
+    num_heads = model.num_heads
+    # [start][count] -> bytes; the same for every device, so counted once.
+    needed = [
+        [
+            costs.attention_bytes(count, num_local_kv_heads(range(start, start + count), model))
+            for count in range(num_heads - start + 1)
+        ]
+        for start in range(num_heads + 1)
+    ]
+    # reached[stop]: the best score for all devices so far, holding heads 0..stop.
+    reached: dict[int, tuple[float, float]] = {0: (0.0, 0.0)}
+    choices: list[dict[int, int]] = []
+    for share, room in zip(shares, rooms, strict=True):
+        best: dict[int, tuple[float, float]] = {}
+        choice: dict[int, int] = {}
+        for start, (first, second) in reached.items():
+            for count, size in enumerate(needed[start]):
+                if size > room:
+                    continue
+                load = size / share
+                if frugal:
+                    score = (first + size, max(second, load))
+                else:
+                    score = (max(first, load), second + size * load)
+                stop = start + count
+                if stop not in best or score < best[stop]:
+                    best[stop] = score
+                    choice[stop] = start
+        reached = best
+        choices.append(choice)
+    if num_heads not in reached:
+        return None
+    ranges: list[range] = []
+    stop = num_heads
+    for choice in reversed(choices):
+        ranges.append(range(choice[stop], stop))
+        stop = choice[stop]
+    return tuple(reversed(ranges))
+
+
+def _fill(
+    model: ModelFacts,
+    costs: _Costs,
+    devices: Sequence[DeviceSpec],
+    shares: Sequence[int],
+    rooms: Sequence[int],
+    heads: Sequence[range],
+) -> Plan | None:
+    """The plan with these heads, if columns and rows find room beside them."""
+    rooms = [
+        room - costs.attention_bytes(len(part), num_local_kv_heads(part, model))
+        for room, part in zip(rooms, heads, strict=True)
+    ]
+    columns = _split_columns(model, costs, shares, rooms)
+    if columns is None:
+        return None
+    rooms = [
+        room + costs.row_bytes - len(part) * costs.column_bytes
+        for room, part in zip(rooms, columns, strict=True)
+    ]
+    counts = apportion(
+        model.vocab_size,
+        shares,
+        least=[0 if part or cut else 1 for part, cut in zip(heads, columns, strict=True)],
+        most=[units_that_fit(room, costs.row_bytes, model.vocab_size) for room in rooms],
+    )
+    if counts is None:
+        return None
+    shards = tuple(
+        Shard(device=device.id, heads=part, ffn_columns=cut, vocab=rows)
+        for device, part, cut, rows in zip(
+            devices, heads, columns, consecutive(counts), strict=True
+        )
+    )
+    stage = Stage(layers=range(model.num_layers), shards=shards)
+    return Plan(model=model.name, version=1, stages=(stage,))
+
+
+def _split_columns(
+    model: ModelFacts, costs: _Costs, shares: Sequence[int], rooms: Sequence[int]
+) -> tuple[range, ...] | None:
+    """Feed-forward columns for each device within its room, cut at multiples, or None.
+
+    Columns beyond the last multiple must lie on the last device that has any: the last with room.
+    """
+    units, rest = divmod(model.ffn_columns, model.column_multiple)
+    unit_bytes = model.column_multiple * costs.column_bytes
+    for holder in reversed(range(len(rooms))):
+        most = [
+            units_that_fit(room, unit_bytes, units) if index < holder else 0
+            for index, room in enumerate(rooms)
+        ]
+        most[holder] = units_that_fit(rooms[holder] - rest * costs.column_bytes, unit_bytes, units)
+        counts = apportion(units, shares, least=[0] * len(rooms), most=most)
+        if counts is not None:
+            sizes = [count * model.column_multiple for count in counts]
+            sizes[holder] += rest
+            return consecutive(sizes)
+    return None

@@ -1,0 +1,1 @@
+"""What a plan is, and the facts it is made from."""

@@ -1,0 +1,239 @@
+"""The facts a plan is made from: devices, links, the model's sizes and what users will ask of it.
+
+Knows numbers only. How they were measured, and what a weight is, is decided elsewhere.
+Every wrong fact is a ValueError at construction, so the rest of the package trusts them.
+"""
+
+import math
+import unicodedata
+from dataclasses import dataclass
+
+from partition.plan.rates import ComputeRates
+
+LONGEST_NAME = 1024
+"""Characters in the name or id of a device or a model."""
+
+_UNSAFE_CATEGORIES = frozenset({"Cc", "Cs", "Zl", "Zp"})
+"""Control characters, lone surrogates, line separators: they break terminals, logs and UTF-8."""
+
+
+def is_name(text: str) -> bool:
+    """Whether `text` is safe as a name or id: 1 to LONGEST_NAME characters, all on one line."""
+    return 0 < len(text) <= LONGEST_NAME and not any(
+        unicodedata.category(character) in _UNSAFE_CATEGORIES for character in text
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSpec:
+    """A place with memory that computes."""
+
+    id: str
+    """Unique in the cluster and stable while it lives."""
+    name: str
+    """What people call it; need not be unique."""
+    memory_bytes: int
+    """What this program may fill, not what the device has."""
+    threads: int
+    """Compute threads: until rates are measured, the only sign of speed."""
+    host: str = ""
+    """The machine it is on; devices with the same host, unless it is empty, share its memory."""
+    rates: ComputeRates | None = None
+    """What it measured of itself; None: not yet."""
+    host_memory_bytes: int | None = None
+    """Of its host's memory, for layers that it has no room for; None: its memory is the host's."""
+
+    def __post_init__(self) -> None:
+        _require_name("a device's id", self.id)
+        _require_name(f"the name of device {self.id!r}", self.name)
+        if self.host:
+            _require_name(f"the host of device {self.id!r}", self.host)
+        _require_at_least(0, f"device {self.id!r}", memory_bytes=self.memory_bytes)
+        _require_at_least(1, f"device {self.id!r}", threads=self.threads)
+        if self.host_memory_bytes is not None:
+            _require_at_least(0, f"device {self.id!r}", host_memory_bytes=self.host_memory_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkSpec:
+    """A live data path from one device to another, as measured."""
+
+    source: str
+    target: str
+    latency_s: float
+    """Seconds for an empty message, one way."""
+    bytes_per_s: float
+
+    def __post_init__(self) -> None:
+        where = f"the link {self.source!r} -> {self.target!r}"
+        if self.source == self.target:
+            raise ValueError(f"{where} must join two different devices.")
+        if not (math.isfinite(self.latency_s) and self.latency_s >= 0):
+            raise ValueError(f"latency_s of {where} must be 0 or more, not {self.latency_s}.")
+        if not self.bytes_per_s > 0:
+            raise ValueError(f"bytes_per_s of {where} must be more than 0, not {self.bytes_per_s}.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSpec:
+    """The devices that may be used, in the order stages are laid out in, and links between them."""
+
+    devices: tuple[DeviceSpec, ...]
+    links: tuple[LinkSpec, ...] = ()
+
+    def __post_init__(self) -> None:
+        known: set[str] = set()
+        for device in self.devices:
+            if device.id in known:
+                raise ValueError(f"Device {device.id!r} is in the cluster twice; ids are unique.")
+            known.add(device.id)
+        for link in self.links:
+            for end in (link.source, link.target):
+                if end not in known:
+                    raise ValueError(
+                        f"The link {link.source!r} -> {link.target!r} names {end!r},"
+                        " which is not a device of the cluster."
+                    )
+
+    def device(self, id: str) -> DeviceSpec:
+        """The device with this id. ValueError when there is none."""
+        for device in self.devices:
+            if device.id == id:
+                return device
+        raise ValueError(f"There is no device {id!r} in the cluster.")
+
+    def without(self, *ids: str) -> "ClusterSpec":
+        """What is left when these devices are gone, with the links that still have both ends.
+
+        An id that is not in the cluster is no error: a device may be reported lost twice.
+        """
+        return ClusterSpec(
+            devices=tuple(device for device in self.devices if device.id not in ids),
+            links=tuple(
+                link for link in self.links if link.source not in ids and link.target not in ids
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """The sizes of a decoder model whose layers are all alike, and what each piece weighs.
+
+    Bytes are those of the form kept in memory, after quantisation and packing.
+    """
+
+    name: str
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    """Query heads; a multiple of `num_kv_heads`."""
+    num_kv_heads: int
+    head_size: int
+    ffn_columns: int
+    """Width of the feed-forward block."""
+    vocab_size: int
+    tied_embeddings: bool
+    """Embedding and head share values. They are still counted twice: stored in different types."""
+    column_multiple: int
+    """Feed-forward columns may only be cut at multiples of this (quantisation blocks)."""
+    query_head_bytes: int
+    """Per layer: query rows and output columns of one query head."""
+    kv_head_bytes: int
+    """Per layer: key and value rows of one KV head."""
+    ffn_column_bytes: int
+    """Per layer: gate and up row and down column of one feed-forward column."""
+    layer_bytes: int
+    """Per layer: norms and biases, which every shard of the layer holds."""
+    embedding_row_bytes: int
+    head_row_bytes: int
+    kv_bytes_per_token: int
+    """KV cache: keys and values of one token, for one KV head of one layer."""
+    wire_number_bytes: float = 4.0
+    """On a link: what each number of a hidden state takes, 4 as float32."""
+
+    def __post_init__(self) -> None:
+        _require_name("a model's name", self.name)
+        _require_at_least(
+            1,
+            f"model {self.name!r}",
+            num_layers=self.num_layers,
+            hidden_size=self.hidden_size,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_size=self.head_size,
+            ffn_columns=self.ffn_columns,
+            vocab_size=self.vocab_size,
+            column_multiple=self.column_multiple,
+        )
+        _require_at_least(
+            0,
+            f"model {self.name!r}",
+            query_head_bytes=self.query_head_bytes,
+            kv_head_bytes=self.kv_head_bytes,
+            ffn_column_bytes=self.ffn_column_bytes,
+            layer_bytes=self.layer_bytes,
+            embedding_row_bytes=self.embedding_row_bytes,
+            head_row_bytes=self.head_row_bytes,
+            kv_bytes_per_token=self.kv_bytes_per_token,
+        )
+        if not 0 < self.wire_number_bytes <= 8:
+            raise ValueError(
+                f"wire_number_bytes of model {self.name!r} must be above 0 and at most 8, not"
+                f" {self.wire_number_bytes}."
+            )
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"Model {self.name!r} has {self.num_heads} query heads, which {self.num_kv_heads}"
+                " KV heads cannot share evenly."
+            )
+
+    @property
+    def wire_row_bytes(self) -> float:
+        """One token's hidden state on a link."""
+        return self.hidden_size * self.wire_number_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What the devices must have room for."""
+
+    prompt_tokens: int = 512
+    output_tokens: int = 128
+    concurrency: int = 1
+    """Requests in flight at once, each with a context of its own."""
+    reserved_tokens: int | None = None
+    """Tokens of KV memory to keep room for; None: the context of every request at once."""
+
+    def __post_init__(self) -> None:
+        _require_at_least(
+            1, "the workload", prompt_tokens=self.prompt_tokens, concurrency=self.concurrency
+        )
+        _require_at_least(0, "the workload", output_tokens=self.output_tokens)
+        if self.reserved_tokens is not None:
+            _require_at_least(1, "the workload", reserved_tokens=self.reserved_tokens)
+
+    @property
+    def context_tokens(self) -> int:
+        """The longest context of one request: its prompt and its answer."""
+        return self.prompt_tokens + self.output_tokens
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens whose keys and values are kept at once, over all requests."""
+        if self.reserved_tokens is not None:
+            return self.reserved_tokens
+        return self.context_tokens * self.concurrency
+
+
+def _require_name(what: str, text: str) -> None:
+    if not is_name(text):
+        raise ValueError(
+            f"{what} must be 1 to {LONGEST_NAME} characters without line breaks or control"
+            f" characters, not {text[:40]!r}."
+        )
+
+
+def _require_at_least(least: int, owner: str, **values: int) -> None:
+    for name, value in values.items():
+        if value < least:
+            raise ValueError(f"{name} of {owner} must be {least} or more, not {value}.")

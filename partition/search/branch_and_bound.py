@@ -1,0 +1,242 @@
+"""The search for the arrangement, cuts and shares with the least time of a whole answer.
+
+Up to `EXACT_DEVICES` devices: branch and bound over all arrangements. Each has a time that it
+cannot beat; they are solved in the order of these bounds, until the next bound is no better than
+the best answer. Exact for few layers and pieces; with many, trade-offs between the first token
+and the rest are thinned (see `balance`, `stage_options`, `cuts`), and where memory is short, heads
+and columns are placed before rows. More than `MOST_SOLVED` arrangements are not solved.
+
+More devices: a descent from several starts, by the same bounds, through neighbouring arrangements;
+the best ones found are solved. Not exact, but never worse than the best device alone or any other
+of the starts.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from partition.cost.estimate import Estimate, estimate
+from partition.cost.messages import NO_LINK_S
+from partition.plan.plan import Plan, Shard, Stage
+from partition.plan.ranges import consecutive
+from partition.search.arrangements import canonical, is_canonical, twins
+from partition.search.cuts import Cut, best_cut
+from partition.search.situation import Arrangement, Group, Situation
+from partition.search.stage_bound import StageBound, layers_bound_s, stage_bound
+from partition.search.stage_options import StageOptions
+
+EXACT_DEVICES = 5
+
+MOST_SOLVED = 120
+"""Arrangements solved at most, of few devices."""
+
+MOST_SOLVED_OF_MANY = 6
+"""Arrangements solved at most, of more devices than `EXACT_DEVICES`."""
+
+_MOST_FAILED = 4
+"""Times as many are tried at most while none fits; then memory is for who places by memory."""
+
+_MOST_BOUNDED = 1500
+"""Arrangements that a descent from one start looks at."""
+
+_RUNNERS_UP = 5
+"""Solved arrangements of different groups that a search goes on for."""
+
+_NEARLY_ONE = 1 - 1e-9
+
+_Key = tuple[Group, bool, bool, frozenset[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Solved:
+    """An arrangement with its best cuts and shares."""
+
+    arrangement: Arrangement
+    total_s: float
+    """Seconds of a whole answer."""
+    cut: Cut
+
+    @property
+    def num_devices(self) -> int:
+        return sum(len(group) for group in self.arrangement)
+
+
+@dataclass(slots=True)
+class Search:
+    """Bounds and solutions of arrangements in one situation, each worked out once."""
+
+    situation: Situation
+    _options: dict[_Key, StageOptions] = field(init=False, default_factory=dict)
+    _bounds: dict[_Key, StageBound] = field(init=False, default_factory=dict)
+
+    def bound_s(self, arrangement: Arrangement) -> float:
+        """Seconds of a whole answer that the arrangement cannot beat.
+
+        Infinite without memory, and where devices cannot reach each other.
+        """
+        if not self.situation.are_linked(arrangement):
+            return float("inf")
+        bounds = [self._bound(key) for key in self._keys(arrangement)]
+        layers = self.situation.model.num_layers
+        if min(bound.most_layers for bound in bounds) < 1 or len(bounds) > layers:
+            return float("inf")
+        if sum(bound.most_layers for bound in bounds) < layers:
+            return float("inf")
+        more_chunks = self.situation.num_chunks - 1
+        least_s = layers_bound_s(bounds, layers, more_chunks)
+        total_s = self.situation.outside_s(arrangement) + least_s
+        return total_s if total_s < NO_LINK_S else float("inf")
+
+    def solve(self, arrangement: Arrangement, *, beat_s: float = float("inf")) -> Solved | None:
+        """The best cuts and shares, or None when there are none that fit and beat `beat_s`."""
+        keys = self._keys(arrangement)
+        outside_s = self.situation.outside_s(arrangement)
+        if len(keys) > self.situation.model.num_layers:
+            return None
+        cut = best_cut(
+            self.situation,
+            [self._stage(key) for key in keys],
+            [self._bound(key) for key in keys],
+            self.situation.beside_s(arrangement),
+            beat_s=beat_s - outside_s,
+        )
+        if cut is None:
+            return None
+        return Solved(arrangement, outside_s + cut.total_s, cut)
+
+    def best(self, arrangements: Iterable[Arrangement], *, most: int) -> list[Solved]:
+        """The best of these arrangements and runners-up, best first; empty when nothing fits.
+
+        Ties go to fewer devices, then to whoever comes first.
+        """
+        twin_of = twins(self.situation)
+        bounded = sorted(
+            (bound_s, sum(map(len, arrangement)), number, arrangement)
+            for number, arrangement in enumerate(arrangements)
+            if is_canonical(arrangement, twin_of)
+            and (bound_s := self.bound_s(arrangement)) < float("inf")
+        )
+        solved: list[Solved] = []
+        kinds: set[tuple[frozenset[int], ...]] = set()
+        best_s = float("inf")
+        for tries, (bound_s, _, _, arrangement) in enumerate(bounded):
+            is_beaten = bound_s > best_s * _NEARLY_ONE
+            if tries >= (most if solved else _MOST_FAILED * most):
+                break
+            if is_beaten and (len(kinds) >= _RUNNERS_UP or tries >= most // 2):
+                break
+            enough = len(kinds) >= _RUNNERS_UP
+            found = self.solve(arrangement, beat_s=best_s if enough else float("inf"))
+            if found is not None:
+                solved.append(found)
+                kinds.add(kind(arrangement))
+                best_s = min(best_s, found.total_s)
+        return in_order(solved)
+
+    def descend(self, starts: Sequence[Arrangement], moves: "Moves") -> list[Arrangement]:
+        """What lies on the ways downhill from these starts, by bounds; the best first.
+
+        Of those in which twins change places, the one in which the earlier comes first.
+        """
+        twin_of = twins(self.situation)
+        seen: dict[Arrangement, float] = {}
+
+        def value(arrangement: Arrangement) -> float:
+            if arrangement not in seen:
+                seen[arrangement] = self.bound_s(arrangement)
+            return seen[arrangement]
+
+        for start in starts:
+            here, is_better = canonical(start, twin_of), True
+            most = len(seen) + _MOST_BOUNDED
+            while is_better and len(seen) < most:
+                near = (canonical(each, twin_of) for each in moves(here))
+                better = (each for each in near if value(each) < value(here) * _NEARLY_ONE)
+                found = next(better, None)
+                is_better = found is not None
+                here = found or here
+        return sorted(seen, key=lambda one: seen[one])
+
+    def plan(self, solved: Solved) -> Plan:
+        model = self.situation.model
+        stages: list[Stage] = []
+        start = 0
+        for group, (layers, option) in zip(solved.arrangement, solved.cut.stages, strict=True):
+            shards = tuple(
+                Shard(device=id, heads=heads, ffn_columns=columns, vocab=rows)
+                for id, heads, columns, rows in zip(
+                    self.situation.ids(group),
+                    consecutive(option.heads),
+                    consecutive(option.columns),
+                    consecutive(option.rows),
+                    strict=True,
+                )
+            )
+            stages.append(Stage(layers=range(start, start + layers), shards=shards))
+            start += layers
+        return Plan(model=model.name, version=1, stages=tuple(stages))
+
+    def estimate(self, plan: Plan) -> Estimate:
+        situation = self.situation
+        return estimate(
+            plan,
+            situation.model,
+            situation.cluster,
+            situation.workload,
+            chunk_tokens=situation.chunk_tokens,
+        )
+
+    def total_s(self, planned: tuple[Plan, Estimate]) -> float:
+        """Seconds of a whole answer; equal where only rounding differs."""
+        return _rounded(planned[1].total_s(self.situation.workload))
+
+    def _keys(self, arrangement: Arrangement) -> list[_Key]:
+        crowded = self.situation.crowded(arrangement)
+        last = len(arrangement) - 1
+        return [
+            (group, number == 0, number == last, crowded.intersection(group))
+            for number, group in enumerate(arrangement)
+        ]
+
+    def _stage(self, key: _Key) -> StageOptions:
+        if key not in self._options:
+            group, is_first, is_last, crowded = key
+            self._options[key] = StageOptions(
+                self.situation,
+                group,
+                is_first=is_first,
+                is_last=is_last,
+                crowded=crowded,
+            )
+        return self._options[key]
+
+    def _bound(self, key: _Key) -> StageBound:
+        group, is_first, is_last, crowded = key
+        ordered = (group[0], *sorted(group[1:])) if is_last else tuple(sorted(group))
+        key = (ordered, is_first, is_last, crowded)
+        if key not in self._bounds:
+            self._bounds[key] = stage_bound(
+                self.situation,
+                ordered,
+                is_first=is_first,
+                is_last=is_last,
+                crowded=crowded,
+            )
+        return self._bounds[key]
+
+
+Moves = Callable[[Arrangement], Iterator[Arrangement]]
+
+
+def kind(arrangement: Arrangement) -> tuple[frozenset[int], ...]:
+    """An arrangement without the order of ranks: what people would call another plan."""
+    return tuple(frozenset(group) for group in arrangement)
+
+
+def in_order(solved: Iterable[Solved]) -> list[Solved]:
+    """The best first; of equals the one with fewer devices, then the one that came first."""
+    return sorted(solved, key=lambda one: (_rounded(one.total_s), one.num_devices))
+
+
+def _rounded(seconds: float) -> float:
+    """Equal for times that differ by rounding only, but for a hair's breadth."""
+    return float(f"{seconds:.10g}")

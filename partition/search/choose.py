@@ -1,0 +1,248 @@
+"""The choice of a plan: the least time of a whole answer, by measured rates.
+
+The least of first_token_s + output_tokens x token_s, as `estimate` predicts them. One device, a
+pipeline, slices of layers or any mixture, whatever is fastest, and devices that would slow it down
+stay out. How exact the search is, `search` says. Devices without rates have a part only where the
+others are not enough: then `placement` decides by threads and memory.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import permutations
+from typing import get_args
+
+from partition.cost.estimate import Estimate
+from partition.cost.pace import CHUNK_TOKENS
+from partition.errors import CapacityError, PlanError
+from partition.fit.placement import Parallel, capacity_error, check_count, place, place_anyhow
+from partition.fit.streaming import streaming_plans
+from partition.plan.facts import ClusterSpec, ModelFacts, Workload
+from partition.plan.plan import Plan
+from partition.search.arrangements import all_arrangements, neighbours, swaps
+from partition.search.branch_and_bound import (
+    EXACT_DEVICES,
+    MOST_SOLVED,
+    MOST_SOLVED_OF_MANY,
+    Search,
+    Solved,
+    in_order,
+    kind,
+)
+from partition.search.left_out import LeftOut, left_out
+from partition.search.situation import Arrangement, Situation
+
+_MOST_RUNNERS_UP = 5
+
+Planned = tuple[Plan, Estimate]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solo:
+    """The best device alone."""
+
+    device: str
+    """Its id."""
+    name: str
+    estimate: Estimate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A plan, what it is predicted to do, and what else there was."""
+
+    plan: Plan
+    predicted: Estimate | None
+    """None when some device of the plan has no rates."""
+    solo: Solo | None
+    """None when no device can run the model alone, or nothing is predicted."""
+    left_out: tuple[LeftOut, ...]
+    """Every device that the plan does not use; empty when nothing is predicted."""
+    runners_up: tuple[tuple[Plan, Estimate], ...]
+    """Other plans, the best first: over other groups of devices, or with layers read from disk."""
+
+
+def choose(
+    model: ModelFacts,
+    cluster: ClusterSpec,
+    workload: Workload,
+    *,
+    parallel: Parallel = "auto",
+    chunk_tokens: int = CHUNK_TOKENS,
+    stream: bool = False,
+) -> Choice:
+    """A valid plan, version 1, that fits the memory of every device it uses.
+
+    auto      Whatever is fastest: one device, whole layers, slices, or a mixture; any devices.
+    pipeline  A stage on every device, in the best order, with the layers that suit it.
+    tensor    One stage with a shard on every device, with the shares that suit it.
+
+    With `stream`, layers may be read from disk for each step, where nothing else fits or everything
+    else is slower.
+
+    Ties go to fewer devices, then to the order of the cluster. The same facts always give the same
+    choice. Raises CapacityError when memory is short, PlanError when the devices are too many for
+    this model (or none), ValueError for an unknown `parallel`.
+    """
+    if parallel not in get_args(Parallel):
+        allowed = ", ".join(map(repr, get_args(Parallel)))
+        raise ValueError(f"parallel must be one of {allowed}, not {parallel!r}.")
+    if not cluster.devices:
+        raise PlanError(["The cluster has no devices; start a peer on at least one."])
+    check_count(model, cluster, parallel)
+    unmeasured = [device.id for device in cluster.devices if device.rates is None]
+    if not unmeasured:
+        search = Search(Situation(model, cluster, workload, chunk_tokens))
+        return _measured_choice(search, parallel, stream=stream)
+    known = cluster.without(*unmeasured)
+    for streams in (False, True) if stream else (False,):
+        if parallel == "auto" and known.devices:
+            with suppress(CapacityError):
+                choice = choose(model, known, workload, chunk_tokens=chunk_tokens, stream=streams)
+                if stream != streams:  # they have the memory, but reading from disk may be faster
+                    choice = choose(
+                        model, known, workload, chunk_tokens=chunk_tokens, stream=stream
+                    )
+                return _without_unmeasured(choice, cluster)
+        plan = (
+            next(streaming_plans(model, cluster, workload, parallel), None)
+            if streams
+            else place(model, cluster, workload, parallel)
+        )
+        if plan is not None:
+            return Choice(plan=plan, predicted=None, solo=None, left_out=(), runners_up=())
+    raise capacity_error(model, cluster, workload, parallel)
+
+
+def _without_unmeasured(choice: Choice, cluster: ClusterSpec) -> Choice:
+    """A choice among the measured devices, which says so of the others."""
+    reasons = {each.device: each.reason for each in choice.left_out}
+    return replace(
+        choice,
+        left_out=tuple(
+            LeftOut(
+                device=device.id,
+                name=device.name,
+                reason=reasons.get(device.id, "it was not measured, so its speed is not known"),
+            )
+            for device in cluster.devices
+            if device.rates is None or device.id in reasons
+        ),
+    )
+
+
+def _measured_choice(search: Search, parallel: Parallel, *, stream: bool) -> Choice:
+    situation = search.situation
+    model, cluster, workload = situation.model, situation.cluster, situation.workload
+    alone = search.best(_alone(search), most=len(situation.devices))
+    solved = _solve(search, parallel)
+    if parallel == "auto":
+        solved = in_order([*alone[:1], *solved])
+    plans = _of_different_kinds(search, solved)
+    if not plans:  # memory so short that the search finds no way; perhaps placing by memory does
+        plan = place_anyhow(model, cluster, workload, parallel)
+        plans = [] if plan is None else [(plan, search.estimate(plan))]
+    streamed: list[Planned] = []
+    if stream:
+        candidates = streaming_plans(model, cluster, workload, parallel)
+        streamed = [(plan, search.estimate(plan)) for plan in candidates if _streams(plan)]
+    if not plans and not streamed:
+        raise capacity_error(model, cluster, workload, parallel, anyhow=True)
+    (plan, predicted), *others = sorted([*plans, *streamed], key=search.total_s)
+    return Choice(
+        plan=plan,
+        predicted=predicted,
+        solo=_solo(search, [*_of_different_kinds(search, alone[:1]), *streamed]),
+        left_out=left_out(search, _arrangement(search, plan), predicted),
+        runners_up=tuple(others[:_MOST_RUNNERS_UP]),
+    )
+
+
+def _of_different_kinds(search: Search, solved: Sequence[Solved]) -> list[Planned]:
+    """The best and a few runners-up over other groups of devices."""
+    kinds: set[object] = set()
+    plans: list[Planned] = []
+    for each in solved:
+        if kind(each.arrangement) not in kinds and len(plans) <= _MOST_RUNNERS_UP:
+            kinds.add(kind(each.arrangement))
+            plans.append((plan := search.plan(each), search.estimate(plan)))
+    return plans
+
+
+def _arrangement(search: Search, plan: Plan) -> Arrangement:
+    numbers = {device.id: number for number, device in enumerate(search.situation.devices)}
+    return tuple(tuple(numbers[shard.device] for shard in stage.shards) for stage in plan.stages)
+
+
+def _streams(plan: Plan) -> bool:
+    return any(shard.streamed_layers for stage in plan.stages for shard in stage.shards)
+
+
+def _alone(search: Search) -> list[Arrangement]:
+    return [((index,),) for index in range(len(search.situation.devices))]
+
+
+def _solo(search: Search, plans: Sequence[Planned]) -> Solo | None:
+    """The fastest of those plans that are one device's."""
+    alone = [each for each in plans if len(each[0].devices) == 1]
+    if not alone:
+        return None
+    plan, predicted = min(alone, key=search.total_s)
+    device = search.situation.cluster.device(plan.devices[0])
+    return Solo(device=device.id, name=device.name, estimate=predicted)
+
+
+def describe_plan_in_words(plan: Plan, cluster: ClusterSpec) -> str:
+    """One line: `a: layers 0-11 | b + c: layers 12-21, heads 20:12`."""
+    stages: list[str] = []
+    for stage in plan.stages:
+        names = " + ".join(cluster.device(shard.device).name for shard in stage.shards)
+        words = f"{names}: layers {stage.layers.start}-{stage.layers.stop - 1}"
+        streamed = max(shard.streamed_layers for shard in stage.shards)
+        if streamed:
+            has_host = any(
+                cluster.device(shard.device).host_memory_bytes is not None for shard in stage.shards
+            )
+            words += f" (the last {streamed} {'streamed' if has_host else 'from disk'})"
+        if len(stage.shards) > 1:
+            words += f", heads {':'.join(str(len(shard.heads)) for shard in stage.shards)}"
+        stages.append(words)
+    return " | ".join(stages)
+
+
+def _solve(search: Search, parallel: Parallel) -> list[Solved]:
+    everyone = tuple(range(len(search.situation.devices)))
+    few = len(everyone) <= EXACT_DEVICES
+    if parallel == "auto":
+        if few:
+            return search.best(all_arrangements(everyone), most=MOST_SOLVED)
+        found = search.descend(_starts(search), lambda here: neighbours(here, everyone))
+        return search.best(found, most=MOST_SOLVED_OF_MANY)
+    if few:
+        orders: Iterator[Arrangement] = (_as(parallel, order) for order in permutations(everyone))
+        return search.best(orders, most=MOST_SOLVED)
+    found = search.descend([_as(parallel, everyone)], swaps)
+    return search.best(found, most=MOST_SOLVED_OF_MANY)
+
+
+def _as(parallel: Parallel, order: tuple[int, ...]) -> Arrangement:
+    return (order,) if parallel == "tensor" else tuple((index,) for index in order)
+
+
+def _starts(search: Search) -> list[Arrangement]:
+    """The fastest alone, the fewest in a pipeline, everyone in one stage, and hosts as stages."""
+    situation = search.situation
+    everyone = tuple(range(len(situation.devices)))
+    hosts: dict[str, list[int]] = {}
+    for index, device in enumerate(situation.devices):
+        hosts.setdefault(device.host or f"alone {index}", []).append(index)
+    largest = sorted(everyone, key=lambda index: -situation.devices[index].memory_bytes)
+    chains = [_as("pipeline", tuple(largest[:count])) for count in range(1, len(largest) + 1)]
+    fastest = min(_alone(search), key=search.bound_s)
+    starts = [
+        fastest,
+        next((chain for chain in chains if search.bound_s(chain) < float("inf")), chains[-1]),
+        _as("tensor", everyone),
+        tuple(tuple(group) for group in hosts.values()),
+    ]
+    return list(dict.fromkeys(starts))

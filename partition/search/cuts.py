@@ -1,0 +1,137 @@
+"""How many layers each stage of an arrangement gets: dynamic programming over the cuts.
+
+The time of an answer is the sum over the stages, and once more the slowest stage, with what it
+hears and hands on, for every further chunk of the prompt. So a label has two numbers, and of the
+labels at a cut those stay that no other beats in both.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from partition.search.situation import Situation
+from partition.search.stage_bound import StageBound
+from partition.search.stage_options import Option, StageOptions
+
+_LABELS_KEPT = 4
+"""Labels kept at a cut of a model with many layers."""
+
+_FEW_LAYERS = 16
+
+_NEARBY_LAYERS = 6
+"""How far a stage of a model with many layers may move when a search is repeated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Layers and shares of every stage, and the seconds of an answer without hops."""
+
+    total_s: float
+    stages: tuple[tuple[int, Option], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Label:
+    sum_s: float
+    slowest_s: float
+    layers: int
+    option: Option | None
+    before: "_Label | None"
+
+
+def best_cut(
+    situation: Situation,
+    stages: Sequence[StageOptions],
+    bounds: Sequence[StageBound],
+    beside_s: Sequence[float],
+    *,
+    beat_s: float,
+) -> Cut | None:
+    """The fastest way to give all layers to these stages, or None when none beats `beat_s`.
+
+    beside_s: of each stage, what it is busy with for a chunk beside computing.
+
+    Stage options that turn out too large for memory are settled and the search is repeated, so what
+    comes back fits. Of many layers it is repeated near the cuts before, or all over where there is
+    nothing that fits.
+    """
+    has_few = situation.model.num_layers <= _FEW_LAYERS
+    near: Sequence[range] | None = None
+    while True:
+        cut = _search(situation, stages, bounds, beside_s, beat_s, near)
+        if cut is None and near is not None:
+            cut = _search(situation, stages, bounds, beside_s, beat_s, None)
+        if cut is None:
+            return None
+        if not has_few:
+            near = [
+                range(layers - _NEARBY_LAYERS, layers + _NEARBY_LAYERS + 1)
+                for layers, _ in cut.stages
+            ]
+        changed = [
+            stage.settle(layers) for stage, (layers, _) in zip(stages, cut.stages, strict=True)
+        ]
+        if not any(changed):
+            return cut
+
+
+def _search(
+    situation: Situation,
+    stages: Sequence[StageOptions],
+    bounds: Sequence[StageBound],
+    beside_s: Sequence[float],
+    beat_s: float,
+    near: Sequence[range] | None,
+) -> Cut | None:
+    num_layers, more_chunks = situation.model.num_layers, situation.num_chunks - 1
+    reached: dict[int, list[_Label]] = {0: [_Label(0.0, 0.0, 0, None, None)]}
+    for number, (stage, bound) in enumerate(zip(stages, bounds, strict=True)):
+        later = bounds[number + 1 :]
+        rest_base_s = sum(each.base_s for each in later)
+        rest_layer_s = min((each.layer_s for each in later), default=0.0)
+        rest_most = sum(each.most_layers for each in later)
+        found: dict[int, list[_Label]] = {}
+        for used, labels in reached.items():
+            low = max(1, num_layers - used - rest_most)
+            high = min(bound.most_layers, num_layers - used - len(later))
+            if near is not None:
+                low, high = max(low, near[number].start), min(high, near[number].stop - 1)
+            for layers in range(low, high + 1):
+                options = stage.of(layers)
+                rest_s = rest_base_s + (num_layers - used - layers) * rest_layer_s
+                for option in options:
+                    own_s = situation.steps * option.decode_s + option.chunk_s
+                    for label in labels:
+                        sum_s = label.sum_s + own_s
+                        slowest_s = max(label.slowest_s, option.chunk_s + beside_s[number])
+                        if sum_s + more_chunks * slowest_s + rest_s < beat_s:
+                            found.setdefault(used + layers, []).append(
+                                _Label(sum_s, slowest_s, layers, option, label)
+                            )
+        reached = {used: _undominated(situation, labels) for used, labels in found.items()}
+    best = min(
+        reached.get(num_layers, []),
+        key=lambda label: label.sum_s + more_chunks * label.slowest_s,
+        default=None,
+    )
+    if best is None:
+        return None
+    chosen: list[tuple[int, Option]] = []
+    total_s, label = best.sum_s + more_chunks * best.slowest_s, best
+    while label.before is not None:
+        assert label.option is not None
+        chosen.append((label.layers, label.option))
+        label = label.before
+    return Cut(total_s, tuple(reversed(chosen)))
+
+
+def _undominated(situation: Situation, labels: list[_Label]) -> list[_Label]:
+    if situation.num_chunks == 1:
+        return [min(labels, key=lambda label: label.sum_s)]
+    kept: list[_Label] = []
+    for label in sorted(labels, key=lambda one: (one.sum_s, one.slowest_s)):
+        if not kept or label.slowest_s < kept[-1].slowest_s:
+            kept.append(label)
+    if situation.model.num_layers <= _FEW_LAYERS or len(kept) <= _LABELS_KEPT:
+        return kept
+    last = len(kept) - 1
+    return [kept[index * last // (_LABELS_KEPT - 1)] for index in range(_LABELS_KEPT)]

@@ -1,0 +1,166 @@
+"""The ways a group of devices can share heads, columns and vocabulary rows, each on its own.
+
+Between heads, columns and rows lies a sum or a gather, so each of them is balanced apart from the
+others. Only memory joins them: whoever asks says how many bytes each device has left.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from partition.cost.estimate import gather_latency_s
+from partition.cost.pace import Pace
+from partition.fit.memory import units_that_fit
+from partition.plan.ranges import apportion
+from partition.search.balance import Cost, Split, all_splits, frontier
+from partition.search.head_balance import HeadCost, all_head_splits, head_frontier, kv_counts
+from partition.search.situation import Group, Situation
+
+_ALL_SPLITS_UP_TO = 40
+"""Splits that are all given when every one is asked for; of more, their frontier."""
+
+ENDLESS_BYTES = 2**80
+"""A room that nothing fills."""
+
+
+@dataclass(slots=True)
+class GroupSplits:
+    """Splits over the ranks of one group of several devices, as one stage. Counts are in heads,
+    columns and rows; seconds are for one layer, or for the head."""
+
+    situation: Situation
+    group: Group
+    is_first: bool
+    is_last: bool
+    crowded: frozenset[int]
+    """Devices whose memory is also read by others during the chunks of a prompt."""
+    _paces: tuple[list[Pace], list[Pace]] = field(init=False)
+    """Of each rank: when decoding, in a chunk."""
+    _table: tuple[tuple[int, ...], ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        decode, chunk = (
+            self.situation.paces(self.group, is_chunk=is_chunk, crowded=self.crowded)
+            for is_chunk in (False, True)
+        )
+        self._paces = (decode, chunk)
+        model = self.situation.model
+        self._table = kv_counts(model.num_heads, model.num_kv_heads)
+
+    def fixed_s(self, layers: int, *, is_chunk: bool) -> float:
+        """What does not depend on the shares: sums, graphs without weights, latency, the step."""
+        situation, paces = self.situation, self._paces[is_chunk]
+        sums_s = (2 * layers + self.is_first) * situation.sum_s(self.group, is_chunk=is_chunk)
+        bare_s = max(pace.bare().total_s for pace in paces) * (self.is_first + (not self.is_last))
+        ids = situation.ids(self.group)
+        latency_s = gather_latency_s(situation.network, ids) if self.is_last else 0.0
+        return sums_s + bare_s + latency_s + max(pace.step_s for pace in paces)
+
+    def heads(
+        self, nbytes: HeadCost, rooms: Sequence[int] | None, *, every: bool = False
+    ) -> list[Split]:
+        """Splits of the query heads; `nbytes` is what they take of the rooms, None: no limit.
+
+        With `every`, all of them where they are few, whether they fit or not.
+        """
+        decode, chunk = self._head_costs(False), self._head_costs(True)
+        if rooms is None:
+            return head_frontier(self._table, decode, chunk, nbytes, [ENDLESS_BYTES] * len(decode))
+        if every:
+            splits = all_head_splits(self._table, decode, chunk, most=_ALL_SPLITS_UP_TO)
+            if splits is not None:
+                return splits
+        return head_frontier(self._table, decode, chunk, nbytes, rooms)
+
+    def frugal_heads(self, nbytes: HeadCost, rooms: Sequence[int]) -> list[Split]:
+        """The split of the query heads that takes the fewest bytes in all, if one fits."""
+        decode, chunk = self._head_costs(False), self._head_costs(True)
+        return head_frontier(self._table, decode, chunk, nbytes, rooms, frugal=True)
+
+    def columns(
+        self, column_bytes: int, rooms: Sequence[int] | None, *, every: bool = False
+    ) -> list[Split]:
+        """Splits of the feed-forward columns at multiples; arguments as for `heads`.
+
+        Columns beyond the last multiple must lie on the last device that has any, so each device is
+        tried as that one.
+        """
+        model = self.situation.model
+        units, rest = divmod(model.ffn_columns, model.column_multiple)
+        unit_bytes = model.column_multiple * column_bytes
+        count = len(self.group)
+        splits: list[Split] = []
+        for holder in range(count) if rest else [count - 1]:
+            rests = [rest * (rank == holder) for rank in range(count)]
+            decode, chunk = (self._column_costs(rests, is_chunk) for is_chunk in (False, True))
+            caps = [units if rank <= holder else 0 for rank in range(count)]
+            if rooms is not None:
+                caps = [
+                    units_that_fit(room - extra * column_bytes, unit_bytes, cap)
+                    for room, extra, cap in zip(rooms, rests, caps, strict=True)
+                ]
+            if min(caps) < 0:
+                continue
+            found = (
+                all_splits(units, decode, chunk, caps, most=_ALL_SPLITS_UP_TO) if every else None
+            )
+            if found is None:
+                found = frontier(units, decode, chunk, caps, [0] * count)
+            for split in found:
+                sizes = [
+                    number * model.column_multiple + extra
+                    for number, extra in zip(split.counts, rests, strict=True)
+                ]
+                splits.append(Split(split.decode_s, split.chunk_s, tuple(sizes)))
+        return splits
+
+    def rows(
+        self, row_bytes: int, rooms: Sequence[int] | None, least: Sequence[int]
+    ) -> list[Split]:
+        """Splits of the vocabulary with at least so many rows each; none in a stage between."""
+        count, vocab = len(self.group), self.situation.model.vocab_size
+        if not (self.is_first or self.is_last):
+            return [] if any(least) else [Split(0.0, 0.0, (0,) * count)]
+        caps = [vocab] * count
+        if rooms is not None:
+            caps = [units_that_fit(room, row_bytes, vocab) for room in rooms]
+        if self.is_last:
+            return frontier(vocab, self._row_costs(False), self._row_costs(True), caps, least)
+        # Looking up an embedding takes no time to speak of: rows go where there is room.
+        counts = apportion(vocab, [max(1, cap) for cap in caps], least=least, most=caps)
+        return [] if counts is None else [Split(0.0, 0.0, tuple(counts))]
+
+    def _head_costs(self, is_chunk: bool) -> list[HeadCost]:
+        model = self.situation.model
+        return [
+            HeadCost(
+                pace.attention_from(model).total_s,
+                (model.query_head_bytes * pace.weights.own_s + pace.attention_s) * pace.slack,
+                model.kv_head_bytes * pace.weights.own_s * pace.slack,
+                pace.attention(model, 0, 0).total_s,
+            )
+            for pace in self._paces[is_chunk]
+        ]
+
+    def _column_costs(self, rests: Sequence[int], is_chunk: bool) -> list[Cost]:
+        model = self.situation.model
+        unit_bytes = model.column_multiple * model.ffn_column_bytes
+        return [
+            Cost(
+                pace.feed_forward_from(model, extra).total_s,
+                unit_bytes * pace.weights.own_s * pace.slack,
+                pace.feed_forward(model, extra).total_s,
+            )
+            for pace, extra in zip(self._paces[is_chunk], rests, strict=True)
+        ]
+
+    def _row_costs(self, is_chunk: bool) -> list[Cost]:
+        """Computing the logits of a row."""
+        row_bytes = self.situation.model.head_row_bytes
+        return [
+            Cost(
+                pace.head_from(self.situation.model, 0).total_s,
+                row_bytes * pace.head_weights.own_s * pace.slack,
+                0.0,
+            )
+            for pace in self._paces[is_chunk]
+        ]

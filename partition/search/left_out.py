@@ -1,0 +1,98 @@
+"""Why a device has no part in a plan, in words: what the best plan with it would be like."""
+
+from dataclasses import dataclass
+
+from partition.cost.estimate import Estimate
+from partition.cost.terms import Kind, Term, milliseconds
+from partition.errors import size_in_words
+from partition.search.arrangements import with_device
+from partition.search.branch_and_bound import Search, Solved
+from partition.search.situation import Arrangement
+
+_MOST_TRIED = 3
+"""Places for the device that are looked at closely, the most promising first, until it fits."""
+
+_MESSAGES: dict[Kind, str] = {"reduce": "sums", "hop": "hops"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """A device that the plan does not use, and why."""
+
+    device: str
+    """Its id."""
+    name: str
+    reason: str
+
+
+def left_out(search: Search, arrangement: Arrangement, predicted: Estimate) -> tuple[LeftOut, ...]:
+    """Every device that `arrangement` does not use, in the order of the cluster."""
+    used = {index for group in arrangement for index in group}
+    return tuple(
+        LeftOut(
+            device=device.id,
+            name=device.name,
+            reason=_reason(search, arrangement, predicted, index),
+        )
+        for index, device in enumerate(search.situation.devices)
+        if index not in used
+    )
+
+
+def _reason(search: Search, arrangement: Arrangement, predicted: Estimate, index: int) -> str:
+    best = _best_with(search, arrangement, index)
+    if best is None and (strangers := _strangers(search, arrangement, index)):
+        return f"it cannot reach {' or '.join(strangers)}"
+    if best is None:
+        room = size_in_words(search.situation.devices[index].memory_bytes)
+        return f"memory: no part of the model fits into its {room}"
+    with_it = search.estimate(search.plan(best))
+    before_s, after_s = _messages_s(predicted), _messages_s(with_it)
+    if after_s > before_s and with_it.token_s - after_s < predicted.token_s - before_s:
+        if before_s:
+            return (
+                f"its link is too slow: with it the messages of each token would take"
+                f" {milliseconds(after_s)} instead of {milliseconds(before_s)}"
+            )
+        slowest = max(_messages(with_it), key=lambda term: term.seconds)
+        return (
+            f"its link would add {slowest.count} {_MESSAGES[slowest.kind]} x"
+            f" {milliseconds(slowest.seconds / slowest.count)} to each token"
+        )
+    workload = search.situation.workload
+    return (
+        f"too slow to help: with it an answer would take {_seconds(with_it.total_s(workload))}"
+        f" instead of {_seconds(predicted.total_s(workload))}"
+    )
+
+
+def _strangers(search: Search, arrangement: Arrangement, index: int) -> list[str]:
+    """Names of the devices in use that this one has no link to."""
+    situation = search.situation
+    device = situation.devices[index]
+    others = [situation.devices[other] for group in arrangement for other in group]
+    return [other.name for other in others if not situation.network.is_linked(device.id, other.id)]
+
+
+def _best_with(search: Search, arrangement: Arrangement, index: int) -> Solved | None:
+    """The fastest of the plans that have the device besides; None when it has room for no part."""
+    bounds = [(search.bound_s(each), each) for each in with_device(arrangement, index)]
+    for bound_s, each in sorted(bounds)[:_MOST_TRIED]:
+        if bound_s < float("inf"):
+            solved = search.solve(each)
+            if solved is not None:
+                return solved
+    return None
+
+
+def _messages(estimate: Estimate) -> list[Term]:
+    """The terms that go between devices."""
+    return [term for term in estimate.terms if term.kind in _MESSAGES]
+
+
+def _messages_s(estimate: Estimate) -> float:
+    return sum(term.seconds for term in _messages(estimate))
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else milliseconds(seconds)

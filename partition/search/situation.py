@@ -1,0 +1,157 @@
+"""The facts of one search, looked up once: devices by number, their paces, what messages take."""
+
+from dataclasses import dataclass, field
+from itertools import pairwise, permutations
+
+from partition.cost.contention import shares_host
+from partition.cost.estimate import TOKEN_BYTES, beside_stages_s
+from partition.cost.messages import Network
+from partition.cost.overlap import stage_sum_s
+from partition.cost.pace import Pace, Phase, chunk_phase, decode_phase
+from partition.plan.facts import ClusterSpec, DeviceSpec, ModelFacts, Workload
+
+Group = tuple[int, ...]
+"""Devices of a stage by number, in rank order."""
+
+Arrangement = tuple[Group, ...]
+"""The groups of the stages, first stage first; no layers or shares yet."""
+
+
+@dataclass(slots=True)
+class Situation:
+    """One model, workload and cluster, every device measured. Remembers what it worked out."""
+
+    model: ModelFacts
+    cluster: ClusterSpec
+    workload: Workload
+    chunk_tokens: int
+    devices: tuple[DeviceSpec, ...] = field(init=False)
+    network: Network = field(init=False)
+    decode: Phase = field(init=False)
+    chunk: Phase = field(init=False)
+    num_chunks: int = field(init=False)
+    _with_neighbours: frozenset[int] = field(init=False)
+    _strangers: frozenset[tuple[int, int]] = field(init=False)
+    """Pairs of devices that cannot reach each other, both ways round."""
+    _paces: dict[tuple[int, Group, bool, bool], Pace] = field(init=False, default_factory=dict)
+    _hops: dict[tuple[Group, Group], tuple[float, float]] = field(init=False, default_factory=dict)
+    _sums: dict[tuple[Group, bool], float] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.devices = self.cluster.devices
+        self.network = Network(self.cluster)
+        self._with_neighbours = frozenset(
+            index for index, each in enumerate(self.devices) if shares_host(self.devices, each)
+        )
+        self._strangers = frozenset(
+            pair
+            for pair in permutations(range(len(self.devices)), 2)
+            if not self.network.is_linked(*self.ids(pair))
+        )
+        self.decode = decode_phase(self.workload)
+        self.chunk, self.num_chunks = chunk_phase(self.workload, self.chunk_tokens)
+
+    @property
+    def steps(self) -> int:
+        """Decoding steps of an answer: the weight of a step's time beside the first token's."""
+        return self.workload.output_tokens
+
+    def ids(self, group: Group) -> tuple[str, ...]:
+        return tuple(self.devices[index].id for index in group)
+
+    def are_linked(self, arrangement: Arrangement) -> bool:
+        """Whether the sampler reaches every device; who else must talk, times of messages tell."""
+        sampler = arrangement[-1][0]
+        return not self._strangers or not any(
+            (sampler, index) in self._strangers for group in arrangement for index in group
+        )
+
+    def crowded(self, arrangement: Arrangement) -> frozenset[int]:
+        """Those devices whose memory others read all the while in the steps of a prompt, because
+        all stages are at work."""
+        if not self.chunk.overlaps:
+            return frozenset()
+        at_work = [index for group in arrangement for index in group]
+        devices = [self.devices[index] for index in at_work]
+        return frozenset(i for i in at_work if shares_host(devices, self.devices[i]))
+
+    def paces(
+        self, group: Group, *, is_chunk: bool, crowded: frozenset[int] = frozenset()
+    ) -> list[Pace]:
+        """Of the devices of one stage, in rank order; `crowded` counts in chunks only."""
+        return [
+            self._pace(index, group, is_chunk, is_chunk and index in crowded) for index in group
+        ]
+
+    def _pace(self, index: int, group: Group, is_chunk: bool, is_crowded: bool) -> Pace:
+        # Where nobody is near, only how many are in the stage makes a difference.
+        beside = tuple(sorted(group)) if index in self._with_neighbours else (len(group),)
+        key = (index, beside, is_chunk, is_crowded)
+        found = self._paces.get(key)
+        if found is None:
+            found = self._paces[key] = Pace.of(
+                self.devices[index],
+                self.chunk if is_chunk else self.decode,
+                stage=[self.devices[other] for other in sorted(group)],
+                host=self.devices,
+                is_crowded=is_crowded,
+            )
+        return found
+
+    def sum_s(self, group: Group, *, is_chunk: bool) -> float:
+        """One sum of hidden states over the group; the order of its ranks is all the same."""
+        key = (tuple(sorted(group)), is_chunk)
+        found = self._sums.get(key)
+        if found is None:
+            phase = self.chunk if is_chunk else self.decode
+            devices = [self.devices[index] for index in key[0]]
+            found = self._sums[key] = stage_sum_s(self.network, self.model, devices, phase)
+        return found
+
+    def outside_s(self, arrangement: Arrangement) -> float:
+        """Seconds of a whole answer between and beside the stages: hops and choosing tokens."""
+        total_s = self._token_s(arrangement)
+        for before, after in pairwise(arrangement):
+            decode_s, chunk_s = self._hop_s(before, after)
+            total_s += self.steps * decode_s + chunk_s
+        return total_s
+
+    def beside_s(self, arrangement: Arrangement) -> list[float]:
+        """Seconds that each stage is busy with a chunk beside computing."""
+        nbytes = self.chunk.rows * self.model.wire_row_bytes
+        return beside_stages_s(
+            [
+                self.network.hop_busy_s(self.ids(before), self.ids(after), nbytes)
+                for before, after in pairwise(arrangement)
+            ]
+        )
+
+    def _hop_s(self, before: Group, after: Group) -> tuple[float, float]:
+        """Of a decoding step and of a chunk."""
+        found = self._hops.get((before, after))
+        if found is None:
+            row_bytes = self.model.wire_row_bytes
+            decode_s, chunk_s = (
+                self.network.hop_s(self.ids(before), self.ids(after), phase.rows * row_bytes)
+                for phase in (self.decode, self.chunk)
+            )
+            found = self._hops[before, after] = decode_s, chunk_s
+        return found
+
+    def _token_s(self, arrangement: Arrangement) -> float:
+        sampler = arrangement[-1][0]
+        rates = self.devices[sampler].rates
+        assert rates is not None
+        id = self.devices[sampler].id
+        total_s = 0.0
+        for weight, rows in ((self.steps, self.decode.head_rows), (1, self.chunk.head_rows)):
+            told_s = max(
+                (
+                    self.network.message_s(id, self.devices[index].id, rows * TOKEN_BYTES)
+                    for index in arrangement[0]
+                    if index != sampler
+                ),
+                default=0.0,
+            )
+            total_s += weight * (rows * rates.sample_s + told_s)
+        return total_s

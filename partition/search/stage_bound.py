@@ -1,0 +1,213 @@
+"""A time that no way of running layers on a group of devices can beat, quickly found.
+
+As `stage_options`, but memory joins nothing, KV heads are never held twice, and both kinds of step
+have shares of their own. It depends on the set of devices and on who is rank 0 only.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from partition.cost.estimate import gather_latency_s
+from partition.cost.pace import Pace
+from partition.search.balance import Cost, least_maximum
+from partition.search.situation import Group, Situation
+
+_GOLDEN = (math.sqrt(5) - 1) / 2
+
+_SECTIONS = 32
+"""Steps of a golden section; 0.618^32 is 2e-7 of where it started."""
+
+_SECTION_ERROR = 1 - 1e-5
+"""Keeps a bound a bound, though the section ends a little before the lowest point."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageBound:
+    """Seconds as a line in the number of layers."""
+
+    base_s: float
+    """Of a whole answer, beside its layers: every step that decodes, and one chunk."""
+    layer_s: float
+    chunk_base_s: float
+    """Of one chunk."""
+    chunk_layer_s: float
+    most_layers: int
+    """What the devices have room for together; 0 when not even for one layer."""
+
+
+def stage_bound(
+    situation: Situation,
+    group: Group,
+    *,
+    is_first: bool,
+    is_last: bool,
+    crowded: frozenset[int],
+) -> StageBound:
+    """`group` with rank 0 first; the order of the others makes no difference."""
+    lines: list[tuple[float, float]] = []
+    for is_chunk in (False, True):
+        paces = situation.paces(group, is_chunk=is_chunk, crowded=crowded)
+        if len(group) == 1:
+            lines.append(_alone(situation, paces[0], is_last))
+        else:
+            lines.append(_together(situation, group, paces, is_first, is_last, is_chunk))
+    (base_s, layer_s), (chunk_base_s, chunk_layer_s) = lines
+    return StageBound(
+        base_s=situation.steps * base_s + chunk_base_s,
+        layer_s=situation.steps * layer_s + chunk_layer_s,
+        chunk_base_s=chunk_base_s,
+        chunk_layer_s=chunk_layer_s,
+        most_layers=_most_layers(situation, group, is_first, is_last),
+    )
+
+
+def _alone(situation: Situation, pace: Pace, is_last: bool) -> tuple[float, float]:
+    model = situation.model
+    base_s = pace.whole(model, 0, model.vocab_size if is_last else 0).total_s
+    return base_s + pace.step_s, pace.whole(model, 1, 0).total_s - pace.whole(model, 0, 0).total_s
+
+
+def _together(
+    situation: Situation,
+    group: Group,
+    paces: Sequence[Pace],
+    is_first: bool,
+    is_last: bool,
+    is_chunk: bool,
+) -> tuple[float, float]:
+    model = situation.model
+    kv_part = model.num_kv_heads / model.num_heads
+    head_bytes = model.query_head_bytes + kv_part * model.kv_head_bytes
+    # Heads are few, so that they are whole matters; columns and rows are many.
+    heads_s = _least_whole_s(
+        model.num_heads,
+        [
+            Cost(
+                pace.attention_from(model).total_s,
+                (head_bytes * pace.weights.own_s + pace.attention_s) * pace.slack,
+                pace.attention(model, 0, 0).total_s,
+            )
+            for pace in paces
+        ],
+    )
+    unit_bytes = model.column_multiple * model.ffn_column_bytes
+    columns_s = _least_s(
+        model.ffn_columns // model.column_multiple,
+        [
+            Cost(
+                pace.feed_forward_from(model, 0).total_s,
+                unit_bytes * pace.weights.own_s * pace.slack,
+                pace.feed_forward(model, 0).total_s,
+            )
+            for pace in paces
+        ],
+    )
+    sum_s = situation.sum_s(group, is_chunk=is_chunk)
+    bare_s = max(pace.bare().total_s for pace in paces)
+    base_s = max(pace.step_s for pace in paces)
+    base_s += is_first * (sum_s + bare_s)
+    if is_last:
+        ids = situation.ids(group)
+        base_s += gather_latency_s(situation.network, ids)
+        base_s += _least_s(
+            model.vocab_size,
+            [
+                Cost(
+                    pace.head_from(model, 0).total_s,
+                    model.head_row_bytes * pace.head_weights.own_s * pace.slack,
+                    0.0,
+                )
+                for pace in paces
+            ],
+        )
+    else:
+        base_s += bare_s
+    return base_s, heads_s + columns_s + 2 * sum_s
+
+
+def _least_whole_s(total: int, costs: Sequence[Cost]) -> float:
+    counts = least_maximum(total, costs, [total] * len(costs), [0] * len(costs))
+    assert counts is not None
+    return max(cost.of(count) for cost, count in zip(costs, counts, strict=True))
+
+
+def _least_s(total: float, costs: Sequence[Cost]) -> float:
+    """The least largest cost when pieces may be cut.
+
+    At a time t, device i has (t - base_i) / each_i pieces; devices join as t passes their bases,
+    and none is done before it would be with nothing.
+    """
+    floor_s = max(cost.idle_s for cost in costs)
+    speed = done = 0.0
+    least_s = math.inf
+    for cost in sorted(costs, key=lambda one: one.base_s):
+        if cost.base_s >= least_s:
+            break
+        if not cost.each_s:
+            least_s = cost.base_s
+            break
+        speed += 1 / cost.each_s
+        done += cost.base_s / cost.each_s
+        least_s = (total + done) / speed
+    return max(floor_s, least_s)
+
+
+def _most_layers(situation: Situation, group: Group, is_first: bool, is_last: bool) -> int:
+    model = situation.model
+    cache_bytes = situation.workload.cached_tokens * model.kv_bytes_per_token
+    layer_bytes = (
+        model.num_heads * model.query_head_bytes
+        + model.num_kv_heads * (model.kv_head_bytes + cache_bytes)
+        + model.ffn_columns * model.ffn_column_bytes
+        + len(group) * model.layer_bytes
+    )
+    row_bytes = model.embedding_row_bytes * is_first + model.head_row_bytes * is_last
+    room = sum(situation.devices[index].memory_bytes for index in group)
+    room -= model.vocab_size * row_bytes
+    if room < 0:
+        return 0
+    return min(model.num_layers, room // layer_bytes) if layer_bytes else model.num_layers
+
+
+def layers_bound_s(bounds: Sequence[StageBound], layers: int, more_chunks: int) -> float:
+    """Seconds that no way of giving the layers to these stages can beat, one or more to each.
+
+    Layers count as divisible. When the slowest stage may take t for a chunk, the layers go to the
+    stages where they cost least, as far as t lets them: the sum of that and `more_chunks` x t is
+    convex in t, so its least value is found by golden section.
+    """
+    ordered = sorted(bounds, key=lambda bound: bound.layer_s)
+    least_s = sum(bound.base_s + bound.layer_s for bound in ordered)
+
+    def total_s(slowest_s: float) -> float:
+        left = float(layers - len(ordered))
+        total_s = least_s + more_chunks * slowest_s
+        for bound in ordered:
+            most = bound.most_layers - 1.0
+            room_s = slowest_s - bound.chunk_base_s - bound.chunk_layer_s
+            if bound.chunk_layer_s:
+                most = min(most, room_s / bound.chunk_layer_s)
+            taken = min(left, most)
+            left -= taken
+            total_s += taken * bound.layer_s
+        return total_s if left <= 1e-9 * layers else math.inf
+
+    low_s = max(bound.chunk_base_s + bound.chunk_layer_s for bound in ordered)
+    high_s = max(bound.chunk_base_s + bound.most_layers * bound.chunk_layer_s for bound in ordered)
+    if not more_chunks:
+        return total_s(high_s)
+    left_s, right_s = high_s - _GOLDEN * (high_s - low_s), low_s + _GOLDEN * (high_s - low_s)
+    left, right = total_s(left_s), total_s(right_s)
+    best = min(total_s(low_s), total_s(high_s), left, right)
+    for _ in range(_SECTIONS):
+        if left >= right:
+            low_s, left_s, left = left_s, right_s, right
+            right_s = low_s + _GOLDEN * (high_s - low_s)
+            right = total_s(right_s)
+        else:
+            high_s, right_s, right = right_s, left_s, left
+            left_s = high_s - _GOLDEN * (high_s - low_s)
+            left = total_s(left_s)
+        best = min(best, left, right)
+    return best * _SECTION_ERROR

@@ -1,0 +1,89 @@
+"""Rows of an embedding by read: those of the shard as float32, the others zero."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from edge.backends.embedding_rows import EmbeddingRows
+from edge.backends.interface import ShardWeights
+from edge.errors import CheckpointError
+from offload import Manifest, Piece, TensorEntry, piece_digest
+
+HIDDEN, FIRST, COUNT, OFFSET = 24, 10, 6, 4096
+ROWS = range(FIRST, FIRST + COUNT)
+
+
+def weights(path: Path, table: np.ndarray) -> ShardWeights:
+    path.write_bytes(bytes(OFFSET) + table.tobytes())
+    entry = TensorEntry(
+        name="embedding", dtype=table.dtype.name, shape=table.shape, offset=OFFSET,
+        nbytes=table.nbytes,
+        pieces=(Piece(digest=piece_digest(table.tobytes()), nbytes=table.nbytes),),
+    )  # fmt: skip
+    return ShardWeights(
+        path=path, manifest=Manifest(tensors=(entry,), total_bytes=OFFSET + table.nbytes)
+    )
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_reads_what_it_has_and_leaves_the_rest_to_others(tmp_path: Path, dtype: type) -> None:
+    table = np.random.default_rng(0).standard_normal((COUNT, HIDDEN)).astype(dtype)
+    rows = EmbeddingRows(weights(tmp_path / "weights", table), ROWS, HIDDEN)
+    try:
+        tokens = np.array([15, 9, 10, 16, 15, 9], np.int64)
+        hidden = np.full((len(tokens), HIDDEN), np.nan, np.float32)
+        rows.read_into(hidden, tokens)
+        wide = table.astype(np.float32)
+        zero = np.zeros(HIDDEN, np.float32)
+        assert np.array_equal(hidden, [wide[5], zero, wide[0], zero, wide[5], zero])
+    finally:
+        rows.close()
+        rows.close()
+
+
+def test_a_shard_without_rows_gives_zeros(tmp_path: Path) -> None:
+    path = tmp_path / "weights"
+    path.write_bytes(b"")
+    empty = ShardWeights(path=path, manifest=Manifest(tensors=(), total_bytes=0))
+    rows = EmbeddingRows(empty, range(0), HIDDEN)
+    try:
+        hidden = np.full((2, HIDDEN), np.nan, np.float32)
+        rows.read_into(hidden, np.array([0, 7], np.int64))
+        assert not hidden.any()
+    finally:
+        rows.close()
+
+
+def test_a_file_cut_short_is_an_error(tmp_path: Path) -> None:
+    shard = weights(tmp_path / "weights", np.ones((COUNT, HIDDEN), np.float32))
+    rows = EmbeddingRows(shard, ROWS, HIDDEN)
+    try:
+        with shard.path.open("r+b") as file:
+            file.truncate(OFFSET + HIDDEN)
+        with pytest.raises(CheckpointError, match="ends within the embedding"):
+            rows.read_into(np.zeros((1, HIDDEN), np.float32), np.array([ROWS[-1]], np.int64))
+    finally:
+        rows.close()
+
+
+def test_a_file_that_is_written_to_meanwhile_is_compared(tmp_path: Path) -> None:
+    """Of the bytes that it had, rows are read; of others, none."""
+    table = np.ones((COUNT, HIDDEN), np.float32)
+    shard = weights(tmp_path / "weights", table)
+    rows = EmbeddingRows(shard, ROWS, HIDDEN)
+    hidden, token = np.zeros((1, HIDDEN), np.float32), np.array([FIRST], np.int64)
+    try:
+        shard.path.write_bytes(bytes(OFFSET) + table.tobytes())
+        rows.read_into(hidden, token)
+        assert hidden.all()
+        with shard.path.open("r+b") as file:
+            file.seek(OFFSET + table.nbytes - 1)
+            file.write(b"x")
+        with pytest.raises(CheckpointError, match="other bytes at"):
+            rows.read_into(hidden, token)
+    finally:
+        rows.close()

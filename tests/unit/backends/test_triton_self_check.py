@@ -1,0 +1,108 @@
+"""A back end whose operators disagree with the reference is refused before it spoils a reply."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge.backends.interface import StepLimits, open_backend
+from edge.errors import RequestError
+from edge.profiling.random_weights import written_weights
+from edge.weights.formats import weight_format
+from edge.weights.layout import shard_layout
+from tests.support.halves import SPEC
+from tests.support.plans import make_plan
+from tests.support.triton_face import device
+
+ONE_LAYER = replace(SPEC, num_layers=1, windows=(None,))
+LIMITS = StepLimits(context_tokens=16, chunk_tokens=8, requests=2, cached_tokens=16)
+
+WEIGHTS, LAYERS = "edge.backends.triton.weights", "edge.backends.triton.layers"
+
+
+def load(folder: Path, *, dtype: str = "float32", kv_dtype: Any = "float32") -> None:
+    assert device() == "cpu"
+    chosen = weight_format(dtype)
+    layout = shard_layout(ONE_LAYER, make_plan(ONE_LAYER, "solo", model="m"), stage=0, rank=0)
+    with written_weights(layout, chosen, folder) as weights:
+        backend = open_backend("triton", threads=1)
+        backend.load(ONE_LAYER, layout, weights, chosen, limits=LIMITS, kv_dtype=kv_dtype).close()
+
+
+def slightly_wrong(results: Any) -> Any:
+    """In the last place only."""
+    first = results[0] if isinstance(results, tuple) else results
+    first.view(-1)[-1] += 0.01 * first.abs().max() + 0.01
+    return results
+
+
+def nowhere(results: Any) -> Any:
+    first = results[0] if isinstance(results, tuple) else results
+    first.view(-1)[0] = float("nan")
+    return results
+
+
+def another_id(results: Any) -> Any:
+    results[1][0, 0] += 1
+    return results
+
+
+@pytest.mark.parametrize(
+    ("face", "breaks", "operator"),
+    [
+        (f"{LAYERS}.embedding", slightly_wrong, "embedding"),
+        (f"{LAYERS}.rms_norm", slightly_wrong, "rms_norm (layers.0.attention_norm)"),
+        (f"{LAYERS}.add_rms_norm", slightly_wrong, "add_rms_norm (layers.0.attention_norm)"),
+        (f"{LAYERS}.attention", slightly_wrong, "rope and attention (layer 0, 5 of 5 tokens)"),
+        (f"{LAYERS}.gated", slightly_wrong, "gated_mlp (layers.0.gate_up)"),
+        (f"{WEIGHTS}.matmul", slightly_wrong, "matmul (layers.0.qkv, 1 row)"),
+        (f"{WEIGHTS}.matmul", nowhere, "errs by nan"),
+        ("edge.backends.triton.self_check.top_k", slightly_wrong, "top_k (1 of"),
+        ("edge.backends.triton.self_check.top_k", another_id, "top_k (1 of"),
+    ],
+)
+def test_the_operator_that_is_wrong_is_named(
+    face: str,
+    breaks: Callable[[Any], Any],
+    operator: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert device() == "cpu"
+    module, _, name = face.rpartition(".")
+    right = getattr(__import__(module, fromlist=[name]), name)
+    monkeypatch.setattr(face, lambda *values, **named: breaks(right(*values, **named)))
+    with pytest.raises(RequestError) as refused:
+        load(tmp_path)
+    sentence = str(refused.value)
+    assert operator in sentence
+    assert "CPU, Triton interpreted" in sentence
+    assert "--backend ort" in sentence
+
+
+def test_a_kernel_for_many_rows_is_checked_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert device() == "cpu"
+    from edge.backends.triton import weights as triton_weights
+
+    right = triton_weights.matmul_nbits
+
+    def wrong(x: Any, *values: Any, **named: Any) -> Any:
+        result = right(x, *values, **named)
+        return slightly_wrong(result) if len(x) > 4 else result
+
+    monkeypatch.setattr(triton_weights, "matmul_nbits", wrong)
+    with pytest.raises(RequestError, match=r"matmul_nbits \(layers.0.qkv, 5 rows\) errs by"):
+        load(tmp_path, dtype="int4")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype"), [("float32", "float32"), ("int4", "int8"), ("int8", "int4")]
+)
+def test_what_agrees_is_loaded(tmp_path: Path, dtype: str, kv_dtype: str) -> None:
+    load(tmp_path, dtype=dtype, kv_dtype=kv_dtype)

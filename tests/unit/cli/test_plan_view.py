@@ -1,0 +1,107 @@
+"""What `edge plan` says of layers that are not in a device's memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from edge.cli.plan_view import plan_as_json, show_plan
+from edge.host.free_memory import format_size
+from edge.planning.activation_format import WireRules
+from edge.planning.proposal import Beside, Proposal
+from partition import Choice, ClusterSpec, estimate
+from tests.unit.partition import test_plan_memory
+from tests.unit.partition.test_plan_streaming import (
+    MATRIX_BYTES,
+    MODEL,
+    RATES,
+    WORKLOAD,
+    alone,
+    device,
+)
+from transport import WireRule
+
+
+def proposal(host_layers: int | None) -> Proposal:
+    rates = replace(RATES, copy_bytes_per_s=50.0)
+    host_bytes = None if host_layers is None else host_layers * MATRIX_BYTES
+    gpu = replace(device("a", 10**6, rates), host_memory_bytes=host_bytes)
+    cluster, plan = ClusterSpec(devices=(gpu,)), alone(9)
+    choice = Choice(
+        plan=plan,
+        predicted=estimate(plan, MODEL, cluster, WORKLOAD),
+        solo=None,
+        left_out=(),
+        runners_up=(),
+    )
+    return Proposal(
+        choice=choice,
+        model=MODEL,
+        cluster=cluster,
+        workload=WORKLOAD,
+        chunk_tokens=4,
+        wire_rules=WireRules(sums=(WireRule(),), hops=()),
+        beside={"a": Beside(promised_bytes=10**6, floor_bytes=1, buffer_bytes=2)},
+    )
+
+
+@pytest.mark.parametrize(
+    ("host_layers", "where", "more", "what"),
+    [
+        (None, "0–9, 9 from disk", "1.1 KiB more from disk", "reading weights from the disk of a"),
+        (
+            6,
+            "0–9, 3 from host memory, 6 from disk",
+            "390 B more from the host's memory and 780 B more from disk",
+            "copying weights from the host into a",
+        ),
+        (
+            9,
+            "0–9, 9 from host memory",
+            "1.1 KiB more from the host's memory",
+            "copying weights from the host into a",
+        ),
+    ],
+)
+def test_where_layers_come_from_is_said(
+    host_layers: int | None,
+    where: str,
+    more: str,
+    what: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    made = proposal(host_layers)
+    show_plan(made, title="m", unchanged=None, explain=False)
+    shown = capsys.readouterr().out
+    assert where in shown
+    held = format_size(made.rows[0].memory.weight_bytes)
+    assert f"weights {held} ({more} for each token)" in shown
+    assert f"What takes most of a token's time: {what}: " in shown
+    (row,) = plan_as_json(made, explain=False)["devices"]
+    assert row["streamed_layers"] - row["host_layers"] == int("disk" in where) * (
+        9 if host_layers is None else 6
+    )
+
+
+def test_kv_heads_that_are_held_again_are_marked(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    plan = test_plan_memory.PLAN
+    made = replace(
+        proposal(None),
+        choice=Choice(plan=plan, predicted=None, solo=None, left_out=(), runners_up=()),
+        model=test_plan_memory.MODEL,
+        cluster=test_plan_memory.cluster(a=10**6, b=10**6, c=10**6),
+        workload=test_plan_memory.WORKLOAD,
+    )
+    show_plan(made, title="m", unchanged=None, explain=False)
+    shown = capsys.readouterr().out
+    assert "0–5, 1 KV again" in shown
+    assert "6–7, 1 KV again" in shown
+    devices = plan_as_json(made, explain=False)["devices"]
+    assert [row["kv_heads"] for row in devices] == [[0, 0, 1], [1], [0, 1]]
+    assert [row["kv_copies"] for row in devices] == [1, 1, 0]

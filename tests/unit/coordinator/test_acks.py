@@ -1,0 +1,327 @@
+"""A peer that follows the handshake and then answers nonsense: named, and never waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import transport
+from edge.coordinator.generation import GenerationRequest
+from edge.coordinator.loaded_model import LoadedModel
+from edge.coordinator.residency import Residency
+from edge.coordinator.scheduler import Scheduler
+from edge.errors import EdgeError, PeerError, PeerLostError, ProtocolError, RequestError
+from edge.protocol.client import PeerClient
+from edge.protocol.messages import step_from_header
+from kernels.sampling.parameters import SamplingParameters
+from partition import Plan, Shard, Stage
+from transport import Channel, Frame, Link
+
+VOCAB = 10
+
+
+def plan(stages: int) -> Plan:
+    shard = Shard(device="d", heads=range(1), ffn_columns=range(1), vocab=range(VOCAB))
+    return Plan(
+        model="m",
+        version=1,
+        stages=tuple(
+            Stage(layers=range(each, each + 1), shards=(replace(shard, device=f"d{each}"),))
+            for each in range(stages)
+        ),
+    )
+
+
+Behaviour = Callable[[Channel, Frame], Awaitable[None]]
+
+
+class Results:
+    """A sink that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.errors: list[EdgeError] = []
+        self.ended = asyncio.Event()
+
+    def token(self, token_id: int) -> bool:
+        self.tokens.append(token_id)
+        return False
+
+    def logits(self, rows: NDArray[np.float32]) -> None:
+        self.ended.set()
+
+    def failed(self, error: EdgeError) -> None:
+        self.errors.append(error)
+        self.ended.set()
+
+
+async def refuse(link: Link, _hello: Mapping[str, Any]) -> None:
+    link.close()
+
+
+@contextlib.asynccontextmanager
+async def peer(behave: Behaviour, name: str = "odd") -> AsyncIterator[str]:
+    """A peer that answers calls by "ok" and leaves posts to `behave`."""
+
+    async def serve(channel: Channel) -> None:
+        try:
+            while True:
+                frame = await channel.receive()
+                if "call" in frame.header and frame.kind != "strange":
+                    await channel.send(Frame("ok", {"call": frame.header["call"]}))
+                else:
+                    await behave(channel, frame)
+        except transport.TransportError:
+            await channel.aclose()
+
+    listener = await transport.listen(
+        "127.0.0.1:0", hello={"name": name}, on_channel=serve, on_link=refuse
+    )
+    try:
+        yield listener.addresses[0]
+    finally:
+        await listener.aclose()
+
+
+async def run(behave: Behaviour, *, wants_logits: bool = False) -> Results:
+    """One request to a model whose only peer behaves like this."""
+    scheduler = Scheduler(
+        chunk_tokens=4,
+        logit_chunk_tokens=4,
+        residency=Residency(memory_tokens=50, requests=4),
+        stages=1,
+    )
+    async with peer(behave) as address:
+        model = LoadedModel(plan(1), scheduler, vocab_size=VOCAB)
+        client = await PeerClient.connect(address, on_event=model.on_event)
+        model.adopt((0, 0), client)
+        await model.start({})
+        results = Results()
+        if wants_logits:
+            await model.logits([1, 2, 3], results)
+        else:
+            request = GenerationRequest(
+                prompt_ids=(1, 2, 3), max_new_tokens=5, sampling=SamplingParameters()
+            )
+            await model.generate(request, results)
+        async with asyncio.timeout(60):
+            await results.ended.wait()
+        await model.aclose()
+        await model.aclose()
+        with pytest.raises(EdgeError):
+            await model.logits([1], results)
+    return results
+
+
+def on_step(*answers: Frame) -> Behaviour:
+    async def behave(channel: Channel, frame: Frame) -> None:
+        if frame.kind == "step":
+            for answer in answers:
+                await channel.send(answer)
+
+    return behave
+
+
+ROWS = np.zeros((3, VOCAB), np.float32).tobytes()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Frame("tokens", {"tokens": [VOCAB], "last": True}),
+        Frame("tokens", {"tokens": [-1], "last": True}),
+        Frame("tokens", {"tokens": ["5"], "last": True}),
+        Frame("tokens", {"tokens": [5, 6], "last": True}),
+        Frame("tokens", {"tokens": [], "last": True}),
+        Frame("tokens", {"tokens": 5, "last": True}),
+        Frame("tokens", {"tokens": [5], "last": "yes"}),
+        Frame("tokens", {"tokens": [5]}),
+        Frame("tokens"),
+        Frame("logits", {}, ROWS),
+        Frame("poem", {"tokens": [5], "last": True}),
+    ],
+    ids=lambda frame: f"{frame.kind} {dict(frame.header)}",
+)
+def test_tokens_that_cannot_be(answer: Frame) -> None:
+    results = asyncio.run(run(on_step(answer)))
+    (error,) = results.errors
+    assert isinstance(error, PeerError)
+    assert error.peer == "odd"
+    assert "sent a malformed" in str(error)
+    assert results.tokens == []
+
+
+def test_more_answers_than_steps() -> None:
+    fine = Frame("tokens", {"tokens": [5], "last": True})
+    results = asyncio.run(run(on_step(fine, fine, fine)))
+    assert results.tokens[0] == 5
+    assert "odd" in str(results.errors[0])
+
+
+@pytest.mark.parametrize("payload", [b"", ROWS[:-4], ROWS + ROWS, b"abc"], ids=len)
+def test_logits_of_another_size(payload: bytes) -> None:
+    results = asyncio.run(run(on_step(Frame("logits", {}, payload)), wants_logits=True))
+    assert "sent a malformed 'logits'" in str(results.errors[0])
+
+
+def test_a_failure_is_passed_on() -> None:
+    failed = Frame("failed", {"error": "peer", "message": "no memory\x1b[2J left"})
+    results = asyncio.run(run(on_step(failed)))
+    assert str(results.errors[0]) == "peer odd: no memory [2J left"
+
+
+def test_a_peer_that_hangs_up() -> None:
+    async def behave(channel: Channel, frame: Frame) -> None:
+        if frame.kind == "step":
+            await channel.aclose()
+
+    results = asyncio.run(run(behave))
+    assert isinstance(results.errors[0], PeerLostError)
+    assert results.errors[0].peer == "odd"
+
+
+async def run_on_two(odd: Behaviour, *, recalls: bool = False) -> list[EdgeError]:
+    """Two requests that take turns in the memory of two stages, of which the second samples.
+
+    The first stage's peer behaves as it is told to; the second answers steps and nothing else.
+    """
+
+    async def sample(channel: Channel, frame: Frame) -> None:
+        if frame.kind == "step":
+            step = step_from_header(frame.header)
+            tokens = [5] * sum(entry.logit_rows for entry in step.entries)
+            await channel.send(Frame("tokens", {"tokens": tokens, "last": True}))
+
+    scheduler = Scheduler(
+        chunk_tokens=4,
+        logit_chunk_tokens=4,
+        residency=Residency(memory_tokens=14, disk_tokens=100, requests=4, turn_tokens=2),
+        stages=2,
+        recalls=recalls,
+    )
+    async with peer(odd, "odd") as first, peer(sample, "fine") as second:
+        model = LoadedModel(plan(2), scheduler, vocab_size=VOCAB)
+        for stage, address in enumerate((first, second)):
+            model.adopt((stage, 0), await PeerClient.connect(address, on_event=model.on_event))
+        await model.start({})
+        request = GenerationRequest(
+            prompt_ids=(1, 2, 3, 4, 5), max_new_tokens=8, sampling=SamplingParameters()
+        )
+        results = Results(), Results()
+        for each in results:
+            await model.generate(request, each)
+        async with asyncio.timeout(60):
+            for each in results:
+                await each.ended.wait()
+        await model.aclose()
+    return [each.errors[0] for each in results]
+
+
+@pytest.mark.parametrize(
+    ("asked", "answer"),
+    [
+        ("suspend", Frame("suspended", {"why_not": None})),
+        ("recall", Frame("recalled", {"tokens": 4})),
+    ],
+    ids=["suspend", "recall"],
+)
+def test_a_peer_that_answers_twice_does_not_stand_in_for_another(asked: str, answer: Frame) -> None:
+    """The other has said nothing yet: what it has must not be taken for moved, or for known."""
+
+    async def behave(channel: Channel, frame: Frame) -> None:
+        if frame.kind == asked:
+            header = {**answer.header, "request": frame.header["request"]}
+            for _ in range(2):
+                await channel.send(Frame(answer.kind, header))
+
+    for error in asyncio.run(run_on_two(behave, recalls=asked == "recall")):
+        assert str(error) == f"peer odd: sent a malformed {answer.kind!r}: an answer too many"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [Frame("tokens", {"tokens": [], "last": True}), Frame("logits")],
+    ids=["tokens", "logits"],
+)
+def test_a_peer_that_answers_for_the_one_that_samples(answer: Frame) -> None:
+    for error in asyncio.run(run_on_two(on_step(answer))):
+        assert isinstance(error, PeerError)
+        assert error.peer == "odd"
+        assert "only the peer that samples answers steps" in str(error)
+
+
+def test_closing_tells_those_who_wait() -> None:
+    async def main() -> Results:
+        async def say_nothing(_channel: Channel, _frame: Frame) -> None: ...
+
+        scheduler = Scheduler(
+            chunk_tokens=4,
+            logit_chunk_tokens=4,
+            residency=Residency(memory_tokens=50, requests=4),
+            stages=1,
+        )
+        async with peer(say_nothing) as address:
+            model = LoadedModel(plan(1), scheduler, vocab_size=VOCAB)
+            model.adopt((0, 0), await PeerClient.connect(address, on_event=model.on_event))
+            await model.start({})
+            results = Results()
+            await model.logits([1, 2], results)
+            await asyncio.gather(model.aclose(), model.aclose(), model.abort())
+        return results
+
+    results = asyncio.run(main())
+    assert isinstance(results.errors[0], RequestError)
+    assert "the model is closed" in str(results.errors[0])
+
+
+def test_a_call_that_is_answered_by_something_else() -> None:
+    async def main() -> None:
+        async def behave(channel: Channel, frame: Frame) -> None:
+            await channel.send(Frame("poem", {"call": frame.header["call"]}))
+
+        async with peer(behave) as address:
+            client = await PeerClient.connect(address)
+            try:
+                with pytest.raises(ProtocolError, match="odd answers 'strange' by 'poem'"):
+                    await client.call("strange")
+                assert (await client.call("describe")).kind == "ok"
+            finally:
+                await client.aclose()
+
+    asyncio.run(main())
+
+
+def test_an_event_that_breaks_its_reader_ends_the_connection() -> None:
+    """A defect of ours must not leave anybody waiting for ever."""
+
+    async def main() -> None:
+        async def behave(channel: Channel, _frame: Frame) -> None:
+            await channel.send(Frame("event"))
+
+        def stumble(_client: PeerClient, _frame: Frame) -> None:
+            raise LookupError("a defect")
+
+        async with peer(behave) as address:
+            client = await PeerClient.connect(address, on_event=stumble)
+            lost: list[EdgeError] = []
+            client.watch(lost.append)
+            try:
+                with pytest.raises(ProtocolError, match="cannot be handled: a defect"):
+                    await client.call("strange")
+                with pytest.raises(ProtocolError):
+                    await client.post("anything", {})
+                assert len(lost) == 1
+                client.watch(lost.append)
+                assert len(lost) == 2, "whoever asks later is told, too"
+            finally:
+                await client.aclose()
+                await client.aclose()
+
+    asyncio.run(main())

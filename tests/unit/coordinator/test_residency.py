@@ -1,0 +1,191 @@
+"""Who is in memory, by examples."""
+
+from __future__ import annotations
+
+import pytest
+
+from edge.coordinator.residency import Member, Residency
+
+
+def residency(
+    *, memory: int = 30, disk: int = 100, longest: int | None = None, page: int = 1
+) -> Residency:
+    return Residency(
+        memory_tokens=memory,
+        disk_tokens=disk,
+        longest_tokens=longest,
+        requests=8,
+        turn_tokens=5,
+        held=lambda tokens: -(-tokens // page) * page,
+    )
+
+
+def joined(found: Residency, name: str, length: int, longest: int) -> Member:
+    member = Member(name, length, longest)
+    found.join(member)
+    return member
+
+
+def test_alone_a_request_gets_all_it_may_want() -> None:
+    found = residency()
+    a = joined(found, "a", 10, 28)
+    assert found.settle() == ["a"]
+    assert (a.place, a.room, a.held) == ("memory", 28, 28)
+    assert found.departures() == []
+
+
+def test_who_comes_takes_what_another_does_not_need_yet() -> None:
+    found = residency()
+    a = joined(found, "a", 10, 28)
+    found.settle()
+    b = joined(found, "b", 10, 28)
+    assert found.wants_turn
+    a.steps_out = 1
+    assert found.settle() == [], "a run may use its room"
+    a.steps_out = 0
+    assert found.settle() == ["b"]
+    assert (a.room, b.room) == (15, 15)
+    assert not found.wants_turn
+
+
+def test_who_had_a_turn_goes_to_disk_and_comes_back() -> None:
+    found = residency(memory=36)
+    a, b = joined(found, "a", 10, 28), joined(found, "b", 10, 28)
+    found.settle()
+    c = joined(found, "c", 10, 28)
+    found.settle()
+    assert (c.place, found.departures()) == ("new", []), "nobody had a turn yet"
+    a.length = b.length = 16
+    assert found.settle() == []
+    assert found.departures() == ["a"], "the first that came"
+    assert found.departures() == []
+    assert (a.place, b.can_step) == ("leaving", False)
+    found.departed(a, moved=True)
+    assert found.settle() == ["c"]
+    assert (a.place, c.place) == ("disk", "memory")
+    assert found.departures() == ["b"], "now for a"
+    found.departed(b, moved=True)
+    assert found.settle() == [], "a is not new"
+    assert (a.place, a.room, b.place) == ("memory", 21, "disk")
+
+
+def test_a_disk_without_room_lets_requests_wait() -> None:
+    found = residency()
+    a, b = joined(found, "a", 10, 15), joined(found, "b", 10, 15)
+    found.settle()
+    c = joined(found, "c", 10, 15)
+    found.settle()
+    a.length = 16  # of a longest of 15: it ends now
+    found.settle()
+    assert found.departures() == ["a"]
+    found.departed(a, moved=False)
+    assert found.settle() == []
+    assert (a.place, found.departures(), c.place) == ("memory", [], "new")
+    found.leave(a)
+    assert found.settle() == ["c"]
+    assert b.can_step
+
+
+def test_when_nobody_can_go_on_one_must_give_up() -> None:
+    found = residency()
+    a, b = joined(found, "a", 10, 28), joined(found, "b", 10, 28)
+    found.settle()
+    a.length = b.length = 16
+    found.settle()
+    (name,) = found.departures()
+    assert name == "a"
+    assert found.stuck is None
+    found.departed(a, moved=False)
+    found.settle()
+    assert found.stuck == "b"
+    found.leave(b)
+    found.settle()
+    assert (a.can_step, found.stuck) == (True, None)
+
+
+def test_one_that_is_too_long_has_all_memory_for_itself() -> None:
+    found = residency(longest=60)
+    a, long = joined(found, "a", 10, 28), joined(found, "long", 40, 60)
+    assert found.settle() == ["a"]
+    a.length = 16
+    found.settle()
+    assert found.departures() == ["a"]
+    found.departed(a, moved=True)
+    assert found.settle() == [], "the disk may be full"
+    assert (long.place, found.reservations(), found.reservations()) == (
+        "reserving",
+        [("long", 45)],
+        [],
+    )
+    found.reserved(long)
+    assert found.settle() == ["long"]
+    assert (long.held, long.room, long.reserved) == (30, 45, 45)
+    long.length = 46
+    found.settle()
+    assert found.departures() == ["long"]
+
+
+def test_one_that_grows_beyond_memory_reserves_turn_by_turn() -> None:
+    found = residency(longest=60)
+    long = joined(found, "long", 10, 60)
+    assert found.settle() == ["long"]
+    for length, room in ((16, 21), (22, 27)):
+        long.length = length
+        found.settle()
+        assert (long.can_step, long.room, found.reservations()) == (True, room, [])
+    for length, room in ((28, 33), (34, 39)):
+        long.length = length
+        found.settle()
+        assert not long.can_step
+        assert found.stuck is None
+        assert found.reservations() == [("long", room)]
+        found.reserved(long)
+        found.settle()
+        assert (long.can_step, long.room) == (True, room)
+
+
+def test_who_finds_no_room_on_disk_leaves_it_to_the_others() -> None:
+    found = residency(longest=60)
+    long, a = joined(found, "long", 40, 60), joined(found, "a", 10, 28)
+    assert found.settle() == []
+    assert found.reservations() == [("long", 45)]
+    found.leave(long)
+    assert found.settle() == ["a"]
+    assert a.can_step
+    with pytest.raises(ValueError, match="was to reserve nothing"):
+        found.reserved(a)
+
+
+@pytest.mark.parametrize(
+    ("disk", "longest", "most"), [(0, 60, 30), (100, None, 30), (100, 60, 60), (50, 60, 50)]
+)
+def test_what_could_never_start(disk: int, longest: int | None, most: int) -> None:
+    found = residency(disk=disk, longest=longest)
+    joined(found, "a", 1, most)
+    with pytest.raises(ValueError, match=f"{most + 1} tokens never fit into {most}"):
+        joined(found, "b", 1, most + 1)
+
+
+def test_no_more_start_than_the_disk_could_take_at_once() -> None:
+    found = residency(disk=50)
+    a, b = joined(found, "a", 1, 28), joined(found, "b", 1, 28)
+    assert found.settle() == ["a"]
+    assert not found.wants_turn
+    found.leave(a)
+    assert found.settle() == ["b"]
+    assert b.room == 28
+
+
+def test_requests_hold_whole_pages_of_memory() -> None:
+    """Three of two tokens would fit, of which each takes ten."""
+    found = residency(memory=25, disk=0, page=10)
+    a, b, c = (joined(found, name, 1, 2) for name in "abc")
+    assert found.settle() == ["a", "b"]
+    assert (a.held, a.room, b.held) == (10, 2, 10)
+    found.leave(a)
+    assert found.settle() == ["c"]
+    found.leave(b)
+    found.leave(c)
+    d = joined(found, "d", 21, 25)
+    assert found.settle() == ["d"], "alone it may take all there is"
+    assert d.room == 25

@@ -1,0 +1,182 @@
+"""Which step comes next, by examples."""
+
+from __future__ import annotations
+
+import pytest
+
+from edge.backends.interface import Step
+from edge.coordinator.residency import Residency
+from edge.coordinator.scheduler import Scheduler
+
+
+def scheduler(
+    *, chunk: int = 4, logit_chunk: int = 2, capacity: int = 100, requests: int = 8, stages: int = 1
+) -> Scheduler:
+    return Scheduler(
+        chunk_tokens=chunk,
+        logit_chunk_tokens=logit_chunk,
+        residency=Residency(memory_tokens=capacity, requests=requests),
+        stages=stages,
+    )
+
+
+def shown(step: Step | None) -> object:
+    """A step as (request, position, tokens, logit rows) of each entry, and its run."""
+    if step is None:
+        return None
+    return [(e.request, e.position, e.tokens, e.logit_rows) for e in step.entries], step.run
+
+
+def test_a_prompt_goes_in_chunks_and_then_runs_on() -> None:
+    steps = scheduler()
+    steps.add("a", [1, 2, 3, 4, 5, 6], new_tokens=3)
+    assert shown(steps.next_step()) == ([("a", 0, (1, 2, 3, 4), 0)], 1)
+    assert shown(steps.next_step()) == ([("a", 4, (5, 6), 1)], 3)
+    assert steps.next_step() is None
+    steps.answered([], last=True)
+    steps.answered([50], last=False)
+    steps.answered([51], last=False)
+    steps.answered([52], last=True)
+    assert steps.next_step() is None
+
+
+def test_a_run_that_was_cut_short_goes_on_from_its_last_token() -> None:
+    steps = scheduler()
+    steps.add("a", [1, 2], new_tokens=5)
+    steps.next_step()
+    steps.answered([50], last=False)
+    steps.answered([51], last=True)
+    assert shown(steps.next_step()) == ([("a", 3, (51,), 1)], 3)
+
+
+def test_requests_that_wait_for_one_token_go_together() -> None:
+    steps = scheduler()
+    steps.add("a", [1, 2], new_tokens=5)
+    steps.add("b", [3], new_tokens=4)
+    assert shown(steps.next_step()) == ([("a", 0, (1, 2), 1)], 1)
+    assert shown(steps.next_step()) == ([("b", 0, (3,), 1)], 1)
+    steps.answered([50], last=True)
+    steps.answered([60], last=True)
+    assert shown(steps.next_step()) == ([("a", 2, (50,), 1), ("b", 1, (60,), 1)], 3)
+
+
+def test_a_long_prompt_does_not_hold_up_another_reply() -> None:
+    steps = scheduler(chunk=2)
+    steps.add("a", [1], new_tokens=9)
+    steps.next_step()
+    assert not steps.should_yield
+    steps.add("b", list(range(6)), new_tokens=1)
+    assert steps.should_yield
+    steps.answered([50], last=True)
+    order = []
+    for _ in range(6):
+        step = steps.next_step()
+        assert step is not None
+        order.append(step.entries[0].request)
+        steps.answered([50] * sum(e.logit_rows for e in step.entries), last=True)
+    assert order == ["a", "b", "a", "b", "a", "b"]
+
+
+def test_the_last_token_of_a_prompt_is_computed_once() -> None:
+    """Alone in its chunk, it looks like a sampled token that waits to be computed."""
+    steps = scheduler(chunk=3, stages=1)
+    steps.add("a", [1, 2, 3, 4], new_tokens=1)
+    steps.add("b", [5, 6], new_tokens=0)
+    order = []
+    while (step := steps.next_step()) is not None:
+        order += [(entry.request, entry.position) for entry in step.entries]
+        steps.answered([9] * (step.entries[0].request == "a" and step.logit_rows), last=True)
+    assert sorted(order) == [("a", 0), ("a", 3), ("b", 0)]
+
+
+def test_the_logits_of_every_row() -> None:
+    steps = scheduler()
+    steps.add("a", [1, 2, 3], new_tokens=0)
+    assert shown(steps.next_step()) == ([("a", 0, (1, 2), 2)], 1)
+    assert shown(steps.next_step()) == ([("a", 2, (3,), 1)], 1)
+    steps.answered([], last=True)
+    steps.answered([], last=True)
+    assert steps.next_step() is None
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4])
+def test_only_as_many_steps_are_out_as_keep_the_stages_busy(stages: int) -> None:
+    steps = scheduler(chunk=1, stages=stages)
+    steps.add("a", list(range(20)), new_tokens=1)
+    for _ in range(stages + 1):
+        assert steps.next_step() is not None
+    assert steps.next_step() is None
+    steps.answered([], last=True)
+    assert steps.next_step() is not None
+
+
+def test_who_does_not_fit_waits_and_is_not_overtaken() -> None:
+    steps = scheduler(capacity=20, requests=2)
+    steps.add("a", [1] * 4, new_tokens=10)
+    steps.add("b", [2] * 4, new_tokens=10)
+    steps.add("c", [3], new_tokens=1)
+    assert shown(steps.next_step()) == ([("a", 0, (1, 1, 1, 1), 1)], 10)
+    assert not steps.should_yield, "nobody else could start"
+    assert steps.next_step() is None
+    steps.cancel("a")
+    assert steps.should_yield
+    steps.answered([50], last=True)
+    assert shown(steps.next_step()) == ([("b", 0, (2, 2, 2, 2), 1)], 1)
+    assert shown(steps.next_step()) == ([("c", 0, (3,), 1)], 1)
+
+
+def test_no_more_requests_at_once_than_there_are_slots() -> None:
+    steps = scheduler(requests=1)
+    steps.add("a", [1], new_tokens=2)
+    steps.add("b", [2], new_tokens=2)
+    assert shown(steps.next_step()) == ([("a", 0, (1,), 1)], 2)
+    steps.answered([50], last=True)
+    steps.cancel("a")
+    assert shown(steps.next_step()) == ([("b", 0, (2,), 1)], 2)
+
+
+def test_what_is_cancelled_is_not_computed_any_more() -> None:
+    steps = scheduler(chunk=1, stages=1)
+    steps.add("a", [1, 2, 3, 4], new_tokens=1)
+    steps.next_step()
+    steps.next_step()
+    steps.cancel("a")
+    steps.cancel("a")
+    steps.cancel("unknown")
+    steps.answered([], last=True)
+    steps.answered([], last=True)
+    assert steps.next_step() is None
+
+
+@pytest.mark.parametrize(
+    ("tokens", "new_tokens", "message"),
+    [
+        ([], 1, "needs tokens"),
+        ([1], -1, "needs tokens"),
+        ([1] * 60, 41, "101 tokens never fit into 100"),
+    ],
+)
+def test_a_request_that_could_never_start(tokens: list[int], new_tokens: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        scheduler().add("a", tokens, new_tokens=new_tokens)
+
+
+def test_an_id_is_used_once() -> None:
+    steps = scheduler(requests=1)
+    steps.add("a", [1], new_tokens=1)
+    steps.add("b", [1], new_tokens=1)
+    steps.next_step()
+    for taken in ("a", "b"):
+        with pytest.raises(ValueError, match="id of its own"):
+            steps.add(taken, [1], new_tokens=1)
+
+
+def test_answers_that_no_step_asked_for() -> None:
+    steps = scheduler()
+    with pytest.raises(ValueError, match="an answer to no step"):
+        steps.answered([], last=True)
+    steps.add("a", [1], new_tokens=2)
+    steps.next_step()
+    for tokens in ([], [1, 2]):
+        with pytest.raises(ValueError, match="for a step that gives 1"):
+            steps.answered(tokens, last=True)

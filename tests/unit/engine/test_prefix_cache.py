@@ -1,0 +1,145 @@
+"""Blocks of prompts are written while requests are computed, and nobody waits for the disk."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from edge.backends.interface import StageProgram, StepLimits
+from edge.engine.prefix_cache import Prefixes
+from edge.planning.activation_format import WireRules
+from offload import PrefixStore
+from tests.support.assignments import solo_assignment
+from tests.support.specs import plain_spec
+
+BLOCK = 4
+SPEC = plain_spec()
+ASSIGNMENT = solo_assignment(
+    SPEC,
+    StepLimits(context_tokens=64, chunk_tokens=BLOCK, requests=2, cached_tokens=64, disk_tokens=64),
+    WireRules(sums=(), hops=()),
+)
+PROMPT = tuple(range(100, 100 + 3 * BLOCK + 1))
+
+
+@dataclass
+class Cache:
+    """What `Prefixes` asks of a program: one request's rows, which say their token and place."""
+
+    rows_there: NDArray[np.float32]
+    length: int = 0
+    cache_digest: str = "c"
+
+    def compute(self, length: int) -> None:
+        self.rows_there[:, self.length : length, 0] = PROMPT[self.length : length]
+        self.length = length
+
+    def new_rows(self, tokens: int) -> list[NDArray[Any]]:
+        return [np.zeros((2, tokens, 3), np.float32)]
+
+    def rows(self, _request: str, first: int, last: int) -> list[NDArray[Any]] | None:
+        return [self.rows_there[:, first:last]] if last <= self.length else None
+
+    def put_rows(self, _request: str, first: int, rows: Sequence[NDArray[Any]]) -> None:
+        assert first == self.length
+        self.length = first + rows[0].shape[1]
+        self.rows_there[:, first : self.length] = rows[0]
+
+    def as_program(self) -> StageProgram:
+        return cast(StageProgram, self)
+
+
+def cache() -> Cache:
+    return Cache(np.zeros((2, 64, 3), np.float32))
+
+
+class SlowStore(PrefixStore):
+    """A disk that takes a block when it is let."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, 1 << 20)
+        self.may_write = threading.Event()
+        self.is_full = False
+
+    def put(self, key: str, arrays: Sequence[NDArray[Any]]) -> bool:
+        self.may_write.wait()
+        return not self.is_full and super().put(key, arrays)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SlowStore]:
+    made = SlowStore(tmp_path)
+    yield made
+    made.may_write.set()
+
+
+def known(store: PrefixStore) -> int:
+    """Tokens of the prompt that another session finds, each as it was computed."""
+    prefixes, found = Prefixes(store, ASSIGNMENT), cache()
+    tokens = prefixes.recall(found.as_program(), "other", PROMPT)
+    assert (found.rows_there[:, :tokens, 0] == PROMPT[:tokens]).all()
+    prefixes.close()
+    return tokens
+
+
+def test_a_block_is_kept_while_the_next_is_computed(store: SlowStore) -> None:
+    prefixes, program = Prefixes(store, ASSIGNMENT), cache()
+    assert prefixes.recall(program.as_program(), "r", PROMPT) == 0
+    prefixes.keep(program.as_program())
+    program.compute(BLOCK)
+    prefixes.keep(program.as_program())
+    program.compute(2 * BLOCK)
+    prefixes.keep(program.as_program())  # does not wait for the first
+    program.rows_there[:, :BLOCK] = -1.0  # which was copied
+    store.may_write.set()
+    prefixes.close()
+    assert known(store) == BLOCK
+
+
+def test_what_the_disk_did_not_take_before_the_end_is_not_kept(store: SlowStore) -> None:
+    prefixes, program = Prefixes(store, ASSIGNMENT), cache()
+    prefixes.recall(program.as_program(), "r", PROMPT)
+    program.compute(len(PROMPT))
+    prefixes.keep(program.as_program())
+    prefixes.forget(program.as_program(), "r")
+    program.rows_there[...] = -1.0
+    store.may_write.set()
+    prefixes.keep(program.as_program())
+    prefixes.close()
+    assert known(store) == BLOCK
+
+
+def test_all_is_kept_by_a_disk_that_is_fast_enough(store: SlowStore) -> None:
+    """Asking for the prompt again waits for the block that is being written."""
+    store.may_write.set()
+    prefixes, program = Prefixes(store, ASSIGNMENT), cache()
+    for tokens in range(0, len(PROMPT), BLOCK):
+        again = cache()
+        assert prefixes.recall(again.as_program(), "r", PROMPT) == tokens
+        program.compute(tokens + BLOCK)
+        prefixes.keep(program.as_program())
+    prefixes.forget(program.as_program(), "r")
+    prefixes.close()
+    assert known(store) == 3 * BLOCK
+
+
+def test_without_one_block_those_behind_it_are_not_written(store: SlowStore) -> None:
+    store.is_full = True
+    store.may_write.set()
+    prefixes, program = Prefixes(store, ASSIGNMENT), cache()
+    prefixes.recall(program.as_program(), "r", PROMPT)
+    program.compute(len(PROMPT))
+    prefixes.keep(program.as_program())
+    prefixes.recall(program.as_program(), "other", PROMPT[:1])  # waits for it
+    prefixes.forget(program.as_program(), "other")
+    store.is_full = False
+    prefixes.keep(program.as_program())
+    prefixes.close()
+    assert store.used_bytes == 0

@@ -1,0 +1,119 @@
+"""Limits of containers and services, in both forms in which the kernel tells them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from edge.host.cgroup import memory_left_bytes, processors
+
+GIB = 1 << 30
+NO_LIMIT = str((1 << 63) - 4096)
+"""What the older interface says when there is none."""
+
+
+class Groups:
+    """A made-up tree of control groups, and what the kernel says of our place in it."""
+
+    def __init__(self, folder: Path, membership: str, files: Mapping[str, object]) -> None:
+        self.root = folder / "cgroup"
+        self.membership = folder / "membership"
+        self.membership.write_text(membership)
+        for name, content in files.items():
+            path = self.root / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"{content}\n")
+
+    def memory(self) -> int | None:
+        return memory_left_bytes(root=self.root, membership=self.membership)
+
+    def processors(self) -> float | None:
+        return processors(root=self.root, membership=self.membership)
+
+
+V1 = "4:memory:/outer/inner\n3:cpuset:/\n2:cpu,cpuacct:/outer\n0::/\n"
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "left"),
+    [
+        ("0::/\n", {"memory.max": 4 * GIB, "memory.current": GIB}, 3 * GIB),
+        ("0::/\n", {"memory.max": "max", "memory.current": GIB}, None),
+        ("0::/\n", {"memory.max": GIB, "memory.current": 2 * GIB}, 0),
+        ("0::/\n", {"memory.max": 4 * GIB}, None),
+        ("0::/\n", {"memory.max": "garbage", "memory.current": "garbage"}, None),
+        ("", {"memory.max": 4 * GIB, "memory.current": GIB}, None),
+        (
+            "0::/user/edge.service\n",
+            {"user/edge.service/memory.max": 2 * GIB, "user/edge.service/memory.current": GIB,
+             "user/memory.max": "max", "user/memory.current": 9 * GIB},
+            GIB,
+        ),
+        (
+            "0::/user/edge.service\n",
+            {"user/edge.service/memory.max": 5 * GIB, "user/edge.service/memory.current": GIB,
+             "user/memory.max": 6 * GIB, "user/memory.current": 4 * GIB},
+            2 * GIB,
+        ),
+        ("0::/", {"memory.max": "max", "memory.high": 3 * GIB, "memory.current": GIB}, 2 * GIB),
+        (
+            "0::/",
+            {"memory.max": 4 * GIB, "memory.current": 4 * GIB,
+             "memory.stat": f"anon 5\ninactive_file {3 * GIB}"},
+            3 * GIB,
+        ),
+        (
+            V1,
+            {"memory/outer/inner/memory.limit_in_bytes": NO_LIMIT,
+             "memory/outer/inner/memory.usage_in_bytes": GIB,
+             "memory/outer/memory.limit_in_bytes": 4 * GIB,
+             "memory/outer/memory.usage_in_bytes": 3 * GIB,
+             "memory/outer/memory.stat": f"inactive_file 1\ntotal_inactive_file {GIB}"},
+            2 * GIB,
+        ),
+        (  # in a container: its group is the root that it sees
+            "4:memory:/docker/abc\n",
+            {"memory/memory.limit_in_bytes": 4 * GIB, "memory/memory.usage_in_bytes": GIB},
+            3 * GIB,
+        ),
+        ("0::/../other\n", {"memory.max": GIB, "memory.current": 0}, None),
+    ],
+)  # fmt: skip
+def test_memory_that_is_left(
+    tmp_path: Path, membership: str, files: dict[str, object], left: int | None
+) -> None:
+    assert Groups(tmp_path, membership, files).memory() == left
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "count"),
+    [
+        ("0::/a\n", {"a/cpu.max": "50000 100000", "cpu.max": "max 100000"}, 0.5),
+        ("0::/a\n", {"a/cpu.max": "max 100000"}, None),
+        ("0::/a/b\n", {"a/b/cpu.max": "400000 100000", "a/cpu.max": "150000 100000"}, 1.5),
+        (
+            V1,
+            {"cpu,cpuacct/outer/cpu.cfs_quota_us": 25_000,
+             "cpu,cpuacct/outer/cpu.cfs_period_us": 100_000},
+            0.25,
+        ),
+        (
+            V1,
+            {"cpu/outer/cpu.cfs_quota_us": -1, "cpu/outer/cpu.cfs_period_us": 100_000},
+            None,
+        ),
+        ("0::/\n", {"cpu.max": "nonsense"}, None),
+    ],
+)  # fmt: skip
+def test_processor_time_that_is_allowed(
+    tmp_path: Path, membership: str, files: dict[str, object], count: float | None
+) -> None:
+    assert Groups(tmp_path, membership, files).processors() == count
+
+
+def test_this_machine_can_be_asked() -> None:
+    left, count = memory_left_bytes(), processors()
+    assert left is None or left >= 0
+    assert count is None or count > 0

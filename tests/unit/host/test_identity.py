@@ -1,0 +1,57 @@
+"""Which machine it is, and when it must be measured anew."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from edge.host import identity as identity_module
+from edge.host.identity import device_identity, host_id
+
+
+def identity(**changes: object) -> str:
+    usual = {"backend": "ort", "accelerator": "CPU", "threads": 2, "sample_bytes": 5}
+    return device_identity(**{**usual, **changes})  # type: ignore[arg-type]
+
+
+def test_every_process_of_a_machine_names_it_alike() -> None:
+    code = "from edge.host.identity import host_id; print(host_id())"
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert other.stdout.strip() == host_id()
+
+
+def test_the_number_of_this_boot_is_not_told() -> None:
+    assert host_id() not in identity._BOOT_ID.read_text()
+
+
+def test_an_unchanged_device_stays_what_it_is() -> None:
+    assert identity() == identity()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"threads": 3}, {"backend": "triton"}, {"accelerator": "a GPU"}, {"sample_bytes": 6}],
+)
+def test_a_device_that_is_set_up_otherwise_is_another(change: dict[str, object]) -> None:
+    assert identity(**change) != identity()
+
+
+def test_a_laptop_on_its_battery_is_another_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    identities = []
+    for plugged in (True, False, None):
+        battery = SimpleNamespace(power_plugged=plugged)
+        monkeypatch.setattr("psutil.sensors_battery", lambda battery=battery: battery)
+        identities.append(identity())
+    assert identities[0] != identities[1]
+    assert identities[0] == identities[2], "not known is not on battery"
+
+
+def test_a_smaller_share_of_the_processor_is_another_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = identity()
+    monkeypatch.setattr(identity_module, "processors", lambda: 0.25)
+    assert identity() != before

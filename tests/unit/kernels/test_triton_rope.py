@@ -1,0 +1,184 @@
+"""Rotary embedding by Triton: alone, and on a packed product's way into every kind of cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from edge.models.config import Config, inverse_frequencies
+from kernels.kv_cache.token_cache import quantize_heads
+from kernels.rms_norm.reference import rms_norm
+from kernels.rope import reference
+from tests.support.operator_face import normal
+from tests.support.triton_face import (
+    FLOAT_DTYPES,
+    TOLERANCES,
+    array,
+    assert_close,
+    assert_only_inside_written,
+    is_untouched,
+    output,
+    rounded,
+    tensor,
+)
+from tests.support.triton_kv import CACHE_KINDS, CacheKind, read_cache, sentinel_cache
+
+FEW = settings(max_examples=12)
+EPSILON = 1e-5
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+seeds = st.integers(0, 2**32 - 3)
+
+
+def tables(rotary: int, length: int, *, llama3: bool = False) -> tuple[NDArray[Any], NDArray[Any]]:
+    """(cos, sin) of the frequencies that a checkpoint's config asks for."""
+    config = {"rope_theta": 100.0} | ({"rope_scaling": LLAMA3} if llama3 else {})
+    frequencies = inverse_frequencies(Config(config, source="config.json"), rotary)
+    return reference.rope_tables(np.asarray(frequencies, np.float32), length=length)
+
+
+def rotated(x: NDArray[Any], cos: NDArray[Any], sin: NDArray[Any]) -> NDArray[Any]:
+    """The reference over the elements that the tables turn; the others stay."""
+    turned = 2 * cos.shape[-1]
+    parts = [reference.rope(x[..., :turned], cos, sin), x[..., turned:]]
+    return np.concatenate(parts, axis=-1)
+
+
+@FEW
+@given(
+    seed=seeds, tokens=st.integers(1, 5), num_heads=st.integers(1, 4),
+    sizes=st.sampled_from([(2, 2), (6, 6), (20, 20), (64, 64), (20, 8), (80, 32)]),
+    llama3=st.booleans(), dtype=st.sampled_from(FLOAT_DTYPES),
+)  # fmt: skip
+def test_rope(
+    seed: int, tokens: int, num_heads: int, sizes: tuple[int, int], llama3: bool, dtype: str
+) -> None:
+    """Of a slice of a packed product, at positions in no order, whole and partial."""
+    from kernels.rope.triton import rope
+
+    head_size, rotary = sizes
+    cos, sin = tables(rotary, 100, llama3=llama3)
+    packed = rounded(normal(seed, tokens, num_heads + 2, head_size), dtype)
+    positions = np.random.default_rng(seed).integers(0, 100, tokens)
+    out = output(tokens, num_heads, head_size, dtype=dtype)
+    x = tensor(packed, dtype)[:, 1:-1]
+    rope(x, tensor(cos), tensor(sin), tensor(positions), out=out)
+    assert_close(out, rotated(packed[:, 1:-1], cos[positions], sin[positions]), dtype)
+    assert_only_inside_written(out)
+
+
+@pytest.mark.parametrize("kind", CACHE_KINDS, ids=str)
+@settings(FEW, max_examples=4)
+@given(
+    seed=seeds, dtype=st.sampled_from(FLOAT_DTYPES),
+    heads=st.sampled_from([(1, 1), (4, 2), (3, 3), (6, 2)]),
+    sizes=st.sampled_from([(6, 6), (20, 20), (64, 64), (64, 32), (96, 96)]), normed=st.booleans(),
+)  # fmt: skip
+def test_rope_store(
+    seed: int, kind: CacheKind, dtype: str, heads: tuple[int, int], sizes: tuple[int, int],
+    normed: bool,
+) -> None:  # fmt: skip
+    """Two sequences' tokens, one that is left out, into a cache where nothing else changes."""
+    from kernels.rope.triton import rope_store
+
+    num_heads, num_kv_heads = heads
+    head_size, rotary = sizes
+    cache = sentinel_cache(kind, 2, num_kv_heads, 32, head_size, dtype)
+    cos, sin = tables(rotary, 40)
+    positions = np.asarray([0, 1, 31, 7, -1, 32])
+    sequences = np.asarray([0, 0, 0, 1, 1, 1], np.int32)
+    packed = rounded(normal(seed, 6, num_heads + 2 * num_kv_heads, head_size), dtype)
+    norms = normal(seed + 1, 2, head_size) if normed else None
+    query = output(6, num_heads, head_size, dtype=dtype)
+    rope_store(
+        tensor(packed.reshape(6, -1), dtype), cache, tensor(cos), tensor(sin),
+        positions=tensor(positions), sequences=tensor(sequences), epsilon=EPSILON, out=query,
+        norms=None if norms is None else (tensor(norms[0]), tensor(norms[1])),
+    )  # fmt: skip
+
+    real = positions[:4]
+    q, k, v = np.split(packed[:4], [num_heads, num_heads + num_kv_heads], axis=1)
+    if norms is not None:
+        q, k = (rms_norm(x, w, epsilon=EPSILON) for x, w in zip((q, k), norms, strict=True))
+    q, k = (rotated(x, cos[real], sin[real]) for x in (q, k))
+    assert_close(query[:4], q, dtype)
+    assert is_untouched(query)[4:].all()
+    assert_only_inside_written(query)
+    written = np.zeros((2, 32), bool)
+    written[sequences[:4], real] = True
+    for stored, scales, expected in (
+        (cache.keys, cache.key_scales, k), (cache.values, cache.value_scales, v),
+    ):  # fmt: skip
+        found, is_new = read_cache(kind, cache, stored, scales)
+        np.testing.assert_array_equal(is_new, written)
+        tolerance = TOLERANCES[dtype] + {None: 0, 8: 0.005, 4: 0.1}[kind.bits]
+        in_order = tensor(found[sequences[:4], real])
+        assert_close(in_order, expected, "float32", tolerance=tolerance)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize(("head_size", "group_size"), [(64, 32), (20, 20), (96, 32), (16, 16)])
+def test_stored_codes_are_those_of_the_formula(bits: int, head_size: int, group_size: int) -> None:
+    """To the bit, also for a head of zeros."""
+    import torch
+
+    from kernels.kv_cache.gpu_cache import KvCache
+    from kernels.rope.triton import rope_store
+
+    qkv = normal(bits, 3, 3, head_size)
+    qkv[1] = 0
+    width = head_size if bits == 8 else head_size // 2
+    dtype = torch.int8 if bits == 8 else torch.uint8
+    stores = [torch.zeros(1, 1, 3, width, dtype=dtype) for _ in range(2)]
+    scales = [torch.zeros(1, 1, 3, head_size // group_size) for _ in range(2)]
+    cache = KvCache(keys=stores[0], values=stores[1], key_scales=scales[0], value_scales=scales[1])
+    cos, sin = np.ones((3, 1), np.float32), np.zeros((3, 1), np.float32)
+    rope_store(
+        tensor(qkv.reshape(3, -1)), cache, tensor(cos), tensor(sin),
+        positions=tensor(np.arange(3)), sequences=tensor(np.zeros(3, np.int32)),
+    )  # fmt: skip
+    for index, (codes, scale) in enumerate(zip(stores, scales, strict=True), start=1):
+        expected, expected_scales = quantize_heads(qkv[:, index], bits=bits, group_size=group_size)
+        np.testing.assert_array_equal(array(codes)[0, 0], expected)
+        np.testing.assert_allclose(array(scale)[0, 0], expected_scales, rtol=1e-6)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    import torch
+
+    from kernels.kv_cache.gpu_cache import KvCache
+    from kernels.rope.triton import rope, rope_store
+
+    x, table = torch.zeros(2, 3, 8), torch.zeros(5, 4)
+    positions = torch.zeros(2, dtype=torch.int64)
+    with pytest.raises(ValueError, match="out is x; rotation reads each element twice"):
+        rope(x, table, table, positions, out=x)
+    with pytest.raises(ValueError, match="tables of 5 columns turn 10 elements of 8"):
+        rope(x, torch.zeros(5, 5), torch.zeros(5, 5), positions)
+    with pytest.raises(ValueError, match=r"positions has the shape \[2\], not \[3\]"):
+        rope(torch.zeros(3, 3, 8), table, table, positions)
+    stores = torch.zeros(2, 1, 4, 8)
+    cache = KvCache(keys=stores, values=stores.clone())
+    with pytest.raises(ValueError, match="qkv has 16 columns, not a query, 1 keys"):
+        rope_store(
+            torch.zeros(2, 16), cache, table, table, positions=positions, sequences=positions
+        )
+    with pytest.raises(ValueError, match="a cache of 8 bits needs key_scales and value_scales"):
+        KvCache(keys=stores.to(torch.int8), values=stores.to(torch.int8))
+    with pytest.raises(ValueError, match=r"a cache of torch.float32 has no scales"):
+        KvCache(keys=stores, values=stores, key_scales=stores)
+    odd, blocks = torch.zeros(2, 1, 3, 8), torch.zeros(1, 2, dtype=torch.int32)
+    with pytest.raises(ValueError, match="a block holds 3 tokens, not a power of two"):
+        KvCache(keys=odd, values=odd, block_table=blocks)
+    codes, scales = stores.to(torch.int8), torch.zeros(2, 1, 4, 3)
+    with pytest.raises(ValueError, match="heads of 8 do not divide into 3 groups"):
+        KvCache(keys=codes, values=codes, key_scales=scales, value_scales=scales)
+    with pytest.raises(ValueError, match="pass both in one layout"):
+        KvCache(keys=stores, values=torch.zeros(2, 4, 1, 8).transpose(1, 2))

@@ -1,0 +1,106 @@
+"""What a shard takes beside its weights is bounded beforehand, whichever part of a model it is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from edge.backends.interface import StepLimits
+from edge.memory.shard_memory import most_beside, with_streamed
+from edge.memory.step_memory import (
+    Widths,
+    buffer_bytes,
+    head_load_bytes,
+    held_tokens,
+    load_bytes,
+    most_logits,
+)
+from edge.weights.formats import KvDtype, weight_format
+from edge.weights.layout import shard_layout
+from tests.support.plans import LAYOUTS, make_plan
+from tests.support.specs import plain_spec
+
+SPEC = plain_spec(
+    hidden_size=64, num_heads=6, head_size=16, ffn_columns=96, vocab_size=100, context_tokens=256
+)
+LIMITS = StepLimits(context_tokens=256, chunk_tokens=64, requests=16, cached_tokens=512)
+
+
+@pytest.mark.parametrize("name", sorted(LAYOUTS))
+@pytest.mark.parametrize("streamed", [0, 1])
+def test_no_shard_of_any_plan_takes_more_than_was_planned(name: str, streamed: int) -> None:
+    plan = make_plan(SPEC, name, model="m")
+    shards = [(s, r) for s, stage in enumerate(plan.stages) for r in range(len(stage.shards))]
+    limits = replace(LIMITS, disk_tokens=512)
+    most = most_beside(
+        SPEC, limits, may_split=len(shards) > 1, stream=bool(streamed), kv_dtype="int8"
+    )
+    for stage, rank in shards:
+        layout = shard_layout(
+            SPEC, with_streamed(plan, stage, rank, streamed), stage=stage, rank=rank
+        )
+        widths = Widths.of_shard(SPEC, layout, kv_dtype="int8")
+        assert 0 < buffer_bytes(widths, limits) <= most
+
+
+@pytest.mark.parametrize("limit", ["context_tokens", "chunk_tokens", "requests"])
+def test_larger_steps_take_more(limit: str) -> None:
+    layout = shard_layout(SPEC, make_plan(SPEC, "solo", model="m"), stage=0, rank=0)
+    widths = Widths.of_shard(SPEC, layout)
+    larger = replace(LIMITS, **{limit: 20 * getattr(LIMITS, limit)})
+    assert buffer_bytes(widths, larger) > buffer_bytes(widths, LIMITS)
+
+
+def test_what_is_known_to_be_there_is_counted() -> None:
+    """Against the numbers: logits of every request, attention scores of a chunk."""
+    layout = shard_layout(SPEC, make_plan(SPEC, "solo", model="m"), stage=0, rank=0)
+    widths = Widths.of_shard(SPEC, layout)
+    assert most_logits(widths, LIMITS) == 64 * 100, "an evaluated chunk; 16 requests have fewer"
+    scores = 6 * 64 * 256
+    assert buffer_bytes(widths, LIMITS) > 4 * (scores + 2 * 64 * 100 + 4 * 64 * 64)
+
+
+def test_a_block_of_a_prompt_on_its_way_to_disk_is_counted() -> None:
+    layout = shard_layout(SPEC, make_plan(SPEC, "solo", model="m"), stage=0, rank=0)
+    kept = replace(LIMITS, disk_tokens=512)
+    for kv_dtype, row_bytes in (("float32", 4 * 16), ("int8", 16), ("int4", 8)):
+        widths = Widths.of_shard(SPEC, layout, kv_dtype=kv_dtype)
+        block_bytes = 64 * 4 * 3 * 2 * row_bytes
+        assert buffer_bytes(widths, kept) - buffer_bytes(widths, LIMITS) == block_bytes
+
+
+def test_packing_the_head_takes_what_it_is_packed_from() -> None:
+    layout = shard_layout(SPEC, make_plan(SPEC, "solo", model="m"), stage=0, rank=0)
+    assert head_load_bytes(layout, weight_format("int4", 32, "fast")) == 100 * 64 // 2 + 100 * 8
+    assert head_load_bytes(layout, weight_format("float32", 32, "fast")) == 4 * 100 * 64
+
+
+def test_loading_a_whole_takes_its_scales_and_the_largest_matrix() -> None:
+    layout = shard_layout(SPEC, make_plan(SPEC, "solo", model="m"), stage=0, rank=0)
+    sizes = [64 * (96 + 2 * 48), 96 * 64, 64 * 2 * 96, 96 * 64] * 4 + [100 * 64]
+    assert layout.num_weights == sum(sizes)
+    assert load_bytes(layout, weight_format("int4", 32, "fast")) == (
+        4 * sum(sizes) // 32 + max(sizes) // 2
+    )
+    assert load_bytes(layout, weight_format("float32", 32, "fast")) == 4 * max(sizes)
+
+
+def test_what_scales_are_chosen_by_is_counted_where_codes_take_less() -> None:
+    layout = shard_layout(SPEC, make_plan(SPEC, "solo", model="m"), stage=0, rank=0)
+    widths = Widths.of_shard(SPEC, layout, kv_dtype="int4")
+    rows = 2 * 4 * 3
+    few, many = replace(LIMITS, cached_tokens=64), replace(LIMITS, cached_tokens=512)
+    assert buffer_bytes(widths, few) - buffer_bytes(widths, many) == 64 * rows * (4 * 16 - 8)
+
+
+def test_requests_hold_whole_pages() -> None:
+    """Rows of 64 bytes, 64 in a page; runs that begin at pages, or anywhere."""
+    aligned, other = replace(LIMITS, context_tokens=256), replace(LIMITS, context_tokens=250)
+
+    def held(tokens: int, limits: StepLimits, kv_dtype: KvDtype = "float32") -> int:
+        return held_tokens(tokens, SPEC, limits, kv_dtype)
+
+    assert [held(n, aligned) for n in (1, 64, 65, 256)] == [64, 64, 128, 256]
+    assert [held(n, other) for n in (1, 64, 65, 250)] == [128, 128, 192, 250]
+    assert held(1, aligned, "int4") == 256, "no more than the whole context"

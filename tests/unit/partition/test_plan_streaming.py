@@ -1,0 +1,204 @@
+"""Layers on disk: what they leave in memory, what they cost in time, and when they are chosen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from partition import (
+    CapacityError,
+    ClusterSpec,
+    ComputeRates,
+    DeviceSpec,
+    LinkSpec,
+    Plan,
+    PlanError,
+    Shard,
+    Stage,
+    Workload,
+    choose,
+    describe,
+    describe_plan_in_words,
+    estimate,
+    memory_use,
+)
+from partition.fit.memory import WINDOW_LAYERS
+from tests.unit.partition.test_plan_cost import MODEL as FEW_LAYERS
+
+LAYERS = 10
+MODEL = replace(FEW_LAYERS, num_layers=LAYERS)
+MATRIX_BYTES = 130
+"""Of a layer; its norms and biases are 20 more."""
+
+HEAD_BYTES, EMBEDDING_BYTES = 10 * 3, 10 * 7
+VOCAB_BYTES = HEAD_BYTES + EMBEDDING_BYTES
+WORKLOAD = Workload(prompt_tokens=1, output_tokens=10, reserved_tokens=1)
+KV_BYTES = LAYERS * 2
+WHOLE_BYTES = LAYERS * (MATRIX_BYTES + 20) + VOCAB_BYTES + KV_BYTES
+RATES = ComputeRates(
+    rows=(1, 101),
+    seconds_per_byte=(1e-3, 11e-3),
+    shared_seconds_per_byte=(1e-3, 11e-3),
+    slice_seconds_per_byte=(1e-3, 11e-3),
+    attention_slice_s=(0.0, 0.0),
+    feed_forward_slice_s=(0.0, 0.0),
+    attention_s=(0.0, 0.0),
+    run_s=0.0,
+    jitter=0.0,
+    sample_s=0.0,
+    step_s=0.0,
+    disk_bytes_per_s=100.0,
+)
+
+
+def device(id: str, memory_bytes: int, rates: ComputeRates | None = RATES) -> DeviceSpec:
+    return DeviceSpec(id=id, name=id, memory_bytes=memory_bytes, threads=1, rates=rates)
+
+
+def alone(streamed_layers: int) -> Plan:
+    shard = Shard(
+        device="a",
+        heads=range(4),
+        ffn_columns=range(8),
+        vocab=range(10),
+        streamed_layers=streamed_layers,
+    )
+    return Plan(model="m", version=1, stages=(Stage(layers=range(LAYERS), shards=(shard,)),))
+
+
+@pytest.mark.parametrize(
+    ("streamed", "held", "read"),
+    [
+        (0, LAYERS, 0),
+        (WINDOW_LAYERS, LAYERS, 0),  # the window holds all of them
+        (4, LAYERS - 4 + WINDOW_LAYERS, 4),
+        (9, 1 + WINDOW_LAYERS, 9),
+        (10, 2, 10),  # the least: one is used while the other is filled
+    ],
+)
+def test_a_window_stays_and_the_others_are_read(streamed: int, held: int, read: int) -> None:
+    use = memory_use(alone(streamed), MODEL, WORKLOAD)["a"]
+    embedding_bytes = 0 if streamed else EMBEDDING_BYTES  # which a token needs a row of
+    assert use.weight_bytes == held * MATRIX_BYTES + LAYERS * 20 + HEAD_BYTES + embedding_bytes
+    assert use.kv_bytes == KV_BYTES
+    assert use.streamed_bytes == read * MATRIX_BYTES
+
+
+def test_a_step_waits_for_what_the_disk_does_not_bring_meanwhile() -> None:
+    cluster = ClusterSpec(devices=(device("a", 10**6),))
+    whole = estimate(alone(0), MODEL, cluster, WORKLOAD)
+    compute_s = (LAYERS * 150 + 10 * 3) * 1e-3
+    assert whole.token_s == pytest.approx(compute_s)
+    streamed = estimate(alone(5), MODEL, cluster, WORKLOAD)
+    disk_s = 5 * MATRIX_BYTES / 100
+    assert streamed.token_s == pytest.approx(disk_s)
+    (load,) = [term for term in streamed.terms if term.kind == "load"]
+    assert load.seconds == pytest.approx(disk_s - compute_s)
+    assert streamed.bottleneck == "reading weights from the disk of a: 4,970 ms of 6,500 ms"
+
+
+def test_a_disk_that_keeps_up_costs_nothing() -> None:
+    fast = replace(RATES, disk_bytes_per_s=1e9)
+    cluster = ClusterSpec(devices=(device("a", 10**6, fast),))
+    assert estimate(alone(9), MODEL, cluster, WORKLOAD).token_s == pytest.approx(
+        estimate(alone(0), MODEL, cluster, WORKLOAD).token_s
+    )
+
+
+@pytest.mark.parametrize(
+    ("host_layers", "copy_bytes_per_s", "kind", "seconds"),
+    [
+        (9, 200.0, "copy", 9 * MATRIX_BYTES / 200),  # the host holds all of them
+        (0, 200.0, "load", 9 * MATRIX_BYTES / 100),
+        (6, 50.0, "copy", 9 * MATRIX_BYTES / 50),
+        (6, 1e9, "load", 6 * MATRIX_BYTES / 100),  # three stay, beside three in passing
+        (9, None, "nothing", 0.0),  # some rate that any link has
+    ],
+)
+def test_a_gpu_waits_for_its_link_or_for_the_disk(
+    host_layers: int, copy_bytes_per_s: float | None, kind: str, seconds: float
+) -> None:
+    rates = replace(RATES, copy_bytes_per_s=copy_bytes_per_s)
+    gpu = replace(device("a", 10**6, rates), host_memory_bytes=host_layers * MATRIX_BYTES)
+    cluster = ClusterSpec(devices=(gpu,))
+    found = estimate(alone(9), MODEL, cluster, WORKLOAD)
+    compute_s = (LAYERS * 150 + 10 * 3) * 1e-3
+    loads = [(t.kind, t.seconds) for t in found.terms if t.kind in {"load", "copy"}]
+    waited_s = max(0.0, seconds - compute_s)
+    assert loads == ([(kind, pytest.approx(waited_s))] if waited_s else [])
+    assert found.token_s == pytest.approx(max(compute_s, seconds))
+
+
+def test_a_plan_says_where_layers_come_from() -> None:
+    gpu = replace(device("a", 10**6), host_memory_bytes=6 * MATRIX_BYTES)
+    (row,) = describe(alone(9), MODEL, ClusterSpec(devices=(gpu,)), WORKLOAD)
+    assert (row.streamed_layers, row.host_layers) == (9, 3)
+    (row,) = describe(alone(9), MODEL, ClusterSpec(devices=(device("a", 10**6),)), WORKLOAD)
+    assert (row.streamed_layers, row.host_layers) == (9, 0)
+    (row,) = describe(alone(2), MODEL, ClusterSpec(devices=(gpu,)), WORKLOAD)
+    assert (row.streamed_layers, row.host_layers) == (2, 0), "the window holds both"
+
+
+@pytest.mark.parametrize("rates", [RATES, None])
+def test_streams_only_when_asked_and_as_little_as_possible(rates: ComputeRates | None) -> None:
+    def choice(memory_bytes: int, *, stream: bool) -> int:
+        cluster = ClusterSpec(devices=(device("a", memory_bytes, rates),))
+        plan = choose(MODEL, cluster, WORKLOAD, stream=stream).plan
+        assert memory_use(plan, MODEL, WORKLOAD)["a"].total <= memory_bytes
+        return plan.stages[0].shards[0].streamed_layers
+
+    assert choice(WHOLE_BYTES, stream=True) == 0
+    with pytest.raises(CapacityError):
+        choice(WHOLE_BYTES - 1, stream=False)
+    assert choice(WHOLE_BYTES - EMBEDDING_BYTES, stream=True) == 1  # it is enough by itself
+    assert choice(WHOLE_BYTES - EMBEDDING_BYTES - 1, stream=True) == WINDOW_LAYERS + 1
+    assert choice(WHOLE_BYTES - 3 * MATRIX_BYTES, stream=True) == WINDOW_LAYERS + 3
+    with pytest.raises(CapacityError):
+        choice(HEAD_BYTES, stream=True)
+
+
+def test_two_devices_that_stream_half_each_beat_one() -> None:
+    """Their disks read at the same time."""
+    model = replace(MODEL, num_layers=20)
+    memory_bytes = 1400  # of 3,140 in all, of which one device needs 1,060 at least
+    one = ClusterSpec(devices=(device("a", memory_bytes),))
+    two = ClusterSpec(devices=(device("a", memory_bytes), device("b", memory_bytes)))
+    slow = choose(model, one, WORKLOAD, stream=True)
+    fast = choose(model, two, WORKLOAD, stream=True)
+    assert slow.predicted is not None
+    assert fast.predicted is not None
+    assert len(fast.plan.devices) == 2
+    assert slow.predicted.tokens_per_s * 1.5 < fast.predicted.tokens_per_s
+    assert "from disk" in describe_plan_in_words(fast.plan, two)
+    assert fast.plan == choose(model, two, WORKLOAD, stream=True).plan
+
+
+def test_is_written_and_read_and_checked() -> None:
+    plan = alone(4)
+    assert Plan.from_json(plan.to_json()) == plan
+    value = plan.to_json()
+    del value["stages"][0]["shards"][0]["streamed_layers"]  # type: ignore[index]
+    assert Plan.from_json(value) == alone(0)
+    with pytest.raises(PlanError, match="streams 11 layers, and the stage has 10"):
+        alone(11).validate(MODEL, None)
+
+
+def test_reading_from_disk_beats_a_bad_link() -> None:
+    """Both have the memory together; alone each would read a little for every token."""
+    memory_bytes = WHOLE_BYTES - EMBEDDING_BYTES - MATRIX_BYTES
+    devices = (device("a", memory_bytes), device("b", memory_bytes))
+    links = tuple(
+        LinkSpec(source=source, target=target, latency_s=60.0, bytes_per_s=1e6)
+        for source, target in (("a", "b"), ("b", "a"))
+    )
+    cluster = ClusterSpec(devices=devices, links=links)
+    together = choose(MODEL, cluster, WORKLOAD)
+    alone = choose(MODEL, cluster, WORKLOAD, stream=True)
+    assert (len(together.plan.devices), together.solo) == (2, None)
+    assert len(alone.plan.devices) == 1
+    assert alone.solo is not None
+    assert alone.solo.estimate == alone.predicted
+    assert together.plan in [plan for plan, _ in alone.runners_up]
+    near = replace(cluster, links=tuple(replace(link, latency_s=1e-6) for link in links))
+    assert choose(MODEL, near, WORKLOAD, stream=True).plan == choose(MODEL, near, WORKLOAD).plan

@@ -1,0 +1,120 @@
+"""Which replies are compared with a prediction: those that ran alone, each once."""
+
+from __future__ import annotations
+
+import pytest
+
+from edge.planning.activation_format import WireRules
+from edge.planning.forecast import Forecast
+from edge.planning.proposal import Proposal
+from partition import ClusterSpec, ComputeRates, DeviceSpec, ModelFacts, Workload, choose
+from transport import WireRule
+
+MODEL = ModelFacts(
+    name="m",
+    num_layers=2,
+    hidden_size=8,
+    num_heads=2,
+    num_kv_heads=1,
+    head_size=4,
+    ffn_columns=16,
+    vocab_size=10,
+    tied_embeddings=False,
+    column_multiple=1,
+    query_head_bytes=64,
+    kv_head_bytes=64,
+    ffn_column_bytes=24,
+    layer_bytes=16,
+    embedding_row_bytes=8,
+    head_row_bytes=8,
+    kv_bytes_per_token=8,
+)
+RATES = ComputeRates(
+    rows=(1, 4),
+    seconds_per_byte=(1e-6, 2e-6),
+    shared_seconds_per_byte=(1e-6, 2e-6),
+    slice_seconds_per_byte=(1e-6, 2e-6),
+    attention_slice_s=(0.0, 0.0),
+    feed_forward_slice_s=(0.0, 0.0),
+    attention_s=(1e-7, 1e-7),
+    run_s=1e-5,
+    jitter=0.0,
+    sample_s=1e-5,
+    step_s=1e-5,
+)
+STATISTICS = {
+    "prompt_tokens": 5, "new_tokens": 4, "first_token_s": 0.5, "total_s": 2.0, "tokens_per_s": 2.0,
+}  # fmt: skip
+
+
+def proposal(rates: ComputeRates | None) -> Proposal:
+    device = DeviceSpec(id="a", name="a", memory_bytes=1 << 20, threads=1, rates=rates)
+    cluster, workload = ClusterSpec(devices=(device,)), Workload()
+    return Proposal(
+        choice=choose(MODEL, cluster, workload),
+        model=MODEL,
+        cluster=cluster,
+        workload=workload,
+        chunk_tokens=4,
+        wire_rules=WireRules(sums=(WireRule(),), hops=()),
+    )
+
+
+def test_a_reply_is_predicted_for_its_own_lengths() -> None:
+    forecast = Forecast(proposal(RATES))
+    figures = forecast.figures(STATISTICS)
+    longer = forecast.figures({**STATISTICS, "prompt_tokens": 50})
+    expected = forecast.proposal.predict(prompt_tokens=5, output_tokens=4)
+    assert expected is not None
+    assert figures == {
+        "predicted_first_token_s": expected.first_token_s,
+        "predicted_tokens_per_s": expected.tokens_per_s,
+    }
+    assert longer["predicted_first_token_s"] > figures["predicted_first_token_s"]
+
+
+def test_without_rates_nothing_is_predicted() -> None:
+    forecast = Forecast(proposal(None))
+    assert forecast.figures(STATISTICS) == {}
+    forecast.note(STATISTICS)
+    assert forecast.take() == []
+
+
+def test_a_reply_that_ran_alone_is_taken_once() -> None:
+    forecast = Forecast(proposal(RATES))
+    for _ in range(2):
+        reply = forecast.begin()
+        forecast.end(reply)
+        forecast.end(reply)
+        forecast.note(STATISTICS)
+    first, second = forecast.take()
+    assert first == second
+    assert (first.new_tokens, first.first_token_s, first.decode_s) == (4, 0.5, 1.5)
+    assert forecast.take() == []
+
+
+@pytest.mark.parametrize("ends_first", [0, 1])
+def test_replies_that_met_are_left_out_with_all_that_the_peers_counted_beside_them(
+    ends_first: int,
+) -> None:
+    forecast = Forecast(proposal(RATES))
+    replies = [forecast.begin(), forecast.begin()]
+    forecast.end(replies[ends_first])
+    forecast.note(STATISTICS)
+    assert forecast.take() == []
+    # The other one goes on: what the peers count from here on is in part its own.
+    forecast.end(replies[1 - ends_first])
+    forecast.note(STATISTICS)
+    assert forecast.take() == []
+    forecast.end(forecast.begin())
+    forecast.note(STATISTICS)
+    assert len(forecast.take()) == 1
+
+
+def test_the_terms_of_an_answer_are_those_of_its_lengths() -> None:
+    forecast = Forecast(proposal(RATES))
+    forecast.end(forecast.begin())
+    forecast.note({**STATISTICS, "prompt_tokens": 1000})
+    (answer,) = forecast.take()
+    slower = forecast.proposal.predict(prompt_tokens=1000, output_tokens=4)
+    assert answer.predicted == slower

@@ -1,0 +1,132 @@
+"""Tokens of keys and values that a plan has memory and disk for."""
+
+from __future__ import annotations
+
+import pytest
+
+from edge.backends.interface import StepLimits
+from edge.errors import CapacityError
+from edge.memory.model_sizes import model_facts
+from edge.planning.kv_limits import kv_limits, longest_tokens, with_kv_memory, with_less_kv_memory
+from edge.planning.load_options import LoadOptions
+from edge.protocol.peer_info import PeerInfo
+from edge.weights.formats import weight_format
+from partition import ClusterSpec, Plan, Shard, Stage, Workload, memory_use
+from tests.support.specs import plain_spec
+
+SPEC = plain_spec()
+FORMAT = weight_format("float32", 32, "fast")
+FACTS = model_facts(SPEC, FORMAT, name="m", embedding_itemsize=4)
+LAYER_BYTES = FACTS.kv_bytes_per_token * FACTS.num_kv_heads
+"""Of one token in one layer."""
+
+
+def peer(
+    name: str, *, kv_memory: int | None = None, kv_disk: int = 0, free: int = 1 << 40
+) -> PeerInfo:
+    return PeerInfo(
+        id=name,
+        name=name,
+        address="127.0.0.1:1",
+        addresses=("127.0.0.1:1",),
+        backend="ort",
+        processor="CPU",
+        threads=1,
+        memory_bytes=1 << 40,
+        floor_bytes=0,
+        free_bytes=free,
+        model_free_bytes=free,
+        host="h",
+        identity="i",
+        kv_memory_bytes=kv_memory,
+        kv_disk_bytes=kv_disk,
+        kv_prefix_bytes=0,
+        models=(),
+    )
+
+
+def pipeline(*layers: int) -> Plan:
+    first, stages = 0, []
+    for number, count in enumerate(layers):
+        shard = Shard(
+            device="abc"[number],
+            heads=range(SPEC.num_heads),
+            ffn_columns=range(SPEC.ffn_columns),
+            vocab=range(SPEC.vocab_size),
+        )
+        stages.append(Stage(layers=range(first, first + count), shards=(shard,)))
+        first += count
+    return Plan(model="m", version=0, stages=tuple(stages))
+
+
+def limits(context: int, concurrency: int = 1) -> StepLimits:
+    return StepLimits(
+        context_tokens=context, chunk_tokens=8, requests=4, cached_tokens=context * concurrency
+    )
+
+
+def found_limits(
+    wished: StepLimits, plan: Plan, peers: list[PeerInfo], *, buffer_bytes: int = 0
+) -> StepLimits:
+    cluster = ClusterSpec(devices=tuple(each.device(buffer_bytes=buffer_bytes) for each in peers))
+    return kv_limits(wished, plan, FACTS, cluster, peers)
+
+
+def test_without_limits_all_is_in_memory() -> None:
+    found = found_limits(limits(100, 3), pipeline(4), [peer("a")])
+    assert (found.cached_tokens, found.disk_tokens) == (300, 0)
+    assert not found.exceeds_memory
+
+
+def test_the_shard_with_least_room_decides() -> None:
+    plan = pipeline(1, 3)
+    peers = [
+        peer("a", kv_memory=90 * LAYER_BYTES, kv_disk=150 * LAYER_BYTES),
+        peer("b", kv_memory=3 * 80 * LAYER_BYTES, kv_disk=3 * 170 * LAYER_BYTES),
+    ]
+    found = found_limits(limits(80), plan, peers)
+    assert (found.cached_tokens, found.disk_tokens) == (80, 150)
+    found = found_limits(limits(79), plan, peers)
+    assert (found.cached_tokens, found.disk_tokens) == (79, 150)
+
+
+def test_memory_that_is_free_beside_the_weights() -> None:
+    plan = pipeline(4)
+    weights = memory_use(plan, FACTS, Workload(prompt_tokens=1, output_tokens=0))["a"].weight_bytes
+    free = weights + 4 * 50 * LAYER_BYTES + 5
+    found = found_limits(limits(100), plan, [peer("a", kv_disk=1 << 40, free=free)])
+    assert (found.cached_tokens, found.disk_tokens) == (50, 400)
+    assert found.exceeds_memory
+    assert longest_tokens(found, plan) == 200
+    steps = 4 * 10 * LAYER_BYTES
+    peers = [peer("a", kv_disk=1 << 40, free=free)]
+    assert found_limits(limits(100), plan, peers, buffer_bytes=steps).cached_tokens == 40
+
+
+@pytest.mark.parametrize(
+    ("memory", "disk", "longest"), [(30, 1000, 120), (30, 70, 70), (30, 20, 30), (0, 1000, 0)]
+)
+def test_a_context_for_which_there_is_no_room(memory: int, disk: int, longest: int) -> None:
+    peers = [peer("a", kv_memory=4 * memory * LAYER_BYTES, kv_disk=4 * disk * LAYER_BYTES)]
+    with pytest.raises(CapacityError, match=rf"context of 121 .* so {longest} is the longest"):
+        found_limits(limits(121), pipeline(4), peers)
+    if longest:
+        found_limits(limits(longest), pipeline(4), peers)
+
+
+def test_what_is_planned_for() -> None:
+    options = LoadOptions(context_tokens=100, concurrency=2)
+    assert with_kv_memory(options, SPEC, FACTS, [peer("a")]) == options
+    peers = [peer("a"), peer("b", kv_memory=4 * 70 * LAYER_BYTES + 1)]
+    planned = with_kv_memory(options, SPEC, FACTS, peers)
+    assert planned.kv_tokens == 70
+    assert planned.planned_workload(SPEC).cached_tokens == 70
+    wide = [peer("b", kv_memory=1 << 40)]
+    assert with_kv_memory(options, SPEC, FACTS, wide).limits(SPEC).cached_tokens == 200
+
+
+def test_less_is_tried_where_all_have_a_disk() -> None:
+    options = LoadOptions(context_tokens=100, concurrency=8)
+    tried = with_less_kv_memory(options, SPEC, [peer("a", kv_disk=1), peer("b", kv_disk=1)])
+    assert [each.kv_tokens for each in tried] == [400, 200, 100]
+    assert not list(with_less_kv_memory(options, SPEC, [peer("a", kv_disk=1), peer("b")]))

@@ -1,0 +1,45 @@
+"""Plans by hand, whose devices are written as names."""
+
+from __future__ import annotations
+
+import pytest
+
+from edge.planning.proposal import by_id
+from partition import ClusterSpec, DeviceSpec, Plan, PlanError, Shard, Stage
+
+
+def plan(*devices: str) -> Plan:
+    return Plan(
+        model="m",
+        version=0,
+        stages=tuple(
+            Stage(
+                layers=range(number, number + 1),
+                shards=(
+                    Shard(device=device, heads=range(1), ffn_columns=range(1), vocab=range(1)),
+                ),
+            )
+            for number, device in enumerate(devices)
+        ),
+    )
+
+
+def cluster(**names: str) -> ClusterSpec:
+    return ClusterSpec(
+        devices=tuple(
+            DeviceSpec(id=id, name=name, memory_bytes=1, threads=1) for id, name in names.items()
+        )
+    )
+
+
+def test_names_become_ids_and_ids_stay() -> None:
+    found = by_id(plan("attic", "id2", "nobody"), cluster(id1="attic", id2="desk"))
+    assert found.devices == ("id1", "id2", "nobody")
+
+
+def test_a_name_of_two_devices_is_refused_but_not_their_ids() -> None:
+    devices = cluster(id1="laptop", id2="laptop", id3="desk")
+    with pytest.raises(PlanError, match="2 devices are called 'laptop'") as caught:
+        by_id(plan("laptop", "desk"), devices)
+    assert len(caught.value.problems) == 1
+    assert by_id(plan("id2", "desk"), devices).devices == ("id2", "id3")

@@ -1,0 +1,101 @@
+"""What slices of layers cost: bytes and what is fixed, taken apart."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge.profiling.sample import Width
+from edge.profiling.slice_costs import SliceTimes, _whole_parts, byte_and_fixed_s
+from edge.protocol.measurements import MOST_OF_WHOLE
+from tests.support.slices import INT4, SAMPLE
+
+ROOT = Path(__file__).parents[3]
+
+RUN_S = 2e-5
+LAYER_BYTES = 11_000_000
+
+
+def times(part: float, byte_s: float, attention_s: float, feed_forward_s: float) -> SliceTimes:
+    """A slice that takes just so long."""
+    attention_bytes, feed_forward_bytes = int(2_000_000 * part), int(9_000_000 * part)
+    return SliceTimes(
+        attention_bytes=attention_bytes,
+        feed_forward_bytes=feed_forward_bytes,
+        attention_s=RUN_S + attention_s + attention_bytes * byte_s,
+        feed_forward_s=RUN_S + feed_forward_s + feed_forward_bytes * byte_s,
+    )
+
+
+micro = st.floats(0, 2e-4)
+
+
+@given(st.floats(1e-11, 1e-9), micro, micro)
+def test_two_slices_tell_bytes_from_what_is_fixed(
+    byte_s: float, attention_s: float, feed_forward_s: float
+) -> None:
+    half, narrow = (times(part, byte_s, attention_s, feed_forward_s) for part in (1 / 2, 1 / 8))
+    whole_s = byte_s + (2 * RUN_S + attention_s + feed_forward_s) / LAYER_BYTES
+    found = byte_and_fixed_s(whole_s, half, narrow, RUN_S, LAYER_BYTES)
+    assert found == pytest.approx((byte_s, attention_s, feed_forward_s), rel=1e-6, abs=1e-12)
+
+
+def test_a_byte_of_a_slice_may_take_longer_than_of_a_whole_layer() -> None:
+    """As where a step is computed in halves, but only where layers are split."""
+    half, narrow = (times(part, 5e-11, 1e-5, 0.0) for part in (1 / 2, 1 / 8))
+    found = byte_and_fixed_s(4e-11, half, narrow, RUN_S, LAYER_BYTES)
+    assert found == pytest.approx((5e-11, 1e-5, 0.0), rel=1e-6, abs=1e-12)
+
+
+def test_slices_as_wide_as_each_other_go_with_the_bytes_of_whole_layers() -> None:
+    one = times(1 / 2, 4e-11, 3e-5, 1e-5)
+    byte_s, attention_s, feed_forward_s = byte_and_fixed_s(4e-11, one, one, RUN_S, LAYER_BYTES)
+    assert 0 < byte_s < 4e-11
+    assert (attention_s, feed_forward_s) == pytest.approx((3e-5, 1e-5))
+
+
+@given(*[st.floats(1e-6, 1e-2)] * 4, st.floats(1e-12, 1e-8))
+def test_noise_makes_nothing_negative(
+    one: float, two: float, three: float, four: float, whole_s: float
+) -> None:
+    half = SliceTimes(
+        attention_bytes=1_000_000, feed_forward_bytes=4_500_000, attention_s=one, feed_forward_s=two
+    )
+    narrow = SliceTimes(
+        attention_bytes=250_000, feed_forward_bytes=1_100_000, attention_s=three,
+        feed_forward_s=four,
+    )  # fmt: skip
+    byte_s, *fixed_s = byte_and_fixed_s(whole_s, half, narrow, RUN_S, LAYER_BYTES)
+    assert 0 < byte_s <= MOST_OF_WHOLE * whole_s
+    assert min(fixed_s) >= 0
+
+
+def test_halves_of_a_graph_count_together() -> None:
+    """Two layers; the last graph follows all sums at once."""
+    once = [[1.0, 2.0, 3.0, 4.0, 9.0]]
+    assert _whole_parts(once, 4).tolist() == once
+    halved = [[0.5, 0.5, 1.0, 1.0, 2.0, 1.0, 1.0, 3.0, 9.0]]
+    assert _whole_parts(halved, 4).tolist() == once
+
+
+def test_the_bytes_of_a_slice_are_those_of_its_plan() -> None:
+    widths: tuple[Width, ...] = ("whole", "half", "narrow")
+    for width in widths:
+        assert SAMPLE.num_layers * sum(SAMPLE.part_bytes(width, INT4)) == SAMPLE.nbytes(width, INT4)
+
+
+def test_real_slices_are_measured_in_steps_of_every_length(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "tests.support.slices", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr

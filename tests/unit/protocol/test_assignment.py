@@ -1,0 +1,105 @@
+"""What a peer reads of an assignment is what was written, and nothing else is let in."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from edge.backends.interface import StepLimits
+from edge.errors import ProtocolError
+from edge.planning.activation_format import WireRules
+from edge.protocol.messages import Assignment
+from edge.weights.formats import ACCURACIES, BLOCK_SIZES, weight_format
+from tests.support.plans import make_plan
+from tests.support.specs import plain_spec
+from transport import WireRule
+
+SPEC = plain_spec(
+    hidden_size=20,
+    num_heads=6,
+    head_size=4,
+    ffn_columns=15,
+    context_tokens=32,
+    inverse_frequencies=(1.0, 0.1),
+    qkv_bias=True,
+    output_bias=True,
+    mlp_bias=True,
+    query_key_norm=True,
+)
+
+
+def assignment(dtype: str = "int4", block_size: int = 32, accuracy: str = "fast") -> Assignment:
+    return Assignment(
+        session="s",
+        model=SPEC,
+        plan=make_plan(SPEC, "mixed_2_then_3", model="m"),
+        stage=1,
+        rank=2,
+        weight_format=weight_format(dtype, block_size, accuracy),
+        manifest_digest="d",
+        weights_digest="w",
+        kv_dtype="int8",
+        limits=StepLimits(context_tokens=32, chunk_tokens=16, requests=2, cached_tokens=64),
+        wire_rules=WireRules(
+            sums=(WireRule(), WireRule(format="int8", above_bytes=5)),
+            hops=(WireRule(format="float16"),),
+        ),
+    )
+
+
+@pytest.mark.parametrize("accuracy", ACCURACIES)
+@pytest.mark.parametrize("block_size", BLOCK_SIZES)
+@pytest.mark.parametrize("dtype", ["float32", "int8", "int4"])
+def test_it_arrives_as_it_was_sent(dtype: str, block_size: int, accuracy: str) -> None:
+    sent = assignment(dtype, block_size, accuracy)
+    assert Assignment.from_payload(sent.to_payload()) == sent
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("accuracy", "exact", "accuracy 'exact' is not one of fast, high"),
+        ("accuracy", None, "accuracy must be a short text, not None"),
+        ("accuracy", ["high"], "accuracy must be a short text"),
+        ("dtype", "int3", "dtype 'int3' is not one of"),
+        ("block_size", 48, "block size 48 is not one of"),
+        ("stage", 2, "stage 2, which the plan has not"),
+        ("rank", 3, "rank 3, which the stage has not"),
+    ],
+)
+def test_a_value_that_no_coordinator_sends(name: str, value: Any, message: str) -> None:
+    payload = json.loads(assignment().to_payload()) | {name: value}
+    with pytest.raises(ProtocolError, match=message):
+        Assignment.from_payload(json.dumps(payload).encode())
+
+
+EXACT = {"format": "float32", "above_bytes": 0}
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"sums": [EXACT], "hops": []}, "wire rules for 1 stages; the plan has 2"),
+        ({"sums": [EXACT] * 2, "hops": [EXACT] * 2}, "wire rules for 2 stages"),
+        ({"sums": [EXACT] * 2, "hops": "none"}, "must be a list"),
+        ({"sums": [EXACT] * 2, "hops": [EXACT | {"format": "int3"}]}, "not 'int3'"),
+        ({"sums": [EXACT] * 2, "hops": [EXACT | {"format": ["int8"]}]}, "a wire format is one of"),
+        ({"sums": [EXACT] * 2, "hops": [EXACT | {"above_bytes": -1}]}, "0 or more, not -1"),
+        ({"sums": [EXACT] * 2, "hops": [{"format": "int8"}]}, "above_bytes"),
+        ({"sums": [EXACT] * 2, "hops": ["int8"]}, "malformed"),
+        ({"sums": [EXACT] * 2}, "hops"),
+    ],
+)
+def test_wire_rules_that_no_coordinator_sends(value: Any, message: str) -> None:
+    payload = json.loads(assignment().to_payload()) | {"wire": value}
+    with pytest.raises(ProtocolError, match=message):
+        Assignment.from_payload(json.dumps(payload).encode())
+
+
+def test_an_assignment_without_accuracy_is_refused() -> None:
+    payload = json.loads(assignment().to_payload())
+    del payload["accuracy"]
+    with pytest.raises(ProtocolError, match="accuracy must be a short text"):
+        Assignment.from_payload(json.dumps(payload).encode())

@@ -1,0 +1,58 @@
+"""When a search for peers ends: by who was found, and by a clock that only the test moves on."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+import edge
+from edge.protocol.discovery import SETTLE_S, browse
+from tests.support.passing_time import let_pass
+from transport import DiscoveryBus, MemoryDiscovery, PeerRecord
+
+
+async def turns(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def test_it_goes_on_until_enough_are_found_and_then_for_a_moment() -> None:
+    async def look() -> list[str]:
+        bus = DiscoveryBus()
+        ours, theirs = (MemoryDiscovery(bus, cluster="c") for _ in range(2))
+        searching = asyncio.create_task(browse(ours, timeout_s=1e9, at_least=2))
+        for name in ("first", "second", "third"):
+            assert not searching.done()
+            await theirs.announce(
+                PeerRecord(id=name, name=name, cluster="c", addresses=("127.0.0.1:5",))
+            )
+            await turns(20)
+            if name == "first":
+                let_pass(1000 * SETTLE_S)
+                await turns(20)
+        let_pass(2 * SETTLE_S)
+        found = await searching
+        await asyncio.gather(ours.aclose(), theirs.aclose())
+        return [record.name for record in found]
+
+    assert asyncio.run(look()) == ["first", "second", "third"]
+
+
+def test_it_ends_in_time_with_fewer_or_none() -> None:
+    async def look() -> int:
+        discovery = MemoryDiscovery(DiscoveryBus(), cluster="c")
+        searching = asyncio.create_task(browse(discovery, timeout_s=1e6, at_least=2))
+        await turns(5)
+        let_pass(1e6)
+        found = await searching
+        await discovery.aclose()
+        return len(found)
+
+    assert asyncio.run(look()) == 0
+
+
+@pytest.mark.parametrize("count", [0, -1, True, "2"])
+def test_a_number_of_peers_that_cannot_be(count: object) -> None:
+    with pytest.raises(edge.RequestError, match="at_least must be a whole number of 1 or more"):
+        edge.Cluster.discover(at_least=count)  # type: ignore[arg-type]

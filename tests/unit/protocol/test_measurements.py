@@ -1,0 +1,191 @@
+"""Orders to measure and their answers: read as they were written, and nonsense is not let in."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from edge.errors import ProtocolError
+from edge.protocol.measurements import (
+    MAX_MESSAGE_BYTES,
+    MAX_SPAN_S,
+    LinkTimes,
+    PeerProfile,
+    ProbeOrder,
+    ProfileOrder,
+    seconds_from_header,
+    spans_from_header,
+    spans_to_header,
+)
+from edge.protocol.messages import Place
+from edge.weights.formats import weight_format
+from partition import ComputeRates
+from tests.unit.protocol.test_assignment import SPEC
+
+RATES = ComputeRates(
+    rows=(1, 4),
+    seconds_per_byte=(1e-10, 2e-10),
+    shared_seconds_per_byte=(1e-10, 3e-10),
+    slice_seconds_per_byte=(1e-10, 2e-10),
+    attention_slice_s=(2e-6, 3e-6),
+    feed_forward_slice_s=(1e-6, 2e-6),
+    attention_s=(1e-8, 1e-8),
+    run_s=2e-5,
+    jitter=0.1,
+    sample_s=1e-5,
+    step_s=1e-4,
+    disk_bytes_per_s=None,
+)
+PROFILE = PeerProfile(
+    rates=RATES,
+    sample_bytes=1000,
+    sample="2 layers",
+    spread=0.1,
+    is_unsteady=False,
+    busy=("m",),
+)
+PROBE = ProbeOrder(
+    place=Place(name="b", addresses=("h:1", "[::1]:2")), small_bytes=8, large_bytes=9
+)
+TIMES = LinkTimes(latency_s=1e-4, there_bytes_per_s=1e8, back_bytes_per_s=2e8)
+
+
+@pytest.mark.parametrize("hold", [True, False])
+@pytest.mark.parametrize("format_", [("float32", 32, "fast"), ("int4", 128, "high")])
+def test_an_order_to_measure_is_read_as_it_was_written(
+    hold: bool, format_: tuple[str, int, str]
+) -> None:
+    order = ProfileOrder(model=SPEC, weight_format=weight_format(*format_), hold=hold)
+    assert ProfileOrder.from_payload(order.to_payload()) == order
+
+
+def test_answers_are_read_as_they_were_written() -> None:
+    assert PeerProfile.from_json(json.loads(json.dumps(PROFILE.to_json()))) == PROFILE
+    assert LinkTimes.from_json(json.loads(json.dumps(TIMES.to_json()))) == TIMES
+    assert ProbeOrder.from_payload(PROBE.to_payload()) == PROBE
+    assert spans_from_header(spans_to_header([0.5, 2 * MAX_SPAN_S])) == (0.5, MAX_SPAN_S)
+    assert seconds_from_header({"seconds": [1, 0.5]}, 2) == (1.0, 0.5)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": None},
+        {"model": {}},
+        {"model": {**SPEC.to_json(), "num_heads": 10**400}},
+        {"model": {**SPEC.to_json(), "hidden_size": 1 << 40}},
+        {"dtype": "int3"},
+        {"block_size": 7},
+        {"block_size": "32"},
+        {"accuracy": None},
+        {"hold": 1},
+        {"hold": None},
+    ],
+    ids=lambda change: str(change)[:40],
+)
+def test_an_order_to_measure_that_makes_no_sense(change: dict[str, Any]) -> None:
+    order = ProfileOrder(model=SPEC, weight_format=weight_format("int4"), hold=False)
+    value = {**json.loads(order.to_payload()), **change}
+    with pytest.raises(ProtocolError, match=r"order to measure|must be"):
+        ProfileOrder.from_payload(json.dumps(value).encode())
+
+
+@pytest.mark.parametrize("payload", [b"", b"\xff", b"[]", b"5", b"[" * 100_000, b"{}"], ids=repr)
+def test_orders_that_are_none(payload: bytes) -> None:
+    for kind in (ProfileOrder, ProbeOrder):
+        with pytest.raises(ProtocolError):
+            kind.from_payload(payload)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"addresses": []},
+        {"addresses": "h:1"},
+        {"addresses": ["h:1"] * 65},
+        {"addresses": [5]},
+        {"name": ""},
+        {"small_bytes": 0},
+        {"small_bytes": 10},
+        {"large_bytes": MAX_MESSAGE_BYTES + 1},
+        {"large_bytes": 9.0},
+    ],
+    ids=lambda change: str(change)[:40],
+)
+def test_an_order_to_probe_that_makes_no_sense(change: dict[str, Any]) -> None:
+    value = {**json.loads(PROBE.to_payload()), **change}
+    with pytest.raises(ProtocolError):
+        ProbeOrder.from_payload(json.dumps(value).encode())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rates": None},
+        {"rates": {**RATES.to_json(), "run_s": -1}},
+        {"rates": {**RATES.to_json(), "rows": [1, 1]}},
+        {"rates": {**RATES.to_json(), "more": 1}},
+        {"rates": {**RATES.to_json(), "seconds_per_byte": [0, 1e-10]}},
+        {"rates": {**RATES.to_json(), "slice_seconds_per_byte": [0, 1e-10]}},
+        {"rates": {**RATES.to_json(), "slice_seconds_per_byte": [1e-10, 5e-10]}},
+        {"sample_bytes": 0},
+        {"sample_bytes": 1.5},
+        {"sample": ["x"]},
+        {"spread": "much"},
+        {"spread": float("nan")},
+        {"spread": -1},
+        {"spread": 10**400},
+        {"spread": True},
+        {"is_unsteady": 0},
+        {"busy": "m"},
+        {"busy": [5]},
+        {"busy": ["m"] * 100},
+    ],
+    ids=lambda change: str(change)[:40],
+)
+def test_a_profile_that_makes_no_sense(change: dict[str, Any]) -> None:
+    with pytest.raises((ProtocolError, ValueError)):
+        PeerProfile.from_json({**PROFILE.to_json(), **change})
+
+
+def test_names_in_a_profile_cannot_write_on_our_terminal() -> None:
+    evil = replace(PROFILE, sample="a\x1b[2J", busy=("b\n",))
+    found = PeerProfile.from_json(evil.to_json())
+    assert found.sample.isprintable()
+    assert all(name.isprintable() for name in found.busy)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        [],
+        {},
+        {**TIMES.to_json(), "latency_s": -1},
+        {**TIMES.to_json(), "latency_s": float("inf")},
+        {**TIMES.to_json(), "there_bytes_per_s": 0},
+        {**TIMES.to_json(), "is_unsteady": 1},
+        {**TIMES.to_json(), "back_bytes_per_s": "fast"},
+    ],
+    ids=str,
+)
+def test_link_times_that_make_no_sense(value: Any) -> None:
+    with pytest.raises(ProtocolError):
+        LinkTimes.from_json(value)
+
+
+@pytest.mark.parametrize(
+    "spans", [None, [], "1", [0.1] * 17, [-1], ["1"], [MAX_SPAN_S + 1], [float("nan")]], ids=str
+)
+def test_spans_that_make_no_sense(spans: Any) -> None:
+    with pytest.raises(ProtocolError):
+        spans_from_header({"spans_s": spans})
+
+
+@pytest.mark.parametrize("seconds", [None, [1.0], [1.0, -1], [1.0, "2"], [1, 2, 3]], ids=str)
+def test_seconds_that_make_no_sense(seconds: Any) -> None:
+    with pytest.raises(ProtocolError):
+        seconds_from_header({"seconds": seconds}, 2)

@@ -1,0 +1,96 @@
+"""Addresses: what a daemon tells of its own, and where neighbours are sent."""
+
+from __future__ import annotations
+
+import pytest
+
+from edge.errors import NetworkError
+from edge.host.addresses import interface_addresses, reachable
+from edge.protocol.peer_info import PeerInfo, is_loopback, places
+
+PRESENT = {
+    "lo": ["127.0.0.1", "::1"],
+    "eth0": ["192.168.1.7", "fd00::7"],
+    "wlan0": ["10.0.0.7"],
+}
+
+
+@pytest.mark.parametrize(
+    ("bound", "interfaces", "told"),
+    [
+        (["192.168.1.7:5"], None, ["192.168.1.7:5"]),
+        (["0.0.0.0:5"], None, ["192.168.1.7:5", "10.0.0.7:5", "127.0.0.1:5"]),
+        (["[::]:5"], None, ["[fd00::7]:5", "[::1]:5"]),
+        (["0.0.0.0:5", "[::]:5"], ["eth0"], ["192.168.1.7:5", "[fd00::7]:5"]),
+        (["0.0.0.0:5"], ["10.0.0.7", "lo"], ["10.0.0.7:5", "127.0.0.1:5"]),
+        (["127.0.0.1:5", "0.0.0.0:5"], ["lo"], ["127.0.0.1:5"]),
+    ],
+)
+def test_what_a_daemon_tells(
+    bound: list[str], interfaces: list[str] | None, told: list[str]
+) -> None:
+    assert reachable(bound, interfaces=interfaces, present=PRESENT) == tuple(told)
+
+
+def test_this_machine_has_interfaces() -> None:
+    assert any("127.0.0.1" in addresses for addresses in interface_addresses().values())
+
+
+def peer(name: str, address: str, *addresses: str) -> PeerInfo:
+    return PeerInfo(
+        id=name,
+        name=name,
+        address=address,
+        addresses=addresses or (address,),
+        backend="ort",
+        processor="CPU",
+        threads=1,
+        memory_bytes=1,
+        floor_bytes=0,
+        free_bytes=1,
+        kv_memory_bytes=None,
+        kv_disk_bytes=0,
+        kv_prefix_bytes=0,
+        model_free_bytes=1,
+        host="h",
+        identity="i",
+        models=(),
+    )
+
+
+def test_beside_the_coordinator_everybody_is_reached_by_loopback() -> None:
+    found = places({(0, 0): peer("a", "127.0.0.1:1"), (1, 0): peer("b", "localhost:2")})
+    assert found[0, 0].addresses == ("127.0.0.1:1",)
+    assert found[1, 0].addresses == ("localhost:2",)
+    assert found[1, 0].name == "b"
+
+
+def test_with_one_elsewhere_nobody_is_reached_by_loopback() -> None:
+    found = places(
+        {
+            (0, 0): peer("a", "127.0.0.1:1", "192.168.1.7:1", "10.0.0.7:1", "127.0.0.1:1"),
+            (0, 1): peer("b", "192.168.1.9:2", "10.0.0.9:2", "192.168.1.9:2", "127.0.0.1:2"),
+        }
+    )
+    assert found[0, 0].addresses == ("192.168.1.7:1", "10.0.0.7:1")
+    assert found[0, 1].addresses == ("192.168.1.9:2", "10.0.0.9:2"), "how we reached it is first"
+
+
+def test_one_that_listens_on_loopback_only_cannot_have_neighbours_elsewhere() -> None:
+    with pytest.raises(NetworkError) as raised:
+        places({(0, 0): peer("a", "127.0.0.1:1"), (0, 1): peer("b", "192.168.1.9:2")})
+    assert "peer a listens on 127.0.0.1:1 only" in str(raised.value)
+    assert "--listen 0.0.0.0:0" in str(raised.value)
+
+
+def test_alone_a_loopback_peer_needs_no_neighbours() -> None:
+    assert places({(0, 0): peer("a", "127.0.0.1:1")})[0, 0].addresses == ("127.0.0.1:1",)
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [("127.0.0.1:1", True), ("127.9.9.9:1", True), ("[::1]:1", True), ("localhost:1", True),
+     ("192.168.1.1:1", False), ("some-host:1", False)],
+)  # fmt: skip
+def test_what_is_loopback(address: str, expected: bool) -> None:
+    assert is_loopback(address) is expected

@@ -1,0 +1,208 @@
+"""Peers and their records: what is merged, what is announced, what of a stranger is believed."""
+
+import asyncio
+import uuid
+from collections.abc import Mapping
+
+import pytest
+from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
+
+from transport import AddressError, PeerFound, PeerGone, PeerRecord, ZeroconfDiscovery
+from transport.discovery.peers import MAX_PEERS, PeerTable
+from transport.discovery.zeroconf_record import (
+    SERVICE_TYPE,
+    interface_addresses,
+    record_of,
+    services_of,
+)
+
+
+def record(peer: str = "one", *addresses: str, **changes: object) -> PeerRecord:
+    fields: dict[str, object] = {
+        "id": peer,
+        "name": "laptop",
+        "cluster": "default",
+        "addresses": addresses or ("10.0.0.1:1",),
+    }
+    return PeerRecord(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def test_a_peer_is_there_while_one_source_has_it() -> None:
+    table = PeerTable()
+    assert table.seen("eth0", record()) == [PeerFound(record())]
+    assert table.seen("eth0", record()) == []
+    assert table.seen("wlan0", record()) == []
+    assert table.lost("eth0") == []
+    assert table.lost("eth0") == []
+    assert table.peers() == (record(),)
+    assert table.lost("wlan0") == [PeerGone("one")]
+    assert table.lost("wlan0") == []
+    assert table.peers() == ()
+
+
+def test_addresses_are_merged_and_the_latest_record_wins() -> None:
+    table = PeerTable()
+    table.seen("eth0", record("one", "10.0.0.1:1"))
+    [found] = table.seen("wlan0", record("one", "192.168.0.1:1", name="renamed"))
+    assert found == PeerFound(record("one", "10.0.0.1:1", "192.168.0.1:1", name="renamed"))
+    assert table.lost("wlan0") == [PeerFound(record("one", "10.0.0.1:1"))]
+
+
+def test_a_source_may_become_another_peer() -> None:
+    table = PeerTable()
+    table.seen("eth0", record("one"))
+    assert table.seen("eth0", record("two")) == [PeerGone("one"), PeerFound(record("two"))]
+
+
+def test_a_flood_of_peers_is_cut_off() -> None:
+    table = PeerTable()
+    for number in range(MAX_PEERS + 10):
+        table.seen(str(number), record(str(number)))
+    assert len(table.peers()) == MAX_PEERS
+    table.lost("0")
+    assert table.seen("late", record("late")) == [PeerFound(record("late"))]
+
+
+def believed(service: AsyncServiceInfo) -> PeerRecord | None:
+    return record_of(service.properties, service.parsed_addresses(), service.port)
+
+
+def test_what_is_announced_is_what_is_read() -> None:
+    announced = record(
+        "one",
+        "10.0.0.1:7",
+        "10.0.0.2:7",
+        name="Zoë's laptop",
+        properties={"empty": "", "id": "not mine", "ünlike": "x"} | {"k" * 50: "v" * 202},
+    )
+    with pytest.raises(ValueError, match="names are ASCII"):
+        services_of(announced, ())
+    announced = record(
+        "one",
+        "10.0.0.1:7",
+        "10.0.0.2:7",
+        name="Zoë's laptop",
+        protocol=3,
+        properties={"empty": "", "id": "not mine", "k" * 50: "v" * 202},
+    )
+    [service] = services_of(announced, ())
+    assert believed(service) == announced
+
+
+def test_one_service_for_each_port_and_all_interfaces_for_a_wildcard() -> None:
+    services = services_of(record("one", "0.0.0.0:7", "10.0.0.9:8", ":8"), ("10.0.0.1", "10.0.0.2"))
+    assert [believed(service).addresses for service in services] == [  # type: ignore[union-attr]
+        ("10.0.0.1:7", "10.0.0.2:7"),
+        ("10.0.0.1:8", "10.0.0.2:8", "10.0.0.9:8"),
+    ]
+    assert len({service.name for service in services}) == 2
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (record("one", addresses=()), "no address"),
+        (record("one", "laptop:7"), "write the number"),
+        (record("one", "10.0.0.1"), "write the number"),
+        (record("one", name="x" * 251), "shorten it"),
+        (record("one", name="bell\a"), "printable"),
+        (record("one", properties={"a=b": "c"}), "without"),
+        (record(""), "needs an id"),
+    ],
+)
+def test_what_cannot_be_announced_is_refused(bad: PeerRecord, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        services_of(bad, ())
+
+
+GOOD: dict[bytes, bytes | None] = {b"id": b"one", b"cluster": b"default", b"protocol": b"1"}
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {},
+        {**GOOD, b"id": b""},
+        {**GOOD, b"id": None},
+        {**GOOD, b"cluster": None},
+        {**GOOD, b"protocol": b""},
+        {**GOOD, b"protocol": b"0"},
+        {**GOOD, b"protocol": b"-1"},
+        {**GOOD, b"protocol": b"65536"},
+        {**GOOD, b"protocol": "١".encode()},
+        {**GOOD, b"protocol": b"9" * 240},
+        {**GOOD, b"name": b"\xff"},
+        {**GOOD, b"\xff": b"x"},
+        {**GOOD, b"name": b"\x1b[31mred"},
+    ],
+)
+def test_a_malformed_record_is_not_believed(bad: Mapping[bytes, bytes | None]) -> None:
+    assert record_of(GOOD, ["10.0.0.1"], 7) == record("one", "10.0.0.1:7", name="one")
+    assert record_of(GOOD, [], 7) is None
+    assert record_of(GOOD, ["10.0.0.1"], None) is None
+    assert record_of(bad, ["10.0.0.1"], 7) is None
+
+
+def test_malformed_announcements_on_the_network_are_passed_over() -> None:
+    cluster = f"test-{uuid.uuid4().hex}"
+
+    async def scenario() -> None:
+        network = AsyncZeroconf(interfaces=["127.0.0.1"])
+        watcher = ZeroconfDiscovery(cluster=cluster, interfaces=["127.0.0.1"])
+        try:
+            for number, entries in enumerate(
+                (
+                    {b"id": b"bad", b"cluster": cluster.encode(), b"protocol": b"x"},
+                    {b"id": b"\xff", b"cluster": cluster.encode(), b"protocol": b"1"},
+                    {b"id": b"good", b"cluster": cluster.encode(), b"protocol": b"1"},
+                )
+            ):
+                name = f"{cluster[:20]}-{number}"
+                service = AsyncServiceInfo(
+                    SERVICE_TYPE,
+                    f"{name}.{SERVICE_TYPE}",
+                    port=7,
+                    properties=entries,
+                    server=f"{name}.local.",
+                    parsed_addresses=["127.0.0.1"],
+                )
+                await network.async_register_service(service, cooperating_responders=True)
+            events = watcher.watch()
+            event = await anext(events)
+            assert isinstance(event, PeerFound)
+            assert event.record.id == "good"
+            await events.aclose()  # type: ignore[attr-defined]
+        finally:
+            await watcher.aclose()
+            await network.async_close()
+
+    asyncio.run(scenario())
+
+
+def test_interfaces_are_named_or_numbered() -> None:
+    loopback = next(name for name in ("lo", "lo0", "Loopback") if _has_interface(name))
+    assert "127.0.0.1" in interface_addresses([loopback])
+    assert interface_addresses(["127.0.0.1", "127.0.0.1"]) == ("127.0.0.1",)
+    assert interface_addresses(None)
+    with pytest.raises(AddressError, match=f"no interface 'nonesuch0'.*{loopback}"):
+        interface_addresses(["nonesuch0"])
+
+
+def _has_interface(name: str) -> bool:
+    try:
+        return bool(interface_addresses([name]))
+    except AddressError:
+        return False
+
+
+def test_a_discovery_on_a_missing_interface_says_so() -> None:
+    async def scenario() -> None:
+        discovery = ZeroconfDiscovery(interfaces=["nonesuch0"])
+        assert "on nonesuch0" in discovery.describe()
+        with pytest.raises(AddressError, match="no interface 'nonesuch0'"):
+            await anext(discovery.watch())
+        with pytest.raises(AddressError, match="no interface 'nonesuch0'"):
+            await discovery.announce(record())
+        await discovery.aclose()
+
+    asyncio.run(scenario())

@@ -1,0 +1,212 @@
+"""Which slices a shard holds: every weight exactly once over a stage, fused in a known order."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from edge.models.spec import ModelSpec, tensor_shapes
+from edge.weights.layout import MatrixSlice, ShardLayout, shard_layout
+from partition import Plan, Shard, Stage, kv_heads
+from tests.support.plans import LAYOUTS, make_plan
+from tests.support.specs import plain_spec
+
+SPEC = plain_spec(
+    hidden_size=20,
+    num_heads=6,
+    head_size=4,
+    ffn_columns=15,
+    context_tokens=32,
+    inverse_frequencies=(1.0, 0.1),
+    qkv_bias=True,
+    output_bias=True,
+    mlp_bias=True,
+    query_key_norm=True,
+)
+KV_ROLES = ("key", "value")
+NORMS = ("attention_norm", "mlp_norm", "query_norm", "key_norm", "final_norm")
+
+Cell = tuple[str, int, int]
+"""(role, row, column); a vector has only column 0."""
+
+
+def stage_layouts(plan: Plan, stage: int, spec: ModelSpec = SPEC) -> list[ShardLayout]:
+    count = len(plan.stages[stage].shards)
+    return [shard_layout(spec, plan, stage=stage, rank=rank) for rank in range(count)]
+
+
+def held(layout: ShardLayout) -> Iterator[Cell]:
+    """Every element of every weight that the shard reads, as often as it reads it."""
+    for matrix in layout.matrices:
+        for role, rows in matrix.parts:
+            yield from ((role, row, column) for row in rows for column in matrix.columns)
+    for vector in layout.vectors:
+        for role, elements in vector.parts:
+            yield from ((role, element, 0) for element in elements)
+    yield from (
+        ("embedding", row, column) for row in layout.embedding for column in range(SPEC.hidden_size)
+    )
+
+
+def short_role(role: str) -> str:
+    """`query` for layers.3.query.weight and `attention_norm` for layers.3.attention_norm."""
+    return role.split(".")[2] if role.startswith("layers.") else role
+
+
+def all_cells(plan: Plan) -> Counter[Cell]:
+    return Counter(
+        cell
+        for stage in range(len(plan.stages))
+        for layout in stage_layouts(plan, stage)
+        for cell in held(layout)
+    )
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_weight_is_held_exactly_once(name: str) -> None:
+    """But for norms, which every shard that computes with them holds, and replicated KV heads."""
+    cells = all_cells(make_plan(SPEC, name, model="m"))
+    everything: set[Cell] = set()
+    for role, shape in tensor_shapes(SPEC).items():
+        columns = shape[1] if len(shape) == 2 else 1
+        everything.update(
+            (role, row, column) for row in range(shape[0]) for column in range(columns)
+        )
+    assert set(cells) == everything
+    repeated = {short_role(role) for (role, _row, _column), count in cells.items() if count > 1}
+    assert repeated <= {*NORMS, *KV_ROLES}
+
+
+def test_without_a_split_nothing_is_held_twice() -> None:
+    for name in ("solo", "pipeline_2", "pipeline_3"):
+        assert set(all_cells(make_plan(SPEC, name, model="m")).values()) == {1}
+
+
+@pytest.mark.parametrize("name", ["tensor_2", "tensor_3", "tensor_5", "mixed_2x2"])
+def test_kv_heads_go_along_with_the_query_heads_that_read_them(name: str) -> None:
+    plan = make_plan(SPEC, name, model="m")
+    for number, stage in enumerate(plan.stages):
+        for layout, shard in zip(stage_layouts(plan, number), stage.shards, strict=True):
+            assert layout.num_heads == len(shard.heads)
+            local = kv_heads(shard.heads, SPEC.num_heads, SPEC.num_kv_heads) if shard.heads else ()
+            assert layout.num_kv_heads == len(local)
+            for index, head in enumerate(shard.heads):
+                own = local[index * len(local) // len(shard.heads)]
+                assert own == head // (SPEC.num_heads // SPEC.num_kv_heads)
+
+
+def test_the_plans_of_the_tests_reach_the_hard_cases() -> None:
+    """Shards without heads, columns or vocabulary; heads that straddle KV groups; more shards than
+    KV heads."""
+    shards = [
+        shard
+        for name in ("tensor_3", "tensor_5")
+        for shard in make_plan(SPEC, name, model="m").stages[0].shards
+    ]
+    assert any(not shard.heads for shard in shards)
+    assert any(not shard.ffn_columns for shard in shards)
+    assert any(not shard.vocab for shard in shards)
+    group = SPEC.num_heads // SPEC.num_kv_heads
+    assert any(shard.heads.start % group for shard in shards if shard.heads)
+    assert len(LAYOUTS["tensor_5"][0][1].heads) > SPEC.num_kv_heads
+
+
+def test_query_then_keys_then_values_in_one_matrix() -> None:
+    """Heads 1..5 of 6 straddle the groups of two, so each comes with a KV head of its own."""
+    layout = one_shard(heads=range(1, 5))
+    assert layout.num_kv_heads == 4
+    rows = [range(0, 4), range(4, 8), range(4, 8), range(8, 12)]
+    expected = (
+        ("layers.0.query.weight", range(4, 20)),
+        *(("layers.0.key.weight", each) for each in rows),
+        *(("layers.0.value.weight", each) for each in rows),
+    )
+    qkv = layout.matrix("layers.0.qkv")
+    assert qkv.parts == expected
+    assert qkv.columns == range(SPEC.hidden_size)
+    assert qkv.num_rows == (4 + 2 * 4) * SPEC.head_size
+    bias = next(vector for vector in layout.vectors if vector.name == "layers.0.qkv.bias")
+    assert bias.parts == tuple((role.replace("weight", "bias"), r) for role, r in expected)
+
+
+def test_consumers_are_cut_by_columns() -> None:
+    layout = one_shard(heads=range(1, 5), ffn_columns=range(3, 9))
+    output, down = layout.matrix("layers.0.output"), layout.matrix("layers.0.down")
+    assert output == MatrixSlice(
+        name="layers.0.output",
+        parts=(("layers.0.output.weight", range(SPEC.hidden_size)),),
+        columns=range(4, 20),
+    )
+    assert (down.columns, down.num_rows) == (range(3, 9), SPEC.hidden_size)
+    assert layout.matrix("layers.0.gate_up").parts == (
+        ("layers.0.gate.weight", range(3, 9)),
+        ("layers.0.up.weight", range(3, 9)),
+    )
+
+
+def one_shard(*, heads: range, ffn_columns: range = range(15)) -> ShardLayout:
+    """The layout of a shard in the middle of a stage; what lies beside it does not matter."""
+    first = Shard(
+        device="a",
+        heads=range(heads.start),
+        ffn_columns=range(ffn_columns.start),
+        vocab=range(SPEC.vocab_size),
+    )
+    this = Shard(device="b", heads=heads, ffn_columns=ffn_columns, vocab=range(11, 11))
+    last = Shard(
+        device="c",
+        heads=range(heads.stop, SPEC.num_heads),
+        ffn_columns=range(ffn_columns.stop, SPEC.ffn_columns),
+        vocab=range(11, 11),
+    )
+    stage = Stage(layers=range(SPEC.num_layers), shards=(first, this, last))
+    return shard_layout(SPEC, Plan(model="m", version=0, stages=(stage,)), stage=0, rank=1)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_bias_after_a_sum_is_added_once_by_a_shard_that_sums(name: str) -> None:
+    plan = make_plan(SPEC, name, model="m")
+    for number, stage in enumerate(plan.stages):
+        for product, needs in (("output", "num_heads"), ("down", "ffn_columns")):
+            for layer in stage.layers:
+                adding = [
+                    layout
+                    for layout in stage_layouts(plan, number)
+                    if f"layers.{layer}.{product}.bias" in {v.name for v in layout.vectors}
+                ]
+                assert len(adding) == 1
+                assert getattr(adding[0], needs) > 0
+
+
+def test_a_shard_holds_no_norm_that_it_does_not_use() -> None:
+    without_heads = one_shard(heads=range(2, 2), ffn_columns=range(3, 9))
+    names = {vector.name for vector in without_heads.vectors}
+    assert "layers.0.attention_norm" not in names
+    assert "layers.0.query_norm" not in names
+    assert "layers.0.mlp_norm" in names
+    assert "final_norm" not in names
+    without_columns = one_shard(heads=range(2, 4), ffn_columns=range(5, 5))
+    names = {vector.name for vector in without_columns.vectors}
+    assert "layers.0.attention_norm" in names
+    assert "layers.0.mlp_norm" not in names
+
+
+def test_only_the_outer_stages_hold_vocabulary() -> None:
+    plan = make_plan(SPEC, "pipeline_3", model="m")
+    first, middle, last = (stage_layouts(plan, stage)[0] for stage in range(3))
+    assert (first.embedding, first.vocab) == (range(11), range(0))
+    assert (middle.embedding, middle.vocab) == (range(0), range(0))
+    assert (last.embedding, last.vocab) == (range(0), range(11))
+    assert (first.is_first_stage, first.is_last_stage, first.is_split) == (True, False, False)
+    assert (last.is_first_stage, last.is_last_stage, last.is_split) == (False, True, False)
+    assert {m.name for m in last.matrices} - {m.name for m in middle.matrices} >= {"head"}
+
+
+def test_a_model_without_biases_and_head_norms_has_none() -> None:
+    plain = replace(SPEC, qkv_bias=False, output_bias=False, mlp_bias=False, query_key_norm=False)
+    plan = make_plan(plain, "tensor_2", model="m")
+    names = {v.name for layout in stage_layouts(plan, 0, plain) for v in layout.vectors}
+    assert {short_role(name) for name in names} == {"attention_norm", "mlp_norm", "final_norm"}

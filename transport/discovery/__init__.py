@@ -1,0 +1,1 @@
+"""How do peers find each other?"""

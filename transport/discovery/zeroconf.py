@@ -1,0 +1,157 @@
+"""Discovery over the local network by multicast DNS, without any server.
+
+Knows zeroconf; what its records mean is in ``zeroconf_record``, who is there is in ``peers``.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+from zeroconf import Error, NonUniqueNameException, ServiceStateChange, Zeroconf
+from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
+
+from transport.discovery.peers import MAX_PEERS, PeerEvent, PeerRecord, check_cluster
+from transport.discovery.watchers import Watchers
+from transport.discovery.zeroconf_record import (
+    SERVICE_TYPE,
+    interface_addresses,
+    record_of,
+    services_of,
+)
+from transport.errors import AddressError, ChannelClosedError
+
+_LOOK_UP_TIMEOUT_MS = 3000
+_LOOK_UPS = 3
+"""A packet may get lost more than once on a busy radio."""
+
+
+class ZeroconfDiscovery:
+    """Discovery by zeroconf within one cluster. See :class:`Discovery`.
+
+    Nothing is opened before the first ``announce`` or ``watch``. A peer that leaves says so and is
+    gone at once; one that dies without a word is gone when its record expires, which takes minutes:
+    whoever is connected to it learns earlier.
+    """
+
+    def __init__(
+        self, *, cluster: str = "default", interfaces: Sequence[str] | None = None
+    ) -> None:
+        """``interfaces`` are names or IPv4 addresses; without them, all but loopback."""
+        self._cluster = cluster
+        self._interfaces = None if interfaces is None else tuple(interfaces)
+        self._watchers = Watchers()
+        self._own: dict[str, dict[str, AsyncServiceInfo]] = {}
+        self._own_services: set[str] = set()
+        self._look_ups: dict[str, asyncio.Task[None]] = {}
+        self._zeroconf: AsyncZeroconf | None = None
+        self._browser: AsyncServiceBrowser | None = None
+        self._changing = asyncio.Lock()
+        self._is_closed = False
+
+    async def announce(self, record: PeerRecord) -> None:
+        """See :class:`Discovery`. Takes about a second: the name is first checked to be free."""
+        check_cluster(record, self._cluster)
+        services = services_of(record, interface_addresses(self._interfaces))
+        async with self._changing:
+            if self._is_closed:
+                raise ChannelClosedError("the discovery was closed")
+            zeroconf = self._open()
+            wanted = {service.name: service for service in services}
+            present = self._own.get(record.id, {})
+            try:
+                for name in present.keys() - wanted.keys():
+                    await (await zeroconf.async_unregister_service(present.pop(name)))
+                for name, service in wanted.items():
+                    self._own_services.add(name)
+                    if name in present:
+                        await (await zeroconf.async_update_service(service))
+                    else:
+                        await (await zeroconf.async_register_service(service))
+                    self._own.setdefault(record.id, {})[name] = service
+            except NonUniqueNameException as error:
+                raise AddressError(
+                    f"another peer already announces the id '{record.id}' with the same port: "
+                    "give this peer an id of its own"
+                ) from error
+            except (Error, OSError) as error:
+                raise AddressError(
+                    f"cannot announce peer '{record.name}' by {self.describe()}: {error}"
+                ) from error
+
+    async def watch(self) -> AsyncIterator[PeerEvent]:
+        """See :class:`Discovery`."""
+        if self._browser is None and not self._is_closed:
+            self._browser = AsyncServiceBrowser(
+                self._open().zeroconf, SERVICE_TYPE, handlers=[self._on_change]
+            )
+        async for event in self._watchers.watch():
+            yield event
+
+    async def aclose(self) -> None:
+        """See :class:`Discovery`. Takes a moment: goodbyes are said three times."""
+        self._is_closed = True
+        async with self._changing:
+            browser, self._browser = self._browser, None
+            zeroconf, self._zeroconf = self._zeroconf, None
+            if browser is not None:
+                await browser.async_cancel()
+            look_ups = list(self._look_ups.values())
+            for look_up in look_ups:
+                look_up.cancel()
+            await asyncio.gather(*look_ups, return_exceptions=True)
+            self._watchers.close()
+            if zeroconf is not None:
+                await zeroconf.async_close()
+
+    def describe(self) -> str:
+        """See :class:`Discovery`."""
+        where = "all interfaces" if self._interfaces is None else ", ".join(self._interfaces)
+        return f"zeroconf (multicast DNS) on {where}, cluster '{self._cluster}'"
+
+    def _open(self) -> AsyncZeroconf:
+        if self._zeroconf is None:
+            addresses = interface_addresses(self._interfaces)
+            try:
+                self._zeroconf = AsyncZeroconf(interfaces=list(addresses))
+            except (Error, OSError) as error:
+                raise AddressError(
+                    f"cannot use {self.describe()}: {error}; check that the interface is up and "
+                    "that multicast DNS (UDP port 5353) is allowed"
+                ) from error
+        return self._zeroconf
+
+    def _on_change(
+        self, zeroconf: Zeroconf, service_type: str, name: str, state_change: ServiceStateChange
+    ) -> None:
+        """Called by the browser, in the event loop; the names are the browser's."""
+        if name in self._own_services:
+            return
+        outdated = self._look_ups.pop(name, None)
+        if outdated is not None:
+            outdated.cancel()
+        if state_change is ServiceStateChange.Removed:
+            self._watchers.lost(name)
+        elif len(self._look_ups) < MAX_PEERS and not self._is_closed:
+            task = asyncio.get_running_loop().create_task(self._look_up(zeroconf, name))
+            self._look_ups[name] = task
+            task.add_done_callback(lambda done: self._forget(name, done))
+
+    def _forget(self, name: str, done: asyncio.Task[None]) -> None:
+        if self._look_ups.get(name) is done:
+            del self._look_ups[name]
+
+    async def _look_up(self, zeroconf: Zeroconf, name: str) -> None:
+        """Ask for the rest of a service's records and take note of the peer behind it."""
+        try:
+            info = AsyncServiceInfo(SERVICE_TYPE, name)
+            for _ in range(_LOOK_UPS):
+                if await info.async_request(zeroconf, _LOOK_UP_TIMEOUT_MS):
+                    break
+            else:
+                return
+            record = record_of(info.properties, info.parsed_scoped_addresses(), info.port)
+        except (Error, ValueError):
+            return  # What a stranger sent cannot even be read: it is not one of ours.
+        if record is None or record.cluster != self._cluster:
+            self._watchers.lost(name)  # It may have been one of ours before it changed.
+        else:
+            self._watchers.seen(name, record)
