@@ -10,7 +10,7 @@ with edge.Cluster.discover() as cluster:
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from edge.version import __version__
 
 __all__ = [
     "CapacityError",

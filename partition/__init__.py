@@ -8,6 +8,7 @@ from partition.cost.estimate import Estimate, estimate
 from partition.cost.messages import check_links
 from partition.cost.terms import Term
 from partition.errors import CapacityError, PartitionError, PlanError, Shortage
+from partition.fit.check import check_fit
 from partition.fit.describe import PlanRow, describe
 from partition.fit.memory import MemoryUse, memory_use
 from partition.fit.placement import Parallel
@@ -19,7 +20,6 @@ from partition.plan.rates import ComputeRates
 from partition.plan.what_if import what_if
 from partition.search.choose import Choice, Solo, choose, describe_plan_in_words
 from partition.search.left_out import LeftOut
-from partition.solve import check_fit, solve
 
 __all__ = [
     "CapacityError",
@@ -52,7 +52,6 @@ __all__ = [
     "estimate",
     "kv_heads",
     "memory_use",
-    "solve",
     "split_by_shares",
     "split_evenly",
     "weight_tiers",

@@ -28,9 +28,10 @@ import click
 from demos.bench import results
 from demos.bench.gpu_kernels import NO_GPU, copy, is_there_a_gpu
 from demos.bench.results import Metric
-from edge.backends.interface import Step, StepEntry, StepLimits, open_backend
+from edge.backends.interface import open_backend
 from edge.models.spec import ModelSpec
 from edge.profiling.random_weights import written_weights
+from edge.protocol.step import Step, StepEntry, StepLimits
 from edge.weights.formats import weight_format
 from edge.weights.layout import shard_layout
 from partition import Plan, Shard, Stage

@@ -20,10 +20,11 @@ import click
 
 from demos.bench import results
 from demos.bench.results import Metric
-from edge.backends.interface import Backend, Step, StepEntry, StepLimits, open_backend
+from edge.backends.interface import Backend, open_backend
 from edge.host.cuda_driver import num_cuda_devices
 from edge.models.spec import ModelSpec
 from edge.profiling.random_weights import written_weights
+from edge.protocol.step import Step, StepEntry, StepLimits
 from edge.weights.formats import weight_format
 from edge.weights.layout import ShardLayout, shard_layout
 from offload import DerivedCache

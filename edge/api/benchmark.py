@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from edge.api.model import Model
-from edge.engine.timing import PeerTimes, StepTimes
 from edge.planning.drift import Drift
+from edge.protocol.step_times import PeerTimes, StepTimes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

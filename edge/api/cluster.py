@@ -14,7 +14,6 @@ from edge.coordinator.loading import load_model
 from edge.errors import CapacityError, NetworkError, PlanError, RequestError
 from edge.host.cache_paths import cache_root
 from edge.host.free_memory import parse_size
-from edge.planning.activation_format import Wire
 from edge.planning.kv_limits import kv_limits
 from edge.planning.load_options import LoadOptions
 from edge.planning.proposal import Proposal
@@ -22,6 +21,7 @@ from edge.planning.propose import Measure, forget_measured, measured_proposal
 from edge.progress import OnProgress, progress_bars
 from edge.protocol.discovery import find_peers
 from edge.protocol.peer_info import PeerInfo, describe_all, describe_each, memory_rate, set_memory
+from edge.protocol.wire_rules import Wire
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.formats import DEFAULT_BLOCK_SIZE, KvDtype
 from kernels.matmul_nbits.reference import Accuracy

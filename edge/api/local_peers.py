@@ -10,11 +10,11 @@ import sys
 from collections.abc import Sequence
 from typing import TypeVar
 
-from edge.backends.interface import BACKEND_CHOICES
 from edge.errors import NetworkError, RequestError
 from edge.host.cuda_driver import num_cuda_devices
 from edge.host.free_memory import parse_folder_and_size, parse_size
 from edge.host.huge_pages import with_huge_pages
+from edge.protocol.peer_info import BACKEND_CHOICES
 
 STOP_TIMEOUT_S = 10.0
 MAX_PEERS = 64

@@ -12,12 +12,12 @@ from edge.api.reply import Reply, ReplyStream, evaluate
 from edge.concurrency.loop_thread import LoopThread
 from edge.coordinator.generation import GenerationRequest
 from edge.coordinator.loaded_model import LoadedModel
-from edge.engine.timing import PeerTimes
 from edge.errors import RequestError
 from edge.planning.drift import Drift, find_drift
 from edge.planning.forecast import Forecast
 from edge.planning.proposal import Proposal
 from edge.protocol.peer_info import PeerInfo
+from edge.protocol.step_times import PeerTimes
 from edge.text import Tokenizer
 from edge.weights.checkpoint import Checkpoint
 from partition import Estimate, Plan

@@ -18,14 +18,12 @@ from edge.backends.device_sums import DeviceSums
 from edge.errors import RequestError
 from edge.host.cuda_driver import num_cuda_devices
 from edge.models.spec import ModelSpec
+from edge.protocol.peer_info import BACKENDS
+from edge.protocol.step import Step, StepLimits
 from edge.weights.formats import KvDtype, WeightFormat
 from edge.weights.layout import ShardLayout
 from offload import DerivedCache, KVTier, Manifest
 from transport import Collective
-
-BACKENDS = ("ort", "triton")
-BACKEND_CHOICES = ("auto", *BACKENDS)
-"""What users may ask for; `usual_backend` says what auto is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,93 +38,6 @@ class ShardWeights:
     """What loading may take beside the weights themselves; None: what it wants."""
     host_bytes: int = 0
     """Of the host's memory, for weights that a device with memory of its own has no room for."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepEntry:
-    """One request's part of a step: the token ids at `position` and after.
-
-    The last `logit_rows` of them want logits.
-    """
-
-    request: str
-    position: int
-    tokens: tuple[int, ...]
-    logit_rows: int
-
-    @property
-    def end(self) -> int:
-        """The position after the last token: how many tokens the KV cache then holds."""
-        return self.position + len(self.tokens)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """What all shards of a plan compute together: a chunk of one request, or one token of several.
-
-    With `run` above 1 the shards go on by themselves, each sampled token the next step's input,
-    until `run` tokens are sampled, a request ends, or the sampler is asked to yield.
-    """
-
-    entries: tuple[StepEntry, ...]
-    run: int = 1
-
-    def __post_init__(self) -> None:
-        if not self.entries or any(not entry.tokens for entry in self.entries):
-            raise ValueError("a step needs requests, and each of them tokens")
-        if len(self.entries) > 1 and any(len(entry.tokens) != 1 for entry in self.entries):
-            raise ValueError("a step of several requests takes one token of each")
-        if len({entry.request for entry in self.entries}) != len(self.entries):
-            raise ValueError("a request is twice in a step")
-        if any(not 0 <= entry.logit_rows <= len(entry.tokens) for entry in self.entries):
-            raise ValueError("a step wants more logits than it has tokens")
-        if self.run < 1 or (self.run > 1 and any(e.logit_rows != 1 for e in self.entries)):
-            raise ValueError("a run goes on from one token of every request")
-
-    @property
-    def batch(self) -> int:
-        return len(self.entries)
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of each entry; the same for all."""
-        return len(self.entries[0].tokens)
-
-    @property
-    def logit_rows(self) -> int:
-        """Rows of logits of each entry, as the head computes them: the most that one wants."""
-        return max(entry.logit_rows for entry in self.entries)
-
-    def following(self, tokens: Sequence[int]) -> Step:
-        """The next step of a run, from the token sampled for each entry."""
-        return Step(
-            entries=tuple(
-                StepEntry(request=entry.request, position=entry.end, tokens=(token,), logit_rows=1)
-                for entry, token in zip(self.entries, tokens, strict=True)
-            ),
-            run=self.run - 1,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepLimits:
-    """How large steps and their requests may get; buffers are made for it once."""
-
-    context_tokens: int
-    """Longest prompt and answer of one request."""
-    chunk_tokens: int
-    """Most tokens of one request in a step."""
-    requests: int
-    """Most requests under way at once."""
-    cached_tokens: int
-    """Tokens of all requests together; memory is kept for their KV caches."""
-    disk_tokens: int = 0
-    """Tokens of all requests together that may be on disk instead; 0: there is no such disk."""
-
-    @property
-    def exceeds_memory(self) -> bool:
-        """One request may have more tokens than memory is kept for."""
-        return bool(self.disk_tokens) and self.context_tokens > self.cached_tokens
 
 
 class Logits(Protocol):

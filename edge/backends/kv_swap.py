@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from edge.backends.interface import Step, StepLimits
 from edge.errors import RequestError
+from edge.protocol.step import Step, StepLimits
 from offload import KVPlace, KVShape, KVTier
 
 _WINDOW_LAYERS = 2

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from edge.backends.interface import Step
+from edge.protocol.step import Step
 
 MIN_TOKENS = 256
 """Of a step in halves. Measured with a 1.1 B model over two peers of one thread on one machine:

@@ -16,10 +16,10 @@ from typing import Any
 
 import click
 
-from edge import __version__
 from edge.errors import EdgeError
 from edge.host.huge_pages import restart_with_huge_pages
 from edge.own_packages import require_own_packages
+from edge.version import __version__
 
 COMMANDS = {
     "peer": "Run the daemon that lends this device to the cluster.",

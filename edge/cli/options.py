@@ -14,8 +14,8 @@ import click
 
 from edge.api.cluster import Cluster
 from edge.errors import PlanError, RequestError
-from edge.planning.activation_format import WIRES
 from edge.planning.load_options import LoadOptions
+from edge.protocol.wire_rules import WIRES
 from edge.weights.formats import ACCURACIES, KV_DTYPES
 from partition import Parallel, Plan
 from partition import PlanError as PartitionPlanError

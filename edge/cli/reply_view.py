@@ -14,10 +14,10 @@ from rich.table import Table
 from edge.api.cluster import Cluster
 from edge.api.model import Model, Prompt
 from edge.api.reply import Reply
-from edge.engine.timing import PeerTimes
 from edge.errors import EdgeError
 from edge.planning.breakdown import Part, step_parts
 from edge.planning.drift import Drift
+from edge.protocol.step_times import PeerTimes
 
 adapt_option = click.option(
     "--adapt",

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from edge.coordinator.acks import Answers
 from edge.coordinator.generation import GenerationRequest
 from edge.coordinator.scheduler import Scheduler
-from edge.engine.timing import PeerTimes
 from edge.errors import CapacityError, EdgeError, PeerError, ProtocolError, RequestError
 from edge.protocol.client import PeerClient
 from edge.protocol.messages import (
@@ -29,6 +28,7 @@ from edge.protocol.messages import (
     text,
 )
 from edge.protocol.peer_info import gather_all
+from edge.protocol.step_times import PeerTimes
 from edge.protocol.topology import Seat, sampler_seat
 from partition import Plan
 from transport import Frame

@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-from edge.backends.interface import StepLimits
 from edge.concurrency.blocking import StopFlag, run_blocking
 from edge.coordinator.loaded_model import LoadedModel
 from edge.coordinator.residency import Residency
@@ -15,14 +14,15 @@ from edge.coordinator.scheduler import Scheduler
 from edge.coordinator.shipping import describe_shard, ship
 from edge.memory.step_memory import LOGIT_CHUNK_BYTES, held_tokens
 from edge.models.spec import ModelSpec
-from edge.planning.activation_format import WireRules
 from edge.planning.kv_limits import longest_tokens
 from edge.planning.load_options import LoadOptions
 from edge.progress import OnProgress, Progress
 from edge.protocol.client import PeerClient
 from edge.protocol.messages import Assignment
 from edge.protocol.peer_info import PeerInfo, gather_all, places
+from edge.protocol.step import StepLimits
 from edge.protocol.topology import Seat
+from edge.protocol.wire_rules import WireRules
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.formats import KvDtype, WeightSource
 from edge.weights.layout import shard_layout

@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edge.backends.interface import Step, StepEntry
 from edge.coordinator.residency import Member, Residency
+from edge.protocol.step import Step, StepEntry
 
 
 @dataclass(slots=True)

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.backends.interface import Logits, Step, StepEntry
+from edge.backends.interface import Logits
 from edge.errors import PeerError
 from edge.protocol.messages import SamplingTerms
+from edge.protocol.step import Step, StepEntry
 from kernels.sampling.parameters import SamplingParameters
 from kernels.sampling.ranking import truncates
 from kernels.sampling.reference import sample

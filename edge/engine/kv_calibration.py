@@ -7,9 +7,9 @@ KV memory: fewer tokens may fit then, and scales are chosen for the places that 
 
 from __future__ import annotations
 
-from edge.backends.interface import Step, StepEntry, StepLimits
 from edge.memory.step_memory import calibration_tokens
 from edge.models.spec import ModelSpec
+from edge.protocol.step import Step, StepEntry, StepLimits
 
 _GOLDEN = 2654435761
 """2³² over the golden ratio: multiples of it spread evenly, however many one takes."""

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge import __version__
 from edge.backends.interface import StageProgram
 from edge.protocol.messages import Assignment
+from edge.version import __version__
 from offload import PrefixStore
 
 

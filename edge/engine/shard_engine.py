@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 import transport
 from edge.backends.device_sums import OVER_LINKS, join
-from edge.backends.interface import Backend, Logits, ShardWeights, StageProgram, Step
+from edge.backends.interface import Backend, Logits, ShardWeights, StageProgram
 from edge.engine.distributed_sampling import TokenChoice
 from edge.engine.kv_calibration import calibration_step
 from edge.engine.link_errors import link_error
@@ -28,6 +28,7 @@ from edge.engine.safe_point import Asides
 from edge.engine.timing import SessionTimes, TimedCollective
 from edge.errors import PlanError
 from edge.protocol.messages import Assignment, SamplingTerms, error_to_header
+from edge.protocol.step import Step
 from edge.protocol.store_errors import map_store_error
 from edge.protocol.topology import Seat, neighbours, sampler_seat
 from edge.weights.layout import ShardLayout

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from edge.models.spec import ModelSpec
-from edge.planning.activation_format import Wire, number_bytes
+from edge.protocol.wire_rules import Wire, number_bytes
 from edge.weights.formats import KvDtype, WeightFormat, kv_bits
 from kernels.kv_cache.cache_size import cache_row
 from partition import ModelFacts

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge.backends.interface import StepLimits
 from edge.models.spec import ModelSpec
+from edge.protocol.step import StepLimits
 from edge.weights.formats import KvDtype, WeightFormat, kv_bits
 from edge.weights.layout import ShardLayout
 from kernels.kv_cache.cache_size import cache_row

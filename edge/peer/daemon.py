@@ -16,7 +16,6 @@ from typing import Any
 
 import offload
 import transport
-from edge import __version__
 from edge.backends.interface import Backend, open_backend
 from edge.concurrency.blocking import run_blocking, uninterrupted
 from edge.errors import CapacityError, NetworkError, ProtocolError, RequestError
@@ -34,6 +33,7 @@ from edge.profiling.link_probe import answer_probe
 from edge.profiling.sample import SAMPLE_BYTES, sample_budget_bytes
 from edge.protocol.client import map_transport_error
 from edge.protocol.messages import integer, text
+from edge.version import __version__
 from offload import DerivedCache, ShardCache
 from transport import Channel, Link
 

@@ -6,19 +6,15 @@ out. How the forms are made is `transport.wire_format`'s business.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal, get_args
 
+from edge.protocol.wire_rules import Wire, WireRules, number_bytes
 from edge.weights.formats import WeightFormat
 from partition import LinkSpec, Plan
 from transport import WireFormatName, WireRule
-
-Wire = Literal["float32", "float16", "int8", "auto"]
-WIRES: tuple[Wire, ...] = get_args(Wire)
 
 _MARGIN = 3.0
 """How many times the conversion's time must be saved. `_COSTS` were measured in a loop, where all
@@ -27,10 +23,8 @@ is in the processor's caches, and other devices convert more slowly."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Cost:
-    """What a format saves, and what making and reading a message of it takes."""
+    """What making and reading a message of it takes."""
 
-    saved_bytes: float
-    """Of each number's four."""
     encode_s: float
     encode_number_s: float
     decode_s: float
@@ -39,14 +33,12 @@ class _Cost:
 
 _COSTS: dict[WireFormatName, _Cost] = {
     "float16": _Cost(
-        saved_bytes=2.0,
         encode_s=4e-6,
         encode_number_s=2.7e-9,
         decode_s=1e-6,
         decode_number_s=1.7e-9,
     ),
     "int8": _Cost(
-        saved_bytes=4 - (1 + 4 / 32),
         encode_s=9e-6,
         encode_number_s=1.0e-9,
         decode_s=4e-6,
@@ -54,41 +46,6 @@ _COSTS: dict[WireFormatName, _Cost] = {
     ),
 }
 """Lines through the times that `transport.wire_format` states."""
-
-
-def number_bytes(wire: Wire) -> float:
-    """Of each number on the wire; at most so many where each link's form is yet to be chosen."""
-    return 4 - _COSTS[wire].saved_bytes if wire in ("float16", "int8") else 4.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WireRules:
-    """One rule for each sum of a stage and each hop between stages of a plan."""
-
-    sums: tuple[WireRule, ...]
-    """By stage."""
-    hops: tuple[WireRule, ...]
-    """By the stage that sends; the last sends none."""
-
-    def before(self, stage: int) -> WireRule:
-        """How the hidden state reaches `stage`; the first receives none."""
-        return self.hops[stage - 1] if stage > 0 else WireRule()
-
-    def after(self, stage: int) -> WireRule:
-        """How the hidden state leaves `stage`."""
-        return self.hops[stage] if stage < len(self.hops) else WireRule()
-
-    def to_json(self) -> dict[str, Any]:
-        """Built-in types only."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, value: Any, *, num_stages: int) -> WireRules:
-        """Raises ValueError, TypeError or KeyError for what is not `to_json` of such a plan."""
-        rules = cls(sums=_read_rules(value["sums"]), hops=_read_rules(value["hops"]))
-        if len(rules.sums) != num_stages or len(rules.hops) != num_stages - 1:
-            raise ValueError(f"wire rules for {len(rules.sums)} stages; the plan has {num_stages}")
-        return rules
 
 
 def choose_wire_rules(
@@ -148,24 +105,19 @@ class _Chooser:
         return 1 / rate if rate else 0.0
 
     def _rule(self, byte_s: float, *, decodes: int) -> WireRule:
-        above_bytes = _worth_above(_COSTS[self._name], byte_s, decodes=decodes)
+        saved_bytes = 4 - number_bytes(self._name)
+        above_bytes = _worth_above(_COSTS[self._name], saved_bytes * byte_s, decodes=decodes)
         if above_bytes is None:
             return WireRule()
         return WireRule(format=self._name, above_bytes=above_bytes)
 
 
-def _worth_above(cost: _Cost, byte_s: float, *, decodes: int) -> int | None:
+def _worth_above(cost: _Cost, saved_s: float, *, decodes: int) -> int | None:
     """Bytes of float32 above which a message is worth encoding; None: however large, it is not.
 
-    `byte_s`: seconds that each byte of it takes. Its latency is the same in every form.
+    `saved_s`: seconds that each number saves on the wire. Its latency is the same in every form.
     """
     fixed_s = cost.encode_s + decodes * cost.decode_s
     number_s = cost.encode_number_s + decodes * cost.decode_number_s
-    gain_s = cost.saved_bytes * byte_s - _MARGIN * number_s
+    gain_s = saved_s - _MARGIN * number_s
     return math.ceil(4 * _MARGIN * fixed_s / gain_s) if gain_s > 0 else None
-
-
-def _read_rules(value: Any) -> tuple[WireRule, ...]:
-    if not isinstance(value, list | tuple):
-        raise TypeError("wire rules must be a list")
-    return tuple(WireRule(format=each["format"], above_bytes=each["above_bytes"]) for each in value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from edge.engine.timing import PeerTimes
+from edge.protocol.step_times import PeerTimes
 from partition import Estimate, Plan
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from edge.engine.timing import PeerTimes
+from edge.protocol.step_times import PeerTimes
 from partition import Estimate, Plan
 
 SLOWER_BY = 1.25

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from edge.backends.interface import StepLimits
 from edge.errors import CapacityError
 from edge.models.spec import ModelSpec
 from edge.planning.load_options import LoadOptions
 from edge.protocol.peer_info import PeerInfo
+from edge.protocol.step import StepLimits
 from partition import ClusterSpec, ModelFacts, Plan, Workload, memory_use
 
 

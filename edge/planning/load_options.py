@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import get_args
 
-from edge.backends.interface import StepLimits
 from edge.errors import RequestError
 from edge.models.spec import ModelSpec
-from edge.planning.activation_format import WIRES, Wire
+from edge.protocol.step import StepLimits
+from edge.protocol.wire_rules import WIRES, Wire
 from edge.weights.formats import (
     DEFAULT_BLOCK_SIZE,
     KvDtype,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from edge.backends.interface import Step
 from edge.profiling.loaded_sample import LoadedSample
+from edge.protocol.step import Step
 
 _CACHE_BYTES = 64 << 20
 """Read between two steps, so that none finds in the processor's caches what the one before left

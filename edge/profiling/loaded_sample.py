@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.backends.interface import Backend, Step, StepEntry
+from edge.backends.interface import Backend
 from edge.profiling.random_weights import written_weights
 from edge.profiling.sample import REQUESTS, Sample, Width
+from edge.protocol.step import Step, StepEntry
 from edge.weights.formats import WeightFormat
 from transport import SoloCollective, Work
 

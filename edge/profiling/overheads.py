@@ -11,15 +11,16 @@ from queue import SimpleQueue
 
 import numpy as np
 
-from edge.backends.interface import Backend, Step, StepEntry, StepLimits
+from edge.backends.interface import Backend
 from edge.concurrency.loop_thread import LoopThread
 from edge.engine.shard_engine import ShardSession
 from edge.models.spec import ModelSpec
-from edge.planning.activation_format import WireRules
 from edge.profiling.cold_caches import Caches
 from edge.profiling.random_weights import written_weights
 from edge.profiling.sample import step_sample
 from edge.protocol.messages import Assignment, SamplingTerms, error_from_header
+from edge.protocol.step import Step, StepEntry, StepLimits
+from edge.protocol.wire_rules import WireRules
 from edge.weights.formats import WeightFormat
 from edge.weights.layout import shard_layout
 from kernels.sampling.parameters import SamplingParameters

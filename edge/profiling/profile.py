@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from edge.backends.interface import Step
 from edge.profiling.cold_caches import Caches
 from edge.profiling.loaded_sample import (
     EARLY_POSITION,
@@ -36,6 +35,7 @@ from edge.profiling.sample import (
 )
 from edge.profiling.slice_costs import byte_and_fixed_s, slice_costs
 from edge.protocol.measurements import PeerProfile, ProfileOrder
+from edge.protocol.step import Step
 from partition import ComputeRates
 
 THIRD_SAMPLE = 0.1

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
-from edge.backends.interface import StepLimits
 from edge.errors import CapacityError
 from edge.host.free_memory import format_size
 from edge.memory.model_sizes import model_facts
 from edge.models.spec import ModelSpec
+from edge.protocol.step import StepLimits
 from edge.weights.formats import WeightFormat
 from edge.weights.layout import ShardLayout, shard_layout
 from kernels.kv_cache.cache_size import cache_row

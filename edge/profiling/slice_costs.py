@@ -17,11 +17,11 @@ from statistics import mean
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.backends.interface import Step
 from edge.profiling.cold_caches import Caches
 from edge.profiling.loaded_sample import LoadedSample, Site
 from edge.profiling.sample import Sample, Width
 from edge.protocol.measurements import MOST_OF_WHOLE
+from edge.protocol.step import Step
 from edge.weights.formats import WeightFormat
 
 _TURNS = 16

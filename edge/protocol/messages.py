@@ -32,7 +32,6 @@ from typing import Any
 
 import numpy as np
 
-from edge.backends.interface import Step, StepEntry, StepLimits
 from edge.errors import (
     CapacityError,
     CheckpointError,
@@ -44,7 +43,8 @@ from edge.errors import (
     RequestError,
 )
 from edge.models.spec import ModelSpec
-from edge.planning.activation_format import WireRules
+from edge.protocol.step import Step, StepEntry, StepLimits
+from edge.protocol.wire_rules import WireRules
 from edge.weights.formats import KvDtype, WeightFormat, kv_dtype, weight_format
 from edge.weights.layout import ShardLayout, shard_layout
 from kernels.sampling.parameters import SamplingParameters

@@ -250,3 +250,10 @@ async def gather_all(work: Iterable[Coroutine[Any, Any, Any]]) -> None:
                 group.create_task(each)
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
+
+
+BACKENDS = ("ort", "triton")
+
+
+BACKEND_CHOICES = ("auto", *BACKENDS)
+"""What users may ask for; `usual_backend` says what auto is."""

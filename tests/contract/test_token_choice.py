@@ -17,11 +17,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edge.backends.interface import ShardWeights, Step, StepEntry, StepLimits
+from edge.backends.interface import ShardWeights
 from edge.engine.distributed_sampling import TokenChoice
 from edge.engine.shard_engine import ShardSession
-from edge.planning.activation_format import WireRules
 from edge.protocol.messages import Assignment, SamplingTerms
+from edge.protocol.step import Step, StepEntry, StepLimits
+from edge.protocol.wire_rules import WireRules
 from edge.weights.formats import weight_format
 from kernels.sampling.parameters import SamplingParameters
 from kernels.sampling.ranking import likeliest

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge.backends.interface import StepLimits
 from edge.errors import RequestError
+from edge.protocol.step import StepLimits
 from offload import DiskKVTier, KVTier, KVTiers, MemoryKVTier, PrefixStore, StoreFullError
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.triton_shards import TritonPlan, chunk, decode, triton_plan

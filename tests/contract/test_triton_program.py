@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from edge.backends import overlap
-from edge.backends.interface import StepLimits
 from edge.errors import RequestError
+from edge.protocol.step import StepLimits
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.reference_model import ReferenceModel
 from tests.support.triton_shards import chunk, decode, relative_error, triton_plan

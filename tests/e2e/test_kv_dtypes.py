@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 import edge
 import partition
-from edge.backends.interface import StepLimits
 from edge.backends.ort.kv_cache import OrtCache
 from edge.memory.model_sizes import model_facts
+from edge.protocol.step import StepLimits
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.formats import KvDtype, kv_bits, weight_format
 from edge.weights.layout import shard_layout

@@ -10,9 +10,9 @@ import pytest
 import edge
 from demos.bundled import MODEL
 from demos.world import QUESTIONS
-from edge.planning.activation_format import Wire, WireRules
 from edge.planning.load_options import LoadOptions
 from edge.planning.proposal import propose
+from edge.protocol.wire_rules import Wire, WireRules
 from edge.weights.checkpoint import Checkpoint
 from partition import ClusterSpec, DeviceSpec
 from tests.support.checkpoints import TinyCheckpoint

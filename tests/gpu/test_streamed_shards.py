@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from demos.bench.gpu_decode import SPEC
-from edge.backends.interface import StageProgram, StepLimits, open_backend
+from edge.backends.interface import StageProgram, open_backend
 from edge.profiling.random_weights import written_weights
 from edge.profiling.sample import Sample
+from edge.protocol.step import StepLimits
 from edge.weights.formats import weight_format
 from edge.weights.layout import shard_layout
 from offload import DerivedCache, DiskKVTier

@@ -12,10 +12,11 @@ import pytest
 from numpy.typing import NDArray
 
 from demos.bench.gpu_decode import SPEC
-from edge.backends.interface import StageProgram, Step, StepEntry, StepLimits, open_backend
+from edge.backends.interface import StageProgram, open_backend
 from edge.host.cuda_driver import num_cuda_devices
 from edge.profiling.random_weights import written_weights
 from edge.profiling.sample import Sample
+from edge.protocol.step import Step, StepEntry, StepLimits
 from edge.weights.formats import KV_DTYPES, KvDtype, weight_format
 from edge.weights.layout import shard_layout
 from tests.support.transport_pairs import group, on_every_rank

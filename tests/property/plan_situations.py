@@ -14,7 +14,7 @@ from partition import (
     Plan,
     PlanError,
     Workload,
-    solve,
+    choose,
 )
 
 Situation = tuple[ModelFacts, ClusterSpec, Workload]
@@ -101,9 +101,9 @@ def solved(situation: Situation, parallel: Parallel) -> Plan:
     """A plan for the situation; where memory is short, with the memory that was asked for."""
     model, cluster, workload = situation
     try:
-        return solve(model, cluster, workload, parallel=parallel)
+        return choose(model, cluster, workload, parallel=parallel).plan
     except CapacityError as error:
-        return solve(model, with_more(cluster, error), workload, parallel=parallel)
+        return choose(model, with_more(cluster, error), workload, parallel=parallel).plan
     except PlanError:
         assume(False)
         raise

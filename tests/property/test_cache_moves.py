@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.backends.interface import Step, StepEntry, StepLimits
 from edge.backends.kv_swap import CacheMoves
 from edge.errors import RequestError
+from edge.protocol.step import Step, StepEntry, StepLimits
 from offload import KVPool, KVShape, MemoryKVTier
 from tests.support.moved_caches import Action, act, actions
 

@@ -18,10 +18,10 @@ from partition import (
     PlanError,
     Workload,
     check_fit,
+    choose,
     describe,
     kv_heads,
     memory_use,
-    solve,
 )
 from tests.property.plan_situations import (
     PLANS,
@@ -42,14 +42,14 @@ def test_a_solved_plan_is_valid_and_fits(situation: Situation, parallel: Paralle
     model, cluster, workload = situation
     if parallel == "pipeline" and len(cluster.devices) > model.num_layers:
         with pytest.raises(PlanError, match=f"Use at most {model.num_layers} devices"):
-            solve(model, cluster, workload, parallel=parallel)
+            choose(model, cluster, workload, parallel=parallel)
         return
     try:
-        plan = solve(model, cluster, workload, parallel=parallel)
+        plan = choose(model, cluster, workload, parallel=parallel).plan
     except CapacityError as error:
         # What was asked for is enough.
         cluster = with_more(cluster, error)
-        plan = solve(model, cluster, workload, parallel=parallel)
+        plan = choose(model, cluster, workload, parallel=parallel).plan
     plan.validate(model, cluster)
     check_fit(plan, model, cluster, workload)
     assert all(row.left_bytes >= 0 for row in describe(plan, model, cluster, workload))
@@ -67,7 +67,7 @@ def test_the_offered_context_is_the_longest_that_fits(
 ) -> None:
     model, cluster, workload = situation
     try:
-        solve(model, cluster, workload, parallel=parallel)
+        choose(model, cluster, workload, parallel=parallel)
     except PlanError:
         return
     except CapacityError as error:
@@ -77,10 +77,10 @@ def test_the_offered_context_is_the_longest_that_fits(
     if longest is not None:
         assert 1 <= longest < workload.context_tokens
         shorter = dataclasses.replace(workload, prompt_tokens=longest, output_tokens=0)
-        solve(model, cluster, shorter, parallel=parallel)
+        choose(model, cluster, shorter, parallel=parallel)
     longer = dataclasses.replace(workload, prompt_tokens=(longest or 0) + 1, output_tokens=0)
     with pytest.raises(CapacityError):
-        solve(model, cluster, longer, parallel=parallel)
+        choose(model, cluster, longer, parallel=parallel)
 
 
 @PLANS
@@ -156,9 +156,9 @@ def test_no_pipeline_is_better(situation: Situation) -> None:
     ]
     if not possible:
         with pytest.raises(CapacityError):
-            solve(model, cluster, workload, parallel="pipeline")
+            choose(model, cluster, workload, parallel="pipeline")
         return
-    plan = solve(model, cluster, workload, parallel="pipeline")
+    plan = choose(model, cluster, workload, parallel="pipeline").plan
     # Not only is the slowest stage as fast as can be, so are all others after it.
     assert loads(tuple(len(stage.layers) for stage in plan.stages)) == min(possible)
 
@@ -182,9 +182,9 @@ def test_no_smaller_choice_of_devices_would_do(
     fewest = next((size for size, choices in fitting.items() if choices), None)
     if fewest is None:
         with pytest.raises(CapacityError):
-            solve(model, cluster, workload)
+            choose(model, cluster, workload)
         return
-    plan = solve(model, cluster, workload)
+    plan = choose(model, cluster, workload).plan
     assert len(plan.stages) == len(plan.devices) == fewest
     used = tuple(cluster.device(id) for id in plan.devices)
     assert used in fitting[fewest]
@@ -206,7 +206,7 @@ def test_tensor_follows_threads_when_memory_is_plenty(
             for index, count in enumerate(threads)
         )
     )
-    (stage,) = solve(model, cluster, workload, parallel="tensor").stages
+    (stage,) = choose(model, cluster, workload, parallel="tensor").plan.stages
     for shard, count in zip(stage.shards, threads, strict=True):
         quota = Fraction(count, sum(threads))
         # Largest remainders: off by less than one unit, by the rest of columns at the end, and by

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.backends.interface import Step
 from edge.coordinator.residency import Residency
 from edge.coordinator.scheduler import Scheduler
+from edge.protocol.step import Step
 
 
 @dataclass(slots=True)

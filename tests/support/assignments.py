@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from edge.backends.interface import StepLimits
 from edge.models.spec import ModelSpec
-from edge.planning.activation_format import WireRules
 from edge.protocol.messages import Assignment
+from edge.protocol.step import StepLimits
+from edge.protocol.wire_rules import WireRules
 from edge.weights.formats import weight_format
 from tests.support.plans import make_plan
 

@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.backends import overlap
-from edge.backends.interface import StageProgram, Step, StepEntry, StepLimits, open_backend
+from edge.backends.interface import StageProgram, open_backend
 from edge.models.spec import ModelSpec
 from edge.profiling.random_weights import written_weights
+from edge.protocol.step import Step, StepEntry, StepLimits
 from edge.weights.formats import weight_format
 from edge.weights.layout import shard_layout
 from tests.support.plans import make_plan

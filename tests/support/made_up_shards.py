@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.backends.interface import HostLogits, Logits, ShardWeights, Step
+from edge.backends.interface import HostLogits, Logits, ShardWeights
 from edge.models.spec import ModelSpec
+from edge.protocol.step import Step
 from edge.weights.formats import WeightFormat
 from edge.weights.layout import ShardLayout
 from tests.support.specs import plain_spec

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.backends.interface import ShardWeights, StageProgram, Step, StepEntry, StepLimits
+from edge.backends.interface import ShardWeights, StageProgram
 from edge.coordinator.shipping import describe_shard
+from edge.protocol.step import Step, StepEntry, StepLimits
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.formats import WeightFormat, kv_bits, weight_format
 from edge.weights.layout import ShardLayout, shard_layout

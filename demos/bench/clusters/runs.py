@@ -17,9 +17,9 @@ from demos.bench.clusters.arrangements import Option, Shares, options, shares
 from demos.bench.clusters.bed import emulate
 from demos.bench.clusters.steadiness import Machine, drift
 from demos.bench.clusters.table import EmulatedCluster, Work
-from edge.engine.timing import PeerTimes, StepTimes
 from edge.planning.load_options import LoadOptions
 from edge.planning.proposal import Proposal
+from edge.protocol.step_times import PeerTimes, StepTimes
 from partition import Estimate, Plan, describe_plan_in_words
 
 ROUNDS = 2

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 from edge.backends.embedding_rows import EmbeddingRows
-from edge.backends.interface import ShardWeights, StepLimits
+from edge.backends.interface import ShardWeights
 from edge.backends.ort.arena import Arena, make_arena
 from edge.backends.ort.lowering import GraphSegment, lower
 from edge.backends.ort.program import OpenGraphs, OrtProgram
@@ -25,6 +25,7 @@ from edge.host.huge_pages import (
 from edge.host.mapped_file import let_go_of, mappings_of
 from edge.memory.step_memory import load_bytes
 from edge.models.spec import ModelSpec
+from edge.protocol.step import StepLimits
 from edge.weights.formats import KvDtype, WeightFormat, kv_bits
 from edge.weights.layout import ShardLayout
 from kernels.onnx_graph import ExternalTensor

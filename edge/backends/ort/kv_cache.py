@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.backends.interface import StepLimits
 from edge.models.spec import ModelSpec
+from edge.protocol.step import StepLimits
 from edge.weights.layout import ShardLayout
 from kernels.kv_cache.cache_size import cache_head_size, cache_row
 from kernels.kv_cache.channel_cache import choose_scales

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.backends.embedding_rows import EmbeddingRows
-from edge.backends.interface import HostLogits, Step, StepLimits, check_step
+from edge.backends.interface import HostLogits, check_step
 from edge.backends.kv_swap import CacheMoves
 from edge.backends.ort.arena import Arena
 from edge.backends.ort.kv_cache import OrtCache
@@ -27,6 +27,7 @@ from edge.backends.watched_file import WatchedFile
 from edge.errors import RequestError
 from edge.memory.step_memory import Widths, most_logits, most_rows
 from edge.models.spec import ModelSpec
+from edge.protocol.step import Step, StepLimits
 from edge.weights.layout import ShardLayout
 from kernels.rope.reference import rope_tables
 from offload import KVTier

@@ -8,10 +8,11 @@ from __future__ import annotations
 import importlib.util
 from typing import TYPE_CHECKING
 
-from edge.backends.interface import ShardWeights, StepLimits
+from edge.backends.interface import ShardWeights
 from edge.errors import CapacityError
 from edge.host.free_memory import format_size, usable_memory_bytes
 from edge.models.spec import ModelSpec
+from edge.protocol.step import StepLimits
 from edge.weights.formats import KvDtype, WeightFormat, kv_bits
 from edge.weights.layout import ShardLayout
 from offload import KVTier

@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from edge.backends.interface import Step, StepLimits
 from edge.backends.triton.device import Device, Mirror, rows_of
+from edge.protocol.step import Step, StepLimits
 
 _LANES = 2
 """A step, or its two halves."""

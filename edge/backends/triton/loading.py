@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from edge.backends.embedding_rows import EmbeddingRows
-from edge.backends.interface import ShardWeights, StepLimits
+from edge.backends.interface import ShardWeights
 from edge.backends.shard_arrays import ShardArrays
 from edge.backends.triton.buffers import StepBuffers
 from edge.backends.triton.device import Device
@@ -15,6 +15,7 @@ from edge.backends.triton.program import TritonProgram
 from edge.backends.triton.self_check import check_agreement
 from edge.backends.triton.streaming import StreamedLayers
 from edge.models.spec import ModelSpec
+from edge.protocol.step import StepLimits
 from edge.weights.formats import WeightFormat
 from edge.weights.layout import ShardLayout
 from offload import KVTier

@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.backends.interface import Step
 from edge.backends.triton.device import Device, Mirror
+from edge.protocol.step import Step
 from kernels.sampling.triton import LARGEST_TOP_K, top_k
 
 

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from edge.backends.interface import Step, StepLimits
 from edge.backends.triton.device import Device, Mirror
 from edge.backends.triton.long_request_blocks import SpreadBlocks
 from edge.models.spec import ModelSpec
+from edge.protocol.step import Step, StepLimits
 from edge.weights.layout import ShardLayout
 from kernels.kv_cache.gpu_cache import KvCache
 from offload import KVShape

@@ -12,7 +12,7 @@ import triton
 from numpy.typing import NDArray
 
 from edge.backends.embedding_rows import EmbeddingRows
-from edge.backends.interface import Step, StepLimits, check_step
+from edge.backends.interface import check_step
 from edge.backends.kv_swap import CacheMoves
 from edge.backends.overlap import parts_of
 from edge.backends.triton.buffers import Lane, StepBuffers
@@ -22,6 +22,7 @@ from edge.backends.triton.logits import DeviceLogits
 from edge.backends.triton.nccl import TorchSums, device_sums
 from edge.backends.triton.streaming import StreamedLayers
 from edge.errors import RequestError
+from edge.protocol.step import Step, StepLimits
 from offload import KVTier
 from transport import Collective, Work
 

@@ -14,7 +14,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from edge.backends.interface import Step, StepEntry, StepLimits
 from edge.backends.self_check import ROWS, Judge, heads_of, spread
 from edge.backends.shard_arrays import ShardArrays
 from edge.backends.triton.buffers import StepBuffers
@@ -22,6 +21,7 @@ from edge.backends.triton.device import Device
 from edge.backends.triton.layers import Attention, Norm, ShardOperators
 from edge.backends.triton.paged_kv_cache import scale_groups
 from edge.backends.triton.weights import Product
+from edge.protocol.step import Step, StepEntry, StepLimits
 from kernels.embedding.reference import embedding
 from kernels.gated_mlp.reference import gated_silu
 from kernels.kv_cache.token_cache import dequantize_heads, quantize_heads

@@ -12,12 +12,13 @@ import sys
 
 import click
 
-from edge.backends.interface import BACKEND_CHOICES, Backend, open_backend, usual_backend
+from edge.backends.interface import Backend, open_backend, usual_backend
 from edge.errors import RequestError
 from edge.host.cache_paths import cache_root
 from edge.host.cuda_driver import num_cuda_devices, use_only
 from edge.host.free_memory import format_size, parse_folder_and_size, parse_size
 from edge.peer.daemon import PeerNode, PeerSettings
+from edge.protocol.peer_info import BACKEND_CHOICES
 
 EXIT_TIMEOUT_S = 5.0
 """How long to wait for a step or a load that is under way when the daemon is told to end."""

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.backends.interface import Step, StepEntry
 from edge.backends.overlap import MIN_TOKENS, parts_of
+from edge.protocol.step import Step, StepEntry
 
 
 def chunk(tokens: int, *, position: int = 0, logit_rows: int = 0) -> Step:

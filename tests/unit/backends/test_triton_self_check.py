@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from edge.backends.interface import StepLimits, open_backend
+from edge.backends.interface import open_backend
 from edge.errors import RequestError
 from edge.profiling.random_weights import written_weights
+from edge.protocol.step import StepLimits
 from edge.weights.formats import weight_format
 from edge.weights.layout import shard_layout
 from tests.support.halves import SPEC

@@ -8,8 +8,8 @@ import pytest
 
 from edge.cli.plan_view import plan_as_json, show_plan
 from edge.host.free_memory import format_size
-from edge.planning.activation_format import WireRules
 from edge.planning.proposal import Beside, Proposal
+from edge.protocol.wire_rules import WireRules
 from partition import Choice, ClusterSpec, estimate
 from tests.unit.partition import test_plan_memory
 from tests.unit.partition.test_plan_streaming import (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from edge.backends.interface import Step
 from edge.coordinator.residency import Residency
 from edge.coordinator.scheduler import Scheduler
+from edge.protocol.step import Step
 
 
 def scheduler(

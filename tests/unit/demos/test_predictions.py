@@ -20,9 +20,9 @@ from demos.bench.clusters.runs import Answer, ClusterRun, Run
 from demos.bench.clusters.steadiness import FEWEST, MOST_KEPT, MOST_WAITED, Machine, drift
 from demos.bench.clusters.table import CLUSTERS, PREFILL, Device, EmulatedCluster, Work
 from demos.bench.predictions import PREDICTIONS
-from edge.engine.timing import PeerTimes, StepTimes
-from edge.planning.activation_format import WireRules
 from edge.planning.proposal import Proposal
+from edge.protocol.step_times import PeerTimes, StepTimes
+from edge.protocol.wire_rules import WireRules
 from partition import (
     ClusterSpec,
     ComputeRates,

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edge.backends.interface import StageProgram, StepLimits
+from edge.backends.interface import StageProgram
 from edge.engine.prefix_cache import Prefixes
-from edge.planning.activation_format import WireRules
+from edge.protocol.step import StepLimits
+from edge.protocol.wire_rules import WireRules
 from offload import PrefixStore
 from tests.support.assignments import solo_assignment
 from tests.support.specs import plain_spec

@@ -6,10 +6,11 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from edge.backends.interface import ShardWeights, StepLimits
+from edge.backends.interface import ShardWeights
 from edge.engine.shard_engine import ShardSession
-from edge.planning.activation_format import WireRules
 from edge.protocol.messages import Assignment
+from edge.protocol.step import StepLimits
+from edge.protocol.wire_rules import WireRules
 from edge.weights.formats import weight_format
 from edge.weights.layout import ShardLayout
 from offload import Manifest

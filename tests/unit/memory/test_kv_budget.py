@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from edge.backends.interface import StepLimits
 from edge.errors import CapacityError
 from edge.memory.kv_budget import KvRoom
-from edge.planning.activation_format import WireRules
 from edge.protocol.messages import Assignment
+from edge.protocol.step import StepLimits
+from edge.protocol.wire_rules import WireRules
 from tests.support.assignments import solo_assignment
 from tests.support.specs import plain_spec
 from transport import WireRule

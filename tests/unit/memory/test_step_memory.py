@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from edge.backends.interface import StepLimits
 from edge.memory.shard_memory import most_beside, with_streamed
 from edge.memory.step_memory import (
     Widths,
@@ -16,6 +15,7 @@ from edge.memory.step_memory import (
     load_bytes,
     most_logits,
 )
+from edge.protocol.step import StepLimits
 from edge.weights.formats import KvDtype, weight_format
 from edge.weights.layout import shard_layout
 from tests.support.plans import LAYOUTS, make_plan

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from edge.planning.activation_format import WireRules
 from edge.planning.forecast import Forecast
 from edge.planning.proposal import Proposal
+from edge.protocol.wire_rules import WireRules
 from partition import ClusterSpec, ComputeRates, DeviceSpec, ModelFacts, Workload, choose
 from transport import WireRule
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from edge.backends.interface import StepLimits
 from edge.errors import CapacityError
 from edge.memory.model_sizes import model_facts
 from edge.planning.kv_limits import kv_limits, longest_tokens, with_kv_memory, with_less_kv_memory
 from edge.planning.load_options import LoadOptions
 from edge.protocol.peer_info import PeerInfo
+from edge.protocol.step import StepLimits
 from edge.weights.formats import weight_format
 from partition import ClusterSpec, Plan, Shard, Stage, Workload, memory_use
 from tests.support.specs import plain_spec

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from edge.backends.interface import StepLimits
 from edge.errors import ProtocolError
-from edge.planning.activation_format import WireRules
 from edge.protocol.messages import Assignment
+from edge.protocol.step import StepLimits
+from edge.protocol.wire_rules import WireRules
 from edge.weights.formats import ACCURACIES, BLOCK_SIZES, weight_format
 from tests.support.plans import make_plan
 from tests.support.specs import plain_spec

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge import errors
-from edge.backends.interface import Step, StepEntry, StepLimits
-from edge.planning.activation_format import WireRules
 from edge.protocol import messages
 from edge.protocol.messages import Assignment, Place, SamplingTerms
+from edge.protocol.step import Step, StepEntry, StepLimits
+from edge.protocol.wire_rules import WireRules
 from edge.weights.formats import weight_format
 from kernels.sampling.parameters import SamplingParameters
 from partition import Plan, Shard, Stage

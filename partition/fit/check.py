@@ -1,24 +1,11 @@
-"""The plan of a choice, and the check that a plan fits."""
+"""The check that a plan fits: CapacityError names every device that is short."""
 
 from contextlib import suppress
 
 from partition.errors import CapacityError, PlanError, Shortage
 from partition.fit.memory import memory_use
-from partition.fit.placement import Parallel
 from partition.plan.facts import ClusterSpec, ModelFacts, Workload
 from partition.plan.plan import Plan
-from partition.search.choose import choose
-
-
-def solve(
-    model: ModelFacts,
-    cluster: ClusterSpec,
-    workload: Workload,
-    *,
-    parallel: Parallel = "auto",
-) -> Plan:
-    """The plan that `choose` chooses, without what is predicted of it; raises what that raises."""
-    return choose(model, cluster, workload, parallel=parallel).plan
 
 
 def check_fit(plan: Plan, model: ModelFacts, cluster: ClusterSpec, workload: Workload) -> None:
