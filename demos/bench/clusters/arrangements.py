@@ -67,7 +67,7 @@ def _best(proposal: Proposal, arrangements: Iterable[Arrangement]) -> list[Optio
     equals = twins(search.situation)
     best: dict[object, Solved] = {}
     for arrangement in arrangements:
-        solved = search.choose(arrangement) if is_canonical(arrangement, equals) else None
+        solved = search.solve(arrangement) if is_canonical(arrangement, equals) else None
         before = best.get(kind(arrangement))
         if solved is not None and (before is None or solved.total_s < before.total_s):
             best[kind(arrangement)] = solved

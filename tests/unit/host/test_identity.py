@@ -24,7 +24,7 @@ def test_every_process_of_a_machine_names_it_alike() -> None:
 
 
 def test_the_number_of_this_boot_is_not_told() -> None:
-    assert host_id() not in identity._BOOT_ID.read_text()
+    assert host_id() not in identity_module._BOOT_ID.read_text()
 
 
 def test_an_unchanged_device_stays_what_it_is() -> None:
