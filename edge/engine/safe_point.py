@@ -6,6 +6,9 @@ import contextlib
 import queue
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import TypeVar
+
+Result = TypeVar("Result")
 
 
 class Asides:
@@ -14,19 +17,18 @@ class Asides:
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
 
-    def put(self, function: Callable[[], None]) -> Future[None]:
+    def put(self, function: Callable[[], Result]) -> Future[Result]:
         """What becomes of it; whoever calls this sees to it that `do` is called.
 
         It is not done once the future is cancelled.
         """
-        done: Future[None] = Future()
+        done: Future[Result] = Future()
 
         def work() -> None:
             if not done.set_running_or_notify_cancel():
                 return
             try:
-                function()
-                done.set_result(None)
+                done.set_result(function())
             except BaseException as error:
                 done.set_exception(error)
 

@@ -159,16 +159,16 @@ class ShardSession:
             if self._program is not None and not self._broken:  # else it gives all back anyway
                 self._program.stream(layers)
 
-        done = self._asides.put(work)
+        done = self._between_steps(work)
         self.layout = replace(self.layout, streamed_layers=layers)  # of one that is loaded later
-        self._work.put(self._asides.do)
-        if self._broken:  # perhaps there is no thread any more
-            self._asides.do()
         return done
 
-    def take_times(self) -> dict[str, dict[str, float]]:
-        """Where the time went since this was last called."""
-        return self._times.take()
+    def measure(self) -> Future[dict[str, dict[str, float]]]:
+        """Where the time went since this was last called, told between two steps, also of a run.
+
+        Every step is in it that a token was told of: the shard is in the middle of it, or past it.
+        """
+        return self._between_steps(self._times.take)
 
     @property
     def is_sampler(self) -> bool:
@@ -255,6 +255,14 @@ class ShardSession:
             link.close()
         self._work.put(None)
         self._thread.join()
+
+    def _between_steps(self, function: Callable[[], Result]) -> Future[Result]:
+        """Have the compute thread call it before its next step, or now if it has none."""
+        done = self._asides.put(function)
+        self._work.put(self._asides.do)
+        if self._broken:  # perhaps there is no thread any more
+            self._asides.do()
+        return done
 
     def _queue(self, function: Callable[[], Result]) -> Future[Result]:
         """Have the compute thread call it, unless the future is cancelled before."""

@@ -279,7 +279,7 @@ class Conversation:
     async def _measure(self, frame: Frame) -> tuple[dict[str, Any], bytes]:
         hosted = self._session(frame)
         written_bytes = hosted.kv.tier.written_bytes if hosted.kv.tier is not None else 0
-        times = hosted.shard.take_times()
+        times = await asyncio.wrap_future(hosted.shard.measure())
         return {**times, **process_memory(), "kv_written_bytes": written_bytes}, b""
 
     async def _close(self, frame: Frame) -> tuple[dict[str, Any], bytes]:

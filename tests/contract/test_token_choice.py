@@ -5,39 +5,21 @@ Real sessions and links; only the model is made up: its logits are a function of
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from queue import SimpleQueue
-from typing import Any
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edge.backends.interface import ShardWeights
 from edge.engine.distributed_sampling import TokenChoice
-from edge.engine.shard_engine import ShardSession
-from edge.protocol.messages import Assignment, SamplingTerms
-from edge.protocol.step import Step, StepEntry, StepLimits
-from edge.protocol.wire_rules import WireRules
-from edge.weights.formats import weight_format
+from edge.protocol.messages import SamplingTerms
+from edge.protocol.step import Step, StepEntry
 from kernels.sampling.parameters import SamplingParameters
 from kernels.sampling.ranking import likeliest
 from kernels.sampling.reference import sample
 from kernels.sampling.shortlist import SHORTLIST_TOKENS
-from offload import Manifest
-from partition import Plan, Shard, Stage
-from tests.support.made_up_shards import SPEC, VOCAB, MadeUpBackend, logits_after
-from tests.support.transport_pairs import LINK_KINDS, link_ends
-from transport import Frame, Link, WireRule
+from tests.support.linked_shards import RUN, shards
+from tests.support.made_up_shards import VOCAB, logits_after
+from tests.support.transport_pairs import LINK_KINDS
 
-LIMITS = StepLimits(context_tokens=64, chunk_tokens=16, requests=4, cached_tokens=256)
-RUN = 6
-REPORT_WITHIN_S = 60.0
-"""Only a hanging session takes as long; it fails the test instead of holding it up."""
 PARTS = {
     "one": [VOCAB],
     "two": [1100, 1900],
@@ -67,173 +49,6 @@ def expected_tokens(prompt: list[int], parameters: SamplingParameters) -> list[i
             )
         )
     return history[len(prompt) :]
-
-
-class CountingLink:
-    """A link that counts the bytes it sends."""
-
-    def __init__(self, inner: Link) -> None:
-        self._inner = inner
-        self.sent_bytes = 0
-
-    @property
-    def peer(self) -> str:
-        return self._inner.peer
-
-    def send(self, array: NDArray[Any]) -> None:
-        self.sent_bytes += array.nbytes
-        self._inner.send(array)
-
-    def receive(self, into: NDArray[Any]) -> None:
-        self._inner.receive(into)
-
-    def exchange(self, outgoing: NDArray[Any], incoming: NDArray[Any]) -> None:
-        self.sent_bytes += outgoing.nbytes
-        self._inner.exchange(outgoing, incoming)
-
-    def close(self) -> None:
-        self._inner.close()
-
-
-@dataclass(slots=True)
-class Shards:
-    """All sessions of a plan, and what they reported."""
-
-    sessions: list[ShardSession]
-    reports: SimpleQueue[Frame]
-    links: list[CountingLink] = field(default_factory=list)
-
-    def begin(self, request: str, parameters: SamplingParameters) -> None:
-        terms = SamplingTerms(sampling=parameters, end_ids=frozenset(), max_new_tokens=50)
-        for session in self.sessions:
-            session.begin(request, terms)
-
-    def step(self, step: Step) -> Frame:
-        """Queue a step everywhere; its first outcome."""
-        for session in self.sessions:
-            session.step(step)
-        return self.reports.get(timeout=REPORT_WITHIN_S)
-
-    def finish(self, request: str) -> None:
-        for session in self.sessions:
-            session.finish(request)
-
-    def generate(self, prompts: dict[str, list[int]]) -> dict[str, list[int]]:
-        """One token of each prompt, in chunks, and then a run of all of them together."""
-        answers: dict[str, list[int]] = {}
-        for request, prompt in prompts.items():
-            chunk = StepEntry(request=request, position=0, tokens=tuple(prompt[:-2]), logit_rows=0)
-            rest = StepEntry(
-                request=request,
-                position=len(prompt) - 2,
-                tokens=tuple(prompt[-2:]),
-                logit_rows=1,
-            )
-            assert self.step(Step(entries=(chunk,))).header == {"tokens": [], "last": True}
-            answers[request] = list(self.step(Step(entries=(rest,))).header["tokens"])
-        entries = tuple(
-            StepEntry(
-                request=request,
-                position=len(prompt),
-                tokens=(answers[request][0],),
-                logit_rows=1,
-            )
-            for request, prompt in prompts.items()
-        )
-        frame = self.step(Step(entries=entries, run=RUN))
-        for number in range(1, RUN + 1):
-            assert frame.header["last"] == (number == RUN)
-            for request, token in zip(prompts, frame.header["tokens"], strict=True):
-                answers[request].append(token)
-            if number < RUN:
-                frame = self.reports.get(timeout=REPORT_WITHIN_S)
-        for request in prompts:
-            self.finish(request)
-        return answers
-
-    @property
-    def sent_bytes(self) -> int:
-        return sum(link.sent_bytes for link in self.links)
-
-
-@contextlib.contextmanager
-def shards(
-    columns: Sequence[int],
-    *,
-    kind: str = "memory",
-    stage_before: bool = False,
-    shortlist_tokens: int = SHORTLIST_TOKENS,
-    broken_id: int | None = None,
-    ranks: bool = False,
-) -> Iterator[Shards]:
-    """Sessions of a stage whose shards hold so many columns, perhaps behind a stage of one."""
-    plan = make_plan(columns, stage_before=stage_before)
-    found = Shards([], SimpleQueue())
-    num_stages = len(plan.stages)
-    for stage, rank in seats(plan):
-        assignment = Assignment(
-            session="s",
-            model=SPEC,
-            plan=plan,
-            stage=stage,
-            rank=rank,
-            weight_format=weight_format("float32", 32, "fast"),
-            manifest_digest="",
-            weights_digest="w",
-            limits=LIMITS,
-            kv_dtype="float32",
-            wire_rules=WireRules(
-                sums=(WireRule(),) * num_stages, hops=(WireRule(),) * (num_stages - 1)
-            ),
-        )
-        found.sessions.append(
-            ShardSession(assignment, found.reports.put, shortlist_tokens=shortlist_tokens)
-        )
-    links: dict[tuple[int, int], dict[tuple[int, int], Link]] = {
-        session.seat: {} for session in found.sessions
-    }
-    for first, second in itertools.combinations(found.sessions, 2):
-        if second.seat in first.neighbours:
-            ends = [CountingLink(end) for end in link_ends(kind)]
-            found.links += ends
-            links[first.seat][second.seat], links[second.seat][first.seat] = ends
-    try:
-        for session in found.sessions:
-            weights = ShardWeights(path=Path(), manifest=Manifest(tensors=(), total_bytes=0))
-            session.load(MadeUpBackend(broken_id=broken_id, ranks=ranks), weights).result()
-            session.connect(links[session.seat], {seat: str(seat) for seat in seats(plan)})
-        yield found
-    finally:
-        for session in found.sessions:
-            session.close()
-
-
-def make_plan(columns: Sequence[int], *, stage_before: bool) -> Plan:
-    bounds = [0, *itertools.accumulate(columns)]
-    last = tuple(
-        Shard(
-            device=f"d{rank}",
-            heads=range(rank, rank + 1) if rank + 1 < len(columns) else range(rank, 4),
-            ffn_columns=range(4) if rank == 0 else range(4, 4),
-            vocab=range(start, stop),
-        )
-        for rank, (start, stop) in enumerate(itertools.pairwise(bounds))
-    )
-    if not stage_before:
-        return Plan(model="m", version=0, stages=(Stage(layers=range(2), shards=last),))
-    first = Shard(device="before", heads=range(4), ffn_columns=range(4), vocab=range(VOCAB))
-    return Plan(
-        model="m",
-        version=0,
-        stages=(
-            Stage(layers=range(1), shards=(first,)),
-            Stage(layers=range(1, 2), shards=last),
-        ),
-    )
-
-
-def seats(plan: Plan) -> list[tuple[int, int]]:
-    return [(s, r) for s, stage in enumerate(plan.stages) for r in range(len(stage.shards))]
 
 
 @pytest.mark.parametrize("shortlist_tokens", [SHORTLIST_TOKENS, 2])

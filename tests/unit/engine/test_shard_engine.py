@@ -1,22 +1,28 @@
-"""What a shard's session is told before its weights are there."""
+"""A shard's session alone or beside others of its plan, with a made-up model."""
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import Future
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+from numpy.typing import NDArray
+
 from edge.backends.interface import ShardWeights
 from edge.engine.shard_engine import ShardSession
 from edge.protocol.messages import Assignment
-from edge.protocol.step import StepLimits
+from edge.protocol.step import Step, StepEntry, StepLimits
 from edge.protocol.wire_rules import WireRules
 from edge.weights.formats import weight_format
 from edge.weights.layout import ShardLayout
+from kernels.sampling.parameters import SamplingParameters
 from offload import Manifest
 from partition import Plan, Shard, Stage
-from tests.support.made_up_shards import SPEC, MadeUpBackend, MadeUpProgram
-from transport import Frame, WireRule
+from tests.support.linked_shards import REPORT_WITHIN_S, RUN, shards
+from tests.support.made_up_shards import SPEC, VOCAB, MadeUpBackend, MadeUpProgram
+from transport import Frame, Link, WireRule
 
 
 class Remembering(MadeUpBackend):
@@ -62,3 +68,64 @@ def test_layers_that_are_to_come_from_disk_do_so_from_the_load_on() -> None:
         assert Remembering.layouts.get().streamed_layers == 2
     finally:
         session.close()
+
+
+class HeldBackLink:
+    """A link whose sends return only when they are let, though what is sent arrives."""
+
+    def __init__(self, inner: Link, may_return: threading.Event) -> None:
+        self._inner = inner
+        self._may_return = may_return
+        self.peer = inner.peer
+        self.receive, self.close = inner.receive, inner.close
+
+    def send(self, array: NDArray[Any]) -> None:
+        self._inner.send(array)
+        self._may_return.wait(REPORT_WITHIN_S)
+
+    def exchange(self, outgoing: NDArray[Any], incoming: NDArray[Any]) -> None:
+        raise AssertionError("stages only send and receive")
+
+
+def test_a_step_is_measured_by_every_shard_once_its_token_is_known() -> None:
+    """Also by one that has sent its hidden state and not come to count the step."""
+    may_return = threading.Event()
+
+    def wrap(link: Link, seat: tuple[int, int]) -> Link:
+        return HeldBackLink(link, may_return) if seat == (0, 0) else link
+
+    entry = StepEntry(request="r", position=0, tokens=(1, 2), logit_rows=1)
+    with shards([VOCAB], stage_before=True, wrap=wrap) as found:
+        try:
+            found.begin("r", SamplingParameters())
+            assert found.step(Step(entries=(entry,))).kind == "tokens"
+            measured = [session.measure() for session in found.sessions]
+        finally:
+            may_return.set()
+        assert [each.result(REPORT_WITHIN_S)["prompt"]["steps"] for each in measured] == [1, 1]
+
+
+def test_measuring_does_not_wait_for_the_end_of_a_run() -> None:
+    """The shard tells in the middle of it, and each step once."""
+    with shards([VOCAB]) as found:
+        (session,) = found.sessions
+        found.begin("r", SamplingParameters())
+        first = StepEntry(request="r", position=0, tokens=(1,), logit_rows=1)
+        second_token = found.step(Step(entries=(first,))).header["tokens"][0]
+        run = StepEntry(request="r", position=1, tokens=(second_token,), logit_rows=1)
+        measured: list[Future[dict[str, dict[str, float]]]] = []
+        reports: list[Frame] = []
+
+        def report(frame: Frame) -> None:  # on the compute thread: the run cannot overtake it
+            reports.append(frame)
+            if len(reports) == 2:
+                measured.append(session.measure())
+            found.reports.put(frame)
+
+        session._report = report
+        found.step(Step(entries=(run,), run=RUN))
+        while not found.reports.get(timeout=REPORT_WITHIN_S).header["last"]:
+            pass
+        in_the_middle = measured[0].result(REPORT_WITHIN_S)["decode"]["steps"]
+        rest = session.measure().result(REPORT_WITHIN_S)["decode"]["steps"]
+        assert (in_the_middle, rest) == (1 + 2, RUN - 2)
