@@ -12,9 +12,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import CancelledError
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import offload
 import partition
 import transport
 from edge.backends.interface import ShardWeights
@@ -28,7 +27,8 @@ from edge.errors import (
 from edge.host.free_memory import process_memory
 from edge.memory.shard_memory import host_share, shard_use
 from edge.peer.hosted_shard import HostedSession
-from edge.peer.profiling_calls import Measuring
+from edge.peer.profiling_calls import ProfilingCalls
+from edge.peer.resources import PeerResources
 from edge.protocol.heartbeat import ALIVE, SILENT_AFTER_S, Hearing, show_life
 from edge.protocol.messages import (
     Assignment,
@@ -44,9 +44,6 @@ from edge.protocol.store_errors import map_store_error
 from offload import CachedShard, Manifest, ShardWriter
 from transport import Channel, Frame
 
-if TYPE_CHECKING:
-    from edge.peer.daemon import PeerNode
-
 MAX_WAITING_FRAMES = 2
 """Read ahead of the one that is being answered. A piece of weights has 4 MiB, any frame at most
 64."""
@@ -54,13 +51,13 @@ MAX_WAITING_FRAMES = 2
 _log = logging.getLogger(__name__)
 
 
-class Conversation:
+class Connection:
     """`run` it once; when it returns, nothing of the coordinator's is left here."""
 
     def __init__(
-        self, node: PeerNode, channel: Channel, *, silent_after_s: float = SILENT_AFTER_S
+        self, resources: PeerResources, channel: Channel, *, silent_after_s: float = SILENT_AFTER_S
     ) -> None:
-        self._node = node
+        self._peer = resources
         self._channel = channel
         self._hearing = Hearing(silent_after_s=silent_after_s)
         self._frames: asyncio.Queue[Frame] = asyncio.Queue(MAX_WAITING_FRAMES)
@@ -68,11 +65,11 @@ class Conversation:
         self._writers: dict[str, ShardWriter] = {}
         self._sealed: dict[str, CachedShard] = {}
         self._mine: dict[str, HostedSession] = {}
-        self._resources = ExitStack()
-        self._measuring = Measuring(node)
+        self._kept = ExitStack()
+        self._profiling = ProfilingCalls(resources)
         self._calls: dict[str, Callable[[Frame], Awaitable[tuple[dict[str, Any], bytes]]]] = {
             "describe": self._describe,
-            **self._measuring.calls,
+            **self._profiling.calls,
             "offer": self._offer,
             "piece": self._piece,
             "seal": self._seal,
@@ -118,10 +115,10 @@ class Conversation:
                 _log.error("serving %s failed", self._channel.peer, exc_info=outcome)
         for session in list(self._mine):
             await self._end_session(session)
-        await self._measuring.aclose()
+        await self._profiling.aclose()
         for writer in self._writers.values():
             await run_blocking(writer.close)
-        await run_blocking(self._resources.close)
+        await run_blocking(self._kept.close)
 
     async def _receive(self) -> None:
         """Read ahead, so that a coordinator that goes away is noticed while a shard loads."""
@@ -164,12 +161,12 @@ class Conversation:
         return Frame("ok", {**header, "call": call_id}, payload)
 
     async def _describe(self, _frame: Frame) -> tuple[dict[str, Any], bytes]:
-        return self._node.describe(), b""
+        return self._peer.describe(), b""
 
     async def _memory(self, frame: Frame) -> tuple[dict[str, Any], bytes]:
         """Another budget; the answer is how the peer describes itself then."""
-        await self._node.promise(integer(frame.header, "bytes"))
-        return self._node.describe(), b""
+        await self._peer.promise(integer(frame.header, "bytes"))
+        return self._peer.describe(), b""
 
     async def _offer(self, frame: Frame) -> tuple[dict[str, Any], bytes]:
         """Which pieces are missing of a shard."""
@@ -179,7 +176,7 @@ class Conversation:
         if digest not in self._sealed:
             if digest not in self._writers:
                 begun = await run_blocking(
-                    lambda: self._node.cache.begin(manifest), discard=lambda begun: begun.close()
+                    lambda: self._peer.cache.begin(manifest), discard=lambda begun: begun.close()
                 )
                 if isinstance(begun, CachedShard):
                     self._keep(digest, begun)
@@ -211,11 +208,11 @@ class Conversation:
 
     def _keep(self, digest: str, cached: CachedShard) -> None:
         """Hold the shard in the cache for as long as this coordinator may load it."""
-        self._sealed[digest] = self._resources.enter_context(cached)
+        self._sealed[digest] = self._kept.enter_context(cached)
 
     async def _open(self, frame: Frame) -> tuple[dict[str, Any], bytes]:
         assignment = Assignment.from_payload(frame.payload)
-        if assignment.session in self._node.sessions:
+        if assignment.session in self._peer.sessions:
             raise ProtocolError("this session is open already")
         cached = self._sealed.get(assignment.manifest_digest)
         if cached is None:
@@ -223,8 +220,8 @@ class Conversation:
         use = shard_use(
             assignment, cached.manifest, host_bytes=self._host_share(assignment, cached.manifest)
         )
-        await self._node.reserve(assignment.session, use)
-        host_free_bytes = self._node.host_free_bytes
+        await self._peer.reserve(assignment.session, use)
+        host_free_bytes = self._peer.host_free_bytes
         host_bytes = self._host_share(assignment, cached.manifest) or 0  # others may have come
         loop = asyncio.get_running_loop()
 
@@ -237,24 +234,24 @@ class Conversation:
                 assignment,
                 cached.manifest,
                 report,
-                self._node.kv_room,
+                self._peer.kv_room,
                 host_bytes=host_bytes,
                 kv_host_bytes=None if host_free_bytes is None else host_free_bytes - host_bytes,
             )
         except BaseException:
-            self._node.release(assignment.session)
+            self._peer.release(assignment.session)
             raise
-        self._node.sessions[assignment.session] = hosted
+        self._peer.sessions[assignment.session] = hosted
         self._mine[assignment.session] = hosted
         try:
-            backend = await run_blocking(self._node.backend)
-            async with self._node.loading:  # two at once would take the same room
+            backend = await run_blocking(self._peer.backend)
+            async with self._peer.loading:  # two at once would take the same room
                 weights = ShardWeights(
                     path=cached.path,
                     manifest=cached.manifest,
-                    packed=self._node.packed,
+                    packed=self._peer.packed,
                     # Nothing is kept in the cache before the first step.
-                    load_room_bytes=self._node.ledger.free_bytes + use.kv_bytes + use.buffer_bytes,
+                    load_room_bytes=self._peer.ledger.free_bytes + use.kv_bytes + use.buffer_bytes,
                     host_bytes=hosted.host_bytes,
                 )
                 loaded_bytes = await asyncio.wrap_future(
@@ -267,12 +264,12 @@ class Conversation:
 
     def _host_share(self, assignment: Assignment, manifest: Manifest) -> int | None:
         """What a new shard's weights are given of the host's memory; None where there is none."""
-        free_bytes = self._node.host_free_bytes
+        free_bytes = self._peer.host_free_bytes
         return None if free_bytes is None else host_share(free_bytes, assignment, manifest)
 
     async def _connect(self, frame: Frame) -> tuple[dict[str, Any], bytes]:
         hosted = self._session(frame)
-        await hosted.connect(places_from_payload(frame.payload), self._node.settings.name)
+        await hosted.connect(places_from_payload(frame.payload), self._peer.settings.name)
         await asyncio.wrap_future(hosted.shard.prepare())
         return {}, b""
 
@@ -327,8 +324,8 @@ class Conversation:
         hosted = self._mine.pop(session, None)
         if hosted is not None:
             await hosted.aclose()
-            self._node.sessions.pop(session, None)
-            self._node.release(session)
+            self._peer.sessions.pop(session, None)
+            self._peer.release(session)
 
 
 def _mapped(error: Exception) -> Exception:
@@ -340,6 +337,6 @@ def _mapped(error: Exception) -> Exception:
         return PlanError(str(error), error.problems)
     if isinstance(error, CancelledError):
         return PlanError("the session was closed while it was loading")
-    if not isinstance(error, EdgeError | offload.StoreError | OSError):
+    if not isinstance(error, EdgeError | OSError):
         _log.error("a coordinator's frame could not be handled", exc_info=error)
     return error

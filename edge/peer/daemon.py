@@ -1,256 +1,74 @@
-"""The peer daemon: listens, announces itself, keeps shards on disk and runs them.
+"""The peer daemon: listens, announces itself, and serves whoever connects.
 
 Where the control plane (Channels, asyncio) meets the data plane (Links, a compute thread for each
-session): a coordinator's frames are `conversation`'s, a session's links are `hosted_session`'s.
+session): a coordinator's frames are `connection`'s, a session's links are `hosted_shard`'s.
 """
 
 from __future__ import annotations
 
 import asyncio
-import threading
-import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-import offload
 import transport
-from edge.backends.interface import Backend, open_backend
-from edge.concurrency.blocking import run_blocking, uninterrupted
-from edge.errors import CapacityError, NetworkError, ProtocolError, RequestError
-from edge.host.addresses import reachable
-from edge.host.free_memory import format_size, usable_memory_bytes
-from edge.host.identity import device_identity, host_id
-from edge.memory.baseline import budget_bytes, device_floor, process_floor
-from edge.memory.kv_budget import KvRoom
-from edge.memory.ledger import MEASURING, Floor, Ledger, Use
-from edge.memory.rebalance import fit
-from edge.memory.shard_memory import elastic
-from edge.peer.connection import Conversation
-from edge.peer.hosted_shard import LINK_TIMEOUT_S, HostedSession
+from edge.errors import NetworkError, ProtocolError, RequestError
+from edge.peer.connection import Connection
+from edge.peer.hosted_shard import LINK_TIMEOUT_S
+from edge.peer.resources import PeerResources, PeerSettings
 from edge.profiling.link_probe import answer_probe
-from edge.profiling.sample import SAMPLE_BYTES, sample_budget_bytes
 from edge.protocol.client import map_transport_error
 from edge.protocol.messages import integer, text
 from edge.version import __version__
-from offload import DerivedCache, ShardCache
 from transport import Channel, Link
-
-MEASURED_TIMEOUT_S = 5.0
-"""How long memory may be waited for that a measurement is just giving back."""
 
 MAX_PROBES = 4
 """Links that are answered at once; further ones wait, or are given up by who made them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeerSettings:
-    """How one daemon runs."""
-
-    name: str
-    listen: str
-    threads: int
-    memory_bytes: int | None
-    """The most that the process may have resident; None: what is free, less a reserve."""
-    model_memory_bytes: int | None = None
-    """Of that, the most for weights and KV caches; None: all that the process leaves."""
-    host_memory_bytes: int | None = None
-    """With a GPU, of the host's, for what the GPU's has no room for; None: half of what is free,
-    less a reserve."""
-    cluster: str
-    announce: bool
-    interfaces: tuple[str, ...] | None
-    cache_root: Path
-    cache_limit_bytes: int
-    kv_memory_bytes: int | None = None
-    """Of `memory_bytes`, for keys and values; None: what plans reserve."""
-    kv_disk: tuple[Path, int] | None = None
-    """Folder and bytes for keys and values beyond that."""
-    backend: str = "ort"
-    processor: str = "CPU"
-    """What computes, for people."""
-
-
-class PeerNode:
-    """One daemon. `start`, then `aclose`; everything it made is gone after that."""
+class PeerDaemon:
+    """`start`, then `aclose`; everything it made is gone after that."""
 
     def __init__(self, settings: PeerSettings) -> None:
-        """Raises RequestError when the cache, or the folder for keys and values, cannot be used, or
-        these may take more memory than there is."""
-        kv_bytes = settings.kv_memory_bytes or 0
-        if settings.memory_bytes is not None and kv_bytes > settings.memory_bytes:
-            raise RequestError(
-                f"--kv-memory {format_size(kv_bytes)} is a part of the memory, which is "
-                f"{format_size(settings.memory_bytes)}; give less, or more --memory"
-            )
-        self.settings = settings
-        self.id = uuid.uuid4().hex
-        self.sessions: dict[str, HostedSession] = {}
-        self.measurement = asyncio.Lock()
-        """Held while the device is measured: two at once would measure each other."""
+        """Raises what `PeerResources` raises for settings that cannot be."""
+        self.resources = PeerResources(settings)
         self._probes = asyncio.Semaphore(MAX_PROBES)
-        try:
-            self.cache = ShardCache(settings.cache_root / "shards", settings.cache_limit_bytes)
-            self.packed = DerivedCache(settings.cache_root / "packed", settings.cache_limit_bytes)
-        except offload.StoreError as error:
-            raise RequestError(str(error)) from error
-        self.kv_room = KvRoom(memory_bytes=settings.kv_memory_bytes, disk=settings.kv_disk)
-        self._ledger: Ledger | None = None
-        self._host_bytes: int | None = None
-        """For what the device has no room for, in another memory; None: there is none."""
-        self._released = asyncio.Event()
-        self._promising = asyncio.Lock()
-        self.loading = asyncio.Lock()
-        """Held while a shard is loaded, which takes more for moments."""
-        self._backend: Backend | None = None
-        self._backend_mutex = threading.Lock()
         self._listener: transport.Listener | None = None
         self._discovery: transport.Discovery | None = None
 
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        """Where others reach this peer: addresses of interfaces, never 0.0.0.0."""
-        assert self._listener is not None
-        return reachable(self._listener.addresses, interfaces=self.settings.interfaces)
-
-    @property
-    def ledger(self) -> Ledger:
-        """What is promised and what is taken, of a node that was started."""
-        assert self._ledger is not None
-        return self._ledger
-
-    @ledger.setter
-    def ledger(self, changed: Ledger) -> None:
-        self._ledger = changed
-
-    @property
-    def host_free_bytes(self) -> int | None:
-        """What no session has of the host's memory; None: the device computes in it."""
-        if self._host_bytes is None:
-            return None
-        return self._host_bytes - sum(
-            each.host_bytes + each.kv.host_bytes for each in self.sessions.values()
-        )
-
-    async def reserve(self, name: str, use: Use) -> None:
-        """Write it down before anything is allocated. Raises CapacityError when it is not free.
-
-        A measurement that its coordinator has just ended is waited for, and a change of the
-        promise: what that frees is not there before it is done.
-        """
-        async with self._promising:
-            pass
-        deadline_s = asyncio.get_running_loop().time() + MEASURED_TIMEOUT_S
-        while True:
-            try:
-                self.ledger = self.ledger.with_use(name, use)
-                return
-            except CapacityError:
-                if not any(each.startswith(MEASURING) for each in self.ledger.uses):
-                    raise
-                self._released.clear()
-                try:
-                    async with asyncio.timeout_at(deadline_s):
-                        await self._released.wait()
-                except TimeoutError:
-                    self.ledger = self.ledger.with_use(name, use)
-                    return
-
-    async def promise(self, asked_bytes: int) -> None:
-        """Stay under another budget from now on; what is loaded goes on, with the same tokens.
-
-        What is too much is given back before this returns. Raises RequestError, with the minimum,
-        for a budget that what is loaded cannot keep to, and what the disk raises where layers are
-        to come from it; then nothing has changed.
-        """
-        await uninterrupted(self._promise(asked_bytes))
-
-    async def _promise(self, asked_bytes: int) -> None:
-        async with self._promising, self.loading:
-            before = self.ledger
-            sessions = dict(self.sessions)
-            shards = {
-                name: elastic(
-                    hosted.assignment,
-                    hosted.manifest,
-                    host_bytes=None if self._host_bytes is None else hosted.host_bytes,
-                )
-                for name, hosted in sessions.items()
-            }
-            wanted_bytes = self._budget_bytes(asked_bytes, before.floor)
-            self.ledger, counts = fit(before, wanted_bytes, shards)
-            failures = await _stream({sessions[name]: count for name, count in counts.items()})
-            if not failures:
-                for name, count in counts.items():
-                    sessions[name].streamed = count
-                return
-            taken = {name: before.uses[name] for name in counts if name in self.ledger.uses}
-            self.ledger = replace(
-                self.ledger, budget_bytes=before.budget_bytes, uses={**self.ledger.uses, **taken}
-            )
-            await _stream({hosted: hosted.streamed for hosted in sessions.values()})
-            raise failures[0]
-
-    def _budget_bytes(self, asked_bytes: int | None, floor: Floor) -> int:
-        backend = self.backend()
-        if not backend.has_own_memory:
-            return budget_bytes(asked_bytes, floor)
-        usable_bytes = backend.usable_memory_bytes()
-        return usable_bytes if asked_bytes is None else min(asked_bytes, usable_bytes)
-
-    def release(self, name: str) -> None:
-        """It is given back; an unknown one is no error."""
-        self.ledger = self.ledger.without(name)
-        self._released.set()
-
-    def backend(self) -> Backend:
-        """What computes here; opened at its first use, which takes a moment. From any thread."""
-        with self._backend_mutex:
-            if self._backend is None:
-                self._backend = open_backend(self.settings.backend, threads=self.settings.threads)
-            return self._backend
-
     async def start(self) -> None:
-        """Open the back end and see what the process takes; listen, then announce.
+        """Open the back end; listen, then announce.
 
         Raises NetworkError when the address or an interface cannot be used, RequestError for a
         name that cannot be announced or a budget below the minimum.
         """
-        backend = await run_blocking(self.backend)
-        floor = device_floor() if backend.has_own_memory else process_floor()
-        self._host_bytes = self.settings.host_memory_bytes
-        if self._host_bytes is None and backend.has_own_memory:
-            self._host_bytes = usable_memory_bytes() // 2
-        self._ledger = Ledger(
-            budget_bytes=self._budget_bytes(self.settings.memory_bytes, floor),
-            floor=floor,
-            model_limit_bytes=self.settings.model_memory_bytes,
-        )
+        resources = self.resources
+        settings = resources.settings
+        await resources.open()
         try:
             self._listener = await transport.listen(
-                self.settings.listen,
-                hello={"name": self.settings.name, "id": self.id, "software": __version__},
+                settings.listen,
+                hello={"name": settings.name, "id": resources.id, "software": __version__},
                 on_channel=self._serve,
                 on_link=self._take_link,
                 link_timeout_s=LINK_TIMEOUT_S,
             )
-            if self.settings.announce:
+            resources.listens_at = self._listener.addresses
+            if settings.announce:
                 self._discovery = transport.ZeroconfDiscovery(
-                    cluster=self.settings.cluster, interfaces=self.settings.interfaces
+                    cluster=settings.cluster, interfaces=settings.interfaces
                 )
                 await self._discovery.announce(
                     transport.PeerRecord(
-                        id=self.id,
-                        name=self.settings.name,
-                        cluster=self.settings.cluster,
+                        id=resources.id,
+                        name=settings.name,
+                        cluster=settings.cluster,
                         addresses=self._listener.addresses,
                         protocol=transport.PROTOCOL_VERSION,
                         properties={},
                     )
                 )
         except transport.TransportError as error:
-            raise map_transport_error(error, self.settings.name) from error
+            raise map_transport_error(error, settings.name) from error
         except OSError as error:
             raise NetworkError(f"cannot announce this peer: {error}") from error
         except ValueError as error:
@@ -262,59 +80,10 @@ class PeerNode:
             await self._discovery.aclose()
         if self._listener is not None:
             await self._listener.aclose()
-        self.kv_room.close()
-
-    def describe(self) -> dict[str, Any]:
-        """This peer for a coordinator: who it is, what it has, what it runs."""
-        settings = self.settings
-        ledger = self.ledger
-        sample_bytes = min(2 * SAMPLE_BYTES, sample_budget_bytes(ledger.room_bytes))
-        return {
-            "id": self.id,
-            "name": self.settings.name,
-            "software": __version__,
-            "addresses": list(self.addresses),
-            "device": {
-                "backend": self.settings.backend,
-                "processor": self.settings.processor,
-                "threads": self.settings.threads,
-                "memory_bytes": ledger.budget_bytes,
-                "floor_bytes": ledger.floor.total,
-                "free_bytes": ledger.free_bytes,
-                "model_free_bytes": ledger.model_free_bytes,
-                "host_memory_bytes": self.host_free_bytes,
-                "kv_memory_bytes": self.kv_room.free_memory_bytes,
-                "kv_disk_bytes": self.kv_room.free_disk_bytes,
-                "kv_prefix_bytes": self.kv_room.prefixes.used_bytes if self.kv_room.prefixes else 0,
-                "host": host_id(),
-                "identity": device_identity(
-                    backend=settings.backend,
-                    accelerator=settings.processor,
-                    threads=settings.threads,
-                    sample_bytes=sample_bytes,
-                ),
-            },
-            "models": [
-                {
-                    "name": hosted.assignment.plan.model,
-                    "dtype": hosted.assignment.weight_format.name,
-                    "stage": hosted.assignment.stage,
-                    "rank": hosted.assignment.rank,
-                    "sums": hosted.shard.sums,
-                    "bytes": ledger.uses[name].model_bytes,
-                    "buffer_bytes": ledger.uses[name].buffer_bytes,
-                    "streamed_bytes": ledger.uses[name].streamed_bytes,
-                    "host_bytes": ledger.uses[name].host_bytes,
-                    "kv_bytes": hosted.kv.memory_bytes,
-                    "kv_host_bytes": hosted.kv.host.used_bytes if hosted.kv.host else 0,
-                    "kv_disk_bytes": hosted.kv.disk.used_bytes if hosted.kv.disk else 0,
-                }
-                for name, hosted in self.sessions.items()
-            ],
-        }
+        self.resources.close()
 
     async def _serve(self, channel: Channel) -> None:
-        await Conversation(self, channel).run()
+        await Connection(self.resources, channel).run()
 
     async def _take_link(self, link: Link, hello: Mapping[str, Any]) -> None:
         """A neighbour's link for one of our sessions, or a probe; anything else is closed."""
@@ -323,18 +92,9 @@ class PeerNode:
                 await answer_probe(link)
             return
         try:
-            hosted = self.sessions.get(text(hello, "session"))
+            hosted = self.resources.sessions.get(text(hello, "session"))
             seat = (integer(hello, "stage"), integer(hello, "rank"))
         except ProtocolError:
             hosted = None
         if hosted is None or not hosted.offer(seat, link):
             link.close()
-
-
-async def _stream(counts: Mapping[HostedSession, int]) -> list[BaseException]:
-    """Have each read so many layers from disk; what went wrong, once all have answered."""
-    outcomes = await asyncio.gather(
-        *(asyncio.wrap_future(hosted.shard.stream(count)) for hosted, count in counts.items()),
-        return_exceptions=True,
-    )
-    return [each for each in outcomes if each is not None]

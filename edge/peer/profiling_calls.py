@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edge.concurrency.blocking import StopFlag, run_blocking
 from edge.errors import ProtocolError
@@ -18,15 +18,13 @@ from edge.host.disk_rate import disk_read_bytes_per_s
 from edge.host.memory_rate import memory_read_bytes_per_s, most_read_bytes
 from edge.memory.ledger import MEASURING, Use
 from edge.peer.hosted_shard import dial
+from edge.peer.resources import PeerResources
 from edge.profiling.link_probe import probe
 from edge.profiling.loaded_sample import Site
 from edge.profiling.profile import Held, profile
 from edge.profiling.sample import sample_budget_bytes
 from edge.protocol.measurements import PeerProfile, ProbeOrder, ProfileOrder, spans_from_header
 from transport import Frame
-
-if TYPE_CHECKING:
-    from edge.peer.daemon import PeerNode
 
 _DIAL_TIMEOUT_S = 2.0
 """For one address: a probe is worth less waiting than a model."""
@@ -35,13 +33,13 @@ Answer = tuple[dict[str, Any], bytes]
 Call = Callable[[Frame], Awaitable[Answer]]
 
 
-class Measuring:
+class ProfilingCalls:
     """One coordinator's measurements on this peer. `aclose` frees what is held for the next."""
 
-    def __init__(self, node: PeerNode) -> None:
-        self._node = node
+    def __init__(self, resources: PeerResources) -> None:
+        self._peer = resources
         self._name = f"{MEASURING}{uuid.uuid4().hex}"
-        """Of what it takes, in the node's ledger."""
+        """Of what it takes, in the peer's ledger."""
         self._held: Held | None = None
         self.calls: dict[str, Call] = {
             "memory_rate": self._memory_rate,
@@ -55,35 +53,35 @@ class Measuring:
         held, self._held = self._held, None
         if held is not None:
             await run_blocking(held.close)
-            self._node.release(self._name)
+            self._peer.release(self._name)
 
     async def _memory_rate(self, _frame: Frame) -> Answer:
-        node, threads = self._node, self._node.settings.threads
-        async with node.measurement:
-            budget_bytes = sample_budget_bytes(node.ledger.free_bytes)
+        peer, threads = self._peer, self._peer.settings.threads
+        async with peer.measurement:
+            budget_bytes = sample_budget_bytes(peer.ledger.free_bytes)
             most_bytes = min(most_read_bytes(threads), budget_bytes)
-            await node.reserve(self._name, Use(buffer_bytes=most_bytes))
+            await peer.reserve(self._name, Use(buffer_bytes=most_bytes))
             try:
                 rate = await run_blocking(lambda: memory_read_bytes_per_s(threads, most_bytes))
             finally:
-                node.release(self._name)
+                peer.release(self._name)
         return {"bytes_per_s": rate}, b""
 
     async def _profile(self, frame: Frame) -> Answer:
         order = ProfileOrder.from_payload(frame.payload)
         await self.aclose()
-        node, stop = self._node, StopFlag()
-        async with node.measurement:
+        peer, stop = self._peer, StopFlag()
+        async with peer.measurement:
             budget_bytes = sample_budget_bytes(
-                min(node.ledger.model_free_bytes, node.backend().usable_memory_bytes())
+                min(peer.ledger.model_free_bytes, peer.backend().usable_memory_bytes())
             )
-            await node.reserve(self._name, Use(buffer_bytes=budget_bytes))
-            busy = tuple(hosted.assignment.plan.model for hosted in node.sessions.values())
+            await peer.reserve(self._name, Use(buffer_bytes=budget_bytes))
+            busy = tuple(hosted.assignment.plan.model for hosted in peer.sessions.values())
 
             def work() -> tuple[PeerProfile, Held]:
                 site = Site(
-                    backend=node.backend(),
-                    folder=node.settings.cache_root,
+                    backend=peer.backend(),
+                    folder=peer.settings.cache_root,
                     budget_bytes=budget_bytes,
                     disk_bytes_per_s=self._disk_rate(),
                     check=stop.check,
@@ -95,7 +93,7 @@ class Measuring:
                     work, stop=stop, discard=lambda done: done[1].close()
                 )
             except BaseException:
-                node.release(self._name)
+                peer.release(self._name)
                 raise
         self._held = held
         if not order.hold:
@@ -103,7 +101,7 @@ class Measuring:
         return found.to_json(), b""
 
     def _disk_rate(self) -> float | None:
-        root = self._node.settings.cache_root
+        root = self._peer.settings.cache_root
         return disk_read_bytes_per_s(root, root / "shards")
 
     async def _profile_together(self, frame: Frame) -> Answer:
@@ -113,13 +111,13 @@ class Measuring:
         if held is None or len(spans_s) > len(held.steps):
             raise ProtocolError("a peer measures together with others what it has measured alone")
         stop = StopFlag()
-        async with self._node.measurement:
+        async with self._peer.measurement:
             seconds = await run_blocking(lambda: held.together(spans_s, stop.check), stop=stop)
         return {"seconds": list(seconds)}, b""
 
     async def _probe(self, frame: Frame) -> Answer:
         order = ProbeOrder.from_payload(frame.payload)
-        hello = {"name": self._node.settings.name, "probe": True}
+        hello = {"name": self._peer.settings.name, "probe": True}
         link = await dial(order.place, hello, timeout_s=_DIAL_TIMEOUT_S)
         times = await probe(link, small_bytes=order.small_bytes, large_bytes=order.large_bytes)
         return times.to_json(), b""

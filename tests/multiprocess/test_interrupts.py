@@ -208,14 +208,14 @@ import asyncio
 
 import edge.cli.commands.peer as peer
 from edge.cli.main import main
-from edge.peer.daemon import PeerNode
+from edge.peer.daemon import PeerDaemon
 
 
 async def hang(_node):
     await asyncio.Event().wait()
 
 
-PeerNode.aclose = hang
+PeerDaemon.aclose = hang
 peer.EXIT_TIMEOUT_S = 0.2
 main(["peer", "--no-announce", "--listen", "127.0.0.1:0", "--json"])
 """

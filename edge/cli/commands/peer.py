@@ -17,7 +17,8 @@ from edge.errors import RequestError
 from edge.host.cache_paths import cache_root
 from edge.host.cuda_driver import num_cuda_devices, use_only
 from edge.host.free_memory import format_size, parse_folder_and_size, parse_size
-from edge.peer.daemon import PeerNode, PeerSettings
+from edge.peer.daemon import PeerDaemon
+from edge.peer.resources import PeerResources, PeerSettings
 from edge.protocol.peer_info import BACKEND_CHOICES
 
 EXIT_TIMEOUT_S = 5.0
@@ -204,10 +205,10 @@ async def _serve(settings: PeerSettings, *, supervised: bool, as_json: bool) -> 
     ended = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, ended.set)
-    node = PeerNode(settings)
+    daemon = PeerDaemon(settings)
     try:
-        await node.start()
-        _say_ready(node, as_json=as_json)
+        await daemon.start()
+        _say_ready(daemon.resources, as_json=as_json)
         if supervised:
             loop.add_reader(sys.stdin, _on_input, ended)
         await ended.wait()
@@ -215,7 +216,7 @@ async def _serve(settings: PeerSettings, *, supervised: bool, as_json: bool) -> 
         if supervised:
             with contextlib.suppress(ValueError):
                 loop.remove_reader(sys.stdin)
-        closing = asyncio.create_task(node.aclose())
+        closing = asyncio.create_task(daemon.aclose())
         await asyncio.wait([closing], timeout=EXIT_TIMEOUT_S)
         if not closing.done():
             # A compute kernel cannot be interrupted, and whoever ended us wants the device back.
@@ -229,8 +230,8 @@ def _on_input(ended: asyncio.Event) -> None:
         ended.set()
 
 
-def _say_ready(node: PeerNode, *, as_json: bool) -> None:
-    settings, ledger = node.settings, node.ledger
+def _say_ready(peer: PeerResources, *, as_json: bool) -> None:
+    settings, ledger = peer.settings, peer.ledger
     if settings.memory_bytes is not None and settings.memory_bytes > ledger.budget_bytes:
         click.echo(
             f"edge: the control group of this process leaves {format_size(ledger.budget_bytes)} "
@@ -238,11 +239,11 @@ def _say_ready(node: PeerNode, *, as_json: bool) -> None:
             err=True,
         )
     if as_json:
-        click.echo(json.dumps({"name": settings.name, "addresses": node.addresses}))
+        click.echo(json.dumps({"name": settings.name, "addresses": peer.addresses}))
     else:
         where = f"cluster {settings.cluster}" if settings.announce else "not announced"
         click.echo(
-            f"peer {settings.name} listens on {', '.join(node.addresses)} ({where}), "
+            f"peer {settings.name} listens on {', '.join(peer.addresses)} ({where}), "
             f"{settings.backend} on {settings.processor}, {settings.threads} threads, "
             f"{format_size(ledger.budget_bytes)} of memory, of which "
             f"{format_size(ledger.floor.total)} are for the process itself. "

@@ -1,0 +1,274 @@
+"""What one daemon has to share out: memory, caches, its back end, and who has what open.
+
+Made by the daemon, handed to each connection. Knows no frames and no sockets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import offload
+from edge.backends.interface import Backend, open_backend
+from edge.concurrency.blocking import run_blocking, uninterrupted
+from edge.errors import CapacityError, RequestError
+from edge.host.addresses import reachable
+from edge.host.free_memory import format_size, usable_memory_bytes
+from edge.host.identity import device_identity, host_id
+from edge.memory.baseline import budget_bytes, device_floor, process_floor
+from edge.memory.kv_budget import KvRoom
+from edge.memory.ledger import MEASURING, Floor, Ledger, Use
+from edge.memory.rebalance import fit
+from edge.memory.shard_memory import elastic
+from edge.peer.hosted_shard import HostedSession
+from edge.profiling.sample import SAMPLE_BYTES, sample_budget_bytes
+from edge.version import __version__
+from offload import DerivedCache, ShardCache
+
+MEASURED_TIMEOUT_S = 5.0
+"""How long memory may be waited for that a measurement is just giving back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerSettings:
+    """How one daemon runs."""
+
+    name: str
+    listen: str
+    threads: int
+    memory_bytes: int | None
+    """The most that the process may have resident; None: what is free, less a reserve."""
+    model_memory_bytes: int | None = None
+    """Of that, the most for weights and KV caches; None: all that the process leaves."""
+    host_memory_bytes: int | None = None
+    """With a GPU, of the host's, for what the GPU's has no room for; None: half of what is free,
+    less a reserve."""
+    cluster: str
+    announce: bool
+    interfaces: tuple[str, ...] | None
+    cache_root: Path
+    cache_limit_bytes: int
+    kv_memory_bytes: int | None = None
+    """Of `memory_bytes`, for keys and values; None: what plans reserve."""
+    kv_disk: tuple[Path, int] | None = None
+    """Folder and bytes for keys and values beyond that."""
+    backend: str = "ort"
+    processor: str = "CPU"
+    """What computes, for people."""
+
+
+class PeerResources:
+    """One daemon's. `open` before its first use, `close` at the end."""
+
+    def __init__(self, settings: PeerSettings) -> None:
+        """Raises RequestError when the cache, or the folder for keys and values, cannot be used, or
+        these may take more memory than there is."""
+        kv_bytes = settings.kv_memory_bytes or 0
+        if settings.memory_bytes is not None and kv_bytes > settings.memory_bytes:
+            raise RequestError(
+                f"--kv-memory {format_size(kv_bytes)} is a part of the memory, which is "
+                f"{format_size(settings.memory_bytes)}; give less, or more --memory"
+            )
+        self.settings = settings
+        self.id = uuid.uuid4().hex
+        self.listens_at: tuple[str, ...] = ()
+        """Addresses, 0.0.0.0 among them."""
+        self.sessions: dict[str, HostedSession] = {}
+        self.measurement = asyncio.Lock()
+        """Held while the device is measured: two at once would measure each other."""
+        self.loading = asyncio.Lock()
+        """Held while a shard is loaded, which takes more for moments."""
+        try:
+            self.cache = ShardCache(settings.cache_root / "shards", settings.cache_limit_bytes)
+            self.packed = DerivedCache(settings.cache_root / "packed", settings.cache_limit_bytes)
+        except offload.StoreError as error:
+            raise RequestError(str(error)) from error
+        self.kv_room = KvRoom(memory_bytes=settings.kv_memory_bytes, disk=settings.kv_disk)
+        self._ledger: Ledger | None = None
+        self._host_bytes: int | None = None
+        """For what the device has no room for, in another memory; None: there is none."""
+        self._released = asyncio.Event()
+        self._promising = asyncio.Lock()
+        self._backend: Backend | None = None
+        self._backend_mutex = threading.Lock()
+
+    async def open(self) -> None:
+        """Open the back end and see what the process takes.
+
+        Raises RequestError for a budget below the minimum.
+        """
+        backend = await run_blocking(self.backend)
+        floor = device_floor() if backend.has_own_memory else process_floor()
+        self._host_bytes = self.settings.host_memory_bytes
+        if self._host_bytes is None and backend.has_own_memory:
+            self._host_bytes = usable_memory_bytes() // 2
+        self._ledger = Ledger(
+            budget_bytes=self._budget_bytes(self.settings.memory_bytes, floor),
+            floor=floor,
+            model_limit_bytes=self.settings.model_memory_bytes,
+        )
+
+    def close(self) -> None:
+        """Once every session has ended. May be called again."""
+        self.kv_room.close()
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where others reach this peer: addresses of interfaces, never 0.0.0.0."""
+        return reachable(self.listens_at, interfaces=self.settings.interfaces)
+
+    @property
+    def ledger(self) -> Ledger:
+        """What is promised and what is taken, once opened."""
+        assert self._ledger is not None
+        return self._ledger
+
+    @property
+    def host_free_bytes(self) -> int | None:
+        """What no session has of the host's memory; None: the device computes in it."""
+        if self._host_bytes is None:
+            return None
+        return self._host_bytes - sum(
+            each.host_bytes + each.kv.host_bytes for each in self.sessions.values()
+        )
+
+    async def reserve(self, name: str, use: Use) -> None:
+        """Write it down before anything is allocated. Raises CapacityError when it is not free.
+
+        A measurement that its coordinator has just ended is waited for, and a change of the
+        promise: what that frees is not there before it is done.
+        """
+        async with self._promising:
+            pass
+        deadline_s = asyncio.get_running_loop().time() + MEASURED_TIMEOUT_S
+        while True:
+            try:
+                self._ledger = self.ledger.with_use(name, use)
+                return
+            except CapacityError:
+                if not any(each.startswith(MEASURING) for each in self.ledger.uses):
+                    raise
+                self._released.clear()
+                try:
+                    async with asyncio.timeout_at(deadline_s):
+                        await self._released.wait()
+                except TimeoutError:
+                    self._ledger = self.ledger.with_use(name, use)
+                    return
+
+    async def promise(self, asked_bytes: int) -> None:
+        """Stay under another budget from now on; what is loaded goes on, with the same tokens.
+
+        What is too much is given back before this returns. Raises RequestError, with the minimum,
+        for a budget that what is loaded cannot keep to, and what the disk raises where layers are
+        to come from it; then nothing has changed.
+        """
+        await uninterrupted(self._promise(asked_bytes))
+
+    async def _promise(self, asked_bytes: int) -> None:
+        async with self._promising, self.loading:
+            before = self.ledger
+            sessions = dict(self.sessions)
+            shards = {
+                name: elastic(
+                    hosted.assignment,
+                    hosted.manifest,
+                    host_bytes=None if self._host_bytes is None else hosted.host_bytes,
+                )
+                for name, hosted in sessions.items()
+            }
+            wanted_bytes = self._budget_bytes(asked_bytes, before.floor)
+            self._ledger, counts = fit(before, wanted_bytes, shards)
+            failures = await _stream({sessions[name]: count for name, count in counts.items()})
+            if not failures:
+                for name, count in counts.items():
+                    sessions[name].streamed = count
+                return
+            taken = {name: before.uses[name] for name in counts if name in self.ledger.uses}
+            self._ledger = replace(
+                self.ledger, budget_bytes=before.budget_bytes, uses={**self.ledger.uses, **taken}
+            )
+            await _stream({hosted: hosted.streamed for hosted in sessions.values()})
+            raise failures[0]
+
+    def _budget_bytes(self, asked_bytes: int | None, floor: Floor) -> int:
+        backend = self.backend()
+        if not backend.has_own_memory:
+            return budget_bytes(asked_bytes, floor)
+        usable_bytes = backend.usable_memory_bytes()
+        return usable_bytes if asked_bytes is None else min(asked_bytes, usable_bytes)
+
+    def release(self, name: str) -> None:
+        """It is given back; an unknown one is no error."""
+        self._ledger = self.ledger.without(name)
+        self._released.set()
+
+    def backend(self) -> Backend:
+        """What computes here; opened at its first use, which takes a moment. From any thread."""
+        with self._backend_mutex:
+            if self._backend is None:
+                self._backend = open_backend(self.settings.backend, threads=self.settings.threads)
+            return self._backend
+
+    def describe(self) -> dict[str, Any]:
+        """This peer for a coordinator: who it is, what it has, what it runs."""
+        settings = self.settings
+        ledger = self.ledger
+        sample_bytes = min(2 * SAMPLE_BYTES, sample_budget_bytes(ledger.room_bytes))
+        return {
+            "id": self.id,
+            "name": self.settings.name,
+            "software": __version__,
+            "addresses": list(self.addresses),
+            "device": {
+                "backend": self.settings.backend,
+                "processor": self.settings.processor,
+                "threads": self.settings.threads,
+                "memory_bytes": ledger.budget_bytes,
+                "floor_bytes": ledger.floor.total,
+                "free_bytes": ledger.free_bytes,
+                "model_free_bytes": ledger.model_free_bytes,
+                "host_memory_bytes": self.host_free_bytes,
+                "kv_memory_bytes": self.kv_room.free_memory_bytes,
+                "kv_disk_bytes": self.kv_room.free_disk_bytes,
+                "kv_prefix_bytes": self.kv_room.prefixes.used_bytes if self.kv_room.prefixes else 0,
+                "host": host_id(),
+                "identity": device_identity(
+                    backend=settings.backend,
+                    accelerator=settings.processor,
+                    threads=settings.threads,
+                    sample_bytes=sample_bytes,
+                ),
+            },
+            "models": [
+                {
+                    "name": hosted.assignment.plan.model,
+                    "dtype": hosted.assignment.weight_format.name,
+                    "stage": hosted.assignment.stage,
+                    "rank": hosted.assignment.rank,
+                    "sums": hosted.shard.sums,
+                    "bytes": ledger.uses[name].model_bytes,
+                    "buffer_bytes": ledger.uses[name].buffer_bytes,
+                    "streamed_bytes": ledger.uses[name].streamed_bytes,
+                    "host_bytes": ledger.uses[name].host_bytes,
+                    "kv_bytes": hosted.kv.memory_bytes,
+                    "kv_host_bytes": hosted.kv.host.used_bytes if hosted.kv.host else 0,
+                    "kv_disk_bytes": hosted.kv.disk.used_bytes if hosted.kv.disk else 0,
+                }
+                for name, hosted in self.sessions.items()
+            ],
+        }
+
+
+async def _stream(counts: Mapping[HostedSession, int]) -> list[BaseException]:
+    """Have each read so many layers from disk; what went wrong, once all have answered."""
+    outcomes = await asyncio.gather(
+        *(asyncio.wrap_future(hosted.shard.stream(count)) for hosted, count in counts.items()),
+        return_exceptions=True,
+    )
+    return [each for each in outcomes if each is not None]
