@@ -13,7 +13,7 @@ from offload.errors import (
 )
 from offload.files.closing import Closing
 from offload.files.direct_reader import DirectReader, Read
-from offload.files.durable import full_disk_as_store_full
+from offload.files.durable import disk_errors_as_store_errors
 from offload.files.manifest import (
     PIECE_BYTES,
     Manifest,
@@ -86,7 +86,7 @@ __all__ = [
     "Unpin",
     "WeightStore",
     "WeightStreamer",
-    "full_disk_as_store_full",
+    "disk_errors_as_store_errors",
     "is_streamed",
     "numpy_dtype",
     "padded",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import offload
-from edge.errors import CapacityError, CheckpointError
+from edge.errors import CapacityError, CheckpointError, EdgeError
 
 
 def map_store_error(error: Exception) -> Exception:
@@ -12,4 +12,4 @@ def map_store_error(error: Exception) -> Exception:
         return CapacityError(str(error))
     if isinstance(error, offload.StoreCorruptError):
         return CheckpointError(f"{error}; load the model again: what arrived well is kept")
-    return error
+    return EdgeError(str(error)) if isinstance(error, offload.StoreError) else error

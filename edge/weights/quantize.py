@@ -31,6 +31,7 @@ from offload import (
     StoreCorruptError,
     StoreError,
     WeightStore,
+    disk_errors_as_store_errors,
 )
 
 __all__ = ["DEFAULT_LIMIT_BYTES", "QuantizedStore", "open_quantized"]
@@ -199,7 +200,10 @@ def _only_writer(folder: Path, while_waiting: Callable[[], object]) -> Iterator[
 
     The other may take minutes: `while_waiting`, called now and then, may raise to give up.
     """
-    with (folder / _WRITER_LOCK).open("ab", buffering=0) as lock:
+    with (
+        disk_errors_as_store_errors(folder),
+        (folder / _WRITER_LOCK).open("ab", buffering=0) as lock,
+    ):
         while not _lock_now(lock.fileno()):
             while_waiting()
             time.sleep(_LOCK_RETRY_S)

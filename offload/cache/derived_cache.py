@@ -22,7 +22,7 @@ from offload.cache.folder_cache import FolderCache, FolderUse
 from offload.cache.shard_writer import MANIFEST, WEIGHTS, CachedShard
 from offload.errors import StoreCorruptError
 from offload.files.closing import Closing
-from offload.files.durable import full_disk_as_store_full, sync_folder, write_all
+from offload.files.durable import disk_errors_as_store_errors, sync_folder, write_all
 from offload.files.manifest import Manifest, ManifestBuilder
 
 _SCRATCH = ".scratch-"
@@ -42,7 +42,7 @@ class DerivedCache:
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
         """An empty folder on the same disk, gone at the end; of a process that died, later."""
-        with self._folders.locked(), full_disk_as_store_full(self._folders.root):
+        with self._folders.locked():
             folder = self._folders.root / f"{_SCRATCH}{uuid.uuid4().hex}"
             folder.mkdir()
             use = FolderUse(folder)
@@ -86,7 +86,7 @@ class DerivedCache:
     def begin(self, key: str, total_bytes: int) -> DerivedWriter:
         """Make it, of about so many bytes. Raises StoreFullError if there is no room for them."""
         name = _name(key)
-        with self._folders.locked(), full_disk_as_store_full(self._folders.root):
+        with self._folders.locked():
             if not self._folders.is_used(name):
                 self._folders.discard(name)  # drafts of a process that died
             self._folders.make_room(name, total_bytes)
@@ -107,17 +107,17 @@ class DerivedWriter(Closing):
         """Append a tensor. Raises StoreFullError if the disk is full."""
         entry = self._builder.add(name, array)
         flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        with full_disk_as_store_full(self._use.folder):
+        with disk_errors_as_store_errors(self._use.folder):
             write_all(self._data.fileno(), flat.data, entry.offset)
 
     def finish(self) -> CachedShard:
         """Make it visible, durably. Raises StoreCorruptError if the folder was removed."""
         manifest = self._builder.build()
         folder = self._use.folder
-        with full_disk_as_store_full(folder):
+        with disk_errors_as_store_errors(folder):
             os.truncate(self._data.fileno(), manifest.total_bytes)
             os.fsync(self._data.fileno())
-        with self._folders.locked(), full_disk_as_store_full(folder):
+        with self._folders.locked():
             if not self._draft.exists():
                 raise StoreCorruptError(f"{folder} was removed while it was written; try again")
             described = self._draft.with_suffix(".json")

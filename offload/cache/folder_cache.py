@@ -14,8 +14,9 @@ import uuid
 from collections.abc import Container, Iterator
 from pathlib import Path
 
-from offload.errors import StoreError, StoreFullError
+from offload.errors import StoreFullError
 from offload.files.closing import Closing
+from offload.files.durable import disk_errors_as_store_errors
 
 _LOCK = ".lock"
 _TRASH = ".trash-"
@@ -51,22 +52,21 @@ class FolderCache:
         """Raises StoreError if `root` cannot be made or written."""
         self.root = root
         self.limit_bytes = limit_bytes
-        try:
-            root.mkdir(parents=True, exist_ok=True)
-            with self.locked():
-                self._empty_trash()
-        except OSError as error:
-            raise StoreError(
-                f"the cache folder {root} cannot be used: {error.strerror}; choose another one or "
-                "mend its permissions"
-            ) from error
+        with self.locked():
+            self._empty_trash()
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Waits for the root's lock. `use`, `make_room` and `discard` are called within."""
-        with (self.root / _LOCK).open("ab", buffering=0) as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
+        """Waits for the root's lock. `use`, `make_room` and `discard` are called within.
+
+        A root that was removed meanwhile is made again. Raises StoreError where the disk or the
+        folder fails, also within.
+        """
+        with disk_errors_as_store_errors(self.root):
+            self.root.mkdir(parents=True, exist_ok=True)
+            with (self.root / _LOCK).open("ab", buffering=0) as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                yield
 
     def folders(self) -> list[str]:
         """The names of all folders, the least recently used first."""

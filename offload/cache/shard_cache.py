@@ -19,7 +19,6 @@ from offload.cache.shard_writer import (
     mark_intact,
 )
 from offload.errors import StoreCorruptError
-from offload.files.durable import full_disk_as_store_full
 from offload.files.manifest import Manifest, is_digest, piece_digest
 
 
@@ -64,7 +63,7 @@ class ShardCache:
         if shard is not None:
             return shard
         with contextlib.ExitStack() as donors:
-            with self._folders.locked(), full_disk_as_store_full(self._folders.root):
+            with self._folders.locked():
                 shard = self._open(digest)
                 if shard is not None:  # another writer has just finished it
                     return shard

@@ -22,7 +22,7 @@ from pathlib import Path
 from offload.cache.folder_cache import FolderCache, FolderUse
 from offload.errors import StoreCorruptError
 from offload.files.closing import Closing
-from offload.files.durable import full_disk_as_store_full, sync_folder, write_all
+from offload.files.durable import disk_errors_as_store_errors, sync_folder, write_all
 from offload.files.manifest import Manifest, piece_digest
 
 MANIFEST = "manifest.json"
@@ -100,7 +100,7 @@ class ShardWriter(Closing):
         with self._mutex:
             if digest in self._received:
                 return
-        with full_disk_as_store_full(self._use.folder):
+        with disk_errors_as_store_errors(self._use.folder):
             for offset in self._offsets[digest]:
                 write_all(self._data.fileno(), view, offset)
             # Only now: a process killed before this line has not received the piece.
@@ -117,7 +117,7 @@ class ShardWriter(Closing):
         if missing:
             raise ValueError(f"{len(missing)} pieces of the shard have not arrived yet")
         folder = self._use.folder
-        with full_disk_as_store_full(folder):
+        with disk_errors_as_store_errors(folder):
             os.fsync(self._data.fileno())
         with self._folders.locked():
             # Present already if another writer was faster: it filled this same file.

@@ -6,17 +6,21 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from offload.errors import StoreFullError
+from offload.errors import StoreError, StoreFullError
 
 
 @contextlib.contextmanager
-def full_disk_as_store_full(path: Path) -> Iterator[None]:
-    """Raises StoreFullError where the disk or a quota has no more room."""
+def disk_errors_as_store_errors(path: Path) -> Iterator[None]:
+    """Raises StoreFullError where the disk or a quota has no more room, StoreError where the disk
+    or the folder fails otherwise."""
     try:
         yield
     except OSError as error:
         if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
-            raise
+            raise StoreError(
+                f"{path} cannot be used: {error.strerror or error}; mend its permissions or its "
+                "disk, or keep the cache in another folder"
+            ) from error
         raise StoreFullError(
             f"the disk is full, {path} cannot grow; free some room and try again: what has arrived "
             "is kept"

@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from offload.files.durable import full_disk_as_store_full, sync_folder, write_all
+from offload.files.durable import disk_errors_as_store_errors, sync_folder, write_all
 from offload.files.safetensors_file import DTYPES
 
 
@@ -51,7 +51,7 @@ class SafetensorsWriter:
     def __enter__(self) -> Self:
         self._file = self._partial.open("wb", buffering=0)
         try:
-            with full_disk_as_store_full(self._partial):
+            with disk_errors_as_store_errors(self._partial):
                 os.posix_fallocate(self._file.fileno(), 0, self._total_bytes)
                 write_all(self._file.fileno(), memoryview(self._head), 0)
         except BaseException:
@@ -69,7 +69,7 @@ class SafetensorsWriter:
             self._abandon()
             return
         try:
-            with full_disk_as_store_full(self._partial):
+            with disk_errors_as_store_errors(self._partial):
                 os.fsync(self._file.fileno())
             self._partial.replace(self._path)
         except BaseException:
@@ -82,7 +82,7 @@ class SafetensorsWriter:
         """Writes `rows` as rows first_row … of the tensor. StoreFullError if the disk is full."""
         content = np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data
         offset = self._begin[name] + first_row * self._row_bytes[name]
-        with full_disk_as_store_full(self._partial):
+        with disk_errors_as_store_errors(self._partial):
             write_all(self._file.fileno(), content, offset)
 
     def _abandon(self) -> None:

@@ -1,6 +1,7 @@
 """The shard cache on real files: found again, resumed, shared, evicted."""
 
 import os
+import shutil
 import threading
 from pathlib import Path
 
@@ -194,6 +195,23 @@ def test_a_root_that_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match="cannot be used"):
         ShardCache(tmp_path / "file", LIMIT)
+
+
+def test_a_root_that_is_removed_meanwhile_is_made_again(tmp_path: Path) -> None:
+    cache = ShardCache(tmp_path / "cache" / "shards", LIMIT)
+    a = content(1)
+    check(fill(cache, a), a)
+    shutil.rmtree(tmp_path / "cache")
+    assert cache.get(describe(a).digest) is None
+    check(fill(cache, a), a)
+
+
+def test_a_root_that_fails_later_is_named_with_a_remedy(tmp_path: Path) -> None:
+    cache = ShardCache(tmp_path / "shards", LIMIT)
+    shutil.rmtree(tmp_path / "shards")
+    (tmp_path / "shards").write_text("in the way")
+    with pytest.raises(StoreError, match=r"shards cannot be used: .*; mend its permissions or"):
+        start(cache, content(1))
 
 
 def test_two_writers_of_one_shard_share_what_arrives(tmp_path: Path) -> None:

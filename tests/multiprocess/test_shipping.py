@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -225,6 +226,23 @@ def test_a_cache_smaller_than_the_shard(checkpoint: TinyCheckpoint, tmp_path: Pa
         daemon.await_free()
         assert load_once(daemon.address, checkpoint, dtype="int4") > 0
         assert daemon.messages == ""
+
+
+def test_a_cache_folder_that_is_removed_or_fails_while_the_daemon_runs(
+    checkpoint: TinyCheckpoint, daemon: Daemon, shard_bytes: int
+) -> None:
+    """Removed, it is made again; in the way of it something else, the error says what to do."""
+    assert load_once(daemon.address, checkpoint) == shard_bytes
+    shutil.rmtree(daemon.shards)
+    shutil.rmtree(daemon.cache / "packed")
+    assert load_once(daemon.address, checkpoint) == shard_bytes, "it was sent again"
+    shutil.rmtree(daemon.shards)
+    daemon.shards.write_text("in the way")
+    with pytest.raises(edge.PeerError) as raised:
+        load_once(daemon.address, checkpoint)
+    assert str(raised.value).startswith(f"peer far: {daemon.shards} cannot be used: ")
+    assert "mend its permissions" in str(raised.value)
+    daemon.await_free()
 
 
 def test_eviction_spares_what_is_loaded(

@@ -372,4 +372,4 @@ def test_a_cache_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("EDGE_CACHE", str(tmp_path / "file"))
     sentence = run_edge("peer", "--no-announce").sentence()
-    assert f"the cache folder {tmp_path / 'file' / 'shards'} cannot be used" in sentence
+    assert f"{tmp_path / 'file' / 'shards'} cannot be used" in sentence

@@ -25,7 +25,7 @@ from edge.backends.ort.page_pool import own_memory
 from edge.backends.ort.runtime import ort
 from edge.errors import RequestError
 from edge.host.mapped_file import Mapping, let_go_of, mappings_of
-from offload import StoreFullError, full_disk_as_store_full
+from offload import StoreFullError, disk_errors_as_store_errors
 
 PART_ALIGNMENT = 2 << 20
 """Of blobs in the file of a template: mapped at such an offset, memory comes in huge pages."""
@@ -110,7 +110,7 @@ def make_template(
     }  # packed together with the codes
     blobs: list[Blob] = []
     with (
-        full_disk_as_store_full(folder),
+        disk_errors_as_store_errors(folder),
         (folder / f"{_SAVED}.data").open("rb") as source,
         (folder / _DATA).open("wb") as target,
     ):
