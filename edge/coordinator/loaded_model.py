@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from edge.coordinator.acks import Answers
 from edge.coordinator.generation import GenerationRequest
-from edge.coordinator.scheduler import Scheduler
+from edge.coordinator.scheduler import Orders, Scheduler
 from edge.errors import CapacityError, EdgeError, PeerError, ProtocolError, RequestError
 from edge.protocol.client import PeerClient
 from edge.protocol.messages import (
@@ -77,14 +77,12 @@ class LoadedModel:
         self._scheduler = scheduler
         self._clients: dict[Seat, PeerClient] = {}
         self._active: dict[str, _Active] = {}
-        self._finished: list[str] = []
-        self._leaving: dict[str, Answers[PeerClient, str | None]] = {}
+        self._swapping_out: dict[str, Answers[PeerClient, str | None]] = {}
         """Requests whose caches move to disk: of each peer that answered, why it could not."""
         self._reserving: dict[str, Answers[PeerClient, str | None]] = {}
         """The same of those for which there must be room on disk before they are computed."""
-        self._disk_full = ""
-        self._recalling: dict[str, Answers[PeerClient, int]] = {}
-        """Requests whose prompts are looked for, and what each peer that answered knows."""
+        self._matching: dict[str, Answers[PeerClient, int]] = {}
+        """Requests whose prompts are looked for, and how much each peer that answered has."""
         self._wake = asyncio.Event()
         self._pump_task: asyncio.Task[None] | None = None
         self._release_task: asyncio.Task[None] | None = None
@@ -146,7 +144,6 @@ class LoadedModel:
         """Forget a request and free its KV cache on every peer; unknown ones are ignored."""
         if self._active.pop(request, None) is not None:
             self._scheduler.cancel(request)
-            self._finished.append(request)
             self._wake.set()
 
     async def aclose(self) -> None:
@@ -234,32 +231,28 @@ class LoadedModel:
 
     def _on_suspended(self, client: PeerClient, frame: Frame) -> None:
         """One peer has moved a request's cache to disk, or says why not."""
-        outcome = _outcome(self._leaving, client, frame)
+        outcome = _outcome(self._swapping_out, client, frame)
         if outcome is not None:
             request, why_not = outcome
-            self._disk_full = why_not or self._disk_full
-            self._scheduler.departed(request, moved=why_not is None)
+            self._scheduler.swapped_out(request, why_not=why_not)
 
     def _on_reserved(self, client: PeerClient, frame: Frame) -> None:
         """One peer's disk has room for a request that is longer than memory, or why not."""
         outcome = _outcome(self._reserving, client, frame)
         if outcome is not None:
             request, why_not = outcome
-            if why_not is None:
-                self._scheduler.reserved(request)
-            else:
-                self._give_up(request, why_not)
+            self._scheduler.reserved(request, why_not=why_not)
 
     def _on_recalled(self, client: PeerClient, frame: Frame) -> None:
         """What one peer has of a prompt; what all have need not be computed."""
         request = text(frame.header, "request")
-        if request not in self._recalling:
+        if request not in self._matching:
             raise ProtocolError("a request whose prompt was not asked for")
-        answers = self._recalling[request]
+        answers = self._matching[request]
         answers.add(client, integer(frame.header, "tokens"))
         if answers.are_complete:
-            del self._recalling[request]
-            self._scheduler.recalled(request, min(answers.given))
+            del self._matching[request]
+            self._scheduler.prefix_matched(request, min(answers.given))
 
     def _check_sampler(self, client: PeerClient) -> None:
         """Raises ProtocolError for any other peer: it knows nothing of the tokens of a step."""
@@ -283,39 +276,34 @@ class LoadedModel:
                 await self._wake.wait()
                 self._wake.clear()
                 while True:
-                    if self._scheduler.should_yield:
-                        await self._sampler.post("yield", {"session": self.session})
-                    while self._finished:  # last: the next step may take the room of these
-                        await self._post_all("finish", self._header(self._finished.pop(0)))
-                    step = self._scheduler.next_step()
-                    # At once: while frames are sent, answers come and change what it would say.
-                    if (stuck := self._scheduler.stuck) is not None:
-                        self._give_up(stuck, self._disk_full)
-                        continue
-                    leaving, asked = self._scheduler.departures(), self._scheduler.recalls()
-                    reserving = self._scheduler.reservations()
-                    for request in leaving:
-                        self._leaving[request] = Answers(self._clients.values())
-                        await self._post_all("suspend", self._header(request))
-                    for request, tokens in reserving:
-                        self._reserving[request] = Answers(self._clients.values())
-                        await self._post_all("reserve", self._header(request) | {"tokens": tokens})
-                    for request, prompt in asked:
-                        self._recalling[request] = Answers(self._clients.values())
-                        payload = prompt_to_payload(prompt)
-                        await self._post_all("recall", self._header(request), payload)
-                    if step is None:
+                    orders = self._scheduler.decide()
+                    await self._send(orders)
+                    if orders.step is None:
                         break
-                    await self._post_all("step", step_to_header(step) | {"session": self.session})
         except EdgeError as error:
             self.fail(error)
 
-    def _give_up(self, request: str, why: str) -> None:
-        """There is room for the request nowhere any more; the others go on."""
-        active = self._active.get(request)
-        if active is not None:  # else cancelled meanwhile
-            self.cancel(request)
-            active.sink.failed(CapacityError(why))
+    async def _send(self, orders: Orders) -> None:
+        if orders.yields:
+            await self._sampler.post("yield", {"session": self.session})
+        for request in orders.finish:
+            await self._post_all("finish", self._header(request))
+        for given_up in orders.give_up:
+            active = self._active.pop(given_up.request, None)
+            if active is not None:  # else cancelled meanwhile
+                active.sink.failed(CapacityError(given_up.why))
+        for request in orders.swap_out:
+            self._swapping_out[request] = Answers(self._clients.values())
+            await self._post_all("suspend", self._header(request))
+        for each in orders.reserve:
+            self._reserving[each.request] = Answers(self._clients.values())
+            await self._post_all("reserve", self._header(each.request) | {"tokens": each.tokens})
+        for match in orders.match_prefix:
+            self._matching[match.request] = Answers(self._clients.values())
+            payload = prompt_to_payload(match.prompt)
+            await self._post_all("recall", self._header(match.request), payload)
+        if orders.step is not None:
+            await self._post_all("step", step_to_header(orders.step) | {"session": self.session})
 
     @property
     def _sampler(self) -> PeerClient:

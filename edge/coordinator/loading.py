@@ -77,7 +77,7 @@ def _scheduler(spec: ModelSpec, limits: StepLimits, plan: Plan, kv_dtype: KvDtyp
             held=lambda tokens: held_tokens(tokens, spec, limits, kv_dtype),
         ),
         stages=len(plan.stages),
-        recalls=bool(limits.disk_tokens),
+        matches_prefixes=bool(limits.disk_tokens),
     )
 
 

@@ -1,4 +1,4 @@
-"""Which requests have their keys and values in memory, and which wait on disk for their turn.
+"""Residency of keys and values: whose are in memory, and whose wait on disk for their turn.
 
 Pure: counts of tokens in, decisions out. Every shard keeps the same tokens of a request (of its own
 layers and heads), so a number of tokens means the same to all of them.
@@ -21,8 +21,31 @@ TURN_TOKENS = 64
 """New tokens before a request makes room for one that waits: moving a cache takes as long as
 computing a few tokens."""
 
-Place = Literal["new", "reserving", "memory", "leaving", "disk"]
+Place = Literal["new", "reserving", "memory", "swapping out", "disk"]
 """Reserving: memory is kept for it, and every shard sees whether the disk has room, too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reservation:
+    """Tokens of a request for which every shard's disk must have room."""
+
+    request: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """What changed; each request is told of once."""
+
+    came: tuple[str, ...] = ()
+    """New in memory."""
+    swap_out: tuple[str, ...] = ()
+    """To be moved to disk by every shard; then `swapped_out`."""
+    reserve: tuple[Reservation, ...] = ()
+    """Longer than memory; then `reserved`, or `leave` where a disk has no room."""
+    stuck: str | None = None
+    """Who must leave for the others to go on, now that the disk takes nobody. Nothing else changed
+    then."""
 
 
 @dataclass(slots=True)
@@ -55,10 +78,7 @@ class Member:
 
 
 class Residency:
-    """`settle` decides; `departures` tells who moves to disk, `departed` that it is done.
-
-    Likewise `reservations` and `reserved`, of those that are longer than memory.
-    """
+    """`settle` decides; the other verbs tell it what happened."""
 
     def __init__(
         self,
@@ -72,8 +92,8 @@ class Residency:
     ) -> None:
         """Memory is kept for `memory_tokens`; with `disk_tokens` more may be under way.
 
-        `held`: how many of these so many tokens of one request take, at least themselves. One that
-        has all the memory may take a little more.
+        `held`: how many of these N tokens of one request take, N or more. One that has all the
+        memory may take a little more.
 
         Up to `longest_tokens` of one request can be computed, a part of them on disk, when it has
         all the memory for itself; None: as many as memory is kept for.
@@ -91,8 +111,9 @@ class Residency:
         """Started, without memory; the first gets it next."""
         self._inside: list[Member] = []
         """In memory or leaving it, in the order they came."""
-        self._departures: deque[str] = deque()
-        self._reservations: deque[tuple[str, int]] = deque()
+        self._swap_out: list[str] = []
+        self._reserve: list[Reservation] = []
+        """What `settle` has to tell."""
         self._disk_is_full = False
 
     def join(self, member: Member) -> None:
@@ -130,8 +151,8 @@ class Residency:
             )
         )
 
-    def settle(self) -> list[str]:
-        """Let in whom there is memory for, and have others leave; those who are new in memory."""
+    def settle(self) -> Settled:
+        """Let in whom there is memory for, and have others leave."""
         self._admit()
         if self._ready and not self._disk_is_full:
             for member in self._inside:
@@ -145,19 +166,15 @@ class Residency:
         came = [m for m in self._inside if m.place == "memory" and not m.was_inside]
         for member in came:
             member.was_inside = True
-        return [member.request for member in came]
-
-    def departures(self) -> list[str]:
-        """Whose caches are to be moved to disk, each told once."""
-        told = list(self._departures)
-        self._departures.clear()
-        return told
-
-    def reservations(self) -> list[tuple[str, int]]:
-        """For whom the disk must have room, and for how many tokens, each told once."""
-        told = list(self._reservations)
-        self._reservations.clear()
-        return told
+        settled = Settled(
+            came=tuple(member.request for member in came),
+            swap_out=tuple(self._swap_out),
+            reserve=tuple(self._reserve),
+            stuck=self._stuck,
+        )
+        self._swap_out.clear()
+        self._reserve.clear()
+        return settled
 
     def reserved(self, member: Member) -> None:
         """Every shard's disk has that room; one for which there is none has to leave."""
@@ -166,10 +183,10 @@ class Residency:
         member.place = "memory"
         member.reserved = member.room
 
-    def departed(self, member: Member, *, moved: bool) -> None:
+    def swapped_out(self, member: Member, *, moved: bool) -> None:
         """The cache is on every shard's disk; or one has no room, and it stays where it is."""
-        if member.place != "leaving":
-            raise ValueError("a request that was not to leave")
+        if member.place != "swapping out":
+            raise ValueError("a request that was not to be swapped out")
         if moved:
             member.place = "disk"
             self._inside.remove(member)
@@ -182,8 +199,7 @@ class Residency:
             self._disk_is_full = True
 
     @property
-    def stuck(self) -> str | None:
-        """Who must give up for the others to go on, now that the disk takes nobody; or None."""
+    def _stuck(self) -> str | None:
         if not self._disk_is_full or not self._inside:
             return None
         if any(m.steps_out or m.can_step or m.place != "memory" for m in self._inside):
@@ -203,7 +219,7 @@ class Residency:
         return sum(longest) <= disk or sum(map(self._price, longest)) <= self._memory
 
     def _price(self, tokens: int) -> int:
-        """Of memory, for so many tokens of one request."""
+        """Tokens of memory that N tokens of one request take."""
         return tokens if tokens >= self._memory else min(self._held(tokens), self._memory)
 
     def _needed(self, member: Member) -> int:
@@ -240,7 +256,7 @@ class Residency:
         if is_too_long and member.room > member.reserved:
             # While it computes, what does not fit must find room: no shard may fail in a step.
             member.place = "reserving"
-            self._reservations.append((member.request, member.room))
+            self._reserve.append(Reservation(request=member.request, tokens=member.room))
 
     def _shrink(self, member: Member) -> None:
         """Keep only what its turn needs: somebody waits."""
@@ -254,7 +270,7 @@ class Residency:
 
     def _end_turns(self) -> None:
         """Those who were here longest leave, until there is memory for the next."""
-        coming = self._free + sum(m.held for m in self._inside if m.place == "leaving")
+        coming = self._free + sum(m.held for m in self._inside if m.place == "swapping out")
         for member in self._inside:
             if coming >= self._price(self._needed(self._ready[0])):
                 return
@@ -263,8 +279,8 @@ class Residency:
                 self._send_away(member)
 
     def _send_away(self, member: Member) -> None:
-        member.place = "leaving"
-        self._departures.append(member.request)
+        member.place = "swapping out"
+        self._swap_out.append(member.request)
 
     def _extend(self, member: Member) -> None:
         """Nobody waits: all the memory it may ever want, or at least another turn."""
@@ -277,7 +293,7 @@ class Residency:
         elif member.length > member.room:
             needed = self._needed(member)
             price = self._price(needed)
-            coming = sum(m.held for m in self._inside if m.place == "leaving")
+            coming = sum(m.held for m in self._inside if m.place == "swapping out")
             if price <= available:
                 member.turn_end = member.length + self._turn_tokens
                 self._grant(member, needed)

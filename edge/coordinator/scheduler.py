@@ -1,4 +1,4 @@
-"""Which step comes next. Pure: integers in, steps out; knows no peers, text or time.
+"""The scheduler: what the peers are to do next. Pure: knows no peers, text or time.
 
 Whose keys and values are in memory is `residency.py`'s to decide; of those, three rules. Requests
 that each wait for one token go together, because a batch reads the weights once for all of them.
@@ -13,8 +13,46 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edge.coordinator.residency import Member, Residency
+from edge.coordinator.residency import Member, Reservation, Residency
 from edge.protocol.step import Step, StepEntry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenUp:
+    """A request that ends because there is room for it nowhere."""
+
+    request: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixMatch:
+    """A prompt whose beginning the peers may have; they are asked before any of it is computed."""
+
+    request: str
+    prompt: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Orders:
+    """What is to be done now, in the order of the fields: each may need the room of those before.
+
+    No step has a part of a request that is to be swapped out, to reserve or to be matched, until
+    the scheduler is told what became of it.
+    """
+
+    yields: bool = False
+    """A run is under way while others could be served: it ends after its current token."""
+    finish: tuple[str, ...] = ()
+    """Requests that are over, those given up among them: every shard frees them."""
+    give_up: tuple[GivenUp, ...] = ()
+    """Whose caller must be told."""
+    swap_out: tuple[str, ...] = ()
+    """Requests whose caches every shard moves to disk. Steps bring them back by themselves."""
+    reserve: tuple[Reservation, ...] = ()
+    match_prefix: tuple[PrefixMatch, ...] = ()
+    step: Step | None = None
+    """None while everything waits for an answer."""
 
 
 @dataclass(slots=True)
@@ -41,7 +79,7 @@ class _Entry:
 
 
 class Scheduler:
-    """Turns requests into steps; `next_step` until None, `completed` for each step in order."""
+    """Turns requests into orders: `decide` until there is no step, and after all it is told."""
 
     def __init__(
         self,
@@ -50,14 +88,13 @@ class Scheduler:
         logit_chunk_tokens: int,
         residency: Residency,
         stages: int,
-        recalls: bool = False,
+        matches_prefixes: bool = False,
     ) -> None:
         """`stages` steps decode at once, of the requests that are in memory.
 
-        recalls: peers may know beginnings of prompts; `recalls` tells whose to ask for.
+        matches_prefixes: peers may have beginnings of prompts.
         """
-        self._asks = recalls
-        self._recalls: deque[str] = deque()
+        self._matches_prefixes = matches_prefixes
         self._chunk_tokens = chunk_tokens
         self._logit_chunk_tokens = logit_chunk_tokens
         self._residency = residency
@@ -69,6 +106,9 @@ class Scheduler:
         self._wanted: deque[int] = deque()
         """How many tokens each of them gives."""
         self._decoded_last = False
+        self._finished: list[str] = []
+        self._given_up: list[GivenUp] = []
+        self._disk_full = ""
 
     def add(self, request: str, tokens: Sequence[int], *, new_tokens: int) -> None:
         """Start a request for `new_tokens` tokens, or with 0 for the logits of every row.
@@ -90,27 +130,36 @@ class Scheduler:
         gone = self._active.pop(request, None)
         if gone is not None:
             self._residency.leave(gone.memory)
+            self._finished.append(request)
 
-    @property
-    def should_yield(self) -> bool:
-        """A run is under way while others could be served: it should be asked to yield."""
-        return bool(
-            self._under_way
-            and self._under_way[-1].run > 1
-            and (self._turns or self._residency.wants_turn)
+    def decide(self) -> Orders:
+        """What is to be done now. It counts as done: the next orders build on these."""
+        yields = self._should_yield
+        while (settled := self._residency.settle()).stuck is not None:
+            self._give_up(settled.stuck, self._disk_full)
+        match_prefix = []
+        for name in settled.came:
+            entry = self._active[name]
+            is_long = len(entry.tokens) > self._chunk_tokens
+            if self._matches_prefixes and is_long and not entry.wants_logits:
+                match_prefix.append(PrefixMatch(request=name, prompt=tuple(entry.tokens)))
+            else:
+                self._turns.append(name)
+        orders = Orders(
+            yields=yields,
+            finish=tuple(self._finished),
+            give_up=tuple(self._given_up),
+            swap_out=settled.swap_out,
+            reserve=settled.reserve,
+            match_prefix=tuple(match_prefix),
+            step=self._next_step(),
         )
+        self._finished.clear()
+        self._given_up.clear()
+        return orders
 
-    def recalls(self) -> list[tuple[str, tuple[int, ...]]]:
-        """Requests that have come into memory, and their prompts, each told once.
-
-        To be asked after each `next_step`. None has a step until `recalled` tells what is known.
-        """
-        asked = [self._active[name] for name in self._recalls if name in self._active]
-        self._recalls.clear()
-        return [(entry.request, tuple(entry.tokens)) for entry in asked]
-
-    def recalled(self, request: str, tokens: int) -> None:
-        """So many tokens of the prompt need not be computed: whole chunks, and not all of them."""
+    def prefix_matched(self, request: str, tokens: int) -> None:
+        """N tokens of the prompt need not be computed: whole chunks, and not all of them."""
         entry = self._active.get(request)
         if entry is None:
             return  # cancelled meanwhile
@@ -119,63 +168,22 @@ class Scheduler:
         entry.computed = tokens
         self._turns.append(request)
 
-    def reservations(self) -> list[tuple[str, int]]:
-        """Requests for which every shard's disk must have room for so many tokens, each told once.
-
-        To be asked after each `next_step`. None has a step until `reserved`; where a shard has no
-        room, the request is to be cancelled.
-        """
-        return self._residency.reservations()
-
-    def reserved(self, request: str) -> None:
-        """Every shard has that room."""
+    def reserved(self, request: str, *, why_not: str | None) -> None:
+        """Every shard has that room; or one has not, and the request is given up."""
         entry = self._active.get(request)
-        if entry is not None:  # else cancelled meanwhile
+        if entry is None:
+            return  # cancelled meanwhile
+        if why_not is None:
             self._residency.reserved(entry.memory)
+        else:
+            self._give_up(request, why_not)
 
-    def departures(self) -> list[str]:
-        """Requests whose caches every shard is to move to disk now, each told once.
-
-        To be asked after each `next_step`, and passed on before that step: no step has a part of
-        them until `departed` tells what became of it.
-        """
-        return self._residency.departures()
-
-    def departed(self, request: str, *, moved: bool) -> None:
-        """Every shard has moved the cache; or not all could, and it stays. Comes back by itself."""
+    def swapped_out(self, request: str, *, why_not: str | None) -> None:
+        """Every shard has moved the cache; or not all could, and it stays."""
+        self._disk_full = why_not or self._disk_full
         entry = self._active.get(request)
         if entry is not None:  # else cancelled meanwhile
-            self._residency.departed(entry.memory, moved=moved)
-
-    @property
-    def stuck(self) -> str | None:
-        """A request that must end for others to go on: there is room for it nowhere any more."""
-        return self._residency.stuck
-
-    def next_step(self) -> Step | None:
-        """The next step, or None while everything waits for a step or a departure."""
-        for name in self._residency.settle():
-            entry = self._active[name]
-            is_asked = self._asks and not entry.wants_logits
-            if is_asked and len(entry.tokens) > self._chunk_tokens:
-                self._recalls.append(name)
-            else:
-                self._turns.append(name)
-        if len(self._under_way) > self._stages:
-            return None
-        order = (self._chunk, self._decode) if self._decoded_last else (self._decode, self._chunk)
-        for choose in order:
-            step = choose()
-            if step is not None:
-                self._under_way.append(step)
-                self._wanted.append(0)
-                for part in step.entries:
-                    entry = self._active[part.request]
-                    entry.memory.steps_out += 1
-                    self._wanted[-1] += part.logit_rows > 0 and not entry.wants_logits
-                self._decoded_last = choose == self._decode
-                return step
-        return None
+            self._residency.swapped_out(entry.memory, moved=why_not is None)
 
     def answered(self, tokens: Sequence[int], *, last: bool) -> Step:
         """The oldest step under way gave a token for each entry that wanted one; that step.
@@ -204,6 +212,35 @@ class Scheduler:
                 if entry is not None:
                     entry.memory.steps_out -= 1
         return step
+
+    @property
+    def _should_yield(self) -> bool:
+        return bool(
+            self._under_way
+            and self._under_way[-1].run > 1
+            and (self._turns or self._residency.wants_turn)
+        )
+
+    def _give_up(self, request: str, why: str) -> None:
+        self.cancel(request)
+        self._given_up.append(GivenUp(request=request, why=why))
+
+    def _next_step(self) -> Step | None:
+        if len(self._under_way) > self._stages:
+            return None
+        order = (self._chunk, self._decode) if self._decoded_last else (self._decode, self._chunk)
+        for choose in order:
+            step = choose()
+            if step is not None:
+                self._under_way.append(step)
+                self._wanted.append(0)
+                for part in step.entries:
+                    entry = self._active[part.request]
+                    entry.memory.steps_out += 1
+                    self._wanted[-1] += part.logit_rows > 0 and not entry.wants_logits
+                self._decoded_last = choose == self._decode
+                return step
+        return None
 
     def _decode(self) -> Step | None:
         """One token of every request that waits for one; alone, they run on by themselves."""

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge.coordinator.residency import Residency
-from edge.coordinator.scheduler import Scheduler
+from edge.coordinator.scheduler import Orders, Scheduler
 from edge.protocol.step import Step
 
 
@@ -52,11 +52,14 @@ class Peers:
     reserving: deque[tuple[str, int]] = field(default_factory=deque)
     reserved: dict[str, int] = field(default_factory=dict)
     """Tokens of requests for which the disk has room."""
+    matching: deque[str] = field(default_factory=deque)
+    finished: set[str] = field(default_factory=set)
     asked: dict[str, Asked] = field(default_factory=dict)
     started: set[str] = field(default_factory=set)
     out: deque[Step] = field(default_factory=deque)
     next_token: int = 1000
     gave_up: int = 0
+    must_yield: bool = False
 
     def add(self, prompt: int, new_tokens: int) -> None:
         name = f"r{len(self.asked)}"
@@ -72,25 +75,29 @@ class Peers:
             self.scheduler.cancel(name)
 
     def move(self, *, has_room: bool = True) -> None:
-        """The first of those that were told to leave has left, or the disk has no room for it."""
+        """The first of those to be swapped out has left, or the disk has no room for it."""
         name = self.leaving.popleft()
         if has_room and not self.asked[name].is_done:
             self.away.add(name)
-        self.scheduler.departed(name, moved=has_room)
+        self.scheduler.swapped_out(name, why_not=None if has_room else "full")
 
     def reserve(self, *, has_room: bool = True) -> None:
         """The first of those for which the disk must have room has it, or must give up."""
         name, tokens = self.reserving.popleft()
         if has_room:
             self.reserved[name] = tokens
-            self.scheduler.reserved(name)
-        elif not self.asked[name].is_done:
-            self.give_up(name)
+        self.scheduler.reserved(name, why_not=None if has_room else "full")
 
-    def give_up(self, name: str) -> None:
-        self.gave_up += 1
-        self.asked[name].is_cancelled = True
-        self.scheduler.cancel(name)
+    def match(self) -> None:
+        """Peers have a part of the first of the prompts that they were asked about."""
+        name = self.matching.popleft()
+        asked = self.asked[name]
+        assert asked.computed == 0
+        known = min(self.known, len(asked.tokens) - 1) // self.chunk * self.chunk
+        if not asked.is_done:
+            asked.computed = known
+            self.started.add(name)
+        self.scheduler.prefix_matched(name, known)
 
     def check_memory(self) -> None:
         """No more is kept than there is room for, but for one request that is there alone."""
@@ -103,34 +110,38 @@ class Peers:
         on_disk = sum(self.asked[n].computed for n in self.away if not self.asked[n].is_done)
         assert on_disk <= self.disk
 
-    def take_steps(self) -> None:
+    def follow_orders(self) -> None:
         while True:
-            step_again = False
-            step = self.scheduler.next_step()
-            for name, prompt in self.scheduler.recalls():
-                asked = self.asked[name]
-                assert list(prompt) == asked.tokens
-                assert asked.computed == 0
-                asked.computed = min(self.known, len(prompt) - 1) // self.chunk * self.chunk
-                self.started.add(name)
-                self.scheduler.recalled(name, asked.computed)
-                step_again = True
-            for name in self.scheduler.departures():
+            orders = self.scheduler.decide()
+            assert not orders.yields or self.out[-1].run > 1
+            self.must_yield |= orders.yields
+            for given_up in orders.give_up:
+                assert given_up.why == "full"
+                assert not self.asked[given_up.request].is_done
+                self.gave_up += 1
+                self.asked[given_up.request].is_cancelled = True
+            for name in orders.finish:
+                assert self.asked[name].is_done
+                assert name not in self.finished, "each is told once"
+                self.finished.add(name)
+            for name in orders.swap_out:
                 assert all(name not in [e.request for e in each.entries] for each in self.out)
                 self.leaving.append(name)
-            for name, tokens in self.scheduler.reservations():
-                assert self.capacity < tokens <= self.disk
-                self.reserving.append((name, tokens))
-            if (stuck := self.scheduler.stuck) is not None:
-                self.give_up(stuck)
-                continue
+            for each in orders.reserve:
+                assert self.capacity < each.tokens <= self.disk
+                self.reserving.append((each.request, each.tokens))
+            for match in orders.match_prefix:
+                assert list(match.prompt) == self.asked[match.request].tokens
+                self.matching.append(match.request)
+            concerned = {*orders.swap_out, *(each.request for each in orders.reserve)}
+            assert not concerned & self.finished
+            step = orders.step
             if step is None:
-                if step_again:
-                    continue
                 break
             self.out.append(step)
             self.away -= {entry.request for entry in step.entries}
-            assert not {entry.request for entry in step.entries} & set(self.leaving)
+            waiting = {*self.leaving, *self.matching, *(name for name, _tokens in self.reserving)}
+            assert not {entry.request for entry in step.entries} & waiting
             assert len(self.out) <= self.stages + 1
             for entry in step.entries:
                 asked = self.asked[entry.request]
@@ -151,14 +162,14 @@ class Peers:
 
     def answer(self, run: int) -> None:
         """Complete the oldest step, or a part of its run of at most `run` tokens."""
-        step = self.out.popleft()
+        step = self.out[0]
         wanting = [
             self.asked[entry.request]
             for entry in step.entries
             if entry.logit_rows and self.asked[entry.request].new_tokens
         ]
         for turn in range(step.run):
-            last = turn + 1 == min(step.run, run) or self.scheduler.should_yield
+            last = turn + 1 == min(step.run, run) or self.must_yield
             tokens = list(range(self.next_token, self.next_token + len(wanting)))
             self.next_token += len(wanting)
             if turn:
@@ -174,7 +185,10 @@ class Peers:
                 if asked.is_done:
                     self.scheduler.cancel(name)
             if last or ended:
+                self.out.popleft()
+                self.must_yield = False
                 break
+            self.follow_orders()
 
 
 EVENTS = st.lists(
@@ -184,6 +198,7 @@ EVENTS = st.lists(
         st.tuples(st.just("answer"), st.integers(1, 9), st.just(0)),
         st.tuples(st.just("move"), st.just(0), st.just(0)),
         st.tuples(st.just("reserve"), st.just(0), st.just(0)),
+        st.tuples(st.just("match"), st.just(0), st.just(0)),
     ),
     max_size=60,
 )
@@ -234,7 +249,7 @@ def test_everything_is_computed_once_and_in_order(
         logit_chunk_tokens=logit_chunk,
         residency=residency,
         stages=stages,
-        recalls=known is not None,
+        matches_prefixes=known is not None,
     )
     peers = Peers(scheduler, capacity, requests, stages, disk, chunk, known or 0)
     moves = 0
@@ -255,17 +270,23 @@ def test_everything_is_computed_once_and_in_order(
         elif what == "reserve":
             if peers.reserving:
                 peers.reserve(has_room=has_room())
+        elif what == "match":
+            if peers.matching:
+                peers.match()
         elif peers.out:
             peers.answer(first)
-        peers.take_steps()
-    while peers.out or peers.leaving or peers.reserving:
+        peers.follow_orders()
+    while peers.out or peers.leaving or peers.reserving or peers.matching:
+        if peers.matching:
+            peers.match()
         if peers.leaving:
             peers.move(has_room=has_room())
         if peers.reserving:
             peers.reserve(has_room=has_room())
         if peers.out:
             peers.answer(run=5)
-        peers.take_steps()
+        peers.follow_orders()
     assert all(asked.is_done for asked in peers.asked.values())
     assert full_after is not None or not peers.gave_up
-    assert scheduler.next_step() is None
+    assert peers.finished == set(peers.asked), "every shard has freed them all"
+    assert scheduler.decide() == Orders()

@@ -187,7 +187,7 @@ def test_a_peer_that_hangs_up() -> None:
     assert results.errors[0].peer == "odd"
 
 
-async def run_on_two(odd: Behaviour, *, recalls: bool = False) -> list[EdgeError]:
+async def run_on_two(odd: Behaviour, *, matches_prefixes: bool = False) -> list[EdgeError]:
     """Two requests that take turns in the memory of two stages, of which the second samples.
 
     The first stage's peer behaves as it is told to; the second answers steps and nothing else.
@@ -204,7 +204,7 @@ async def run_on_two(odd: Behaviour, *, recalls: bool = False) -> list[EdgeError
         logit_chunk_tokens=4,
         residency=Residency(memory_tokens=14, disk_tokens=100, requests=4, turn_tokens=2),
         stages=2,
-        recalls=recalls,
+        matches_prefixes=matches_prefixes,
     )
     async with peer(odd, "odd") as first, peer(sample, "fine") as second:
         model = LoadedModel(plan(2), scheduler, vocab_size=VOCAB)
@@ -241,7 +241,7 @@ def test_a_peer_that_answers_twice_does_not_stand_in_for_another(asked: str, ans
             for _ in range(2):
                 await channel.send(Frame(answer.kind, header))
 
-    for error in asyncio.run(run_on_two(behave, recalls=asked == "recall")):
+    for error in asyncio.run(run_on_two(behave, matches_prefixes=asked == "recall")):
         assert str(error) == f"peer odd: sent a malformed {answer.kind!r}: an answer too many"
 
 

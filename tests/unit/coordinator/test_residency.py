@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge.coordinator.residency import Member, Residency
+from edge.coordinator.residency import Member, Reservation, Residency, Settled
 
 
 def residency(
@@ -26,12 +26,23 @@ def joined(found: Residency, name: str, length: int, longest: int) -> Member:
     return member
 
 
+def came(*names: str) -> Settled:
+    return Settled(came=names)
+
+
+def reserve(name: str, tokens: int) -> Settled:
+    return Settled(reserve=(Reservation(request=name, tokens=tokens),))
+
+
+NOTHING = Settled()
+
+
 def test_alone_a_request_gets_all_it_may_want() -> None:
     found = residency()
     a = joined(found, "a", 10, 28)
-    assert found.settle() == ["a"]
+    assert found.settle() == came("a")
     assert (a.place, a.room, a.held) == ("memory", 28, 28)
-    assert found.departures() == []
+    assert found.settle() == NOTHING
 
 
 def test_who_comes_takes_what_another_does_not_need_yet() -> None:
@@ -41,9 +52,9 @@ def test_who_comes_takes_what_another_does_not_need_yet() -> None:
     b = joined(found, "b", 10, 28)
     assert found.wants_turn
     a.steps_out = 1
-    assert found.settle() == [], "a run may use its room"
+    assert found.settle() == NOTHING, "a run may use its room"
     a.steps_out = 0
-    assert found.settle() == ["b"]
+    assert found.settle() == came("b")
     assert (a.room, b.room) == (15, 15)
     assert not found.wants_turn
 
@@ -53,19 +64,17 @@ def test_who_had_a_turn_goes_to_disk_and_comes_back() -> None:
     a, b = joined(found, "a", 10, 28), joined(found, "b", 10, 28)
     found.settle()
     c = joined(found, "c", 10, 28)
-    found.settle()
-    assert (c.place, found.departures()) == ("new", []), "nobody had a turn yet"
+    assert found.settle() == NOTHING
+    assert c.place == "new", "nobody had a turn yet"
     a.length = b.length = 16
-    assert found.settle() == []
-    assert found.departures() == ["a"], "the first that came"
-    assert found.departures() == []
-    assert (a.place, b.can_step) == ("leaving", False)
-    found.departed(a, moved=True)
-    assert found.settle() == ["c"]
+    assert found.settle() == Settled(swap_out=("a",)), "the first that came"
+    assert found.settle() == NOTHING
+    assert (a.place, b.can_step) == ("swapping out", False)
+    found.swapped_out(a, moved=True)
+    assert found.settle() == Settled(came=("c",), swap_out=("b",)), "b leaves for a"
     assert (a.place, c.place) == ("disk", "memory")
-    assert found.departures() == ["b"], "now for a"
-    found.departed(b, moved=True)
-    assert found.settle() == [], "a is not new"
+    found.swapped_out(b, moved=True)
+    assert found.settle() == NOTHING, "a is not new"
     assert (a.place, a.room, b.place) == ("memory", 21, "disk")
 
 
@@ -76,13 +85,12 @@ def test_a_disk_without_room_lets_requests_wait() -> None:
     c = joined(found, "c", 10, 15)
     found.settle()
     a.length = 16  # of a longest of 15: it ends now
-    found.settle()
-    assert found.departures() == ["a"]
-    found.departed(a, moved=False)
-    assert found.settle() == []
-    assert (a.place, found.departures(), c.place) == ("memory", [], "new")
+    assert found.settle() == Settled(swap_out=("a",))
+    found.swapped_out(a, moved=False)
+    assert found.settle() == NOTHING
+    assert (a.place, c.place) == ("memory", "new")
     found.leave(a)
-    assert found.settle() == ["c"]
+    assert found.settle() == came("c")
     assert b.can_step
 
 
@@ -91,54 +99,43 @@ def test_when_nobody_can_go_on_one_must_give_up() -> None:
     a, b = joined(found, "a", 10, 28), joined(found, "b", 10, 28)
     found.settle()
     a.length = b.length = 16
-    found.settle()
-    (name,) = found.departures()
-    assert name == "a"
-    assert found.stuck is None
-    found.departed(a, moved=False)
-    found.settle()
-    assert found.stuck == "b"
+    assert found.settle() == Settled(swap_out=("a",))
+    found.swapped_out(a, moved=False)
+    assert found.settle() == Settled(stuck="b")
     found.leave(b)
-    found.settle()
-    assert (a.can_step, found.stuck) == (True, None)
+    assert found.settle() == NOTHING
+    assert a.can_step
 
 
 def test_one_that_is_too_long_has_all_memory_for_itself() -> None:
     found = residency(longest=60)
     a, long = joined(found, "a", 10, 28), joined(found, "long", 40, 60)
-    assert found.settle() == ["a"]
+    assert found.settle() == came("a")
     a.length = 16
-    found.settle()
-    assert found.departures() == ["a"]
-    found.departed(a, moved=True)
-    assert found.settle() == [], "the disk may be full"
-    assert (long.place, found.reservations(), found.reservations()) == (
-        "reserving",
-        [("long", 45)],
-        [],
-    )
+    assert found.settle() == Settled(swap_out=("a",))
+    found.swapped_out(a, moved=True)
+    assert found.settle() == reserve("long", 45), "the disk may be full"
+    assert long.place == "reserving"
+    assert found.settle() == NOTHING
     found.reserved(long)
-    assert found.settle() == ["long"]
+    assert found.settle() == came("long")
     assert (long.held, long.room, long.reserved) == (30, 45, 45)
     long.length = 46
-    found.settle()
-    assert found.departures() == ["long"]
+    assert found.settle() == Settled(swap_out=("long",))
 
 
 def test_one_that_grows_beyond_memory_reserves_turn_by_turn() -> None:
     found = residency(longest=60)
     long = joined(found, "long", 10, 60)
-    assert found.settle() == ["long"]
+    assert found.settle() == came("long")
     for length, room in ((16, 21), (22, 27)):
         long.length = length
-        found.settle()
-        assert (long.can_step, long.room, found.reservations()) == (True, room, [])
+        assert found.settle() == NOTHING
+        assert (long.can_step, long.room) == (True, room)
     for length, room in ((28, 33), (34, 39)):
         long.length = length
-        found.settle()
+        assert found.settle() == reserve("long", room)
         assert not long.can_step
-        assert found.stuck is None
-        assert found.reservations() == [("long", room)]
         found.reserved(long)
         found.settle()
         assert (long.can_step, long.room) == (True, room)
@@ -147,10 +144,9 @@ def test_one_that_grows_beyond_memory_reserves_turn_by_turn() -> None:
 def test_who_finds_no_room_on_disk_leaves_it_to_the_others() -> None:
     found = residency(longest=60)
     long, a = joined(found, "long", 40, 60), joined(found, "a", 10, 28)
-    assert found.settle() == []
-    assert found.reservations() == [("long", 45)]
+    assert found.settle() == reserve("long", 45)
     found.leave(long)
-    assert found.settle() == ["a"]
+    assert found.settle() == came("a")
     assert a.can_step
     with pytest.raises(ValueError, match="was to reserve nothing"):
         found.reserved(a)
@@ -169,10 +165,10 @@ def test_what_could_never_start(disk: int, longest: int | None, most: int) -> No
 def test_no_more_start_than_the_disk_could_take_at_once() -> None:
     found = residency(disk=50)
     a, b = joined(found, "a", 1, 28), joined(found, "b", 1, 28)
-    assert found.settle() == ["a"]
+    assert found.settle() == came("a")
     assert not found.wants_turn
     found.leave(a)
-    assert found.settle() == ["b"]
+    assert found.settle() == came("b")
     assert b.room == 28
 
 
@@ -180,12 +176,12 @@ def test_requests_hold_whole_pages_of_memory() -> None:
     """Three of two tokens would fit, of which each takes ten."""
     found = residency(memory=25, disk=0, page=10)
     a, b, c = (joined(found, name, 1, 2) for name in "abc")
-    assert found.settle() == ["a", "b"]
+    assert found.settle() == came("a", "b")
     assert (a.held, a.room, b.held) == (10, 2, 10)
     found.leave(a)
-    assert found.settle() == ["c"]
+    assert found.settle() == came("c")
     found.leave(b)
     found.leave(c)
     d = joined(found, "d", 21, 25)
-    assert found.settle() == ["d"], "alone it may take all there is"
+    assert found.settle() == came("d"), "alone it may take all there is"
     assert d.room == 25

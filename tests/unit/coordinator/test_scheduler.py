@@ -4,19 +4,33 @@ from __future__ import annotations
 
 import pytest
 
-from edge.coordinator.residency import Residency
-from edge.coordinator.scheduler import Scheduler
+from edge.coordinator.residency import Reservation, Residency
+from edge.coordinator.scheduler import GivenUp, Orders, PrefixMatch, Scheduler
 from edge.protocol.step import Step
 
 
 def scheduler(
-    *, chunk: int = 4, logit_chunk: int = 2, capacity: int = 100, requests: int = 8, stages: int = 1
+    *,
+    chunk: int = 4,
+    logit_chunk: int = 2,
+    capacity: int = 100,
+    disk: int = 0,
+    requests: int = 8,
+    stages: int = 1,
+    matches_prefixes: bool = False,
 ) -> Scheduler:
     return Scheduler(
         chunk_tokens=chunk,
         logit_chunk_tokens=logit_chunk,
-        residency=Residency(memory_tokens=capacity, requests=requests),
+        residency=Residency(
+            memory_tokens=capacity,
+            disk_tokens=disk,
+            longest_tokens=disk,
+            requests=requests,
+            turn_tokens=4,
+        ),
         stages=stages,
+        matches_prefixes=matches_prefixes,
     )
 
 
@@ -30,51 +44,53 @@ def shown(step: Step | None) -> object:
 def test_a_prompt_goes_in_chunks_and_then_runs_on() -> None:
     steps = scheduler()
     steps.add("a", [1, 2, 3, 4, 5, 6], new_tokens=3)
-    assert shown(steps.next_step()) == ([("a", 0, (1, 2, 3, 4), 0)], 1)
-    assert shown(steps.next_step()) == ([("a", 4, (5, 6), 1)], 3)
-    assert steps.next_step() is None
+    assert shown(steps.decide().step) == ([("a", 0, (1, 2, 3, 4), 0)], 1)
+    assert shown(steps.decide().step) == ([("a", 4, (5, 6), 1)], 3)
+    assert steps.decide().step is None
     steps.answered([], last=True)
     steps.answered([50], last=False)
     steps.answered([51], last=False)
     steps.answered([52], last=True)
-    assert steps.next_step() is None
+    assert steps.decide().step is None
 
 
 def test_a_run_that_was_cut_short_goes_on_from_its_last_token() -> None:
     steps = scheduler()
     steps.add("a", [1, 2], new_tokens=5)
-    steps.next_step()
+    steps.decide()
     steps.answered([50], last=False)
     steps.answered([51], last=True)
-    assert shown(steps.next_step()) == ([("a", 3, (51,), 1)], 3)
+    assert shown(steps.decide().step) == ([("a", 3, (51,), 1)], 3)
 
 
 def test_requests_that_wait_for_one_token_go_together() -> None:
     steps = scheduler()
     steps.add("a", [1, 2], new_tokens=5)
     steps.add("b", [3], new_tokens=4)
-    assert shown(steps.next_step()) == ([("a", 0, (1, 2), 1)], 1)
-    assert shown(steps.next_step()) == ([("b", 0, (3,), 1)], 1)
+    assert shown(steps.decide().step) == ([("a", 0, (1, 2), 1)], 1)
+    assert shown(steps.decide().step) == ([("b", 0, (3,), 1)], 1)
     steps.answered([50], last=True)
     steps.answered([60], last=True)
-    assert shown(steps.next_step()) == ([("a", 2, (50,), 1), ("b", 1, (60,), 1)], 3)
+    assert shown(steps.decide().step) == ([("a", 2, (50,), 1), ("b", 1, (60,), 1)], 3)
 
 
 def test_a_long_prompt_does_not_hold_up_another_reply() -> None:
     steps = scheduler(chunk=2)
     steps.add("a", [1], new_tokens=9)
-    steps.next_step()
-    assert not steps.should_yield
+    steps.decide()
+    assert not steps.decide().yields
     steps.add("b", list(range(6)), new_tokens=1)
-    assert steps.should_yield
+    orders = steps.decide()
+    assert orders.yields
     steps.answered([50], last=True)
     order = []
     for _ in range(6):
-        step = steps.next_step()
+        step = orders.step
         assert step is not None
         order.append(step.entries[0].request)
         steps.answered([50] * sum(e.logit_rows for e in step.entries), last=True)
-    assert order == ["a", "b", "a", "b", "a", "b"]
+        orders = steps.decide()
+    assert order == ["b", "a", "b", "a", "b", "a"]
 
 
 def test_the_last_token_of_a_prompt_is_computed_once() -> None:
@@ -83,7 +99,7 @@ def test_the_last_token_of_a_prompt_is_computed_once() -> None:
     steps.add("a", [1, 2, 3, 4], new_tokens=1)
     steps.add("b", [5, 6], new_tokens=0)
     order = []
-    while (step := steps.next_step()) is not None:
+    while (step := steps.decide().step) is not None:
         order += [(entry.request, entry.position) for entry in step.entries]
         steps.answered([9] * (step.entries[0].request == "a" and step.logit_rows), last=True)
     assert sorted(order) == [("a", 0), ("a", 3), ("b", 0)]
@@ -92,11 +108,11 @@ def test_the_last_token_of_a_prompt_is_computed_once() -> None:
 def test_the_logits_of_every_row() -> None:
     steps = scheduler()
     steps.add("a", [1, 2, 3], new_tokens=0)
-    assert shown(steps.next_step()) == ([("a", 0, (1, 2), 2)], 1)
-    assert shown(steps.next_step()) == ([("a", 2, (3,), 1)], 1)
+    assert shown(steps.decide().step) == ([("a", 0, (1, 2), 2)], 1)
+    assert shown(steps.decide().step) == ([("a", 2, (3,), 1)], 1)
     steps.answered([], last=True)
     steps.answered([], last=True)
-    assert steps.next_step() is None
+    assert steps.decide().step is None
 
 
 @pytest.mark.parametrize("stages", [1, 2, 4])
@@ -104,10 +120,10 @@ def test_only_as_many_steps_are_out_as_keep_the_stages_busy(stages: int) -> None
     steps = scheduler(chunk=1, stages=stages)
     steps.add("a", list(range(20)), new_tokens=1)
     for _ in range(stages + 1):
-        assert steps.next_step() is not None
-    assert steps.next_step() is None
+        assert steps.decide().step is not None
+    assert steps.decide().step is None
     steps.answered([], last=True)
-    assert steps.next_step() is not None
+    assert steps.decide().step is not None
 
 
 def test_who_does_not_fit_waits_and_is_not_overtaken() -> None:
@@ -115,37 +131,106 @@ def test_who_does_not_fit_waits_and_is_not_overtaken() -> None:
     steps.add("a", [1] * 4, new_tokens=10)
     steps.add("b", [2] * 4, new_tokens=10)
     steps.add("c", [3], new_tokens=1)
-    assert shown(steps.next_step()) == ([("a", 0, (1, 1, 1, 1), 1)], 10)
-    assert not steps.should_yield, "nobody else could start"
-    assert steps.next_step() is None
+    assert shown(steps.decide().step) == ([("a", 0, (1, 1, 1, 1), 1)], 10)
+    assert not steps.decide().yields, "nobody else could start"
+    assert steps.decide().step is None
     steps.cancel("a")
-    assert steps.should_yield
+    orders = steps.decide()
+    assert (orders.yields, orders.finish) == (True, ("a",))
+    assert shown(orders.step) == ([("b", 0, (2, 2, 2, 2), 1)], 1)
     steps.answered([50], last=True)
-    assert shown(steps.next_step()) == ([("b", 0, (2, 2, 2, 2), 1)], 1)
-    assert shown(steps.next_step()) == ([("c", 0, (3,), 1)], 1)
+    assert shown(steps.decide().step) == ([("c", 0, (3,), 1)], 1)
 
 
 def test_no_more_requests_at_once_than_there_are_slots() -> None:
     steps = scheduler(requests=1)
     steps.add("a", [1], new_tokens=2)
     steps.add("b", [2], new_tokens=2)
-    assert shown(steps.next_step()) == ([("a", 0, (1,), 1)], 2)
+    assert shown(steps.decide().step) == ([("a", 0, (1,), 1)], 2)
     steps.answered([50], last=True)
     steps.cancel("a")
-    assert shown(steps.next_step()) == ([("b", 0, (2,), 1)], 2)
+    assert shown(steps.decide().step) == ([("b", 0, (2,), 1)], 2)
+
+
+def test_a_prompt_is_matched_before_it_is_computed() -> None:
+    steps = scheduler(chunk=2, matches_prefixes=True)
+    steps.add("a", [1, 2, 3, 4, 5], new_tokens=1)
+    steps.add("short", [1, 2], new_tokens=1)
+    orders = steps.decide()
+    assert orders.match_prefix == (PrefixMatch(request="a", prompt=(1, 2, 3, 4, 5)),)
+    assert shown(orders.step) == ([("short", 0, (1, 2), 1)], 1)
+    assert steps.decide() == Orders()
+    for wrong in (-2, 1, 3, 6):
+        with pytest.raises(ValueError, match=f"{wrong} tokens known of a prompt of 5"):
+            steps.prefix_matched("a", wrong)
+    steps.prefix_matched("a", 4)
+    assert shown(steps.decide().step) == ([("a", 4, (5,), 1)], 1)
+    steps.prefix_matched("cancelled", 4)
+
+
+def test_who_had_a_turn_is_swapped_out_for_who_waits() -> None:
+    steps = scheduler(capacity=10, disk=40, chunk=8)
+    steps.add("a", [1] * 4, new_tokens=6)
+    steps.add("b", [2] * 4, new_tokens=6)
+    assert shown(steps.decide().step) == ([("a", 0, (1, 1, 1, 1), 1)], 5)
+    for token in range(5):
+        steps.answered([token], last=token == 4)
+    assert steps.decide() == Orders(swap_out=("a",))
+    assert steps.decide() == Orders()
+    steps.swapped_out("a", why_not=None)
+    assert shown(steps.decide().step) == ([("b", 0, (2, 2, 2, 2), 1)], 5)
+
+
+def test_a_full_disk_ends_who_came_last_and_says_why() -> None:
+    steps = scheduler(capacity=16, disk=40, chunk=8)
+    steps.add("a", [1] * 4, new_tokens=9)
+    steps.add("b", [2] * 4, new_tokens=9)
+    for _ in range(2):
+        steps.decide()
+    for _ in range(2):
+        steps.answered([5], last=True)
+    swapped_out: tuple[str, ...] = ()
+    while not swapped_out:
+        orders = steps.decide()
+        swapped_out = orders.swap_out
+        if orders.step is not None:
+            steps.answered([5] * orders.step.batch, last=True)
+    assert swapped_out == ("a",)
+    steps.swapped_out("a", why_not="no room on c")
+    orders = steps.decide()
+    assert orders.finish == ("b",)
+    assert orders.give_up == (GivenUp(request="b", why="no room on c"),)
+    assert orders.step is not None
+    assert [entry.request for entry in orders.step.entries] == ["a"]
+    assert steps.decide() == Orders()
+
+
+def test_who_is_longer_than_memory_needs_room_on_disk() -> None:
+    steps = scheduler(capacity=10, disk=40)
+    for name in ("a", "b"):
+        steps.add(name, [1] * 15, new_tokens=2)
+    assert steps.decide() == Orders(reserve=(Reservation(request="a", tokens=17),))
+    steps.reserved("a", why_not="no room on c")
+    orders = steps.decide()
+    assert (orders.finish, orders.give_up) == (("a",), (GivenUp(request="a", why="no room on c"),))
+    assert orders.reserve == (Reservation(request="b", tokens=17),)
+    steps.reserved("b", why_not=None)
+    assert shown(steps.decide().step) == ([("b", 0, (1, 1, 1, 1), 0)], 1)
+    steps.reserved("a", why_not=None)
 
 
 def test_what_is_cancelled_is_not_computed_any_more() -> None:
     steps = scheduler(chunk=1, stages=1)
     steps.add("a", [1, 2, 3, 4], new_tokens=1)
-    steps.next_step()
-    steps.next_step()
+    steps.decide()
+    steps.decide()
     steps.cancel("a")
     steps.cancel("a")
     steps.cancel("unknown")
+    assert steps.decide() == Orders(finish=("a",))
     steps.answered([], last=True)
     steps.answered([], last=True)
-    assert steps.next_step() is None
+    assert steps.decide().step is None
 
 
 @pytest.mark.parametrize(
@@ -165,7 +250,7 @@ def test_an_id_is_used_once() -> None:
     steps = scheduler(requests=1)
     steps.add("a", [1], new_tokens=1)
     steps.add("b", [1], new_tokens=1)
-    steps.next_step()
+    steps.decide()
     for taken in ("a", "b"):
         with pytest.raises(ValueError, match="id of its own"):
             steps.add(taken, [1], new_tokens=1)
@@ -176,7 +261,7 @@ def test_answers_that_no_step_asked_for() -> None:
     with pytest.raises(ValueError, match="an answer to no step"):
         steps.answered([], last=True)
     steps.add("a", [1], new_tokens=2)
-    steps.next_step()
+    steps.decide()
     for tokens in ([], [1, 2]):
         with pytest.raises(ValueError, match="for a step that gives 1"):
             steps.answered(tokens, last=True)
