@@ -18,8 +18,12 @@ __all__ = [
     "Cluster",
     "Drift",
     "EdgeError",
+    "GenerationOptions",
+    "KvDtype",
+    "LoadOptions",
     "Model",
     "NetworkError",
+    "Parallel",
     "PeerError",
     "PeerInfo",
     "PeerLostError",
@@ -37,6 +41,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from edge.api.cluster import Cluster
+    from edge.api.generation_options import GenerationOptions
     from edge.api.model import Model
     from edge.api.reply import Reply, ReplyStream
     from edge.coordinator.generation import Token
@@ -52,16 +57,22 @@ if TYPE_CHECKING:
         RequestError,
     )
     from edge.planning.drift import Drift
+    from edge.planning.load_options import LoadOptions
     from edge.planning.proposal import Proposal
     from edge.progress import Progress
     from edge.protocol.peer_info import PeerInfo
-    from partition import Workload
+    from edge.weights.formats import KvDtype
+    from partition import Parallel, Workload
 
 
 _HOMES = {
     "Cluster": "edge.api.cluster",
     "Drift": "edge.planning.drift",
+    "GenerationOptions": "edge.api.generation_options",
+    "KvDtype": "edge.weights.formats",
+    "LoadOptions": "edge.planning.load_options",
     "Model": "edge.api.model",
+    "Parallel": "partition",
     "PeerInfo": "edge.protocol.peer_info",
     "Progress": "edge.progress",
     "Proposal": "edge.planning.proposal",

@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from edge.api.local_peers import LocalPeers, Size
 from edge.api.model import Model
+from edge.api.progress_bars import progress_bars
 from edge.concurrency.loop_thread import LoopThread
 from edge.coordinator.loading import load_model
 from edge.errors import CapacityError, NetworkError, PlanError, RequestError
 from edge.host.cache_paths import cache_root
 from edge.host.free_memory import parse_size
 from edge.planning.kv_limits import kv_limits
-from edge.planning.load_options import LoadOptions
+from edge.planning.load_options import LoadOptions, LoadOverrides
 from edge.planning.proposal import Proposal
 from edge.planning.propose import Measure, forget_measured, measured_proposal
-from edge.progress import OnProgress, progress_bars
+from edge.progress import OnProgress
 from edge.protocol.discovery import find_peers
 from edge.protocol.peer_info import PeerInfo, describe_all, describe_each, memory_rate, set_memory
-from edge.protocol.wire_rules import Wire
 from edge.weights.checkpoint import Checkpoint
-from edge.weights.formats import DEFAULT_BLOCK_SIZE, KvDtype
-from kernels.matmul_nbits.reference import Accuracy
-from partition import Parallel, Plan, Workload
 
 
 class Cluster:
@@ -130,70 +128,20 @@ class Cluster:
     def load(
         self,
         path: str | Path,
+        options: LoadOptions | None = None,
         *,
-        dtype: str = "int4",
-        plan: Parallel | Plan = "auto",
-        context_tokens: int | None = None,
-        block_size: int = DEFAULT_BLOCK_SIZE,
-        accuracy: Accuracy = "fast",
-        concurrency: int = 1,
-        wire: Wire = "float32",
-        kv_dtype: KvDtype = "float32",
-        workload: Workload | None = None,
-        stream: bool = False,
         progress: bool | OnProgress | None = None,
+        **overrides: Unpack[LoadOverrides],
     ) -> Model:
         """Load a Hugging Face checkpoint onto the peers.
 
-        dtype: "float32", or "int8" or "int4" in blocks of `block_size` weights.
-        plan: "auto" (what should answer soonest: one peer, some or all), "pipeline" or "tensor"
-        (every peer), or a `partition.Plan` whose devices are peers' ids or names. Several peers
-        are measured before their first plan for a model; that is kept for the next time.
-        context_tokens: longest prompt and answer together; 4096, or what the model has, if None.
-        accuracy: "fast" rounds the inputs of every int8 and int4 product to 8 bits, which changes
-        a product by 0.5 % (of its norm) and the logits of random models by 1.4 to 3.7 %. "high"
-        computes with what that leaves over as well: 0.002 % of a product, for 1.3 to 1.9 times the
-        time of its products per decoded token and 2 times while the prompt is read. The weights
-        stay as they are, so changing it sends nothing to peers that have them.
-        concurrency: how many requests of the longest context memory is kept for. Requests that
-        fit together share each step; further ones wait.
-        workload: what the plan should be fast at; 512 tokens of prompt and 128 of answer if None.
-        wire: what activations travel in between peers, "float32" exactly. "float16" sends half the
-        bytes and changes the logits of random float32 models by up to 0.11 % of the largest;
-        "int8", in blocks of 32, sends 28 % and changes them by up to 3.1 %. "auto" rounds only what
-        it saves time to round by the links that were measured, to int8 if the products round their
-        inputs to 8 bits as well, else to float16.
-        kv_dtype: what keys and values are kept in. "int8" takes a quarter of the memory and "int4"
-        an eighth, with one scale for each channel, measured while loading by a chunk of 128 fixed
-        tokens (fewer where the context or the peers' KV memory has no room for them) and for the
-        places that this context has: another context_tokens may mean slightly other scales, and
-        where two tokens are nearly as likely, another answer. The logits of the bundled model
-        change by 1.4 and 12 % (of their norm), those of random models by 1.5 to 2.8 and 19 to 32 %.
-        Prompts are read more slowly.
-        stream: read layers from disk for each token where the model fits no other way.
+        options, and by name what differs from them: see `edge.LoadOptions`.
         progress: bars on stderr (None: if it is a terminal), or a function that takes `Progress`.
 
         Raises CheckpointError, CapacityError, PlanError, RequestError or a PeerError; after any of
         them nothing of the model is left on the peers.
         """
-        options = LoadOptions(
-            plan=plan,
-            dtype=dtype,
-            block_size=block_size,
-            accuracy=accuracy,
-            context_tokens=context_tokens,
-            concurrency=concurrency,
-            wire=wire,
-            kv_dtype=kv_dtype,
-            workload=workload,
-            stream=stream,
-        )
-        return self.load_as(path, options, progress=progress)
-
-    def load_as(
-        self, path: str | Path, options: LoadOptions, *, progress: bool | OnProgress | None = None
-    ) -> Model:
-        """`load` for whoever has the options as one object."""
+        options = replace(options or LoadOptions(), **overrides)
         with Checkpoint.open(path) as checkpoint:
             tokenizer = checkpoint.tokenizer if checkpoint.has_tokenizer else None
             with self._peers_that_answer() as peers, progress_bars(progress) as on_progress:
@@ -223,49 +171,19 @@ class Cluster:
     def propose(
         self,
         path: str | Path,
-        *,
-        dtype: str = "int4",
-        plan: Parallel | Plan = "auto",
-        context_tokens: int | None = None,
-        block_size: int = DEFAULT_BLOCK_SIZE,
-        accuracy: Accuracy = "fast",
-        concurrency: int = 1,
-        wire: Wire = "float32",
-        kv_dtype: KvDtype = "float32",
-        workload: Workload | None = None,
-        stream: bool = False,
-    ) -> Proposal:
-        """The plan that `load` would use with the same arguments, without loading anything.
-
-        Every peer is measured first, unless it was for this model: so its speed is predicted.
-        """
-        options = LoadOptions(
-            plan=plan,
-            dtype=dtype,
-            block_size=block_size,
-            accuracy=accuracy,
-            context_tokens=context_tokens,
-            concurrency=concurrency,
-            wire=wire,
-            kv_dtype=kv_dtype,
-            workload=workload,
-            stream=stream,
-        )
-        return self.propose_as(path, options)
-
-    def propose_as(
-        self,
-        path: str | Path,
-        options: LoadOptions,
+        options: LoadOptions | None = None,
         *,
         changes: Sequence[str] = (),
         measure: Measure = "missing",
+        **overrides: Unpack[LoadOverrides],
     ) -> Proposal:
-        """`propose` for whoever has the options as one object.
+        """The plan that `load` would use with the same options, without loading anything.
 
+        Every peer is measured first, unless it was for this model: so its speed is predicted.
         `changes` are made to what is known of the peers first, as "+4GiB on b", "without c" or
         "link a-b 1ms 1Gbit".
         """
+        options = replace(options or LoadOptions(), **overrides)
         with (
             Checkpoint.open(path) as checkpoint,
             self._peers_that_answer() as peers,
@@ -297,7 +215,7 @@ class Cluster:
         Close models first that keep them busy.
         """
         self.forget_measured(devices)
-        return self.propose_as(path, options)
+        return self.propose(path, options)
 
     def forget_measured(self, devices: Sequence[str]) -> None:
         """Have these peers (by id) and the links between them measured anew when a plan is made.

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.api.generation_options import GenerationOptions, GenerationOverrides
 from edge.api.reply import Reply, ReplyStream, evaluate
 from edge.concurrency.loop_thread import LoopThread
-from edge.coordinator.generation import GenerationRequest
 from edge.coordinator.loaded_model import LoadedModel
 from edge.errors import RequestError
 from edge.planning.drift import Drift, find_drift
@@ -21,8 +23,6 @@ from edge.protocol.step_times import PeerTimes
 from edge.text import Tokenizer
 from edge.weights.checkpoint import Checkpoint
 from partition import Estimate, Plan
-
-DEFAULT_NEW_TOKENS = 128
 
 Prompt = str | Sequence[int]
 
@@ -81,36 +81,16 @@ class Model:
     def generate(
         self,
         prompt: Prompt,
-        *,
-        max_new_tokens: int = DEFAULT_NEW_TOKENS,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        repetition_penalty: float = 1.0,
-        stop: str | Sequence[str] = (),
-        seed: int | None = None,
-        ignore_eos: bool = False,
+        options: GenerationOptions | None = None,
+        **overrides: Unpack[GenerationOverrides],
     ) -> Reply:
         """The whole answer to a text (special tokens are added) or to token ids (used as given).
 
-        temperature 0 is greedy. The same seed gives the same tokens on every plan; None picks one,
-        told in `statistics`. With `ignore_eos` the answer goes on past its end, for measuring.
-        Raises RequestError for values out of range or a prompt that does not
-        fit the context, PeerLostError if a device goes away.
+        options, and by name what differs from them: see `edge.GenerationOptions`.
+        Raises RequestError for values out of range or a prompt that does not fit the context,
+        PeerLostError if a device goes away.
         """
-        stream = self.stream(
-            prompt,
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            stop=stop,
-            seed=seed,
-            ignore_eos=ignore_eos,
-        )
+        stream = self.stream(prompt, options, **overrides)
         for _token in stream:
             pass
         return stream.reply()
@@ -118,18 +98,11 @@ class Model:
     def stream(
         self,
         prompt: Prompt,
-        *,
-        max_new_tokens: int = DEFAULT_NEW_TOKENS,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        repetition_penalty: float = 1.0,
-        stop: str | Sequence[str] = (),
-        seed: int | None = None,
-        ignore_eos: bool = False,
+        options: GenerationOptions | None = None,
+        **overrides: Unpack[GenerationOverrides],
     ) -> ReplyStream:
         """Like `generate`, token by token. Leaving the loop early cancels the rest."""
+        options = replace(options or GenerationOptions(), **overrides)
         if isinstance(prompt, str):
             tokens = self._checked_ids(self.tokenizer.encode(prompt))
         else:
@@ -140,18 +113,7 @@ class Model:
                 f"the prompt has {len(tokens)} tokens and the context {self.context_tokens}: no "
                 "room for an answer; shorten it, or load the model with more context_tokens"
             )
-        request = GenerationRequest.of(
-            tokens,
-            max_new_tokens=_within(max_new_tokens, room),
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            stop=stop,
-            seed=seed,
-            end_ids=frozenset() if ignore_eos else self._end_ids,
-        )
+        request = options.request(tokens, end_ids=self._end_ids, room=room)
         return ReplyStream(self._loaded, self._loop, request, self._tokenizer, self._forecast)
 
     def logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
@@ -224,8 +186,3 @@ class Model:
                 f"token id {wrong[0]} is not one of the model's; ids are 0..{self.vocab_size - 1}"
             )
         return tokens
-
-
-def _within(max_new_tokens: int, room: int) -> int:
-    """As many new tokens as were asked for and fit; nonsense is left to be refused."""
-    return min(max_new_tokens, room) if type(max_new_tokens) is int else max_new_tokens

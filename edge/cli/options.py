@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import click
 
 from edge.api.cluster import Cluster
+from edge.api.generation_options import GenerationOptions
 from edge.errors import PlanError, RequestError
+from edge.option_fields import OptionFacts, option_facts
 from edge.planning.load_options import LoadOptions
-from edge.protocol.wire_rules import WIRES
-from edge.weights.formats import ACCURACIES, KV_DTYPES
 from partition import Parallel, Plan
 from partition import PlanError as PartitionPlanError
 
@@ -111,98 +111,92 @@ def cluster_options(function: F) -> F:
     return command  # type: ignore[return-value]
 
 
-def model_options(function: F) -> F:
+def field_options(
+    described: type[Any], *, only: Collection[str] = (), leave_out: Collection[str] = ()
+) -> Callable[[F], F]:
+    """An option for each field of a dataclass that is one, by the name of the field."""
+    hints = get_type_hints(described)
+
+    def decorate(function: F) -> F:
+        for each in reversed(fields(described)):
+            facts = option_facts(each)
+            is_wanted = each.name in only if only else each.name not in leave_out
+            if facts is not None and is_wanted:
+                function = _click_option(each.name, hints[each.name], each.default, facts)(function)
+        return function
+
+    return decorate
+
+
+def _click_option(name: str, hint: Any, default: Any, facts: OptionFacts) -> Callable[[F], F]:
+    flags = facts.flags or (f"--{name.replace('_', '-')}",)
+    kinds = [kind for kind in get_args(hint) or (hint,) if kind is not type(None)]
+    shown: dict[str, Any] = {"default": default, "show_default": default is not None}
+    if choices := facts.choices or (get_args(hint) if get_origin(hint) is Literal else ()):
+        named = {str(choice): choice for choice in choices}
+        shown |= {
+            "type": click.Choice(list(named)),
+            "default": str(default),
+            "callback": lambda _context, _parameter, value: named[value],
+        }
+    elif isinstance(default, tuple):
+        shown = {"multiple": True}
+    elif kinds == [bool]:
+        shown = {"is_flag": True}
+    elif kinds == [int] and (facts.at_least, facts.at_most) != (None, None):
+        shown["type"] = click.IntRange(facts.at_least, facts.at_most)
+    else:
+        shown["type"] = kinds[0]
+    return click.option(*flags, name, metavar=facts.metavar, help=facts.help, **shown)
+
+
+def model_options(*, concurrency: bool = False) -> Callable[[F], F]:
     """Give the command `model`, a path, and `options`: LoadOptions of the options named so."""
-    names = {field.name for field in fields(LoadOptions)}
+
+    def decorate(function: F) -> F:
+        names = {field.name for field in fields(LoadOptions)}
+
+        @functools.wraps(function)
+        def command(*, plan_file: Path | None, parallel: Parallel, **others: Any) -> Any:
+            named = {name: others.pop(name) for name in names & others.keys()}
+            options = LoadOptions(plan=_read_plan(plan_file, parallel), **named)
+            return function(options=options, **others)
+
+        for option in (
+            field_options(LoadOptions, leave_out=() if concurrency else ("concurrency",)),
+            click.option(
+                "--plan",
+                "plan_file",
+                type=click.Path(exists=True, dir_okay=False, path_type=Path),
+                help="A plan by hand, as JSON (edge plan MODEL --json writes one).",
+            ),
+            click.option(
+                "--parallel",
+                type=click.Choice(get_args(Parallel)),
+                default="auto",
+                show_default=True,
+                help="auto: what should answer soonest by what was measured: one peer, some or "
+                "all. pipeline (whole layers each) and tensor (a part of every layer each) use "
+                "every peer.",
+            ),
+            click.argument("model", type=click.Path(path_type=Path)),
+        ):
+            command = option(command)
+        return command  # type: ignore[return-value]
+
+    return decorate
+
+
+def generation_options(function: F) -> F:
+    """Give the command `generation`, its GenerationOptions."""
+    names = {each.name for each in fields(GenerationOptions) if option_facts(each) is not None}
 
     @functools.wraps(function)
-    def command(
-        *, plan_file: Path | None, parallel: Parallel, block_size: str, **others: Any
-    ) -> Any:
-        named = {name: others.pop(name) for name in names & others.keys()}
-        options = LoadOptions(
-            plan=_read_plan(plan_file, parallel), block_size=int(block_size), **named
-        )
-        return function(options=options, **others)
+    def command(**others: Any) -> Any:
+        chosen = GenerationOptions(**{name: others.pop(name) for name in names})
+        return function(generation=chosen, **others)
 
-    for option in (
-        click.option(
-            "--context",
-            "context_tokens",
-            type=click.IntRange(1),
-            metavar="TOKENS",
-            help=("Longest prompt and answer together.  [default: 4096, or the model's]"),
-        ),
-        click.option(
-            "--stream",
-            is_flag=True,
-            help=(
-                "If the model does not fit: keep on disk what does not, and read it for each "
-                "token. As fast as the disk."
-            ),
-        ),
-        click.option(
-            "--kv-dtype",
-            type=click.Choice(KV_DTYPES),
-            default="float32",
-            show_default=True,
-            help="What keys and values are kept in; int8 and int4 take a quarter and an eighth. "
-            "With another --context they are rounded slightly differently.",
-        ),
-        click.option(
-            "--wire",
-            type=click.Choice(WIRES),
-            default="float32",
-            show_default=True,
-            help=(
-                "What activations travel in between peers. float16 and int8 send a half and under "
-                "a third of the bytes and change results; auto rounds where that saves time."
-            ),
-        ),
-        click.option(
-            "--accuracy",
-            type=click.Choice(ACCURACIES),
-            default="fast",
-            show_default=True,
-            help=(
-                "fast rounds the inputs of int4 and int8 products to 8 bits; high adds what that "
-                "leaves over, in up to twice the time."
-            ),
-        ),
-        click.option(
-            "--block-size",
-            type=click.Choice(["16", "32", "64", "128"]),
-            default="32",
-            show_default=True,
-            help="Weights that share a scale in int4 and int8.",
-        ),
-        click.option(
-            "--dtype",
-            type=click.Choice(["float32", "int8", "int4"]),
-            default="int4",
-            show_default=True,
-            help="What weights are held in.",
-        ),
-        click.option(
-            "--plan",
-            "plan_file",
-            type=click.Path(exists=True, dir_okay=False, path_type=Path),
-            help="A plan by hand, as JSON (edge plan MODEL --json writes one).",
-        ),
-        click.option(
-            "--parallel",
-            type=click.Choice(["auto", "pipeline", "tensor"]),
-            default="auto",
-            show_default=True,
-            help=(
-                "auto: one peer if the model fits, else as few as needed; the "
-                "others use every peer."
-            ),
-        ),
-        click.argument("model", type=click.Path(path_type=Path)),
-    ):
-        command = option(command)
-    return command  # type: ignore[return-value]
+    return field_options(GenerationOptions)(command)  # type: ignore[return-value]
 
 
 @contextmanager

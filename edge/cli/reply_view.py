@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Sequence
-from typing import Any
 
 import click
 from rich.console import Console
@@ -12,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from edge.api.cluster import Cluster
+from edge.api.generation_options import GenerationOptions
 from edge.api.model import Model, Prompt
 from edge.api.reply import Reply
 from edge.errors import EdgeError
@@ -34,9 +34,9 @@ def tell_why_not_predicted(model: Model) -> None:
             click.echo(f"edge: {note}", err=True)
 
 
-def show_reply(model: Model, prompt: Prompt, **sampling: Any) -> Reply:
+def show_reply(model: Model, prompt: Prompt, options: GenerationOptions) -> Reply:
     """Stream an answer to stdout and its figures to stderr."""
-    with model.stream(prompt, **sampling) as stream:
+    with model.stream(prompt, options) as stream:
         for token in stream:
             sys.stdout.write(token.text)
             sys.stdout.flush()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from edge.errors import RequestError
 from edge.text import TextStream, Tokenizer
@@ -45,38 +44,6 @@ class GenerationRequest:
             raise RequestError(f"max_new_tokens must be 1 or more, not {self.max_new_tokens!r}")
         if any(not isinstance(s, str) or not s for s in self.stop):
             raise RequestError("stop strings must be texts that are not empty")
-
-    @classmethod
-    def of(
-        cls,
-        prompt_ids: Sequence[int],
-        *,
-        max_new_tokens: int,
-        stop: str | Sequence[str] = (),
-        end_ids: frozenset[int] = frozenset(),
-        seed: int | None = None,
-        **sampling: Any,
-    ) -> GenerationRequest:
-        """From settings as users give them: `sampling` are fields of SamplingParameters.
-
-        Without a seed it has a random one. Raises RequestError for values out of range.
-        """
-        if isinstance(stop, str):
-            stop = (stop,)
-        elif not isinstance(stop, Sequence):
-            raise RequestError(f"stop must be a text or a list of texts, not {stop!r}")
-        seed = secrets.randbits(53) if seed is None else seed
-        try:
-            parameters = SamplingParameters(seed=seed, **sampling)
-        except ValueError as error:
-            raise RequestError(str(error)) from error
-        return cls(
-            prompt_ids=tuple(prompt_ids),
-            max_new_tokens=max_new_tokens,
-            sampling=parameters,
-            stop=tuple(stop),
-            end_ids=end_ids,
-        )
 
 
 class Generation:

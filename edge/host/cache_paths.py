@@ -1,4 +1,4 @@
-"""Where Edge keeps its caches. The one file that reads the environment."""
+"""Where Edge keeps its caches, and the one environment variable of its own: EDGE_CACHE."""
 
 from __future__ import annotations
 

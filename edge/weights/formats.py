@@ -19,6 +19,9 @@ from edge.weights.quantize import QuantizedStore
 from kernels.matmul_nbits.reference import Accuracy
 from offload import WeightStore
 
+_BITS: dict[str, int | None] = {"float32": None, "int8": 8, "int4": 4}
+DTYPES = tuple(_BITS)
+"""What weights are held in."""
 BLOCK_SIZES = (16, 32, 64, 128)
 DEFAULT_BLOCK_SIZE = 32
 ACCURACIES: tuple[Accuracy, ...] = get_args(Accuracy)
@@ -60,14 +63,13 @@ def weight_format(
     name: str, block_size: int = DEFAULT_BLOCK_SIZE, accuracy: str = "fast"
 ) -> WeightFormat:
     """Raises RequestError for an unknown name, block size or accuracy."""
-    bits = {"float32": None, "int8": 8, "int4": 4}
-    if name not in bits:
-        raise RequestError(f"dtype {name!r} is not one of {', '.join(bits)}")
+    if name not in _BITS:
+        raise RequestError(f"dtype {name!r} is not one of {', '.join(DTYPES)}")
     if block_size not in BLOCK_SIZES:
         raise RequestError(f"block size {block_size} is not one of {BLOCK_SIZES}")
     for known in ACCURACIES:
         if accuracy == known:
-            return WeightFormat(name=name, bits=bits[name], block_size=block_size, accuracy=known)
+            return WeightFormat(name=name, bits=_BITS[name], block_size=block_size, accuracy=known)
     raise RequestError(f"accuracy {accuracy!r} is not one of {', '.join(ACCURACIES)}")
 
 
@@ -81,8 +83,7 @@ def kv_dtype(name: str) -> KvDtype:
 
 def kv_bits(dtype: KvDtype) -> int | None:
     """Bits of a code; None for float32."""
-    bits: dict[KvDtype, int | None] = {"float32": None, "int8": 8, "int4": 4}
-    return bits[dtype]
+    return _BITS[dtype]
 
 
 class WeightSource(Protocol):

@@ -141,7 +141,7 @@ def run_cluster(
         edge.Cluster.connect(addresses) as peers,
     ):
         measured = _quietly(
-            machine, lambda: peers.propose_as(checkpoint, wanted, measure="again"), tries=1
+            machine, lambda: peers.propose(checkpoint, wanted, measure="again"), tries=1
         )
         proposal = measured.done
         unmeasured = [each.name for each in proposal.cluster.devices if each.rates is None]
@@ -238,7 +238,7 @@ def _answers(run: Run, peers: edge.Cluster, checkpoint: Path) -> _Answered:
     """Load the plan, warm it up, and time a few replies."""
     work = run.work
     options = load_options(work, run.plan)
-    with peers.load_as(checkpoint, options, progress=False) as model:
+    with peers.load(checkpoint, options, progress=False) as model:
         prompt = np.random.default_rng(1).integers(model.vocab_size, size=work.prompt_tokens)
         model.generate(prompt.tolist(), max_new_tokens=WARM_UP_TOKENS, ignore_eos=True)
         model.measure()

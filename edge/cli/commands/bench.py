@@ -20,7 +20,7 @@ from edge.planning.load_options import LoadOptions
 
 
 @click.command("bench", short_help="Measure a model's speed and what limits it.")
-@model_options
+@model_options()
 @click.option("--prompt-tokens", type=click.IntRange(1), default=128, show_default=True)
 @click.option("--new-tokens", type=click.IntRange(2), default=64, show_default=True)
 @click.option("--repeats", type=click.IntRange(1), default=5, show_default=True)
@@ -68,7 +68,7 @@ def command(
 ) -> None:
     """Measure MODEL on the cluster: tokens per second, time to the first, and where time goes.
 
-    The same random prompt is answered several times with ends ignored, so token counts are exact.
+    Random prompts of one length are answered with ends ignored, so token counts are exact.
     "of limit" compares a peer's compute with its memory rate, measured just before: each token has
     to read every weight once.
 
@@ -87,7 +87,7 @@ def command(
     )
     with open_cluster(peers) as cluster:
         rates = cluster.memory_rates()
-        loaded = cluster.load_as(model, options)
+        loaded = cluster.load(model, options)
         tell_why_not_predicted(loaded)
         measured = run_benchmark(
             loaded,

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import click
 
-from edge.cli.commands.run import check_sampling, sampling_options
-from edge.cli.options import ClusterOptions, cluster_options, model_options, open_cluster
+from edge.api.generation_options import GenerationOptions
+from edge.cli.options import (
+    ClusterOptions,
+    cluster_options,
+    generation_options,
+    model_options,
+    open_cluster,
+)
 from edge.cli.reply_view import (
     adapt_option,
     show_reply,
@@ -21,9 +26,9 @@ from edge.planning.load_options import LoadOptions
 
 
 @click.command("chat", short_help="Talk with a model in turns.")
-@model_options
+@model_options()
 @click.option("--system", metavar="TEXT", help="What the model is told before the conversation.")
-@sampling_options
+@generation_options
 @adapt_option
 @cluster_options
 def command(
@@ -32,7 +37,7 @@ def command(
     options: LoadOptions,
     peers: ClusterOptions,
     adapt: bool,
-    **sampling: Any,
+    generation: GenerationOptions,
 ) -> None:
     """Talk with MODEL in turns, by its own chat template.
 
@@ -44,9 +49,8 @@ def command(
       edge chat path/to/checkpoint --local 2 --temperature 0.7
       edge chat path/to/checkpoint --system "Answer in one sentence." --peer 192.168.1.7:5000
     """
-    check_sampling(sampling)
     with open_cluster(peers) as cluster:
-        loaded = cluster.load_as(model, options)
+        loaded = cluster.load(model, options)
         tell_why_not_predicted(loaded)
         start = [{"role": "system", "content": system}] if system else []
         # A template that cannot be used is told before anyone types.
@@ -59,7 +63,7 @@ def command(
                 continue
             messages.append({"role": "user", "content": line})
             try:
-                reply = show_reply(loaded, loaded.tokenizer.encode_chat(messages), **sampling)
+                reply = show_reply(loaded, loaded.tokenizer.encode_chat(messages), generation)
             except RequestError as error:
                 # The conversation outgrew the context, or the template refuses it: say so, go on.
                 click.echo(f"edge: {error}", err=True)
@@ -71,7 +75,7 @@ def command(
                 measured_again.add(drift.devices)  # once: a second time would find the same
                 loaded.close()
                 cluster.measure_again(model, options, drift.devices)
-                loaded = cluster.load_as(model, options)
+                loaded = cluster.load(model, options)
 
 
 def _ask() -> str | None:

@@ -11,13 +11,13 @@ import click
 from edge.cli.options import ClusterOptions, cluster_options, model_options, open_cluster
 from edge.cli.plan_view import plan_as_json, show_plan
 from edge.errors import CapacityError
-from edge.planning.load_options import MAX_REQUESTS_AT_ONCE, LoadOptions
+from edge.planning.load_options import LoadOptions
 from edge.planning.proposal import Proposal
 from partition import Workload
 
 
 @click.command("plan", short_help="Show what would run where and how fast, without running it.")
-@model_options
+@model_options(concurrency=True)
 @click.option(
     "--prompt-tokens",
     type=click.IntRange(1),
@@ -27,13 +27,6 @@ from partition import Workload
     "--output-tokens",
     type=click.IntRange(0),
     help="Length of the answers to be fast at.  [default: 128]",
-)
-@click.option(
-    "--concurrency",
-    type=click.IntRange(1, MAX_REQUESTS_AT_ONCE),
-    default=1,
-    show_default=True,
-    help="Answers at once; memory is kept for so many of the longest context.",
 )
 @click.option(
     "--what-if",
@@ -79,13 +72,13 @@ def command(
         )
         options = replace(options, workload=workload)
     with open_cluster(peers) as cluster:
-        proposal = cluster.propose_as(
+        proposal = cluster.propose(
             model, options, changes=changes, measure="again" if measure else "missing"
         )
         unchanged: Proposal | None = None
         if changes:
             try:
-                unchanged = cluster.propose_as(model, options)
+                unchanged = cluster.propose(model, options)
             except CapacityError as error:
                 click.echo(f"Without the changes: {error}", err=True)
     if as_json:

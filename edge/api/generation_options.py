@@ -1,0 +1,79 @@
+"""How an answer is chosen and when it ends, as its user asks for it."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import TypedDict
+
+from edge.coordinator.generation import GenerationRequest
+from edge.errors import RequestError
+from edge.option_fields import option
+from kernels.sampling.parameters import SamplingParameters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationOptions:
+    """How one answer is made. Raises RequestError for what no model can do."""
+
+    max_new_tokens: int = option(
+        128, flags=("-n", "--max-new-tokens"), at_least=1, help="Longest answer."
+    )
+    temperature: float = option(0.0, help="0 is greedy.")
+    top_k: int = option(0, help="Keep this many tokens; 0 keeps all.")
+    top_p: float = option(1.0, help="Keep the likeliest tokens up to this share.")
+    min_p: float = option(0.0, help="Keep tokens at least this likely, relative to the likeliest.")
+    repetition_penalty: float = option(1.0, help="Above 1 makes used tokens less likely.")
+    stop: str | Sequence[str] = option(
+        (), metavar="TEXT", help="End the answer before this text; may be repeated."
+    )
+    seed: int | None = option(
+        None,
+        at_least=0,
+        help="The same seed gives the same answer on any plan.  [default: a random one]",
+    )
+    """None picks one, told in a reply's statistics."""
+    ignore_eos: bool = False
+    """The answer goes on past its end; for measuring."""
+
+    def __post_init__(self) -> None:
+        if type(self.max_new_tokens) is not int or self.max_new_tokens < 1:
+            raise RequestError(f"max_new_tokens must be 1 or more, not {self.max_new_tokens!r}")
+        self.request((0,), end_ids=frozenset(), room=1)
+
+    def request(
+        self, prompt_ids: Sequence[int], *, end_ids: frozenset[int], room: int
+    ) -> GenerationRequest:
+        """For one prompt, of a model that ends at `end_ids` and has room for this many tokens."""
+        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
+        if not isinstance(stop, Sequence):
+            raise RequestError(f"stop must be a text or a list of texts, not {stop!r}")
+        chosen = {field.name: getattr(self, field.name) for field in fields(SamplingParameters)}
+        if self.seed is None:
+            chosen["seed"] = secrets.randbits(53)
+        try:
+            sampling = SamplingParameters(**chosen)
+        except ValueError as error:
+            raise RequestError(str(error)) from error
+        return GenerationRequest(
+            prompt_ids=tuple(prompt_ids),
+            max_new_tokens=min(self.max_new_tokens, room),
+            sampling=sampling,
+            stop=tuple(stop),
+            end_ids=frozenset() if self.ignore_eos else end_ids,
+        )
+
+
+class GenerationOverrides(TypedDict, total=False):
+    """The fields of GenerationOptions that a caller sets by name, for who checks types."""
+
+    max_new_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    stop: str | Sequence[str]
+    seed: int | None
+    ignore_eos: bool

@@ -1,0 +1,63 @@
+"""What a caller may name in `load` and `generate` is what the options have, in name and type."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any, get_type_hints
+
+import pytest
+
+import edge
+from edge.api.generation_options import GenerationOptions, GenerationOverrides
+from edge.planning.load_options import LoadOptions, LoadOverrides
+
+
+@pytest.mark.parametrize(
+    ("options", "overrides", "set_elsewhere"),
+    [
+        (LoadOptions, LoadOverrides, {"kv_tokens"}),
+        (GenerationOptions, GenerationOverrides, set()),
+    ],
+)
+def test_overrides_are_the_fields(options: Any, overrides: Any, set_elsewhere: set[str]) -> None:
+    hints = get_type_hints(options)
+    assert get_type_hints(overrides) == {
+        each.name: hints[each.name] for each in fields(options) if each.name not in set_elsewhere
+    }
+    assert not overrides.__required_keys__
+
+
+def test_every_public_name_is_there() -> None:
+    for name in edge.__all__:
+        assert getattr(edge, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'Nonsense'"):
+        _ = edge.Nonsense  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"max_new_tokens": 0}, "must be 1 or more, not 0"),
+        ({"max_new_tokens": "many"}, "must be 1 or more, not 'many'"),
+        ({"temperature": -1}, "temperature must be a number of at least 0"),
+        ({"stop": None}, "a text or a list of texts, not None"),
+        ({"stop": ("",)}, "texts that are not empty"),
+        ({"seed": -1}, "seed must be a whole number"),
+    ],
+    ids=str,
+)
+def test_an_answer_that_can_never_be(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(edge.RequestError) as raised:
+        GenerationOptions(**values)
+    assert message in str(raised.value)
+
+
+def test_a_request_has_what_fits_and_a_seed_of_its_own() -> None:
+    options = GenerationOptions(max_new_tokens=50, top_k=3, stop="END")
+    one, other = (options.request([1, 2], end_ids=frozenset({7}), room=20) for _ in range(2))
+    assert (one.prompt_ids, one.max_new_tokens, one.stop) == ((1, 2), 20, ("END",))
+    assert (one.sampling.top_k, one.end_ids) == (3, frozenset({7}))
+    assert one.sampling.seed != other.sampling.seed
+    on_and_on = GenerationOptions(ignore_eos=True, seed=5)
+    request = on_and_on.request([1], end_ids=frozenset({7}), room=500)
+    assert (request.max_new_tokens, request.end_ids, request.sampling.seed) == (128, frozenset(), 5)
