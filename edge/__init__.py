@@ -83,15 +83,17 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    """The API is imported at its first use, so that a daemon or `--help` starts at once."""
-    import importlib
+if not TYPE_CHECKING:  # or every name would be one of edge's to a type checker
 
-    from edge.own_packages import require_own_packages
+    def __getattr__(name: str) -> Any:
+        """The API is imported at its first use, so that a daemon or `--help` starts at once."""
+        import importlib
 
-    if name not in __all__:
-        raise AttributeError(f"module 'edge' has no attribute {name!r}")
-    require_own_packages()
-    home = "edge.errors" if name.endswith("Error") else _HOMES[name]
-    value = globals()[name] = getattr(importlib.import_module(home), name)
-    return value
+        from edge.own_packages import require_own_packages
+
+        if name not in __all__:
+            raise AttributeError(f"module 'edge' has no attribute {name!r}")
+        require_own_packages()
+        home = "edge.errors" if name.endswith("Error") else _HOMES[name]
+        value = globals()[name] = getattr(importlib.import_module(home), name)
+        return value

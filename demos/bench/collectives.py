@@ -68,7 +68,7 @@ def run_rank(
         def exchange(array: Array = array, other: Array = other, nbytes: int = nbytes) -> None:
             assert raw is not None
             raw.sendall(array)  # type: ignore[arg-type]
-            view, got = memoryview(other).cast("B"), 0
+            view, got = other.view(np.uint8).data, 0
             while got < nbytes:
                 got += raw.recv_into(view[got:])
             np.add(array, other, out=other)

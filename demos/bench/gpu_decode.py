@@ -180,7 +180,7 @@ def static_cache_decoder(size: Size, *, is_dry: bool) -> Iterator[Decode | None]
     options: dict[str, Any] = {"backend": "eager"} if is_dry else {"mode": "reduce-overhead"}
     compiled = torch.compile(model.forward, fullgraph=True, **options)
 
-    @torch.no_grad()
+    @torch.no_grad()  # type: ignore[untyped-decorator]
     def decode(position: int, count: int) -> None:
         places = torch.arange(position, position + count, device=device)
         forward = compiled if count == 1 else model.forward

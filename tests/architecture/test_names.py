@@ -71,7 +71,7 @@ def test_the_public_name_imports(name: str) -> None:
 
 def test_an_unknown_public_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Clutser'"):
-        _ = edge.Clutser
+        _ = edge.Clutser  # type: ignore[attr-defined]
 
 
 def test_a_package_of_the_same_name_in_front_is_told_in_one_sentence(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,7 @@ def check(kind: str, scenario: Callable[[Channel, Channel], Awaitable[None]]) ->
     asyncio.run(run())
 
 
-async def until_blocked(task: "asyncio.Task[None]") -> None:
+async def until_blocked(task: "asyncio.Task[Any]") -> None:
     """Let the loop turn until ``task`` has had every chance to finish."""
     for _ in range(50):
         await asyncio.sleep(0)

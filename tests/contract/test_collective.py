@@ -1,6 +1,7 @@
 """What every group of ranks promises, checked on each implementation and many sizes."""
 
-from functools import reduce
+from collections.abc import Callable
+from functools import partial, reduce
 
 import ml_dtypes
 import numpy as np
@@ -71,7 +72,9 @@ def test_all_reduce_takes_any_dtype_and_shape(
     kind: str, size: int, dtype: type, shape: tuple[int, ...]
 ) -> None:
     random = np.random.default_rng(5)
-    terms = [np.asarray(random.integers(0, 9, shape)).astype(dtype) for _ in range(size)]
+    terms: list[np.ndarray] = [
+        np.asarray(random.integers(0, 9, shape)).astype(dtype) for _ in range(size)
+    ]
     expected = np.asarray(reduce(np.add, terms))
     with group(kind, size) as members:
         on_every_rank(members, lambda member: member.all_reduce(terms[member.rank]))
@@ -193,7 +196,7 @@ def test_calls_that_make_no_sense_are_refused_before_anything_is_sent(kind: str,
     one = np.zeros(1, np.float32)
 
     def refuse(member: Collective) -> None:
-        for call in (
+        calls: tuple[Callable[[], object], ...] = (
             lambda: member.all_reduce(strided),
             lambda: member.all_gather(strided, [one] * size),
             lambda: member.all_gather(one, [one] * (size + 1)),
@@ -202,7 +205,8 @@ def test_calls_that_make_no_sense_are_refused_before_anything_is_sent(kind: str,
             lambda: member.gather(one, None, root=member.rank),
             lambda: member.gather(strided, [one] * size, root=member.rank),
             lambda: member.broadcast(one, root=-1),
-        ):
+        )
+        for call in calls:
             with pytest.raises(ValueError, match=r"contiguous|buffers|bytes|root"):
                 call()
         member.barrier()
@@ -245,7 +249,7 @@ def test_a_link_that_falls_silent_loses_the_peer_after_the_timeout(kind: str) ->
             member.all_reduce(np.ones(8, np.float32))
 
     with group(kind, 3, timeout_s=0.1, wrap=wrap) as members:
-        results = in_threads([lambda member=member: run(member) for member in members])
+        results = in_threads([partial(run, member) for member in members])
     assert isinstance(results[1], PeerLostError)
 
 
@@ -262,12 +266,13 @@ def test_our_close_ends_a_call_that_waits_and_every_later_one(kind: str, size: i
             assert isinstance(results[0], ChannelClosedError)
         first.close()
         array = np.zeros(4, np.float32)
-        for call in (
+        calls: tuple[Callable[[], object], ...] = (
             lambda: first.all_reduce(array),
             lambda: first.all_gather(array, [array.copy() for _ in range(size)]),
             lambda: first.broadcast(array, root=0),
             first.barrier,
-        ):
+        )
+        for call in calls:
             with pytest.raises(ChannelClosedError):
                 call()
 

@@ -1,6 +1,6 @@
 """What sums over encoded messages promise, checked for every format, size of group and path."""
 
-from functools import reduce
+from functools import partial, reduce
 
 import numpy as np
 import pytest
@@ -27,9 +27,9 @@ from transport import (
 )
 from transport.collective import SLICED_ABOVE_BYTES
 from transport.testing import Fault, FaultyLink
-from transport.wire_format import open_codec
+from transport.wire_format import WireFormatName, open_codec
 
-FORMATS = ("float16", "int8")
+FORMATS: tuple[WireFormatName, ...] = ("float16", "int8")
 MANY = SLICED_ABOVE_BYTES + 37
 """Numbers whose messages are summed in slices in either format; no block and no rank divides it."""
 
@@ -39,7 +39,7 @@ each_format = pytest.mark.parametrize("name", FORMATS)
 each_kind = pytest.mark.parametrize("kind", LINK_KINDS)
 
 
-def rounded(name: str, numbers: np.ndarray) -> np.ndarray:
+def rounded(name: WireFormatName, numbers: np.ndarray) -> np.ndarray:
     """`numbers` as they arrive at the other end."""
     codec = open_codec(name)
     message = np.empty(codec.num_bytes(numbers.size), np.uint8)
@@ -61,7 +61,7 @@ def all_reduced(members: list[Collective], terms: list[np.ndarray]) -> list[np.n
     return arrays
 
 
-def expected_sum(name: str, terms: list[np.ndarray]) -> np.ndarray:
+def expected_sum(name: WireFormatName, terms: list[np.ndarray]) -> np.ndarray:
     """Rounded terms in rank order; sums that were taken in slices are rounded once more."""
     total = reduce(np.add, [rounded(name, term) for term in terms])
     nbytes = open_codec(name).num_bytes(total.size)
@@ -73,7 +73,7 @@ def expected_sum(name: str, terms: list[np.ndarray]) -> np.ndarray:
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 @pytest.mark.parametrize("count", COUNTS)
 def test_every_rank_holds_the_sum_of_what_travelled(
-    kind: str, name: str, size: int, count: int
+    kind: str, name: WireFormatName, size: int, count: int
 ) -> None:
     terms = terms_of(size, count)
     expected = terms[0] if size == 1 else expected_sum(name, terms)
@@ -86,7 +86,7 @@ def test_every_rank_holds_the_sum_of_what_travelled(
 @each_format
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("count", [2048, MANY])
-def test_the_sum_is_close_to_the_exact_one(name: str, size: int, count: int) -> None:
+def test_the_sum_is_close_to_the_exact_one(name: WireFormatName, size: int, count: int) -> None:
     """Each rounding errs by half a step of its block; a sliced sum is rounded twice."""
     random = np.random.default_rng(count + size)
     terms = list(random.standard_normal((size, count)).astype(np.float32))
@@ -104,7 +104,9 @@ def test_the_sum_is_close_to_the_exact_one(name: str, size: int, count: int) -> 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("count", [100, MANY])
 @pytest.mark.filterwarnings("ignore:invalid value encountered in add")
-def test_what_is_not_finite_is_the_same_on_every_rank(name: str, size: int, count: int) -> None:
+def test_what_is_not_finite_is_the_same_on_every_rank(
+    name: WireFormatName, size: int, count: int
+) -> None:
     terms = [np.ones(count, np.float32) for _ in range(size)]
     terms[0][40], terms[1][40] = np.nan, -np.nan
     terms[0][70], terms[1][71] = np.inf, -np.inf
@@ -138,7 +140,7 @@ def test_what_the_rule_leaves_alone_is_summed_exactly(kind: str, size: int) -> N
 
 @each_format
 @pytest.mark.parametrize("size", [2, 3])
-def test_sums_that_are_begun_are_the_same_sums(name: str, size: int) -> None:
+def test_sums_that_are_begun_are_the_same_sums(name: WireFormatName, size: int) -> None:
     several = [terms_of(size, count) for count in (MANY, 2048, 33)]
 
     def run(member: Collective) -> list[bytes]:
@@ -154,7 +156,7 @@ def test_sums_that_are_begun_are_the_same_sums(name: str, size: int) -> None:
 
 @each_format
 @pytest.mark.parametrize("size", [2, 3])
-def test_shapes_are_kept_and_strides_refused(name: str, size: int) -> None:
+def test_shapes_are_kept_and_strides_refused(name: WireFormatName, size: int) -> None:
     terms = [term.reshape(3, 7, 11) for term in terms_of(size, 231)]
     expected = expected_sum(name, [term.reshape(-1) for term in terms])
     strided = np.zeros((4, 4), np.float32).T
@@ -174,7 +176,7 @@ def test_shapes_are_kept_and_strides_refused(name: str, size: int) -> None:
 @each_kind
 @each_format
 @pytest.mark.parametrize("size", [2, 3, 5])
-def test_mixed_calls_in_a_row_stay_in_step(kind: str, name: str, size: int) -> None:
+def test_mixed_calls_in_a_row_stay_in_step(kind: str, name: WireFormatName, size: int) -> None:
     """Ranks run ahead of each other; sizes change, so buffers are made anew and shared."""
 
     def run(member: Collective) -> list[bytes]:
@@ -221,7 +223,7 @@ def test_ranks_with_different_rules_hear_of_it(kind: str) -> None:
         ]
         arrays = [np.ones(2048, np.float32) for _ in members]
         results = in_threads(
-            [lambda member=member: member.all_reduce(arrays[member.rank]) for member in members]
+            [partial(member.all_reduce, arrays[member.rank]) for member in members]
         )
     assert any(isinstance(result, ProtocolError) for result in results)
     assert all(isinstance(result, ProtocolError | PeerLostError) for result in results)
@@ -232,7 +234,7 @@ def test_ranks_with_different_rules_hear_of_it(kind: str) -> None:
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("count", [2048, MANY])
 def test_a_rank_that_leaves_in_the_middle_is_lost_to_the_others(
-    kind: str, name: str, size: int, count: int
+    kind: str, name: WireFormatName, size: int, count: int
 ) -> None:
     with group(kind, size, rule=WireRule(format=name)) as members:
         assert leave_in_the_middle(members, count) == ["lost at 2"] * (size - 1) + ["left"]
@@ -244,7 +246,7 @@ def test_a_message_cut_short_is_refused() -> None:
 
     with group("memory", 2, rule=WireRule(format="int8"), wrap=wrap) as members:
         results = in_threads(
-            [lambda member=member: member.all_reduce(np.ones(64, np.float32)) for member in members]
+            [partial(member.all_reduce, np.ones(64, np.float32)) for member in members]
         )
     assert isinstance(results[1], ProtocolError)
     assert "36 bytes where 72 were expected" in str(results[1])
@@ -254,7 +256,7 @@ def test_a_message_cut_short_is_refused() -> None:
 @pytest.mark.parametrize("name", ["float32", *FORMATS])
 @pytest.mark.parametrize("shape", [(0,), (1,), (2, 3, 7), (4, 2048)], ids=str)
 def test_a_hop_delivers_what_was_rounded_to_every_successor(
-    kind: str, name: str, shape: tuple[int, ...]
+    kind: str, name: WireFormatName, shape: tuple[int, ...]
 ) -> None:
     rule = WireRule(format=name)
     count = int(np.prod(shape))
@@ -275,7 +277,12 @@ def test_a_hop_delivers_what_was_rounded_to_every_successor(
 
 def test_both_ends_of_a_hop_keep_to_one_rule() -> None:
     numbers = np.ones(64, np.float32)
-    for ours, theirs in (("float16", "float32"), ("int8", "float16"), ("float32", "int8")):
+    pairs: tuple[tuple[WireFormatName, WireFormatName], ...] = (
+        ("float16", "float32"),
+        ("int8", "float16"),
+        ("float32", "int8"),
+    )
+    for ours, theirs in pairs:
         first, second = MemoryLink.pair()
         first.send(EncodedHop(WireRule(format=ours)).outgoing(numbers))
         with pytest.raises(ProtocolError, match="bytes where"):

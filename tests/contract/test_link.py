@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import ml_dtypes
 import numpy as np
@@ -164,7 +165,7 @@ def test_a_silent_peer_is_lost_after_the_timeout(kind: str) -> None:
     for call in calls:
         with link_pair(kind, timeout_s=0.05) as (first, _):
             for _ in range(2):  # Once lost, it stays lost.
-                error = raised(lambda call=call, first=first: call(first))
+                error = raised(partial(call, first))
                 assert isinstance(error, PeerLostError)
                 assert error.peer == "second"
                 assert "0.05 s" in error.reason

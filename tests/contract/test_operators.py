@@ -259,7 +259,7 @@ def test_matmul_nbits(
     columns: int,
     bits: int,
     block_size: int,
-    accuracy: matmul_nbits_onnx.Accuracy,
+    accuracy: matmul_nbits_reference.Accuracy,
     biased: bool,
     data: st.DataObject,
 ) -> None:
@@ -311,7 +311,7 @@ def test_matmul_nbits_of_uneven_activations(
         normal(seed, 9, columns), bits=bits, block_size=block_size
     )
     x = np.float32(gain) * normal(seed + 1, batch, tokens, columns)
-    x *= draw.choice(np.float32([0, 1e-3, 1, 1000]), x.shape, p=[0.3, 0.3, 0.35, 0.05])
+    x *= draw.choice(np.array([0, 1e-3, 1, 1000], np.float32), x.shape, p=[0.3, 0.3, 0.35, 0.05])
     x[..., : block_size * int(draw.integers(3))] = 0
     whole = matmul_nbits_reference.dequantize(matrix)
     assert_highly_accurate(nbits_product(x, matrix, None, "high"), x, whole, None, block_size)
@@ -325,7 +325,7 @@ def test_what_accuracy_buys(bits: int, tokens: int) -> None:
     x = normal(4, 1, tokens, 1000)
     exact = matmul_nbits_reference.matmul(x, matrix)
 
-    def error(accuracy: matmul_nbits_onnx.Accuracy) -> float:
+    def error(accuracy: matmul_nbits_reference.Accuracy) -> float:
         difference = nbits_product(x, matrix, None, accuracy) - exact
         return float(np.linalg.norm(difference) / np.linalg.norm(exact))
 
@@ -337,7 +337,7 @@ def nbits_product(
     x: Array,
     matrix: matmul_nbits_reference.QuantizedMatrix,
     bias: Array | None,
-    accuracy: matmul_nbits_onnx.Accuracy,
+    accuracy: matmul_nbits_reference.Accuracy,
 ) -> Array:
     face = Face()
     rows, columns = matrix.shape

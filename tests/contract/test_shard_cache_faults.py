@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from offload import ShardCache, StoreCorruptError
+from offload import CachedShard, ShardCache, StoreCorruptError
 from tests.support.shards import (
     LIMIT,
     check,
@@ -97,7 +97,9 @@ def test_a_file_that_was_written_to_is_hashed_before_it_is_used(tmp_path: Path) 
     whole = path.read_bytes()
     path.write_bytes(whole)
     for _ in range(2):
-        check(cache.begin(describe(a)), a)
+        found = cache.begin(describe(a))
+        assert isinstance(found, CachedShard)
+        check(found, a)
     status = path.stat()
     path.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))

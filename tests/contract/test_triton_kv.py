@@ -120,7 +120,7 @@ def test_a_prefix_on_disk_is_that_of_another_program(
                 assert program.rows("a", 0, 17) is None
                 assert store.put(key, program.rows("a", 0, 16) or [])
             logits.append(model.forward(chunk("a", tokens[16:], 16)).copy())
-    assert np.array_equal(*logits)
+    assert np.array_equal(logits[0], logits[1])
     assert digests[0] == digests[1] != ""
 
 

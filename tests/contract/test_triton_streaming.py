@@ -28,7 +28,8 @@ def answer(model: TritonPlan, tokens: list[int], request: str = "a") -> np.ndarr
     for position in range(PROMPT_TOKENS, PROMPT_TOKENS + TOKENS):
         rows.append(model.forward(chunk(request, tokens[position : position + 1], position)))
     model.release(request)
-    return np.concatenate(rows, axis=1)[0]
+    found: np.ndarray = np.concatenate(rows, axis=1)[0]
+    return found
 
 
 def tiers_of(model: TritonPlan) -> list[WeightTiers]:

@@ -24,17 +24,17 @@ def edge(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "shown"),
-    [
-        ("quickstart", "Where does the cat live? In the barn."),
-        ("split", "Every token passed through all 3 of them"),
-        ("uneven", "the same as from one peer alone"),
-        ("mixed", "the same as from one peer alone"),
-        ("bigger", "the same as with the whole model in memory"),
-        ("zeroconf", "found: attic at 127.0.0.1:"),
-    ],
-)
+SHOWN = {
+    "quickstart": "Where does the cat live? In the barn.",
+    "split": "Every token passed through all 3 of them",
+    "uneven": "the same as from one peer alone",
+    "mixed": "the same as from one peer alone",
+    "bigger": "the same as with the whole model in memory",
+    "zeroconf": "found: attic at 127.0.0.1:",
+}
+
+
+@pytest.mark.parametrize(("name", "shown"), SHOWN.items())
 def test_the_demo_shows_what_it_claims(name: str, shown: str, tmp_path: Path) -> None:
     result = edge("demo", name, cwd=tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -47,8 +47,7 @@ def test_every_demo_is_listed_and_tested(tmp_path: Path) -> None:
     result = edge("demo", cwd=tmp_path)
     listed = [line.split(maxsplit=1) for line in result.stdout.splitlines()]
     assert listed == [[demo.name, demo.summary] for demo in DEMOS]
-    tested = test_the_demo_shows_what_it_claims.pytestmark[0].args[1]
-    assert [name for name, _shown in tested] == [demo.name for demo in DEMOS]
+    assert list(SHOWN) == [demo.name for demo in DEMOS]
 
 
 def test_an_unknown_demo_is_named_with_those_there_are(tmp_path: Path) -> None:

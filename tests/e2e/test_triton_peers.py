@@ -38,7 +38,7 @@ def clusters(
         orders = (["triton", "ort"], ["ort", "triton"])
         with ThreadPoolExecutor(2) as pool:
             starts = [
-                pool.submit(lambda o=order: edge.Cluster.local(peers=2, threads=1, backend=o))
+                pool.submit(edge.Cluster.local, peers=2, threads=1, backend=order)
                 for order in orders
             ]
             opened = [start.result() for start in starts]

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import edge
+from edge.weights.formats import KvDtype
 from partition import Plan, Shard, Stage
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.processes import Daemon
@@ -64,6 +65,7 @@ def written_bytes(model: edge.Model) -> list[int]:
 def on_devices(checkpoint: TinyCheckpoint, how: str) -> Plan:
     """By hand, as what was measured may be uneven: "solo", or halves as "pipeline" or "tensor"."""
     spec, parts = checkpoint.spec, 2 if how == "tensor" else 1
+    stages: tuple[Stage, ...]
 
     def shard(device: int, index: int) -> Shard:
         heads, ffn_columns, vocab = (
@@ -229,7 +231,7 @@ def test_what_is_refused(checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     ("kv_dtype", "dtype", "streamed"), [("int8", "int4", 0), ("int4", "int8", 3)]
 )
 def test_codes_and_streamed_layers_move_as_well(
-    checkpoint: TinyCheckpoint, tmp_path: Path, kv_dtype: edge.KvDtype, dtype: str, streamed: int
+    checkpoint: TinyCheckpoint, tmp_path: Path, kv_dtype: KvDtype, dtype: str, streamed: int
 ) -> None:
     """The tokens are those of a peer with memory for all: one by one, so in the same steps."""
     prompts = [checkpoint.prompt(length) for length in (330, 180)]

@@ -170,7 +170,7 @@ def test_a_plan_by_hand_is_refused_with_everything_that_is_wrong(
 
 
 def test_a_plan_with_names_of_peers_runs(cluster: edge.Cluster, checkpoint: TinyCheckpoint) -> None:
-    plan = cluster.propose(checkpoint.path, plan="tensor").plan.to_json()
+    plan: Any = cluster.propose(checkpoint.path, plan="tensor").plan.to_json()
     for shard, name in zip(plan["stages"][0]["shards"], ("local-2", "local-1"), strict=True):
         shard["device"] = name
     with cluster.load(checkpoint.path, dtype="float32", plan=Plan.from_json(plan)) as model:

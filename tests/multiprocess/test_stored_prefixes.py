@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import edge
+from edge.weights.formats import KvDtype
+from partition import Parallel
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.processes import Daemon
 
@@ -53,7 +55,7 @@ def test_a_prompt_is_found_after_a_restart(checkpoint: TinyCheckpoint, tmp_path:
 @pytest.mark.parametrize("kv_dtype", ["float32", "int8"])
 @pytest.mark.parametrize("plan", ["pipeline", "tensor"])
 def test_every_shard_finds_it(
-    checkpoint: TinyCheckpoint, tmp_path: Path, plan: edge.Parallel, kv_dtype: edge.KvDtype
+    checkpoint: TinyCheckpoint, tmp_path: Path, plan: Parallel, kv_dtype: KvDtype
 ) -> None:
     """Also where sampling looks back at what was skipped; not where every row is wanted."""
     prompt = checkpoint.prompt(300)

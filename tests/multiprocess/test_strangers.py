@@ -213,24 +213,26 @@ def test_a_daemon_that_hangs_is_noticed_by_its_silence(tmp_path: Path) -> None:
         asyncio.run(watch(daemon))
 
 
+def sending(content: bytes) -> Callable[[socket.socket], object]:
+    return lambda connected: connected.sendall(content)
+
+
 def garbage(daemon: Daemon) -> Iterator[Callable[[socket.socket], object]]:
     """Ways to misuse a connection to the daemon."""
     dice = random.Random(5)
     preamble = struct.pack("!4sHB", b"EDGE", PROTOCOL_VERSION, 1)
     for size in (0, 1, 6, 7, 100, 100_000):
         content = dice.randbytes(size)
-        yield lambda connected, content=content: connected.sendall(content)
+        yield sending(content)
     huge = struct.pack("!II", 0xFFFFFFFF, 0xFFFFFFFF)
-    yield lambda connected: connected.sendall(preamble + huge)
-    yield lambda connected: connected.sendall(preamble + dice.randbytes(1000))
-    yield lambda connected: connected.sendall(preamble + hello_frame(name="x") + huge)
-    yield lambda connected: connected.sendall(preamble + hello_frame(name="x") + bytes(64))
-    yield lambda connected: connected.sendall(
-        preamble + hello_frame(name="x") + struct.pack("!II", 20, 64 << 20) + b"{" * 20
-    )
+    yield sending(preamble + huge)
+    yield sending(preamble + dice.randbytes(1000))
+    yield sending(preamble + hello_frame(name="x") + huge)
+    yield sending(preamble + hello_frame(name="x") + bytes(64))
+    yield sending(preamble + hello_frame(name="x") + struct.pack("!II", 20, 64 << 20) + b"{" * 20)
     link = struct.pack("!4sHB", b"EDGE", PROTOCOL_VERSION, 2)
     for hello in ({}, {"session": 5}, {"session": "none", "stage": 0, "rank": -1}):
-        yield lambda connected, hello=hello: connected.sendall(link + hello_frame(**hello))
+        yield sending(link + hello_frame(**hello))
 
 
 def test_garbage_on_a_daemons_port_while_it_answers(

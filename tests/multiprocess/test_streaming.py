@@ -66,7 +66,7 @@ def test_the_peers_memory_is_given_back(
 ) -> None:
     """KV pages of replies that were left early do not add up: those of ten would be 20 MB."""
 
-    def resident_bytes() -> int:
+    def resident_bytes(model: edge.Model) -> int:
         return max(peer.resident_bytes for peer in model.measure())
 
     prompt = endless_checkpoint.prompt(2000)
@@ -75,12 +75,12 @@ def test_the_peers_memory_is_given_back(
         endless_checkpoint.path, dtype="float32", plan=plan, context_tokens=LONG_CONTEXT
     ) as model:
         model.generate(prompt, max_new_tokens=2)
-        before = resident_bytes()
+        before = resident_bytes(model)
         for _ in range(10):
             with model.stream(prompt, max_new_tokens=5) as stream:
                 next(stream)
         model.generate([1], max_new_tokens=1)
-        assert resident_bytes() < before + (10 << 20)
+        assert resident_bytes(model) < before + (10 << 20)
 
 
 def test_two_threads_get_the_right_tokens(model: edge.Model, checkpoint: TinyCheckpoint) -> None:

@@ -1,6 +1,6 @@
 """Sums and gathers over groups of any size, any lengths, however the arrays are sent."""
 
-from functools import reduce
+from functools import partial, reduce
 
 import numpy as np
 from hypothesis import given, settings
@@ -82,7 +82,7 @@ def test_any_calls_in_a_row_end(size: int, calls: list[tuple[str, int]]) -> None
         if name != "barrier"
     ]
     with group("memory", size) as members:
-        results = in_threads([lambda member=member: run(member) for member in members])
+        results = in_threads([partial(run, member) for member in members])
     assert results == [expected] * size
 
 

@@ -36,8 +36,10 @@ all_parameters = st.builds(
     seed=st.integers(0, 2**64 - 1),
 )
 EVERY_FILTER = [
-    SamplingParameters(**dict(zip(("temperature", "top_k", "top_p", "min_p"), values, strict=True)))
-    for values in itertools.product((0.6, 1.0, 1.8), (0, 1, 40, 300), (0.0, 0.8, 1.0), (0.0, 0.1))
+    SamplingParameters(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    for temperature, top_k, top_p, min_p in itertools.product(
+        (0.6, 1.0, 1.8), (0, 1, 40, 300), (0.0, 0.8, 1.0), (0.0, 0.1)
+    )
 ]
 
 

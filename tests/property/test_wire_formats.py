@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
 from transport import WIRE_FORMATS, WireRule
-from transport.wire_format import BLOCK_NUMBERS, Codec, open_codec
+from transport.wire_format import BLOCK_NUMBERS, Codec, WireFormatName, open_codec
 
-FORMATS = ("float16", "int8")
+FORMATS: tuple[WireFormatName, ...] = ("float16", "int8")
 quick = settings(max_examples=150)
 
 finite = arrays_of.arrays(
@@ -78,7 +78,7 @@ def test_what_is_not_finite_stays_visible(numbers: np.ndarray) -> None:
 @quick
 @given(st.sampled_from(FORMATS), anything)
 def test_the_same_numbers_are_the_same_bytes_whatever_was_encoded_before(
-    name: str, numbers: np.ndarray
+    name: WireFormatName, numbers: np.ndarray
 ) -> None:
     used, fresh = open_codec(name), open_codec(name)
     for count in (3, 640, 65):
@@ -92,7 +92,9 @@ def test_the_same_numbers_are_the_same_bytes_whatever_was_encoded_before(
 
 @quick
 @given(st.sampled_from(FORMATS), st.integers(0, 200), st.randoms(use_true_random=False))
-def test_any_bytes_of_the_right_size_can_be_decoded(name: str, count: int, random: object) -> None:
+def test_any_bytes_of_the_right_size_can_be_decoded(
+    name: WireFormatName, count: int, random: object
+) -> None:
     codec = open_codec(name)
     message = np.frombuffer(random.randbytes(codec.num_bytes(count)), np.uint8)  # type: ignore[attr-defined]
     first, second = (decoded(codec, message, count) for _ in range(2))
@@ -110,7 +112,7 @@ def test_messages_of_whole_blocks_lie_one_after_the_other(first: int, second: in
 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("off_by", [-1, 1])
-def test_a_message_of_another_size_is_refused(name: str, off_by: int) -> None:
+def test_a_message_of_another_size_is_refused(name: WireFormatName, off_by: int) -> None:
     codec = open_codec(name)
     numbers = np.zeros(64, np.float32)
     message = np.zeros(codec.num_bytes(64) + off_by, np.uint8)

@@ -168,7 +168,8 @@ def shards(
     try:
         for session in found.sessions:
             weights = ShardWeights(path=Path(), manifest=Manifest(tensors=(), total_bytes=0))
-            session.load(MadeUpBackend(broken_id=broken_id, ranks=ranks), weights).result()
+            backend: Any = MadeUpBackend(broken_id=broken_id, ranks=ranks)
+            session.load(backend, weights).result()
             session.connect(links[session.seat], {seat: str(seat) for seat in seats(plan)})
         yield found
     finally:

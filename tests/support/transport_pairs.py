@@ -5,6 +5,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -148,10 +149,11 @@ def in_threads(calls: list[Callable[[], Result]]) -> list[Result | Exception]:
 
 def on_every_rank(members: list[Collective], call: Callable[[Collective], Result]) -> list[Result]:
     """Run ``call`` on all ranks at once; the results by rank, or the first error."""
-    results = in_threads([lambda member=member: call(member) for member in members])
-    for result in results:
+    results = []
+    for result in in_threads([partial(call, member) for member in members]):
         if isinstance(result, Exception):
             raise result
+        results.append(result)
     return results
 
 

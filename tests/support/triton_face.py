@@ -61,7 +61,8 @@ def tensor(array: NDArray[Any], dtype: str | None = None) -> Tensor:
 def array(values: Tensor) -> NDArray[Any]:
     """Floats as float32."""
     values = values.detach().cpu()
-    return values.float().numpy() if values.is_floating_point() else values.numpy()
+    found: NDArray[Any] = (values.float() if values.is_floating_point() else values).numpy()
+    return found
 
 
 def output(*shape: int, dtype: str = "float32") -> Tensor:
@@ -132,7 +133,8 @@ def _give_the_interpreter_bfloat16() -> None:
 def _poison(source: Tensor) -> int:
     import torch
 
-    return min(torch.iinfo(source.dtype).max, _FOREIGN_INTEGER)
+    largest: int = torch.iinfo(source.dtype).max
+    return min(largest, _FOREIGN_INTEGER)
 
 
 def _between(shape: Any, dtype: Any, fill: float) -> Tensor:

@@ -94,7 +94,8 @@ def triton_plan(
     packed = DerivedCache(folder / "packed", 1 << 30) if has_folder else None
     here = Device()
     with ExitStack() as stack:
-        programs, members = [], []
+        programs: list[list[StageProgram]] = []
+        members = []
         for number, stage in enumerate(plan.stages):
             programs.append([])
             members.append(stack.enter_context(group("memory", len(stage.shards))))

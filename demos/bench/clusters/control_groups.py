@@ -53,8 +53,8 @@ class ControlGroup:
             if disk is not None and not self._is_v2:
                 # The kernel counts what groups read from a disk once it has had a limit.
                 throttle = self._folders[-1] / "blkio.throttle.read_bps_device"
-                for rate in (_ANY_RATE, 0):
-                    throttle.write_text(f"{self._device} {rate}")
+                for any_rate in (_ANY_RATE, 0):
+                    throttle.write_text(f"{self._device} {any_rate}")
             if read_bytes_per_s is not None:
                 rate = f"rbps={read_bytes_per_s}" if self._is_v2 else str(read_bytes_per_s)
                 limit = "io.max" if self._is_v2 else "blkio.throttle.read_bps_device"

@@ -58,6 +58,7 @@ import edge.backends.ort.backend
 import edge.backends.ort.program
 import edge.host.identity
 import edge.peer.profiling_calls
+import edge.profiling.profile
 import transport.tcp_link
 from edge.cli.main import main
 from edge.host.atomic_files import write_whole
@@ -167,7 +168,7 @@ class Mode(threading.local):
 
 def measure_in_turn(turns: Path, mode: Mode) -> None:
     """Measure the device when no other measures itself: their turns are not made for that."""
-    measure: Any = edge.peer.profiling_calls.profile
+    measure: Any = edge.profiling.profile.profile
 
     def alone(*arguments: Any, **options: Any) -> Any:
         with turns.open("ab", buffering=0) as turn:

@@ -291,8 +291,8 @@ def run_window(case: Case, setting: Setting) -> tuple[list[Metric], str]:
                 figures.add("what fits stays / window", "ratio", mine / theirs)
                 figures.add("decode, int4 in the same limit", "tok/s", small)
                 figures.add("int4 / window", "ratio", small / theirs)
-                for each in replies[:2]:
-                    figures.add("tokens as without a limit", "share", _same(each, free))
+                for reply in replies[:2]:
+                    figures.add("tokens as without a limit", "share", _same(reply, free))
         for each in (kept, window, rounded):
             figures.add("peak resident / budget", "ratio", each.peer.peak_bytes / budget)
     return figures.metrics(), "float32"

@@ -106,6 +106,10 @@ def test_one_that_cannot_begin_leaves_all_to_their_links(
     assert list(temporary.iterdir()) == []
 
 
+def nobody_opens(links: Collective, store: Path) -> None:
+    pytest.fail("it opened")
+
+
 def test_who_does_not_find_the_folder_leaves_all_to_their_links(
     temporary: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -124,7 +128,7 @@ def test_who_does_not_find_the_folder_leaves_all_to_their_links(
 
     def run(member: Collective) -> tuple[Collective, str]:
         links: Any = Elsewhere(member) if member.rank == 1 else member
-        return join(links, Sums(member.rank, lambda *_: pytest.fail("it opened")))
+        return join(links, Sums(member.rank, nobody_opens))
 
     with group("memory", 2) as members:
         assert [way for _, way in on_every_rank(members, run)] == [OVER_LINKS] * 2
@@ -137,7 +141,7 @@ def test_a_stage_of_both_kinds_of_back_end_sums_over_its_links() -> None:
     with group("memory", 2) as members:
 
         def run(member: Collective) -> tuple[Collective, str]:
-            return join(member, Sums(0, pytest.fail) if member.rank else None)
+            return join(member, Sums(0, nobody_opens) if member.rank else None)
 
         assert on_every_rank(members, run) == [(member, OVER_LINKS) for member in members]
         assert sums_over_links(members)
@@ -172,7 +176,7 @@ def test_a_rank_whose_group_ends_is_heard_of_by_all_others() -> None:
         face = NumpyFace(joined(member))
         array = np.ones(64, np.float32)
         face.all_reduce(array)
-        heard = []
+        heard: list[str] = []
         if member.rank == 2:
             face.close()
             return heard

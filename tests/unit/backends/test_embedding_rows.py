@@ -31,7 +31,7 @@ def weights(path: Path, table: np.ndarray) -> ShardWeights:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
 def test_reads_what_it_has_and_leaves_the_rest_to_others(tmp_path: Path, dtype: type) -> None:
-    table = np.random.default_rng(0).standard_normal((COUNT, HIDDEN)).astype(dtype)
+    table: np.ndarray = np.random.default_rng(0).standard_normal((COUNT, HIDDEN)).astype(dtype)
     rows = EmbeddingRows(weights(tmp_path / "weights", table), ROWS, HIDDEN)
     try:
         tokens = np.array([15, 9, 10, 16, 15, 9], np.int64)
@@ -72,7 +72,7 @@ def test_a_file_cut_short_is_an_error(tmp_path: Path) -> None:
 
 def test_a_file_that_is_written_to_meanwhile_is_compared(tmp_path: Path) -> None:
     """Of the bytes that it had, rows are read; of others, none."""
-    table = np.ones((COUNT, HIDDEN), np.float32)
+    table: np.ndarray = np.ones((COUNT, HIDDEN), np.float32)
     shard = weights(tmp_path / "weights", table)
     rows = EmbeddingRows(shard, ROWS, HIDDEN)
     hidden, token = np.zeros((1, HIDDEN), np.float32), np.array([FIRST], np.int64)

@@ -92,7 +92,7 @@ def test_devices_that_are_too_many_are_refused() -> None:
         ({"cores": 1, "delay_s": -1}, "the delay of a"),
     ],
 )
-def test_devices_that_cannot_be_are_refused(options: dict[str, float], message: str) -> None:
+def test_devices_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Device(name="a", **options)
 

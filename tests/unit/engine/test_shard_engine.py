@@ -64,7 +64,8 @@ def test_layers_that_are_to_come_from_disk_do_so_from_the_load_on() -> None:
     try:
         session.stream(2).result()
         weights = ShardWeights(path=Path(), manifest=Manifest(tensors=(), total_bytes=0))
-        session.load(Remembering(), weights).result()
+        backend: Any = Remembering()
+        session.load(backend, weights).result()
         assert Remembering.layouts.get().streamed_layers == 2
     finally:
         session.close()

@@ -39,12 +39,15 @@ def reference_probabilities(
     if parameters.min_p:
         processors.append(MinPLogitsWarper(parameters.min_p))
     scores = processors(torch.tensor([history]), torch.from_numpy(logits.copy())[None])
-    return torch.softmax(scores[0].double(), dim=-1).numpy()
+    found: np.ndarray = torch.softmax(scores[0].double(), dim=-1).numpy()
+    return found
 
 
 GRID = [
-    dict(zip(("temperature", "top_k", "top_p", "min_p", "repetition_penalty"), values, strict=True))
-    for values in itertools.product(
+    SamplingParameters(
+        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=penalty
+    )
+    for temperature, top_k, top_p, min_p, penalty in itertools.product(
         (0.3, 1.0, 2.5), (0, 1, 7, 1000), (0.2, 0.9, 1.0), (0.0, 0.05, 0.9), (1.0, 1.3, 0.7)
     )
 ]
@@ -53,10 +56,9 @@ GRID = [
 @pytest.mark.parametrize("spread", [0.05, 1.0, 8.0])
 def test_probabilities_are_those_of_transformers(spread: float) -> None:
     generator = np.random.default_rng(int(spread * 100))
-    for values in GRID:
+    for parameters in GRID:
         logits = (generator.normal(size=257) * spread).astype(np.float32)
         history = generator.integers(0, 257, size=40).tolist()
-        parameters = SamplingParameters(**values)
         ours = probabilities(logits, history, parameters)
         theirs = reference_probabilities(logits, history, parameters)
         assert np.array_equal(ours > 0, theirs > 0), parameters

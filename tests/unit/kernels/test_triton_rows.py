@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -125,13 +126,13 @@ def test_gated_reference_is_that_of_torch(activation: Any) -> None:
 
     gate_up = torch.from_numpy(3 * normal(7, 5, 2 * 33))
     gate, up = gate_up.double().chunk(2, dim=-1)
-    active = {
+    active: dict[str, Callable[[Any], Any]] = {
         "silu": functional.silu,
         "gelu": functional.gelu,
         "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
-    }[activation](gate)
+    }
     found = gated_reference.gated(gate_up.numpy(), activation=activation)
-    np.testing.assert_allclose(found, (active * up).numpy(), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(found, (active[activation](gate) * up).numpy(), rtol=1e-6, atol=1e-6)
 
 
 @FEW
@@ -160,7 +161,7 @@ def test_top_k_ranks_by_score_then_by_id(
     from kernels.sampling import triton as face
 
     k = 1 + round(share * (min(vocabulary, 4) - 1))
-    logits = rounded(np.rint(4 * normal(seed, rows, vocabulary)) / 4, dtype)
+    logits = rounded((np.rint(4 * normal(seed, rows, vocabulary)) / 4).astype(np.float32), dtype)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(face, "CHUNK", 32)
         scores, ids = face.top_k(tensor(logits, dtype), k)

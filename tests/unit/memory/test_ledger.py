@@ -14,8 +14,8 @@ MIB = 1 << 20
 FLOOR = Floor(process_bytes=70 * MIB, work_bytes=30 * MIB)
 
 
-def ledger(model_mib: int = 100, **others: int) -> Ledger:
-    return Ledger(budget_bytes=FLOOR.total + model_mib * MIB, floor=FLOOR, **others)
+def ledger(model_mib: int = 100, limit: int | None = None) -> Ledger:
+    return Ledger(budget_bytes=FLOOR.total + model_mib * MIB, floor=FLOOR, model_limit_bytes=limit)
 
 
 def test_what_is_reserved_is_not_free() -> None:
@@ -39,7 +39,7 @@ def test_a_lack_is_stated() -> None:
 
 
 def test_weights_and_kv_may_have_a_limit_of_their_own() -> None:
-    limited = ledger(model_limit_bytes=50 * MIB)
+    limited = ledger(limit=50 * MIB)
     assert (limited.model_free_bytes, limited.room_bytes) == (50 * MIB, 50 * MIB)
     taken = limited.with_use("a", Use(weight_bytes=30 * MIB, buffer_bytes=60 * MIB))
     assert (taken.free_bytes, taken.model_free_bytes) == (10 * MIB, 10 * MIB)
@@ -69,7 +69,7 @@ changes = st.lists(st.tuples(st.sampled_from("abc"), st.none() | uses), max_size
 def test_the_promise_holds_after_any_changes(
     changes: list[tuple[str, Use | None]], limit: int | None
 ) -> None:
-    book = ledger(model_limit_bytes=limit) if limit is not None else ledger()
+    book = ledger(limit=limit)
     for name, use in changes:
         if use is None:
             book = book.without(name)

@@ -64,7 +64,8 @@ def test_what_is_known_to_be_there_is_counted() -> None:
 def test_a_block_of_a_prompt_on_its_way_to_disk_is_counted() -> None:
     layout = shard_layout(SPEC, make_plan(SPEC, "solo", model="m"), stage=0, rank=0)
     kept = replace(LIMITS, disk_tokens=512)
-    for kv_dtype, row_bytes in (("float32", 4 * 16), ("int8", 16), ("int4", 8)):
+    rows: dict[KvDtype, int] = {"float32": 4 * 16, "int8": 16, "int4": 8}
+    for kv_dtype, row_bytes in rows.items():
         widths = Widths.of_shard(SPEC, layout, kv_dtype=kv_dtype)
         block_bytes = 64 * 4 * 3 * 2 * row_bytes
         assert buffer_bytes(widths, kept) - buffer_bytes(widths, LIMITS) == block_bytes

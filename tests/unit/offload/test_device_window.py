@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -94,7 +94,6 @@ class Bed:
         streamer = WeightStreamer(
             spans, memories, self.disk, resident=pinned, window=staging, pages=self.slots
         )
-        streamer._is_verified = [True] * extents  # pages of one byte have no digest here
 
         def stays(index: int) -> bool:
             return not is_streamed(index, extents, extents - pinned)
@@ -103,7 +102,7 @@ class Bed:
             streamer, memories, [PAGE] * extents, self.copier, places=places, stays=stays
         )
 
-    def _pin(self, memory: memoryview) -> object:
+    def _pin(self, memory: memoryview) -> Callable[[], None]:
         self.pins.append("pin")
         return lambda: self.pins.append("unpin")
 

@@ -25,7 +25,7 @@ def block(seed: int) -> list[np.ndarray]:
 
 
 def found(store: PrefixStore, name: str) -> list[np.ndarray] | None:
-    into = [np.zeros((2, 3, 8), np.uint8), np.zeros((2, 3, 2), np.float32)]
+    into: list[np.ndarray] = [np.zeros((2, 3, 8), np.uint8), np.zeros((2, 3, 2), np.float32)]
     return into if store.get(key(name), into) else None
 
 

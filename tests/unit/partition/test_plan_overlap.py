@@ -10,7 +10,7 @@ from edge.backends.overlap import MIN_TOKENS
 from partition import ComputeRates, Workload, estimate
 from partition.cost.messages import Network
 from partition.cost.overlap import SHOWN_BYTE_S, segment_s, stage_sum_s
-from partition.cost.pace import HALVED_TOKENS, chunk_phase, decode_phase
+from partition.cost.pace import HALVED_TOKENS, Phase, chunk_phase, decode_phase
 from tests.unit.partition.test_plan_cost import CHAIN, MODEL, RATES, SPLIT, cluster
 
 PROMPT = Workload(prompt_tokens=256, output_tokens=1)
@@ -32,7 +32,7 @@ FAST, SLOW = rates(1e-6), rates(3e-6)
 SUM_BYTES = 1_024_000
 
 
-def shown_s(bytes_per_s: float, *, phase=CHUNK) -> float:
+def shown_s(bytes_per_s: float, *, phase: Phase = CHUNK) -> float:
     devices = cluster(FAST, SLOW, bytes_per_s=bytes_per_s)
     return stage_sum_s(Network(devices), MODEL, devices.devices, phase)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -124,7 +125,9 @@ def test_a_gpu_waits_for_its_link_or_for_the_disk(
     cluster = ClusterSpec(devices=(gpu,))
     found = estimate(alone(9), MODEL, cluster, WORKLOAD)
     compute_s = (LAYERS * 150 + 10 * 3) * 1e-3
-    loads = [(t.kind, t.seconds) for t in found.terms if t.kind in {"load", "copy"}]
+    loads: list[tuple[str, Any]] = [
+        (t.kind, t.seconds) for t in found.terms if t.kind in {"load", "copy"}
+    ]
     waited_s = max(0.0, seconds - compute_s)
     assert loads == ([(kind, pytest.approx(waited_s))] if waited_s else [])
     assert found.token_s == pytest.approx(max(compute_s, seconds))

@@ -7,9 +7,9 @@ from itertools import permutations
 import pytest
 
 from edge.errors import RequestError
-from edge.planning.activation_format import choose_wire_rules, number_bytes
+from edge.planning.activation_format import choose_wire_rules
 from edge.planning.load_options import LoadOptions
-from edge.protocol.wire_rules import WIRES, WireRules
+from edge.protocol.wire_rules import WIRES, WireRules, number_bytes
 from edge.weights.formats import weight_format
 from partition import LinkSpec, Plan, Shard, Stage
 from transport import WireRule

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 
 import numpy as np
 import pytest
@@ -130,8 +130,8 @@ def test_a_near_end_that_gives_no_orders_is_given_up(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", LINK_KINDS)
 def test_whoever_is_cancelled_leaves_no_thread_waiting(kind: str) -> None:
-    async def cancel(work: Callable[[], object]) -> None:
-        task = asyncio.ensure_future(work())  # type: ignore[arg-type]
+    async def cancel(work: Callable[[], Coroutine[None, None, object]]) -> None:
+        task = asyncio.create_task(work())
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         task.cancel()

@@ -88,6 +88,7 @@ def test_the_template_writes_all_special_tokens_of_a_chat(tmp_path: Path) -> Non
     settings = {"bos_token": "<|begin|>", "chat_template": CHAT_TEMPLATE}
     ours = Tokenizer.open(write_checkpoint(tmp_path, byte_level(), settings))
     begin = ours.token_id("<|begin|>")
+    assert begin is not None
     assert ours.encode_chat(MESSAGES).count(begin) == 1
     assert ours.encode(ours.chat(MESSAGES)).count(begin) == 2
 
