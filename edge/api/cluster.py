@@ -13,6 +13,7 @@ from edge.api.model import Model
 from edge.api.progress_bars import progress_bars
 from edge.concurrency.loop_thread import LoopThread
 from edge.coordinator.loading import load_model
+from edge.coordinator.requests import fail_all
 from edge.errors import CapacityError, NetworkError, PlanError, RequestError
 from edge.host.cache_paths import cache_root
 from edge.host.free_memory import parse_size
@@ -160,6 +161,7 @@ class Cluster:
                     wire_rules=proposal.wire_rules,
                     cache_root=cache_root(),
                     on_progress=on_progress,
+                    on_end=fail_all,
                 )
                 loaded = self._loop.run(loading)
             model = Model(

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from edge.concurrency.loop_thread import LoopThread
 from edge.coordinator.generation import FinishReason, Generation, GenerationRequest, Token
 from edge.coordinator.loaded_model import LoadedModel
+from edge.coordinator.requests import Request
 from edge.errors import EdgeError, RequestError
 from edge.planning.forecast import Forecast
 from edge.text import Tokenizer
@@ -50,7 +51,6 @@ class ReplyStream:
         tokenizer: Tokenizer | None,
         forecast: Forecast,
     ) -> None:
-        self._request_id: str | None = None
         self._loaded = loaded
         self._loop = loop
         self._forecast = forecast
@@ -58,7 +58,8 @@ class ReplyStream:
         self._ended = False
         self._events: queue.SimpleQueue[Token | EdgeError] = queue.SimpleQueue()
         self._sink = _TokenSink(Generation(request, tokenizer), self._events)
-        self._request_id = loop.run(loaded.generate(request, self._sink))
+        self._request = Request(prompt=request.prompt_ids, terms=request.terms, sink=self._sink)
+        loop.run(_submit(loaded, self._request))
 
     def __iter__(self) -> Iterator[Token]:
         return self
@@ -96,8 +97,7 @@ class ReplyStream:
         """Cancel what is left of the reply and free its memory on the peers."""
         if not self._ended:
             self._end()
-            if self._request_id is not None:
-                self._loop.post(_cancel(self._loaded, self._request_id))
+            self._loop.post(_cancel(self._loaded, self._request))
 
     def _end(self) -> None:
         self._ended = True
@@ -111,7 +111,7 @@ class ReplyStream:
 
     def __del__(self) -> None:
         # Leaving a loop over the stream drops it: nobody is left who could take a token.
-        if hasattr(self, "_ended"):
+        if hasattr(self, "_request"):
             self.close()
 
 
@@ -120,16 +120,21 @@ def evaluate(
 ) -> NDArray[np.float32]:
     """The logits [tokens, vocab] after each of the tokens."""
     sink = _LogitsSink()
-    request = loop.run(loaded.logits(token_ids, sink))
+    request = Request(prompt=token_ids, terms=None, sink=sink)
     try:
+        loop.run(_submit(loaded, request))
         return sink.result()
     except BaseException:
         loop.post(_cancel(loaded, request))
         raise
 
 
-async def _cancel(loaded: LoadedModel, request: str) -> None:
-    loaded.cancel(request)
+async def _submit(loaded: LoadedModel, request: Request) -> None:
+    loaded.submit(request)
+
+
+async def _cancel(loaded: LoadedModel, request: Request) -> None:
+    loaded.cancel(request.id)
 
 
 class _TokenSink:

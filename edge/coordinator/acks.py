@@ -1,30 +1,45 @@
-"""One question to every peer of a model, and what each of them answers. Pure."""
+"""Acks: what every peer of a plan says about a request, once it was asked. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Generic, TypeVar
 
-Asked = TypeVar("Asked")
+Peer = TypeVar("Peer")
 Answer = TypeVar("Answer")
 
 
-class Answers(Generic[Asked, Answer]):
-    """Complete when each of those asked has answered; none of them stands in for another."""
+class Acks(Generic[Peer, Answer]):
+    """One kind of question about requests. Complete when each peer has answered for itself.
 
-    def __init__(self, asked: Iterable[Asked]) -> None:
-        """asked: whoever can be told from the others by `==` and hashed."""
-        self._awaited = set(asked)
-        self.given: list[Answer] = []
-        """So far, in the order they came."""
+    Peers can be told from each other by `==` and hashed.
+    """
 
-    def add(self, who: Asked, answer: Answer) -> None:
-        """Raises ValueError for one who was not asked, or has answered."""
-        if who not in self._awaited:
+    def __init__(self) -> None:
+        self._awaited: dict[str, set[Peer]] = {}
+        self._given: dict[str, list[Answer]] = {}
+
+    def ask(self, request: str, peers: Iterable[Peer]) -> None:
+        """The peers are asked about this request. Raises ValueError while they still are."""
+        if request in self._awaited:
+            raise ValueError("a question that is not answered yet")
+        self._awaited[request] = set(peers)
+        self._given[request] = []
+
+    def add(self, request: str, peer: Peer, answer: Answer) -> list[Answer] | None:
+        """What all have answered, in the order it came, or None while some have not.
+
+        Raises ValueError for a peer that was not asked, or has answered: none stands in for
+        another.
+        """
+        awaited = self._awaited.get(request)
+        if awaited is None:
+            raise ValueError("nothing was asked about this request")
+        if peer not in awaited:
             raise ValueError("an answer too many")
-        self._awaited.remove(who)
-        self.given.append(answer)
-
-    @property
-    def are_complete(self) -> bool:
-        return not self._awaited
+        awaited.remove(peer)
+        self._given[request].append(answer)
+        if awaited:
+            return None
+        del self._awaited[request]
+        return self._given.pop(request)

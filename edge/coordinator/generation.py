@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from edge.errors import RequestError
+from edge.protocol.messages import SamplingTerms
 from edge.text import TextStream, Tokenizer
 from kernels.sampling.parameters import SamplingParameters
 
@@ -44,6 +45,12 @@ class GenerationRequest:
             raise RequestError(f"max_new_tokens must be 1 or more, not {self.max_new_tokens!r}")
         if any(not isinstance(s, str) or not s for s in self.stop):
             raise RequestError("stop strings must be texts that are not empty")
+
+    @property
+    def terms(self) -> SamplingTerms:
+        return SamplingTerms(
+            sampling=self.sampling, end_ids=self.end_ids, max_new_tokens=self.max_new_tokens
+        )
 
 
 class Generation:

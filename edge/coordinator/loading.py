@@ -9,6 +9,7 @@ from typing import Any
 
 from edge.concurrency.blocking import StopFlag, run_blocking
 from edge.coordinator.loaded_model import LoadedModel
+from edge.coordinator.requests import OnEnd
 from edge.coordinator.residency import Residency
 from edge.coordinator.scheduler import Scheduler
 from edge.coordinator.shipping import describe_shard, ship
@@ -39,15 +40,18 @@ async def load_model(
     wire_rules: WireRules,
     cache_root: Path,
     on_progress: OnProgress,
+    on_end: OnEnd,
 ) -> LoadedModel:
     """Ship what the peers lack, load, link. On any failure nothing stays behind.
 
-    Below `cache_root` the rounded checkpoint and the hashes of its pieces are kept.
+    Below `cache_root` the rounded checkpoint and the hashes of its pieces are kept. `on_end` is
+    told when the model ends, also by closing it.
     """
     model = LoadedModel(
         plan,
         _scheduler(checkpoint.spec, limits, plan, options.kv_dtype),
         vocab_size=checkpoint.spec.vocab_size,
+        on_end=on_end,
     )
     loading = _Loading(
         model, checkpoint, peers, options, limits, wire_rules, cache_root, on_progress

@@ -3,91 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-import transport
-from edge.coordinator.generation import GenerationRequest
 from edge.coordinator.loaded_model import LoadedModel
+from edge.coordinator.requests import Request, fail_all
 from edge.coordinator.residency import Residency
 from edge.coordinator.scheduler import Scheduler
 from edge.errors import EdgeError, PeerError, PeerLostError, ProtocolError, RequestError
 from edge.protocol.client import PeerClient
 from edge.protocol.messages import step_from_header
-from kernels.sampling.parameters import SamplingParameters
-from partition import Plan, Shard, Stage
-from transport import Channel, Frame, Link
-
-VOCAB = 10
-
-
-def plan(stages: int) -> Plan:
-    shard = Shard(device="d", heads=range(1), ffn_columns=range(1), vocab=range(VOCAB))
-    return Plan(
-        model="m",
-        version=1,
-        stages=tuple(
-            Stage(layers=range(each, each + 1), shards=(replace(shard, device=f"d{each}"),))
-            for each in range(stages)
-        ),
-    )
-
-
-Behaviour = Callable[[Channel, Frame], Awaitable[None]]
-
-
-class Results:
-    """A sink that keeps what it is given."""
-
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self.errors: list[EdgeError] = []
-        self.ended = asyncio.Event()
-
-    def token(self, token_id: int) -> bool:
-        self.tokens.append(token_id)
-        return False
-
-    def logits(self, rows: NDArray[np.float32]) -> None:
-        self.ended.set()
-
-    def failed(self, error: EdgeError) -> None:
-        self.errors.append(error)
-        self.ended.set()
-
-
-async def refuse(link: Link, _hello: Mapping[str, Any]) -> None:
-    link.close()
-
-
-@contextlib.asynccontextmanager
-async def peer(behave: Behaviour, name: str = "odd") -> AsyncIterator[str]:
-    """A peer that answers calls by "ok" and leaves posts to `behave`."""
-
-    async def serve(channel: Channel) -> None:
-        try:
-            while True:
-                frame = await channel.receive()
-                if "call" in frame.header and frame.kind != "strange":
-                    await channel.send(Frame("ok", {"call": frame.header["call"]}))
-                else:
-                    await behave(channel, frame)
-        except transport.TransportError:
-            await channel.aclose()
-
-    listener = await transport.listen(
-        "127.0.0.1:0", hello={"name": name}, on_channel=serve, on_link=refuse
-    )
-    try:
-        yield listener.addresses[0]
-    finally:
-        await listener.aclose()
+from tests.support.scripted_peers import VOCAB, Behaviour, Results, peer, plan, terms
+from transport import Channel, Frame
 
 
 async def run(behave: Behaviour, *, wants_logits: bool = False) -> Results:
@@ -99,24 +27,22 @@ async def run(behave: Behaviour, *, wants_logits: bool = False) -> Results:
         stages=1,
     )
     async with peer(behave) as address:
-        model = LoadedModel(plan(1), scheduler, vocab_size=VOCAB)
+        model = LoadedModel(plan(1), scheduler, vocab_size=VOCAB, on_end=fail_all)
         client = await PeerClient.connect(address, on_event=model.on_event)
         model.adopt((0, 0), client)
         await model.start({})
         results = Results()
         if wants_logits:
-            await model.logits([1, 2, 3], results)
+            model.submit(Request(prompt=(1, 2, 3), terms=None, sink=results))
         else:
-            request = GenerationRequest(
-                prompt_ids=(1, 2, 3), max_new_tokens=5, sampling=SamplingParameters()
-            )
-            await model.generate(request, results)
+            model.submit(Request(prompt=(1, 2, 3), terms=terms(5), sink=results))
         async with asyncio.timeout(60):
             await results.ended.wait()
         await model.aclose()
         await model.aclose()
-        with pytest.raises(EdgeError):
-            await model.logits([1], results)
+        late = Results()
+        model.submit(Request(prompt=(1,), terms=None, sink=late))
+        assert late.errors == [model.failure]
     return results
 
 
@@ -207,16 +133,13 @@ async def run_on_two(odd: Behaviour, *, matches_prefixes: bool = False) -> list[
         matches_prefixes=matches_prefixes,
     )
     async with peer(odd, "odd") as first, peer(sample, "fine") as second:
-        model = LoadedModel(plan(2), scheduler, vocab_size=VOCAB)
+        model = LoadedModel(plan(2), scheduler, vocab_size=VOCAB, on_end=fail_all)
         for stage, address in enumerate((first, second)):
             model.adopt((stage, 0), await PeerClient.connect(address, on_event=model.on_event))
         await model.start({})
-        request = GenerationRequest(
-            prompt_ids=(1, 2, 3, 4, 5), max_new_tokens=8, sampling=SamplingParameters()
-        )
         results = Results(), Results()
         for each in results:
-            await model.generate(request, each)
+            model.submit(Request(prompt=(1, 2, 3, 4, 5), terms=terms(8), sink=each))
         async with asyncio.timeout(60):
             for each in results:
                 await each.ended.wait()
@@ -268,11 +191,11 @@ def test_closing_tells_those_who_wait() -> None:
             stages=1,
         )
         async with peer(say_nothing) as address:
-            model = LoadedModel(plan(1), scheduler, vocab_size=VOCAB)
+            model = LoadedModel(plan(1), scheduler, vocab_size=VOCAB, on_end=fail_all)
             model.adopt((0, 0), await PeerClient.connect(address, on_event=model.on_event))
             await model.start({})
             results = Results()
-            await model.logits([1, 2], results)
+            model.submit(Request(prompt=(1, 2), terms=None, sink=results))
             await asyncio.gather(model.aclose(), model.aclose(), model.abort())
         return results
 

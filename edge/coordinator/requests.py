@@ -1,0 +1,67 @@
+"""Requests as their callers made them: they outlive the plan that runs them, and know no peers."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.errors import EdgeError
+from edge.protocol.messages import SamplingTerms
+
+
+class Sink(Protocol):
+    """Where a request's results go; called from the event loop's thread."""
+
+    def token(self, token_id: int) -> bool:
+        """A sampled token. True if the reply ends with it."""
+        ...
+
+    def logits(self, rows: NDArray[np.float32]) -> None: ...
+
+    def failed(self, error: EdgeError) -> None: ...
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Request:
+    """What was asked, and what has come of it so far.
+
+    One that is not finished may be submitted to another plan when its own has ended: it goes on
+    after its last token, and draws the same tokens as it would have, because the noise of a draw
+    depends on the seed and the token's position in prompt and answer only.
+    """
+
+    prompt: tuple[int, ...]
+    terms: SamplingTerms | None
+    """None: the logits of every row of the prompt are wanted, and no token."""
+    sink: Sink
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    answer: list[int] = field(default_factory=list)
+    """Tokens so far."""
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """What a plan that starts with it has to compute."""
+        return (*self.prompt, *self.answer)
+
+    @property
+    def terms_left(self) -> SamplingTerms | None:
+        """The terms for a plan that starts with it: a part of the answer is its prompt."""
+        if self.terms is None:
+            return None
+        left = self.terms.max_new_tokens - len(self.answer)
+        return replace(self.terms, max_new_tokens=left)
+
+
+OnEnd = Callable[[Sequence[Request], EdgeError], None]
+"""Told when a plan ends: the requests that are not finished, and why."""
+
+
+def fail_all(requests: Sequence[Request], error: EdgeError) -> None:
+    """An owner that gives them up."""
+    for request in requests:
+        request.sink.failed(error)

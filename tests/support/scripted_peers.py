@@ -1,0 +1,92 @@
+"""Peers that follow the handshake and then do as a test tells them, on a port of this process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import transport
+from edge.errors import EdgeError
+from edge.protocol.messages import SamplingTerms
+from kernels.sampling.parameters import SamplingParameters
+from partition import Plan, Shard, Stage
+from transport import Channel, Frame, Link
+
+VOCAB = 10
+
+
+def plan(stages: int) -> Plan:
+    shard = Shard(device="d", heads=range(1), ffn_columns=range(1), vocab=range(VOCAB))
+    return Plan(
+        model="m",
+        version=1,
+        stages=tuple(
+            Stage(layers=range(each, each + 1), shards=(replace(shard, device=f"d{each}"),))
+            for each in range(stages)
+        ),
+    )
+
+
+def terms(max_new_tokens: int) -> SamplingTerms:
+    return SamplingTerms(
+        sampling=SamplingParameters(), end_ids=frozenset(), max_new_tokens=max_new_tokens
+    )
+
+
+Behaviour = Callable[[Channel, Frame], Awaitable[None]]
+
+
+class Results:
+    """A sink that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.errors: list[EdgeError] = []
+        self.rows: NDArray[np.float32] | None = None
+        self.ended = asyncio.Event()
+
+    def token(self, token_id: int) -> bool:
+        self.tokens.append(token_id)
+        return False
+
+    def logits(self, rows: NDArray[np.float32]) -> None:
+        self.rows = rows
+        self.ended.set()
+
+    def failed(self, error: EdgeError) -> None:
+        self.errors.append(error)
+        self.ended.set()
+
+
+async def refuse(link: Link, _hello: Mapping[str, Any]) -> None:
+    link.close()
+
+
+@contextlib.asynccontextmanager
+async def peer(behave: Behaviour, name: str = "odd") -> AsyncIterator[str]:
+    """A peer that answers calls by "ok" and leaves posts to `behave`."""
+
+    async def serve(channel: Channel) -> None:
+        try:
+            while True:
+                frame = await channel.receive()
+                if "call" in frame.header and frame.kind != "strange":
+                    await channel.send(Frame("ok", {"call": frame.header["call"]}))
+                else:
+                    await behave(channel, frame)
+        except transport.TransportError:
+            await channel.aclose()
+
+    listener = await transport.listen(
+        "127.0.0.1:0", hello={"name": name}, on_channel=serve, on_link=refuse
+    )
+    try:
+        yield listener.addresses[0]
+    finally:
+        await listener.aclose()

@@ -1,0 +1,194 @@
+"""Requests outlive the plan that runs them: another goes on where the first one ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from edge.backends.interface import HostLogits
+from edge.coordinator.loaded_model import LoadedModel
+from edge.coordinator.requests import Request
+from edge.coordinator.residency import Residency
+from edge.coordinator.scheduler import Scheduler
+from edge.engine.distributed_sampling import TokenChoice
+from edge.errors import EdgeError, PeerLostError, RequestError
+from edge.protocol.client import PeerClient
+from edge.protocol.messages import SamplingTerms, step_from_header
+from edge.protocol.step import Step
+from kernels.sampling.parameters import SamplingParameters
+from kernels.sampling.reference import sample
+from tests.support.scripted_peers import VOCAB, Results, peer, plan
+from transport import Channel, Frame
+
+PARAMETERS = SamplingParameters(temperature=1.1, repetition_penalty=1.7, top_p=0.9, seed=7)
+NEW_TOKENS = 12
+
+
+def logits_after(tokens: Sequence[int]) -> NDArray[np.float32]:
+    return np.random.default_rng(tokens).normal(size=VOCAB).astype(np.float32)
+
+
+class SamplingPeer:
+    """All of a plan: chooses tokens as peers do, from logits that follow from a request's tokens.
+
+    After `steps` steps it hangs up, in the middle of a run if that is where it is.
+    """
+
+    def __init__(self, *, steps: int | None) -> None:
+        self._steps_left = steps
+        self._choice = TokenChoice([range(VOCAB)], 0)
+        self._tokens: dict[str, list[int]] = {}
+
+    async def __call__(self, channel: Channel, frame: Frame) -> None:
+        if frame.kind == "begin":
+            self._choice.begin(frame.header["request"], SamplingTerms.from_header(frame.header))
+        elif frame.kind == "finish":
+            self._choice.forget(frame.header["request"])
+        elif frame.kind == "step":
+            step: Step | None = step_from_header(frame.header)
+            while step is not None:
+                if self._steps_left == 0:
+                    await channel.aclose()
+                    return
+                if self._steps_left is not None:
+                    self._steps_left -= 1
+                step = await self._compute(channel, step)
+
+    async def _compute(self, channel: Channel, step: Step) -> Step | None:
+        rows = []
+        for entry in step.entries:
+            known = self._tokens.setdefault(entry.request, [])
+            assert entry.position == len(known), "each token is computed once"
+            known.extend(entry.tokens)
+            ends = range(len(known) - step.logit_rows + 1, len(known) + 1)
+            rows.append([logits_after(known[:end]) for end in ends])
+        logits = np.array(rows, np.float32).reshape(step.batch, step.logit_rows, VOCAB)
+        if self._choice.wants_logits(step):
+            await channel.send(Frame("logits", {}, logits.tobytes()))
+            return None
+        tokens = self._choice.choose(step, HostLogits(logits), ask_all=lambda: None)
+        last = self._choice.take(step, tokens) or step.run == 1
+        await channel.send(Frame("tokens", {"tokens": tokens, "last": last}))
+        return None if last else step.following(tokens)
+
+
+class Owner:
+    """Keeps what a plan that ended has not finished."""
+
+    def __init__(self) -> None:
+        self.unfinished: list[Request] = []
+        self.failure: EdgeError | None = None
+        self.told = asyncio.Event()
+
+    def __call__(self, requests: Sequence[Request], error: EdgeError) -> None:
+        self.unfinished.extend(requests)
+        self.failure = error
+        self.told.set()
+
+
+async def load(address: str, owner: Owner) -> LoadedModel:
+    scheduler = Scheduler(
+        chunk_tokens=4,
+        logit_chunk_tokens=2,
+        residency=Residency(memory_tokens=200, requests=4),
+        stages=1,
+    )
+    model = LoadedModel(plan(1), scheduler, vocab_size=VOCAB, on_end=owner)
+    model.adopt((0, 0), await PeerClient.connect(address, on_event=model.on_event))
+    await model.start({})
+    return model
+
+
+class Reply(Results):
+    """Ends after the tokens that were asked for."""
+
+    def token(self, token_id: int) -> bool:
+        super().token(token_id)
+        if len(self.tokens) == NEW_TOKENS:
+            self.ended.set()
+        return self.ended.is_set()
+
+
+def expected(prompt: Sequence[int]) -> list[int]:
+    tokens = list(prompt)
+    for position in range(len(prompt), len(prompt) + NEW_TOKENS):
+        logits = logits_after(tokens)
+        tokens.append(sample(logits, history=tokens, parameters=PARAMETERS, position=position))
+    return tokens[len(prompt) :]
+
+
+def request(prompt: Sequence[int], sink: Results) -> Request:
+    terms = SamplingTerms(sampling=PARAMETERS, end_ids=frozenset(), max_new_tokens=NEW_TOKENS)
+    return Request(prompt=tuple(prompt), terms=terms, sink=sink)
+
+
+PROMPTS = [(1, 2, 3, 4, 5, 6), (7,), (8, 9)]
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 4, 7, 15])
+def test_what_a_plan_leaves_another_finishes_with_the_same_tokens(steps: int) -> None:
+    """However far it came: in the prompt, in a run, or when some have ended."""
+
+    async def main() -> None:
+        owner = Owner()
+        replies = [Reply() for _prompt in PROMPTS]
+        rows = Results()
+        async with (
+            peer(SamplingPeer(steps=steps)) as lost,
+            peer(SamplingPeer(steps=None)) as other,
+            asyncio.timeout(60),
+        ):
+            model = await load(lost, owner)
+            for prompt, reply in zip(PROMPTS, replies, strict=True):
+                model.submit(request(prompt, reply))
+            model.submit(Request(prompt=PROMPTS[0], terms=None, sink=rows))
+            await owner.told.wait()
+            await model.aclose()
+            assert isinstance(owner.failure, PeerLostError)
+            assert not any(reply.errors for reply in [*replies, rows]), "the owner decides"
+            waiting = [each.id for each in owner.unfinished]
+            assert len(waiting) == len({*waiting})
+            second = await load(other, Owner())
+            for unfinished in owner.unfinished:
+                second.submit(unfinished)
+            for each in [*replies, rows]:
+                await each.ended.wait()
+            await second.aclose()
+        assert [reply.tokens for reply in replies] == [expected(prompt) for prompt in PROMPTS]
+        assert rows.rows is not None
+        ends = range(1, len(PROMPTS[0]) + 1)
+        np.testing.assert_array_equal(rows.rows, [logits_after(PROMPTS[0][:end]) for end in ends])
+
+    asyncio.run(main())
+
+
+def test_what_comes_after_the_end_goes_back_at_once() -> None:
+    async def main() -> None:
+        owner = Owner()
+        async with peer(SamplingPeer(steps=None)) as address:
+            model = await load(address, owner)
+            await model.aclose()
+            late = request((1,), Reply())
+            model.submit(late)
+            assert owner.unfinished == [late]
+            assert owner.failure is model.failure
+
+    asyncio.run(main())
+
+
+def test_a_request_that_never_fits_is_told_so() -> None:
+    async def main() -> None:
+        async with peer(SamplingPeer(steps=None)) as address:
+            model = await load(address, Owner())
+            sink = Results()
+            model.submit(request((1,) * 200, sink))
+            (error,) = sink.errors
+            assert isinstance(error, RequestError)
+            assert "212 tokens never fit into 200" in str(error)
+            await model.aclose()
+
+    asyncio.run(main())
