@@ -10,11 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.concurrency.loop_thread import LoopThread
-from edge.coordinator.generation import FinishReason, Generation, GenerationRequest, Token
+from edge.coordinator.generation import Generation, GenerationRequest, Token
 from edge.coordinator.loaded_model import LoadedModel
 from edge.coordinator.requests import Request
 from edge.errors import EdgeError, RequestError
 from edge.planning.forecast import Forecast
+from edge.protocol.step import FinishReason
 from edge.text import Tokenizer
 
 
@@ -146,8 +147,8 @@ class _TokenSink:
         self.generation = generation
         self._events = events
 
-    def token(self, token_id: int) -> bool:
-        token = self.generation.push(token_id)
+    def token(self, token_id: int, end: FinishReason | None) -> bool:
+        token = self.generation.push(token_id, end)
         self._events.put(token)
         return token.finish_reason is not None
 
@@ -162,7 +163,7 @@ class _LogitsSink:
     def __init__(self) -> None:
         self._events: queue.SimpleQueue[NDArray[np.float32] | EdgeError] = queue.SimpleQueue()
 
-    def token(self, token_id: int) -> bool:
+    def token(self, token_id: int, end: FinishReason | None) -> bool:
         raise AssertionError("an evaluation asks for logits, not tokens")
 
     def logits(self, rows: NDArray[np.float32]) -> None:

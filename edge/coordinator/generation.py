@@ -5,14 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
 
 from edge.errors import RequestError
 from edge.protocol.messages import SamplingTerms
+from edge.protocol.step import FinishReason
 from edge.text import TextStream, Tokenizer
 from kernels.sampling.parameters import SamplingParameters
-
-FinishReason = Literal["stop", "length"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,17 +69,14 @@ class Generation:
         self._started_s = clock()
         self._first_s = self._last_s = self._started_s
 
-    def push(self, token_id: int) -> Token:
-        """Take the next token; its text, and the reason if it is the last one."""
+    def push(self, token_id: int, end: FinishReason | None) -> Token:
+        """Take the next token, and why the reply ends with it where its text does not tell."""
         self._last_s = self._clock()
         if not self.token_ids:
             self._first_s = self._last_s
         self.token_ids.append(token_id)
         text = self._text.push(token_id) if self._text else ""
-        if token_id in self.request.end_ids or (self._text is not None and self._text.stopped):
-            self.finish_reason = "stop"
-        elif len(self.token_ids) >= self.request.max_new_tokens:
-            self.finish_reason = "length"
+        self.finish_reason = "stop" if self._text is not None and self._text.stopped else end
         if self.finish_reason is not None and self._text is not None:
             text += self._text.finish()
         return Token(token_id=token_id, text=text, finish_reason=self.finish_reason)

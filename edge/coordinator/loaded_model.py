@@ -161,20 +161,27 @@ class LoadedModel:
     def _on_tokens(self, client: PeerClient, frame: Frame) -> None:
         """A token for each entry of the oldest step under way, or none for a chunk."""
         self._connections.check_sampler(client)
-        tokens, last = frame.header.get("tokens"), frame.header.get("last")
+        tokens, ends = frame.header.get("tokens"), frame.header.get("ends")
+        last = frame.header.get("last")
         if not isinstance(tokens, list) or not isinstance(last, bool):
             raise ProtocolError("tokens are a list, and whether they are the last")
+        if not isinstance(ends, list) or len(ends) != len(tokens):
+            raise ProtocolError("of each token it must be known whether its reply ends")
+        if any(end not in (None, "stop", "length") for end in ends):
+            raise ProtocolError("a reply ends with 'stop' or 'length'")
         for token in tokens:
             if not 0 <= integer({"token": token}, "token") < self._vocab_size:
                 raise ProtocolError(f"token {token} of a vocabulary of {self._vocab_size}")
-        step = self._scheduler.answered(tokens, last=last)
-        for entry, token in zip(step.entries, tokens, strict=False):
+        step = self._scheduler.answered(tokens, ends, last=last)
+        for entry, token, end in zip(step.entries, tokens, ends, strict=False):
             request = self._requests.get(entry.request)
             if request is None:
                 continue  # cancelled while the step was under way
             request.answer.append(token)
+            if end is not None:
+                self._forget(request.id)
             try:
-                if request.sink.token(token):
+                if request.sink.token(token, end):
                     self.cancel(request.id)
             except EdgeError as error:  # its text cannot be made; other requests can go on
                 self.cancel(request.id)
@@ -182,7 +189,7 @@ class LoadedModel:
 
     def _on_logits(self, client: PeerClient, frame: Frame) -> None:
         self._connections.check_sampler(client)
-        step = self._scheduler.answered((), last=True)
+        step = self._scheduler.answered((), (), last=True)
         rows = np.frombuffer(frame.payload, np.float32)
         if rows.size != step.logit_rows * self._vocab_size:
             raise ProtocolError(f"{rows.size} logits for {step.logit_rows} rows")
@@ -193,8 +200,8 @@ class LoadedModel:
         parts = self._rows.setdefault(request.id, [])
         parts.append(rows.reshape(step.logit_rows, self._vocab_size))
         if entry.end == len(request.prompt):
+            self._forget(request.id)
             request.sink.logits(np.concatenate(parts))
-            self.cancel(request.id)
 
     def _forget(self, request: str) -> Request | None:
         self._rows.pop(request, None)

@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 
 from edge.errors import EdgeError
 from edge.protocol.messages import SamplingTerms
+from edge.protocol.step import FinishReason
 
 
 class Sink(Protocol):
     """Where a request's results go; called from the event loop's thread."""
 
-    def token(self, token_id: int) -> bool:
-        """A sampled token. True if the reply ends with it."""
+    def token(self, token_id: int, end: FinishReason | None) -> bool:
+        """A sampled token, and why it is the last, if it is. True if its text ends the reply."""
         ...
 
     def logits(self, rows: NDArray[np.float32]) -> None: ...

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edge.coordinator.residency import Member, Reservation, Residency
-from edge.protocol.step import Step, StepEntry
+from edge.protocol.step import FinishReason, Step, StepEntry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +59,6 @@ class Orders:
 class _Entry:
     request: str
     tokens: list[int]
-    new_tokens: int
-    """Tokens still to be sampled."""
     memory: Member
     prompt_tokens: int
     wants_logits: bool
@@ -69,8 +67,8 @@ class _Entry:
 
     @property
     def is_decoding(self) -> bool:
-        """One sampled token is all that is left to compute, and another is wanted after it."""
-        return self.prompt_tokens <= self.computed == len(self.tokens) - 1 and self.new_tokens > 0
+        """One sampled token is all that is left to compute."""
+        return self.prompt_tokens <= self.computed == len(self.tokens) - 1
 
     @property
     def is_ready(self) -> bool:
@@ -122,7 +120,7 @@ class Scheduler:
         member = Member(request, len(tokens), len(tokens) + new_tokens)
         self._residency.join(member)
         self._active[request] = _Entry(
-            request, list(tokens), new_tokens, member, len(tokens), wants_logits=new_tokens == 0
+            request, list(tokens), member, len(tokens), wants_logits=new_tokens == 0
         )
 
     def cancel(self, request: str) -> None:
@@ -185,11 +183,14 @@ class Scheduler:
         if entry is not None:  # else cancelled meanwhile
             self._residency.swapped_out(entry.memory, moved=why_not is None)
 
-    def answered(self, tokens: Sequence[int], *, last: bool) -> Step:
+    def answered(
+        self, tokens: Sequence[int], ends: Sequence[FinishReason | None], *, last: bool
+    ) -> Step:
         """The oldest step under way gave a token for each entry that wanted one; that step.
 
-        A run gives tokens several times; `last` is its end. Raises ValueError for an answer to no
-        step, or with the wrong number of tokens.
+        Requests that end with their token are over. A run gives tokens several times; `last` is its
+        end. Raises ValueError for an answer to no step, with the wrong number of tokens, or to a
+        request that has had its last.
         """
         if not self._under_way:
             raise ValueError("an answer to no step")
@@ -199,18 +200,24 @@ class Scheduler:
         if last:
             self._under_way.popleft()
             self._wanted.popleft()
-        for part, token in zip(step.entries, tokens, strict=False):
+        for part, token, end in zip(step.entries, tokens, ends, strict=False):
             entry = self._active.get(part.request)
-            if entry is not None:
-                entry.tokens.append(token)
-                entry.memory.length += 1
-                entry.computed = len(entry.tokens) - 1
-                entry.new_tokens -= 1
+            if entry is None:
+                continue  # cancelled meanwhile
+            entry.tokens.append(token)
+            entry.memory.length += 1
+            entry.computed = len(entry.tokens) - 1
+            if end is not None:
+                self.cancel(part.request)
+            elif entry.memory.length == entry.memory.longest:
+                raise ValueError("a request goes on after its last token")
         if last:
             for part in step.entries:
                 entry = self._active.get(part.request)
                 if entry is not None:
                     entry.memory.steps_out -= 1
+                    if entry.wants_logits and part.end == len(entry.tokens):
+                        self.cancel(part.request)
         return step
 
     @property
@@ -290,6 +297,7 @@ class Scheduler:
         """How far these may go on by themselves: while there is nothing else to do."""
         if len(entries) < self._residency.num_inside or self._residency.wants_turn:
             return 1
-        return min(
-            min(entry.new_tokens, entry.memory.room - len(entry.tokens) + 1) for entry in entries
+        return min(  # the last token is not computed
+            min(entry.memory.room + 1, entry.memory.longest) - len(entry.tokens)
+            for entry in entries
         )

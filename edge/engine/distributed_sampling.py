@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from edge.backends.interface import Logits
 from edge.errors import PeerError
 from edge.protocol.messages import SamplingTerms
-from edge.protocol.step import Step, StepEntry
+from edge.protocol.step import FinishReason, Step, StepEntry
 from kernels.sampling.parameters import SamplingParameters
 from kernels.sampling.ranking import truncates
 from kernels.sampling.reference import sample
@@ -70,7 +70,7 @@ class TokenChoice:
         self._requests[request] = _Request(terms)
 
     def cancel(self, request: str) -> None:
-        """The request's next token is its last."""
+        """The request's next token ends the run that it is part of."""
         known = self._requests.get(request)
         if known is not None:
             known.is_cancelled = True
@@ -147,15 +147,22 @@ class TokenChoice:
         self.collective.gather(np.ascontiguousarray(own.array()), self._gathered, root=0)
         return np.concatenate(self._gathered, axis=-1)
 
-    def take(self, step: Step, tokens: Sequence[int]) -> bool:
-        """Of the sampler: count what was chosen. True if it is the last token of any request."""
-        ends = False
+    def take(self, step: Step, tokens: Sequence[int]) -> list[FinishReason | None]:
+        """Of the sampler: count what was chosen. Why each token is its request's last, if it is."""
+        ends: list[FinishReason | None] = []
         for token, (_index, _entry, request) in zip(tokens, self._choices(step), strict=True):
             request.new_tokens += 1
-            terms = request.terms
-            ends |= token in terms.end_ids or request.new_tokens >= terms.max_new_tokens
-            ends |= request.is_cancelled
+            if token in request.terms.end_ids:
+                ends.append("stop")
+            elif request.new_tokens >= request.terms.max_new_tokens:
+                ends.append("length")
+            else:
+                ends.append(None)
         return ends
+
+    def is_cancelled(self, step: Step) -> bool:
+        """Nobody waits any more for one of the step's requests."""
+        return any(request.is_cancelled for _index, _entry, request in self._choices(step))
 
     def _choices(self, step: Step) -> Iterator[tuple[int, StepEntry, _Request]]:
         """The entries that want a token, their places in the step, and what is known of them."""

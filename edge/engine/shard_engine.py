@@ -389,16 +389,17 @@ class ShardSession:
             self._tell(self._stage_links, np.full(step.batch, ASK_FOR_LOGITS, np.int64))
 
         tokens = self._choice.choose(step, own, ask_all)
-        ends = self._choice.take(step, tokens) or step.run == 1 or self._must_yield
-        told = np.full(step.batch, END_OF_RUN, np.int64) if ends else np.asarray(tokens, np.int64)
+        ends = self._choice.take(step, tokens)
+        last = step.run == 1 or self._must_yield or any(ends) or self._choice.is_cancelled(step)
+        told = np.full(step.batch, END_OF_RUN, np.int64) if last else np.asarray(tokens, np.int64)
         if step.run > 1:
             self._tell(self._links.values(), told)
         elif self._choice.may_ask(step):
             self._tell(self._stage_links, told)
-        if ends:
+        if last:
             self._must_yield = False
-        self._report(Frame("tokens", {"tokens": tokens, "last": ends}))
-        return None if ends else step.following(tokens)
+        self._report(Frame("tokens", {"tokens": tokens, "ends": ends, "last": last}))
+        return None if last else step.following(tokens)
 
     def _tell(self, links: Iterable[Link], told: NDArray[np.int64]) -> None:
         for link in links:

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
+
+FinishReason = Literal["stop", "length"]
+"""Why a reply ends with a token: it is an end token (or text ends the reply), or the last one that
+was asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from edge.coordinator.residency import Residency
 from edge.coordinator.scheduler import Orders, Scheduler
-from edge.protocol.step import Step
+from edge.protocol.step import FinishReason, Step
 
 
 @dataclass(slots=True)
@@ -180,10 +180,10 @@ class Peers:
                 asked.sampled += 1
             self.check_memory()
             ended = any(asked.is_done for asked in wanting)
-            self.scheduler.answered(tokens, last=last or ended)
-            for name, asked in self.asked.items():
-                if asked.is_done:
-                    self.scheduler.cancel(name)
+            ends: list[FinishReason | None] = [
+                "length" if asked.sampled == asked.new_tokens else None for asked in wanting
+            ]
+            self.scheduler.answered(tokens, ends, last=last or ended)
             if last or ended:
                 self.out.popleft()
                 self.must_yield = False

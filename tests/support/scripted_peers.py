@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 import transport
 from edge.errors import EdgeError
 from edge.protocol.messages import SamplingTerms
+from edge.protocol.step import FinishReason
 from kernels.sampling.parameters import SamplingParameters
 from partition import Plan, Shard, Stage
 from transport import Channel, Frame, Link
@@ -51,8 +52,10 @@ class Results:
         self.rows: NDArray[np.float32] | None = None
         self.ended = asyncio.Event()
 
-    def token(self, token_id: int) -> bool:
+    def token(self, token_id: int, end: FinishReason | None) -> bool:
         self.tokens.append(token_id)
+        if end is not None:
+            self.ended.set()
         return False
 
     def logits(self, rows: NDArray[np.float32]) -> None:

@@ -61,14 +61,18 @@ ROWS = np.zeros((3, VOCAB), np.float32).tobytes()
 @pytest.mark.parametrize(
     "answer",
     [
-        Frame("tokens", {"tokens": [VOCAB], "last": True}),
-        Frame("tokens", {"tokens": [-1], "last": True}),
-        Frame("tokens", {"tokens": ["5"], "last": True}),
-        Frame("tokens", {"tokens": [5, 6], "last": True}),
-        Frame("tokens", {"tokens": [], "last": True}),
-        Frame("tokens", {"tokens": 5, "last": True}),
-        Frame("tokens", {"tokens": [5], "last": "yes"}),
-        Frame("tokens", {"tokens": [5]}),
+        Frame("tokens", {"tokens": [VOCAB], "ends": [None], "last": True}),
+        Frame("tokens", {"tokens": [-1], "ends": [None], "last": True}),
+        Frame("tokens", {"tokens": ["5"], "ends": [None], "last": True}),
+        Frame("tokens", {"tokens": [5, 6], "ends": [None, None], "last": True}),
+        Frame("tokens", {"tokens": [], "ends": [], "last": True}),
+        Frame("tokens", {"tokens": 5, "ends": [None], "last": True}),
+        Frame("tokens", {"tokens": [5], "ends": [None], "last": "yes"}),
+        Frame("tokens", {"tokens": [5], "ends": [None]}),
+        Frame("tokens", {"tokens": [5], "ends": [], "last": True}),
+        Frame("tokens", {"tokens": [5], "ends": ["late"], "last": True}),
+        Frame("tokens", {"tokens": [5], "ends": [[]], "last": True}),
+        Frame("tokens", {"tokens": [5], "last": True}),
         Frame("tokens"),
         Frame("logits", {}, ROWS),
         Frame("poem", {"tokens": [5], "last": True}),
@@ -85,7 +89,7 @@ def test_tokens_that_cannot_be(answer: Frame) -> None:
 
 
 def test_more_answers_than_steps() -> None:
-    fine = Frame("tokens", {"tokens": [5], "last": True})
+    fine = Frame("tokens", {"tokens": [5], "ends": [None], "last": True})
     results = asyncio.run(run(on_step(fine, fine, fine)))
     assert results.tokens[0] == 5
     assert "odd" in str(results.errors[0])
@@ -123,7 +127,8 @@ async def run_on_two(odd: Behaviour, *, matches_prefixes: bool = False) -> list[
         if frame.kind == "step":
             step = step_from_header(frame.header)
             tokens = [5] * sum(entry.logit_rows for entry in step.entries)
-            await channel.send(Frame("tokens", {"tokens": tokens, "last": True}))
+            header = {"tokens": tokens, "ends": [None] * len(tokens), "last": True}
+            await channel.send(Frame("tokens", header))
 
     scheduler = Scheduler(
         chunk_tokens=4,
@@ -170,7 +175,7 @@ def test_a_peer_that_answers_twice_does_not_stand_in_for_another(asked: str, ans
 
 @pytest.mark.parametrize(
     "answer",
-    [Frame("tokens", {"tokens": [], "last": True}), Frame("logits")],
+    [Frame("tokens", {"tokens": [], "ends": [], "last": True}), Frame("logits")],
     ids=["tokens", "logits"],
 )
 def test_a_peer_that_answers_for_the_one_that_samples(answer: Frame) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from edge.coordinator.generation import Generation, GenerationRequest
 from edge.errors import RequestError
+from edge.protocol.step import FinishReason
 from kernels.sampling.parameters import SamplingParameters
 
 
@@ -45,7 +46,8 @@ def test_what_cannot_be_asked(values: dict[str, object], message: str) -> None:
 
 def test_it_ends_by_its_length() -> None:
     generation = Generation(request(max_new_tokens=3), None)
-    tokens = [generation.push(token) for token in (10, 11, 12)]
+    ends: list[FinishReason | None] = [None, None, "length"]
+    tokens = [generation.push(token, end) for token, end in zip((10, 11, 12), ends, strict=True)]
     assert [token.finish_reason for token in tokens] == [None, None, "length"]
     assert [token.token_id for token in tokens] == generation.token_ids == [10, 11, 12]
     assert generation.finish_reason == "length"
@@ -53,19 +55,14 @@ def test_it_ends_by_its_length() -> None:
 
 def test_it_ends_by_an_end_token_which_is_kept() -> None:
     generation = Generation(request(end_ids=frozenset({11, 12})), None)
-    assert generation.push(10).finish_reason is None
-    assert generation.push(11).finish_reason == "stop"
+    assert generation.push(10, None).finish_reason is None
+    assert generation.push(11, "stop").finish_reason == "stop"
     assert generation.token_ids == [10, 11]
-
-
-def test_an_end_token_that_is_also_the_last_is_a_stop() -> None:
-    generation = Generation(request(max_new_tokens=1, end_ids=frozenset({11})), None)
-    assert generation.push(11).finish_reason == "stop"
 
 
 def test_without_a_tokenizer_there_is_no_text() -> None:
     generation = Generation(request(), None)
-    assert generation.push(10).text == generation.text == ""
+    assert generation.push(10, None).text == generation.text == ""
 
 
 def test_figures_of_a_reply() -> None:
@@ -73,7 +70,7 @@ def test_figures_of_a_reply() -> None:
     times = clock([100.0, 102.0, 102.5, 103.0, 103.5])
     generation = Generation(request(), None, clock=lambda: next(times))
     for token in range(4):
-        generation.push(token)
+        generation.push(token, None)
     assert generation.statistics() == {
         "prompt_tokens": 3,
         "new_tokens": 4,
@@ -87,12 +84,12 @@ def test_figures_of_a_reply() -> None:
 def test_the_rate_of_a_single_token_counts_the_wait_for_it() -> None:
     times = clock([100.0, 104.0])
     generation = Generation(request(max_new_tokens=1), None, clock=lambda: next(times))
-    generation.push(1)
+    generation.push(1, None)
     assert generation.statistics()["tokens_per_s"] == 0.25
 
 
 def test_a_clock_that_stands_still_divides_by_nothing() -> None:
     generation = Generation(request(), None, clock=lambda: 5.0)
-    generation.push(1)
-    generation.push(2)
+    generation.push(1, None)
+    generation.push(2, None)
     assert generation.statistics()["tokens_per_s"] > 0

@@ -71,8 +71,9 @@ class SamplingPeer:
             await channel.send(Frame("logits", {}, logits.tobytes()))
             return None
         tokens = self._choice.choose(step, HostLogits(logits), ask_all=lambda: None)
-        last = self._choice.take(step, tokens) or step.run == 1
-        await channel.send(Frame("tokens", {"tokens": tokens, "last": last}))
+        ends = self._choice.take(step, tokens)
+        last = step.run == 1 or any(ends)
+        await channel.send(Frame("tokens", {"tokens": tokens, "ends": ends, "last": last}))
         return None if last else step.following(tokens)
 
 
@@ -103,16 +104,6 @@ async def load(address: str, owner: Owner) -> LoadedModel:
     return model
 
 
-class Reply(Results):
-    """Ends after the tokens that were asked for."""
-
-    def token(self, token_id: int) -> bool:
-        super().token(token_id)
-        if len(self.tokens) == NEW_TOKENS:
-            self.ended.set()
-        return self.ended.is_set()
-
-
 def expected(prompt: Sequence[int]) -> list[int]:
     tokens = list(prompt)
     for position in range(len(prompt), len(prompt) + NEW_TOKENS):
@@ -135,7 +126,7 @@ def test_what_a_plan_leaves_another_finishes_with_the_same_tokens(steps: int) ->
 
     async def main() -> None:
         owner = Owner()
-        replies = [Reply() for _prompt in PROMPTS]
+        replies = [Results() for _prompt in PROMPTS]
         rows = Results()
         async with (
             peer(SamplingPeer(steps=steps)) as lost,
@@ -172,7 +163,7 @@ def test_what_comes_after_the_end_goes_back_at_once() -> None:
         async with peer(SamplingPeer(steps=None)) as address:
             model = await load(address, owner)
             await model.aclose()
-            late = request((1,), Reply())
+            late = request((1,), Results())
             model.submit(late)
             assert owner.unfinished == [late]
             assert owner.failure is model.failure

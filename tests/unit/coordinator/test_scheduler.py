@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from edge.coordinator.residency import Reservation, Residency
 from edge.coordinator.scheduler import GivenUp, Orders, PrefixMatch, Scheduler
-from edge.protocol.step import Step
+from edge.protocol.step import FinishReason, Step
 
 
 def scheduler(
@@ -41,25 +43,32 @@ def shown(step: Step | None) -> object:
     return [(e.request, e.position, e.tokens, e.logit_rows) for e in step.entries], step.run
 
 
+def answer(
+    steps: Scheduler, tokens: Sequence[int], *, last: bool = True, end: FinishReason | None = None
+) -> None:
+    steps.answered(tokens, [end] * len(tokens), last=last)
+
+
 def test_a_prompt_goes_in_chunks_and_then_runs_on() -> None:
     steps = scheduler()
     steps.add("a", [1, 2, 3, 4, 5, 6], new_tokens=3)
     assert shown(steps.decide().step) == ([("a", 0, (1, 2, 3, 4), 0)], 1)
     assert shown(steps.decide().step) == ([("a", 4, (5, 6), 1)], 3)
     assert steps.decide().step is None
-    steps.answered([], last=True)
-    steps.answered([50], last=False)
-    steps.answered([51], last=False)
-    steps.answered([52], last=True)
-    assert steps.decide().step is None
+    answer(steps, [])
+    answer(steps, [50], last=False)
+    answer(steps, [51], last=False)
+    answer(steps, [52], end="length")
+    assert steps.decide() == Orders(finish=("a",))
+    assert steps.decide() == Orders()
 
 
 def test_a_run_that_was_cut_short_goes_on_from_its_last_token() -> None:
     steps = scheduler()
     steps.add("a", [1, 2], new_tokens=5)
     steps.decide()
-    steps.answered([50], last=False)
-    steps.answered([51], last=True)
+    answer(steps, [50], last=False)
+    answer(steps, [51])
     assert shown(steps.decide().step) == ([("a", 3, (51,), 1)], 3)
 
 
@@ -69,8 +78,8 @@ def test_requests_that_wait_for_one_token_go_together() -> None:
     steps.add("b", [3], new_tokens=4)
     assert shown(steps.decide().step) == ([("a", 0, (1, 2), 1)], 1)
     assert shown(steps.decide().step) == ([("b", 0, (3,), 1)], 1)
-    steps.answered([50], last=True)
-    steps.answered([60], last=True)
+    answer(steps, [50])
+    answer(steps, [60])
     assert shown(steps.decide().step) == ([("a", 2, (50,), 1), ("b", 1, (60,), 1)], 3)
 
 
@@ -82,13 +91,14 @@ def test_a_long_prompt_does_not_hold_up_another_reply() -> None:
     steps.add("b", list(range(6)), new_tokens=1)
     orders = steps.decide()
     assert orders.yields
-    steps.answered([50], last=True)
+    answer(steps, [50])
     order = []
     for _ in range(6):
         step = orders.step
         assert step is not None
         order.append(step.entries[0].request)
-        steps.answered([50] * sum(e.logit_rows for e in step.entries), last=True)
+        (entry,) = step.entries
+        answer(steps, [50] * entry.logit_rows, end="length" if entry.request == "b" else None)
         orders = steps.decide()
     assert order == ["b", "a", "b", "a", "b", "a"]
 
@@ -101,7 +111,8 @@ def test_the_last_token_of_a_prompt_is_computed_once() -> None:
     order = []
     while (step := steps.decide().step) is not None:
         order += [(entry.request, entry.position) for entry in step.entries]
-        steps.answered([9] * (step.entries[0].request == "a" and step.logit_rows), last=True)
+        gives = step.entries[0].request == "a" and step.logit_rows > 0
+        answer(steps, [9] * gives, end="length")
     assert sorted(order) == [("a", 0), ("a", 3), ("b", 0)]
 
 
@@ -110,9 +121,10 @@ def test_the_logits_of_every_row() -> None:
     steps.add("a", [1, 2, 3], new_tokens=0)
     assert shown(steps.decide().step) == ([("a", 0, (1, 2), 2)], 1)
     assert shown(steps.decide().step) == ([("a", 2, (3,), 1)], 1)
-    steps.answered([], last=True)
-    steps.answered([], last=True)
-    assert steps.decide().step is None
+    answer(steps, [])
+    assert steps.decide() == Orders()
+    answer(steps, [])
+    assert steps.decide() == Orders(finish=("a",))
 
 
 @pytest.mark.parametrize("stages", [1, 2, 4])
@@ -122,7 +134,7 @@ def test_only_as_many_steps_are_out_as_keep_the_stages_busy(stages: int) -> None
     for _ in range(stages + 1):
         assert steps.decide().step is not None
     assert steps.decide().step is None
-    steps.answered([], last=True)
+    answer(steps, [])
     assert steps.decide().step is not None
 
 
@@ -138,7 +150,7 @@ def test_who_does_not_fit_waits_and_is_not_overtaken() -> None:
     orders = steps.decide()
     assert (orders.yields, orders.finish) == (True, ("a",))
     assert shown(orders.step) == ([("b", 0, (2, 2, 2, 2), 1)], 1)
-    steps.answered([50], last=True)
+    answer(steps, [50])
     assert shown(steps.decide().step) == ([("c", 0, (3,), 1)], 1)
 
 
@@ -147,7 +159,7 @@ def test_no_more_requests_at_once_than_there_are_slots() -> None:
     steps.add("a", [1], new_tokens=2)
     steps.add("b", [2], new_tokens=2)
     assert shown(steps.decide().step) == ([("a", 0, (1,), 1)], 2)
-    steps.answered([50], last=True)
+    answer(steps, [50])
     steps.cancel("a")
     assert shown(steps.decide().step) == ([("b", 0, (2,), 1)], 2)
 
@@ -174,7 +186,7 @@ def test_who_had_a_turn_is_swapped_out_for_who_waits() -> None:
     steps.add("b", [2] * 4, new_tokens=6)
     assert shown(steps.decide().step) == ([("a", 0, (1, 1, 1, 1), 1)], 5)
     for token in range(5):
-        steps.answered([token], last=token == 4)
+        answer(steps, [token], last=token == 4)
     assert steps.decide() == Orders(swap_out=("a",))
     assert steps.decide() == Orders()
     steps.swapped_out("a", why_not=None)
@@ -188,13 +200,13 @@ def test_a_full_disk_ends_who_came_last_and_says_why() -> None:
     for _ in range(2):
         steps.decide()
     for _ in range(2):
-        steps.answered([5], last=True)
+        answer(steps, [5])
     swapped_out: tuple[str, ...] = ()
     while not swapped_out:
         orders = steps.decide()
         swapped_out = orders.swap_out
         if orders.step is not None:
-            steps.answered([5] * orders.step.batch, last=True)
+            answer(steps, [5] * orders.step.batch)
     assert swapped_out == ("a",)
     steps.swapped_out("a", why_not="no room on c")
     orders = steps.decide()
@@ -228,8 +240,8 @@ def test_what_is_cancelled_is_not_computed_any_more() -> None:
     steps.cancel("a")
     steps.cancel("unknown")
     assert steps.decide() == Orders(finish=("a",))
-    steps.answered([], last=True)
-    steps.answered([], last=True)
+    answer(steps, [])
+    answer(steps, [])
     assert steps.decide().step is None
 
 
@@ -259,9 +271,33 @@ def test_an_id_is_used_once() -> None:
 def test_answers_that_no_step_asked_for() -> None:
     steps = scheduler()
     with pytest.raises(ValueError, match="an answer to no step"):
-        steps.answered([], last=True)
+        answer(steps, [])
     steps.add("a", [1], new_tokens=2)
     steps.decide()
     for tokens in ([], [1, 2]):
         with pytest.raises(ValueError, match="for a step that gives 1"):
-            steps.answered(tokens, last=True)
+            answer(steps, tokens)
+
+
+def test_a_request_that_goes_on_after_its_last_token() -> None:
+    """The sampler says when a reply ends; one that does not must not go beyond its memory."""
+    steps = scheduler()
+    steps.add("a", [1], new_tokens=2)
+    steps.decide()
+    answer(steps, [5], last=False)
+    with pytest.raises(ValueError, match="goes on after its last token"):
+        answer(steps, [6], last=False)
+
+
+def test_only_who_has_ended_is_over() -> None:
+    steps = scheduler()
+    for name in ("a", "b"):
+        steps.add(name, [1], new_tokens=9)
+        steps.decide()
+    for token in (5, 6):
+        answer(steps, [token])
+    assert shown(steps.decide().step) == ([("a", 1, (5,), 1), ("b", 1, (6,), 1)], 8)
+    steps.answered([7, 8], ["stop", None], last=True)
+    orders = steps.decide()
+    assert orders.finish == ("a",)
+    assert shown(orders.step) == ([("b", 2, (8,), 1)], 7)
