@@ -19,12 +19,12 @@ from edge.host.memory_rate import memory_read_bytes_per_s, most_read_bytes
 from edge.memory.ledger import MEASURING, Use
 from edge.peer.hosted_shard import dial
 from edge.peer.resources import PeerResources
-from edge.profiling.link_probe import probe
+from edge.profiling.link_probe import glance, probe
 from edge.profiling.loaded_sample import Site
 from edge.profiling.profile import Held, profile
 from edge.profiling.sample import sample_budget_bytes
 from edge.protocol.measurements import PeerProfile, ProbeOrder, ProfileOrder, spans_from_header
-from transport import Frame
+from transport import Frame, Link
 
 _DIAL_TIMEOUT_S = 2.0
 """For one address: a probe is worth less waiting than a model."""
@@ -46,6 +46,7 @@ class ProfilingCalls:
             "profile": self._profile,
             "profile_together": self._profile_together,
             "probe": self._probe,
+            "glance": self._glance,
         }
 
     async def aclose(self) -> None:
@@ -117,7 +118,16 @@ class ProfilingCalls:
 
     async def _probe(self, frame: Frame) -> Answer:
         order = ProbeOrder.from_payload(frame.payload)
-        hello = {"name": self._peer.settings.name, "probe": True}
-        link = await dial(order.place, hello, timeout_s=_DIAL_TIMEOUT_S)
-        times = await probe(link, small_bytes=order.small_bytes, large_bytes=order.large_bytes)
+        times = await probe(
+            await self._link(order), small_bytes=order.small_bytes, large_bytes=order.large_bytes
+        )
         return times.to_json(), b""
+
+    async def _glance(self, frame: Frame) -> Answer:
+        order = ProbeOrder.from_payload(frame.payload)
+        found = await glance(await self._link(order), small_bytes=order.small_bytes)
+        return dict(found.to_json()), b""
+
+    async def _link(self, order: ProbeOrder) -> Link:
+        hello = {"name": self._peer.settings.name, "probe": True}
+        return await dial(order.place, hello, timeout_s=_DIAL_TIMEOUT_S)

@@ -1,6 +1,8 @@
 """Facts that a plan is made from: what each peer and each link measured of itself, kept for a day.
 
-Whoever asks for them again changes nothing and connects to nobody, as long as no device changed.
+A link is looked at each time, with a few messages, and measured again where it has changed: a cable
+is plugged in more often than a processor. Peers are not: what tells a device's speed honestly is a
+sample of the model, whose loading takes seconds, and a reply that is slower tells it for nothing.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ async def measured_cluster(
 
     What is not known, older than a day or of a device that has changed since is measured now, one
     host at a time on each host and one link at a time; `refresh` measures everything. `only_known`
-    measures nothing and connects to nobody: what is not known has no rates, or no link. A peer that
+    measures only links that have changed: what is not known has no rates, or no link. A peer that
     cannot be measured has no rates, and `on_note` gets the reason; also for devices whose samples
     disagree, that were busy, or that cannot link to each other.
 

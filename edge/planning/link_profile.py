@@ -9,10 +9,11 @@ from edge.errors import EdgeError, PeerLostError, ProtocolError
 from edge.planning.load_options import CHUNK_TOKENS
 from edge.planning.survey import Inquiry, checked
 from edge.progress import Progress
-from edge.protocol.measurements import MAX_MESSAGE_BYTES, LinkTimes, ProbeOrder
+from edge.protocol.measurements import MAX_MESSAGE_BYTES, LinkGlance, LinkTimes, ProbeOrder
 from edge.protocol.peer_info import PeerInfo, places
 from partition import LinkSpec
 from partition.cost.messages import NO_LINK_S
+from transport import Frame
 
 
 class LinkFacts:
@@ -23,16 +24,19 @@ class LinkFacts:
         self._hidden_bytes = 4 * inquiry.spec.hidden_size
 
     async def between(self, peers: Sequence[PeerInfo]) -> tuple[LinkSpec, ...]:
-        """Each pair in both directions. One at a time, for they would share what they measure."""
+        """Each pair in both directions. One at a time, for they would share what they measure.
+
+        What is known is looked at first, and measured again where it has changed.
+        """
         found: dict[tuple[str, str], LinkTimes | None] = {}
         unknown: list[tuple[PeerInfo, PeerInfo]] = []
         for source, target in combinations(peers, 2):
             times = None if self._inquiry.refresh else self._inquiry.cache.link(source, target)
-            if times is None:
-                unknown.append((source, target))
-            else:
+            if times is not None and not await self._has_changed(source, target, times):
                 found[source.id, target.id] = times
-        for done, (source, target) in enumerate(() if self._inquiry.only_known else unknown):
+            elif times is not None or not self._inquiry.only_known:
+                unknown.append((source, target))
+        for done, (source, target) in enumerate(unknown):
             self._inquiry.on_progress(
                 Progress(phase="measure", peer="", done=done, total=len(unknown))
             )
@@ -40,7 +44,7 @@ class LinkFacts:
             if times is not None:
                 self._inquiry.cache.keep_link(source, target, times)
             found[source.id, target.id] = times
-        if unknown and not self._inquiry.only_known:
+        if unknown:
             total = len(unknown)
             self._inquiry.on_progress(Progress(phase="measure", peer="", done=total, total=total))
         names = {peer.id: peer.name for peer in peers}
@@ -52,16 +56,22 @@ class LinkFacts:
                 )
         return tuple(spec for ends, times in found.items() for spec in _both_ways(*ends, times))
 
+    async def _has_changed(self, source: PeerInfo, target: PeerInfo, known: LinkTimes) -> bool:
+        """Whether a few messages take another time than when the link was measured."""
+        if known.is_unsteady:
+            return False  # it differs from itself
+        try:
+            answer = await self._call("glance", source, target)
+        except (PeerLostError, ProtocolError):
+            raise
+        except EdgeError:
+            return True  # measuring it says why
+        return known.glance.differs(checked(source, lambda: LinkGlance.from_json(answer.header)))
+
     async def _link(self, source: PeerInfo, target: PeerInfo) -> LinkTimes | None:
         """None, and a note, when the two cannot link to each other though both are there."""
-        client = await self._inquiry.clients.of(source)
         try:
-            order = ProbeOrder(
-                place=places({(0, 0): source, (0, 1): target})[0, 1],
-                small_bytes=min(self._hidden_bytes, MAX_MESSAGE_BYTES),
-                large_bytes=min(self._hidden_bytes * CHUNK_TOKENS, MAX_MESSAGE_BYTES),
-            )
-            answer = await client.call("probe", payload=order.to_payload())
+            answer = await self._call("probe", source, target)
             return checked(source, lambda: LinkTimes.from_json(answer.header))
         except (PeerLostError, ProtocolError):
             raise
@@ -71,14 +81,22 @@ class LinkFacts:
             self._inquiry.on_note(f"{source.name} and {target.name} cannot share a model: {error}")
             return None
 
+    async def _call(self, kind: str, source: PeerInfo, target: PeerInfo) -> Frame:
+        client = await self._inquiry.clients.of(source)
+        order = ProbeOrder(
+            place=places({(0, 0): source, (0, 1): target})[0, 1],
+            small_bytes=min(self._hidden_bytes, MAX_MESSAGE_BYTES),
+            large_bytes=min(self._hidden_bytes * CHUNK_TOKENS, MAX_MESSAGE_BYTES),
+        )
+        return await client.call(kind, payload=order.to_payload())
+
 
 def _both_ways(source: str, target: str, times: LinkTimes | None) -> tuple[LinkSpec, LinkSpec]:
-    known = times or LinkTimes(latency_s=NO_LINK_S, there_bytes_per_s=1.0, back_bytes_per_s=1.0)
-    there, back = (
-        LinkSpec(source=ends[0], target=ends[1], latency_s=known.latency_s, bytes_per_s=rate)
-        for ends, rate in (
-            ((source, target), known.there_bytes_per_s),
-            ((target, source), known.back_bytes_per_s),
-        )
+    there = back = (NO_LINK_S, 1.0)
+    if times is not None:
+        there = (times.latency_s, times.there_bytes_per_s)
+        back = (times.latency_s, times.back_bytes_per_s)
+    return (
+        LinkSpec(source=source, target=target, latency_s=there[0], bytes_per_s=there[1]),
+        LinkSpec(source=target, target=source, latency_s=back[0], bytes_per_s=back[1]),
     )
-    return there, back

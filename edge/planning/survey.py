@@ -60,7 +60,7 @@ class Inquiry:
     refresh: bool
     """Measure what is known, too."""
     only_known: bool
-    """Measure nothing."""
+    """Measure nothing that was not measured before."""
 
 
 def checked(peer: PeerInfo, read: Callable[[], T]) -> T:

@@ -16,13 +16,20 @@ from numpy.typing import NDArray
 
 from edge.concurrency.blocking import StopFlag, run_blocking
 from edge.errors import NetworkError, ProtocolError
-from edge.protocol.measurements import MAX_MESSAGE_BYTES, LinkTimes
+from edge.protocol.measurements import MAX_MESSAGE_BYTES, LinkGlance, LinkTimes, Span
 from transport import Link, TransportError
 
 PROBE_LIMIT_S = 5.0
 """After this a probe is over, whatever it has found."""
 
 _ECHO, _TAKE, _GIVE, _END = range(4)
+
+_GLANCE_ECHOES = 10
+_GLANCE_MESSAGES = 5
+_GLANCE_BYTES = 32 << 10
+"""Of a message of a glance: 3 ms at 100 Mbit/s."""
+_GLANCE_SPAN_S = 0.03
+"""After which it sends no further message in a direction."""
 
 _ECHOES = 50
 _LEAST_ECHOES = 5
@@ -83,36 +90,74 @@ async def probe(
 
     Within `limit_s`, however slow it is.
 
-    Raises NetworkError when not even one small message came back in that time.
+    Raises NetworkError when not even a glance was possible in that time.
     """
     found = _Found()
+
+    def command() -> None:
+        _glance(link, small_bytes, found, clock)
+        _command(link, small_bytes, large_bytes, found, clock)
+
+    await _within(limit_s, link, command, found)
+    return found.times(small_bytes)
+
+
+async def glance(
+    link: Link,
+    *,
+    small_bytes: int,
+    limit_s: float = PROBE_LIMIT_S,
+    clock: Clock = time.perf_counter,
+) -> LinkGlance:
+    """What `probe` begins with, and nothing else: a few milliseconds. Raises NetworkError."""
+    found = _Found()
+
+    def command() -> None:
+        _glance(link, small_bytes, found, clock)
+        _order(link, _END, 0)
+
+    await _within(limit_s, link, command, found)
+    return found.glance
+
+
+async def _within(limit_s: float, link: Link, command: Callable[[], None], found: _Found) -> None:
+    """Have a thread command the other end, and close the link."""
     timer = asyncio.get_running_loop().call_later(limit_s, link.close)
     try:
-        await run_blocking(
-            lambda: _command(link, small_bytes, large_bytes, found, clock), stop=_Closing(link)
-        )
+        await run_blocking(command, stop=_Closing(link))
     except TransportError as error:
-        if not found.echoes_s:
+        if not found.glanced:
             raise NetworkError(
                 f"{link.peer} did not answer over its link ({error}); check the network there"
             ) from error
     finally:
         timer.cancel()
         link.close()
-    return found.times(small_bytes)
 
 
 class _Found:
     """What was measured so far: a link may break, or time be over, at any moment."""
 
     def __init__(self) -> None:
+        self.glanced: list[float] = []
+        self.glanced_one_way: dict[int, list[float]] = {_TAKE: [], _GIVE: []}
+        """Seconds by order, as those of `large`."""
         self.echoes_s: list[float] = []
         self.large: dict[int, tuple[int, list[float]]] = {}
         """{_TAKE or _GIVE: (bytes of a message, seconds there and back)}."""
 
     @property
+    def glance(self) -> LinkGlance:
+        there_s, back_s = self.glanced_one_way.values()
+        return LinkGlance(
+            echo_s=_span(self.glanced),
+            there_s=_span(there_s or self.glanced),
+            back_s=_span(back_s or self.glanced),
+        )
+
+    @property
     def echo_s(self) -> float:
-        return statistics.median(self.echoes_s)
+        return statistics.median(self.echoes_s or self.glanced)
 
     @property
     def late_s(self) -> float:
@@ -134,6 +179,7 @@ class _Found:
             latency_s=max(latency_s, self.echo_s / 4) + self.late_s / 2,
             there_bytes_per_s=rates[0],
             back_bytes_per_s=rates[1],
+            glance=self.glance,
             is_unsteady=self.late_s > 0,
         )
 
@@ -146,6 +192,22 @@ class _Found:
         return size / max(whole_s - self.echo_s, 0.1 * whole_s)
 
 
+def _span(seconds: list[float]) -> Span:
+    low_s, middle_s, high_s = map(float, np.percentile(seconds, [20, 50, 80]))
+    return Span(low_s=low_s, middle_s=middle_s, high_s=high_s)
+
+
+def _glance(link: Link, small_bytes: int, found: _Found, clock: Clock) -> None:
+    """First of all on a new link, so that two of them compare."""
+    small = np.zeros(small_bytes, np.uint8)
+    for _ in range(_GLANCE_ECHOES):
+        found.glanced.append(_echo_once(link, small, clock))
+    medium = np.zeros(max(small_bytes, _GLANCE_BYTES), np.uint8)
+    for order, seconds in found.glanced_one_way.items():
+        while len(seconds) < _GLANCE_MESSAGES and sum(seconds) < _GLANCE_SPAN_S:
+            seconds.append(_one_way(link, order, medium, clock))
+
+
 def _command(link: Link, small_bytes: int, large_bytes: int, found: _Found, clock: Clock) -> None:
     small = np.zeros(small_bytes, np.uint8)
     end_s = clock() + _ECHO_SPAN_S
@@ -153,16 +215,20 @@ def _command(link: Link, small_bytes: int, large_bytes: int, found: _Found, cloc
     while len(found.echoes_s) < _ECHOES:
         if clock() > end_s and len(found.echoes_s) >= _LEAST_ECHOES:
             break
-        _order(link, _ECHO, small_bytes)
-        start_s = clock()
-        link.send(small)
-        link.receive(small)
-        found.echoes_s.append(took_s := clock() - start_s)
+        found.echoes_s.append(took_s := _echo_once(link, small, clock))
         if took_s > _LATE * found.echo_s:
             end_s = min(end_s + took_s, last_s)
     for order in (_TAKE, _GIVE):
         _time_large(link, order, small_bytes, large_bytes, found, clock)
     _order(link, _END, 0)
+
+
+def _echo_once(link: Link, small: NDArray[np.uint8], clock: Clock) -> float:
+    _order(link, _ECHO, small.nbytes)
+    start_s = clock()
+    link.send(small)
+    link.receive(small)
+    return clock() - start_s
 
 
 def _time_large(

@@ -3,6 +3,7 @@
 profile          (model, format)  → PeerProfile: how fast the peer computes, alone
 profile_together (spans)          → seconds of a step of each length, while its neighbours compute
 probe            (place, sizes)   → LinkTimes: how fast bytes move between the peer and that place
+glance           (place, sizes)   → LinkGlance: a few messages, to see whether that has changed
 """
 
 from __future__ import annotations
@@ -170,6 +171,79 @@ class ProbeOrder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """A time that was measured several times: its 20th, 50th and 80th percentile."""
+
+    low_s: float
+    middle_s: float
+    high_s: float
+
+    def differs(self, now: Span) -> bool:
+        """Whether `now` is another time: further off than either is spread."""
+        spread = max(each.high_s / max(each.low_s, _TINY_S) for each in (self, now))
+        least, most = sorted((self.middle_s, now.middle_s))
+        factor = min(max(spread, _LEAST_CHANGE), _MOST_SPREAD)
+        return most - least > _LEAST_CHANGE_S and most > factor * least
+
+    def to_json(self) -> list[float]:
+        return [self.low_s, self.middle_s, self.high_s]
+
+    @classmethod
+    def from_json(cls, value: object) -> Span:
+        """Raises ProtocolError for anything `to_json` could not have written."""
+        if not isinstance(value, list) or len(value) != 3:
+            raise ProtocolError("a span is three times")
+        low_s, middle_s, high_s = (_number({"span": each}, "span") for each in value)
+        if not low_s <= middle_s <= high_s:
+            raise ProtocolError("a span is three times in ascending order")
+        return cls(low_s=low_s, middle_s=middle_s, high_s=high_s)
+
+
+_TINY_S = 1e-9
+_LEAST_CHANGE = 1.5
+_LEAST_CHANGE_S = 50e-6
+_MOST_SPREAD = 3.0
+"""A link that is less steady than this differs by as much."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkGlance:
+    """A few messages over a link that was just made; worth nothing but to be compared."""
+
+    echo_s: Span
+    """A small message there and back."""
+    there_s: Span
+    """A medium message one way, and a word back."""
+    back_s: Span
+
+    def differs(self, now: LinkGlance) -> bool:
+        """Whether `now` is of another link than this."""
+        return (
+            self.echo_s.differs(now.echo_s)
+            or self.there_s.differs(now.there_s)
+            or self.back_s.differs(now.back_s)
+        )
+
+    def to_json(self) -> dict[str, list[float]]:
+        return {
+            "echo_s": self.echo_s.to_json(),
+            "there_s": self.there_s.to_json(),
+            "back_s": self.back_s.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, value: object) -> LinkGlance:
+        """Raises ProtocolError for anything `to_json` could not have written."""
+        if not isinstance(value, Mapping):
+            raise ProtocolError("a glance at a link must be an object")
+        return cls(
+            echo_s=Span.from_json(value.get("echo_s")),
+            there_s=Span.from_json(value.get("there_s")),
+            back_s=Span.from_json(value.get("back_s")),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LinkTimes:
     """A link between two peers, each way, software included.
 
@@ -180,21 +254,26 @@ class LinkTimes:
     latency_s: float
     there_bytes_per_s: float
     back_bytes_per_s: float
+    glance: LinkGlance
+    """What a look at the link showed then."""
     is_unsteady: bool = False
     """Some messages took far longer than most, as on a link that loses packets; `latency_s` is the
     average then."""
 
-    def to_json(self) -> dict[str, float | bool]:
+    def to_json(self) -> dict[str, Any]:
         return {
             "latency_s": self.latency_s,
             "there_bytes_per_s": self.there_bytes_per_s,
             "back_bytes_per_s": self.back_bytes_per_s,
+            "glance": self.glance.to_json(),
             "is_unsteady": self.is_unsteady,
         }
 
     @classmethod
     def from_json(cls, value: object) -> LinkTimes:
         """Raises ProtocolError for anything `to_json` could not have written."""
+        if not isinstance(value, Mapping):
+            raise ProtocolError("the times of a link must be an object")
         there, back = _number(value, "there_bytes_per_s"), _number(value, "back_bytes_per_s")
         if not there or not back:
             raise ProtocolError("a link that moves nothing")
@@ -202,6 +281,7 @@ class LinkTimes:
             latency_s=_number(value, "latency_s"),
             there_bytes_per_s=there,
             back_bytes_per_s=back,
+            glance=LinkGlance.from_json(value.get("glance")),
             is_unsteady=_boolean(value, "is_unsteady"),
         )
 

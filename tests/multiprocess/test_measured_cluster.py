@@ -18,9 +18,10 @@ import edge
 import transport
 from edge.errors import EdgeError, PeerLostError, ProtocolError
 from edge.planning.cluster_profile import forget_device, forget_link, measured_cluster
+from edge.planning.profile_cache import FactsCache
 from edge.progress import Progress
 from edge.protocol.client import PeerClient
-from edge.protocol.measurements import ProbeOrder, ProfileOrder, spans_to_header
+from edge.protocol.measurements import ProbeOrder, ProfileOrder, Span, spans_to_header
 from edge.protocol.messages import Place
 from edge.protocol.peer_info import PeerInfo, describe_all
 from edge.weights.formats import WeightFormat, weight_format
@@ -132,10 +133,10 @@ def test_peers_measure_themselves_and_their_link(pair: list[Daemon], questions: 
     assert steady(questions.notes) == []
 
 
-def test_what_is_known_needs_nobody(
+def test_what_is_known_is_not_measured(
     checkpoint: TinyCheckpoint, tmp_path: Path, questions: Questions
 ) -> None:
-    """Not even that the daemons are still there; until something is to be measured anew."""
+    """Links are looked at; for a device alone its daemon need not even be there."""
     with start_together(
         lambda: Daemon(tmp_path / "a", "--no-announce", "--name", "a"),
         lambda: Daemon(tmp_path / "b", "--no-announce", "--name", "b"),
@@ -146,24 +147,45 @@ def test_what_is_known_needs_nobody(
         )
         assert questions.measured == []
         first = questions.ask(peers)
+        for only_known in (True, False):
+            again = questions.ask(peers, only_known=only_known)
+            assert again.devices == first.devices
+            assert {(link.source, link.target) for link in again.links} == {
+                (link.source, link.target) for link in first.links
+            }
+            assert set(questions.measured) <= {""}, "what the links were found to be is their time"
         forget_link(peers[1], peers[0], cache_root=questions.cache)
         questions.ask(peers)
         assert questions.measured == [""], "one link"
+        forget_device(peers[1], cache_root=questions.cache)
+        assert questions.ask(peers, only_known=True).devices[1].rates is None
         for daemon in daemons:
             daemon.kill()
-    again = questions.ask(peers)
-    assert again.devices == first.devices
-    assert {(link.source, link.target) for link in again.links} == {
-        (link.source, link.target) for link in first.links
-    }
-    assert questions.measured == []
-    with pytest.raises(PeerLostError) as raised:
-        questions.ask(peers, refresh=True)
-    assert raised.value.peer == "a"
-    forget_device(peers[1], cache_root=questions.cache)
-    assert questions.ask(peers, only_known=True).devices[1].rates is None
-    with pytest.raises(PeerLostError):
-        questions.ask(peers)
+    for options in ({"refresh": True}, {"only_known": True}):
+        with pytest.raises(PeerLostError) as raised:
+            questions.ask(peers, **options)
+        assert raised.value.peer == "a"
+
+
+@pytest.mark.parametrize("only_known", [True, False])
+def test_a_link_that_has_changed_is_measured_again(
+    only_known: bool, pair: list[Daemon], questions: Questions
+) -> None:
+    peers = peers_of(pair)
+    questions.ask(peers)
+    cache = FactsCache(questions.cache / "measured")
+    times = cache.link(*peers)
+    assert times is not None
+    hour = Span(low_s=3600.0, middle_s=3600.0, high_s=3600.0)
+    for glance in (replace(times.glance, echo_s=hour), replace(times.glance, back_s=hour)):
+        changed = replace(times, latency_s=3600.0, glance=glance, is_unsteady=False)
+        cache.keep_link(*peers, changed)
+        cluster = questions.ask(peers, only_known=only_known)
+        assert questions.measured == [""]
+        assert all(link.latency_s < 3600.0 for link in cluster.links)
+        now = cache.link(*peers)
+        assert now is not None
+        assert now.glance != glance
 
 
 def test_another_format_and_another_neighbour_are_measured(
@@ -176,7 +198,7 @@ def test_another_format_and_another_neighbour_are_measured(
     questions.ask(peers)
     assert sorted(questions.measured) == ["", "a", "b"]
     questions.ask(peers, format_=weight_format("float32"))
-    assert questions.measured == ["a", "b"]
+    assert [each for each in questions.measured if each] == ["a", "b"]
 
 
 def test_a_busy_peer_says_so_and_is_not_remembered(
@@ -330,6 +352,8 @@ NOWHERE = ProbeOrder(
         ("profile_together", spans_to_header([0.1]), b"", "what it has measured alone"),
         ("probe", {}, b"5", "a place to probe needs 1 to 64 addresses"),
         ("probe", {}, NOWHERE.to_payload(), "cannot link to nowhere"),
+        ("glance", {}, b"5", "a place to probe needs 1 to 64 addresses"),
+        ("glance", {}, NOWHERE.to_payload(), "cannot link to nowhere"),
     ],
 )
 def test_orders_that_cannot_be_carried_out(

@@ -292,7 +292,8 @@ def exaggerate(checkpoint: TinyCheckpoint, cluster: edge.Cluster) -> None:
     for one, other in permutations(cluster.peers, 2):
         times = cache.link(one, other)
         if times is not None:
-            quick_link = LinkTimes(
+            quick_link = replace(
+                times,
                 latency_s=times.latency_s / FASTER,
                 there_bytes_per_s=times.there_bytes_per_s * FASTER,
                 back_bytes_per_s=times.back_bytes_per_s * FASTER,

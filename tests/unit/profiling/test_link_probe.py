@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from edge.errors import NetworkError
-from edge.profiling.link_probe import answer_probe, probe
-from edge.protocol.measurements import MAX_MESSAGE_BYTES, LinkTimes
+from edge.profiling.link_probe import answer_probe, glance, probe
+from edge.protocol.measurements import MAX_MESSAGE_BYTES, LinkGlance, LinkTimes
 from tests.support.transport_pairs import LINK_KINDS, link_pair
 from transport import ChannelClosedError, Link, PeerLostError, TransportError
 
@@ -85,7 +85,7 @@ def test_a_slow_direction_is_told_from_a_fast_one() -> None:
 
 
 class Lossy(Throttled):
-    """A link that takes a fifth of a second longer for some messages: they were sent again."""
+    """A link that takes a fifth of a second longer for some echoes: they were sent again."""
 
     def __init__(self, inner: Link, *, every: int) -> None:
         super().__init__(inner, 1e-9)
@@ -93,15 +93,15 @@ class Lossy(Throttled):
         self._sent = 0
 
     def send(self, array: np.ndarray) -> None:
-        self._sent += 1
-        if not self._sent % self._every:
+        self._sent += array.nbytes == 1000
+        if array.nbytes == 1000 and not self._sent % self._every:
             self._now_s += 0.2
         super().send(array)
 
 
-@pytest.mark.parametrize(("every", "is_unsteady"), [(20, True), (90, False)])
+@pytest.mark.parametrize(("every", "is_unsteady"), [(10, True), (45, False)])
 def test_a_link_that_loses_messages_is_unsteady(every: int, is_unsteady: bool) -> None:
-    """50 echoes are 100 messages. One that is late is no sign of a bad link."""
+    """50 echoes after the 10 of a glance. One that is late is no sign of a bad link."""
     with link_pair("memory") as (near, far):
         times = asyncio.run(measure_by_its_clock(Lossy(near, every=every), far))
     assert times.is_unsteady is is_unsteady
@@ -187,3 +187,41 @@ def test_an_order_of_another_size_closes_the_link() -> None:
         asyncio.run(answer_probe(far, limit_s=PATIENCE_S))
         with pytest.raises(PeerLostError):
             near.receive(np.zeros(1))
+
+
+@pytest.mark.parametrize("kind", LINK_KINDS)
+def test_a_glance_is_a_few_messages(kind: str) -> None:
+    async def both(near: Link, far: Link) -> LinkGlance:
+        async with asyncio.timeout(PATIENCE_S):
+            glancing = glance(near, small_bytes=1000, limit_s=PATIENCE_S)
+            found, _ = await asyncio.gather(glancing, answer_probe(far, limit_s=PATIENCE_S))
+        return found
+
+    with link_pair(kind) as (near, far):
+        found = asyncio.run(both(near, far))
+        assert all(each.low_s > 0 for each in (found.echo_s, found.there_s, found.back_s))
+        with pytest.raises(TransportError):
+            near.send(np.zeros(1))
+
+
+def test_a_glance_tells_a_slow_direction() -> None:
+    with link_pair("memory") as (near, far):
+        throttled = Throttled(near, 1e-6)
+
+        async def both() -> LinkGlance:
+            glancing = glance(
+                throttled, small_bytes=1000, limit_s=PATIENCE_S, clock=throttled.clock
+            )
+            found, _ = await asyncio.gather(glancing, answer_probe(far, limit_s=PATIENCE_S))
+            return found
+
+        found = asyncio.run(both())
+    assert found.there_s.middle_s > 0.03
+    assert found.back_s.middle_s < 0.001
+
+
+def test_a_glance_at_nobody_is_an_error() -> None:
+    with link_pair("tcp") as (near, far):
+        far.close()
+        with pytest.raises(NetworkError, match="did not answer over its link"):
+            asyncio.run(glance(near, small_bytes=8, limit_s=PATIENCE_S))

@@ -12,10 +12,12 @@ from edge.errors import ProtocolError
 from edge.protocol.measurements import (
     MAX_MESSAGE_BYTES,
     MAX_SPAN_S,
+    LinkGlance,
     LinkTimes,
     PeerProfile,
     ProbeOrder,
     ProfileOrder,
+    Span,
     seconds_from_header,
     spans_from_header,
     spans_to_header,
@@ -50,7 +52,9 @@ PROFILE = PeerProfile(
 PROBE = ProbeOrder(
     place=Place(name="b", addresses=("h:1", "[::1]:2")), small_bytes=8, large_bytes=9
 )
-TIMES = LinkTimes(latency_s=1e-4, there_bytes_per_s=1e8, back_bytes_per_s=2e8)
+ECHO = Span(low_s=2e-4, middle_s=2.1e-4, high_s=2.2e-4)
+GLANCE = LinkGlance(echo_s=ECHO, there_s=ECHO, back_s=Span(low_s=1e-3, middle_s=1e-3, high_s=2e-3))
+TIMES = LinkTimes(latency_s=1e-4, there_bytes_per_s=1e8, back_bytes_per_s=2e8, glance=GLANCE)
 
 
 @pytest.mark.parametrize("hold", [True, False])
@@ -168,6 +172,10 @@ def test_names_in_a_profile_cannot_write_on_our_terminal() -> None:
         {**TIMES.to_json(), "latency_s": float("inf")},
         {**TIMES.to_json(), "there_bytes_per_s": 0},
         {**TIMES.to_json(), "is_unsteady": 1},
+        {**TIMES.to_json(), "glance": None},
+        {**TIMES.to_json(), "glance": {**GLANCE.to_json(), "echo_s": [1.0, 2.0]}},
+        {**TIMES.to_json(), "glance": {**GLANCE.to_json(), "there_s": [1.0, 3.0, 2.0]}},
+        {**TIMES.to_json(), "glance": {**GLANCE.to_json(), "back_s": [-1.0, 2.0, 3.0]}},
         {**TIMES.to_json(), "back_bytes_per_s": "fast"},
     ],
     ids=str,
@@ -175,6 +183,37 @@ def test_names_in_a_profile_cannot_write_on_our_terminal() -> None:
 def test_link_times_that_make_no_sense(value: Any) -> None:
     with pytest.raises(ProtocolError):
         LinkTimes.from_json(value)
+
+
+def spanned(low_ms: float, middle_ms: float, high_ms: float) -> Span:
+    return Span(low_s=low_ms / 1e3, middle_s=middle_ms / 1e3, high_s=high_ms / 1e3)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "differs"),
+    [
+        ((1.0, 1.0, 1.1), (1.0, 1.0, 1.1), False),
+        ((1.0, 1.0, 1.1), (1.4, 1.4, 1.4), False),
+        ((1.0, 1.0, 1.1), (1.6, 1.6, 1.6), True),
+        ((0.5, 1.0, 1.1), (1.6, 1.6, 1.6), False),  # it was as far apart by itself
+        ((0.1, 1.0, 2.0), (3.1, 3.1, 3.1), True),  # however far it was
+        ((0.01, 0.01, 0.01), (0.05, 0.05, 0.05), False),  # too short for a plan
+        ((0.0, 0.0, 0.0), (0.1, 0.1, 0.1), True),
+    ],
+)
+def test_a_time_differs_by_more_than_its_own_spread(
+    before: tuple[float, float, float], now: tuple[float, float, float], differs: bool
+) -> None:
+    assert spanned(*before).differs(spanned(*now)) is differs
+    assert spanned(*now).differs(spanned(*before)) is differs
+
+
+def test_a_link_differs_in_any_of_its_times() -> None:
+    assert not GLANCE.differs(GLANCE)
+    for name in ("echo_s", "there_s", "back_s"):
+        changed = replace(GLANCE, **{name: spanned(9, 9, 9)})
+        assert GLANCE.differs(changed)
+        assert changed.differs(GLANCE)
 
 
 @pytest.mark.parametrize(
