@@ -1,13 +1,16 @@
-"""Runs what README.md tells its readers to type, and looks for what it promises.
+"""Runs the commands and programs of README.md and of every page under docs/.
 
 A comment above a block says how it is run:
 
-    <!-- run: TEXT -->    and its standard output must contain TEXT
-    <!-- daemons: N -->   N times in the background, while all `run` blocks are run
-    <!-- tested by … -->  by something else; that is checked here too
+    <!-- run: TEXT -->      its standard output must contain TEXT
+    <!-- daemons: N -->     N times in the background, while the page's `run` blocks are run
+    <!-- tested by … -->    by something else, which is checked here too
+    <!-- needs a GPU -->    not run here; only on the page about GPUs
 
-So that a test neither finds strangers' peers nor is found by them, the `edge` on its PATH adds a
-cluster name of its own and the loopback interface to commands that look for peers.
+Blocks of a page run in its order and in one empty folder, in which only `demos` is found. Daemons
+are those of the page, or of the README where a page starts none. So that a test neither finds
+strangers' peers nor is found by them, the `edge` on its PATH adds a cluster name of its own and the
+loopback interface to commands that look for peers.
 """
 
 from __future__ import annotations
@@ -28,92 +31,137 @@ import pytest
 from tests.support.processes import PATIENCE_S
 
 REPOSITORY = Path(__file__).parents[2]
+README = REPOSITORY / "README.md"
+PAGES = [README, *sorted((REPOSITORY / "docs").rglob("*.md"))]
+GPU_PAGE = REPOSITORY / "docs" / "guide" / "gpu.md"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
     """A fenced block of code and the comment above it."""
 
+    page: Path
     how: str
     note: str
     language: str
     code: str
 
+    def __str__(self) -> str:
+        return f"{self.page.stem}: {self.code.strip().splitlines()[0]}"
 
-def read_blocks() -> list[Block]:
-    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+
+def read_blocks(page: Path) -> list[Block]:
     fences = re.finditer(
-        r"(?:^<!-- ([^\n]*) -->\n)?^```(bash|python)\n(.*?)^```$", text, re.M | re.S
+        r"(?:^<!-- ([^\n]*) -->\n)?^```(bash|python)\n(.*?)^```$",
+        page.read_text(encoding="utf-8"),
+        re.M | re.S,
     )
     blocks: list[Block] = []
     for fence in fences:
         comment, language, code = fence.groups()
         how, _colon, note = (comment or "").partition(": ")
-        blocks.append(Block(how=how, note=note, language=language, code=code))
+        blocks.append(Block(page=page, how=how, note=note, language=language, code=code))
     return blocks
 
 
-BLOCKS = read_blocks()
+BLOCKS = [block for page in PAGES for block in read_blocks(page)]
 RUN = [block for block in BLOCKS if block.how == "run"]
 DAEMONS = [block for block in BLOCKS if block.how == "daemons"]
 ELSEWHERE = [block for block in BLOCKS if block.how.startswith("tested by .ci/run")]
+NEED_A_GPU = [block for block in BLOCKS if block.how == "needs a GPU"]
 
 
-@pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """An `edge` first on the PATH that keeps to this machine and to this test."""
-    folder = tmp_path_factory.mktemp("bin")
-    python = shlex.quote(sys.executable)
-    edge = folder / "edge"
-    edge.write_text(
-        "#!/bin/sh\n"
-        f"here='--cluster readme-{uuid.uuid4().hex} --interface 127.0.0.1'\n"
-        'case "$* " in\n'
-        "  *'--local '*) here= ;;\n"
-        '  peer\\ *) here="$here --listen 127.0.0.1:0" ;;\n'
-        "esac\n"
-        f'exec {python} -m edge "$@" $here\n'
-    )
-    edge.chmod(0o755)
-    return {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "COLUMNS": "160"}
+class Page:
+    """An empty folder to run a page's blocks in, and the daemons that the page starts."""
 
+    def __init__(self, page: Path, folder: Path) -> None:
+        self.daemons = [block for block in DAEMONS if block.page == page]
+        self.folder = folder
+        (folder / "demos").symlink_to(REPOSITORY / "demos")
+        bin_folder = folder / "bin"
+        bin_folder.mkdir()
+        python = shlex.quote(sys.executable)
+        edge = bin_folder / "edge"
+        edge.write_text(
+            "#!/bin/sh\n"
+            f"here='--cluster docs-{uuid.uuid4().hex} --interface 127.0.0.1'\n"
+            'case "$* " in\n'
+            "  *'--local '*) here= ;;\n"
+            '  peer\\ *) here="$here --listen 127.0.0.1:0" ;;\n'
+            "esac\n"
+            f'exec {python} -m edge "$@" $here\n'
+        )
+        edge.chmod(0o755)
+        path = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
+        self.environment = {
+            **os.environ,
+            "PATH": f"{bin_folder}:{os.environ['PATH']}",
+            "PYTHONPATH": path.rstrip(os.pathsep),
+            "COLUMNS": "160",
+        }
+        self.processes: list[subprocess.Popen[str]] = []
+        self.lines: list[str] = []
+        """The first line that each daemon writes when it is ready."""
 
-@pytest.fixture(scope="module")
-def daemons(environment: dict[str, str]) -> Iterator[list[str]]:
-    """What the daemons of the README say when they are ready; they run until the last test."""
-    processes: list[subprocess.Popen[str]] = []
-    try:
-        for block in DAEMONS:
+    def start(self) -> None:
+        for block in self.daemons:
             for _ in range(int(block.note)):
                 process = subprocess.Popen(
                     ["sh", "-c", block.code],
-                    cwd=REPOSITORY,
-                    env=environment,
+                    cwd=self.folder,
+                    env=self.environment,
                     stdout=subprocess.PIPE,
                     text=True,
                     start_new_session=True,
                 )
-                processes.append(process)
-        lines: list[str] = []
-        for process in processes:
+                self.processes.append(process)
+        for process in self.processes:
             assert process.stdout is not None
-            lines.append(process.stdout.readline())
-        yield lines
-    finally:
-        for process in processes:
+            self.lines.append(process.stdout.readline())
+
+    def close(self) -> None:
+        for process in self.processes:
             os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does
-        for process in processes:
+        for process in self.processes:
             process.communicate(timeout=PATIENCE_S)
+
+    def run(self, block: Block) -> subprocess.CompletedProcess[str]:
+        bash = ["bash", "-euo", "pipefail", "-c"]
+        shell = bash if block.language == "bash" else [sys.executable, "-c"]
+        return subprocess.run(
+            [*shell, block.code],
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Path, Page]]:
+    """The pages with daemons of their own, which run until the last test."""
+    started: dict[Path, Page] = {}
+    try:
+        for path in dict.fromkeys(block.page for block in DAEMONS):
+            started[path] = Page(path, tmp_path_factory.mktemp(path.stem))
+            started[path].start()
+        yield started
+    finally:
+        for page in started.values():
+            page.close()
 
 
 def test_every_block_is_tested_somewhere() -> None:
     assert RUN
-    assert len(RUN) + len(DAEMONS) + len(ELSEWHERE) == len(BLOCKS)
+    assert len(RUN) + len(DAEMONS) + len(ELSEWHERE) + len(NEED_A_GPU) == len(BLOCKS)
     assert all(block.note for block in RUN)
+    assert all(block.page == GPU_PAGE for block in NEED_A_GPU)
 
 
-@pytest.mark.parametrize("block", ELSEWHERE, ids=lambda block: block.code.strip())
-def test_what_ci_runs_is_what_the_readme_says(block: Block) -> None:
+@pytest.mark.parametrize("block", ELSEWHERE, ids=str)
+def test_what_ci_runs_is_what_the_pages_say(block: Block) -> None:
     script = (REPOSITORY / ".ci" / "run").read_text()
     if block.code.startswith("make "):
         assert f"\n{block.code}" in script
@@ -125,26 +173,15 @@ def test_what_ci_runs_is_what_the_readme_says(block: Block) -> None:
         assert "\nscripts/install-cpu " in script
 
 
-def test_the_daemons_say_where_they_listen(daemons: list[str]) -> None:
-    assert len(daemons) == 2
-    for line in daemons:
-        assert " listens on 127.0.0.1:" in line
+def test_the_daemons_say_where_they_listen(pages: dict[Path, Page]) -> None:
+    assert len(pages[README].lines) == 2
+    for page in pages.values():
+        for line in page.lines:
+            assert " listens on 127.0.0.1:" in line
 
 
-@pytest.mark.usefixtures("daemons")
-@pytest.mark.parametrize("block", RUN, ids=lambda block: block.code.split("\n", 1)[0])
-def test_the_block_does_what_it_says(block: Block, environment: dict[str, str]) -> None:
-    shell = (
-        ["bash", "-euo", "pipefail", "-c"] if block.language == "bash" else [sys.executable, "-c"]
-    )
-    result = subprocess.run(
-        [*shell, block.code],
-        cwd=REPOSITORY,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+@pytest.mark.parametrize("block", RUN, ids=str)
+def test_the_block_does_what_it_says(block: Block, pages: dict[Path, Page]) -> None:
+    result = pages.get(block.page, pages[README]).run(block)
     assert result.returncode == 0, result.stderr
     assert block.note in result.stdout

@@ -18,7 +18,7 @@ from demos.bench.clusters.arrangements import options, shares
 from demos.bench.clusters.rows import Row, error_percent, parts, table, to_json
 from demos.bench.clusters.runs import Answer, ClusterRun, Run
 from demos.bench.clusters.steadiness import FEWEST, MOST_KEPT, MOST_WAITED, Machine, drift
-from demos.bench.clusters.table import CLUSTERS, PREFILL, Device, EmulatedCluster, Work
+from demos.bench.clusters.table import CLUSTERS, Device, EmulatedCluster, Work
 from demos.bench.predictions import PREDICTIONS
 from edge.planning.proposal import Proposal
 from edge.protocol.step_times import PeerTimes, StepTimes
@@ -337,24 +337,3 @@ def test_the_committed_file_has_these_columns() -> None:
         for row in reader:
             assert row["cluster"] in names
             assert float(row["tokens_per_s"]) > 0
-
-
-def test_the_readme_tells_what_the_rows_say() -> None:
-    """The last row of each cluster counts; with a long prompt its time, else tokens a second."""
-    with PREDICTIONS.open(newline="", encoding="utf-8") as file:
-        rows = {row["cluster"]: row for row in csv.DictReader(file)}
-    by_name = {cluster.name: cluster for cluster in CLUSTERS}
-    within = 0
-    for name, row in rows.items():
-        column = "first_token" if by_name[name].work == PREFILL else "tokens"
-        within += abs(float(row[f"{column}_error_percent"])) <= 10
-    readme = (PREDICTIONS.parents[2] / "README.md").read_text(encoding="utf-8")
-    assert f"on {len(rows)} emulated clusters" in readme
-    assert f"On {within} of them" in readme
-    every = [row for name, row in rows.items() if by_name[name].everything]
-    best = sum(float(row["of_best"]) >= 0.95 for row in every)
-    assert f"On {best} of the {len(every)} clusters where every plan was run" in readme
-    for row in rows.values():
-        if row["shares_gain"]:
-            assert f"{float(row['shares_gain']):.2f}" in readme
-            assert f"{float(row['predicted_shares_gain']):.2f}" in readme

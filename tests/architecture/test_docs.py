@@ -1,0 +1,177 @@
+"""Pages say what is true: the files they name exist, links lead somewhere, figures are in rows."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.test_names import REPOSITORY
+
+PACKAGES = ("edge", "partition", "transport", "kernels", "offload")
+
+RESULTS = REPOSITORY / "demos" / "bench" / "results.csv"
+
+FIGURE_PAGES = [REPOSITORY / "README.md", REPOSITORY / "docs" / "benchmarks.md"]
+"""Whose tables name the rows that they rest on."""
+
+
+@cache
+def tracked() -> frozenset[str]:
+    """Every file and folder of the repository that somebody wrote, as paths from its root."""
+    tops = [REPOSITORY / top for top in (*PACKAGES, "demos", "docs", "tests", "scripts", ".ci")]
+    found = [path for top in tops for path in (top, *top.rglob("*"))]
+    own = [path for path in (*found, *REPOSITORY.glob("*.*")) if "__pycache__" not in path.parts]
+    return frozenset(path.relative_to(REPOSITORY).as_posix() for path in own)
+
+
+PAGES = sorted(REPOSITORY / name for name in tracked() if name.endswith(".md"))
+MODULES = sorted(
+    REPOSITORY / name
+    for name in tracked()
+    if name.endswith(".py") and name.split("/")[0] in (*PACKAGES, "demos")
+)
+
+
+def page_id(path: Path) -> str:
+    return path.relative_to(REPOSITORY).as_posix()
+
+
+def exists(name: str, place: Path) -> bool:
+    """Whether a path is one of the repository's: from its root, from `place`, or its very end."""
+    candidates = {name, (place / name).resolve().relative_to(REPOSITORY).as_posix()}
+    return not candidates.isdisjoint(tracked()) or any(
+        path.endswith(f"/{name}") for path in tracked()
+    )
+
+
+def named_files(text: str) -> Iterator[str]:
+    """What is said in backticks of modules and pages, as `x/y.py` or `y.py`."""
+    for name in re.findall(r"`((?:\.\./)*[\w./<>*-]+\.(?:py|md|csv))`", text):
+        if not re.search(r"[<>*]", name):
+            yield name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_files_named_on_a_page_exist(page: Path) -> None:
+    missing = [
+        name
+        for name in named_files(page.read_text(encoding="utf-8"))
+        if not exists(name, page.parent)
+    ]
+    assert not missing
+
+
+def docstrings(path: Path) -> Iterator[str]:
+    """Of the module, its classes and functions, and the strings that stand under a constant."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            value = node.value.value
+            if isinstance(value, str):
+                yield value
+
+
+def test_files_named_in_docstrings_exist() -> None:
+    missing = [
+        (page_id(module), name)
+        for module in MODULES
+        for text in docstrings(module)
+        for name in named_files(text)
+        if not exists(name, module.parent)
+    ]
+    assert not missing
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub makes of a page's headings."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    headings = re.findall(r"^#+ (.+)$", text, re.M)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_links_lead_somewhere(page: Path) -> None:
+    broken = []
+    for target in re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
+        if "://" in target:
+            continue
+        name, _hash, anchor = target.partition("#")
+        aim = (page.parent / name).resolve() if name else page
+        if not aim.exists() or (anchor and anchor not in anchors(aim)):
+            broken.append(target)
+    assert not broken
+
+
+@cache
+def rows() -> list[dict[str, str]]:
+    with RESULTS.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+QUESTIONS = {row["question"] for row in rows()}
+
+
+def shown(text: str, value: float) -> bool:
+    """Whether `text` is this value, rounded to the digits that it has."""
+    digits = len(text.partition(".")[2])
+    return abs(float(text) - value) <= 0.5001 * 10**-digits
+
+
+def is_of(figure: re.Match[str], row: dict[str, str]) -> bool:
+    """Whether "50th percentile (20th to 80th)" are those of the row."""
+    median, low, high = figure.groups()
+    if not shown(median, float(row["p50"])):
+        return False
+    return low is None or (shown(low, float(row["p20"])) and shown(high, float(row["p80"])))
+
+
+FIGURE = re.compile(r"(\d[\d.]*)(?: (?:tok/s|MiB|µs|s))?(?: \(([\d.]+)–([\d.]+)\))?")
+
+
+def tables(text: str) -> Iterator[tuple[str | None, list[str]]]:
+    """The cells of each line of a table, with the question that was named last before it."""
+    question: str | None = None
+    for line in text.splitlines():
+        found = re.match(r"`([^`]+)`: ", line)
+        if found is not None:
+            question = found[1]
+        elif line.startswith("#"):
+            question = None
+        elif line.startswith("| "):
+            yield question, [cell.strip() for cell in line.strip("|").split("|")]
+
+
+@pytest.mark.parametrize("page", FIGURE_PAGES, ids=page_id)
+def test_figures_are_those_of_the_rows_that_they_name(page: Path) -> None:
+    checked = 0
+    for question, cells in tables(page.read_text(encoding="utf-8")):
+        commit = re.fullmatch(r"`([0-9a-f]{7})`", cells[-1])
+        if commit is None:
+            continue
+        own = [
+            row
+            for row in rows()
+            if row["commit"].partition("-")[0] == commit[1] and question in (None, row["question"])
+        ]
+        for cell in cells[1:-1]:
+            figure = FIGURE.fullmatch(cell)
+            assert figure is not None, cells
+            assert any(is_of(figure, row) for row in own), (cells[0], cell)
+            checked += 1
+    assert checked > 10
+
+
+def test_questions_named_on_pages_are_in_the_results() -> None:
+    named = {
+        question
+        for page in FIGURE_PAGES
+        for question, _cells in tables(page.read_text(encoding="utf-8"))
+        if question is not None
+    }
+    assert named
+    assert named <= QUESTIONS
