@@ -142,7 +142,7 @@ def test_less_memory_while_a_model_is_loaded(
     start = LoadedModel.start
 
     async def interrupted(model: LoadedModel, where: Mapping[Seat, Place]) -> None:
-        for client in model._clients.values() if budgets else ():
+        for client in model._connections.peers if budgets else ():
             await client.call("memory", {"bytes": budgets[0]})
         await start(model, where)
 

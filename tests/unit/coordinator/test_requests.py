@@ -64,8 +64,8 @@ class SamplingPeer:
             known = self._tokens.setdefault(entry.request, [])
             assert entry.position == len(known), "each token is computed once"
             known.extend(entry.tokens)
-            ends = range(len(known) - step.logit_rows + 1, len(known) + 1)
-            rows.append([logits_after(known[:end]) for end in ends])
+            stops = range(len(known) - step.logit_rows + 1, len(known) + 1)
+            rows.append([logits_after(known[:stop]) for stop in stops])
         logits = np.array(rows, np.float32).reshape(step.batch, step.logit_rows, VOCAB)
         if self._choice.wants_logits(step):
             await channel.send(Frame("logits", {}, logits.tobytes()))
