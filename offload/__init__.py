@@ -29,7 +29,7 @@ from offload.files.weight_store import MemoryStore, SafetensorsStore, WeightStor
 from offload.kv.disk_tier import DiskKVTier
 from offload.kv.pool import KVPool
 from offload.kv.prefix_store import PrefixStore
-from offload.kv.tier import KVPlace, KVShape, KVTier, MemoryKVTier
+from offload.kv.tier import KVLayer, KVPlace, KVShape, KVTier, MemoryKVTier
 from offload.kv.two_tiers import KVTiers
 from offload.streaming.device_window import Copier, DeviceWindow, Mark, MemoryCopier
 from offload.streaming.host_slots import HostSlots, Unpin, unpinned
@@ -56,6 +56,7 @@ __all__ = [
     "FolderCache",
     "FolderUse",
     "HostSlots",
+    "KVLayer",
     "KVPlace",
     "KVPool",
     "KVShape",

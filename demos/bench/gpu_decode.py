@@ -29,7 +29,9 @@ from demos.bench import results
 from demos.bench.gpu_kernels import NO_GPU, copy, is_there_a_gpu
 from demos.bench.results import Metric
 from edge.backends.interface import open_backend
-from edge.models.spec import ModelSpec
+from edge.models.attention import Attention
+from edge.models.gated_mlp import GatedMlp
+from edge.models.spec import LayerSpec, ModelSpec
 from edge.profiling.random_weights import written_weights
 from edge.protocol.step import Step, StepEntry, StepLimits
 from edge.weights.formats import weight_format
@@ -45,18 +47,32 @@ SCALE_BYTES = 2
 """Of a block of weights, as a GPU keeps it."""
 
 SPEC = ModelSpec(
-    family="llama", num_layers=32, hidden_size=4096, num_heads=32, num_kv_heads=8,
-    head_size=128, ffn_columns=14336, vocab_size=128256, context_tokens=4096, norm_epsilon=1e-5,
-    activation="silu", inverse_frequencies=tuple(500000.0 ** -(i / 64) for i in range(64)),
-    windows=(None,) * 32, qkv_bias=False, output_bias=False, mlp_bias=False,
-    query_key_norm=False, tied_embeddings=False,
+    family="llama", hidden_size=4096, vocab_size=128256, context_tokens=4096, norm_epsilon=1e-5,
+    tied_embeddings=False, layers=(0,) * 32,
+    kinds=(
+        LayerSpec(
+            mixer=Attention(
+                num_heads=32, num_kv_heads=8, head_size=128, window=None, qkv_bias=False,
+                output_bias=False, query_key_norm=False,
+                inverse_frequencies=tuple(500000.0 ** -(i / 64) for i in range(64)),
+            ),
+            feed_forward=GatedMlp(columns=14336, activation="silu", bias=False),
+        ),
+    ),
 )  # fmt: skip
 """8 B parameters."""
 
 TINY = replace(
-    SPEC, num_layers=2, hidden_size=128, num_heads=4, num_kv_heads=2, head_size=32, ffn_columns=256,
-    vocab_size=64, inverse_frequencies=tuple(100.0 ** -(i / 16) for i in range(16)),
-    windows=(None,) * 2,
+    SPEC, hidden_size=128, vocab_size=64, layers=(0, 0),
+    kinds=(
+        LayerSpec(
+            mixer=replace(
+                SPEC.kinds[0].mixer, num_heads=4, num_kv_heads=2, head_size=32,
+                inverse_frequencies=tuple(100.0 ** -(i / 16) for i in range(16)),
+            ),
+            feed_forward=replace(SPEC.kinds[0].feed_forward, columns=256),
+        ),
+    ),
 )  # fmt: skip
 
 Decode = Callable[[int, int], None]
@@ -119,8 +135,8 @@ def edge_decoder(spec: ModelSpec, size: Size) -> Iterator[tuple[Decode, float]]:
     chosen = weight_format("int4", GROUP_SIZE)
     whole = Shard(
         device="gpu",
-        heads=range(spec.num_heads),
-        ffn_columns=range(spec.ffn_columns),
+        heads=range(spec.kinds[0].mixer.num_heads),
+        ffn_columns=range(spec.kinds[0].feed_forward.columns),
         vocab=range(spec.vocab_size),
     )
     stage = Stage(layers=range(spec.num_layers), shards=(whole,))
@@ -162,10 +178,10 @@ def static_cache_decoder(size: Size, *, is_dry: bool) -> Iterator[Decode | None]
     config = LlamaConfig(
         num_hidden_layers=spec.num_layers,
         hidden_size=spec.hidden_size,
-        num_attention_heads=spec.num_heads,
-        num_key_value_heads=spec.num_kv_heads,
-        head_dim=spec.head_size,
-        intermediate_size=spec.ffn_columns,
+        num_attention_heads=spec.kinds[0].mixer.num_heads,
+        num_key_value_heads=spec.kinds[0].mixer.num_kv_heads,
+        head_dim=spec.kinds[0].mixer.head_size,
+        intermediate_size=spec.kinds[0].feed_forward.columns,
         vocab_size=spec.vocab_size,
         max_position_embeddings=spec.context_tokens,
     )

@@ -22,7 +22,9 @@ from demos.bench import results
 from demos.bench.results import Metric
 from edge.backends.interface import Backend, open_backend
 from edge.host.cuda_driver import num_cuda_devices
-from edge.models.spec import ModelSpec
+from edge.models.attention import Attention
+from edge.models.gated_mlp import GatedMlp
+from edge.models.spec import LayerSpec, ModelSpec
 from edge.profiling.random_weights import written_weights
 from edge.protocol.step import Step, StepEntry, StepLimits
 from edge.weights.formats import weight_format
@@ -39,11 +41,18 @@ SCALE_BYTES = 2
 """Of a block of weights, as a GPU keeps it."""
 
 SPEC = ModelSpec(
-    family="llama", num_layers=LAYERS, hidden_size=8192, num_heads=64, num_kv_heads=8,
-    head_size=128, ffn_columns=28672, vocab_size=32000, context_tokens=4096, norm_epsilon=1e-5,
-    activation="silu", inverse_frequencies=tuple(500000.0 ** -(i / 64) for i in range(64)),
-    windows=(None,) * LAYERS, qkv_bias=False, output_bias=False, mlp_bias=False,
-    query_key_norm=False, tied_embeddings=False,
+    family="llama", hidden_size=8192, vocab_size=32000, context_tokens=4096, norm_epsilon=1e-5,
+    tied_embeddings=False, layers=(0,) * LAYERS,
+    kinds=(
+        LayerSpec(
+            mixer=Attention(
+                num_heads=64, num_kv_heads=8, head_size=128, window=None, qkv_bias=False,
+                output_bias=False, query_key_norm=False,
+                inverse_frequencies=tuple(500000.0 ** -(i / 64) for i in range(64)),
+            ),
+            feed_forward=GatedMlp(columns=28672, activation="silu", bias=False),
+        ),
+    ),
 )  # fmt: skip
 """The layers of Llama 3 70B, 48 of them."""
 
@@ -115,8 +124,8 @@ def _layout(case: Case) -> ShardLayout:
     spec = case.spec
     whole = Shard(
         device="gpu",
-        heads=range(spec.num_heads),
-        ffn_columns=range(spec.ffn_columns),
+        heads=range(spec.kinds[0].mixer.num_heads),
+        ffn_columns=range(spec.kinds[0].feed_forward.columns),
         vocab=range(spec.vocab_size),
         streamed_layers=case.streamed,
     )

@@ -8,6 +8,7 @@ Layers are used in the same order again and again, so a fixed part that stays is
 
 from __future__ import annotations
 
+import itertools
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -181,8 +182,10 @@ class CacheMoves:
 
     def _open_window(self, request: str, tokens: int) -> None:
         """Choose what stays for a step after which the request has so many tokens."""
-        fits = self._room_tokens * len(self._layers) // tokens
-        if not fits:
+        sizes = [tokens * layer.token_bytes for layer in self._shape.layers]
+        room_bytes = self._room_tokens * self._shape.token_bytes
+        window_bytes = _WINDOW_LAYERS * max(sizes)
+        if max(sizes) > room_bytes:
             raise RequestError(
                 f"{tokens} tokens of one request: of a single layer that is more than the "
                 f"{self._room_tokens} tokens that memory is kept for in {len(self._layers)}"
@@ -190,8 +193,8 @@ class CacheMoves:
         self._window = _Window(
             request=request,
             tokens=tokens,
-            stays=max(0, fits - _WINDOW_LAYERS),
-            reads_ahead=fits >= _WINDOW_LAYERS,
+            stays=sum(first + window_bytes <= room_bytes for first in itertools.accumulate(sizes)),
+            reads_ahead=window_bytes <= room_bytes,
         )
         length = self._pool.length(self._pool.open(request))
         outside = self._outside.setdefault(request, set())

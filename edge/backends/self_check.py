@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import RequestError
-from edge.models.spec import ModelSpec
+from edge.models.attention import Attention
 from kernels.attention.reference import attention
 from kernels.rms_norm.reference import rms_norm
 from kernels.rope.reference import rope
@@ -70,18 +70,18 @@ class Heads:
 
 def heads_of(
     qkv: Array,
-    spec: ModelSpec,
+    part: Attention,
     tables: tuple[Array, Array],
     *,
-    num_heads: int,
-    num_kv_heads: int,
     norms: tuple[Array, Array] | None,
+    epsilon: float,
 ) -> Heads:
     """qkv [tokens, heads, head_size], queries first; tables as `rope_tables` makes them."""
-    query, keys, values = np.split(qkv, [num_heads, num_heads + num_kv_heads], axis=1)
+    heads = part.num_heads
+    query, keys, values = np.split(qkv, [heads, heads + part.num_kv_heads], axis=1)
     if norms is not None:
         query, keys = (
-            rms_norm(x, weight, epsilon=spec.norm_epsilon)
+            rms_norm(x, weight, epsilon=epsilon)
             for x, weight in zip((query, keys), norms, strict=True)
         )
     cos, sin = (table[: len(qkv)] for table in tables)

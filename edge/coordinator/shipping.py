@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 from edge.concurrency.blocking import run_blocking
 from edge.errors import CheckpointError, NetworkError, PeerLostError, ProtocolError
 from edge.host.atomic_files import write_whole
+from edge.models.parts import MatrixSlice, VectorSlice
 from edge.progress import OnProgress, Progress
 from edge.protocol.client import PeerClient
 from edge.weights.formats import WeightFormat, WeightSource
-from edge.weights.layout import MatrixSlice, ShardLayout, VectorSlice
+from edge.weights.layout import ShardLayout
 from offload import PIECE_BYTES, Manifest, ManifestBuilder, StoreError
 
 PIECES_IN_FLIGHT = 4

@@ -70,7 +70,7 @@ class KvRoom:
 
         host_bytes: free in the memory of the device's host, where that is another.
         """
-        token_bytes = cache_token_bytes(assignment.model, layout, assignment.kv_dtype)
+        token_bytes = cache_token_bytes(layout, assignment.kv_dtype)
         limits = assignment.limits
         memory_bytes = limits.cached_tokens * token_bytes
         disk_bytes = min(limits.disk_tokens * token_bytes, self._disk_bytes)
@@ -88,7 +88,7 @@ class KvRoom:
             )
         passing = 0
         if host_bytes is not None:
-            passing = passing_bytes(assignment.model, layout, limits, assignment.kv_dtype)
+            passing = passing_bytes(layout, limits, assignment.kv_dtype)
             if passing > host_bytes:
                 raise CapacityError(
                     f"the longest request needs {format_size(passing)} of the host's memory for "

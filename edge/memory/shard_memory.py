@@ -84,9 +84,7 @@ def host_share(free_bytes: int, assignment: Assignment, manifest: Manifest) -> i
     """
     count = len(assignment.plan.stages[assignment.stage].layers)
     use = shard_use(assignment, manifest, streamed=count)
-    passing = passing_bytes(
-        assignment.model, assignment.layout, assignment.limits, assignment.kv_dtype
-    )
+    passing = passing_bytes(assignment.layout, assignment.limits, assignment.kv_dtype)
     return min(max(0, free_bytes - passing), use.streamed_bytes)
 
 
@@ -115,8 +113,8 @@ def most_beside(
     """Bytes beside weights and KV cache that no shard of the model exceeds, whatever the plan."""
     whole = Shard(
         device="a",
-        heads=range(spec.num_heads),
-        ffn_columns=range(spec.ffn_columns),
+        heads=range(spec.kinds[0].mixer.num_heads),
+        ffn_columns=range(spec.kinds[0].feed_forward.columns),
         vocab=range(spec.vocab_size),
     )
     plan = Plan(

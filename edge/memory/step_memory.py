@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge.models.spec import ModelSpec
+from edge.models.attention import Attention
+from edge.models.spec import FeedForward, Mixer, ModelSpec
 from edge.protocol.step import StepLimits
 from edge.weights.formats import KvDtype, WeightFormat, kv_bits
 from edge.weights.layout import ShardLayout
@@ -43,10 +44,8 @@ class Widths:
     """The local sizes of a shard, as far as its buffers depend on them."""
 
     hidden_size: int
-    head_size: int
-    num_heads: int
-    num_kv_heads: int
-    ffn_columns: int
+    parts: tuple[Mixer | FeedForward, ...]
+    """Of its layers, in local sizes: different ones."""
     vocab_rows: int
     """Columns of the logits."""
     is_split: bool
@@ -66,29 +65,34 @@ class Widths:
     ) -> Widths:
         return cls(
             hidden_size=spec.hidden_size,
-            head_size=spec.head_size,
-            num_heads=layout.num_heads,
-            num_kv_heads=layout.num_kv_heads,
-            ffn_columns=layout.ffn_columns,
+            parts=tuple(
+                part
+                for layer in map(layout.layer, layout.first_of_kind)
+                for part in (layer.mixer, layer.feed_forward)
+                if part is not None
+            ),
             vocab_rows=len(layout.vocab),
             is_split=layout.is_split,
             loose_layers=len(layout.layers) if layout.streamed_layers else 0,
-            cache_token_bytes=cache_token_bytes(spec, layout, kv_dtype),
+            cache_token_bytes=cache_token_bytes(layout, kv_dtype),
             cache_page_tokens=page_tokens(spec, kv_dtype),
             measured_token_bytes=(
-                0 if kv_dtype == "float32" else cache_token_bytes(spec, layout, "float32")
+                0 if kv_dtype == "float32" else cache_token_bytes(layout, "float32")
             ),
         )
 
 
-def cache_token_bytes(spec: ModelSpec, layout: ShardLayout, kv_dtype: KvDtype) -> int:
+def cache_token_bytes(layout: ShardLayout, kv_dtype: KvDtype) -> int:
     """What a shard keeps of one token in its KV cache."""
-    return 2 * len(layout.layers) * layout.num_kv_heads * _row_bytes(spec, kv_dtype)
+    return sum(_layer_token_bytes(mixer, kv_dtype) for mixer in layout.mixers.values())
 
 
 def page_tokens(spec: ModelSpec, kv_dtype: KvDtype) -> int:
-    """Of one request memory is given for this many tokens at once, and on a GPU, too."""
-    tokens = -(-PAGE_BYTES // _row_bytes(spec, kv_dtype))
+    """Of one request memory is given for this many tokens at once, and on a GPU, too.
+
+    Of the layers whose heads are smallest, which have most of them in a page.
+    """
+    tokens = max(-(-PAGE_BYTES // size) for size in _row_sizes(spec, kv_dtype))
     return -(-tokens // _BLOCK_TOKENS) * _BLOCK_TOKENS
 
 
@@ -98,15 +102,25 @@ def held_tokens(tokens: int, spec: ModelSpec, limits: StepLimits, kv_dtype: KvDt
     Each head's keys, and values, lie in pages of their own, but for a whole context's.
     """
     page = page_tokens(spec, kv_dtype)
-    is_aligned = limits.context_tokens * _row_bytes(spec, kv_dtype) % PAGE_BYTES == 0
+    is_aligned = not any(
+        limits.context_tokens * size % PAGE_BYTES for size in _row_sizes(spec, kv_dtype)
+    )
     pages = -(-tokens // page) + (0 if is_aligned else 1)
     return max(tokens, min(limits.context_tokens, pages * page))
 
 
-def _row_bytes(spec: ModelSpec, kv_dtype: KvDtype) -> int:
+def row_bytes(mixer: Mixer, kv_dtype: KvDtype) -> int:
     """Of one token's key, or value, of one head."""
-    dtype, elements = cache_row(spec.head_size, kv_bits(kv_dtype))
+    dtype, elements = cache_row(mixer.head_size, kv_bits(kv_dtype))
     return elements * np.dtype(dtype).itemsize
+
+
+def _row_sizes(spec: ModelSpec, kv_dtype: KvDtype) -> set[int]:
+    return {row_bytes(kind.mixer, kv_dtype) for kind in spec.kinds}
+
+
+def _layer_token_bytes(mixer: Mixer, kv_dtype: KvDtype) -> int:
+    return 2 * mixer.num_kv_heads * row_bytes(mixer, kv_dtype)
 
 
 def calibration_tokens(limits: StepLimits) -> int:
@@ -117,15 +131,13 @@ def calibration_tokens(limits: StepLimits) -> int:
     return min(MOST_CALIBRATION_TOKENS, limits.chunk_tokens, limits.cached_tokens)
 
 
-def passing_bytes(
-    spec: ModelSpec, layout: ShardLayout, limits: StepLimits, kv_dtype: KvDtype
-) -> int:
-    """Of a request that is longer than memory, one layer's keys and values: what its host needs
-    for them on their way to a device with memory of its own."""
-    if not limits.exceeds_memory or not layout.layers:
+def passing_bytes(layout: ShardLayout, limits: StepLimits, kv_dtype: KvDtype) -> int:
+    """Of a request that is longer than memory, the largest layer's keys and values: what its host
+    needs for them on their way to a device with memory of its own."""
+    if not limits.exceeds_memory:
         return 0
-    token_bytes = cache_token_bytes(spec, layout, kv_dtype)
-    return limits.context_tokens * token_bytes // len(layout.layers)
+    sizes = (_layer_token_bytes(mixer, kv_dtype) for mixer in layout.mixers.values())
+    return limits.context_tokens * max(sizes, default=0)
 
 
 def most_rows(limits: StepLimits) -> int:
@@ -198,20 +210,22 @@ def head_load_bytes(layout: ShardLayout, weight_format: WeightFormat) -> int:
 
 def _made_once(widths: Widths, limits: StepLimits) -> int:
     """Two pairs of hidden states, rotary tables."""
-    return 4 * most_rows(limits) * widths.hidden_size + limits.context_tokens * widths.head_size
+    rotations = {part.inverse_frequencies for part in widths.parts if isinstance(part, Attention)}
+    table_columns = 2 * sum(map(len, rotations))
+    return 4 * most_rows(limits) * widths.hidden_size + limits.context_tokens * table_columns
 
 
 def _activations(widths: Widths, limits: StepLimits) -> int:
     """Values that are alive at once in a layer, however its kernels keep them.
 
-    Attention: normed and residual states, the fused products, their parts turned and transposed,
-    and the scores of every row and head over the whole context. Feed-forward: gate and up, their
-    halves and what becomes of them. The two never at once, but the arena keeps the blocks of both.
+    Normed and residual states, and what mixers and feed-forward blocks have. Those are never alive
+    at once, but the arena keeps the blocks of every kind.
     """
-    qkv = (widths.num_heads + 2 * widths.num_kv_heads) * widths.head_size
-    row = 3 * widths.hidden_size + 2 * qkv + 3 * widths.ffn_columns
-    scores = widths.num_heads * limits.context_tokens
-    return most_rows(limits) * (row + scores)
+    largest: dict[str, int] = {}
+    for part in widths.parts:
+        values = part.row_values(limits.context_tokens)
+        largest[part.kind] = max(values, largest.get(part.kind, 0))
+    return most_rows(limits) * (3 * widths.hidden_size + sum(largest.values()))
 
 
 def _logits(widths: Widths, limits: StepLimits) -> int:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from edge.errors import CheckpointError
-from edge.models.spec import MAX_LAYERS, MAX_SIZE
+from edge.models.attention import Attention
+from edge.models.gated_mlp import GatedMlp
+from edge.models.parts import MAX_SIZE
+from edge.models.spec import MAX_LAYERS, LayerSpec, ModelSpec, by_kind
 
 _MISSING = object()
 
@@ -69,10 +73,21 @@ class Config:
         return default
 
 
-def common_fields(config: Config, *, head_size: int | None = None) -> dict[str, Any]:
-    """What all decoders of the Llama shape write the same way, as ModelSpec fields.
+def decoder(
+    config: Config,
+    *,
+    family: str,
+    head_size: int | None = None,
+    windows: Sequence[int | None] | None = None,
+    qkv_bias: bool | None = None,
+    output_bias: bool | None = None,
+    mlp_bias: bool | None = None,
+    query_key_norm: bool = False,
+) -> ModelSpec:
+    """A decoder of the Llama shape, whose families write nearly everything the same way.
 
     `head_size` is the family's where the file names none; None shares out the hidden size.
+    `windows` are those of each layer. A bias that is None is what the file says.
     """
     activation = config.values.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
@@ -85,26 +100,40 @@ def common_fields(config: Config, *, head_size: int | None = None) -> dict[str, 
     num_heads = config.size("num_attention_heads")
     hidden_size = config.size("hidden_size")
     head_size = config.size("head_dim", head_size or hidden_size // num_heads)
-    num_layers = config.size("num_hidden_layers", most=MAX_LAYERS)
-    return {
-        "num_layers": num_layers,
-        "hidden_size": hidden_size,
-        "num_heads": num_heads,
-        "num_kv_heads": config.size("num_key_value_heads", num_heads),
-        "head_size": head_size,
-        "ffn_columns": config.size("intermediate_size"),
-        "vocab_size": config.size("vocab_size"),
-        "context_tokens": config.size("max_position_embeddings", 2048),
-        "norm_epsilon": config.number("rms_norm_eps", 1e-6),
-        "activation": "silu",
-        "inverse_frequencies": inverse_frequencies(config, head_size),
-        "windows": (None,) * num_layers,
-        "qkv_bias": config.flag("attention_bias", False),
-        "output_bias": config.flag("attention_bias", False),
-        "mlp_bias": config.flag("mlp_bias", False),
-        "query_key_norm": False,
-        "tied_embeddings": config.flag("tie_word_embeddings", False),
+    attention_bias = config.flag("attention_bias", False)
+    attention = Attention(
+        num_heads=num_heads,
+        num_kv_heads=config.size("num_key_value_heads", num_heads),
+        head_size=head_size,
+        inverse_frequencies=inverse_frequencies(config, head_size),
+        window=None,
+        qkv_bias=attention_bias if qkv_bias is None else qkv_bias,
+        output_bias=attention_bias if output_bias is None else output_bias,
+        query_key_norm=query_key_norm,
+    )
+    own_mlp_bias = config.flag("mlp_bias", False)
+    feed_forward = GatedMlp(
+        columns=config.size("intermediate_size"),
+        activation="silu",
+        bias=own_mlp_bias if mlp_bias is None else mlp_bias,
+    )
+    of_window = {
+        window: LayerSpec(mixer=replace(attention, window=window), feed_forward=feed_forward)
+        for window in windows or (None,)
     }
+    return ModelSpec(
+        family=family,
+        hidden_size=hidden_size,
+        vocab_size=config.size("vocab_size"),
+        context_tokens=config.size("max_position_embeddings", 2048),
+        norm_epsilon=config.number("rms_norm_eps", 1e-6),
+        tied_embeddings=config.flag("tie_word_embeddings", False),
+        **by_kind([of_window[each] for each in windows or (None,) * num_layers(config)]),
+    )
+
+
+def num_layers(config: Config) -> int:
+    return config.size("num_hidden_layers", most=MAX_LAYERS)
 
 
 def inverse_frequencies(config: Config, head_size: int) -> tuple[float, ...]:
@@ -161,19 +190,20 @@ def _llama3(scaling: Config, frequencies: np.ndarray[Any, np.dtype[np.float32]])
     return np.where(between, mixed, scaled).astype(np.float32)
 
 
-def layer_windows(config: Config, num_layers: int) -> tuple[int | None, ...]:
+def layer_windows(config: Config) -> tuple[int | None, ...]:
     """Windows of families that name a kind for each layer (`layer_types`) or a first layer."""
+    count = num_layers(config)
     if not config.flag("use_sliding_window", False):
-        return (None,) * num_layers
+        return (None,) * count
     window = config.integer("sliding_window")
     kinds = config.values.get("layer_types")
     if kinds is None:
-        first = config.integer("max_window_layers", num_layers)
-        return tuple(window if layer >= first else None for layer in range(num_layers))
+        first = config.integer("max_window_layers", count)
+        return tuple(window if layer >= first else None for layer in range(count))
     known = {"sliding_attention": window, "full_attention": None}
     if (
         not isinstance(kinds, list)
-        or len(kinds) != num_layers
+        or len(kinds) != count
         or any(not isinstance(kind, str) or kind not in known for kind in kinds)
     ):
         raise config.error(f"layer_types must name one of {sorted(known)} for each layer")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from edge.models.config import Config, common_fields
+from edge.models.config import Config, decoder
 from edge.models.families import Family, llama_tensor_name
 from edge.models.spec import ModelSpec
 
 
 def describe(config: Config) -> ModelSpec:
-    return ModelSpec(family="llama", **common_fields(config))
+    return decoder(config, family="llama")
 
 
 FAMILY = Family(describe=describe, tensor_name=llama_tensor_name)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from edge.models.config import Config, common_fields, layer_windows
+from edge.models.config import Config, decoder, layer_windows
 from edge.models.families import Family, llama_tensor_name
 from edge.models.spec import ModelSpec
 
 
 def describe(config: Config) -> ModelSpec:
-    fields = common_fields(config, head_size=128)
-    fields["windows"] = layer_windows(config, fields["num_layers"])
-    fields["query_key_norm"] = True
-    return ModelSpec(family="qwen3", **fields)
+    return decoder(
+        config,
+        family="qwen3",
+        head_size=128,
+        windows=layer_windows(config),
+        query_key_norm=True,
+    )
 
 
 FAMILY = Family(describe=describe, tensor_name=llama_tensor_name)

@@ -7,122 +7,144 @@ operators, never families.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, TypeVar
+
+from edge.models.attention import Attention
+from edge.models.gated_mlp import GatedMlp
+from edge.models.parts import check_flags, check_sizes, exact_fields
 
 MAX_LAYERS = 4096
-MAX_SIZE = 1 << 24
-"""No dimension of a model is larger than this; a larger one is a damaged file or a hostile peer."""
+MAX_KINDS = 64
+"""Kinds of layers in one model."""
+
+Mixer = Attention
+"""What looks at other tokens. A further kind is a class with the verbs of `Part`, named here."""
+FeedForward = GatedMlp
+"""What does not; likewise."""
+
+_MIXERS = {kind.kind: kind for kind in (Attention,)}
+_FEED_FORWARDS = {kind.kind: kind for kind in (GatedMlp,)}
+
+_Kind = TypeVar("_Kind")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSpec:
+    """A pre-norm layer: each part reads the normed hidden state and is added to it."""
+
+    mixer: Mixer
+    feed_forward: FeedForward
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            name: {"kind": part.kind, **dataclasses.asdict(part)}
+            for name, part in (("mixer", self.mixer), ("feed_forward", self.feed_forward))
+        }
+
+    @classmethod
+    def from_json(cls, value: object) -> LayerSpec:
+        fields = exact_fields(cls, value)
+        return cls(
+            mixer=_part(_MIXERS, fields["mixer"]),
+            feed_forward=_part(_FEED_FORWARDS, fields["feed_forward"]),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """A decoder of pre-norm layers: attention, then a gated feed-forward block."""
+    """A decoder. Most models have one kind of layer, some a few, none has as many as layers."""
 
     family: str
-    num_layers: int
     hidden_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_size: int
-    ffn_columns: int
     vocab_size: int
     context_tokens: int
     """Positions the model was made for; a prompt and its answer must fit."""
     norm_epsilon: float
-    activation: Literal["silu"]
-    inverse_frequencies: tuple[float, ...]
-    """Rotary angle per position, one for each pair of a head's elements."""
-    windows: tuple[int | None, ...]
-    """Per layer: how many last positions a query sees, itself included; None for all."""
-    qkv_bias: bool
-    output_bias: bool
-    mlp_bias: bool
-    query_key_norm: bool
     tied_embeddings: bool
+    kinds: tuple[LayerSpec, ...]
+    """Different ones, in the order in which layers first have them; `by_kind` makes them."""
+    layers: tuple[int, ...]
+    """For each layer, which of the kinds it is."""
 
     def __post_init__(self) -> None:
-        sizes = {
-            "num_layers": self.num_layers,
-            "hidden_size": self.hidden_size,
-            "num_heads": self.num_heads,
-            "num_kv_heads": self.num_kv_heads,
-            "head_size": self.head_size,
-            "ffn_columns": self.ffn_columns,
-            "vocab_size": self.vocab_size,
-            "context_tokens": self.context_tokens,
-        }
-        for name, value in sizes.items():
-            if type(value) is not int or not 0 < value <= MAX_SIZE:
-                raise ValueError(f"{name} must be an integer in 1..{MAX_SIZE}, not {value!r}")
-        if self.num_layers > MAX_LAYERS:
-            raise ValueError(f"num_layers must be at most {MAX_LAYERS}, not {self.num_layers}")
-        if self.num_heads % self.num_kv_heads:
-            raise ValueError(
-                f"num_heads ({self.num_heads}) must be a multiple of num_kv_heads "
-                f"({self.num_kv_heads})"
-            )
-        if self.head_size % 2 or len(self.inverse_frequencies) != self.head_size // 2:
-            raise ValueError(f"head_size {self.head_size} needs one frequency for each pair")
-        if len(self.windows) != self.num_layers:
-            raise ValueError(f"{len(self.windows)} windows for {self.num_layers} layers")
-        if any(w is not None and (type(w) is not int or w < 1) for w in self.windows):
-            raise ValueError("a sliding window must be at least 1 token")
-        if not 0.0 <= self.norm_epsilon < 1.0:
+        check_sizes(
+            hidden_size=self.hidden_size,
+            vocab_size=self.vocab_size,
+            context_tokens=self.context_tokens,
+        )
+        check_flags(tied_embeddings=self.tied_embeddings)
+        if not 0 < len(self.layers) <= MAX_LAYERS:
+            raise ValueError(f"a model has 1 to {MAX_LAYERS} layers, not {len(self.layers)}")
+        if not 0 < len(self.kinds) <= MAX_KINDS:
+            raise ValueError(f"a model has 1 to {MAX_KINDS} kinds of layers")
+        if any(type(kind) is not int for kind in self.layers) or list(
+            dict.fromkeys(self.layers)
+        ) != list(range(len(self.kinds))):
+            raise ValueError("layers must name every kind, in the order of the kinds at first")
+        if len(set(self.kinds)) != len(self.kinds):
+            raise ValueError("two kinds of layers are the same")
+        if type(self.norm_epsilon) is not float or not 0.0 <= self.norm_epsilon < 1.0:
             raise ValueError(f"norm_epsilon must lie in 0..1, not {self.norm_epsilon!r}")
-        if self.activation != "silu":
-            raise ValueError(f"activation {self.activation!r} is not supported, only silu")
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    def layer(self, number: int) -> LayerSpec:
+        return self.kinds[self.layers[number]]
 
     def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        """Every kind once, however many layers are of it."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {**fields, "kinds": [kind.to_json() for kind in self.kinds]}
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> ModelSpec:
+    def from_json(cls, value: object) -> ModelSpec:
         """Raises ValueError for anything that `to_json` could not have written."""
-        names = {field.name for field in dataclasses.fields(cls)}
-        if not isinstance(value, Mapping) or set(value) != names:
-            raise ValueError("a model description has other fields than this version knows")
-        fields = dict(value)
+        fields = dict(exact_fields(cls, value))
+        for name, most in (("kinds", MAX_KINDS), ("layers", MAX_LAYERS)):
+            if not isinstance(fields[name], list | tuple) or len(fields[name]) > most:
+                raise ValueError(f"{name} of a model must be a list of at most {most}")
         try:
-            fields["inverse_frequencies"] = tuple(float(f) for f in value["inverse_frequencies"])
-            fields["windows"] = tuple(value["windows"])
-            fields["norm_epsilon"] = float(value["norm_epsilon"])
+            fields["norm_epsilon"] = float(fields["norm_epsilon"])
         except (TypeError, OverflowError) as error:
             raise ValueError(f"a model description is malformed: {error}") from error
-        return cls(**fields)
+        kinds = tuple(map(LayerSpec.from_json, fields.pop("kinds")))
+        return cls(**{**fields, "layers": tuple(fields["layers"])}, kinds=kinds)
+
+
+def by_kind(layers: Sequence[LayerSpec]) -> dict[str, Any]:
+    """`kinds` and `layers` of a ModelSpec with these layers."""
+    numbers: dict[LayerSpec, int] = {}
+    for layer in layers:
+        numbers.setdefault(layer, len(numbers))
+    return {"kinds": tuple(numbers), "layers": tuple(numbers[layer] for layer in layers)}
 
 
 def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """Every weight of the model by role, with its shape; matrices are [outputs, inputs].
 
-    Roles are `embedding`, `final_norm`, `head` and `layers.N.` followed by `query`, `key`, `value`,
-    `output`, `gate`, `up`, `down` (`.weight`, `.bias`), `attention_norm`, `mlp_norm`, `query_norm`,
-    `key_norm`.
+    Roles are `embedding`, `final_norm`, `head`, and `layers.N.` followed by those of the layer's
+    mixer and feed-forward block.
     """
-    hidden, ffn = spec.hidden_size, spec.ffn_columns
-    query, kv = spec.num_heads * spec.head_size, spec.num_kv_heads * spec.head_size
-    matrices = {
-        "query": (query, hidden, spec.qkv_bias),
-        "key": (kv, hidden, spec.qkv_bias),
-        "value": (kv, hidden, spec.qkv_bias),
-        "output": (hidden, query, spec.output_bias),
-        "gate": (ffn, hidden, spec.mlp_bias),
-        "up": (ffn, hidden, spec.mlp_bias),
-        "down": (hidden, ffn, spec.mlp_bias),
-    }
-    shapes: dict[str, tuple[int, ...]] = {"embedding": (spec.vocab_size, hidden)}
-    for layer in range(spec.num_layers):
-        prefix = f"layers.{layer}."
-        for role, (rows, columns, bias) in matrices.items():
-            shapes[f"{prefix}{role}.weight"] = (rows, columns)
-            if bias:
-                shapes[f"{prefix}{role}.bias"] = (rows,)
-        shapes[f"{prefix}attention_norm"] = (hidden,)
-        shapes[f"{prefix}mlp_norm"] = (hidden,)
-        if spec.query_key_norm:
-            shapes[f"{prefix}query_norm"] = (spec.head_size,)
-            shapes[f"{prefix}key_norm"] = (spec.head_size,)
-    shapes["final_norm"] = (hidden,)
-    shapes["head"] = (spec.vocab_size, hidden)
+    shapes: dict[str, tuple[int, ...]] = {"embedding": (spec.vocab_size, spec.hidden_size)}
+    of_kind = [
+        kind.mixer.shapes(spec.hidden_size) | kind.feed_forward.shapes(spec.hidden_size)
+        for kind in spec.kinds
+    ]
+    for number, kind in enumerate(spec.layers):
+        shapes |= {f"layers.{number}.{role}": shape for role, shape in of_kind[kind].items()}
+    shapes["final_norm"] = (spec.hidden_size,)
+    shapes["head"] = (spec.vocab_size, spec.hidden_size)
     return shapes
+
+
+def _part(kinds: Mapping[str, type[_Kind]], value: object) -> _Kind:
+    name = value.get("kind") if isinstance(value, Mapping) else None
+    if not isinstance(name, str) or name not in kinds:
+        raise ValueError(f"a layer has a part of kind {name!r:.40}; known are {', '.join(kinds)}")
+    fields = dict(exact_fields(kinds[name], value, "kind"))
+    del fields["kind"]
+    return kinds[name](**fields)

@@ -12,7 +12,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,6 @@ MEASURED_AGAIN_AFTER_S = 24 * 3600.0
 
 UNSTEADY_AGAIN_AFTER_S = 600.0
 """A device whose samples disagreed was doing something else; by now it may be done."""
-
-_SHAPE = (
-    "hidden_size", "num_heads", "num_kv_heads", "head_size", "ffn_columns", "vocab_size",
-    "num_layers", "windows", "qkv_bias", "output_bias", "mlp_bias", "query_key_norm",
-)  # fmt: skip
-"""What of a model decides how fast it is computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,8 +97,7 @@ class FactsCache:
                 path.unlink()
 
     def _profile_path(self, peer: PeerInfo, spec: ModelSpec, weight_format: WeightFormat) -> Path:
-        shape = [getattr(spec, name) for name in _SHAPE]
-        model = _digest(*shape, *weight_format.storage, weight_format.accuracy)
+        model = _digest(*_shape(spec), *weight_format.storage, weight_format.accuracy)
         return self._root / "devices" / device_key(peer) / f"{model}.json"
 
     def _link_path(self, source: PeerInfo, target: PeerInfo) -> Path:
@@ -123,6 +116,15 @@ class FactsCache:
         text = json.dumps({"measured_at_s": self._now_s(), **value})
         with contextlib.suppress(OSError):  # without it, the next plan only takes longer
             write_whole(path, text)
+
+
+def _shape(spec: ModelSpec) -> tuple[object, ...]:
+    """What of a model decides how fast it is computed: everything but values of the same size."""
+    kinds = [
+        replace(kind, mixer=replace(kind.mixer, inverse_frequencies=(1.0,) * (size // 2)))
+        for kind, size in ((kind, kind.mixer.head_size) for kind in spec.kinds)
+    ]
+    return spec.hidden_size, spec.vocab_size, kinds, spec.layers
 
 
 def _digest(*parts: object) -> str:

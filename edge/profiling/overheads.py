@@ -69,7 +69,7 @@ def step_seconds(
     whole = Shard(
         device="a",
         heads=range(1),
-        ffn_columns=range(tiny.ffn_columns),
+        ffn_columns=range(tiny.kinds[0].feed_forward.columns),
         vocab=range(tiny.vocab_size),
     )
     plan = Plan(model="sample", version=0, stages=(Stage(layers=range(1), shards=(whole,)),))

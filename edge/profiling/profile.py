@@ -119,7 +119,7 @@ def profile(site: Site, order: ProfileOrder, *, busy: tuple[str, ...]) -> tuple[
         stepping_s = step_seconds(site.backend, order.model, weight_format, site.folder, caches)
         times, spread, is_unsteady = agreed(early, step_times)
         rows = tuple(step.batch * step.num_tokens for step in steps)
-        heads = sample.num_layers * sample.spec.num_heads
+        heads = sample.num_heads
         fixed_s = tuple(
             slices.run_s
             + (slices.start_s if caches.matter(step) else 0.0)
@@ -196,8 +196,9 @@ def _roughly(
 def in_words(sample: Sample) -> str:
     """What a device was measured with."""
     if sample.is_narrowed:
+        layer = sample.spec.kinds[0]
         return (
-            f"a part of one layer ({sample.spec.num_heads} heads, {sample.spec.ffn_columns} ffn "
+            f"a part of one layer ({layer.mixer.num_heads} heads, {layer.feed_forward.columns} ffn "
             "columns): a whole one does not fit into a quarter of the free memory"
         )
     return f"{sample.num_layers} layer{'s' if sample.num_layers > 1 else ''}"
@@ -261,7 +262,7 @@ def _attention(site: Site, order: ProfileOrder, caches: Caches) -> tuple[float, 
     """Seconds per row, cached token and query head: of a decoded token, and of a chunk."""
     sample = attention_sample(order.model, order.weight_format, site.budget_bytes)
     loaded = LoadedSample(site, sample, "whole", order.weight_format)
-    rows, heads = sample.chunk_rows, sample.num_layers * sample.spec.num_heads
+    rows, heads = sample.chunk_rows, sample.num_heads
 
     def median(step: Step, *, is_cold: bool) -> float:
         seconds = []

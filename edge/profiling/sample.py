@@ -6,6 +6,7 @@ Every size is bounded before anything is made of it: the model's description com
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
@@ -13,7 +14,7 @@ from typing import Literal
 from edge.errors import CapacityError
 from edge.host.free_memory import format_size
 from edge.memory.model_sizes import model_facts
-from edge.models.spec import ModelSpec
+from edge.models.spec import LayerSpec, ModelSpec, by_kind
 from edge.protocol.step import StepLimits
 from edge.weights.formats import WeightFormat
 from edge.weights.layout import ShardLayout, shard_layout
@@ -53,23 +54,33 @@ class Sample:
     is_narrowed: bool
     """Not even one layer fits: it has fewer heads and feed-forward columns."""
 
+    @property
+    def num_heads(self) -> int:
+        """Query heads of all its layers together."""
+        return sum(each.mixer.num_heads for each in map(self.spec.layer, self._middle))
+
+    @property
+    def _middle(self) -> range:
+        return range(1, self.num_layers + 1)
+
     def facts(self, weight_format: WeightFormat) -> ModelFacts:
         return model_facts(self.spec, weight_format, name="sample", embedding_itemsize=4)
 
     def plan(self, width: Width, weight_format: WeightFormat) -> Plan:
         """Three stages; the middle one on one device, or a slice of it and the rest on two."""
         spec, last = self.spec, self.num_layers + 1
-        heads, columns = range(spec.num_heads), range(spec.ffn_columns)
+        layer = spec.kinds[0]
+        heads, columns = range(layer.mixer.num_heads), range(layer.feed_forward.columns)
         vocab, nothing = range(spec.vocab_size), range(0)
         if width == "whole":
             middle = [Shard(device="a", heads=heads, ffn_columns=columns, vocab=nothing)]
         else:
             step, parts = self.facts(weight_format).column_multiple, _PARTS[width]
             head, column = (
-                -(-spec.num_heads // parts),
-                -(-spec.ffn_columns // (parts * step)) * step,
+                -(-len(heads) // parts),
+                -(-len(columns) // (parts * step)) * step,
             )
-            column = min(column, spec.ffn_columns)
+            column = min(column, len(columns))
             middle = [
                 Shard(device="a", heads=heads[:head], ffn_columns=columns[:column], vocab=nothing),
                 Shard(device="b", heads=heads[head:], ffn_columns=columns[column:], vocab=nothing),
@@ -83,7 +94,7 @@ class Sample:
             version=0,
             stages=(
                 Stage(layers=range(1), shards=first),
-                Stage(layers=range(1, last), shards=tuple(middle)),
+                Stage(layers=self._middle, shards=tuple(middle)),
                 Stage(layers=range(last, last + 1), shards=end),
             ),
         )
@@ -135,29 +146,40 @@ def weights_sample(spec: ModelSpec, weight_format: WeightFormat, budget_bytes: i
     chunk_rows = _chunk_rows(spec, budget_bytes)
     # All widths are loaded at once, so that they can be measured in turn.
     room_bytes = int((budget_bytes - _work_bytes(spec, chunk_rows)) / _LOADED)
-    layer_bytes = _layer_bytes(facts, spec.num_kv_heads, spec.ffn_columns)
+    layer = spec.kinds[0]
+    groups, most = layer.mixer.num_kv_heads, layer.feed_forward.columns
+    layer_bytes = _layer_bytes(facts, groups, most)
     if layer_bytes <= room_bytes:
         wanted = -(-SAMPLE_BYTES // layer_bytes)
         layers = max(1, min(wanted, room_bytes // layer_bytes, spec.num_layers))
-        windows = tuple(spec.windows[i * spec.num_layers // layers] for i in range(layers))
+        picked = [spec.layer(i * spec.num_layers // layers) for i in range(layers)]
         return Sample(
-            spec=_resized(spec, windows=windows),
+            spec=_resized(spec, picked),
             num_layers=layers,
             chunk_rows=chunk_rows,
             is_narrowed=False,
         )
-    groups, blocks = spec.num_kv_heads, -(-spec.ffn_columns // facts.column_multiple)
+    blocks = -(-most // facts.column_multiple)
     share = room_bytes / layer_bytes
     while True:
         kv_heads = max(1, int(groups * share))
-        columns = min(spec.ffn_columns, max(1, int(blocks * share)) * facts.column_multiple)
+        columns = min(most, max(1, int(blocks * share)) * facts.column_multiple)
         if _layer_bytes(facts, kv_heads, columns) <= room_bytes:
             break
         if kv_heads == 1 and columns <= facts.column_multiple:
             raise _too_large(_layer_bytes(facts, kv_heads, columns), room_bytes)
         share *= 0.9
-    narrow = _resized(spec, windows=spec.windows[:1], num_kv_heads=kv_heads, ffn_columns=columns)
-    return Sample(spec=narrow, num_layers=1, chunk_rows=chunk_rows, is_narrowed=True)
+    narrow = LayerSpec(
+        mixer=dataclasses.replace(
+            layer.mixer,
+            num_kv_heads=kv_heads,
+            num_heads=kv_heads * (layer.mixer.num_heads // groups),
+        ),
+        feed_forward=dataclasses.replace(layer.feed_forward, columns=columns),
+    )
+    return Sample(
+        spec=_resized(spec, [narrow]), num_layers=1, chunk_rows=chunk_rows, is_narrowed=True
+    )
 
 
 def attention_sample(spec: ModelSpec, weight_format: WeightFormat, budget_bytes: int) -> Sample:
@@ -166,9 +188,11 @@ def attention_sample(spec: ModelSpec, weight_format: WeightFormat, budget_bytes:
     No windows: what counts is the cost of a token that is attended.
     """
     hidden = weight_format.block_size
-    narrow = dataclasses.replace(
-        _resized(spec, windows=(None, None), ffn_columns=hidden), hidden_size=hidden
+    layer = LayerSpec(
+        mixer=dataclasses.replace(spec.kinds[0].mixer, window=None),
+        feed_forward=dataclasses.replace(spec.kinds[0].feed_forward, columns=hidden),
     )
+    narrow = dataclasses.replace(_resized(spec, [layer] * 2), hidden_size=hidden)
     chunk_rows = _chunk_rows(narrow, budget_bytes)
     return Sample(spec=narrow, num_layers=2, chunk_rows=chunk_rows, is_narrowed=True)
 
@@ -176,37 +200,30 @@ def attention_sample(spec: ModelSpec, weight_format: WeightFormat, budget_bytes:
 def step_sample(spec: ModelSpec, weight_format: WeightFormat) -> ModelSpec:
     """A whole model with so little in it that a step of it is all fixed cost."""
     hidden = weight_format.block_size
-    tiny = _resized(spec, windows=(), num_kv_heads=1, ffn_columns=hidden)
-    return dataclasses.replace(
-        tiny,
-        num_layers=1,
-        windows=(None,),
-        num_heads=1,
-        head_size=16,
-        inverse_frequencies=(1.0,) * 8,
-        hidden_size=hidden,
-        vocab_size=256,
+    layer = LayerSpec(
+        mixer=dataclasses.replace(
+            spec.kinds[0].mixer,
+            num_heads=1,
+            num_kv_heads=1,
+            head_size=16,
+            inverse_frequencies=(1.0,) * 8,
+            window=None,
+        ),
+        feed_forward=dataclasses.replace(spec.kinds[0].feed_forward, columns=hidden),
     )
-
-
-def _resized(
-    spec: ModelSpec,
-    *,
-    windows: tuple[int | None, ...],
-    num_kv_heads: int | None = None,
-    ffn_columns: int | None = None,
-) -> ModelSpec:
-    """The model with these layers between a first and a last one, and perhaps narrower ones."""
-    kv_heads = num_kv_heads or spec.num_kv_heads
     return dataclasses.replace(
         spec,
-        num_layers=len(windows) + 2,
-        windows=(None, *windows, None),
-        num_kv_heads=kv_heads,
-        num_heads=kv_heads * (spec.num_heads // spec.num_kv_heads),
-        ffn_columns=ffn_columns or spec.ffn_columns,
+        hidden_size=hidden,
+        vocab_size=256,
         context_tokens=CONTEXT_TOKENS,
+        **by_kind([layer]),
     )
+
+
+def _resized(spec: ModelSpec, layers: Sequence[LayerSpec]) -> ModelSpec:
+    """The model with these layers between a first and a last one."""
+    whole = by_kind([layers[0], *layers, layers[-1]])
+    return dataclasses.replace(spec, context_tokens=CONTEXT_TOKENS, **whole)
 
 
 def _layer_bytes(facts: ModelFacts, kv_heads: int, columns: int) -> int:
@@ -220,11 +237,17 @@ def _layer_bytes(facts: ModelFacts, kv_heads: int, columns: int) -> int:
 
 def _work_bytes(spec: ModelSpec, rows: int) -> int:
     """What a step of so many rows takes beside the weights: activations, rotary tables, KV."""
-    heads = spec.num_heads + 2 * spec.num_kv_heads
-    activations = rows * (4 * spec.hidden_size + 2 * heads * spec.head_size + 3 * spec.ffn_columns)
-    _dtype, kv_elements = cache_row(spec.head_size, None)
-    kv = 2 * CONTEXT_TOKENS * 2 * spec.num_kv_heads * kv_elements
-    return 4 * (activations + CONTEXT_TOKENS * spec.head_size + kv)
+    return max(_layer_work_bytes(spec.hidden_size, kind, rows) for kind in spec.kinds)
+
+
+def _layer_work_bytes(hidden_size: int, layer: LayerSpec, rows: int) -> int:
+    mixer = layer.mixer
+    heads = mixer.num_heads + 2 * mixer.num_kv_heads
+    columns = layer.feed_forward.columns
+    activations = rows * (4 * hidden_size + 2 * heads * mixer.head_size + 3 * columns)
+    _dtype, kv_elements = cache_row(mixer.head_size, None)
+    kv = 2 * CONTEXT_TOKENS * 2 * mixer.num_kv_heads * kv_elements
+    return 4 * (activations + CONTEXT_TOKENS * mixer.head_size + kv)
 
 
 def _chunk_rows(spec: ModelSpec, budget_bytes: int) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import CheckpointError, RequestError
-from edge.weights.layout import MatrixSlice, VectorSlice
+from edge.models.parts import MatrixSlice, VectorSlice
 from edge.weights.quantize import QuantizedStore
 from kernels.matmul_nbits.reference import Accuracy
 from offload import WeightStore

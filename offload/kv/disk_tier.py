@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -92,9 +93,14 @@ class _DiskPlace:
         self._on_full = on_full
         self._shape = shape
         self._room = Room(shape, allowance)
-        self._run_bytes = -(-shape.context_tokens * shape.row_bytes // _BLOCK_BYTES) * _BLOCK_BYTES
+        self._run_bytes = [
+            -(-shape.context_tokens * layer.row_bytes // _BLOCK_BYTES) * _BLOCK_BYTES
+            for layer in shape.layers
+        ]
+        self._sums = [[0] * (2 * layer.num_kv_heads) for layer in shape.layers]
+        sizes = [len(sums) * run for sums, run in zip(self._sums, self._run_bytes, strict=True)]
+        self._begins = list(itertools.accumulate(sizes, initial=0))
         self._tokens = [0] * shape.num_layers
-        self._sums = [[0] * (2 * shape.num_kv_heads) for _ in range(shape.num_layers)]
         self._file = _nameless_file(folder)
 
     def tokens(self, layer: int) -> int:
@@ -113,7 +119,7 @@ class _DiskPlace:
                 num_bytes, lambda: self._write(layer, keys, values)
             )
         self._tokens[layer] = tokens
-        self._room.wrote(keys.shape[1])
+        self._room.wrote(layer, keys.shape[1])
 
     def read(self, layer: int, keys: Rows, values: Rows) -> None:
         check_size(self._tokens[layer], keys, values)
@@ -146,18 +152,18 @@ class _DiskPlace:
 
     def _allocate(self, tokens: int, num_bytes: int) -> None:
         """Blocks of the disk for so many tokens in every layer, in place of holes in the file."""
-        size = self._shape.row_bytes
         with _disk_errors(self._folder, num_bytes):
             for layer, known in enumerate(self._tokens):
                 if known < tokens:
-                    for number in range(2 * self._shape.num_kv_heads):
+                    size = self._shape.layers[layer].row_bytes
+                    for number in range(len(self._sums[layer])):
                         offset = self._offset(layer, number) + known * size
                         os.posix_fallocate(self._file, offset, (tokens - known) * size)
 
     def _write(self, layer: int, keys: Rows, values: Rows) -> list[int]:
         """Behind what is there; the checksums with these."""
         sums = list(self._sums[layer])
-        begin = self._tokens[layer] * self._shape.row_bytes
+        begin = self._tokens[layer] * self._shape.layers[layer].row_bytes
         with _disk_errors(self._folder, keys.nbytes + values.nbytes):
             for number, rows in enumerate((*keys, *values)):
                 content = np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data
@@ -166,7 +172,7 @@ class _DiskPlace:
         return sums
 
     def _offset(self, layer: int, number: int) -> int:
-        return (layer * 2 * self._shape.num_kv_heads + number) * self._run_bytes
+        return self._begins[layer] + number * self._run_bytes[layer]
 
     def _fill(self, content: memoryview, offset: int) -> None:
         done = 0

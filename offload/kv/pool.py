@@ -26,7 +26,7 @@ _PIECE_TOKENS = 256
 
 
 class KVPool:
-    """Keys and values [slots, num_kv_heads, context_tokens, head_size] for each layer.
+    """Keys and values [slots, num_kv_heads, context_tokens, elements] for each layer.
 
     Not thread-safe: used from the compute thread.
     """
@@ -34,23 +34,24 @@ class KVPool:
     def __init__(
         self,
         *,
-        num_layers: int,
+        layers: Sequence[tuple[int, int]],
         slots: int,
-        num_kv_heads: int,
         context_tokens: int,
-        head_size: int,
         dtype: type[np.generic] = np.float32,
     ) -> None:
-        """Reserves address space; raises MemoryError if even that is refused."""
-        shape = (slots, num_kv_heads, context_tokens, head_size)
+        """Reserves address space; raises MemoryError if even that is refused.
+
+        layers: (num_kv_heads, elements of a token's key, or value, of a head) of each.
+        """
         kind = np.dtype(dtype)
-        array_bytes = math.prod(shape) * kind.itemsize
+        shapes = [(slots, heads, context_tokens, elements) for heads, elements in layers]
+        total_bytes = sum(2 * math.prod(shape) * kind.itemsize for shape in shapes)
         self._memory: mmap.mmap | None = None
         self._arrays: list[tuple[NDArray[Any], NDArray[Any]]] = []
-        if array_bytes:
+        if total_bytes:
             flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
             try:
-                self._memory = mmap.mmap(-1, 2 * num_layers * array_bytes, flags=flags)
+                self._memory = mmap.mmap(-1, total_bytes, flags=flags)
             except OSError as error:
                 raise MemoryError(
                     f"no address space for {slots} KV caches of {context_tokens} tokens"
@@ -60,8 +61,12 @@ class KVPool:
                 self._memory.madvise(mmap.MADV_NOHUGEPAGE)
             flat = np.frombuffer(self._memory, dtype=kind)
             self._address = flat.ctypes.data
-            halves = flat.reshape(num_layers, 2, *shape)
-            self._arrays = [(layer[0], layer[1]) for layer in halves]
+            begin = 0
+            for shape in shapes:
+                size = math.prod(shape)
+                keys, values = flat[begin : begin + 2 * size].reshape(2, *shape)
+                self._arrays.append((keys, values))
+                begin += 2 * size
         self._slots = slots
         self._requests: list[str] = []
         self._lengths: list[int] = []

@@ -17,19 +17,33 @@ Rows = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KVShape:
-    """What one request may have: the same for all requests of a shard."""
+class KVLayer:
+    """What one layer keeps of a token."""
 
-    num_layers: int
     num_kv_heads: int
-    context_tokens: int
     row_bytes: int
     """Of one token's key, or value, of one head."""
 
     @property
     def token_bytes(self) -> int:
+        return 2 * self.num_kv_heads * self.row_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVShape:
+    """What one request may have: the same for all requests of a shard."""
+
+    layers: tuple[KVLayer, ...]
+    context_tokens: int
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def token_bytes(self) -> int:
         """Of one token in all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.row_bytes
+        return sum(layer.token_bytes for layer in self.layers)
 
 
 class KVPlace(Protocol):
@@ -122,7 +136,7 @@ class Room:
 
     def __init__(self, shape: KVShape, allowance: Allowance) -> None:
         self._allowance = allowance
-        self._token_bytes = 2 * shape.num_kv_heads * shape.row_bytes
+        self._token_bytes = [layer.token_bytes for layer in shape.layers]
         self._tokens = [0] * shape.num_layers
 
     @contextlib.contextmanager
@@ -131,8 +145,8 @@ class Room:
 
         Yields the bytes that were lacking. Raises StoreFullError where that would be too many.
         """
-        grown = {each: tokens for each in layers if self._tokens[each] < tokens}
-        lacking = sum(tokens - self._tokens[each] for each in grown) * self._token_bytes
+        grown = [each for each in layers if self._tokens[each] < tokens]
+        lacking = sum((tokens - self._tokens[each]) * self._token_bytes[each] for each in grown)
         self._allowance.take(lacking)
         try:
             yield lacking
@@ -142,13 +156,15 @@ class Room:
         for layer in grown:
             self._tokens[layer] = tokens
 
-    def wrote(self, tokens: int) -> None:
-        """So many tokens were appended to a layer."""
-        self._allowance.written_bytes += tokens * self._token_bytes
+    def wrote(self, layer: int, tokens: int) -> None:
+        """N tokens were appended to the layer."""
+        self._allowance.written_bytes += tokens * self._token_bytes[layer]
 
     def give_back(self) -> None:
         """The place is gone."""
-        self._allowance.give_back(sum(self._tokens) * self._token_bytes)
+        self._allowance.give_back(
+            sum(count * size for count, size in zip(self._tokens, self._token_bytes, strict=True))
+        )
 
 
 class MemoryKVTier:
@@ -197,7 +213,7 @@ class _MemoryPlace:
         with self.room.growing([layer], tokens):
             self._rows[layer].append((keys.copy(), values.copy()))
         self._tokens[layer] = tokens
-        self.room.wrote(keys.shape[1])
+        self.room.wrote(layer, keys.shape[1])
 
     def read(self, layer: int, keys: Rows, values: Rows) -> None:
         check_size(self._tokens[layer], keys, values)

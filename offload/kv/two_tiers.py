@@ -6,6 +6,8 @@ weights, see `weight_streamer.py`): nobody is moved on to make room for who come
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from offload.errors import StoreFullError
@@ -44,18 +46,16 @@ class KVTiers:
         self.first.close()
         self.second.close()
 
-    def move(self, request: str, shape: KVShape, like: Rows) -> KVPlace:
-        """From the first to the second; `like`: rows of the same shape and type.
+    def move(self, request: str, shape: KVShape, dtype: np.dtype[Any]) -> KVPlace:
+        """From the first to the second; `dtype`: of the rows.
 
         Raises StoreFullError: then it is where it was.
         """
         source, target = self.first.place(request, shape), self.second.place(request, shape)
         try:
-            for layer in range(shape.num_layers):
-                tokens = source.tokens(layer)
-                keys, values = (
-                    np.empty((like.shape[0], tokens, like.shape[2]), like.dtype) for _ in range(2)
-                )
+            for layer, each in enumerate(shape.layers):
+                size = (each.num_kv_heads, source.tokens(layer), each.row_bytes // dtype.itemsize)
+                keys, values = (np.empty(size, dtype) for _ in range(2))
                 source.read(layer, keys, values)
                 target.append(layer, keys, values)
                 self._moved_bytes += keys.nbytes + values.nbytes
@@ -73,8 +73,8 @@ class _Place:
         self._shape = shape
         self._now = tiers.first.place(request, shape)
         self._is_first = True
-        self._like: Rows = np.empty((0, 0, 0), np.uint8)
-        """No rows, of the shape and type that those here have."""
+        self._dtype: np.dtype[Any] = np.dtype(np.uint8)
+        """Of the rows that are here."""
 
     def tokens(self, layer: int) -> int:
         return self._now.tokens(layer)
@@ -85,22 +85,22 @@ class _Place:
                 self._now.reserve(tokens)
                 return
             except StoreFullError:
-                self._leave(self._like)
+                self._leave(self._dtype)
         self._now.reserve(tokens)
 
     def append(self, layer: int, keys: Rows, values: Rows) -> None:
         if self._is_first:
             try:
                 self._now.append(layer, keys, values)
-                self._like = keys[:, :0].copy()
+                self._dtype = keys.dtype
                 return
             except StoreFullError:
-                self._leave(keys)
+                self._leave(keys.dtype)
         self._now.append(layer, keys, values)
 
     def read(self, layer: int, keys: Rows, values: Rows) -> None:
         self._now.read(layer, keys, values)
 
-    def _leave(self, like: Rows) -> None:
-        self._now = self._tiers.move(self._request, self._shape, like)
+    def _leave(self, dtype: np.dtype[Any]) -> None:
+        self._now = self._tiers.move(self._request, self._shape, dtype)
         self._is_first = False

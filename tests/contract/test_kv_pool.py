@@ -13,7 +13,7 @@ from offload import KVPool
 
 
 def make_pool(slots: int = 4) -> KVPool:
-    return KVPool(num_layers=2, slots=slots, num_kv_heads=3, context_tokens=50, head_size=8)
+    return KVPool(layers=[(3, 8)] * 2, slots=slots, context_tokens=50)
 
 
 def write(pool: KVPool, request: str, length: int, value: float) -> None:
@@ -73,7 +73,7 @@ def test_a_full_pool_says_so() -> None:
 
 
 def test_a_released_slot_gives_its_memory_back() -> None:
-    pool = KVPool(num_layers=1, slots=1, num_kv_heads=1, context_tokens=1 << 20, head_size=16)
+    pool = KVPool(layers=[(1, 16)] * 1, slots=1, context_tokens=1 << 20)
     before = resident_bytes()
     write_all = pool.layer(0, pool.open("a"), 1)[0]
     write_all[:] = 1.0
@@ -84,7 +84,7 @@ def test_a_released_slot_gives_its_memory_back() -> None:
 
 
 def test_what_a_long_request_had_is_given_back_where_a_short_one_moves_in() -> None:
-    pool = KVPool(num_layers=2, slots=2, num_kv_heads=2, context_tokens=1 << 18, head_size=16)
+    pool = KVPool(layers=[(2, 16)] * 2, slots=2, context_tokens=1 << 18)
     before = resident_bytes()
     write(pool, "long", 1 << 17, 1.0)
     write(pool, "short", 3, 5.0)
@@ -96,7 +96,7 @@ def test_what_a_long_request_had_is_given_back_where_a_short_one_moves_in() -> N
 
 def test_changing_places_takes_no_memory() -> None:
     """A long request and a short one: what the long one leaves is given back, head by head."""
-    pool = KVPool(num_layers=2, slots=2, num_kv_heads=2, context_tokens=1 << 18, head_size=16)
+    pool = KVPool(layers=[(2, 16)] * 2, slots=2, context_tokens=1 << 18)
     write(pool, "short", 3, 5.0)
     write(pool, "long", 1 << 17, 1.0)
     before = resident_bytes()
@@ -111,7 +111,7 @@ def test_changing_places_takes_no_memory() -> None:
 
 
 def test_a_shard_without_heads_has_a_pool_without_memory() -> None:
-    pool = KVPool(num_layers=2, slots=3, num_kv_heads=0, context_tokens=50, head_size=8)
+    pool = KVPool(layers=[(0, 8)] * 2, slots=3, context_tokens=50)
     assert pool.open("a") == 0
     pool.release("a")
 
@@ -149,7 +149,7 @@ def test_arrays_are_float32_unless_told() -> None:
 
 def test_a_token_takes_no_huge_page_for_each_head() -> None:
     """Whatever the system does unasked: what is promised of memory counts tokens."""
-    pool = KVPool(num_layers=1, slots=4, num_kv_heads=2, context_tokens=1 << 14, head_size=64)
+    pool = KVPool(layers=[(2, 64)] * 1, slots=4, context_tokens=1 << 14)
     address = pool.layer(0, 0, 1)[0].ctypes.data
     is_ours, flags = False, ""
     for line in Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines():

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from offload import (
     DiskKVTier,
+    KVLayer,
     KVShape,
     KVTier,
     KVTiers,
@@ -23,7 +24,7 @@ from offload import (
 )
 from tests.support.small_disk import fill, small_disk
 
-SHAPE = KVShape(num_layers=3, num_kv_heads=2, context_tokens=40, row_bytes=20)
+SHAPE = KVShape(layers=(KVLayer(num_kv_heads=2, row_bytes=20),) * 3, context_tokens=40)
 LARGE = 1 << 30
 
 Make = Callable[[int], KVTier]

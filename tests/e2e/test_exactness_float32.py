@@ -11,6 +11,7 @@ import pytest
 import edge
 from tests.support.checkpoints import FAMILIES, TinyCheckpoint
 from tests.support.plans import LAYOUTS, make_plan
+from tests.support.specs import shape
 
 LARGEST_DIFFERENCE = 1e-4
 NEW_TOKENS = 64
@@ -54,7 +55,9 @@ def test_the_checkpoints_put_something_to_the_test(
     assert len(set(tokens)) >= 8
     ranked = np.sort(checkpoint.logits(prompt + tokens), axis=-1)
     assert (ranked[:, -1] - ranked[:, -2]).min() > 5 * LARGEST_DIFFERENCE
-    assert all(window is None or window < PROMPT_TOKENS for window in checkpoint.spec.windows)
+    assert all(
+        window is None or window < PROMPT_TOKENS for window in shape(checkpoint.spec).windows
+    )
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -173,7 +173,7 @@ def test_peers_keep_a_quarter_and_an_eighth(
         cache.pool.close()
         return total
 
-    floats = OrtCache(spec, layout, limits)
+    floats = OrtCache(layout, limits)
     floats.pool.wrote(floats.pool.open("r"), 8)
     codes = floats.with_codes("r", kv_bits(kv_dtype) or 0)
     assert codes.pool.num_requests == 0

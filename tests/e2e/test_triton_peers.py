@@ -16,6 +16,7 @@ from tests.support.plans import make_plan, streaming
 from tests.support.processes import Daemon
 from tests.support.processes import edge as run_edge
 from tests.support.reference_model import ReferenceModel
+from tests.support.specs import shape
 
 Checkpoints = Callable[..., TinyCheckpoint]
 
@@ -170,7 +171,7 @@ def test_a_request_longer_than_the_memory_of_both_kinds_of_peer(
     checkpoint = tiny_checkpoint("llama", layers=2)
     prompts = [checkpoint.prompt(18), checkpoint.prompt(2)]
     spec = checkpoint.spec
-    token_bytes = 2 * 4 * spec.num_layers * spec.num_kv_heads * spec.head_size
+    token_bytes = 2 * 4 * spec.num_layers * shape(spec).num_kv_heads * shape(spec).head_size
     with (
         edge.Cluster.local(
             peers=2, threads=1, backend=["triton", "ort"], kv_memory=20 * token_bytes,

@@ -19,13 +19,14 @@ from edge.weights.formats import weight_format
 from edge.weights.layout import shard_layout
 from offload import DerivedCache, DiskKVTier
 from tests.gpu.test_whole_shards import LIMITS, NOT_RUN, hidden, step
+from tests.support.specs import changed
 from transport import SoloCollective
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(NOT_RUN), reason=NOT_RUN)]
 
 LAYERS = 6
 SAMPLE = Sample(
-    spec=replace(SPEC, num_layers=LAYERS + 2, windows=(None,) * (LAYERS + 2)),
+    spec=changed(SPEC, num_layers=LAYERS + 2),
     num_layers=LAYERS,
     chunk_rows=512,
     is_narrowed=False,

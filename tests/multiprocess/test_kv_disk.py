@@ -19,6 +19,7 @@ from tests.support.checkpoints import TinyCheckpoint
 from tests.support.processes import Daemon
 from tests.support.processes import edge as run_edge
 from tests.support.small_disk import fill, small_disk
+from tests.support.specs import shape
 
 CONTEXT = 512
 DISK_TOKENS = 20 * CONTEXT
@@ -32,7 +33,7 @@ def checkpoint(tiny_checkpoint: Callable[..., TinyCheckpoint]) -> TinyCheckpoint
 def token_bytes(checkpoint: TinyCheckpoint) -> int:
     """Of one token's keys and values in the whole model, in float32."""
     spec = checkpoint.spec
-    return spec.num_layers * spec.num_kv_heads * 2 * -(-spec.head_size // 8) * 8 * 4
+    return spec.num_layers * shape(spec).num_kv_heads * 2 * -(-shape(spec).head_size // 8) * 8 * 4
 
 
 def together(
@@ -70,7 +71,7 @@ def on_devices(checkpoint: TinyCheckpoint, how: str) -> Plan:
     def shard(device: int, index: int) -> Shard:
         heads, ffn_columns, vocab = (
             range(total * index // parts, total * (index + 1) // parts)
-            for total in (spec.num_heads, spec.ffn_columns, spec.vocab_size)
+            for total in (shape(spec).num_heads, shape(spec).ffn_columns, spec.vocab_size)
         )
         return Shard(device=f"local-{device}", heads=heads, ffn_columns=ffn_columns, vocab=vocab)
 

@@ -52,7 +52,7 @@ class Shard:
             disk_tokens=1000,
         )
         self.num_layers = num_layers
-        self.cache = BlockCache(spec, layout, limits, Device(), bits=None, dtype=torch.float32)
+        self.cache = BlockCache(layout, limits, Device(), bits=None, dtype=torch.float32)
         self.tier = MemoryKVTier(disk_bytes)
         self.moves = CacheMoves(self.cache, self.cache.shape, self.tier, limits)
         self.lengths: dict[str, int] = {}

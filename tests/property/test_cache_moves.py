@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from edge.backends.kv_swap import CacheMoves
 from edge.errors import RequestError
 from edge.protocol.step import Step, StepEntry, StepLimits
-from offload import KVPool, KVShape, MemoryKVTier
+from offload import KVLayer, KVPool, KVShape, MemoryKVTier
 from tests.support.moved_caches import Action, act, actions
 
 HEADS, ELEMENTS, CONTEXT = 2, 3, 64
@@ -22,13 +22,7 @@ class WatchedPool(KVPool):
     """Knows which layers of which slot it holds; what it drops is spoiled for good."""
 
     def __init__(self, num_layers: int) -> None:
-        super().__init__(
-            num_layers=num_layers,
-            slots=4,
-            num_kv_heads=HEADS,
-            context_tokens=CONTEXT,
-            head_size=ELEMENTS,
-        )
+        super().__init__(layers=[(HEADS, ELEMENTS)] * num_layers, slots=4, context_tokens=CONTEXT)
         self.num_layers = num_layers
 
     def drop_layer(self, index: int, slot: int) -> None:
@@ -60,10 +54,8 @@ class Shard:
         self.cached_tokens = cached_tokens
         self.pool = WatchedPool(num_layers)
         shape = KVShape(
-            num_layers=num_layers,
-            num_kv_heads=HEADS,
+            layers=(KVLayer(num_kv_heads=HEADS, row_bytes=ELEMENTS * 4),) * num_layers,
             context_tokens=CONTEXT,
-            row_bytes=ELEMENTS * 4,
         )
         self.tier = MemoryKVTier(disk_bytes)
         limits = StepLimits(

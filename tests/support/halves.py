@@ -17,16 +17,16 @@ from numpy.typing import NDArray
 
 from edge.backends import overlap
 from edge.backends.interface import StageProgram, open_backend
-from edge.models.spec import ModelSpec
 from edge.profiling.random_weights import written_weights
 from edge.protocol.step import Step, StepEntry, StepLimits
 from edge.weights.formats import weight_format
 from edge.weights.layout import shard_layout
 from tests.support.plans import make_plan
+from tests.support.specs import plain_spec
 from tests.support.transport_pairs import group, on_every_rank
 from transport import Collective, PeerLostError
 
-SPEC = ModelSpec(
+SPEC = plain_spec(
     family="llama", num_layers=4, hidden_size=60, num_heads=6, num_kv_heads=2, head_size=20,
     ffn_columns=90, vocab_size=50, norm_epsilon=1e-5, activation="silu", context_tokens=300,
     inverse_frequencies=tuple(100.0 ** -(i / 10) for i in range(10)), windows=(None, 40, None, 7),

@@ -10,6 +10,7 @@ from demos.bundled import MODEL
 from edge.models.spec import ModelSpec
 from edge.weights.checkpoint import Checkpoint
 from partition import Plan, Shard, Stage
+from tests.support.specs import shape
 
 DEVICES = tuple(f"local-{number}" for number in range(1, 6))
 """The names of the peers that `Cluster.local(peers=5)` starts."""
@@ -106,8 +107,8 @@ def _shards(
     *,
     outer: bool,
 ) -> tuple[Shard, ...]:
-    heads = _cut(spec.num_heads, shares.heads)
-    columns = _cut(spec.ffn_columns, shares.ffn_columns, column_multiple)
+    heads = _cut(shape(spec).num_heads, shares.heads)
+    columns = _cut(shape(spec).ffn_columns, shares.ffn_columns, column_multiple)
     vocab = _cut(spec.vocab_size if outer else 0, shares.vocab)
     return tuple(
         Shard(device=next_device(), heads=heads[i], ffn_columns=columns[i], vocab=vocab[i])

@@ -63,20 +63,20 @@ class ReferenceModel:
         return self._linear(self._norm(hidden, "model.norm"), "lm_head")
 
     def _attention(self, x: Array, layer: int, prefix: str) -> Array:
-        spec = self.spec
-        query = self._heads(x, f"{prefix}q_proj", spec.num_heads)
-        key = self._heads(x, f"{prefix}k_proj", spec.num_kv_heads)
-        value = self._heads(x, f"{prefix}v_proj", spec.num_kv_heads)
-        if spec.query_key_norm:
+        part = self.spec.layer(layer).mixer
+        query = self._heads(x, f"{prefix}q_proj", part.num_heads)
+        key = self._heads(x, f"{prefix}k_proj", part.num_kv_heads)
+        value = self._heads(x, f"{prefix}v_proj", part.num_kv_heads)
+        if part.query_key_norm:
             query = self._norm(query, f"{prefix}q_norm")
             key = self._norm(key, f"{prefix}k_norm")
-        cos, sin = rope_tables(np.asarray(spec.inverse_frequencies, np.float32), length=len(x))
+        cos, sin = rope_tables(np.asarray(part.inverse_frequencies, np.float32), length=len(x))
         mixed = attention(
             rope(query, cos, sin),
             rope(key, cos, sin),
             value,
             position=0,
-            window=spec.windows[layer],
+            window=part.window,
         )
         return self._linear(mixed.reshape(len(x), -1), f"{prefix}o_proj")
 
@@ -85,7 +85,7 @@ class ReferenceModel:
         return self._linear(gated_silu(np.concatenate(gate_up, axis=-1)), f"{prefix}down_proj")
 
     def _heads(self, x: Array, name: str, num_heads: int) -> Array:
-        return self._linear(x, name).reshape(len(x), num_heads, self.spec.head_size)
+        return self._linear(x, name).reshape(len(x), num_heads, -1)
 
     def _linear(self, x: Array, name: str) -> Array:
         return matmul(x, self._weights[f"{name}.weight"], self._weights.get(f"{name}.bias"))
@@ -111,9 +111,10 @@ class IntegerReferenceModel(ReferenceModel):
         self._block_size = block_size
         self._cuts: dict[str, tuple[int, ...]] = {}
         for stage in plan.stages:
-            heads = tuple(shard.heads.stop * self.spec.head_size for shard in stage.shards)
             columns = tuple(shard.ffn_columns.stop for shard in stage.shards)
             for layer in stage.layers:
+                size = self.spec.layer(layer).mixer.head_size
+                heads = tuple(shard.heads.stop * size for shard in stage.shards)
                 self._cuts[f"model.layers.{layer}.self_attn.o_proj"] = heads
                 self._cuts[f"model.layers.{layer}.mlp.down_proj"] = columns
 

@@ -2,32 +2,89 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from types import SimpleNamespace
 from typing import Any
 
-from edge.models.spec import ModelSpec
+from edge.models.attention import Attention
+from edge.models.gated_mlp import GatedMlp
+from edge.models.spec import LayerSpec, ModelSpec, by_kind
+
+_OF_MODEL = (
+    "family",
+    "hidden_size",
+    "vocab_size",
+    "context_tokens",
+    "norm_epsilon",
+    "tied_embeddings",
+)
 
 
-def plain_spec(**facts: Any) -> ModelSpec:
-    """A small Llama, but for these facts; what follows from others is made to fit."""
+def plain_layer(**facts: Any) -> LayerSpec:
+    """Small attention and a small gated MLP, but for these facts; the rest is made to fit."""
     values: dict[str, Any] = {
-        "family": "llama",
-        "num_layers": 4,
-        "hidden_size": 24,
         "num_heads": 3,
         "num_kv_heads": 3,
         "head_size": 8,
-        "ffn_columns": 16,
-        "vocab_size": 11,
-        "context_tokens": 1000,
-        "norm_epsilon": 1e-6,
-        "activation": "silu",
+        "window": None,
         "qkv_bias": False,
         "output_bias": False,
-        "mlp_bias": False,
         "query_key_norm": False,
-        "tied_embeddings": False,
+        "ffn_columns": 16,
+        "activation": "silu",
+        "mlp_bias": False,
         **facts,
     }
     values.setdefault("inverse_frequencies", (1.0,) * (values["head_size"] // 2))
-    values.setdefault("windows", (None,) * values["num_layers"])
-    return ModelSpec(**values)
+    feed_forward = GatedMlp(
+        columns=values.pop("ffn_columns"),
+        activation=values.pop("activation"),
+        bias=values.pop("mlp_bias"),
+    )
+    return LayerSpec(mixer=Attention(**values), feed_forward=feed_forward)
+
+
+def spec_of(layers: list[LayerSpec], **facts: Any) -> ModelSpec:
+    """A small model of these layers."""
+    values: dict[str, Any] = {
+        "family": "llama",
+        "hidden_size": 24,
+        "vocab_size": 11,
+        "context_tokens": 1000,
+        "norm_epsilon": 1e-6,
+        "tied_embeddings": False,
+        **facts,
+    }
+    return ModelSpec(**values, **by_kind(layers))
+
+
+def plain_spec(**facts: Any) -> ModelSpec:
+    """A small Llama, but for these facts; layers are alike but for their `windows`."""
+    of_model = {name: facts.pop(name) for name in _OF_MODEL if name in facts}
+    num_layers = facts.pop("num_layers", 4)
+    windows = facts.pop("windows", (None,) * num_layers)
+    return spec_of([plain_layer(**{**facts, "window": each}) for each in windows], **of_model)
+
+
+def changed(spec: ModelSpec, **facts: Any) -> ModelSpec:
+    """The model with other facts, as `plain_spec` takes them."""
+    known = vars(shape(spec))
+    if facts.get("head_size", known["head_size"]) != known["head_size"]:
+        del known["inverse_frequencies"]
+    if "num_layers" in facts:
+        known["windows"] = (None,) * facts["num_layers"]
+    return plain_spec(**{**known, **facts})
+
+
+def shape(spec: ModelSpec) -> SimpleNamespace:
+    """The facts that `plain_spec` takes, of a model whose layers are alike but for windows."""
+    mixer, feed_forward = asdict(spec.kinds[0].mixer), spec.kinds[0].feed_forward
+    del mixer["window"]
+    return SimpleNamespace(
+        **{name: getattr(spec, name) for name in _OF_MODEL},
+        **mixer,
+        ffn_columns=feed_forward.columns,
+        activation=feed_forward.activation,
+        mlp_bias=feed_forward.bias,
+        windows=tuple(spec.layer(number).mixer.window for number in range(spec.num_layers)),
+    )

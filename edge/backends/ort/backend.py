@@ -8,9 +8,10 @@ from collections.abc import Callable
 from edge.backends.embedding_rows import EmbeddingRows
 from edge.backends.interface import ShardWeights
 from edge.backends.ort.arena import Arena, make_arena
-from edge.backends.ort.lowering import GraphSegment, lower
+from edge.backends.ort.lowering import lower
 from edge.backends.ort.program import OpenGraphs, OrtProgram
 from edge.backends.ort.runtime import ort
+from edge.backends.ort.segments import GraphSegment
 from edge.backends.ort.self_check import check_agreement
 from edge.backends.ort.streaming import StreamedLayers
 from edge.backends.shard_arrays import ShardArrays

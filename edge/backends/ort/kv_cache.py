@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.models.spec import ModelSpec
 from edge.protocol.step import StepLimits
 from edge.weights.layout import ShardLayout
 from kernels.kv_cache.cache_size import cache_head_size, cache_row
 from kernels.kv_cache.channel_cache import choose_scales
 from kernels.rope.reference import rope
-from offload import KVPool, KVShape
+from offload import KVLayer, KVPool, KVShape
 
 _SHIFTS = 8
 """Places in the context that keys are turned to before their scales are chosen."""
@@ -37,7 +36,6 @@ class OrtCache:
 
     def __init__(
         self,
-        spec: ModelSpec,
         layout: ShardLayout,
         limits: StepLimits,
         *,
@@ -45,23 +43,26 @@ class OrtCache:
         scales: Sequence[LayerScales] = (),
     ) -> None:
         """`bits` of a code, with the `scales` of every layer; None for float32."""
-        dtype, elements = cache_row(spec.head_size, bits)
+        self._mixers = layout.mixers
+        rows = [cache_row(mixer.head_size, bits) for mixer in self._mixers.values()]
+        heads = [mixer.num_kv_heads for mixer in self._mixers.values()]
+        dtype = cache_row(1, bits)[0]
         self.pool = KVPool(
-            num_layers=len(layout.layers),
+            layers=[(count, elements) for count, (_, elements) in zip(heads, rows, strict=True)],
             slots=limits.requests,
-            num_kv_heads=layout.num_kv_heads,
             context_tokens=limits.context_tokens,
-            head_size=elements,
             dtype=dtype,
         )
         self.shape = KVShape(
-            num_layers=len(layout.layers) if layout.num_kv_heads else 0,
-            num_kv_heads=layout.num_kv_heads,
+            layers=tuple(
+                KVLayer(num_kv_heads=count, row_bytes=elements * np.dtype(dtype).itemsize)
+                for count, (_, elements) in zip(heads, rows, strict=True)
+            ),
             context_tokens=limits.context_tokens,
-            row_bytes=elements * np.dtype(dtype).itemsize,
         )
         """What a tier must keep of one request."""
-        self._spec = spec
+        self.numbers = {layer: number for number, layer in enumerate(self._mixers)}
+        """Of the layers that have a cache: how they are counted here."""
         self._layout = layout
         self._limits = limits
         self._scales = tuple(scales)
@@ -77,9 +78,7 @@ class OrtCache:
     def bound(self, slot: int, batch: int) -> dict[str, NDArray[Any]]:
         """What every layer's inputs and outputs are bound to, by name, for these slots."""
         arrays: dict[str, NDArray[Any]] = {}
-        if not self._layout.num_kv_heads:
-            return arrays
-        for number, layer in enumerate(self._layout.layers):
+        for layer, number in self.numbers.items():
             keys, values = self.pool.layer(number, slot, batch)
             # Present is bound onto past: attention appends where the cache lies.
             arrays[f"past_key_{layer}"] = arrays[f"present_key_{layer}"] = keys
@@ -122,13 +121,11 @@ class OrtCache:
         context, too.
         """
         slot = self.pool.open(request)
-        length, size = self.pool.length(slot), self._spec.head_size
+        length = self.pool.length(slot)
         last = self._limits.context_tokens - length
         shifts = np.unique(np.linspace(0, last, _SHIFTS).astype(np.int64))
-        angles = np.multiply.outer(shifts, self._spec.inverse_frequencies)[:, None]
-        cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
-        def scales_of(samples: Iterator[Array], *, may_clip: bool) -> Array:
+        def scales_of(samples: Iterator[Array], size: int, *, may_clip: bool) -> Array:
             """samples [tokens, 1, size] of one head after the other: all would take too much."""
             chosen = np.concatenate(
                 [choose_scales(each, bits=bits, may_clip=may_clip) for each in samples]
@@ -137,19 +134,23 @@ class OrtCache:
             padded = np.pad(chosen, [(0, 0), (0, channels - size)], constant_values=1)
             return np.ascontiguousarray(padded[None, :, None])
 
-        def turned(keys: Array) -> Array:
-            return np.concatenate([rope(keys, c, s) for c, s in zip(cos, sin, strict=True)])
+        def turned(heads: list[Array], frequencies: tuple[float, ...]) -> Iterator[Array]:
+            angles = np.multiply.outer(shifts, frequencies)[:, None]
+            cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+            for keys in heads:
+                yield np.concatenate([rope(keys, c, s) for c, s in zip(cos, sin, strict=True)])
 
         scales = []
-        for number in range(len(self._layout.layers) if self._layout.num_kv_heads else 0):
+        for number, mixer in enumerate(self._mixers.values()):
+            size = mixer.head_size
             keys, values = (
                 [head[:length, None, :size] for head in array[0]]
                 for array in self.pool.layer(number, slot, 1)
             )
             scales.append(
                 LayerScales(
-                    keys=scales_of(map(turned, keys), may_clip=False),
-                    values=scales_of(iter(values), may_clip=True),
+                    keys=scales_of(turned(keys, mixer.inverse_frequencies), size, may_clip=False),
+                    values=scales_of(iter(values), size, may_clip=True),
                 )
             )
-        return OrtCache(self._spec, self._layout, self._limits, bits=bits, scales=scales)
+        return OrtCache(self._layout, self._limits, bits=bits, scales=scales)

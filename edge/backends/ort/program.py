@@ -19,8 +19,8 @@ from edge.backends.interface import HostLogits, check_step
 from edge.backends.kv_swap import CacheMoves
 from edge.backends.ort.arena import Arena
 from edge.backends.ort.kv_cache import OrtCache
-from edge.backends.ort.lowering import GraphSegment
 from edge.backends.ort.runtime import ort
+from edge.backends.ort.segments import GraphSegment, rotation_names
 from edge.backends.ort.streaming import StreamedLayers
 from edge.backends.overlap import parts_of
 from edge.backends.watched_file import WatchedFile
@@ -107,10 +107,13 @@ class OrtProgram:
         self._kv_bits = kv_bits
         self._kv_tier = kv_tier
         self._graph_bits: int | None = None
-        self._cache = OrtCache(spec, layout, limits)
+        self._cache = OrtCache(layout, limits)
         self._moves = CacheMoves(self._cache.pool, self._cache.shape, kv_tier, limits)
-        frequencies = np.asarray(spec.inverse_frequencies, dtype=np.float32)
-        self._cos, self._sin = rope_tables(frequencies, length=limits.context_tokens)
+        self._tables: dict[str, NDArray[np.float32]] = {}
+        for number, rotation in enumerate(layout.rotations):
+            frequencies = np.asarray(rotation, dtype=np.float32)
+            tables = rope_tables(frequencies, length=limits.context_tokens)
+            self._tables |= zip(rotation_names(number), tables, strict=True)
         most = most_rows(limits)
         # Each segment reads one pair and writes the other, so no node sees its input change.
         self._hidden = _pair(most * spec.hidden_size)
@@ -242,7 +245,7 @@ class OrtProgram:
             graphs.begin(index)
             layer = segment.cache_layer
             if layer is not None:
-                self._moves.begin(layer - self._layout.layers.start)
+                self._moves.begin(self._cache.numbers[layer])
             for half, shape in enumerate(shapes):
                 _wait(under_way[half])
                 if segment.outputs == ("logits",) and not shape.rows:
@@ -265,7 +268,7 @@ class OrtProgram:
                     under_way[half] = collective.begin_all_reduce(array)
             graphs.end(index)
             if layer is not None:
-                self._moves.end(layer - self._layout.layers.start)
+                self._moves.end(self._cache.numbers[layer])
         for work in under_way:
             _wait(work)
 
@@ -338,8 +341,7 @@ class OrtProgram:
             "hidden_out": self._view(self._hidden[write], batch, tokens, first),
             "partial_out": self._view(self._partial[write], batch, tokens, first),
             "logits": self._logits_view(batch, rows, shape.first_row),
-            "cos": self._cos,
-            "sin": self._sin,
+            **self._tables,
             "lengths": self._lengths[shape.half, :batch],
             "total": self._total[shape.half].reshape(()),
             **self._cache.bound(shape.slot, shape.batch),

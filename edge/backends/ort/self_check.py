@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from edge.backends.ort.runtime import ort
 from edge.backends.self_check import ROWS, Judge, heads_of, spread
 from edge.backends.shard_arrays import ShardArrays
+from edge.models.attention import Attention
+from edge.models.gated_mlp import GatedMlp
 from edge.models.spec import ModelSpec
 from kernels.attention.onnx import ROTARY_MULTIPLE, AttentionNames, CacheNames, attention
 from kernels.embedding.onnx import embedding
@@ -47,23 +49,22 @@ def check_agreement(
     """Raises RequestError, with the operator and its error, where one is too far off."""
     check = _Check(spec, arrays)
     layout = arrays.layout
-    products, norms = [], []
-    if layout.num_heads:
-        prefix = f"layers.{layout.layers.start}."
-        products += [f"{prefix}qkv", f"{prefix}output"]
-        norms += [f"{prefix}attention_norm"]
-        check.attention(layout.layers.start)
-    if layout.ffn_columns:
-        prefix = f"layers.{layout.layers.start}."
-        products += [f"{prefix}gate_up", f"{prefix}down"]
-        norms += [f"{prefix}mlp_norm"]
-        check.gated()
+    matrices, norms = [], []
+    for number in layout.first_of_kind:
+        prefix, layer = f"layers.{number}.", layout.layer(number)
+        matrices += [each.name for each in layout.matrices if each.name.startswith(prefix)]
+        names = (f"{prefix}attention_norm", f"{prefix}mlp_norm")
+        norms += [each.name for each in layout.vectors if each.name in names]
+        if layer.mixer is not None:
+            check.attention(number, layer.mixer)
+        if layer.feed_forward is not None:
+            check.gated(number, layer.feed_forward)
     if layout.is_last_stage and layout.vocab:
-        products += ["head"]
+        matrices += ["head"]
         norms += ["final_norm"]
     for name in norms:
         check.norm(name)
-    for name in products:
+    for name in matrices:
         check.product(name)
     if layout.embedding:
         check.embedding()
@@ -145,8 +146,8 @@ class _Check:
         wanted = [matmul_reference(feeds[x][..., padding:], weight, bias) for feeds in self._feeds]
         self._output(value, f"{operator} ({name})", wanted, allowed)
 
-    def gated(self) -> None:
-        x = self._input("gate_up", 2 * self._arrays.layout.ffn_columns)
+    def gated(self, layer: int, part: GatedMlp) -> None:
+        x = self._input(f"gated.{layer}", 2 * part.columns)
         wanted = [gated_reference(feeds[x]) for feeds in self._feeds]
         self._output(gated_silu(self._graph, x), "gated_mlp", wanted)
 
@@ -165,50 +166,51 @@ class _Check:
         wanted = [embedding_reference(f[name], table, first_id=ids.start) for f in self._feeds]
         self._output(value, "embedding", wanted)
 
-    def attention(self, layer: int) -> None:
+    def attention(self, layer: int, part: Attention) -> None:
         """A token alone, and a chunk."""
-        spec, layout, graph = self._spec, self._arrays.layout, self._graph
-        heads = layout.num_heads + 2 * layout.num_kv_heads
-        frequencies = np.asarray(spec.inverse_frequencies, np.float32)
+        graph, size = self._graph, part.head_size
+        heads = part.num_heads + 2 * part.num_kv_heads
+        frequencies = np.asarray(part.inverse_frequencies, np.float32)
         tables = rope_tables(frequencies, length=_CONTEXT)
-        dtype, elements = cache_row(spec.head_size, None)
-        shape = [1, layout.num_kv_heads, _CONTEXT, elements]
-        rotates = spec.head_size % ROTARY_MULTIPLE == 0
+        dtype, elements = cache_row(size, None)
+        shape = [1, part.num_kv_heads, _CONTEXT, elements]
+        rotates = size % ROTARY_MULTIPLE == 0
+        cos, sin, keys, values = (f"{name}.{layer}" for name in ("cos", "sin", "keys", "values"))
         names = AttentionNames(
-            cos=graph.input("cos", np.float32, [_CONTEXT, spec.head_size // 2]),
-            sin=graph.input("sin", np.float32, [_CONTEXT, spec.head_size // 2]),
+            cos=graph.input(cos, np.float32, [_CONTEXT, size // 2]),
+            sin=graph.input(sin, np.float32, [_CONTEXT, size // 2]),
             positions="" if rotates else graph.input("positions", np.int64, [1, "tokens"]),
             lengths=graph.input("lengths", np.int32, [1]),
             total=graph.input("total", np.int32, []),
         )
         prefix = f"layers.{layer}."
         norms = None
-        if spec.query_key_norm:
+        if part.query_key_norm:
             norms = self._arrays.read(f"{prefix}query_norm"), self._arrays.read(f"{prefix}key_norm")
-        x = self._input("qkv", heads * spec.head_size)
+        x = self._input(f"qkv.{layer}", heads * size)
         cache = CacheNames(
-            keys=graph.input("keys", dtype, shape), values=graph.input("values", dtype, shape)
+            keys=graph.input(keys, dtype, shape), values=graph.input(values, dtype, shape)
         )
         value, *_present = attention(
-            graph, x, cache, names, num_heads=layout.num_heads, num_kv_heads=layout.num_kv_heads,
-            head_size=spec.head_size, window=spec.windows[layer],
-            query_norm=None if norms is None else graph.weight("query_norm", norms[0]),
-            key_norm=None if norms is None else graph.weight("key_norm", norms[1]),
-            epsilon=spec.norm_epsilon,
+            graph, x, cache, names, num_heads=part.num_heads, num_kv_heads=part.num_kv_heads,
+            head_size=size, window=part.window,
+            query_norm=None if norms is None else graph.weight(f"{prefix}query_norm", norms[0]),
+            key_norm=None if norms is None else graph.weight(f"{prefix}key_norm", norms[1]),
+            epsilon=self._spec.norm_epsilon,
         )  # fmt: skip
         wanted = []
         for rows, feeds in zip(ROWS, self._feeds, strict=True):
-            feeds |= {"cos": tables[0], "sin": tables[1]}
-            feeds |= {name: np.zeros(shape, dtype) for name in ("keys", "values")}
+            feeds |= {cos: tables[0], sin: tables[1]}
+            feeds |= {name: np.zeros(shape, dtype) for name in (keys, values)}
             feeds["lengths"] = np.asarray([rows - 1], np.int32)
             feeds["total"] = np.asarray(rows, np.int32)
             if not rotates:
                 feeds["positions"] = np.arange(rows, dtype=np.int64)[None]
             apart = heads_of(
-                feeds[x].reshape(rows, heads, spec.head_size), spec, tables,
-                num_heads=layout.num_heads, num_kv_heads=layout.num_kv_heads, norms=norms,
+                feeds[x].reshape(rows, heads, size), part, tables,
+                norms=norms, epsilon=self._spec.norm_epsilon,
             )  # fmt: skip
-            wanted.append(apart.attend(0, rows, spec.windows[layer])[None])
+            wanted.append(apart.attend(0, rows, part.window)[None])
         self._output(value, f"rope and attention (layer {layer})", wanted)
 
     def _input(self, name: str, width: int, *, padding: int = 0) -> str:

@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.backends.interface import ShardWeights
-from edge.backends.ort.lowering import GraphSegment, Streamed
 from edge.backends.ort.page_pool import PageSupply
 from edge.backends.ort.prepacking import (
     LooseSession,
@@ -27,6 +26,7 @@ from edge.backends.ort.prepacking import (
     packing_key,
 )
 from edge.backends.ort.runtime import ort
+from edge.backends.ort.segments import GraphSegment, Streamed
 from edge.errors import CheckpointError, RequestError
 from edge.host.huge_pages import release_freed_memory
 from offload import (

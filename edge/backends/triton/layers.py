@@ -7,29 +7,28 @@ left in `partial`, and the next norm adds it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from edge.backends.shard_arrays import ShardArrays
+from edge.backends.triton.attention import AttentionBlock
+from edge.backends.triton.blocks import Block, Norm, Shop
 from edge.backends.triton.buffers import Lane
 from edge.backends.triton.device import Device
+from edge.backends.triton.gated_mlp import GatedMlpBlock
 from edge.backends.triton.paged_kv_cache import BlockCache
 from edge.backends.triton.streaming import StreamedLayers
-from edge.backends.triton.tuning import AttentionShape, Tuning, open_tuning
+from edge.backends.triton.tuning import open_tuning
 from edge.backends.triton.weights import Product, Weight, read_weight, to_device
 from edge.models.spec import ModelSpec
 from edge.weights.layout import ShardLayout
-from kernels.attention.triton import attention
 from kernels.embedding.triton import embedding
-from kernels.gated_mlp.triton import gated
-from kernels.rms_norm.triton import add_rms_norm, rms_norm
 from kernels.rope.reference import rope_tables
-from kernels.rope.triton import rope_store
 
 Reduced = Literal["hidden", "partial"]
 
@@ -49,80 +48,11 @@ class Segment:
     """Nothing to do for a lane that wants no logits."""
 
 
-class Norm:
-    """RMSNorm of the residual stream, for products to come."""
-
-    def __init__(self, weight: Tensor, epsilon: float, activations: torch.dtype) -> None:
-        self._weight = weight
-        self._epsilon = epsilon
-        self._activations = activations
-
-    def __call__(self, hidden: Tensor, addend: Tensor | None) -> Tensor:
-        """With an addend, that is added to `hidden` in place first."""
-        out = torch.empty(hidden.shape, dtype=self._activations, device=hidden.device)
-        if addend is None:
-            return rms_norm(hidden, self._weight, epsilon=self._epsilon, out=out)
-        add_rms_norm(hidden, addend, self._weight, epsilon=self._epsilon, out=out, total=hidden)
-        return out
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attention:
-    """The attention half of one layer."""
-
-    layer: int
-    norm: Norm
-    qkv: Product
-    output: Product
-    norms: tuple[Tensor, Tensor] | None
-    """Of queries and keys."""
-    window: int | None
-    epsilon: float
-    tuning: Tuning
-
-    def attend(
-        self, qkv: Tensor, lane: Lane, cache: BlockCache, tables: tuple[Tensor, Tensor]
-    ) -> Tensor:
-        """Rotate, keep keys and values, attend: [rows, heads · head_size]."""
-        layer = cache.layers[self.layer]
-        query = rope_store(
-            qkv,
-            layer,
-            *tables,
-            positions=lane.positions,
-            sequences=lane.sequences,
-            norms=self.norms,
-            epsilon=self.epsilon,
-        )
-        shape = AttentionShape(
-            bits=layer.bits,
-            queries=lane.num_tokens,
-            group=query.shape[1] // layer.num_kv_heads,
-            head_size=query.shape[2],
-        )
-        mixed = attention(
-            query,
-            layer,
-            starts=lane.starts,
-            lengths=lane.lengths,
-            max_queries=lane.num_tokens,
-            max_keys=lane.max_keys,
-            window=self.window,
-            tiles=self.tuning.attention(shape),
-        )
-        return mixed.view(mixed.shape[0], -1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FeedForward:
-    """The other half."""
-
-    norm: Norm
-    gate_up: Product
-    down: Product
-
-    def gate(self, gate_up: Tensor) -> Tensor:
-        return gated(gate_up)
+_BLOCKS: Mapping[str, Callable[[Shop, int, Any], Block]] = {
+    "attention": AttentionBlock.of,
+    "gated_mlp": GatedMlpBlock.of,
+}
+"""By kind of part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,20 +86,28 @@ class ShardOperators:
         self.half_scales = activations != torch.float32
         self._products: list[Product] = []
         self._streamed = streamed
-        frequencies = np.asarray(spec.inverse_frequencies, dtype=np.float32)
-        cos, sin = rope_tables(frequencies, length=context_tokens)
-        self.tables = to_device(cos, device), to_device(sin, device)
         layout = self.layout
         self.embedding: Tensor | None = None
         if layout.embedding and streamed is None:
             self.embedding = to_device(arrays.read("embedding"), device)
-        layers = tuple(layout.layers)
-        self.attentions = {n: self._attention(n) for n in layers if layout.num_heads}
-        self.feed_forwards = {n: self._feed_forward(n) for n in layers if layout.ffn_columns}
+        shop = Shop(
+            spec=spec,
+            arrays=arrays,
+            device=device,
+            cache=cache,
+            tuning=self._tuning,
+            activations=activations,
+            tables={
+                rotation: _tables(rotation, context_tokens, device) for rotation in layout.rotations
+            },
+            product=self._layer_product,
+        )
+        self.blocks = {layer: _blocks(shop, layer) for layer in layout.layers}
+        """Of each layer: its mixer and its feed-forward block; None where the shard has none."""
         self.head: Head | None = None
         if layout.is_last_stage and layout.vocab:
             self.head = Head(
-                norm=self._norm("final_norm"), product=self._product("head", self._read("head"))
+                norm=shop.norm("final_norm"), product=self._product("head", self._read("head"))
             )
 
     def let_go(self) -> None:
@@ -191,17 +129,17 @@ class ShardOperators:
         layout = self.layout
         found: list[Segment] = []
 
-        def add(launch: Callable[[Lane], None], reduce: Reduced, layer: int | None = None) -> None:
-            summed = reduce if layout.is_split else None
-            found.append(Segment(launch=launch, reduce=summed, layer=layer))
+        def summed(what: Reduced) -> Reduced | None:
+            return what if layout.is_split else None
 
         if layout.is_first_stage:
-            summed: Reduced | None = "hidden" if layout.is_split else None
-            found.append(Segment(launch=self.embed, reduce=summed, is_embedding=True))
-        for layer in layout.layers:
-            pending = layer > layout.layers.start
-            add(self._attention_launch(layer, pending=pending), "partial", layer)
-            add(self._feed_forward_launch(layer), "partial", layer)
+            found.append(Segment(launch=self.embed, reduce=summed("hidden"), is_embedding=True))
+        pending = False
+        for layer, blocks in self.blocks.items():
+            for block in blocks:
+                launch = _launch(block, pending=pending)
+                found.append(Segment(launch=launch, reduce=summed("partial"), layer=layer))
+                pending = True
         if not layout.is_last_stage:
             found.append(Segment(launch=_hand_over, reduce=None))
         elif self.head is not None:
@@ -215,54 +153,6 @@ class ShardOperators:
             return
         first = self.layout.embedding.start
         embedding(lane.tokens, self.embedding, first_id=first, out=lane.hidden)
-
-    def _attention_launch(self, layer: int, *, pending: bool) -> Callable[[Lane], None]:
-        """pending: a product is yet to be added to the residual stream."""
-        if layer not in self.attentions:
-            return lambda lane: _contribute_nothing(lane, pending=pending)
-        this = self.attentions[layer]
-
-        def launch(lane: Lane) -> None:
-            normed = this.norm(lane.hidden, lane.partial if pending else None)
-            mixed = this.attend(this.qkv(normed), lane, self.cache, self.tables)
-            this.output(mixed, lane.partial)
-
-        return launch
-
-    def _feed_forward_launch(self, layer: int) -> Callable[[Lane], None]:
-        if layer not in self.feed_forwards:
-            return lambda lane: _contribute_nothing(lane, pending=True)
-        this = self.feed_forwards[layer]
-
-        def launch(lane: Lane) -> None:
-            normed = this.norm(lane.hidden, lane.partial)
-            this.down(this.gate(this.gate_up(normed)), lane.partial)
-
-        return launch
-
-    def _attention(self, layer: int) -> Attention:
-        p = f"layers.{layer}."
-        norms = None
-        if self.spec.query_key_norm:
-            norms = self._vector(f"{p}query_norm"), self._vector(f"{p}key_norm")
-        return Attention(
-            layer=layer,
-            norm=self._norm(f"{p}attention_norm"),
-            qkv=self._layer_product(f"{p}qkv"),
-            output=self._layer_product(f"{p}output"),
-            norms=norms,
-            window=self.spec.windows[layer],
-            epsilon=self.spec.norm_epsilon,
-            tuning=self._tuning,
-        )
-
-    def _feed_forward(self, layer: int) -> FeedForward:
-        p = f"layers.{layer}."
-        return FeedForward(
-            norm=self._norm(f"{p}mlp_norm"),
-            gate_up=self._layer_product(f"{p}gate_up"),
-            down=self._layer_product(f"{p}down"),
-        )
 
     def _layer_product(self, name: str) -> Product:
         product = self._product(name, self._layer_weight(name))
@@ -278,11 +168,32 @@ class ShardOperators:
     def _product(self, name: str, weight: Weight) -> Product:
         return Product(self._arrays, name, weight, self._device, self._tuning)
 
-    def _norm(self, name: str) -> Norm:
-        return Norm(self._vector(name), self.spec.norm_epsilon, self.activations)
 
-    def _vector(self, name: str) -> Tensor:
-        return to_device(self._arrays.read(name), self._device)
+def _blocks(shop: Shop, layer: int) -> tuple[Block | None, Block | None]:
+    local = shop.arrays.layout.layer(layer)
+    mixer, feed_forward = (
+        None if part is None else _BLOCKS[part.kind](shop, layer, part)
+        for part in (local.mixer, local.feed_forward)
+    )
+    return mixer, feed_forward
+
+
+def _tables(
+    rotation: tuple[float, ...], context_tokens: int, device: Device
+) -> tuple[Tensor, Tensor]:
+    cos, sin = rope_tables(np.asarray(rotation, dtype=np.float32), length=context_tokens)
+    return to_device(cos, device), to_device(sin, device)
+
+
+def _launch(block: Block | None, *, pending: bool) -> Callable[[Lane], None]:
+    """pending: a product is yet to be added to the residual stream."""
+    if block is None:
+        return lambda lane: _contribute_nothing(lane, pending=pending)
+
+    def launch(lane: Lane) -> None:
+        block.launch(block.norm(lane.hidden, lane.partial if pending else None), lane)
+
+    return launch
 
 
 def _contribute_nothing(lane: Lane, *, pending: bool) -> None:

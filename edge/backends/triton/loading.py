@@ -40,7 +40,7 @@ def load(
     if activations is None:
         activations = usual_activations(device, weight_format)
     arrays = ShardArrays(layout, weights, weight_format)
-    cache = BlockCache(spec, layout, limits, device, bits=bits, dtype=activations)
+    cache = BlockCache(layout, limits, device, bits=bits, dtype=activations)
 
     def open_streamed() -> StreamedLayers:
         return StreamedLayers(arrays, weights, device, half_scales=activations != torch.float32)
@@ -63,10 +63,9 @@ def load(
         buffers = StepBuffers(
             device, limits, hidden_size=spec.hidden_size, columns=len(layout.vocab)
         )
-        if streamed is not None:
-            streamed.bring(layout.layers.start)  # which is the one that is checked
+        bring = (lambda _layer: None) if streamed is None else streamed.bring
         with device.launching():
-            check_agreement(operators, arrays, device, buffers, limits)
+            check_agreement(operators, arrays, device, buffers, limits, bring=bring)
         return TritonProgram(
             operators,
             device,

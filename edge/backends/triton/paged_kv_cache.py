@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 
 from edge.backends.triton.device import Device, Mirror
 from edge.backends.triton.long_request_blocks import SpreadBlocks
-from edge.models.spec import ModelSpec
+from edge.errors import RequestError
 from edge.protocol.step import Step, StepLimits
 from edge.weights.layout import ShardLayout
 from kernels.kv_cache.gpu_cache import KvCache
-from offload import KVShape
+from offload import KVLayer, KVShape
 
 BLOCK_TOKENS = 16
 
@@ -45,7 +45,6 @@ class BlockCache:
 
     def __init__(
         self,
-        spec: ModelSpec,
         layout: ShardLayout,
         limits: StepLimits,
         device: Device,
@@ -71,12 +70,23 @@ class BlockCache:
         self._blocks: dict[int, list[int]] = {}
         """Of each slot."""
         self._lengths: dict[int, int] = {}
-        num_layers = len(layout.layers) if layout.num_kv_heads else 0
-        self._whole = self._tensors(num_layers, spec.head_size, layout.num_kv_heads, bits, dtype)
+        mixers = layout.mixers
+        heads = [(each.num_kv_heads, each.head_size) for each in mixers.values()]
+        self._wholes = [
+            self._tensors(heads.count(each), *each, bits, dtype) for each in dict.fromkeys(heads)
+        ]
+        """Of each size of heads: the layers that have it, one behind the other."""
+        groups = list(dict.fromkeys(heads))
+        self._place_of = [
+            (groups.index(each), heads[:index].count(each)) for index, each in enumerate(heads)
+        ]
+        """Of each layer: which of these, and where in it."""
         table = self._table.tensor.view(limits.requests, row_blocks)
+        self.numbers = {layer: index for index, layer in enumerate(mixers)}
+        """Of the layers that have a cache: how they are counted here."""
         self._even = {
             layer: KvCache(**self._of_layer(index), block_table=table)
-            for index, layer in enumerate(layout.layers[:num_layers])
+            for layer, index in self.numbers.items()
         }
         self._spread: SpreadBlocks | None = None
         self._far: dict[int, KvCache] = {}
@@ -86,26 +96,29 @@ class BlockCache:
         self._far_tokens = 0
         """It has after the step."""
         if limits.exceeds_memory:
+            if len(groups) > 1:
+                raise RequestError(
+                    "the layers of this model have keys and values of different sizes, and a GPU "
+                    "keeps a request that is longer than its memory only where they are alike; "
+                    "load the model with fewer context_tokens"
+                )
             self._spread = SpreadBlocks(
                 device,
-                num_layers=num_layers,
+                num_layers=len(heads),
                 num_blocks=self.num_blocks,
                 row_blocks=row_blocks,
                 block_tokens=BLOCK_TOKENS,
             )
             self._far = {
-                layer: KvCache(**self._whole, block_table=self._spread.table(index))
-                for index, layer in enumerate(self._even)
+                layer: KvCache(**self._wholes[0], block_table=self._spread.table(index))
+                for layer, index in self.numbers.items()
             }
-        elements = spec.head_size if bits is None else spec.head_size * bits // 8
-        row_bytes = elements * dtype.itemsize
-        if bits is not None:
-            row_bytes = elements + _SCALE_DTYPE.itemsize * scale_groups(spec.head_size, bits)
         self.shape = KVShape(
-            num_layers=num_layers,
-            num_kv_heads=layout.num_kv_heads,
+            layers=tuple(
+                KVLayer(num_kv_heads=count, row_bytes=_row_bytes(size, bits, dtype))
+                for count, size in heads
+            ),
             context_tokens=limits.context_tokens,
-            row_bytes=row_bytes,
         )
         """What a tier must keep of one request."""
 
@@ -186,10 +199,10 @@ class BlockCache:
     def rows(self, index: int, slot: int, first: int, last: int) -> tuple[Rows, Rows]:
         """(keys, values) uint8 [num_kv_heads, tokens, row_bytes]: a token's values or codes, and
         its scales behind them. Copies; waits for what was launched before."""
-        keys, values = self._host_rows(last - first), self._host_rows(last - first)
+        keys, values = (self._host_rows(index, last - first) for _ in range(2))
         for start, stop in _pieces(first, last):
             at = self._at(index, slot, start, stop)
-            for parts, into in zip(self._parts(), (keys, values), strict=True):
+            for parts, into in zip(self._parts(index), (keys, values), strict=True):
                 found = [each[at].contiguous().view(torch.uint8) for each in parts]
                 side_by_side = torch.cat(found, dim=-1).transpose(0, 1).contiguous()
                 into[:, start - first : stop - first] = self._device.to_host(side_by_side).numpy()
@@ -199,7 +212,7 @@ class BlockCache:
     def filling(self, index: int, slot: int, tokens: int) -> Iterator[tuple[Rows, Rows]]:
         """Arrays as `rows` gives, for the first tokens; they are on the device in the end, and
         went there beside what was computed meanwhile."""
-        keys, values = self._host_rows(tokens), self._host_rows(tokens)
+        keys, values = (self._host_rows(index, tokens) for _ in range(2))
         yield keys, values
         with self._device.beside():
             self.put(index, slot, 0, keys, values)
@@ -213,7 +226,7 @@ class BlockCache:
             self._reach(slot, last)
         for start, stop in _pieces(first, last):
             at = self._at(index, slot, start, stop)
-            for parts, rows in zip(self._parts(), (keys, values), strict=True):
+            for parts, rows in zip(self._parts(index), (keys, values), strict=True):
                 some = torch.from_numpy(rows[:, start - first : stop - first])
                 side_by_side = some.to(self._device.torch, non_blocking=True).transpose(0, 1)
                 column = 0
@@ -233,8 +246,8 @@ class BlockCache:
 
     def new_rows(self, tokens: int) -> list[Rows]:
         """Memory for so many tokens: keys and values of every layer, as `put` takes them."""
-        shape = (self.shape.num_kv_heads, tokens, self.shape.row_bytes)
-        return [np.empty(shape, np.uint8) for _ in range(2 * self.shape.num_layers)]
+        shapes = [(layer.num_kv_heads, tokens, layer.row_bytes) for layer in self.shape.layers]
+        return [np.empty(shape, np.uint8) for shape in shapes for _ in range(2)]
 
     def _spread_out(self, slot: int) -> None:
         """The slot's request, the only one, has all memory; what it has stays where it is."""
@@ -246,10 +259,11 @@ class BlockCache:
         self._spread.begin(blocks)
         self._far_slot = slot
 
-    def _parts(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    def _parts(self, index: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Of keys and of values: the tensors [blocks, heads, block_tokens, n] that hold them."""
+        whole = self._wholes[self._place_of[index][0]]
         keys, values = (
-            [self._whole[name] for name in (f"{which}s", f"{which}_scales") if name in self._whole]
+            [whole[name] for name in (f"{which}s", f"{which}_scales") if name in whole]
             for which in ("key", "value")
         )
         return keys, values
@@ -260,7 +274,8 @@ class BlockCache:
         if slot == self._far_slot and self._spread is not None:
             blocks = np.asarray(self._spread.of_layer(index), np.int64)
         else:
-            blocks = np.asarray(self._blocks[slot], np.int64) + index * self.num_blocks
+            begin = self._place_of[index][1] * self.num_blocks
+            blocks = np.asarray(self._blocks[slot], np.int64) + begin
         on = self._device.torch
         return (
             torch.from_numpy(blocks[tokens // BLOCK_TOKENS]).to(on),
@@ -268,8 +283,9 @@ class BlockCache:
             torch.from_numpy(tokens % BLOCK_TOKENS).to(on),
         )
 
-    def _host_rows(self, tokens: int) -> Rows:
-        return self._device.host_bytes((self.shape.num_kv_heads, tokens, self.shape.row_bytes))
+    def _host_rows(self, index: int, tokens: int) -> Rows:
+        layer = self.shape.layers[index]
+        return self._device.host_bytes((layer.num_kv_heads, tokens, layer.row_bytes))
 
     def _reach(self, slot: int, tokens: int) -> None:
         """Blocks for the slot's first tokens."""
@@ -290,14 +306,16 @@ class BlockCache:
 
     def _of_layer(self, index: int) -> dict[str, torch.Tensor]:
         """The layer's part of each tensor, in which its blocks are numbered from 0."""
-        start = index * self.num_blocks
-        return {name: each[start : start + self.num_blocks] for name, each in self._whole.items()}
+        group, number = self._place_of[index]
+        start = number * self.num_blocks
+        whole = self._wholes[group].items()
+        return {name: each[start : start + self.num_blocks] for name, each in whole}
 
     def _tensors(
         self,
         num_layers: int,
-        head_size: int,
         num_kv_heads: int,
+        head_size: int,
         bits: int | None,
         dtype: torch.dtype,
     ) -> dict[str, torch.Tensor]:
@@ -316,6 +334,13 @@ class BlockCache:
             for which in ("key", "value")
             for name, (width, kind) in widths.items()
         }
+
+
+def _row_bytes(head_size: int, bits: int | None, dtype: torch.dtype) -> int:
+    """Of one token's key, or value, of one head, with its scales."""
+    if bits is None:
+        return int(head_size * dtype.itemsize)
+    return int(head_size * bits // 8 + _SCALE_DTYPE.itemsize * scale_groups(head_size, bits))
 
 
 def scale_groups(head_size: int, bits: int) -> int:

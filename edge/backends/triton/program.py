@@ -287,8 +287,8 @@ class TritonProgram:
             return
         if self._streamed is not None and layer in self._streamed.streamed:
             self._streamed.begin(layer)
-        if self._cache.is_spread:
-            number = layer - self._layout.layers.start
+        number = self._cache.numbers.get(layer)
+        if self._cache.is_spread and number is not None:
             self._moves.begin(number)
             self._cache.begin_layer(number)
 
@@ -299,9 +299,10 @@ class TritonProgram:
             return
         if self._streamed is not None and layer in self._streamed.streamed:
             self._streamed.end(layer)
-        if self._cache.is_spread:
+        number = self._cache.numbers.get(layer)
+        if self._cache.is_spread and number is not None:
             self._device.synchronize()  # so that computing is not counted as moving
-            self._moves.end(layer - self._layout.layers.start)
+            self._moves.end(number)
 
     def _launch(self, indices: tuple[int, ...], lane: Lane) -> None:
         """These segments, one after the other."""

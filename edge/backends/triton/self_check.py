@@ -6,7 +6,7 @@ the shard's own weights where they lie; of wide products a part is compared.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,9 +16,12 @@ from torch import Tensor
 
 from edge.backends.self_check import ROWS, Judge, heads_of, spread
 from edge.backends.shard_arrays import ShardArrays
+from edge.backends.triton.attention import AttentionBlock
+from edge.backends.triton.blocks import Norm
 from edge.backends.triton.buffers import StepBuffers
 from edge.backends.triton.device import Device
-from edge.backends.triton.layers import Attention, Norm, ShardOperators
+from edge.backends.triton.gated_mlp import GatedMlpBlock
+from edge.backends.triton.layers import ShardOperators
 from edge.backends.triton.paged_kv_cache import scale_groups
 from edge.backends.triton.weights import Product
 from edge.protocol.step import Step, StepEntry, StepLimits
@@ -51,25 +54,23 @@ def check_agreement(
     device: Device,
     buffers: StepBuffers,
     limits: StepLimits,
+    *,
+    bring: Callable[[int], None] = lambda _layer: None,
 ) -> None:
-    """Raises RequestError, with the operator and its error, where one is too far off."""
+    """Raises RequestError, with the operator and its error, where one is too far off.
+
+    bring: sees to it that the layer's matrices are in their place.
+    """
     check = _Check(operators, arrays, device, buffers, limits)
     if operators.embedding is not None:
         check.embedding()
-    for layer, block in list(operators.attentions.items())[:1]:
-        prefix = f"layers.{layer}."
-        check.norm(block.norm, f"{prefix}attention_norm")
-        check.product(block.qkv)
-        check.attention(block)
-        check.product(block.output)
-    for layer, feed_forward in list(operators.feed_forwards.items())[:1]:
-        prefix = f"layers.{layer}."
-        check.norm(feed_forward.norm, f"{prefix}mlp_norm")
-        check.product(feed_forward.gate_up)
-        gate_up = check.normal(ROWS[-1], 2 * operators.layout.ffn_columns)
-        given = feed_forward.gate(check.tensor(gate_up))
-        check.compare(f"gated_mlp ({prefix}gate_up)", given, gated_silu(check.rounded(gate_up)))
-        check.product(feed_forward.down)
+    for layer in operators.layout.first_of_kind:
+        bring(layer)
+        for block in operators.blocks[layer]:
+            if isinstance(block, AttentionBlock):
+                check.attention(block)
+            elif isinstance(block, GatedMlpBlock):
+                check.gated(block, layer)
     if operators.head is not None:
         check.norm(operators.head.norm, "final_norm")
         check.product(operators.head.product)
@@ -167,23 +168,35 @@ class _Check:
             is_same = torch.from_numpy(expected) == ids[0].cpu()
             self.compare(label, is_same.all().float(), np.ones((), np.float32))
 
-    def attention(self, block: Attention) -> None:
+    def gated(self, block: GatedMlpBlock, layer: int) -> None:
+        self.norm(block.norm, f"layers.{layer}.mlp_norm")
+        self.product(block.gate_up)
+        gate_up = self.normal(ROWS[-1], 2 * block.part.columns)
+        given = block.gate(self.tensor(gate_up))
+        self.compare(f"gated_mlp ({block.gate_up.name})", given, gated_silu(self.rounded(gate_up)))
+        self.product(block.down)
+
+    def attention(self, block: AttentionBlock) -> None:
+        self.norm(block.norm, f"layers.{block.layer}.attention_norm")
+        self.product(block.qkv)
+        self._attention(block)
+        self.product(block.output)
+
+    def _attention(self, block: AttentionBlock) -> None:
         """A chunk of a prompt, then a token after it."""
-        spec, layout, limits = self._spec, self._operators.layout, self._limits
-        cache, size = self._operators.cache, self._spec.head_size
+        part, limits, cache = block.part, self._limits, self._operators.cache
         most = min(limits.chunk_tokens, limits.context_tokens, limits.cached_tokens)
         lengths = [min(ROWS[-1], most)]
         if lengths[0] < min(limits.context_tokens, limits.cached_tokens):
             lengths.append(1)
-        num_heads = layout.num_heads + 2 * layout.num_kv_heads
-        qkv = self.normal(sum(lengths), num_heads, size)
+        num_heads = part.num_heads + 2 * part.num_kv_heads
+        qkv = self.normal(sum(lengths), num_heads, part.head_size)
         heads = heads_of(
             self.rounded(qkv),
-            spec,
-            (_array(self._operators.tables[0]), _array(self._operators.tables[1])),
-            num_heads=layout.num_heads,
-            num_kv_heads=layout.num_kv_heads,
+            part,
+            (_array(block.tables[0]), _array(block.tables[1])),
             norms=None if block.norms is None else (_array(block.norms[0]), _array(block.norms[1])),
+            epsilon=self._spec.norm_epsilon,
         )
         bits = cache.layers[block.layer].bits
         heads = replace(
@@ -199,14 +212,12 @@ class _Check:
                 cache.place(step)
                 (lane,) = self._buffers.lanes([step])
                 end = first + length
-                expected = heads.attend(first, end, block.window)
+                expected = heads.attend(first, end, part.window)
                 # And as in a long context, whose keys may be divided: that is another kernel.
                 for max_keys in sorted({lane.max_keys, limits.context_tokens}):
                     given = block.attend(
                         self.tensor(qkv[first:end].reshape(length, -1)),
                         replace(lane, max_keys=max_keys),
-                        cache,
-                        self._operators.tables,
                     )
                     label = f"rope and attention (layer {block.layer}, {length} of {end} tokens)"
                     self.compare(label, given, expected, LARGEST_CACHE_ERROR[bits])

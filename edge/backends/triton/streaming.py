@@ -170,10 +170,10 @@ class StreamedLayers:
         del self._places[tiers.window :]
         self._device.give_back()
         while len(self._places) < tiers.window:
-            self._places.append(self._empty())
+            self._places.append(self._empty(self._run_bytes))
         for layer in self._layers[: tiers.resident]:
             if layer not in self._own:
-                run = self._empty()
+                run = self._empty(self._runs[layer].nbytes)
                 self._read(layer, run)
                 self._own[layer] = run
 
@@ -182,8 +182,8 @@ class StreamedLayers:
             return self._own[layer]
         return self._places[self.streamed.index(layer) % self.tiers.window]
 
-    def _empty(self) -> Tensor:
-        return torch.empty(self._run_bytes, dtype=torch.uint8, device=self._device.torch)
+    def _empty(self, nbytes: int) -> Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8, device=self._device.torch)
 
     def _read(self, layer: int, into: Tensor) -> None:
         run = self._runs[layer]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,9 @@ from edge.weights.layout import shard_layout
 from kernels.onnx_graph import OnnxGraph
 from tests.support.halves import SIZES, SPEC
 from tests.support.plans import make_plan
+from tests.support.specs import changed
 
-WITH_EVERYTHING = replace(
+WITH_EVERYTHING = changed(
     SPEC, head_size=64, inverse_frequencies=tuple(100.0 ** -(i / 32) for i in range(32)),
     windows=(3, None, 3, 3), qkv_bias=True, output_bias=True, mlp_bias=True, query_key_norm=True,
 )  # fmt: skip

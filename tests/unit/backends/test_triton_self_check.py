@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,13 @@ from edge.weights.formats import weight_format
 from edge.weights.layout import shard_layout
 from tests.support.halves import SPEC
 from tests.support.plans import make_plan
+from tests.support.specs import changed
 from tests.support.triton_face import device
 
-ONE_LAYER = replace(SPEC, num_layers=1, windows=(None,))
+ONE_LAYER = changed(SPEC, num_layers=1, windows=(None,))
 LIMITS = StepLimits(context_tokens=16, chunk_tokens=8, requests=2, cached_tokens=16)
 
-WEIGHTS, LAYERS = "edge.backends.triton.weights", "edge.backends.triton.layers"
+TRITON = "edge.backends.triton"
 
 
 def load(folder: Path, *, dtype: str = "float32", kv_dtype: Any = "float32") -> None:
@@ -55,13 +55,17 @@ def another_id(results: Any) -> Any:
 @pytest.mark.parametrize(
     ("face", "breaks", "operator"),
     [
-        (f"{LAYERS}.embedding", slightly_wrong, "embedding"),
-        (f"{LAYERS}.rms_norm", slightly_wrong, "rms_norm (layers.0.attention_norm)"),
-        (f"{LAYERS}.add_rms_norm", slightly_wrong, "add_rms_norm (layers.0.attention_norm)"),
-        (f"{LAYERS}.attention", slightly_wrong, "rope and attention (layer 0, 5 of 5 tokens)"),
-        (f"{LAYERS}.gated", slightly_wrong, "gated_mlp (layers.0.gate_up)"),
-        (f"{WEIGHTS}.matmul", slightly_wrong, "matmul (layers.0.qkv, 1 row)"),
-        (f"{WEIGHTS}.matmul", nowhere, "errs by nan"),
+        (f"{TRITON}.layers.embedding", slightly_wrong, "embedding"),
+        (f"{TRITON}.blocks.rms_norm", slightly_wrong, "rms_norm (layers.0.attention_norm)"),
+        (f"{TRITON}.blocks.add_rms_norm", slightly_wrong, "add_rms_norm (layers.0.attention_norm)"),
+        (
+            f"{TRITON}.attention.attention",
+            slightly_wrong,
+            "rope and attention (layer 0, 5 of 5 tokens)",
+        ),
+        (f"{TRITON}.gated_mlp.gated", slightly_wrong, "gated_mlp (layers.0.gate_up)"),
+        (f"{TRITON}.weights.matmul", slightly_wrong, "matmul (layers.0.qkv, 1 row)"),
+        (f"{TRITON}.weights.matmul", nowhere, "errs by nan"),
         ("edge.backends.triton.self_check.top_k", slightly_wrong, "top_k (1 of"),
         ("edge.backends.triton.self_check.top_k", another_id, "top_k (1 of"),
     ],

@@ -22,6 +22,7 @@ from offload import Manifest
 from partition import Plan, Shard, Stage
 from tests.support.linked_shards import REPORT_WITHIN_S, RUN, shards
 from tests.support.made_up_shards import SPEC, VOCAB, MadeUpBackend, MadeUpProgram
+from tests.support.specs import shape
 from transport import Frame, Link, WireRule
 
 
@@ -39,8 +40,8 @@ def test_layers_that_are_to_come_from_disk_do_so_from_the_load_on() -> None:
     """A peer's memory may become less while a shard waits for others to be loaded."""
     shard = Shard(
         device="a",
-        heads=range(SPEC.num_heads),
-        ffn_columns=range(SPEC.ffn_columns),
+        heads=range(shape(SPEC).num_heads),
+        ffn_columns=range(shape(SPEC).ffn_columns),
         vocab=range(SPEC.vocab_size),
     )
     stage = Stage(layers=range(SPEC.num_layers), shards=(shard,))

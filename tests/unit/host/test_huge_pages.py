@@ -28,7 +28,7 @@ def resident_bytes() -> int:
 
 def test_contents_stay_and_reserved_memory_stays_empty() -> None:
     weights = np.arange(1 << 22, dtype=np.float32)
-    pool = KVPool(num_layers=2, slots=8, num_kv_heads=4, context_tokens=4096, head_size=64)
+    pool = KVPool(layers=[(4, 64)] * 2, slots=8, context_tokens=4096)
     before = resident_bytes()
     assert use_huge_pages() >= 0
     release_freed_memory()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,9 @@ import transformers
 
 from edge.errors import CheckpointError
 from edge.models.families import FAMILIES, read_family
-from edge.models.spec import MAX_SIZE, ModelSpec, tensor_shapes
+from edge.models.parts import MAX_SIZE
+from edge.models.spec import ModelSpec, tensor_shapes
+from tests.support.specs import changed, plain_layer, plain_spec, shape, spec_of
 
 hub: Any = transformers
 """The same module; parts of it carry no types."""
@@ -43,12 +45,13 @@ def describe(model_type: str = "llama", **values: Any) -> ModelSpec:
 
 
 def frequencies(**values: Any) -> tuple[float, ...]:
-    return describe(**values).inverse_frequencies
+    found: tuple[float, ...] = shape(describe(**values)).inverse_frequencies
+    return found
 
 
 def test_the_sizes_of_a_llama() -> None:
     spec = describe()
-    assert spec == ModelSpec(
+    assert spec == plain_spec(
         family="llama",
         num_layers=3,
         hidden_size=64,
@@ -60,7 +63,7 @@ def test_the_sizes_of_a_llama() -> None:
         context_tokens=256,
         norm_epsilon=1e-5,
         activation="silu",
-        inverse_frequencies=spec.inverse_frequencies,
+        inverse_frequencies=shape(spec).inverse_frequencies,
         windows=(None, None, None),
         qkv_bias=False,
         output_bias=False,
@@ -68,14 +71,14 @@ def test_the_sizes_of_a_llama() -> None:
         query_key_norm=False,
         tied_embeddings=False,
     )
-    np.testing.assert_allclose(spec.inverse_frequencies, [1.0, 0.1, 0.01, 0.001], rtol=1e-6)
+    np.testing.assert_allclose(shape(spec).inverse_frequencies, [1.0, 0.1, 0.01, 0.001], rtol=1e-6)
 
 
 def test_what_a_config_leaves_out_has_the_family_s_default() -> None:
-    assert describe(num_key_value_heads=None).num_kv_heads == 8
-    assert describe(head_dim=None).head_size == 8
-    assert describe(head_dim=20).head_size == 20
-    assert describe("qwen3").head_size == 128
+    assert shape(describe(num_key_value_heads=None)).num_kv_heads == 8
+    assert shape(describe(head_dim=None)).head_size == 8
+    assert shape(describe(head_dim=20)).head_size == 20
+    assert shape(describe("qwen3")).head_size == 128
     assert describe(rms_norm_eps=None).norm_epsilon == 1e-6
     assert describe(max_position_embeddings=None).context_tokens == 2048
 
@@ -91,14 +94,14 @@ def test_what_a_config_leaves_out_has_the_family_s_default() -> None:
 )
 def test_biases_and_head_norms(model_type: str, expected: tuple[bool, ...]) -> None:
     spec = describe(model_type, attention_bias=True, mlp_bias=True)
-    assert (spec.qkv_bias, spec.output_bias) == expected[:2]
-    assert spec.query_key_norm == expected[3]
+    assert (shape(spec).qkv_bias, shape(spec).output_bias) == expected[:2]
+    assert shape(spec).query_key_norm == expected[3]
 
 
 def test_biases_are_off_unless_asked_for() -> None:
-    assert not describe().qkv_bias
-    assert describe("qwen2").qkv_bias
-    assert not describe("qwen3").qkv_bias
+    assert not shape(describe()).qkv_bias
+    assert shape(describe("qwen2")).qkv_bias
+    assert not shape(describe("qwen3")).qkv_bias
 
 
 def test_old_and_new_rope_fields_mean_the_same() -> None:
@@ -133,7 +136,7 @@ def test_frequencies_equal_those_of_transformers(model_type: str, rope: dict[str
     rotary = type(model.model.rotary_emb)(config)
     values = json.loads(config.to_json_string(use_diff=False))
     spec = read_family({**values, "model_type": model_type, "head_dim": 64}, source="here")[1]
-    np.testing.assert_allclose(spec.inverse_frequencies, rotary.inv_freq.numpy(), rtol=1e-6)
+    np.testing.assert_allclose(shape(spec).inverse_frequencies, rotary.inv_freq.numpy(), rtol=1e-6)
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
@@ -146,21 +149,22 @@ def test_tensor_names_are_those_of_transformers(model_type: str) -> None:
     values = json.loads(config.to_json_string(use_diff=False))
     family, spec = read_family(values, source="here")
     if model_type == "qwen3":  # it has a switch for the biases of attention only
-        spec = dataclasses.replace(spec, mlp_bias=False)
-    named = {family.tensor_name(role): shape for role, shape in tensor_shapes(spec).items()}
+        spec = changed(spec, mlp_bias=False)
+    named = {family.tensor_name(role): size for role, size in tensor_shapes(spec).items()}
     assert named == {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
 def test_windows_of_mistral() -> None:
-    assert describe("mistral", sliding_window=7).windows == (7, 7, 7)
-    assert describe("mistral", sliding_window=None).windows == (None, None, None)
-    assert describe("llama", sliding_window=7).windows == (None, None, None)
+    assert shape(describe("mistral", sliding_window=7)).windows == (7, 7, 7)
+    assert shape(describe("mistral", sliding_window=None)).windows == (None, None, None)
+    assert shape(describe("llama", sliding_window=7)).windows == (None, None, None)
 
 
 @pytest.mark.parametrize("model_type", ["qwen2", "qwen3"])
 def test_windows_of_qwen(model_type: str) -> None:
     def windows(**values: Any) -> tuple[int | None, ...]:
-        return describe(model_type, sliding_window=7, **values).windows
+        found = shape(describe(model_type, sliding_window=7, **values)).windows
+        return tuple(found)
 
     kinds = ["sliding_attention", "full_attention", "sliding_attention"]
     assert windows() == (None, None, None)
@@ -246,27 +250,70 @@ def test_a_description_crosses_the_wire_unchanged() -> None:
     assert ModelSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
 
 
+def test_a_kind_of_layer_crosses_the_wire_once_however_many_layers_have_it() -> None:
+    spec = plain_spec(num_layers=80, windows=(None, 7) * 40)
+    assert len(spec.kinds) == 2
+    written = spec.to_json()
+    assert len(written["kinds"]) == 2
+    assert written["layers"] == (0, 1) * 40
+    assert len(json.dumps(written)) < 1500
+
+
+def test_layers_may_differ_in_everything() -> None:
+    full = plain_layer(num_heads=4, num_kv_heads=4, ffn_columns=48)
+    narrow = plain_layer(num_heads=4, num_kv_heads=2, head_size=16, window=5, ffn_columns=12)
+    spec = spec_of([full, narrow, full])
+    assert (spec.kinds, spec.layers) == ((full, narrow), (0, 1, 0))
+    assert ModelSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+    shapes = tensor_shapes(spec)
+    assert shapes["layers.0.key.weight"] == (32, 24)
+    assert shapes["layers.1.key.weight"] == (32, 24)
+    assert shapes["layers.1.query.weight"] == (64, 24)
+    assert shapes["layers.1.down.weight"] == (24, 12)
+
+
 @pytest.mark.parametrize(
     "change",
     [
-        {"extra": 1},
-        {"hidden_size": 64.0},
-        {"hidden_size": -1},
-        {"num_layers": 10**9},
-        {"windows": None},
-        {"windows": [None]},
-        {"windows": [0, 0, 0]},
-        {"inverse_frequencies": ["x", "y", "z", "w"]},
-        {"inverse_frequencies": [1.0]},
-        {"norm_epsilon": "none"},
-        {"norm_epsilon": 10**400},
-        {"activation": "gelu"},
+        lambda m, a, f: m.update(extra=1),
+        lambda m, a, f: m.update(hidden_size=64.0),
+        lambda m, a, f: m.update(hidden_size=-1),
+        lambda m, a, f: m.update(layers=[0] * 5000),
+        lambda m, a, f: m.update(layers=None),
+        lambda m, a, f: m.update(layers=[0, 1, 0]),
+        lambda m, a, f: m.update(layers=[0, True, 0]),
+        lambda m, a, f: m.update(layers=[]),
+        lambda m, a, f: m.update(layers=[[0], 0, 0]),
+        lambda m, a, f: m.update(kinds=[]),
+        lambda m, a, f: m.update(kinds=m["kinds"] * 2, layers=[0, 1, 0]),
+        lambda m, a, f: m.update(kinds=m["kinds"] * 100),
+        lambda m, a, f: m.update(kinds=[None]),
+        lambda m, a, f: m.update(norm_epsilon="none"),
+        lambda m, a, f: m.update(norm_epsilon=10**400),
+        lambda m, a, f: m.update(tied_embeddings="yes"),
+        lambda m, a, f: a.update(kind="convolution"),
+        lambda m, a, f: a.update(kind=["attention"]),
+        lambda m, a, f: a.update(kind="gated_mlp"),
+        lambda m, a, f: a.pop("kind"),
+        lambda m, a, f: a.update(extra=1),
+        lambda m, a, f: a.update(num_heads=10**9),
+        lambda m, a, f: a.update(num_kv_heads=3),
+        lambda m, a, f: a.update(window=0),
+        lambda m, a, f: a.update(window="8"),
+        lambda m, a, f: a.update(qkv_bias=1),
+        lambda m, a, f: a.update(inverse_frequencies=["x", "y", "z", "w"]),
+        lambda m, a, f: a.update(inverse_frequencies=[1.0]),
+        lambda m, a, f: a.update(inverse_frequencies="1234"),
+        lambda m, a, f: f.update(columns=0),
+        lambda m, a, f: f.update(activation="gelu"),
+        lambda m, a, f: f.update(bias=None),
     ],
-    ids=lambda value: str(value)[:60],
 )
-def test_a_damaged_description_is_a_value_error(change: dict[str, Any]) -> None:
+def test_a_damaged_description_is_a_value_error(change: Callable[..., object]) -> None:
+    written = json.loads(json.dumps(describe().to_json()))
+    change(written, written["kinds"][0]["mixer"], written["kinds"][0]["feed_forward"])
     with pytest.raises(ValueError, match=r"."):
-        ModelSpec.from_json({**describe().to_json(), **change})
+        ModelSpec.from_json(written)
 
 
 def test_a_description_without_a_field_is_a_value_error() -> None:

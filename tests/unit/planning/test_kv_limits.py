@@ -12,7 +12,7 @@ from edge.protocol.peer_info import PeerInfo
 from edge.protocol.step import StepLimits
 from edge.weights.formats import weight_format
 from partition import ClusterSpec, Plan, Shard, Stage, Workload, memory_use
-from tests.support.specs import plain_spec
+from tests.support.specs import plain_spec, shape
 
 SPEC = plain_spec()
 FORMAT = weight_format("float32", 32, "fast")
@@ -50,8 +50,8 @@ def pipeline(*layers: int) -> Plan:
     for number, count in enumerate(layers):
         shard = Shard(
             device="abc"[number],
-            heads=range(SPEC.num_heads),
-            ffn_columns=range(SPEC.ffn_columns),
+            heads=range(shape(SPEC).num_heads),
+            ffn_columns=range(shape(SPEC).ffn_columns),
             vocab=range(SPEC.vocab_size),
         )
         stages.append(Stage(layers=range(first, first + count), shards=(shard,)))

@@ -16,6 +16,7 @@ from edge.planning.profile_cache import (
 )
 from edge.protocol.peer_info import PeerInfo
 from edge.weights.formats import weight_format
+from tests.support.specs import changed
 from tests.unit.protocol.test_assignment import SPEC
 from tests.unit.protocol.test_measurements import PROFILE, TIMES
 from tests.unit.protocol.test_places import peer
@@ -81,14 +82,14 @@ def test_a_daemon_that_was_started_again_is_known(cache: FactsCache) -> None:
 
 def test_another_shape_or_format_is_not_known(cache: FactsCache) -> None:
     cache.keep_profile(A, SPEC, INT4, KNOWN)
-    assert cache.profile(A, replace(SPEC, ffn_columns=16), INT4) is None
+    assert cache.profile(A, changed(SPEC, ffn_columns=16), INT4) is None
     for other in (("int8", 32, "fast"), ("int4", 128, "fast"), ("int4", 32, "high")):
         assert cache.profile(A, SPEC, weight_format(*other)) is None
 
 
 def test_the_same_shape_under_another_name_is_known(cache: FactsCache) -> None:
     cache.keep_profile(A, SPEC, INT4, KNOWN)
-    assert cache.profile(A, replace(SPEC, family="qwen3", context_tokens=64), INT4) == KNOWN
+    assert cache.profile(A, changed(SPEC, family="qwen3", context_tokens=64), INT4) == KNOWN
 
 
 def test_another_address_is_another_link(cache: FactsCache) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from edge.weights.formats import WeightFormat, weight_format
 from edge.weights.layout import ShardLayout, shard_layout
 from kernels.matmul_nbits.reference import packed_shapes
 from partition import Plan, Shard, Stage, Workload, memory_use
+from tests.support.specs import changed, shape
 from tests.unit.protocol.test_assignment import SPEC
 
 FORMATS = [weight_format("float32"), weight_format("int8", 128), weight_format("int4")]
@@ -45,12 +45,7 @@ def spec(**sizes: Any) -> ModelSpec:
         "head_size": 64, "ffn_columns": 5632, "vocab_size": 32_000, "context_tokens": 2048,
         **sizes,
     }  # fmt: skip
-    return replace(
-        SPEC,
-        **values,
-        windows=(None,) * values["num_layers"],
-        inverse_frequencies=(1.0,) * (values["head_size"] // 2),
-    )
+    return changed(SPEC, **values)
 
 
 def layer_bytes(model: ModelSpec, format_: WeightFormat) -> float:
@@ -59,8 +54,8 @@ def layer_bytes(model: ModelSpec, format_: WeightFormat) -> float:
     shards = [
         Shard(
             device=f"d{number}",
-            heads=range(model.num_heads),
-            ffn_columns=range(model.ffn_columns),
+            heads=range(shape(model).num_heads),
+            ffn_columns=range(shape(model).ffn_columns),
             vocab=range(0 if number == 1 else model.vocab_size),
         )
         for number in range(3)
@@ -87,7 +82,7 @@ def test_as_many_layers_as_exceed_the_caches(format_: WeightFormat) -> None:
     assert SAMPLE_BYTES <= sample.nbytes("whole", format_) < SAMPLE_BYTES + per_layer
     assert (sample.chunk_rows, sample.is_narrowed) == (CHUNK_ROWS[0], False)
     for name in ("hidden_size", "num_heads", "num_kv_heads", "head_size", "ffn_columns"):
-        assert getattr(sample.spec, name) == getattr(model, name)
+        assert getattr(shape(sample.spec), name) == getattr(shape(model), name)
     assert in_words(sample) == f"{sample.num_layers} layers"
 
 
@@ -99,8 +94,8 @@ def test_at_most_the_layers_of_the_model() -> None:
 
 def test_windows_are_those_of_layers_from_all_over_the_model() -> None:
     windows = tuple(None if layer % 2 else 8 for layer in range(22))
-    sample = weights_sample(replace(spec(), windows=windows), INT4, PLENTY)
-    assert set(sample.spec.windows[1:-1]) == {None, 8}
+    sample = weights_sample(changed(spec(), windows=windows), INT4, PLENTY)
+    assert set(shape(sample.spec).windows[1:-1]) == {None, 8}
 
 
 @pytest.mark.parametrize("format_", FORMATS, ids=lambda each: each.name)
@@ -129,9 +124,9 @@ def test_a_layer_that_is_too_large_gets_narrower_in_its_real_depth() -> None:
     sample = weights_sample(model, INT4, 512 << 20)
     assert sample.is_narrowed
     assert sample.spec.hidden_size == 16_384
-    assert sample.spec.num_heads == 16 * sample.spec.num_kv_heads
-    assert sample.spec.num_kv_heads < 8
-    assert sample.spec.ffn_columns % 32 == 0
+    assert shape(sample.spec).num_heads == 16 * shape(sample.spec).num_kv_heads
+    assert shape(sample.spec).num_kv_heads < 8
+    assert shape(sample.spec).ffn_columns % 32 == 0
     assert sample.nbytes("whole", INT4) <= 512 << 20
     assert "a whole one does not fit" in in_words(sample)
 
@@ -168,7 +163,7 @@ def every_sample() -> list[tuple[ModelSpec, ShardLayout, WeightFormat]]:
         attention = attention_sample(SPEC, format_, 4 << 20)
         found.append((attention.spec, attention.layout("whole", format_), format_))
         tiny = step_sample(SPEC, format_)
-        whole = Shard(device="a", heads=range(1), ffn_columns=range(tiny.ffn_columns),
+        whole = Shard(device="a", heads=range(1), ffn_columns=range(shape(tiny).ffn_columns),
                       vocab=range(tiny.vocab_size))  # fmt: skip
         plan = Plan(model="m", version=0, stages=(Stage(layers=range(1), shards=(whole,)),))
         found.append((tiny, shard_layout(tiny, plan, stage=0, rank=0), format_))

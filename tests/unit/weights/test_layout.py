@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 
+from edge.models.parts import MatrixSlice
 from edge.models.spec import ModelSpec, tensor_shapes
-from edge.weights.layout import MatrixSlice, ShardLayout, shard_layout
+from edge.weights.layout import ShardLayout, shard_layout
 from partition import Plan, Shard, Stage, kv_heads
 from tests.support.plans import LAYOUTS, make_plan
-from tests.support.specs import plain_spec
+from tests.support.specs import changed, plain_spec, shape
 
 SPEC = plain_spec(
     hidden_size=20,
@@ -70,10 +70,10 @@ def test_every_weight_is_held_exactly_once(name: str) -> None:
     """But for norms, which every shard that computes with them holds, and replicated KV heads."""
     cells = all_cells(make_plan(SPEC, name, model="m"))
     everything: set[Cell] = set()
-    for role, shape in tensor_shapes(SPEC).items():
-        columns = shape[1] if len(shape) == 2 else 1
+    for role, size in tensor_shapes(SPEC).items():
+        columns = size[1] if len(size) == 2 else 1
         everything.update(
-            (role, row, column) for row in range(shape[0]) for column in range(columns)
+            (role, row, column) for row in range(size[0]) for column in range(columns)
         )
     assert set(cells) == everything
     repeated = {short_role(role) for (role, _row, _column), count in cells.items() if count > 1}
@@ -90,12 +90,14 @@ def test_kv_heads_go_along_with_the_query_heads_that_read_them(name: str) -> Non
     plan = make_plan(SPEC, name, model="m")
     for number, stage in enumerate(plan.stages):
         for layout, shard in zip(stage_layouts(plan, number), stage.shards, strict=True):
-            assert layout.num_heads == len(shard.heads)
-            local = kv_heads(shard.heads, SPEC.num_heads, SPEC.num_kv_heads) if shard.heads else ()
-            assert layout.num_kv_heads == len(local)
+            (mixer,) = {each.mixer for each in layout.local}
+            assert (mixer.num_heads if mixer else 0) == len(shard.heads)
+            whole = shape(SPEC)
+            local = kv_heads(shard.heads, whole.num_heads, whole.num_kv_heads)
+            assert (mixer.num_kv_heads if mixer else 0) == len(local)
             for index, head in enumerate(shard.heads):
                 own = local[index * len(local) // len(shard.heads)]
-                assert own == head // (SPEC.num_heads // SPEC.num_kv_heads)
+                assert own == head // (whole.num_heads // whole.num_kv_heads)
 
 
 def test_the_plans_of_the_tests_reach_the_hard_cases() -> None:
@@ -109,15 +111,17 @@ def test_the_plans_of_the_tests_reach_the_hard_cases() -> None:
     assert any(not shard.heads for shard in shards)
     assert any(not shard.ffn_columns for shard in shards)
     assert any(not shard.vocab for shard in shards)
-    group = SPEC.num_heads // SPEC.num_kv_heads
+    group = shape(SPEC).num_heads // shape(SPEC).num_kv_heads
     assert any(shard.heads.start % group for shard in shards if shard.heads)
-    assert len(LAYOUTS["tensor_5"][0][1].heads) > SPEC.num_kv_heads
+    assert len(LAYOUTS["tensor_5"][0][1].heads) > shape(SPEC).num_kv_heads
 
 
 def test_query_then_keys_then_values_in_one_matrix() -> None:
     """Heads 1..5 of 6 straddle the groups of two, so each comes with a KV head of its own."""
     layout = one_shard(heads=range(1, 5))
-    assert layout.num_kv_heads == 4
+    mixer = layout.local[0].mixer
+    assert mixer is not None
+    assert mixer.num_kv_heads == 4
     rows = [range(0, 4), range(4, 8), range(4, 8), range(8, 12)]
     expected = (
         ("layers.0.query.weight", range(4, 20)),
@@ -127,7 +131,7 @@ def test_query_then_keys_then_values_in_one_matrix() -> None:
     qkv = layout.matrix("layers.0.qkv")
     assert qkv.parts == expected
     assert qkv.columns == range(SPEC.hidden_size)
-    assert qkv.num_rows == (4 + 2 * 4) * SPEC.head_size
+    assert qkv.num_rows == (4 + 2 * 4) * shape(SPEC).head_size
     bias = next(vector for vector in layout.vectors if vector.name == "layers.0.qkv.bias")
     assert bias.parts == tuple((role.replace("weight", "bias"), r) for role, r in expected)
 
@@ -158,8 +162,8 @@ def one_shard(*, heads: range, ffn_columns: range = range(15)) -> ShardLayout:
     this = Shard(device="b", heads=heads, ffn_columns=ffn_columns, vocab=range(11, 11))
     last = Shard(
         device="c",
-        heads=range(heads.stop, SPEC.num_heads),
-        ffn_columns=range(ffn_columns.stop, SPEC.ffn_columns),
+        heads=range(heads.stop, shape(SPEC).num_heads),
+        ffn_columns=range(ffn_columns.stop, shape(SPEC).ffn_columns),
         vocab=range(11, 11),
     )
     stage = Stage(layers=range(SPEC.num_layers), shards=(first, this, last))
@@ -170,7 +174,7 @@ def one_shard(*, heads: range, ffn_columns: range = range(15)) -> ShardLayout:
 def test_a_bias_after_a_sum_is_added_once_by_a_shard_that_sums(name: str) -> None:
     plan = make_plan(SPEC, name, model="m")
     for number, stage in enumerate(plan.stages):
-        for product, needs in (("output", "num_heads"), ("down", "ffn_columns")):
+        for product, needs in (("output", "mixer"), ("down", "feed_forward")):
             for layer in stage.layers:
                 adding = [
                     layout
@@ -178,7 +182,7 @@ def test_a_bias_after_a_sum_is_added_once_by_a_shard_that_sums(name: str) -> Non
                     if f"layers.{layer}.{product}.bias" in {v.name for v in layout.vectors}
                 ]
                 assert len(adding) == 1
-                assert getattr(adding[0], needs) > 0
+                assert getattr(adding[0].layer(layer), needs) is not None
 
 
 def test_a_shard_holds_no_norm_that_it_does_not_use() -> None:
@@ -206,7 +210,7 @@ def test_only_the_outer_stages_hold_vocabulary() -> None:
 
 
 def test_a_model_without_biases_and_head_norms_has_none() -> None:
-    plain = replace(SPEC, qkv_bias=False, output_bias=False, mlp_bias=False, query_key_norm=False)
+    plain = changed(SPEC, qkv_bias=False, output_bias=False, mlp_bias=False, query_key_norm=False)
     plan = make_plan(plain, "tensor_2", model="m")
     names = {v.name for layout in stage_layouts(plan, 0, plain) for v in layout.vectors}
     assert {short_role(name) for name in names} == {"attention_norm", "mlp_norm", "final_norm"}

@@ -1,0 +1,76 @@
+"""The nodes of an attention layer, and its KV cache as inputs and outputs."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edge.backends.ort.segments import SegmentBuilder, rotation_names
+from edge.models.attention import Attention
+from kernels.attention.onnx import ROTARY_MULTIPLE, AttentionNames, CacheNames, attention
+from kernels.kv_cache.cache_size import cache_head_size, cache_row
+
+
+def lower_attention(build: SegmentBuilder, layer: int, part: Attention) -> str:
+    """What is to be added to the hidden state."""
+    p = f"layers.{layer}."
+    normed = build.norm(f"{p}attention_norm")
+    qkv = build.linear(normed, f"{p}qkv")
+    output, *present = attention(
+        build.graph,
+        qkv,
+        _cache(build, layer, part),
+        _inputs(build, part),
+        num_heads=part.num_heads,
+        num_kv_heads=part.num_kv_heads,
+        head_size=part.head_size,
+        window=part.window,
+        query_norm=build.vector(f"{p}query_norm"),
+        key_norm=build.vector(f"{p}key_norm"),
+        epsilon=build.spec.norm_epsilon,
+    )
+    build.takes_cache_of(layer)
+    dtype, shape = _cache_rows(build, part)
+    for value, name in zip(present, ("key", "value"), strict=True):
+        build.output(value, f"present_{name}_{layer}", dtype, shape)
+    return build.linear(output, f"{p}output")
+
+
+def _inputs(build: SegmentBuilder, part: Attention) -> AttentionNames:
+    graph, half = build.graph, part.head_size // 2
+    cos, sin = (
+        graph.input(name, np.float32, ["context", half])
+        for name in rotation_names(build.layout.rotations.index(part.inverse_frequencies))
+    )
+    positions = ""
+    if part.head_size % ROTARY_MULTIPLE:
+        positions = graph.input("positions", np.int64, ["batch", "tokens"])
+    return AttentionNames(
+        cos=cos,
+        sin=sin,
+        positions=positions,
+        lengths=graph.input("lengths", np.int32, ["batch"]),
+        total=graph.input("total", np.int32, []),
+    )
+
+
+def _cache(build: SegmentBuilder, layer: int, part: Attention) -> CacheNames:
+    bits = build.kv_bits
+    dtype, shape = _cache_rows(build, part)
+    keys = build.input(f"past_key_{layer}", dtype, shape)
+    values = build.input(f"past_value_{layer}", dtype, shape)
+    if bits is None:
+        return CacheNames(keys=keys, values=values)
+    scales: list[int | str] = [1, part.num_kv_heads, 1, cache_head_size(part.head_size, bits)]
+    return CacheNames(
+        keys=keys,
+        values=values,
+        bits=bits,
+        key_scales=build.input(f"key_scales_{layer}", np.float32, scales),
+        value_scales=build.input(f"value_scales_{layer}", np.float32, scales),
+    )
+
+
+def _cache_rows(build: SegmentBuilder, part: Attention) -> tuple[type[np.generic], list[int | str]]:
+    """(dtype, shape) of the keys, or the values, of one layer."""
+    dtype, elements = cache_row(part.head_size, build.kv_bits)
+    return dtype, ["batch", part.num_kv_heads, "context", elements]

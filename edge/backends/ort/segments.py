@@ -1,0 +1,252 @@
+"""Graphs under construction: what a shard computes between two sums, and how it names its weights.
+
+Knows nodes, the residual stream and where a graph ends; what the parts of a layer compute is told
+by the module of each kind of part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from edge.models.spec import ModelSpec
+from edge.weights.formats import WeightFormat
+from edge.weights.layout import ShardLayout
+from kernels.matmul.onnx import matmul
+from kernels.matmul_nbits.onnx import matmul_nbits
+from kernels.onnx_graph import ExternalTensor, OnnxGraph
+from kernels.rms_norm.onnx import add_rms_norm, rms_norm
+
+Reduced = Literal["hidden", "partial"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphSegment:
+    """One graph and what happens after it.
+
+    Inputs and outputs are among `tokens`, `rows`, `hidden`, `partial`, `positions`, the tables of
+    `rotation_names`, `lengths`, `total`, `past_key_N`, `past_value_N`, `key_scales_N`,
+    `value_scales_N` and `hidden_out`, `partial_out`, `logits`, `present_key_N`, `present_value_N`.
+    """
+
+    model: bytes
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    reduce: Reduced | None
+    """Which output is summed over the stage's shards before the next segment."""
+    partial_is_zero: bool
+    """This shard contributes nothing to the sum (it holds no heads, or no ffn columns)."""
+    cache_layer: int | None = None
+    """Whose keys and values it takes, where no graph takes those of several layers."""
+    streamed: Streamed | None = None
+    """Set where the matrices are brought in from disk, for good or for each step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Streamed:
+    """What a segment of a streamed layer has beside its graph.
+
+    Its names are without the layer's number (`past_key`, `qkv.codes`), and what is no matrix is an
+    input: segments of equal `kind` differ in the places of their weights only.
+    """
+
+    layer: int
+    kind: str
+    vectors: tuple[tuple[str, str], ...]
+    """(input, tensor of the shard's file)."""
+
+
+def rotation_names(number: int) -> tuple[str, str]:
+    """Inputs of the rotary tables [context, head_size / 2] of `ShardLayout.rotations[number]`."""
+    return (f"cos.{number}", f"sin.{number}") if number else ("cos", "sin")
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNames:
+    """What a graph calls things of a layer: by its number, but for the layer that is streamed."""
+
+    streamed: int | None = None
+
+    def local(self, name: str) -> str:
+        if self.streamed is None:
+            return name
+        return name.removeprefix(f"layers.{self.streamed}.").removesuffix(f"_{self.streamed}")
+
+
+@dataclass(slots=True, kw_only=True)
+class _OpenSegment:
+    """A graph that nodes may be added to."""
+
+    graph: OnnxGraph
+    outputs: list[str] = field(default_factory=list)
+    vectors: dict[str, str] = field(default_factory=dict)
+    """By input, of a streamed layer."""
+    cache_layer: int | None = None
+
+
+class SegmentBuilder:
+    """The graphs of a shard one after the other, and the residual stream that goes through them."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        layout: ShardLayout,
+        tensor: Callable[[str], ExternalTensor],
+        weight_format: WeightFormat,
+        kv_bits: int | None,
+        *,
+        cut_layers: bool,
+    ) -> None:
+        """See `lower`."""
+        self.spec = spec
+        self.layout = layout
+        self.kv_bits = kv_bits
+        self.segments: list[GraphSegment] = []
+        self.hidden = ""
+        self.addend: str | None = None
+        """A product not yet added to the hidden state; the next norm adds it on its way."""
+        self.names = LayerNames()
+        self.kind = ""
+        """Of the next segment, where a layer is streamed."""
+        self._tensor = tensor
+        self._format = weight_format
+        self._knows_cache_layer = cut_layers or layout.is_split
+        self._vectors = {vector.name for vector in layout.vectors}
+        self._open = _OpenSegment(graph=OnnxGraph("segment_0"))
+
+    @property
+    def graph(self) -> OnnxGraph:
+        return self._open.graph
+
+    def hidden_input(self, name: str) -> str:
+        return self.graph.input(name, np.float32, ["batch", "tokens", self.spec.hidden_size])
+
+    def input(self, name: str, dtype: type[np.generic], shape: list[int | str]) -> str:
+        return self.graph.input(self.names.local(name), dtype, shape)
+
+    def output(
+        self, value: str, name: str, dtype: type[np.generic], shape: list[int | str]
+    ) -> None:
+        name = self.names.local(name)
+        self.graph.output(value, name, dtype, shape)
+        self._open.outputs.append(name)
+
+    def takes_cache_of(self, layer: int) -> None:
+        self._open.cache_layer = layer
+
+    def weight(self, name: str) -> str:
+        return self.graph.weight(self.names.local(name), self._tensor(name))
+
+    def vector(self, name: str) -> str | None:
+        """None where the shard has no such vector."""
+        if name not in self._vectors:
+            return None
+        if self.names.streamed is None:
+            return self.weight(name)
+        local = self.input(name, np.float32, list(self._tensor(name).shape))
+        self._open.vectors[local] = name
+        return local
+
+    def norm(self, weight: str) -> str:
+        """The normed hidden state, with what was yet to be added to it."""
+        name = self.vector(weight)
+        assert name is not None
+        epsilon = self.spec.norm_epsilon
+        if self.addend is None:
+            return rms_norm(self.graph, self.hidden, name, epsilon=epsilon)
+        normed, self.hidden = add_rms_norm(
+            self.graph, self.hidden, self.addend, name, epsilon=epsilon
+        )
+        self.addend = None
+        return normed
+
+    def linear(self, x: str, name: str) -> str:
+        """The product with a matrix of the layout, and its bias."""
+        part = self.layout.matrix(name)
+        bias = self.vector(f"{name}.bias")
+        if self._format.bits is None:
+            return matmul(self.graph, x, self.weight(f"{name}.weight"), bias)
+        padding = part.columns.start % self._format.block_size
+        if padding:
+            # The slice starts inside a block: zeros stand in for the columns of the neighbour.
+            pads = self.graph.constant(f"pad_{padding}", np.asarray([0, 0, padding, 0, 0, 0]))
+            x = self.graph.node("Pad", x, pads)
+        return matmul_nbits(
+            self.graph,
+            x,
+            self.weight(f"{name}.codes"),
+            self.weight(f"{name}.scales"),
+            bias,
+            rows=part.num_rows,
+            columns=len(part.columns) + padding,
+            bits=self._format.bits,
+            block_size=self._format.block_size,
+            accuracy=self._format.accuracy,
+        )
+
+    def contribute(self, product: str) -> None:
+        """A part's product is to be added to the hidden state, once it is summed over shards."""
+        self.addend = product
+        if self.layout.is_split:
+            self._hidden_output(self.hidden, "hidden_out")
+            self._hidden_output(product, "partial_out")
+            self.cut("partial")
+
+    def contribute_nothing(self) -> None:
+        """The same of a part that the shard has no units of."""
+        self._add_addend()
+        self._hidden_output(self.hidden, "hidden_out")
+        self.cut("partial", partial_is_zero=True)
+
+    def sum_hidden(self) -> None:
+        """End the graph with this shard's part of the hidden state."""
+        self._hidden_output(self.hidden, "hidden_out")
+        self.cut("hidden")
+
+    def carry_over(self) -> None:
+        """Cut inside a stage that is not split. The next graph adds, as it would have without."""
+        carried = self.addend
+        self._hidden_output(self.hidden, "hidden_out")
+        if carried is not None:
+            self._hidden_output(carried, "partial_out")
+        self.cut(None)
+        if carried is not None:
+            self.addend = self.hidden_input("partial")
+
+    def hand_over(self) -> None:
+        """End the graph with the whole hidden state."""
+        self._add_addend()
+        self._hidden_output(self.hidden, "hidden_out")
+        self.cut(None)
+
+    def cut(self, reduce: Reduced | None, *, partial_is_zero: bool = False) -> None:
+        """Close the graph; the next one starts from what this one put out."""
+        done, layer = self._open, self.names.streamed
+        streamed: Streamed | None = None
+        if layer is not None and not partial_is_zero:
+            streamed = Streamed(layer=layer, kind=self.kind, vectors=tuple(done.vectors.items()))
+        self.segments.append(
+            GraphSegment(
+                model=done.graph.build(),
+                inputs=done.graph.input_names,
+                outputs=tuple(done.outputs),
+                reduce=reduce,
+                partial_is_zero=partial_is_zero,
+                cache_layer=done.cache_layer if self._knows_cache_layer else None,
+                streamed=streamed,
+            )
+        )
+        self._open = _OpenSegment(graph=OnnxGraph(f"segment_{len(self.segments)}"))
+        self.hidden = self.hidden_input("hidden")
+        self.addend = self.hidden_input("partial") if reduce == "partial" else None
+
+    def _hidden_output(self, value: str, name: str) -> None:
+        self.output(value, name, np.float32, ["batch", "tokens", self.spec.hidden_size])
+
+    def _add_addend(self) -> None:
+        if self.addend is not None:
+            self.hidden = self.graph.node("Add", self.hidden, self.addend)
+            self.addend = None

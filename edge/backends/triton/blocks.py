@@ -1,0 +1,72 @@
+"""What the parts of a layer are made of on a GPU: norms, products, and where they come from.
+
+A block is one part of a layer as launches of kernels; each kind of part has a module of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from edge.backends.shard_arrays import ShardArrays
+from edge.backends.triton.buffers import Lane
+from edge.backends.triton.device import Device
+from edge.backends.triton.paged_kv_cache import BlockCache
+from edge.backends.triton.tuning import Tuning
+from edge.backends.triton.weights import Product, to_device
+from edge.models.spec import ModelSpec
+from kernels.rms_norm.triton import add_rms_norm, rms_norm
+
+
+class Block(Protocol):
+    """One part of a layer."""
+
+    @property
+    def norm(self) -> Norm: ...
+
+    def launch(self, normed: Tensor, lane: Lane) -> None:
+        """Leaves in `lane.partial` what is to be added to the residual stream."""
+        ...
+
+
+class Norm:
+    """RMSNorm of the residual stream, for products to come."""
+
+    def __init__(self, weight: Tensor, epsilon: float, activations: torch.dtype) -> None:
+        self._weight = weight
+        self._epsilon = epsilon
+        self._activations = activations
+
+    def __call__(self, hidden: Tensor, addend: Tensor | None) -> Tensor:
+        """With an addend, that is added to `hidden` in place first."""
+        out = torch.empty(hidden.shape, dtype=self._activations, device=hidden.device)
+        if addend is None:
+            return rms_norm(hidden, self._weight, epsilon=self._epsilon, out=out)
+        add_rms_norm(hidden, addend, self._weight, epsilon=self._epsilon, out=out, total=hidden)
+        return out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shop:
+    """Where the blocks of a shard get what they are made of."""
+
+    spec: ModelSpec
+    arrays: ShardArrays
+    device: Device
+    cache: BlockCache
+    tuning: Tuning
+    activations: torch.dtype
+    tables: dict[tuple[float, ...], tuple[Tensor, Tensor]]
+    """Rotary cos and sin, by frequencies."""
+    product: Callable[[str], Product]
+    """Of a layer: its weights may move."""
+
+    def norm(self, name: str) -> Norm:
+        return Norm(self.vector(name), self.spec.norm_epsilon, self.activations)
+
+    def vector(self, name: str) -> Tensor:
+        return to_device(self.arrays.read(name), self.device)

@@ -1,0 +1,87 @@
+"""A gated feed-forward block: down(activation(gate(x)) · up(x))."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from edge.models.parts import (
+    MatrixSlice,
+    PartWeights,
+    Rows,
+    VectorSlice,
+    Weights,
+    check_flags,
+    check_sizes,
+    whole_vector,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatedMlp:
+    """A unit is a column: a row of gate and of up, and a column of down."""
+
+    kind: ClassVar[str] = "gated_mlp"
+
+    columns: int
+    activation: Literal["silu"]
+    bias: bool
+
+    def __post_init__(self) -> None:
+        check_sizes(ffn_columns=self.columns)
+        check_flags(mlp_bias=self.bias)
+        if self.activation != "silu":
+            raise ValueError(f"activation {self.activation!r} is not supported, only silu")
+
+    def shapes(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
+        shapes: dict[str, tuple[int, ...]] = {}
+        for role, rows, columns in (
+            ("gate", self.columns, hidden_size),
+            ("up", self.columns, hidden_size),
+            ("down", hidden_size, self.columns),
+        ):
+            shapes[f"{role}.weight"] = (rows, columns)
+            if self.bias:
+                shapes[f"{role}.bias"] = (rows,)
+        shapes["mlp_norm"] = (hidden_size,)
+        return shapes
+
+    def weights(self, hidden_size: int) -> PartWeights:
+        return PartWeights(
+            unit=Weights(matrix=3 * hidden_size, vector=2 * self.bias),
+            fixed=Weights(vector=hidden_size * (1 + self.bias)),
+        )
+
+    def row_values(self, context_tokens: int) -> int:
+        """Gate and up, their halves and what becomes of them."""
+        return 3 * self.columns
+
+    def of_units(self, units: range) -> GatedMlp | None:
+        return dataclasses.replace(self, columns=len(units)) if units else None
+
+    def matrices(self, layer: str, hidden_size: int, units: range) -> Iterator[MatrixSlice]:
+        hidden = range(hidden_size)
+        if units:
+            yield MatrixSlice(
+                name=f"{layer}gate_up", parts=_fused(layer, "weight", units), columns=hidden
+            )
+            yield MatrixSlice(
+                name=f"{layer}down", parts=((f"{layer}down.weight", hidden),), columns=units
+            )
+
+    def vectors(
+        self, layer: str, hidden_size: int, units: range, *, is_first: bool
+    ) -> Iterator[VectorSlice]:
+        if not units:
+            return
+        yield whole_vector(f"{layer}mlp_norm", hidden_size)
+        if self.bias:
+            yield VectorSlice(name=f"{layer}gate_up.bias", parts=_fused(layer, "bias", units))
+            if is_first:
+                yield whole_vector(f"{layer}down.bias", hidden_size)
+
+
+def _fused(layer: str, suffix: str, units: range) -> Rows:
+    return (f"{layer}gate.{suffix}", units), (f"{layer}up.{suffix}", units)

@@ -1,0 +1,121 @@
+"""What every half of a layer can say of itself, whatever it computes; and slices of weights.
+
+A layer is a mixer, which looks at other tokens, and a feed-forward block, which does not. Both read
+the normed hidden state, and what they make is added to it. Both are shared out in units (heads,
+columns), and some units of a part are a smaller part of the same kind: what produces units is cut
+by rows and what consumes them by columns, so one sum after each part is all a layer needs (Shoeybi
+et al., Megatron-LM, 2019).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, Self
+
+MAX_SIZE = 1 << 24
+"""No dimension of a model is larger than this; a larger one is a damaged file or a hostile peer."""
+
+Rows = tuple[tuple[str, range], ...]
+"""(role, rows) of whole weights, in order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatrixSlice:
+    """Rows of one or more weight matrices on top of each other, or columns of one matrix."""
+
+    name: str
+    parts: Rows
+    """Rows index the whole matrix."""
+    columns: range
+    """Columns of the whole matrix; all of them for a slice by rows."""
+
+    @property
+    def num_rows(self) -> int:
+        return sum(len(rows) for _role, rows in self.parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VectorSlice:
+    """Pieces of one-dimensional weights, one after the other."""
+
+    name: str
+    parts: Rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """How many weights something has."""
+
+    matrix: int = 0
+    """In matrices, which are quantised."""
+    vector: int = 0
+    """In norms and biases, which are float32."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartWeights:
+    """What a whole part's weights consist of."""
+
+    unit: Weights
+    """Of each unit: a query head, a column."""
+    group: Weights = Weights()
+    """Of what several units share: a KV head."""
+    fixed: Weights
+    """Held by every shard that has a unit."""
+
+
+class Part(Protocol):
+    """One half of a layer as data."""
+
+    kind: ClassVar[str]
+    """In JSON."""
+
+    def shapes(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
+        """Its weights by role within the layer; matrices are [outputs, inputs]."""
+        ...
+
+    def weights(self, hidden_size: int) -> PartWeights: ...
+
+    def row_values(self, context_tokens: int) -> int:
+        """Values that are alive at once for each row of a step, however kernels keep them."""
+        ...
+
+    def of_units(self, units: range) -> Self | None:
+        """What a shard with these units computes; None for none."""
+        ...
+
+    def matrices(self, layer: str, hidden_size: int, units: range) -> Iterator[MatrixSlice]:
+        """What such a shard multiplies by; `layer` is the prefix of its roles."""
+        ...
+
+    def vectors(
+        self, layer: str, hidden_size: int, units: range, *, is_first: bool
+    ) -> Iterator[VectorSlice]:
+        """Its norms and biases. The first shard with units adds what is to be added once."""
+        ...
+
+
+def whole_vector(role: str, length: int) -> VectorSlice:
+    return VectorSlice(name=role, parts=((role, range(length)),))
+
+
+def check_sizes(**sizes: int) -> None:
+    for name, value in sizes.items():
+        if type(value) is not int or not 0 < value <= MAX_SIZE:
+            raise ValueError(f"{name} must be an integer in 1..{MAX_SIZE}, not {value!r}")
+
+
+def check_flags(**flags: bool) -> None:
+    for name, value in flags.items():
+        if type(value) is not bool:
+            raise ValueError(f"{name} must be true or false, not {value!r}")
+
+
+def exact_fields(cls: Any, value: object, *others: str) -> Mapping[str, Any]:
+    """The fields of a dataclass from JSON, and `others`: all of them, and no more. ValueError."""
+    names = {field.name for field in dataclasses.fields(cls)}.union(others)
+    if not isinstance(value, Mapping) or set(value) != names:
+        raise ValueError("a model description has other fields than this version knows")
+    return value
