@@ -161,9 +161,9 @@ def test_what_is_known_is_not_measured(
         assert questions.ask(peers, only_known=True).devices[1].rates is None
         for daemon in daemons:
             daemon.kill()
-    for options in ({"refresh": True}, {"only_known": True}):
+    for refresh in (True, False):
         with pytest.raises(PeerLostError) as raised:
-            questions.ask(peers, **options)
+            questions.ask(peers, refresh=refresh, only_known=not refresh)
         assert raised.value.peer == "a"
 
 
@@ -174,16 +174,16 @@ def test_a_link_that_has_changed_is_measured_again(
     peers = peers_of(pair)
     questions.ask(peers)
     cache = FactsCache(questions.cache / "measured")
-    times = cache.link(*peers)
+    times = cache.link(peers[0], peers[1])
     assert times is not None
     hour = Span(low_s=3600.0, middle_s=3600.0, high_s=3600.0)
     for glance in (replace(times.glance, echo_s=hour), replace(times.glance, back_s=hour)):
         changed = replace(times, latency_s=3600.0, glance=glance, is_unsteady=False)
-        cache.keep_link(*peers, changed)
+        cache.keep_link(peers[0], peers[1], changed)
         cluster = questions.ask(peers, only_known=only_known)
         assert questions.measured == [""]
         assert all(link.latency_s < 3600.0 for link in cluster.links)
-        now = cache.link(*peers)
+        now = cache.link(peers[0], peers[1])
         assert now is not None
         assert now.glance != glance
 
