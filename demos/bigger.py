@@ -132,7 +132,7 @@ def _stream_live(model: edge.Model, peer: LimitedPeer, whole: Whole, limit: int)
 def _loaded(peer: LimitedPeer, path: Path) -> Iterator[edge.Model]:
     with (
         edge.Cluster.connect([peer.address]) as cluster,
-        cluster.load(path, dtype=DTYPE, context_tokens=CONTEXT_TOKENS, stream=True) as model,
+        cluster.load(path, dtype=DTYPE, context_tokens=CONTEXT_TOKENS, stream="on") as model,
     ):
         yield model
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,8 @@ from edge.progress import OnProgress
 from edge.protocol.discovery import find_peers
 from edge.protocol.peer_info import PeerInfo, describe_all, describe_each, memory_rate, set_memory
 from edge.weights.checkpoint import Checkpoint
+
+_log = logging.getLogger(__name__)
 
 
 class Cluster:
@@ -150,6 +153,8 @@ class Cluster:
                     checkpoint, peers, options, measure="needed", on_progress=on_progress
                 )
                 proposal = self._loop.run(planning)
+                if options.stream == "auto" and proposal.streaming is not None:
+                    _log.warning('%s; stream="off" refuses instead', proposal.streaming)
                 wished = options.limits(checkpoint.spec)
                 limits = kv_limits(wished, proposal.plan, proposal.model, proposal.cluster, peers)
                 loading = load_model(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import logging
 import os
 import sys
 from pathlib import Path
@@ -66,6 +67,7 @@ def cli() -> None:
 def main(arguments: list[str] | None = None) -> Any:
     """Run a command, by default that of this process's arguments; never returns."""
     _prepare_streams()
+    logging.basicConfig(format="edge: %(message)s")
     if arguments is None and sys.argv[1:2] == ["peer"]:
         restart_with_huge_pages()
     try:

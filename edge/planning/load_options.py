@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TypedDict, get_args
+from typing import Literal, TypedDict, get_args
 
 from edge.errors import RequestError
 from edge.models.spec import ModelSpec
@@ -21,6 +21,9 @@ from edge.weights.formats import (
 )
 from kernels.matmul_nbits.reference import Accuracy
 from partition import Parallel, Plan, Workload
+
+Streaming = Literal["auto", "on", "off"]
+"""Whether layers may be read from disk for each token."""
 
 DEFAULT_CONTEXT_TOKENS = 4096
 
@@ -98,12 +101,13 @@ class LoadOptions:
     workload: Workload | None = None
     """What the plan should be fast at; 512 tokens of prompt and 128 of answer if None."""
 
-    stream: bool = option(
-        False,
-        help="If the model does not fit: keep on disk what does not, and read it for each token. "
-        "As fast as the disk.",
+    stream: Streaming = option(
+        "auto",
+        help="Read layers from disk for each token, as fast as the disk is. auto: where the model "
+        "fits no other way; on: also where that should be faster; off: never.",
     )
-    """Read layers from disk for each token where the model fits no other way."""
+    """With "auto", how many layers and the predicted speed are told before the load. With "off", a
+    model that fits nowhere is refused. A plan by hand says it itself (`streamed_layers`)."""
 
     kv_tokens: int | None = None
     """Tokens to keep KV memory for where peers limit it; None: all of every request at once. Set
@@ -122,6 +126,8 @@ class LoadOptions:
             raise RequestError(f"workload must be an edge.Workload, not {self.workload!r}")
         if self.wire not in WIRES:
             raise RequestError(f"wire must be one of {', '.join(WIRES)}, not {self.wire!r}")
+        if self.stream not in get_args(Streaming):
+            raise RequestError(f"stream must be 'auto', 'on' or 'off', not {self.stream!r}")
         weight_format(self.dtype, self.block_size, self.accuracy)
         kv_dtype(self.kv_dtype)
 
@@ -179,4 +185,4 @@ class LoadOverrides(TypedDict, total=False):
     wire: Wire
     kv_dtype: KvDtype
     workload: Workload | None
-    stream: bool
+    stream: Streaming

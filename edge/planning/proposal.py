@@ -69,6 +69,18 @@ class Proposal:
         """What the plan gives each device and costs it."""
         return partition.describe(self.plan, self.model, self.cluster, self.workload)
 
+    @property
+    def streaming(self) -> str | None:
+        """What reading layers for each token means, in a sentence; None where none is read."""
+        rows = [row for row in self.rows if row.streamed_layers]
+        if not rows:
+            return None
+        source = "disk and the host's memory" if any(row.host_layers for row in rows) else "disk"
+        return (
+            f"{self.model.name} does not fit into memory and reads layers from {source} for each "
+            f"token: {_layers_and_speed(self.choice)}"
+        )
+
     def predict(
         self, *, prompt_tokens: int, output_tokens: int, concurrency: int = 1
     ) -> Estimate | None:
@@ -96,7 +108,8 @@ def propose(
     `changes` are made to the cluster first, in the words that `partition.what_if` knows;
     `notes` are kept with the proposal.
 
-    Raises PlanError with every violation, CapacityError with what is missing on whom and the
+    Layers are read from disk with `stream="on"` alone: when "auto" means that, `measured_proposal`
+    knows. Raises PlanError with every violation, CapacityError with what is missing on whom and the
     largest dtype that would fit, RequestError for a change or a workload that makes no sense.
     """
     for change in changes:
@@ -107,17 +120,16 @@ def propose(
     workload = options.planned_workload(checkpoint.spec)
     limits = options.limits(checkpoint.spec)
     facts = facts_of(checkpoint, options)
+    stream = options.stream == "on"
     try:
-        choice = _choose(
-            facts, cluster, workload, options.plan, limits.chunk_tokens, stream=options.stream
-        )
+        choice = _choose(facts, cluster, workload, options.plan, limits.chunk_tokens, stream=stream)
         partition.check_links(choice.plan, cluster)
     except partition.PlanError as error:
         raise PlanError(" ".join(error.problems), error.problems) from error
     except partition.CapacityError as error:
         told = _of_context(error, limits.context_tokens)
         hint = _what_would_fit(checkpoint, cluster, options)
-        if options.stream:
+        if stream:
             hint += _even_streamed(facts, cluster, workload)
         else:
             hint += _if_streamed(facts, cluster, workload, options, limits.chunk_tokens)
@@ -219,7 +231,14 @@ def _what_would_fit(checkpoint: Checkpoint, cluster: ClusterSpec, options: LoadO
     for smaller in _smaller(options):
         facts = facts_of(checkpoint, smaller)
         try:
-            _choose(facts, cluster, workload, options.plan, chunk_tokens, stream=options.stream)
+            _choose(
+                facts,
+                cluster,
+                workload,
+                options.plan,
+                chunk_tokens,
+                stream=options.stream == "on",
+            )
         except partition.PartitionError:
             continue
         return f"With {smaller.dtype} in blocks of {smaller.block_size} it would fit."
@@ -240,14 +259,19 @@ def _if_streamed(
         choice = _choose(facts, cluster, workload, options.plan, chunk_tokens, stream=True)
     except partition.PartitionError:
         return ""
-    layers = max(s.streamed_layers for stage in choice.plan.stages for s in stage.shards)
-    speed = ""
-    if choice.predicted is not None:
-        speed = f", at about {choice.predicted.tokens_per_s:.2g} tok/s"
     return (
-        f" Or let it read what does not fit from disk for each token (--stream, stream=True): "
-        f"{layers} layers{speed}."
+        " Or let it read what does not fit from disk for each token (--stream auto, "
+        f'stream="auto"): {_layers_and_speed(choice)}.'
     )
+
+
+def _layers_and_speed(choice: Choice) -> str:
+    """How many layers are read from disk, and how fast that is."""
+    layers = sum(max(s.streamed_layers for s in stage.shards) for stage in choice.plan.stages)
+    speed = "how fast is not known"
+    if choice.predicted is not None:
+        speed = f"at about {choice.predicted.tokens_per_s:.2g} tok/s"
+    return f"{layers} of {choice.plan.stages[-1].layers.stop} layers, {speed}"
 
 
 def _even_streamed(facts: ModelFacts, cluster: ClusterSpec, workload: Workload) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from itertools import combinations
 from typing import Literal
@@ -18,7 +18,7 @@ from edge.planning.proposal import Beside, Proposal, facts_of, propose
 from edge.progress import OnProgress
 from edge.protocol.peer_info import PeerInfo
 from edge.weights.checkpoint import Checkpoint
-from partition import Plan
+from partition import ClusterSpec, Plan
 
 Measure = Literal["needed", "missing", "again"]
 """What is measured first: what is missing and can change the plan, all that is missing, or all."""
@@ -33,20 +33,51 @@ async def measured_proposal(
     on_progress: OnProgress,
     changes: Sequence[str] = (),
 ) -> Proposal:
-    """See `propose`; `changes` are made to what was measured. Raises PeerLostError, too."""
+    """See `propose`; `changes` are made to what was measured. Raises PeerLostError, too.
+
+    With `stream="auto"`, layers are read from disk only where there is no plan without that.
+    """
     options.planned_workload(checkpoint.spec)  # what cannot be is refused before it is measured
     notes: list[str] = []
     options = with_kv_memory(options, checkpoint.spec, facts_of(checkpoint, options), peers)
-    known = await measured_cluster(
-        peers,
-        checkpoint.spec,
-        options.weight_format,
-        cache_root=cache_root(),
-        on_progress=on_progress,
-        on_note=notes.append,
-        refresh=measure == "again",
-        only_known=measure == "needed" and not _can_change(peers, options),
-    )
+
+    def measured(*, only_known: bool) -> Awaitable[ClusterSpec]:
+        return measured_cluster(
+            peers,
+            checkpoint.spec,
+            options.weight_format,
+            cache_root=cache_root(),
+            on_progress=on_progress,
+            on_note=notes.append,
+            refresh=measure == "again",
+            only_known=only_known,
+        )
+
+    only_known = measure == "needed" and not _can_change(peers, options)
+    known = await measured(only_known=only_known)
+    if options.stream != "auto":
+        return _proposed(checkpoint, known, options, peers, changes, notes)
+    try:
+        in_memory = replace(options, stream="off")
+        return _proposed(checkpoint, known, in_memory, peers, changes, notes)
+    except CapacityError:
+        if isinstance(options.plan, Plan):
+            raise
+    if only_known:  # how fast the disk makes it, its user wants to know before it starts
+        notes.clear()
+        known = await measured(only_known=False)
+    return _proposed(checkpoint, known, replace(options, stream="on"), peers, changes, notes)
+
+
+def _proposed(
+    checkpoint: Checkpoint,
+    known: ClusterSpec,
+    options: LoadOptions,
+    peers: Sequence[PeerInfo],
+    changes: Sequence[str],
+    notes: Sequence[str],
+) -> Proposal:
+    """`propose` with what the peers have of memory for weights and KV caches, and less of it."""
     limits = options.limits(checkpoint.spec)
     if any(peer.kv_disk_bytes for peer in peers):  # how much of it is used depends on the plan
         limits = replace(limits, disk_tokens=limits.context_tokens)
@@ -54,7 +85,7 @@ async def measured_proposal(
         checkpoint.spec,
         limits,
         may_split=len(peers) > 1,
-        stream=options.stream,
+        stream=options.stream == "on",
         kv_dtype=options.kv_dtype,
     )
     known = replace(

@@ -77,19 +77,34 @@ def test_more_layers_than_slots_go_round_and_round(five_peers: edge.Cluster, lay
     assert found[0] == found[1]
 
 
-def test_a_model_larger_than_memory_runs_when_asked_to(five_peers: edge.Cluster) -> None:
-    """The plan says how many layers it reads from disk, and the error says that it could."""
+def test_a_model_larger_than_memory_reads_layers_from_disk(
+    five_peers: edge.Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By itself, and says so; `off` refuses, and says that it could."""
     with five_peers.load(MODEL, plan=bundled_plan("solo"), context_tokens=64) as model:
         needed_bytes = model.proposal.rows[0].memory.total
         expected = model.generate("Once", max_new_tokens=NEW_TOKENS).token_ids
     with edge.Cluster.local(1, threads=1, model_memory=int(0.7 * needed_bytes)) as tight:
-        with pytest.raises(edge.CapacityError, match="stream=True"):
-            tight.load(MODEL, context_tokens=64)
-        with tight.load(MODEL, context_tokens=64, stream=True) as model:
-            (stage,) = model.plan.stages
-            assert stage.shards[0].streamed_layers > 3
-            assert model.proposal.rows[0].memory.total <= 0.7 * needed_bytes
-            assert model.generate("Once", max_new_tokens=NEW_TOKENS).token_ids == expected
+        with pytest.raises(edge.CapacityError, match='stream="auto"'):
+            tight.load(MODEL, context_tokens=64, stream="off")
+        assert caplog.messages == []
+        for told, stream in ((1, "auto"), (0, "on")):
+            caplog.clear()
+            with tight.load(MODEL, context_tokens=64, stream=stream) as model:
+                ((shard,),) = (stage.shards for stage in model.plan.stages)
+                assert shard.streamed_layers > 3
+                assert model.proposal.rows[0].memory.total <= 0.7 * needed_bytes
+                assert model.generate("Once", max_new_tokens=NEW_TOKENS).token_ids == expected
+                streams = f"from disk for each token: {shard.streamed_layers} of 6 layers"
+                assert sum(streams in message for message in caplog.messages) == told
+
+
+def test_a_model_that_fits_stays_in_memory(
+    five_peers: edge.Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    with five_peers.load(MODEL, context_tokens=64) as model:
+        assert model.proposal.streaming is None
+    assert caplog.messages == []
 
 
 def test_too_little_even_to_stream_is_refused_with_what_that_takes() -> None:
@@ -97,7 +112,7 @@ def test_too_little_even_to_stream_is_refused_with_what_that_takes() -> None:
         edge.Cluster.local(1, threads=1, model_memory=64 << 10) as tight,
         pytest.raises(edge.CapacityError) as raised,
     ):
-        tight.load(MODEL, context_tokens=64, stream=True)
+        tight.load(MODEL, context_tokens=64, stream="on")
     told = str(raised.value)
     assert "Even with every layer read from disk" in told
     for part in ("read meanwhile", "for the head", "for norms", "64 tokens of keys and values"):

@@ -56,7 +56,7 @@ def test_too_small_by_one_byte(
         edge.Cluster.connect([daemon.address]) as cluster,
     ):
         with pytest.raises(edge.CapacityError) as raised:
-            cluster.load(checkpoint.path, dtype="float32", context_tokens=CONTEXT)
+            cluster.load(checkpoint.path, dtype="float32", context_tokens=CONTEXT, stream="off")
         assert "'small'" in str(raised.value)
         assert "lacks 1 byte" in str(raised.value)
         assert "What helps: that much more memory, or a smaller dtype" in str(raised.value)
@@ -75,7 +75,7 @@ def test_the_command_line_says_who_lacks_how_much(
     with one, two:
         outcome = run_edge(
             "run", checkpoint.path, "-p", "x", "--dtype", "float32", "--context", CONTEXT,
-            "--peer", one.address, "--peer", two.address,
+            "--stream", "off", "--peer", one.address, "--peer", two.address,
         )  # fmt: skip
     sentence = outcome.sentence()
     for name in sizes:
@@ -103,7 +103,7 @@ def test_a_second_coordinator_sees_what_the_first_holds(
         with edge.Cluster.connect([tight.address]) as second:
             assert second.peers[0].model_free_bytes == 0
             with pytest.raises(edge.CapacityError, match="'tight'"):
-                second.load(checkpoint.path, dtype="float32", context_tokens=CONTEXT)
+                second.load(checkpoint.path, dtype="float32", context_tokens=CONTEXT, stream="off")
             model.close()
             second.load(checkpoint.path, dtype="float32", context_tokens=CONTEXT)
             listed = json.loads(run_edge("peers", "--peer", tight.address, "--json").out)

@@ -91,7 +91,7 @@ def test_a_shard_that_leaves_no_room_for_steps_is_refused(
         edge.Cluster.connect([daemon.address]) as cluster,
         pytest.raises(edge.CapacityError, match="'small'"),
     ):
-        cluster.load(endless_checkpoint.path, dtype="float32", context_tokens=20_000)
+        cluster.load(endless_checkpoint.path, dtype="float32", context_tokens=20_000, stream="off")
 
 
 def test_less_memory_in_the_middle_of_replies_changes_no_token(tmp_path: Path) -> None:

@@ -258,7 +258,7 @@ def test_what_does_not_fit_says_which_dtype_would(
         edge.Cluster.connect([daemon.address]) as cluster,
     ):
         plan = make_plan(checkpoint.spec, "solo", model=checkpoint.path.name, column_multiple=1)
-        options: dict[str, Any] = {"dtype": "float32", "context_tokens": 64}
+        options: dict[str, Any] = {"dtype": "float32", "context_tokens": 64, "stream": "off"}
         with pytest.raises(edge.CapacityError) as raised:
             cluster.propose(checkpoint.path, plan="auto" if kind == "auto" else plan, **options)
         assert "lacks" in str(raised.value)

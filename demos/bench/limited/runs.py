@@ -186,7 +186,7 @@ def loaded(
             plan=plan or "auto",
             context_tokens=CONTEXT_TOKENS,
             block_size=setting.block_size,
-            stream=True,
+            stream="on",
         ) as model,
     ):
         yield Loaded(peer, group, model)
@@ -244,7 +244,7 @@ def run_pair(case: Case, setting: Setting) -> tuple[list[Metric], str]:
             plan="tensor",
             context_tokens=CONTEXT_TOKENS,
             block_size=setting.block_size,
-            stream=True,
+            stream="on",
         ) as pair,
         loaded(
             case,

@@ -137,10 +137,10 @@ def command(
     --memory is a promise of the whole process: Python and ONNX Runtime themselves take about
     115 MiB of it, stated at the start, and what a step computes with is counted as well.
 
-    On a GPU, --memory is a promise of the GPU's memory. Layers that have no room there (edge run
-    --stream) are copied into it for each token: from --host-memory, as far as that goes, the rest
-    from disk. What that leaves is for keys and values, before they go to --kv-disk. The process
-    itself takes some GiB of the host's memory beside that for CUDA.
+    On a GPU, --memory is a promise of the GPU's memory. Layers that have no room there are copied
+    into it for each token: from --host-memory, as far as that goes, the rest from disk. What that
+    leaves is for keys and values, before they go to --kv-disk. The process itself takes some GiB of
+    the host's memory for CUDA as well.
 
     \b
     Examples:

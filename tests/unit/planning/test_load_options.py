@@ -69,6 +69,7 @@ def test_a_workload_that_does_not_fit_the_context() -> None:
         ({"concurrency": 0}, "concurrency must be 1 to"),
         ({"concurrency": True}, "concurrency must be 1 to"),
         ({"dtype": "fp4"}, "dtype 'fp4'"),
+        ({"stream": True}, "stream must be 'auto', 'on' or 'off', not True"),
         ({"workload": 512}, r"workload must be an edge.Workload, not 512"),
     ],
     ids=str,

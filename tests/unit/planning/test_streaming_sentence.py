@@ -1,0 +1,46 @@
+"""What is said of a plan that reads layers from disk, before it starts."""
+
+from __future__ import annotations
+
+import pytest
+
+from edge.planning.proposal import Proposal
+from edge.protocol.wire_rules import WireRules
+from partition import ClusterSpec, ComputeRates, choose
+from tests.unit.partition.test_plan_streaming import MODEL, RATES, WORKLOAD, device
+from transport import WireRule
+
+
+def proposal(memory_bytes: int, *, peers: int = 1, rates: ComputeRates | None = RATES) -> Proposal:
+    names = [chr(ord("a") + number) for number in range(peers)]
+    cluster = ClusterSpec(devices=tuple(device(name, memory_bytes, rates) for name in names))
+    choice = choose(MODEL, cluster, WORKLOAD, stream=True)
+    stages = len(choice.plan.stages)
+    return Proposal(
+        choice=choice,
+        model=MODEL,
+        cluster=cluster,
+        workload=WORKLOAD,
+        chunk_tokens=4,
+        wire_rules=WireRules(sums=(WireRule(),) * stages, hops=(WireRule(),) * (stages - 1)),
+    )
+
+
+@pytest.mark.parametrize("peers", [1, 2])
+def test_how_many_layers_and_how_fast(peers: int) -> None:
+    streamed = proposal(700, peers=peers)
+    count = sum(stage.shards[0].streamed_layers for stage in streamed.plan.stages)
+    assert count > 0
+    assert streamed.choice.predicted is not None
+    assert streamed.streaming == (
+        "m does not fit into memory and reads layers from disk for each token: "
+        f"{count} of 10 layers, at about {streamed.choice.predicted.tokens_per_s:.2g} tok/s"
+    )
+
+
+def test_a_device_that_was_not_measured_has_no_speed() -> None:
+    assert str(proposal(700, rates=None).streaming).endswith("layers, how fast is not known")
+
+
+def test_a_model_that_fits_has_nothing_to_say() -> None:
+    assert proposal(1 << 20).streaming is None
