@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any
 from edge.version import __version__
 
 __all__ = [
+    "AsyncCluster",
+    "AsyncModel",
+    "AsyncReplyStream",
     "CapacityError",
     "CheckpointError",
     "Cluster",
@@ -40,10 +43,12 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from edge.api.async_cluster import AsyncCluster
+    from edge.api.async_model import AsyncModel
     from edge.api.cluster import Cluster
     from edge.api.generation_options import GenerationOptions
     from edge.api.model import Model
-    from edge.api.reply import Reply, ReplyStream
+    from edge.api.reply import AsyncReplyStream, Reply, ReplyStream
     from edge.coordinator.generation import Token
     from edge.errors import (
         CapacityError,
@@ -66,6 +71,9 @@ if TYPE_CHECKING:
 
 
 _HOMES = {
+    "AsyncCluster": "edge.api.async_cluster",
+    "AsyncModel": "edge.api.async_model",
+    "AsyncReplyStream": "edge.api.reply",
     "Cluster": "edge.api.cluster",
     "Drift": "edge.planning.drift",
     "GenerationOptions": "edge.api.generation_options",

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import TypedDict, TypeVar
 
 from edge.errors import NetworkError, RequestError
 from edge.host.cuda_driver import num_cuda_devices
@@ -23,68 +23,56 @@ MAX_THREADS = 1024
 Size = str | int
 
 
+class LocalSettings(TypedDict, total=False):
+    """What local daemons may be given: each takes one value, or one for each peer.
+
+    memory: the most that each process may have in memory ("2GiB" or bytes), itself included; a
+    daemon below its minimum, of about 125 MiB, does not start; of a GPU its own memory.
+    model_memory: of that, the most for weights and KV caches. kv_memory: the part that keys and
+    values may take; kv_disk ("FOLDER:SIZE"): where they go beyond that, see `edge peer`; of one
+    folder for several peers each takes a folder within, and the whole size. threads: of each; the
+    cores of this machine shared out. backend: "auto", "ort" or "triton".
+    """
+
+    memory: Size | Sequence[Size] | None
+    model_memory: Size | Sequence[Size] | None
+    threads: int | Sequence[int] | None
+    backend: str | Sequence[str]
+    kv_memory: Size | Sequence[Size] | None
+    kv_disk: str | Sequence[str] | None
+
+
 class LocalPeers:
     """`edge peer` processes with real sockets on 127.0.0.1; `close` ends them.
 
     Each watches its standard input: should this process die in any way, they end by themselves.
     """
 
-    def __init__(self, processes: list[subprocess.Popen[str]], addresses: list[str]) -> None:
-        self._processes = processes
-        self.addresses = tuple(addresses)
-
-    @classmethod
-    def start(
-        cls,
-        *,
-        peers: int,
-        memory: Size | Sequence[Size] | None,
-        model_memory: Size | Sequence[Size] | None = None,
-        threads: int | Sequence[int] | None,
-        kv_memory: Size | Sequence[Size] | None = None,
-        kv_disk: str | Sequence[str] | None = None,
-        backend: str | Sequence[str] | None = None,
-    ) -> LocalPeers:
-        """Raises RequestError for counts that do not match, NetworkError if one does not start."""
-        if type(peers) is not int or not 1 <= peers <= MAX_PEERS:
-            raise RequestError(f"peers must be a whole number from 1 to {MAX_PEERS}, not {peers!r}")
-        options = [["--name", f"local-{index + 1}"] for index in range(peers)]
-        for option, sizes in (("memory", memory), ("model-memory", model_memory)):
-            for each, size in zip(options, _one_each(sizes, peers, option), strict=True):
-                if size is not None:
-                    each += [f"--{option}", str(parse_size(size))]
-        for each, size in zip(options, _one_each(kv_memory, peers, "kv_memory"), strict=True):
-            if size is not None:
-                each += ["--kv-memory", str(parse_size(size))]
-        for each, place in zip(options, _one_each(kv_disk, peers, "kv_disk"), strict=True):
-            if place is not None:
-                folder, size_bytes = parse_folder_and_size(place)
-                own = folder / each[1] if isinstance(kv_disk, str) and peers > 1 else folder
-                each += ["--kv-disk", f"{own}:{size_bytes}"]
-        cores = len(os.sched_getaffinity(0))
-        for each, count in zip(options, _one_each(threads, peers, "threads"), strict=True):
-            each += ["--threads", str(_checked_threads(count, default=max(1, cores // peers)))]
-        gpus = num_cuda_devices()
-        for each, name in zip(options, _one_each(backend, peers, "backend"), strict=True):
-            each += ["--backend", _checked_backend(name)]
-            if name == "triton" and gpus > 1:  # by turns
-                each += ["--gpu", str(sum("--gpu" in other for other in options) % gpus)]
-        this = cls([], [])
+    def __init__(self, peers: int, settings: LocalSettings) -> None:
+        """Starts them. Raises RequestError for counts that do not match."""
+        self._processes: list[subprocess.Popen[str]] = []
+        options = _command_lines(peers, **settings)
         try:
             for each in options:
-                this._processes.append(_spawn(each))
-            this.addresses = tuple(_await_ready(process) for process in this._processes)
+                self._processes.append(_spawn(each))
         except BaseException:
-            this.close()
+            self.close()
             raise
-        return this
 
-    def close(self) -> None:
-        """End every daemon and wait for it; kill those that do not listen."""
+    def addresses(self) -> list[str]:
+        """Where they listen, once all do. Raises NetworkError if one does not start."""
+        return [_await_ready(process) for process in self._processes]
+
+    def hang_up(self) -> None:
+        """Have them end in their own time."""
         for process in self._processes:
             if process.stdin is not None:
                 with contextlib.suppress(OSError):
                     process.stdin.close()
+
+    def close(self) -> None:
+        """End every daemon and wait for it; kill those that do not listen."""
+        self.hang_up()
         for process in self._processes:
             try:
                 process.wait(STOP_TIMEOUT_S)
@@ -94,6 +82,41 @@ class LocalPeers:
             if process.stdout is not None:
                 process.stdout.close()
         self._processes.clear()
+
+
+def _command_lines(
+    peers: int,
+    *,
+    memory: Size | Sequence[Size] | None = None,
+    model_memory: Size | Sequence[Size] | None = None,
+    threads: int | Sequence[int] | None = None,
+    backend: str | Sequence[str] = "auto",
+    kv_memory: Size | Sequence[Size] | None = None,
+    kv_disk: str | Sequence[str] | None = None,
+) -> list[list[str]]:
+    """Options of `edge peer` for each of them."""
+    if type(peers) is not int or not 1 <= peers <= MAX_PEERS:
+        raise RequestError(f"peers must be a whole number from 1 to {MAX_PEERS}, not {peers!r}")
+    options = [["--name", f"local-{index + 1}"] for index in range(peers)]
+    sizes = {"memory": memory, "model_memory": model_memory, "kv_memory": kv_memory}
+    for name, values in sizes.items():
+        for each, size in zip(options, _one_each(values, peers, name), strict=True):
+            if size is not None:
+                each += [f"--{name.replace('_', '-')}", str(parse_size(size))]
+    for each, place in zip(options, _one_each(kv_disk, peers, "kv_disk"), strict=True):
+        if place is not None:
+            folder, size_bytes = parse_folder_and_size(place)
+            own = folder / each[1] if isinstance(kv_disk, str) and peers > 1 else folder
+            each += ["--kv-disk", f"{own}:{size_bytes}"]
+    cores = len(os.sched_getaffinity(0))
+    for each, count in zip(options, _one_each(threads, peers, "threads"), strict=True):
+        each += ["--threads", str(_checked_threads(count, default=max(1, cores // peers)))]
+    gpus = num_cuda_devices()
+    for each, chosen in zip(options, _one_each(backend, peers, "backend"), strict=True):
+        each += ["--backend", _checked_backend(chosen)]
+        if chosen == "triton" and gpus > 1:  # by turns
+            each += ["--gpu", str(sum("--gpu" in other for other in options) % gpus)]
+    return options
 
 
 def _checked_threads(count: int | None, *, default: int) -> int:

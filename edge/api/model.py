@@ -1,8 +1,8 @@
-"""A model on its peers, as its user sees it: prompts are checked here, replies are started here."""
+"""A model on its peers, for callers without an event loop: each call runs on the cluster's own."""
 
 from __future__ import annotations
 
-import operator
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Unpack
@@ -10,73 +10,73 @@ from typing import Unpack
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.api.async_model import AsyncModel, Prompt
 from edge.api.generation_options import GenerationOptions, GenerationOverrides
-from edge.api.reply import Reply, ReplyStream, evaluate
+from edge.api.reply import Reply, ReplyStream
 from edge.concurrency.loop_thread import LoopThread
-from edge.coordinator.loaded_model import LoadedModel
 from edge.errors import RequestError
-from edge.planning.drift import Drift, find_drift
-from edge.planning.forecast import Forecast
+from edge.planning.drift import Drift
 from edge.planning.proposal import Proposal
 from edge.protocol.peer_info import PeerInfo
 from edge.protocol.step_times import PeerTimes
 from edge.text import Tokenizer
-from edge.weights.checkpoint import Checkpoint
 from partition import Estimate, Plan
-
-Prompt = str | Sequence[int]
 
 
 class Model:
-    """A model on its peers. Made by `Cluster.load`; a context manager."""
+    """A model on its peers. Made by `Cluster.load`; a context manager. For any thread.
 
-    def __init__(
-        self,
-        loaded: LoadedModel,
-        checkpoint: Checkpoint,
-        context_tokens: int,
-        tokenizer: Tokenizer | None,
-        peers: Sequence[PeerInfo],
-        proposal: Proposal,
-        loop: LoopThread,
-    ) -> None:
-        self._loaded = loaded
-        self._forecast = Forecast(proposal)
+    What its methods do, promise and raise, `AsyncModel` says of those of the same names.
+    """
+
+    def __init__(self, model: AsyncModel, loop: LoopThread) -> None:
+        self._model = model
         self._loop = loop
-        self._tokenizer = tokenizer
-        self._end_ids = frozenset(checkpoint.defaults.eos_token_ids)
-        self._is_closed = False
-        self.name = checkpoint.name
-        self.vocab_size = checkpoint.spec.vocab_size
-        self.context_tokens = context_tokens
-        self.peers = {peer.id: peer for peer in peers}
+
+    @property
+    def name(self) -> str:
+        """The name of the checkpoint's folder."""
+        return self._model.name
+
+    @property
+    def vocab_size(self) -> int:
+        """How many token ids there are."""
+        return self._model.vocab_size
+
+    @property
+    def context_tokens(self) -> int:
+        """The longest prompt and answer together."""
+        return self._model.context_tokens
+
+    @property
+    def peers(self) -> Mapping[str, PeerInfo]:
+        """Those that the model was loaded with, by id."""
+        return self._model.peers
 
     @property
     def plan(self) -> Plan:
         """What runs where; devices are peers' ids (see `peers`)."""
-        return self._loaded.plan
+        return self._model.plan
 
     @property
     def proposal(self) -> Proposal:
         """The plan with all that was known when it was chosen, and what is predicted of it."""
-        return self._forecast.proposal
+        return self._model.proposal
 
     @property
     def sent_bytes(self) -> Mapping[str, int]:
         """Weights that were sent to each peer, by name; 0 for one that had its shard cached."""
-        return dict(self._loaded.sent_bytes)
+        return self._model.sent_bytes
 
     @property
     def token_weight_bytes(self) -> Mapping[str, int]:
         """Weights, as its kernels keep them, that each peer reads for one token, by name."""
-        return dict(self._loaded.token_weight_bytes)
+        return self._model.token_weight_bytes
 
     @property
     def tokenizer(self) -> Tokenizer:
         """Raises RequestError for a checkpoint without tokenizer.json."""
-        if self._tokenizer is None:
-            raise RequestError(f"{self.name} has no tokenizer.json: give token ids instead of text")
-        return self._tokenizer
+        return self._model.tokenizer
 
     def generate(
         self,
@@ -90,10 +90,7 @@ class Model:
         Raises RequestError for values out of range or a prompt that does not fit the context,
         PeerLostError if a device goes away.
         """
-        stream = self.stream(prompt, options, **overrides)
-        for _token in stream:
-            pass
-        return stream.reply()
+        return self._loop.run(self._model.generate(prompt, options, **overrides))
 
     def stream(
         self,
@@ -103,86 +100,38 @@ class Model:
     ) -> ReplyStream:
         """Like `generate`, token by token. Leaving the loop early cancels the rest."""
         options = replace(options or GenerationOptions(), **overrides)
-        if isinstance(prompt, str):
-            tokens = self._checked_ids(self.tokenizer.encode(prompt))
-        else:
-            tokens = self._checked_ids(prompt)
-        room = self.context_tokens - len(tokens)
-        if room < 1:
-            raise RequestError(
-                f"the prompt has {len(tokens)} tokens and the context {self.context_tokens}: no "
-                "room for an answer; shorten it, or load the model with more context_tokens"
-            )
-        request = options.request(tokens, end_ids=self._end_ids, room=room)
-        return ReplyStream(self._loaded, self._loop, request, self._tokenizer, self._forecast)
+        return ReplyStream(self._model._reply_to(prompt, options), self._loop)
 
     def logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
         """Float32 [tokens, vocab]: row i is what the model expects after token i."""
-        return evaluate(self._loaded, self._loop, self._checked_ids(token_ids))
+        return self._loop.run(self._model.logits(token_ids))
 
     def measure(self) -> list[PeerTimes]:
         """Where each peer's time went since this was last called, and its memory."""
-        return self._loop.run(self._loaded.measure())
+        return self._loop.run(self._model.measure())
 
     def predict(
         self, *, prompt_tokens: int, output_tokens: int, concurrency: int = 1
     ) -> Estimate | None:
         """How fast answers of this size should be; None where a device was not measured."""
-        return self.proposal.predict(
+        return self._model.predict(
             prompt_tokens=prompt_tokens, output_tokens=output_tokens, concurrency=concurrency
         )
 
     def check(self, times: Sequence[PeerTimes] | None = None) -> Drift | None:
-        """What made the replies since the last check slower than predicted, if they were.
-
-        Calls `measure`, unless what it returned over these replies is given. None also where
-        nothing is predicted, and when replies ran at once.
-        """
-        answers = self._forecast.take()
-        if self.proposal.choice.predicted is None:
-            return None
-        names = {id: peer.name for id, peer in self.peers.items()}
-        return find_drift(answers, times or self.measure(), self.plan, names)
+        """What made the replies since the last check slower than predicted, if they were."""
+        return self._loop.run(self._model.check(times))
 
     def close(self) -> None:
         """Free the model on its peers. May be called again, also after the cluster was closed.
 
         Replies under way in other threads end with RequestError.
         """
-        if not self._is_closed:
-            self._is_closed = True
-            self._loop.run(self._loaded.aclose())
-
-    def wait_if_over(self) -> bool:
-        """Whether it was closed or lost a peer; if so, the other peers are free of it by now."""
-        if self._loaded.failure is None:
-            return False
-        self.close()
-        return True
+        with contextlib.suppress(RequestError):  # the cluster is closed, and this with it
+            self._loop.run(self._model.aclose())
 
     def __enter__(self) -> Model:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _checked_ids(self, token_ids: Sequence[int]) -> tuple[int, ...]:
-        try:
-            tokens = tuple(operator.index(token) for token in token_ids)
-        except TypeError:
-            raise RequestError(
-                "a prompt is a text or a sequence of token ids, which are whole numbers"
-            ) from None
-        if not tokens:
-            raise RequestError("the prompt is empty; give at least one token")
-        if len(tokens) > self.context_tokens:
-            raise RequestError(
-                f"the prompt has {len(tokens)} tokens and the context {self.context_tokens}; "
-                "shorten it, or load the model with more context_tokens"
-            )
-        wrong = [token for token in tokens if not 0 <= token < self.vocab_size]
-        if wrong:
-            raise RequestError(
-                f"token id {wrong[0]} is not one of the model's; ids are 0..{self.vocab_size - 1}"
-            )
-        return tokens

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import queue
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,53 +41,62 @@ class Reply:
     statistics: Mapping[str, float]
 
 
-class ReplyStream:
-    """An iterator of Tokens; `reply()` is the whole once it has ended. Closing it cancels.
+class Mailbox(Protocol):
+    """Where the loop leaves tokens; the reader waits at its other end in its own way."""
 
-    For one thread at a time. Raises PeerLostError if a device goes away, RequestError if the model
-    or the cluster is closed meanwhile.
+    def put_nowait(self, item: Token | EdgeError, /) -> None: ...
+
+
+class ReplyUnderWay:
+    """One reply between the loop, which makes it, and whoever reads it.
+
+    `start` and `cancel` are for the loop's thread, the rest for the reader's.
     """
 
     def __init__(
         self,
         loaded: LoadedModel,
-        loop: LoopThread,
         request: GenerationRequest,
         tokenizer: Tokenizer | None,
         forecast: Forecast,
+        mailbox: Mailbox,
     ) -> None:
+        self.ended = False
         self._loaded = loaded
-        self._loop = loop
+        self._generation = Generation(request, tokenizer)
+        self._request = Request(
+            prompt=request.prompt_ids,
+            terms=request.terms,
+            sink=_TokenSink(self._generation, mailbox),
+        )
         self._forecast = forecast
-        self._under_way = forecast.begin()
-        self._ended = False
-        self._events: queue.SimpleQueue[Token | EdgeError] = queue.SimpleQueue()
-        self._sink = _TokenSink(Generation(request, tokenizer), self._events)
-        self._request = Request(prompt=request.prompt_ids, terms=request.terms, sink=self._sink)
-        loop.run(_submit(loaded, self._request))
+        self._forecast_entry = forecast.begin()
 
-    def __iter__(self) -> Iterator[Token]:
-        return self
+    def start(self) -> None:
+        self._loaded.submit(self._request)
 
-    def __next__(self) -> Token:
-        if self._ended:
-            raise StopIteration
-        try:
-            event = self._events.get()
-        except BaseException:
-            self.close()
-            raise
+    def cancel(self) -> None:
+        """Forget the rest and free its memory on the peers; nothing where it has ended."""
+        self._loaded.cancel(self._request.id)
+
+    def take(self, event: Token | EdgeError) -> Token:
+        """The token that was left in the mailbox. Raises the error that was."""
         if isinstance(event, EdgeError):
-            self._end()
+            self.end()
             raise event
         if event.finish_reason is not None:
-            self._end()
-            self._forecast.note(self._sink.generation.statistics())
+            self.end()
+            self._forecast.note(self._generation.statistics())
         return event
 
+    def end(self) -> None:
+        """Nobody waits for another token."""
+        self.ended = True
+        self._forecast.end(self._forecast_entry)
+
     def reply(self) -> Reply:
-        """The whole reply. Raises RequestError before its end."""
-        generation = self._sink.generation
+        """The whole. Raises RequestError before its end."""
+        generation = self._generation
         if generation.finish_reason is None:
             raise RequestError("the reply is not finished; iterate to its end first")
         statistics = generation.statistics()
@@ -94,15 +107,123 @@ class ReplyStream:
             statistics=statistics | self._forecast.figures(statistics),
         )
 
+
+BeginReply = Callable[[Mailbox], ReplyUnderWay]
+"""A reply that was asked for and not started; whoever reads it has the mailbox."""
+
+
+class AsyncReplyStream:
+    """An asynchronous iterator of Tokens on the loop that the cluster was opened on.
+
+    `reply()` is the whole once it has ended. Leaving the loop over it early, cancelling the task
+    that reads it, or `aclose` cancel the rest. For one task at a time. Raises PeerLostError if a
+    device goes away, RequestError if the model is closed meanwhile.
+    """
+
+    def __init__(self, begin: BeginReply) -> None:
+        self._events: asyncio.Queue[Token | EdgeError] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
+        self._reader: asyncio.Task[object] | None = None
+        self._under_way = begin(self._events)
+        self._under_way.start()
+
+    def __aiter__(self) -> AsyncIterator[Token]:
+        return self
+
+    async def __anext__(self) -> Token:
+        if self._reader is not None:
+            raise RequestError(
+                "another task reads this stream already; give each task a stream of its own"
+            )
+        if self._under_way.ended:
+            raise StopAsyncIteration
+        self._reader = asyncio.current_task()
+        try:
+            event = await self._events.get()
+        except BaseException:
+            self._close()
+            raise
+        finally:
+            self._reader = None
+        return self._under_way.take(event)
+
+    def reply(self) -> Reply:
+        """The whole reply. Raises RequestError before its end."""
+        return self._under_way.reply()
+
+    async def aclose(self) -> None:
+        """Cancel what is left of the reply and free its memory on the peers."""
+        self._close()
+
+    def _close(self) -> None:
+        if not self._under_way.ended:
+            self._under_way.end()
+            self._under_way.cancel()
+
+    async def __aenter__(self) -> AsyncReplyStream:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def __del__(self) -> None:
+        # Leaving a loop over the stream drops it: nobody is left who could take a token. Whoever
+        # drops it may be another thread, where rubbish happens to be collected.
+        under_way = getattr(self, "_under_way", None)
+        if under_way is not None and not under_way.ended:
+            under_way.end()
+            with contextlib.suppress(RuntimeError):  # the loop was closed, and the model with it
+                self._loop.call_soon_threadsafe(under_way.cancel)
+
+
+class ReplyStream:
+    """An iterator of Tokens; `reply()` is the whole once it has ended. Closing it cancels.
+
+    For one thread at a time. Raises PeerLostError if a device goes away, RequestError if the model
+    or the cluster is closed meanwhile.
+    """
+
+    def __init__(self, begin: BeginReply, loop: LoopThread) -> None:
+        self._events: queue.SimpleQueue[Token | EdgeError] = queue.SimpleQueue()
+        self._loop = loop
+        self._reading = threading.Lock()
+        self._under_way = begin(self._events)
+        try:
+            loop.start(self._under_way.start)
+        except BaseException:
+            self.close()
+            raise
+
+    def __iter__(self) -> Iterator[Token]:
+        return self
+
+    def __next__(self) -> Token:
+        if not self._reading.acquire(blocking=False):
+            raise RequestError(
+                "another thread reads this stream already; give each thread a stream of its own"
+            )
+        try:
+            if self._under_way.ended:
+                raise StopIteration
+            self._loop.check_caller()
+            try:
+                event = self._events.get()
+            except BaseException:
+                self.close()
+                raise
+            return self._under_way.take(event)
+        finally:
+            self._reading.release()
+
+    def reply(self) -> Reply:
+        """The whole reply. Raises RequestError before its end."""
+        return self._under_way.reply()
+
     def close(self) -> None:
         """Cancel what is left of the reply and free its memory on the peers."""
-        if not self._ended:
-            self._end()
-            self._loop.post(_cancel(self._loaded, self._request))
-
-    def _end(self) -> None:
-        self._ended = True
-        self._forecast.end(self._under_way)
+        if not self._under_way.ended:
+            self._under_way.end()
+            self._loop.submit(self._under_way.cancel)
 
     def __enter__(self) -> ReplyStream:
         return self
@@ -112,68 +233,53 @@ class ReplyStream:
 
     def __del__(self) -> None:
         # Leaving a loop over the stream drops it: nobody is left who could take a token.
-        if hasattr(self, "_request"):
+        if hasattr(self, "_under_way"):
             self.close()
 
 
-def evaluate(
-    loaded: LoadedModel, loop: LoopThread, token_ids: tuple[int, ...]
-) -> NDArray[np.float32]:
-    """The logits [tokens, vocab] after each of the tokens."""
-    sink = _LogitsSink()
-    request = Request(prompt=token_ids, terms=None, sink=sink)
-    try:
-        loop.run(_submit(loaded, request))
-        return sink.result()
-    except BaseException:
-        loop.post(_cancel(loaded, request))
-        raise
-
-
-async def _submit(loaded: LoadedModel, request: Request) -> None:
-    loaded.submit(request)
-
-
-async def _cancel(loaded: LoadedModel, request: Request) -> None:
-    loaded.cancel(request.id)
-
-
 class _TokenSink:
-    """Turns sampled tokens into Tokens on the loop's thread, and queues them for the caller."""
+    """Turns sampled tokens into Tokens on the loop's thread, and leaves them for the reader."""
 
-    def __init__(
-        self, generation: Generation, events: queue.SimpleQueue[Token | EdgeError]
-    ) -> None:
-        self.generation = generation
-        self._events = events
+    def __init__(self, generation: Generation, mailbox: Mailbox) -> None:
+        self._generation = generation
+        self._mailbox = mailbox
 
     def token(self, token_id: int, end: FinishReason | None) -> bool:
-        token = self.generation.push(token_id, end)
-        self._events.put(token)
+        token = self._generation.push(token_id, end)
+        self._mailbox.put_nowait(token)
         return token.finish_reason is not None
 
     def logits(self, rows: NDArray[np.float32]) -> None:
         raise AssertionError("a generation asks for tokens, not logits")
 
     def failed(self, error: EdgeError) -> None:
-        self._events.put(error)
+        self._mailbox.put_nowait(error)
+
+
+async def evaluate(loaded: LoadedModel, token_ids: tuple[int, ...]) -> NDArray[np.float32]:
+    """The logits [tokens, vocab] after each of the tokens."""
+    sink = _LogitsSink()
+    request = Request(prompt=token_ids, terms=None, sink=sink)
+    loaded.submit(request)
+    try:
+        return await sink.result
+    except BaseException:
+        loaded.cancel(request.id)
+        raise
 
 
 class _LogitsSink:
     def __init__(self) -> None:
-        self._events: queue.SimpleQueue[NDArray[np.float32] | EdgeError] = queue.SimpleQueue()
+        self.result: asyncio.Future[NDArray[np.float32]]
+        self.result = asyncio.get_running_loop().create_future()
 
     def token(self, token_id: int, end: FinishReason | None) -> bool:
         raise AssertionError("an evaluation asks for logits, not tokens")
 
     def logits(self, rows: NDArray[np.float32]) -> None:
-        self._events.put(rows)
+        if not self.result.done():  # else cancelled meanwhile
+            self.result.set_result(rows)
 
     def failed(self, error: EdgeError) -> None:
-        self._events.put(error)
-
-    def result(self) -> NDArray[np.float32]:
-        event = self._events.get()
-        if isinstance(event, EdgeError):
-            raise event
-        return event
+        if not self.result.done():
+            self.result.set_exception(error)

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Sequence
+from pathlib import Path
 
 import click
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from edge.api.async_model import Prompt
 from edge.api.cluster import Cluster
 from edge.api.generation_options import GenerationOptions
-from edge.api.model import Model, Prompt
+from edge.api.model import Model
 from edge.api.reply import Reply
 from edge.errors import EdgeError
 from edge.planning.breakdown import Part, step_parts
 from edge.planning.drift import Drift
+from edge.planning.load_options import LoadOptions
 from edge.protocol.step_times import PeerTimes
 
 adapt_option = click.option(
@@ -129,3 +132,12 @@ def tell(cluster: Cluster, drift: Drift, *, adapt: bool) -> None:
     elif measures:
         remedy = "it is measured again at the next load, with --adapt at once"
     click.echo(f"edge: {drift.message}; {remedy}", err=True)
+
+
+def measure_again(
+    cluster: Cluster, model: Model, path: Path, options: LoadOptions, drift: Drift
+) -> None:
+    """Have what is to blame measured now, with the model closed that keeps it busy."""
+    model.close()
+    cluster.forget_measured(drift.devices)
+    cluster.propose(path, options)

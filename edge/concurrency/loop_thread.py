@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
@@ -11,6 +12,8 @@ from edge.errors import RequestError
 
 T = TypeVar("T")
 
+_CLOSED = "the cluster is closed; open it again"
+
 
 class LoopThread:
     """Runs coroutines for callers of other threads until `close`."""
@@ -18,6 +21,7 @@ class LoopThread:
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
         self._is_closed = False
+        self._process = os.getpid()
         # Re-entrant: a finaliser may `post` in the middle of another call of the same thread.
         self._mutex = threading.RLock()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -28,12 +32,11 @@ class LoopThread:
 
         Raises RequestError after `close`, and when `close` ends it.
         """
-        if threading.current_thread() is self._thread:
+        try:
+            self.check_caller()
+        except RequestError:
             work.close()
-            raise RequestError(
-                "a progress function may not call the cluster it is told about; "
-                "call it after the load"
-            )
+            raise
         call = _Call(work)
         try:
             is_open = self.submit(call.start)
@@ -47,7 +50,7 @@ class LoopThread:
             raise
         if not is_open:
             work.close()
-            raise RequestError("the cluster is closed; open it again")
+            raise RequestError(_CLOSED)
         return call.result()
 
     def post(self, work: Coroutine[Any, Any, Any]) -> None:
@@ -55,8 +58,32 @@ class LoopThread:
         if not self.submit(_Call(work).start):
             work.close()
 
+    def check_caller(self) -> None:
+        """Raises RequestError for who could only wait for ever."""
+        if os.getpid() != self._process:
+            raise RequestError(
+                "the cluster was opened before this process was forked, and stays with the process "
+                "that opened it; open another one here"
+            )
+        if threading.current_thread() is self._thread:
+            raise RequestError(
+                "a progress function may not call the cluster it is told about; "
+                "call it after the load"
+            )
+
+    def start(self, callback: Callable[[], object]) -> None:
+        """`submit` for who needs it done. Raises RequestError where it cannot be."""
+        self.check_caller()
+        if not self.submit(callback):
+            raise RequestError(_CLOSED)
+
     def close(self) -> None:
-        """Cancel what still runs, then end the thread. May be called again, from any thread."""
+        """Cancel what still runs, then end the thread. May be called again, from any thread.
+
+        Nothing in a forked child: thread and sockets are its parent's.
+        """
+        if os.getpid() != self._process:
+            return
         with self._mutex:
             # What was submitted before becomes a task and is cancelled; nothing comes after it.
             self.submit(self._loop.stop)
@@ -67,7 +94,12 @@ class LoopThread:
                 self._loop.close()
 
     def submit(self, callback: Callable[[], object]) -> bool:
-        """Have the loop call it, after all that was submitted before. False once it is closed."""
+        """Have the loop call it, after all that was submitted before.
+
+        False once it is closed, and in a forked child.
+        """
+        if os.getpid() != self._process:
+            return False
         with self._mutex:
             if self._is_closed:
                 return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from edge.errors import CheckpointError
+from edge.errors import CheckpointError, RequestError
 from edge.models.families import Family, read_family
 from edge.models.spec import ModelSpec, tensor_shapes
 from edge.progress import OnProgress, Progress
@@ -30,8 +30,16 @@ class Checkpoint:
 
     @classmethod
     def open(cls, path: str | Path) -> Checkpoint:
-        """Raises CheckpointError naming the file, what is wrong with it and what to do."""
-        folder = Path(path).expanduser().resolve()
+        """Raises CheckpointError naming the file, what is wrong with it and what to do.
+
+        RequestError for what is no path at all.
+        """
+        try:
+            folder = Path(path).expanduser().resolve()
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise RequestError(
+                f"{path!r} is not a path ({error}); give the folder of a Hugging Face checkpoint"
+            ) from error
         if not folder.is_dir():
             raise CheckpointError(
                 f"{folder} is not a folder; give the folder of a Hugging Face checkpoint "

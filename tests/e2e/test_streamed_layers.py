@@ -10,6 +10,7 @@ import pytest
 
 import edge
 from demos.bundled import MODEL
+from edge.planning.load_options import Streaming
 from partition import Plan
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.pairs import every_pair
@@ -88,7 +89,8 @@ def test_a_model_larger_than_memory_reads_layers_from_disk(
         with pytest.raises(edge.CapacityError, match='stream="auto"'):
             tight.load(MODEL, context_tokens=64, stream="off")
         assert caplog.messages == []
-        for told, stream in ((1, "auto"), (0, "on")):
+        wanted: list[tuple[int, Streaming]] = [(1, "auto"), (0, "on")]
+        for told, stream in wanted:
             caplog.clear()
             with tight.load(MODEL, context_tokens=64, stream=stream) as model:
                 ((shard,),) = (stage.shards for stage in model.plan.stages)

@@ -125,7 +125,7 @@ def test_ctrl_c_in_every_phase_of_a_load(
 
         yield on_progress
 
-    monkeypatch.setattr("edge.api.cluster.progress_bars", press_ctrl_c)
+    monkeypatch.setattr("edge.api.async_cluster.progress_bars", press_ctrl_c)
     monkeypatch.setenv("EDGE_CACHE", str(tmp_path))
     outcome = run_edge(
         "run", checkpoint.path, "-p", "hi", "--peer", daemon.address, "--block-size", block_size

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,7 @@ import edge
 from partition import Plan
 from partition import PlanError as PartitionPlanError
 from tests.support.checkpoints import CONTEXT_TOKENS, TinyCheckpoint
+from tests.support.processes import PATIENCE_S
 from tests.support.processes import edge as run_edge
 
 CONTEXT = 64
@@ -85,6 +90,111 @@ def test_a_setting_that_cannot_be(
     with pytest.raises(edge.RequestError) as raised:
         model.generate([1], **settings)
     assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"prompt_tokens": -1, "output_tokens": 4}, "prompt_tokens"),
+        ({"prompt_tokens": 4, "output_tokens": -1}, "output_tokens"),
+        ({"prompt_tokens": 4, "output_tokens": 4, "concurrency": 0}, "concurrency"),
+    ],
+    ids=str,
+)
+def test_a_prediction_that_cannot_be(
+    cluster: edge.Cluster, checkpoint: TinyCheckpoint, sizes: dict[str, int], message: str
+) -> None:
+    with (
+        cluster.load(checkpoint.path, plan="tensor") as measured,
+        pytest.raises(edge.RequestError, match=message),
+    ):
+        measured.predict(**sizes)
+
+
+@pytest.mark.parametrize("path", ["a\0b", 5, None, b"folder", "~nobody-of-this-name/x"], ids=str)
+def test_what_is_no_path(cluster: edge.Cluster, path: Any) -> None:
+    for ask in (cluster.load, cluster.propose):
+        with pytest.raises(edge.RequestError, match="is not a path"):
+            ask(path)
+
+
+def test_every_call_says_the_same_of_a_closed_model(
+    cluster: edge.Cluster, checkpoint: TinyCheckpoint
+) -> None:
+    model = cluster.load(checkpoint.path, plan="tensor")
+    model.close()
+    uses: list[Callable[[], object]] = [
+        lambda: model.generate([1]),
+        lambda: model.stream([1]),
+        lambda: model.logits([1]),
+        model.measure,
+        model.check,
+    ]
+    for use in uses:
+        with pytest.raises(edge.RequestError) as raised:
+            use()
+        assert str(raised.value) == "the model is closed; load it again"
+
+
+def test_a_stream_is_for_one_thread_at_a_time(model: edge.Model) -> None:
+    """Others are told so; they do not wait for a token that never comes."""
+    stream = model.stream([1], max_new_tokens=CONTEXT - 1, ignore_eos=True)
+    together = threading.Barrier(3)
+
+    def read() -> list[str]:
+        together.wait()
+        try:
+            return [str(token.token_id) for token in stream]
+        except edge.RequestError as error:
+            return [str(error)]
+
+    with ThreadPoolExecutor(3) as pool:
+        found = [future.result() for future in [pool.submit(read) for _ in range(3)]]
+    told = [each for each in found if each and "another thread reads" in each[-1]]
+    assert len(told) < 3, "one of them reads to the end"
+    assert len(stream.reply().token_ids) == CONTEXT - 1
+
+
+FORKED = """
+import multiprocessing, sys, warnings
+import edge
+
+warnings.simplefilter("ignore")
+
+def child(model, stream, cluster):
+    for use in (lambda: model.generate([1]), lambda: next(stream), lambda: cluster.load("x")):
+        try:
+            use()
+        except edge.RequestError as error:
+            print(error, flush=True)
+    cluster.close()
+
+with edge.Cluster.connect([sys.argv[1]]) as cluster, cluster.load(sys.argv[2]) as model:
+    stream = model.stream([1], max_new_tokens=3, ignore_eos=True)
+    process = multiprocessing.get_context("fork").Process(
+        target=child, args=(model, stream, cluster)
+    )
+    process.start()
+    process.join()
+    print(process.exitcode, len(list(stream)), len(model.generate([1], max_new_tokens=2).token_ids))
+"""
+
+
+def test_a_forked_child_is_told_that_the_cluster_is_its_parents(
+    cluster: edge.Cluster, checkpoint: TinyCheckpoint
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED, cluster.peers[0].address, checkpoint.path],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    *told, last = done.stdout.splitlines()
+    assert len(told) == 3
+    assert all("before this process was forked" in line for line in told)
+    assert last == "0 3 2", "the parent goes on"
+    assert done.stderr == ""
 
 
 def test_logits_of_a_prompt_that_cannot_be(model: edge.Model) -> None:

@@ -14,7 +14,7 @@ from rich.table import Table
 from edge.api.benchmark import Benchmark, run_benchmark
 from edge.api.versus_llama_cpp import Comparison, Llama, compare, spreads
 from edge.cli.options import ClusterOptions, cluster_options, model_options, open_cluster
-from edge.cli.reply_view import adapt_option, tell, tell_why_not_predicted
+from edge.cli.reply_view import adapt_option, measure_again, tell, tell_why_not_predicted
 from edge.host.free_memory import format_size
 from edge.planning.load_options import LoadOptions
 
@@ -120,8 +120,7 @@ def command(
         if measured.drift is not None:
             tell(cluster, measured.drift, adapt=adapt)
         if measured.drift is not None and adapt:
-            loaded.close()
-            cluster.measure_again(model, options, measured.drift.devices)
+            measure_again(cluster, loaded, model, options, measured.drift)
     if as_json:
         found = measured.to_json()
         if comparison is not None:

@@ -17,6 +17,7 @@ from edge.cli.options import (
 )
 from edge.cli.reply_view import (
     adapt_option,
+    measure_again,
     show_reply,
     tell_drift,
     tell_why_not_predicted,
@@ -73,8 +74,7 @@ def command(
             drift = tell_drift(cluster, loaded, adapt=adapt, measured_again=measured_again)
             if drift is not None and adapt and drift.devices not in measured_again:
                 measured_again.add(drift.devices)  # once: a second time would find the same
-                loaded.close()
-                cluster.measure_again(model, options, drift.devices)
+                measure_again(cluster, loaded, model, options, drift)
                 loaded = cluster.load(model, options)
 
 

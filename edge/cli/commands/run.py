@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
+from edge.api.async_model import Prompt
 from edge.api.generation_options import GenerationOptions
-from edge.api.model import Prompt
 from edge.api.reply import Reply
 from edge.cli.options import (
     ClusterOptions,
@@ -21,6 +21,7 @@ from edge.cli.options import (
 )
 from edge.cli.reply_view import (
     adapt_option,
+    measure_again,
     show_parts,
     show_reply,
     tell_drift,
@@ -79,8 +80,7 @@ def command(
         times = show_parts(loaded, reply) if explain else None
         drift = tell_drift(cluster, loaded, adapt=adapt, times=times)
         if drift is not None and adapt:
-            loaded.close()
-            cluster.measure_again(model, options, drift.devices)
+            measure_again(cluster, loaded, model, options, drift)
 
 
 def _as_json(reply: Reply) -> dict[str, Any]:

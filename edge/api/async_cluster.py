@@ -1,0 +1,249 @@
+"""A cluster of peers for callers with an event loop, and loading models onto it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Unpack
+
+from edge.api.async_model import AsyncModel
+from edge.api.local_peers import LocalPeers, LocalSettings, Size
+from edge.api.progress_bars import progress_bars
+from edge.concurrency.blocking import StopFlag, run_blocking, uninterrupted
+from edge.coordinator.loading import load_model
+from edge.coordinator.requests import fail_all
+from edge.errors import CapacityError, NetworkError, PlanError, RequestError
+from edge.host.cache_paths import cache_root
+from edge.host.free_memory import parse_size
+from edge.planning.kv_limits import kv_limits
+from edge.planning.load_options import LoadOptions, LoadOverrides
+from edge.planning.proposal import Proposal
+from edge.planning.propose import Measure, forget_measured, measured_proposal
+from edge.progress import OnProgress
+from edge.protocol.discovery import find_peers
+from edge.protocol.peer_info import PeerInfo, describe_all, describe_each, memory_rate, set_memory
+from edge.weights.checkpoint import Checkpoint
+
+_log = logging.getLogger(__name__)
+
+
+class AsyncCluster:
+    """Peers to run models on, for one event loop: the one on which it is opened.
+
+    An asynchronous context manager; closing it ends its models and local daemons.
+    """
+
+    def __init__(self, peers: Sequence[PeerInfo], daemons: LocalPeers | None = None) -> None:
+        """Use `discover`, `connect` or `local`."""
+        self.peers = tuple(peers)
+        """As they described themselves when the cluster was opened."""
+        self._daemons = daemons
+        self._models: list[AsyncModel] = []
+
+    @classmethod
+    async def discover(
+        cls,
+        cluster: str = "default",
+        *,
+        timeout_s: float = 5.0,
+        at_least: int = 1,
+        interfaces: Sequence[str] | None = None,
+    ) -> AsyncCluster:
+        """Every peer of the named cluster that zeroconf finds on the local network.
+
+        It looks until no new one was found for a second, once there are `at_least` of them, and
+        for `timeout_s` at most. Raises NetworkError, saying what was tried, when none is found.
+        """
+        if type(at_least) is not int or at_least < 1:
+            raise RequestError(f"at_least must be a whole number of 1 or more, not {at_least!r}")
+        return cls(
+            await find_peers(cluster, timeout_s=timeout_s, at_least=at_least, interfaces=interfaces)
+        )
+
+    @classmethod
+    async def connect(cls, addresses: str | Sequence[str]) -> AsyncCluster:
+        """The peers at "host:port"; for networks where zeroconf does not reach."""
+        wanted = [addresses] if isinstance(addresses, str) else list(addresses)
+        if not wanted or not all(isinstance(address, str) for address in wanted):
+            raise RequestError("give at least one address, as a text host:port")
+        return cls(await describe_each(wanted))
+
+    @classmethod
+    async def local(cls, peers: int = 2, **settings: Unpack[LocalSettings]) -> AsyncCluster:
+        """Daemons started on this machine, as processes of their own with real sockets.
+
+        settings: memory, model_memory, threads, backend, kv_memory, kv_disk; `LocalSettings` says
+        what they mean.
+        """
+        daemons = LocalPeers(peers, settings)
+        try:
+            return await cls._of_daemons(daemons)
+        except BaseException:
+            await uninterrupted(run_blocking(daemons.close))
+            raise
+
+    @classmethod
+    async def _of_daemons(cls, daemons: LocalPeers) -> AsyncCluster:
+        """The cluster of daemons that are starting; from then on they are its own to end."""
+        addresses = await run_blocking(daemons.addresses, stop=_HangUp(daemons))
+        return cls(await describe_each(addresses), daemons)
+
+    async def memory_rates(self) -> dict[str, float]:
+        """Bytes per second that each peer reads from memory, by name; measured one by one."""
+        return {peer.name: await memory_rate(peer) for peer in self.peers}
+
+    async def load(
+        self,
+        path: str | Path,
+        options: LoadOptions | None = None,
+        *,
+        progress: bool | OnProgress | None = None,
+        **overrides: Unpack[LoadOverrides],
+    ) -> AsyncModel:
+        """Load a Hugging Face checkpoint onto the peers.
+
+        options, and by name what differs from them: see `edge.LoadOptions`.
+        progress: bars on stderr (None: if it is a terminal), or a function that takes `Progress`.
+
+        Raises CheckpointError, CapacityError, PlanError, RequestError or a PeerError; after any of
+        them nothing of the model is left on the peers.
+        """
+        options = replace(options or LoadOptions(), **overrides)
+        async with self._opened(path) as (checkpoint, peers):
+            tokenizer = None
+            if checkpoint.has_tokenizer:
+                tokenizer = await run_blocking(lambda: checkpoint.tokenizer)
+            with progress_bars(progress) as on_progress:
+                proposal = await measured_proposal(
+                    checkpoint, peers, options, measure="needed", on_progress=on_progress
+                )
+                if options.stream == "auto" and proposal.streaming is not None:
+                    _log.warning('%s; stream="off" refuses instead', proposal.streaming)
+                wished = options.limits(checkpoint.spec)
+                limits = kv_limits(wished, proposal.plan, proposal.model, proposal.cluster, peers)
+                loaded = await load_model(
+                    checkpoint,
+                    peers,
+                    proposal.plan,
+                    options,
+                    limits=limits,
+                    wire_rules=proposal.wire_rules,
+                    cache_root=cache_root(),
+                    on_progress=on_progress,
+                    on_end=fail_all,
+                )
+            model = AsyncModel(
+                loaded, checkpoint, limits.context_tokens, tokenizer, peers, proposal
+            )
+            self._models.append(model)
+        return model
+
+    async def propose(
+        self,
+        path: str | Path,
+        options: LoadOptions | None = None,
+        *,
+        changes: Sequence[str] = (),
+        measure: Measure = "missing",
+        **overrides: Unpack[LoadOverrides],
+    ) -> Proposal:
+        """The plan that `load` would use with the same options, without loading anything.
+
+        Every peer is measured first, unless it was for this model: so its speed is predicted.
+        `changes` are made to what is known of the peers first, as "+4GiB on b", "without c" or
+        "link a-b 1ms 1Gbit".
+        """
+        options = replace(options or LoadOptions(), **overrides)
+        async with self._opened(path) as (checkpoint, peers):
+            with progress_bars() as on_progress:
+                return await measured_proposal(
+                    checkpoint,
+                    peers,
+                    options,
+                    measure=measure,
+                    on_progress=on_progress,
+                    changes=changes,
+                )
+
+    async def set_memory(self, peer: PeerInfo, memory: Size) -> PeerInfo:
+        """Have a peer's process stay under `memory` from now on; how it describes itself then.
+
+        With less, it reads layers of what it runs from disk for each token: replies under way go
+        on, with the same tokens. Raises RequestError below the minimum of what is loaded.
+        """
+        return await set_memory(peer, parse_size(memory))
+
+    def forget_measured(self, devices: Sequence[str]) -> None:
+        """Have these peers (by id) and the links between them measured anew when a plan is made.
+
+        A single peer is loaded without that: `propose` measures it.
+        """
+        forget_measured([peer for peer in self.peers if peer.id in devices])
+
+    async def aclose(self) -> None:
+        """Free everything on the peers; end local daemons. May be called again.
+
+        Replies under way end with RequestError.
+        """
+        try:
+            await self._close_models()
+        finally:
+            if self._daemons is not None:
+                await uninterrupted(run_blocking(self._daemons.close))
+
+    async def _close_models(self) -> None:
+        """Free everything on the peers."""
+        models, self._models = self._models, []
+        await asyncio.gather(*(model.aclose() for model in models))
+
+    @contextlib.asynccontextmanager
+    async def _opened(
+        self, path: str | Path
+    ) -> AsyncIterator[tuple[Checkpoint, Sequence[PeerInfo]]]:
+        """The checkpoint, and the peers as they are now, without those that have gone since.
+
+        Memory that a failed model held is free again. Raises NetworkError when nobody answers; in
+        the body, a lack of memory or devices names those who have gone.
+        """
+        opening = run_blocking(lambda: Checkpoint.open(path), discard=Checkpoint.close)
+        with await opening as checkpoint:
+            over = [model for model in self._models if model.is_over]
+            self._models = [model for model in self._models if not model.is_over]
+            for model in over:
+                await model.aclose()
+            infos, failures = await describe_all([peer.address for peer in self.peers])
+            gone = [peer.name for peer in self.peers if peer.address in failures]
+            if not infos:
+                raise NetworkError(
+                    f"none of the cluster's peers answers any more ({', '.join(gone)}); start "
+                    "them and open the cluster again"
+                )
+            note = f" ({', '.join(gone)} no longer answers and was left out)" if gone else ""
+            try:
+                yield checkpoint, infos
+            except CapacityError as error:
+                raise CapacityError(f"{error}{note}") from error
+            except PlanError as error:
+                raise PlanError(f"{error}{note}", error.problems) from error
+
+    async def __aenter__(self) -> AsyncCluster:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+class _HangUp(StopFlag):
+    """Who waits for daemons to start waits no longer once they have ended."""
+
+    def __init__(self, daemons: LocalPeers) -> None:
+        super().__init__()
+        self._daemons = daemons
+
+    def set(self) -> None:
+        super().set()
+        self._daemons.hang_up()

@@ -1,0 +1,202 @@
+"""A model on its peers, for callers with an event loop; prompts are checked here."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.api.generation_options import GenerationOptions, GenerationOverrides
+from edge.api.reply import AsyncReplyStream, BeginReply, Reply, ReplyUnderWay, evaluate
+from edge.coordinator.loaded_model import LoadedModel
+from edge.errors import RequestError
+from edge.planning.drift import Drift, find_drift
+from edge.planning.forecast import Forecast
+from edge.planning.proposal import Proposal
+from edge.protocol.peer_info import PeerInfo
+from edge.protocol.step_times import PeerTimes
+from edge.text import Tokenizer
+from edge.weights.checkpoint import Checkpoint
+from partition import Estimate, Plan
+
+Prompt = str | Sequence[int]
+
+
+class AsyncModel:
+    """A model on its peers. Made by `AsyncCluster.load`; an asynchronous context manager.
+
+    For the loop that the cluster was opened on. Any number of replies may be under way at once.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        checkpoint: Checkpoint,
+        context_tokens: int,
+        tokenizer: Tokenizer | None,
+        peers: Sequence[PeerInfo],
+        proposal: Proposal,
+    ) -> None:
+        self._loaded = loaded
+        self._forecast = Forecast(proposal)
+        self._tokenizer = tokenizer
+        self.name = checkpoint.name
+        self.vocab_size = checkpoint.spec.vocab_size
+        self.context_tokens = context_tokens
+        self.peers = {peer.id: peer for peer in peers}
+        self._end_ids = frozenset(checkpoint.defaults.eos_token_ids)
+
+    @property
+    def plan(self) -> Plan:
+        """What runs where; devices are peers' ids (see `peers`)."""
+        return self._loaded.plan
+
+    @property
+    def proposal(self) -> Proposal:
+        """The plan with all that was known when it was chosen, and what is predicted of it."""
+        return self._forecast.proposal
+
+    @property
+    def sent_bytes(self) -> Mapping[str, int]:
+        """Weights that were sent to each peer, by name; 0 for one that had its shard cached."""
+        return dict(self._loaded.sent_bytes)
+
+    @property
+    def token_weight_bytes(self) -> Mapping[str, int]:
+        """Weights, as its kernels keep them, that each peer reads for one token, by name."""
+        return dict(self._loaded.token_weight_bytes)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Raises RequestError for a checkpoint without tokenizer.json."""
+        if self._tokenizer is None:
+            raise RequestError(f"{self.name} has no tokenizer.json: give token ids instead of text")
+        return self._tokenizer
+
+    @property
+    def is_over(self) -> bool:
+        """It was closed, or has lost a peer."""
+        return self._loaded.failure is not None
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        options: GenerationOptions | None = None,
+        **overrides: Unpack[GenerationOverrides],
+    ) -> Reply:
+        """The whole answer to a text (special tokens are added) or to token ids (used as given).
+
+        options, and by name what differs from them: see `edge.GenerationOptions`.
+        Raises RequestError for values out of range or a prompt that does not fit the context,
+        PeerLostError if a device goes away.
+        """
+        async with self.stream(prompt, options, **overrides) as stream:
+            async for _token in stream:
+                pass
+        return stream.reply()
+
+    def stream(
+        self,
+        prompt: Prompt,
+        options: GenerationOptions | None = None,
+        **overrides: Unpack[GenerationOverrides],
+    ) -> AsyncReplyStream:
+        """Like `generate`, token by token. Leaving the loop early cancels the rest."""
+        return AsyncReplyStream(
+            self._reply_to(prompt, replace(options or GenerationOptions(), **overrides))
+        )
+
+    async def logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+        """Float32 [tokens, vocab]: row i is what the model expects after token i."""
+        tokens = self._checked_ids(token_ids)
+        self._require_open()
+        return await evaluate(self._loaded, tokens)
+
+    async def measure(self) -> list[PeerTimes]:
+        """Where each peer's time went since this was last called, and its memory."""
+        self._require_open()
+        return await self._loaded.measure()
+
+    def predict(
+        self, *, prompt_tokens: int, output_tokens: int, concurrency: int = 1
+    ) -> Estimate | None:
+        """How fast answers of this size should be; None where a device was not measured."""
+        try:
+            return self.proposal.predict(
+                prompt_tokens=prompt_tokens, output_tokens=output_tokens, concurrency=concurrency
+            )
+        except ValueError as error:
+            raise RequestError(str(error)) from error
+
+    async def check(self, times: Sequence[PeerTimes] | None = None) -> Drift | None:
+        """What made the replies since the last check slower than predicted, if they were.
+
+        Calls `measure`, unless what it returned over these replies is given. None also where
+        nothing is predicted, and when replies ran at once.
+        """
+        self._require_open()
+        answers = self._forecast.take()
+        if self.proposal.choice.predicted is None:
+            return None
+        names = {id: peer.name for id, peer in self.peers.items()}
+        return find_drift(answers, times or await self.measure(), self.plan, names)
+
+    async def aclose(self) -> None:
+        """Free the model on its peers; replies under way end with RequestError.
+
+        May be called again.
+        """
+        await self._loaded.aclose()
+
+    async def __aenter__(self) -> AsyncModel:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def _reply_to(self, prompt: Prompt, options: GenerationOptions) -> BeginReply:
+        """A reply to be started by whoever reads it; the prompt and the options are checked."""
+        if isinstance(prompt, str):
+            tokens = self._checked_ids(self.tokenizer.encode(prompt))
+        else:
+            tokens = self._checked_ids(prompt)
+        room = self.context_tokens - len(tokens)
+        if room < 1:
+            raise RequestError(
+                f"the prompt has {len(tokens)} tokens and the context {self.context_tokens}: no "
+                "room for an answer; shorten it, or load the model with more context_tokens"
+            )
+        request = options.request(tokens, end_ids=self._end_ids, room=room)
+        self._require_open()
+        return partial(ReplyUnderWay, self._loaded, request, self._tokenizer, self._forecast)
+
+    def _require_open(self) -> None:
+        """Raises what ended the model, if anything did."""
+        if self._loaded.failure is not None:
+            raise self._loaded.failure
+
+    def _checked_ids(self, token_ids: Sequence[int]) -> tuple[int, ...]:
+        try:
+            tokens = tuple(operator.index(token) for token in token_ids)
+        except TypeError:
+            raise RequestError(
+                "a prompt is a text or a sequence of token ids, which are whole numbers"
+            ) from None
+        if not tokens:
+            raise RequestError("the prompt is empty; give at least one token")
+        if len(tokens) > self.context_tokens:
+            raise RequestError(
+                f"the prompt has {len(tokens)} tokens and the context {self.context_tokens}; "
+                "shorten it, or load the model with more context_tokens"
+            )
+        wrong = [token for token in tokens if not 0 <= token < self.vocab_size]
+        if wrong:
+            raise RequestError(
+                f"token id {wrong[0]} is not one of the model's; ids are 0..{self.vocab_size - 1}"
+            )
+        return tokens
