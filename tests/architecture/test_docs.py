@@ -119,7 +119,7 @@ QUESTIONS = {row["question"] for row in rows()}
 def shown(text: str, value: float) -> bool:
     """Whether `text` is this value, rounded to the digits that it has."""
     digits = len(text.partition(".")[2])
-    return abs(float(text) - value) <= 0.5001 * 10**-digits
+    return abs(float(text) - value) <= 0.5001 / 10.0**digits
 
 
 def is_of(figure: re.Match[str], row: dict[str, str]) -> bool:
