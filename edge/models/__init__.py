@@ -1,1 +1,1 @@
-"""Model families, each described once as data."""
+"""How is a family of models described?"""

@@ -1,4 +1,4 @@
-"""Text in, tokens out, and back: everything the runtime needs to know of a checkpoint's language.
+"""How does text become tokens, and tokens text?
 
 Tokenizer            text ↔ token ids, chats → prompts        (tokenizer.py)
 TextStream           token ids → text that grows              (stream.py)

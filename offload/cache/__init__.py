@@ -1,1 +1,1 @@
-"""Files that are kept for the next time, and which of them go first."""
+"""Which files are kept for the next time, and which go first?"""

@@ -1,1 +1,1 @@
-"""Bytes in files: checked, durable, read by position."""
+"""How are bytes read and written, checked and durable?"""

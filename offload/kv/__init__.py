@@ -1,1 +1,1 @@
-"""Where keys and values are: in memory, on disk, found again."""
+"""Where are keys and values: in memory, on disk, found again?"""

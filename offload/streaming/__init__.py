@@ -1,1 +1,1 @@
-"""Weights that do not fit, brought in ahead of their use."""
+"""How do weights that do not fit come in before their use?"""

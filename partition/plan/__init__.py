@@ -1,1 +1,1 @@
-"""What a plan is, and the facts it is made from."""
+"""What is a plan, and which facts is it made from?"""

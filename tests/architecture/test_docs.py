@@ -64,7 +64,39 @@ def test_files_named_on_a_page_exist(page: Path) -> None:
         for name in named_files(page.read_text(encoding="utf-8"))
         if not exists(name, page.parent)
     ]
-    assert not missing
+    assert not missing + unknown_names(page.read_text(encoding="utf-8"))
+
+
+TOPS = "|".join([*PACKAGES, "demos", "docs", "tests"])
+
+IN_BACKTICKS = re.compile(r"`([^`\n]+)`")
+
+FOLDER = re.compile(rf"(?:{TOPS})/[\w./-]*")
+"""A file or folder by its path from the root."""
+
+DOTTED = re.compile(rf"(?<![\w./])(?:{TOPS})(?:\.\w+)+")
+"""A module or package, and maybe a name in it."""
+
+
+def is_known(dotted: str) -> bool:
+    """Whether the module exists, and says the name that follows."""
+    parts = dotted.split(".")
+    for count in range(len(parts), 0, -1):
+        place = "/".join(parts[:count])
+        file = f"{place}.py" if f"{place}.py" in tracked() else f"{place}/__init__.py"
+        if file in tracked():
+            source = (REPOSITORY / file).read_text(encoding="utf-8")
+            return count == len(parts) or re.search(rf"\b{parts[count]}\b", source) is not None
+    return False
+
+
+def unknown_names(text: str) -> list[str]:
+    """Folders, modules and their names in backticks, or run by `python -m`, that do not exist."""
+    quoted = IN_BACKTICKS.findall(text)
+    folders = {name.rstrip("/") for name in quoted if FOLDER.fullmatch(name)}
+    dotted = [name for part in quoted for name in DOTTED.findall(part) if "/" not in part]
+    dotted += re.findall(rf"python -m ((?:{TOPS})\.[\w.]*\w)", text)
+    return sorted(folders - tracked()) + [name for name in dotted if not is_known(name)]
 
 
 def docstrings(path: Path) -> Iterator[str]:
@@ -84,7 +116,30 @@ def test_files_named_in_docstrings_exist() -> None:
         for name in named_files(text)
         if not exists(name, module.parent)
     ]
+    missing += [
+        (page_id(module), name)
+        for module in MODULES
+        for text in docstrings(module)
+        for name in unknown_names(text)
+    ]
     assert not missing
+
+
+def rooms() -> Iterator[tuple[str, str]]:
+    """The folders of ARCHITECTURE.md that answer a question, with the question."""
+    for line in (REPOSITORY / "ARCHITECTURE.md").read_text(encoding="utf-8").splitlines():
+        found = re.fullmatch(r"\| `([\w/]+)/` \| ([A-Z][^|]*\?) \|", line)
+        if found is not None:
+            yield found[1], found[2]
+
+
+def test_each_room_says_the_question_of_the_architecture() -> None:
+    asked = dict(rooms())
+    for room, question in asked.items():
+        docstring = next(docstrings(REPOSITORY / room / "__init__.py"))
+        assert docstring.startswith(question), room
+    packages = {path.parent.name for path in (REPOSITORY / "edge").glob("*/__init__.py")}
+    assert {room.removeprefix("edge/") for room in asked if room.startswith("edge/")} == packages
 
 
 def anchors(page: Path) -> set[str]:
