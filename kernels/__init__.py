@@ -1,1 +1,1 @@
-"""How one operator is computed, on each kind of device."""
+"""Operators, each computed once for every kind of device."""

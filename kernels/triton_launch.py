@@ -1,4 +1,4 @@
-"""What every `triton.py` face shares: how a kernel is launched, and checks of its tensors.
+"""Shared by every `triton.py` face: the launch of a kernel, and checks of its tensors.
 
 Knows torch tensors; knows no operator. Kernels run on torch's current device: the caller makes
 that of its tensors current. Sizes that only change speed live in frozen dataclasses, so
@@ -28,7 +28,7 @@ _GEMV_OUTPUTS, _FEWEST_GEMV_OUTPUTS = 8, 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """How the compiler lays out one program: warps of 32 threads, and loads kept in flight."""
+    """The compiler's layout of one program: warps of 32 threads, and loads kept in flight."""
 
     num_warps: int = 4
     num_stages: int = 2
@@ -44,7 +44,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GemvTiles:
-    """A program of a product with few rows: so many outputs, and inputs at a time."""
+    """A program of a product with few rows: its outputs, and the inputs it takes at a time."""
 
     outputs: int = 8
     inputs: int = 512
@@ -66,7 +66,7 @@ class GemmTiles:
 
 
 def gemv_tiles(outputs: int, *, inputs: int, processors: int) -> GemvTiles:
-    """Tiles of 8 outputs and so many `inputs` at a time, or narrower and longer ones.
+    """Tiles of 8 outputs and the usual `inputs` at a time, or narrower and longer ones.
 
     Each processor should have two programs, so that one loads while the other adds. Keys and values
     of grouped heads are products of 1024 outputs and less: too few for 132 processors, enough for

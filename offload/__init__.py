@@ -1,4 +1,4 @@
-"""Where what does not fit is kept, and when it moves."""
+"""Stores for weights, keys and values: where they are kept, and when they move."""
 
 from offload.cache.derived_cache import DerivedCache, DerivedWriter
 from offload.cache.folder_cache import FolderCache, FolderUse

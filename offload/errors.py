@@ -1,4 +1,4 @@
-"""What can go wrong with kept bytes, and who is to blame.
+"""Errors of kept bytes, by who is to blame.
 
     StoreError
     ├── StoreMissingError      a file or tensor that is asked for is not there

@@ -1,4 +1,4 @@
-"""How bytes move between peers: channels for control, links for data, discovery to begin with.
+"""The movement of bytes between peers: channels for control, links for data, discovery first.
 
 Knows nothing of models or plans. Faulty twins for tests are in ``transport.testing``.
 """

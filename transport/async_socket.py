@@ -19,7 +19,7 @@ _TURN_BYTES = 1 << 20
 """Most bytes moved before other tasks get their turn; a heartbeat must not wait for a shard."""
 
 _LEAST_COST_BYTES = 16 << 10
-"""What one read counts for at least: many small frames in a row must end a turn too."""
+"""The least that one read counts for: many small frames in a row must end a turn too."""
 
 
 class AsyncSocket:
@@ -158,7 +158,7 @@ def watch_for_death(connected: socket.socket, *, within_s: int) -> None:
 
 
 def drop_bytes(buffers: Sequence[memoryview], count: int) -> list[memoryview]:
-    """What is left of ``buffers`` (of bytes) after their first ``count`` bytes."""
+    """The rest of ``buffers`` (of bytes) after their first ``count`` bytes."""
     rest = list(buffers)
     while rest and count >= rest[0].nbytes:
         count -= rest.pop(0).nbytes

@@ -20,7 +20,7 @@ class Work(Protocol):
 
 
 class DoneWork:
-    """What was over before anybody could wait for it. See :class:`Work`."""
+    """Work that was over before anybody could wait for it. See :class:`Work`."""
 
     def wait(self) -> None:
         """See :class:`Work`."""

@@ -31,7 +31,7 @@ class Channel(Protocol):
 
     @property
     def remote_hello(self) -> Mapping[str, Any]:
-        """What the other end said of itself when the connection was made."""
+        """The other end's words about itself when the connection was made."""
 
     async def send(self, frame: Frame) -> None:
         """Send one frame; several tasks may call this at once.

@@ -1,4 +1,4 @@
-"""What a group of ranks does together: sums, gathers, broadcasts.
+"""Operations of a group of ranks: sums, gathers, broadcasts.
 
 Knows ranks and links; knows nothing of sockets or of what the numbers mean. All ranks make the same
 calls in the same order. Sums are taken in rank order on every rank, so each holds the same bits,
@@ -45,11 +45,11 @@ class Collective(Protocol):
 
     @property
     def size(self) -> int:
-        """How many members there are."""
+        """The number of members."""
 
     @property
     def memory(self) -> Literal["host", "device"]:
-        """Where the arrays lie that it sums: numpy arrays, or tensors on the shard's own device."""
+        """The kind of arrays that it sums: numpy arrays, or tensors on the shard's device."""
 
     def all_reduce(self, array: Array) -> None:
         """Replace ``array`` by the sum over all ranks, in rank order; any numeric dtype."""

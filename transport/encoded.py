@@ -104,7 +104,7 @@ class EncodedHop:
         self._message = Scratch(1)
 
     def outgoing(self, array: Array) -> Array:
-        """What to send for ``array``, to as many links as it goes to; valid until the next call."""
+        """The message for ``array``, to every link it goes to; valid until the next call."""
         if self._codec is None or not self._rule.encodes(array):
             return array
         check_contiguous(array)

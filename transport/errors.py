@@ -1,4 +1,4 @@
-"""What can go wrong when bytes move, sorted by who is to blame.
+"""Errors of moving bytes, by who is to blame.
 
 ::
 

@@ -27,7 +27,7 @@ _HELLO = "hello"
 
 
 class Role(enum.IntEnum):
-    """What a connection is for."""
+    """The purpose of a connection."""
 
     CHANNEL = 1
     LINK = 2

@@ -1,4 +1,4 @@
-"""What every link keeps to, whatever carries its bytes: who is inside, and when it is over.
+"""Rules of every link, whatever carries its bytes: who is inside, and when it is over.
 
 Knows threads and errors; moves no byte.
 """
@@ -112,7 +112,7 @@ class LinkGuard:
             raise self._closed_error() from None
 
     def _lasting(self, error: BaseException) -> TransportError:
-        """What later calls raise after ``error`` ended a call in the middle of a message."""
+        """The error of later calls, after ``error`` ended a call in the middle of a message."""
         if isinstance(error, PeerLostError | ProtocolError):
             return copy.copy(error)
         return ChannelClosedError(

@@ -14,7 +14,7 @@ from transport.errors import PeerLostError, ProtocolError
 from transport.link_guard import EAGER_BYTES, LinkGuard, check_incoming, check_outgoing
 
 _CAPACITY_BYTES = 4 * EAGER_BYTES
-"""What may lie unread in one direction before ``send`` waits, as in a socket's buffers."""
+"""Bytes that may lie unread in one direction before ``send`` waits, as in a socket's buffers."""
 
 
 class _Pipe:

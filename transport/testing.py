@@ -16,12 +16,12 @@ from transport.link import Link
 
 
 class Fault(enum.Enum):
-    """What goes wrong."""
+    """The kind of failure."""
 
     LOSE = enum.auto()
     """The connection breaks: both sides lose each other, from this call on."""
     DROP = enum.auto()
-    """What is sent never arrives, in this call and all later ones: the peer falls silent."""
+    """Nothing that is sent arrives, in this call and all later ones: the peer falls silent."""
     TRUNCATE = enum.auto()
     """One message arrives at half its size; later ones are whole again."""
 

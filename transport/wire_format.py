@@ -1,4 +1,4 @@
-"""What float32 numbers become on the wire: float16, or int8 in blocks that share a scale.
+"""Forms of float32 numbers on the wire: float16, or int8 in blocks that share a scale.
 
 Knows arrays and their bytes; knows nothing of links, ranks or models. float32 itself needs nothing
 from here: a link sends the array as it is.
@@ -35,7 +35,7 @@ _MAX_KNOWN_SHAPES = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireRule:
-    """Which messages of float32 are encoded, and how. Both ends of a link keep to the same rule."""
+    """The rule for which messages of float32 are encoded, and how; the same at both ends."""
 
     format: WireFormatName = "float32"
     above_bytes: int = 0
@@ -109,8 +109,8 @@ class Int8Codec:
 
     A block's scale is its largest magnitude / 127, in float32, so no magnitude is too large and
     each number's error is at most half a scale. The message holds all scales, then all codes; the
-    last block may be shorter. A block with infinity or NaN decodes to numbers none of which is
-    finite: what went wrong stays visible. See :class:`Codec`.
+    last block may be shorter. No number of a block with infinity or NaN is finite when it is
+    decoded: what went wrong stays visible. See :class:`Codec`.
     """
 
     def __init__(self) -> None:
@@ -192,7 +192,7 @@ class _BlockScratch:
             self.halvings.append(((whole[0::2], whole[1::2]), larger))
             whole, start = larger, start + larger.size
         self.largest = whole.view(np.float32)
-        """Of each block the largest magnitude."""
+        """The largest magnitude of each block."""
 
 
 def open_codec(name: WireFormatName) -> Codec:

@@ -1,4 +1,4 @@
-"""Blocking work beside an event loop, without leaving a thread or a half-done clean-up behind."""
+"""Blocking work next to an event loop, without leaving a thread or a half-done clean-up behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What to tell others of the addresses a socket is bound to."""
+"""The addresses that others are told, from those that a socket is bound to."""
 
 from __future__ import annotations
 

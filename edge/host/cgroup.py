@@ -1,4 +1,4 @@
-"""What the control groups that this process is in leave to it: of memory, and of processor time.
+"""Limits of the control groups that this process is in: memory, and processor time.
 
 A container or a service has limits of its own, which the machine's figures do not show. Every group
 on the way up to the root counts, in both versions of the kernel's interface. Linux only.
@@ -14,7 +14,7 @@ MEMBERSHIP = Path("/proc/self/cgroup")
 
 
 def memory_left_bytes(*, root: Path = ROOT, membership: Path = MEMBERSHIP) -> int | None:
-    """What this process may still take before a group is full; None where nothing limits it.
+    """Bytes that this process may still take before a group is full; None where nothing limits it.
 
     Pages of files count as free: the kernel drops them before it refuses memory, and a peer that
     has just written its shards would otherwise have nothing left to hold them in.
@@ -33,7 +33,7 @@ def memory_left_bytes(*, root: Path = ROOT, membership: Path = MEMBERSHIP) -> in
 
 
 def processors(*, root: Path = ROOT, membership: Path = MEMBERSHIP) -> float | None:
-    """How many processors' time this process may take; None where nothing limits it."""
+    """Processors whose time this process may take; None where nothing limits it."""
     quotas: list[float] = []
     for group in _groups("cpu", root, membership):
         words = _text(group / "cpu.max").split()

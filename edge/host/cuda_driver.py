@@ -1,4 +1,4 @@
-"""Which GPUs this process may use, asked of CUDA's driver: importing torch takes seconds."""
+"""The GPUs that this process may use, by CUDA's driver: importing torch takes seconds."""
 
 from __future__ import annotations
 

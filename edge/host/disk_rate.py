@@ -1,4 +1,4 @@
-"""How fast this device reads a file that is not in memory."""
+"""The rate at which this device reads a file that is not in memory, measured."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from edge.host.huge_pages import HUGE_PAGE_BYTES
 
 TEMPORARY = "measuring-"
-"""How the names of folders begin that are removed when the measurement is over."""
+"""Prefix of the folders that are removed when the measurement is over."""
 
 _PIECE_BYTES = 4 << 20
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS

@@ -1,4 +1,4 @@
-"""How much memory this process may use, on this machine and inside its control group."""
+"""Memory that this process may use, on this machine and inside its control group."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def format_size(num_bytes: int) -> str:
 
 
 def usable_memory_bytes() -> int:
-    """What a peer offers when it is not told: what is free now, less a reserve for the user.
+    """The memory that a peer offers by default: what is free now, less a reserve for the user.
 
     The reserve is KEPT_FREE_BYTES, or half of what is free where there is little.
     """
@@ -67,14 +67,14 @@ def usable_memory_bytes() -> int:
 
 
 def free_memory_bytes() -> int:
-    """What this process could take at most, now."""
+    """The most that this process could take now."""
     free = int(psutil.virtual_memory().available)
     left = memory_left_bytes()
     return free if left is None else min(free, left)
 
 
 def process_memory() -> dict[str, int]:
-    """Of this process: `resident_bytes`, `anonymous_bytes` (of it, what is in no file), and
+    """This process: `resident_bytes`, `anonymous_bytes` (the part that is in no file), and
     `peak_bytes`, the most that ever was resident."""
     peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     now = psutil.Process().memory_info()

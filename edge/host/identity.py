@@ -1,4 +1,4 @@
-"""Which machine this is, and what of it decides how fast it computes."""
+"""The identity of this machine, and of what decides how fast it computes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _CPU_INFO = Path("/proc/cpuinfo")
 
 _CPU_FIELDS = ("model name", "CPU implementer", "CPU part", "Model", "Hardware", "cpu model")
-"""What kernels of different processors call theirs."""
+"""The names that kernels of different processors use."""
 
 
 _COMPUTING = {"ort": ("onnxruntime",), "triton": ("torch", "triton")}

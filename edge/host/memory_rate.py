@@ -1,4 +1,4 @@
-"""How fast this device reads memory: the limit of decoding, where each token reads every weight."""
+"""The rate at which this device reads memory. It limits decoding: each token reads every weight."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LEAST_BYTES = 1 << 20
 
 
 def most_read_bytes(threads: int) -> int:
-    """What the measurement wants; with less, it may read caches instead."""
+    """The size that the measurement wants; with less, it may read caches instead."""
     return threads * _BYTES_PER_THREAD
 
 

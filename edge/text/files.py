@@ -36,7 +36,7 @@ class SpecialToken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerFiles:
-    """What a checkpoint's folder says of its tokenizer.
+    """The tokenizer of a checkpoint's folder, as its files describe it.
 
     serialized: the text of tokenizer.json; `pipeline` is the same, parsed.
     tokenizer_class: as declared by the publisher, without its "Fast" ending; may be empty.
@@ -60,7 +60,7 @@ class TokenizerFiles:
 
 
 def read_tokenizer_files(path: Path) -> TokenizerFiles:
-    """Read tokenizer.json and what stands beside it in the folder `path`.
+    """Read tokenizer.json and the files that belong to it in the folder `path`.
 
     Raises CheckpointError naming the file for one that is absent, unreadable or of another shape.
     """

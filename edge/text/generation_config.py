@@ -1,4 +1,4 @@
-"""What a checkpoint says about generating: where an answer ends, and how its publisher samples."""
+"""A checkpoint's own settings for generating: where answers end, how its publisher samples."""
 
 from __future__ import annotations
 

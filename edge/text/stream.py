@@ -97,6 +97,6 @@ class StopMatcher:
         return text
 
     def finish(self) -> str:
-        """What was held back and, the text being over, is no stop string."""
+        """Text that was held back and, at the end, is no stop string."""
         held, self._held = self._held, ""
         return held

@@ -21,12 +21,12 @@ from offload import WeightStore
 
 _BITS: dict[str, int | None] = {"float32": None, "int8": 8, "int4": 4}
 DTYPES = tuple(_BITS)
-"""What weights are held in."""
+"""Number formats of weights."""
 BLOCK_SIZES = (16, 32, 64, 128)
 DEFAULT_BLOCK_SIZE = 32
 ACCURACIES: tuple[Accuracy, ...] = get_args(Accuracy)
 KvDtype = Literal["float32", "int8", "int4"]
-"""What keys and values are kept in."""
+"""Number formats of keys and values."""
 KV_DTYPES: tuple[KvDtype, ...] = get_args(KvDtype)
 
 
@@ -42,19 +42,19 @@ class WeightFormat:
 
     @property
     def storage(self) -> tuple[str, int]:
-        """What decides the bytes on disk; two formats with the same storage share them."""
+        """The part that decides the bytes on disk; formats with the same storage share them."""
         return self.name, self.block_size
 
     @property
     def tensor_suffixes(self) -> tuple[str, ...]:
-        """What a matrix is stored as in a shard's file."""
+        """Endings of the tensors that a matrix is stored as in a shard's file."""
         return ("weight",) if self.bits is None else ("codes", "scales")
 
     @property
     def packed_bytes_per_weight(self) -> float:
         """Bytes of one weight as the CPU kernels keep it.
 
-        The integer kernels keep a float scale and a float block sum beside each block.
+        The integer kernels keep a float scale and a float sum for each block.
         """
         return 4.0 if self.bits is None else self.bits / 8 + 8.0 / self.block_size
 

@@ -1,4 +1,4 @@
-"""Which slices of which weights one shard holds, and how they are fused.
+"""The slices of weights that one shard holds, and how they are fused.
 
 Pure: from a model, a stage and a rank to names and ranges. The coordinator reads by it, the back
 end builds by it, so both agree on every shape without saying so over the wire.
@@ -40,11 +40,11 @@ class ShardLayout:
     embedding: range
     """Rows of the embedding table this shard holds; it keeps the checkpoint's own type."""
     streamed_layers: int
-    """So many of the layers have their matrices read from disk for each step."""
+    """Number of layers whose matrices are read from disk for each step."""
 
     @property
     def num_weights(self) -> int:
-        """Of the matrices: what a decode step reads."""
+        """Weights of the matrices, which a decode step reads."""
         return sum(matrix.num_rows * len(matrix.columns) for matrix in self.matrices)
 
     @property

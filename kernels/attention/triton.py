@@ -105,8 +105,8 @@ def attention(
 
     query [tokens, num_heads, head_size], sequence after sequence, which may be a slice of a packed
     product → [tokens, num_heads, head_size]. starts int32 [sequences + 1] begins with 0: sequence
-    s has the queries starts[s] … starts[s + 1] − 1. lengths int32 [sequences]: its keys, of which
-    the last belongs to its last query. max_queries, max_keys: bounds on both, known without asking
+    s has the queries starts[s] … starts[s + 1] − 1. lengths int32 [sequences]: its keys; the
+    last one belongs to its last query. max_queries, max_keys: bounds on both, known without asking
     the GPU (max_keys: the capacity of the cache if it is not given). Decoding is max_queries = 1.
 
     window, soft_cap and sinks [num_heads] as in `reference.py`. Rows past starts[−1] stay as they

@@ -1,1 +1,1 @@
-"""How keys and values are laid out and rounded in a cache."""
+"""Layout and rounding of keys and values in a cache."""

@@ -1,4 +1,4 @@
-"""What one token's key or value takes in the KV cache of the CPU kernels."""
+"""Bytes of one token's key or value in the KV cache of the CPU kernels."""
 
 import numpy as np
 

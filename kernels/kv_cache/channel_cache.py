@@ -21,7 +21,7 @@ Array = NDArray[np.float32]
 _LARGEST_CODE = {8: 127, 4: 7}
 
 _HEADROOM = {8: 1.5, 4: 1.125}
-"""What the largest code stands for, over the largest magnitude measured.
+"""The number that the largest code stands for, over the largest magnitude measured.
 
 Other tokens may be larger. A wider scale errs by a little more everywhere, clipping by more. Keys
 must not be clipped: the largest are those that some query looks for. With 4 bits and scales of the
@@ -67,7 +67,7 @@ def quantize(x: Array, scales: Array, *, bits: int) -> NDArray[Any]:
 
 
 def dequantize(codes: NDArray[Any], scales: Array, *, bits: int) -> Array:
-    """What the codes stand for: float32 [tokens, num_kv_heads, head_size]."""
+    """The numbers that the codes stand for: float32 [tokens, num_kv_heads, head_size]."""
     if bits == 4:
         signed = np.stack([codes & 15, codes >> 4], axis=-1).astype(np.int8) - np.int8(8)
         codes = signed.reshape(*codes.shape[:-1], -1)
@@ -76,7 +76,7 @@ def dequantize(codes: NDArray[Any], scales: Array, *, bits: int) -> Array:
 
 
 def _squared_error(samples: Array, scales: Array, bits: int) -> Array:
-    """Of each channel."""
+    """The squared error of each channel."""
     error: Array = np.square(_rounded(samples, scales, bits) * scales - samples).sum(axis=0)
     return error
 

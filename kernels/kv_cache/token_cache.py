@@ -40,7 +40,7 @@ def quantize_heads(x: Array, *, bits: int, group_size: int) -> tuple[NDArray[Any
 
 
 def dequantize_heads(codes: NDArray[Any], scales: Array) -> Array:
-    """What `quantize_heads` stands for: float32 [..., head_size]; uint8 codes are of 4 bits."""
+    """The numbers of codes: float32 [..., head_size]; uint8 codes are of 4 bits."""
     if codes.dtype == np.uint8:
         unpacked = np.stack([codes & 15, codes >> 4], axis=-1).astype(np.int8) - np.int8(8)
         codes = unpacked.reshape(*codes.shape[:-1], 2 * codes.shape[-1])

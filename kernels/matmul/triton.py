@@ -197,7 +197,7 @@ def check_bias(bias: Tensor | None, num_outputs: int, like: Tensor) -> None:
 
 
 def split_output(out: Tensor, bias: Tensor | None, splits: int) -> tuple[Tensor, Tensor | None]:
-    """Where the parts of a product are written, and the bias that is to be added there."""
+    """The buffer that the parts of a product are written to, and the bias to add there."""
     if splits == 1:
         return out, bias
     return torch.empty((splits, *out.shape), dtype=torch.float32, device=out.device), None

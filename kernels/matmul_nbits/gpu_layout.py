@@ -1,4 +1,4 @@
-"""A `QuantizedMatrix` as GPU kernels read it: whole words of codes, scales beside each other.
+"""A `QuantizedMatrix` as GPU kernels read it: whole words of codes, scales next to each other.
 
 Words are uint32 [rows, words], the codes of one output in the order of its inputs, the first in the
 lowest bits: one 16-byte load brings 32 codes of 4 bits and all that is needed to place them. That

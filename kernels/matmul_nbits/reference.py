@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from kernels.matmul_nbits.rounding import RoundingTile
 
 Accuracy = Literal["fast", "high"]
-"""How closely a product follows the weights; what is stored is the same for both."""
+"""The closeness of a product to its weights; the stored bytes are the same for both."""
 
 SUPPORTED_BITS = (4, 8)
 SUPPORTED_BLOCK_SIZES = (16, 32, 64, 128, 256)
@@ -26,7 +26,7 @@ SUPPORTED_BLOCK_SIZES = (16, 32, 64, 128, 256)
 # Blocks times block size: three float32 arrays of this many elements stay in a 1 MiB L2 cache.
 _TILE_ELEMENTS = 65536
 # numpy sums a narrow array in another order than a wide one; never being narrow keeps the scales
-# of a row bitwise the same whichever rows are quantised beside it.
+# of a row bitwise the same whichever rows are quantised with it.
 _MIN_TILE_BLOCKS = 16
 
 

@@ -30,7 +30,7 @@ from kernels.triton_launch import (
 )
 
 # A float32 with these bits is 2^23, and its lowest mantissa bit is worth 1: a code put there is
-# that much more. Far cheaper than converting integers, of which a GPU does few at a time.
+# that much more. Far cheaper than converting integers, which a GPU does few at a time.
 _CODE_FLOAT_BITS = tl.constexpr(0x4B000000)
 _CODE_FLOAT = tl.constexpr(8388608.0)
 
@@ -78,7 +78,7 @@ class PackedWeight:
 
 @triton.jit
 def _spread(words, step: tl.constexpr):
-    """[..., n] → [..., n, 2]: each word beside itself shifted right by `step` bits."""
+    """[..., n] → [..., n, 2]: each word, and the same shifted right by `step` bits."""
     return tl.join(words, words >> step)
 
 
@@ -107,7 +107,7 @@ def _load_scales(
     scales, zero_points, n, word, inside, num_outputs,
     bits: tl.constexpr, block_size: tl.constexpr, has_zeros: tl.constexpr,
 ):  # fmt: skip
-    """Of each word [outputs, words]: its scale, and what to take from its codes as loaded."""
+    """[outputs, words]: the scale of each word, and what to take from its codes as loaded."""
     block = (word * (32 // bits) // block_size).to(tl.int64)
     place = block[None, :] * num_outputs + n[:, None]
     scale = tl.load(scales + place, mask=inside, other=0.0).to(tl.float32)

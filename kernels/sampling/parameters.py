@@ -1,4 +1,4 @@
-"""What a user chooses about how the next token is chosen, checked."""
+"""A user's terms for choosing the next token, checked."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _COUNT_LIMIT = 1 << 31
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParameters:
-    """How the next token is chosen. Checked when made: an instance is always valid.
+    """Terms of choosing the next token. Checked when made: an instance is always valid.
 
     temperature: 0 is greedy (the filters below then change nothing); 1 leaves the model's own odds.
     top_k: how many of the likeliest tokens stay; 0 keeps all.

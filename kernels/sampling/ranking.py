@@ -68,7 +68,7 @@ def find_border(
     known: Border = EVERYTHING,
     octaves: Octaves | None = None,
 ) -> Border | None:
-    """Where the filters stop, for a temperature above 0. None if that lies behind `known`.
+    """The place where the filters stop, for a temperature above 0. None if it lies behind `known`.
 
     scores: of all tokens of the vocabulary that rank before `known`, at least one and at least
     top_k; ids: theirs, rising, and without them they count from 0. octaves: the weight of the whole

@@ -155,7 +155,7 @@ def penalised(
 
 
 def count_broken(logits: FloatArray) -> int:
-    """How many of these are NaN or infinite."""
+    """The number of these that are NaN or infinite."""
     finite = np.isfinite(np.asarray(logits, dtype=np.float32))
     return 0 if finite.all() else int(np.count_nonzero(~finite))
 

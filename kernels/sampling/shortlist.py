@@ -55,7 +55,7 @@ def shortlist_dtype(
     vocab_size: int,
     tokens: int = SHORTLIST_TOKENS,
 ) -> np.dtype[Any]:
-    """What a shard with `columns` columns of the vocabulary sends."""
+    """The dtype of the message of a shard with `columns` columns of the vocabulary."""
     most = 1
     if truncates(parameters, vocab_size):
         # With one more than top-k keeps, it shows that the border is not behind its end.
@@ -73,7 +73,7 @@ def make_shortlist(
     position: int,
     tokens: int = SHORTLIST_TOKENS,
 ) -> Shortlist:
-    """What one shard says of its part of the logits, (columns,), whose first is that of `first_id`.
+    """The shortlist of one shard's part of the logits, (columns,), which begins at `first_id`.
 
     The others are as for `reference.sample`. Raises ValueError for a history outside the
     vocabulary; logits that are not finite are for `choose` to refuse.
@@ -112,7 +112,7 @@ def ranked_count(
     vocab_size: int,
     tokens: int = SHORTLIST_TOKENS,
 ) -> int | None:
-    """How many of a shard's columns, those that rank first, make its shortlist.
+    """The number of a shard's columns, those that rank first, that make its shortlist.
 
     None where it depends on more than those: on all weights, a draw among all, or the history.
     """
@@ -124,7 +124,7 @@ def ranked_count(
 
 
 def ranked_shortlist(columns: IdArray, scores: FloatArray, *, first_id: int) -> Shortlist:
-    """What `make_shortlist` makes, from `ranked_count` columns and their logits, in their ranking.
+    """A shortlist as of `make_shortlist`, from `ranked_count` columns and their logits as ranked.
 
     All logits of the part are finite.
     """

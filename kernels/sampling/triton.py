@@ -1,4 +1,4 @@
-"""Which tokens score highest, found on a GPU: one id of each row, or the k best, ranked.
+"""The highest scores, found on a GPU: one token id of each row, or the k best, ranked.
 
 A score and its id make one integer that sorts as `reference.py` ranks: by falling score, equal
 scores by rising id. Each chunk of a row gives its best such keys, and so on over those, until one
@@ -39,7 +39,7 @@ def _best_kernel(
 ):
     """best[row, program · keep …] = the `keep` largest keys of this program's part of the row.
 
-    ranks: source holds scores, of which keys are to be made; otherwise keys.
+    ranks: source holds scores, and keys are made of them; otherwise it holds keys.
     """
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)

@@ -1,4 +1,4 @@
-"""Files made from others, kept beside them: found again by what they were made from and how.
+"""Files made from other files, and found again by what they were made from and how.
 
 A folder is named by the hash of its key and holds `weights` and its `manifest.json`, both complete
 or not there: the weights get their name last. Who changes how they are made changes the key.
@@ -53,7 +53,7 @@ class DerivedCache:
             use.close()
 
     def get(self, key: str) -> CachedShard | None:
-        """What was made under this key, or None; one whose file has not its size is thrown away."""
+        """The file made under this key, or None; one of another size than it should have goes."""
         name = _name(key)
         with self._folders.locked():
             folder = self._folders.root / name
@@ -73,7 +73,7 @@ class DerivedCache:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _remove_drafts(self) -> None:
-        """Of processes that died. A folder in use may hold the draft of one that lives."""
+        """Remove drafts of dead processes. A folder in use may hold the draft of a live one."""
         for draft in self._folders.root.glob(f"*/*{_DRAFT}"):
             if not self._folders.is_used(draft.parent.name):
                 draft.unlink(missing_ok=True)
@@ -84,7 +84,7 @@ class DerivedCache:
             self._folders.discard(_name(key))
 
     def begin(self, key: str, total_bytes: int) -> DerivedWriter:
-        """Make it, of about so many bytes. Raises StoreFullError if there is no room for them."""
+        """Make it, of about `total_bytes`. Raises StoreFullError if there is no room for them."""
         name = _name(key)
         with self._folders.locked():
             if not self._folders.is_used(name):

@@ -131,7 +131,7 @@ class FolderCache:
         return False
 
     def _empty_trash(self) -> None:
-        """What a process that died while evicting left behind."""
+        """Remove what a process left behind that died while it evicted."""
         for trash in self.root.glob(f"{_TRASH}*"):
             shutil.rmtree(trash, ignore_errors=True)
 

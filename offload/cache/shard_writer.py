@@ -31,7 +31,7 @@ PARTIAL = "weights.partial"
 _JOURNAL = "journal"
 _INTACT = "intact"
 MARK_BYTES = 64
-"""Of that file."""
+"""Size of that file."""
 _DIGEST_CHARACTERS = 64
 
 

@@ -1,4 +1,4 @@
-"""What must be closed, as a context manager: one way for every file and use of this package."""
+"""Things that must be closed, as context managers: one way for all files and uses here."""
 
 from __future__ import annotations
 

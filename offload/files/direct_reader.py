@@ -18,10 +18,10 @@ from offload.errors import StoreCorruptError, StoreError
 from offload.files.manifest import piece_digest
 
 DIRECT_BYTES = 4096
-"""What offsets, sizes and addresses of direct reads are multiples of."""
+"""Offsets, sizes and addresses of direct reads are multiples of this."""
 
 DEFAULT_THREADS = 6
-"""One thread fills an idle machine's disk with pieces of 4 MiB, but beside other programs threads
+"""One thread fills an idle machine's disk with pieces of 4 MiB, but next to other programs threads
 wait for a core between their pieces. With 16 all pieces of two layers are under way at once, so
 both are there at the same moment, and the disk has nothing to do until the first is used: 1.2 ms in
 every 16, measured with layers of 24 MiB at 3.6 GB/s. With 2 it ran at 0.83 to 0.84 of its rate on a

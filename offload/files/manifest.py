@@ -1,4 +1,4 @@
-"""What lies where in one file of weights, in pieces that are named by their hash.
+"""The description of one file of weights: what lies where, in pieces named by their hash.
 
 Pure: from arrays to a description, and from untrusted text back to one. A description has exactly
 one layout, so two builders of the same tensors agree on every byte.

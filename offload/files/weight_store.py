@@ -222,7 +222,7 @@ def checked_runs(
 
 
 def _read_weight_map(index: Path) -> dict[str, str]:
-    """The index's map from tensor to file name; every name is that of a file beside it."""
+    """The index's map from tensor to file name; every name is that of a file in its folder."""
     if index.stat().st_size > MAX_HEADER_BYTES:
         raise StoreCorruptError(f"{index} is larger than any index; download it again")
     content = loads(index.read_bytes(), index)

@@ -38,7 +38,7 @@ class DiskKVTier:
     ) -> None:
         """`on_change` is told the bytes that are about to be written, or are free again (< 0).
 
-        `on_full`, where the disk has no room for so many: whether it freed some, to try again.
+        `on_full` is told bytes for which the disk has no room; True if it freed some, to try again.
         Raises StoreError if `folder` cannot be made or written."""
         self._folder = folder
         self._on_full = on_full
@@ -151,7 +151,7 @@ class _DiskPlace:
                     raise
 
     def _allocate(self, tokens: int, num_bytes: int) -> None:
-        """Blocks of the disk for so many tokens in every layer, in place of holes in the file."""
+        """Blocks of the disk for `tokens` in every layer, in place of holes in the file."""
         with _disk_errors(self._folder, num_bytes):
             for layer, known in enumerate(self._tokens):
                 if known < tokens:
@@ -199,7 +199,7 @@ def _nameless_file(folder: Path) -> int:
 
 @contextlib.contextmanager
 def _disk_errors(folder: Path, num_bytes: int = 0) -> Iterator[None]:
-    """Errors of the system as ours; so many bytes were to be written."""
+    """Errors of the system as ours; `num_bytes` were to be written."""
     try:
         yield
     except OSError as error:

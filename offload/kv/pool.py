@@ -22,7 +22,7 @@ _MAP_NORESERVE = 0x4000
 
 
 _PIECE_TOKENS = 256
-"""Of one head, copied at once where two requests change places."""
+"""Tokens of one head that are copied at once where two requests change places."""
 
 
 class KVPool:
@@ -101,7 +101,7 @@ class KVPool:
         return len(self._requests) - 1
 
     def wrote(self, slot: int, length: int) -> None:
-        """The slot now holds `length` tokens; only so many are moved when slots are packed."""
+        """The slot now holds `length` tokens; only these are moved when slots are packed."""
         self._lengths[slot] = length
 
     def gather(self, requests: Sequence[str]) -> int:
@@ -182,7 +182,7 @@ class KVPool:
     def _swap_rows(
         self, one: NDArray[Any], other: NDArray[Any], one_length: int, other_length: int
     ) -> None:
-        """Of one head: what the longer has more moves, and leaves no pages behind."""
+        """Swap one head's tokens. The rest of the longer one moves, and leaves no pages behind."""
         both = min(one_length, other_length)
         for first in range(0, both, _PIECE_TOKENS):
             rows = slice(first, min(first + _PIECE_TOKENS, both))

@@ -1,8 +1,8 @@
 """Blocks of keys and values on disk, found again by what they were computed from.
 
 One file for a block, named by its key; it gets its name when it is whole. What is damaged, cut or
-of somebody else counts as not there. Beside requests that need the disk now, these are guests: the
-least recently used go first.
+of somebody else counts as not there. Requests that need the disk now come first: the least
+recently used blocks go when they need the room.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Arrays = Sequence[NDArray[Any]]
 
 
 class PrefixStore:
-    """Of all methods: from any thread. A full disk means that less is kept."""
+    """The blocks in one folder. For any thread. A full disk means that less is kept."""
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
         """Raises StoreError if `folder` cannot be made or read."""
@@ -61,13 +61,13 @@ class PrefixStore:
         return sum(self._sizes.values())
 
     def make_room(self, num_bytes: int) -> None:
-        """Somebody else takes so many of the limit's bytes, or with a minus gives them back."""
+        """Somebody else takes `num_bytes` of the limit, or with a minus gives them back."""
         with self._mutex:
             self._guests_bytes += num_bytes
             self._shrink()
 
     def give_way(self, num_bytes: int) -> bool:
-        """The disk itself is full: keep so many bytes less. False if nothing is kept."""
+        """The disk itself is full: keep `num_bytes` less. False if nothing is kept."""
         with self._mutex:
             return self._throw_away(num_bytes)
 
@@ -171,7 +171,7 @@ class PrefixStore:
         self._throw_away(self.used_bytes - room_bytes)
 
     def _throw_away(self, num_bytes: int) -> bool:
-        """The oldest, so many bytes or all there are; whether there were any."""
+        """Remove the oldest, `num_bytes` or all there are; whether there were any."""
         left_bytes = num_bytes
         for key in list(self._sizes):
             if left_bytes <= 0:

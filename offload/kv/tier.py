@@ -1,4 +1,4 @@
-"""Where keys and values are kept while they are not in the pool: the seam, and a twin in memory."""
+"""The interface of a place for keys and values outside the pool, and a twin in memory."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Rows = NDArray[Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVLayer:
-    """What one layer keeps of a token."""
+    """The part of a token that one layer keeps."""
 
     num_kv_heads: int
     row_bytes: int
-    """Of one token's key, or value, of one head."""
+    """Bytes of one token's key, or value, of one head."""
 
     @property
     def token_bytes(self) -> int:
@@ -31,7 +31,7 @@ class KVLayer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVShape:
-    """What one request may have: the same for all requests of a shard."""
+    """The most that one request may have: the same for all requests of a shard."""
 
     layers: tuple[KVLayer, ...]
     context_tokens: int
@@ -42,7 +42,7 @@ class KVShape:
 
     @property
     def token_bytes(self) -> int:
-        """Of one token in all layers."""
+        """Bytes of one token in all layers."""
         return sum(layer.token_bytes for layer in self.layers)
 
 
@@ -50,11 +50,11 @@ class KVPlace(Protocol):
     """One request's keys and values in a tier, layer by layer. They only ever grow."""
 
     def tokens(self, layer: int) -> int:
-        """How many the layer has here."""
+        """The number of tokens that the layer has here."""
         ...
 
     def reserve(self, tokens: int) -> None:
-        """See to it that every layer has room for so many: `append` finds it then.
+        """Make sure that every layer has room for `tokens`: `append` finds it then.
 
         Raises StoreFullError where there is none, StoreError if the disk fails; what was here
         before is still.
@@ -88,7 +88,7 @@ class KVTier(Protocol):
 
     @property
     def written_bytes(self) -> int:
-        """Of all that was ever appended."""
+        """Bytes of all that was ever appended."""
         ...
 
     def place(self, request: str, shape: KVShape) -> KVPlace:
@@ -112,7 +112,7 @@ class Allowance:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
         self.written_bytes = 0
-        """Of all that was ever appended to places."""
+        """Bytes of all that was ever appended to places."""
 
     def take(self, num_bytes: int) -> None:
         """Raises StoreFullError where that would be too many."""
@@ -132,7 +132,7 @@ class Allowance:
 
 
 class Room:
-    """What one place has taken of an allowance, before anything is put there."""
+    """The part of an allowance that one place has taken, before anything is put there."""
 
     def __init__(self, shape: KVShape, allowance: Allowance) -> None:
         self._allowance = allowance
@@ -141,7 +141,7 @@ class Room:
 
     @contextlib.contextmanager
     def growing(self, layers: Iterable[int], tokens: int) -> Iterator[int]:
-        """Take what these layers lack for so many tokens; all is as before where the body raises.
+        """Take what these layers lack for `tokens`; all is as before where the body raises.
 
         Yields the bytes that were lacking. Raises StoreFullError where that would be too many.
         """
@@ -225,11 +225,11 @@ class _MemoryPlace:
 
 
 def check_size(tokens: int, keys: Rows, values: Rows) -> None:
-    """Raises ValueError unless both have room for exactly so many tokens."""
+    """Raises ValueError unless both have room for exactly `tokens`."""
     if keys.shape[1] != tokens or values.shape[1] != tokens:
         raise ValueError(f"{tokens} tokens are kept, not {keys.shape[1]} and {values.shape[1]}")
 
 
 def checksum(content: memoryview, before: int) -> int:
-    """Of what came before and this: it tells a disk's mistake, not an enemy's work."""
+    """The sum over `before` and this. It finds a disk's mistake, not an enemy's work."""
     return zlib.crc32(content, before)

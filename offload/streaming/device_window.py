@@ -21,14 +21,14 @@ Mark = object
 
 
 class Copier(Protocol):
-    """Fills places of a device's memory. Copies happen in order, beside what is computed."""
+    """Fills places of a device's memory. Copies happen in order, while others compute."""
 
     def copy(self, memory: Memory, place: int, nbytes: int, *, after: Mark) -> Mark:
         """Begin to copy, once `after` is behind; the mark is when it is done."""
         ...
 
     def used(self) -> Mark:
-        """What was launched until now, by the thread that calls."""
+        """The mark behind all that the calling thread has launched."""
         ...
 
     def wait(self, mark: Mark) -> None:
@@ -129,7 +129,7 @@ class DeviceWindow:
         self._begun += 1
 
     def end(self, index: int) -> None:
-        """What uses the extent was launched: its place is free when that is done."""
+        """All that uses the extent is launched: its place is free when that is done."""
         mark = self._copier.used()
         with self._changed:
             self._used[index % self._places] = mark

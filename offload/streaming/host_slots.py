@@ -95,6 +95,6 @@ class SlotMemory(Sequence[memoryview]):
         return True
 
     def leave(self) -> memoryview | None:
-        """What it had."""
+        """Give its place away, and return it."""
         place, self._place = self._place, None
         return place

@@ -28,7 +28,7 @@ class Begun(Protocol):
 
 
 class Reader(Protocol):
-    """Where the bytes come from."""
+    """The source of the bytes."""
 
     bytes_read: int
 
@@ -47,7 +47,7 @@ Memory = Sequence[memoryview]
 
 
 class Pages(Protocol):
-    """What memory is made of."""
+    """The pages that memory is made of."""
 
     def supply(self, memory: Memory) -> None:
         """The memory is written next; it may have pages already."""
@@ -65,12 +65,12 @@ class Span:
     offset: int
     nbytes: int
     part: int
-    """Of the extent's memory."""
+    """Index into the parts of the extent's memory."""
     part_offset: int
     digest: str
 
     def read_into(self, memory: Memory, *, verify: bool = True) -> Read:
-        """What brings it there."""
+        """The read that brings it there."""
         end = self.part_offset + padded(self.nbytes)
         return Read(
             offset=self.offset,
@@ -81,7 +81,7 @@ class Span:
 
 
 Extent = Sequence[Span]
-"""What is brought in together: the weights of one layer."""
+"""Bytes that are brought in together: the weights of one layer."""
 
 
 def is_streamed(index: int, count: int, streamed: int) -> bool:
@@ -134,7 +134,7 @@ class WeightStreamer:
         self._verified: list[object] = [None] * len(extents)
         """The version of the file in which the bytes were what their digests say; or None."""
         self._asked: dict[int, tuple[object, bool]] = {}
-        """Of extents that were not used since: in which version, and whether they are compared."""
+        """Extents that were not used since: in which version, and whether they are compared."""
         self._in_use: int | None = None
         self._used = 0
         """Uses, counted from the start."""
@@ -183,7 +183,7 @@ class WeightStreamer:
                 self._begin_ahead()
 
     def keep(self, resident: int) -> None:
-        """From now on so many extents stay; what is too much is let go before this returns.
+        """From now on `resident` extents stay; any more are let go before this returns.
 
         But for the extent in use, which is let go after its use. From any thread.
         """
@@ -242,7 +242,7 @@ class WeightStreamer:
         return is_streamed(index, len(self._extents), self._streamed)
 
     def _coming(self) -> Iterator[int]:
-        """What is to be read next, in the order of use, as far as there is room."""
+        """The extents to read next, in the order of use, as far as there is room."""
         count = len(self._extents)
         room = self._window - sum(self._is_streamed(index) for index in self._begun)
         for number in range(self._used, self._used + count):

@@ -1,4 +1,4 @@
-"""How peers find each other: the interface, and its twin in memory.
+"""The interface by which peers find each other, and its twin in memory.
 
 Knows records; whether a peer that was found can be reached is for whoever connects to find out.
 """
@@ -52,7 +52,7 @@ class Discovery(Protocol):
         """Withdraw what was announced and end every watch. May be called again."""
 
     def describe(self) -> str:
-        """What is tried and where, to complete the sentence "no peer found by ..."."""
+        """The method and the place, to complete the sentence "no peer found by ..."."""
 
 
 class DiscoveryBus:

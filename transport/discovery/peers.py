@@ -14,7 +14,7 @@ MAX_PEERS = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerRecord:
-    """What a peer announces of itself."""
+    """A peer as it announces itself."""
 
     id: str
     """Stays the same as long as the peer lives, on whichever network it is seen."""
@@ -23,7 +23,7 @@ class PeerRecord:
     cluster: str
     """Peers of different clusters do not see each other."""
     addresses: tuple[str, ...]
-    """Where it listens, each ``host:port``."""
+    """Addresses where it listens, each ``host:port``."""
     protocol: int = PROTOCOL_VERSION
     """The protocol version it speaks."""
     properties: Mapping[str, str] = field(default_factory=dict)
