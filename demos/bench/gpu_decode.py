@@ -28,7 +28,7 @@ import click
 from demos.bench import results
 from demos.bench.gpu_kernels import NO_GPU, copy, is_there_a_gpu
 from demos.bench.results import Metric
-from edge.backends.interface import open_backend
+from edge.backends.registry import open_backend
 from edge.models.attention import Attention
 from edge.models.gated_mlp import GatedMlp
 from edge.models.spec import LayerSpec, ModelSpec

@@ -20,7 +20,8 @@ import click
 
 from demos.bench import results
 from demos.bench.results import Metric
-from edge.backends.interface import Backend, open_backend
+from edge.backends.interface import Backend
+from edge.backends.registry import open_backend
 from edge.host.cuda_driver import num_cuda_devices
 from edge.models.attention import Attention
 from edge.models.gated_mlp import GatedMlp

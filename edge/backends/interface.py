@@ -1,11 +1,7 @@
-"""What every back end promises, and how one is chosen.
-
-A back end is one module of this package, imported only when chosen.
-"""
+"""What every back end promises. Which one computes, `registry.py` tells."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +12,7 @@ from numpy.typing import NDArray
 
 from edge.backends.device_sums import DeviceSums
 from edge.errors import RequestError
-from edge.host.cuda_driver import num_cuda_devices
 from edge.models.spec import ModelSpec
-from edge.protocol.peer_info import BACKENDS
 from edge.protocol.step import Step, StepLimits
 from edge.weights.formats import KvDtype, WeightFormat
 from edge.weights.layout import ShardLayout
@@ -76,17 +70,11 @@ class HostLogits:
         return None
 
 
-class StageProgram(Protocol):
-    """One shard, ready to run. Called from one thread only.
+class StageCompute(Protocol):
+    """One shard's part of a step.
 
-    Keys and values are kept in the type asked for once `calibrate` was called.
-
-    `forward` returns the hidden state float32 [batch, tokens, hidden] of a stage, or in the last
-    stage this shard's logits float32 [batch, logit_rows, len(vocab)]. The array is the program's
-    own buffer, valid until the next call.
+    Arrays that it returns are its own buffers, valid until the next call.
     """
-
-    weight_bytes: int
 
     @property
     def device_sums(self) -> DeviceSums | None:
@@ -102,11 +90,13 @@ class StageProgram(Protocol):
     def forward(
         self, step: Step, hidden: NDArray[np.float32] | None, collective: Collective
     ) -> NDArray[np.float32]:
-        """`hidden` [batch, tokens, hidden] comes from the stage before; None in the first stage.
+        """The hidden state float32 [batch, tokens, hidden] of a stage, or in the last stage this
+        shard's logits float32 [batch, logit_rows, len(vocab)].
 
-        A request's KV cache is made at its first step, and brought back if it was saved. One that
-        has more tokens than memory is kept for may be computed while it is the only one that is
-        not saved, where there is a tier. Raises RequestError for a step that does not
+        `hidden` [batch, tokens, hidden] comes from the stage before; None in the first stage.
+        A request's KV cache is made at its first step, and brought back if it was swapped out. One
+        that has more tokens than memory is kept for may be computed while it is the only one that
+        is not swapped out, where there is a tier. Raises RequestError for a step that does not
         fit (context, chunk, slots), and what the collective raises. The collective's memory is
         the host's, or the device's if `device_sums` made it.
         """
@@ -122,6 +112,13 @@ class StageProgram(Protocol):
         """Where `forward` takes a hidden state [batch, tokens, hidden] without a copy."""
         ...
 
+
+class KvStorage(Protocol):
+    """The keys and values of one shard's requests: in memory, in a tier, or handed in and out.
+
+    They are kept in the type asked for once `calibrate` was called.
+    """
+
     def calibrate(self, request: str) -> None:
         """Choose how keys and values are rounded, from those of `request`, and release it.
 
@@ -129,7 +126,7 @@ class StageProgram(Protocol):
         """
         ...
 
-    def save(self, request: str) -> None:
+    def swap_out(self, request: str) -> None:
         """Move the request's KV cache to the tier that `load` was given, until its next step.
 
         Raises offload's StoreFullError where that has no room, StoreError if the disk fails:
@@ -138,7 +135,7 @@ class StageProgram(Protocol):
         ...
 
     def reserve(self, request: str, tokens: int) -> None:
-        """See to it that the tier has room for so many of the request's tokens. Raises likewise.
+        """See to it that the tier has room for N of the request's tokens. Raises likewise.
 
         With it, no step of a request that is longer than memory lacks room on disk.
         """
@@ -146,14 +143,14 @@ class StageProgram(Protocol):
 
     @property
     def cache_digest(self) -> str:
-        """Of what this program's keys and values depend on beside tokens, weights and plan.
+        """Of what keys and values depend on except tokens, weights and plan.
 
-        Those of equal digests may be exchanged. Empty: it hands none out.
+        Those of equal digests may be exchanged. Empty: none are handed out.
         """
         ...
 
     def new_rows(self, tokens: int) -> list[NDArray[Any]]:
-        """Arrays, each contiguous, for keys and values of so many tokens in every layer."""
+        """Arrays, each contiguous, for keys and values of N tokens in every layer."""
         ...
 
     def rows(self, request: str, first: int, last: int) -> list[NDArray[Any]] | None:
@@ -168,13 +165,23 @@ class StageProgram(Protocol):
         """Free the request's KV cache, wherever it is; unknown requests are ignored."""
         ...
 
+
+class WeightResidency(Protocol):
+    """The weights of one shard: how many bytes, and which layers stay in memory."""
+
+    weight_bytes: int
+
     def stream(self, layers: int) -> None:
-        """From now on read so many layers, the last ones, from disk for each step.
+        """From now on read N layers, the last ones, from disk for each step.
 
         Results stay the same, bit for bit, and KV caches where they are. Raises RequestError where
         that cannot be done, and StoreError; then nothing has changed.
         """
         ...
+
+
+class StageProgram(StageCompute, KvStorage, WeightResidency, Protocol):
+    """One shard, ready to run. Called from one thread only."""
 
     def close(self) -> None: ...
 
@@ -222,7 +229,7 @@ class Backend(Protocol):
         kv_dtype: KvDtype = "float32",
         kv_tier: KVTier | None = None,
     ) -> StageProgram:
-        """kv_tier: where keys and values go that are saved.
+        """kv_tier: where keys and values go that are swapped out.
 
         Raises RequestError for what this back end cannot compute.
         """
@@ -243,28 +250,3 @@ def check_step(step: Step, limits: StepLimits, *, vocab_size: int) -> None:
             )
         if not 0 <= min(entry.tokens) <= max(entry.tokens) < vocab_size:
             raise RequestError(f"token ids must lie in 0..{vocab_size - 1}")
-
-
-def usual_backend() -> str:
-    """What computes where nobody says what: the GPU if it can be used, else the CPU."""
-    if not num_cuda_devices():
-        return "ort"
-    backend = _opened("triton", threads=1)
-    return "ort" if backend.why_not() is not None or backend.is_stand_in else "triton"
-
-
-def open_backend(name: str, *, threads: int) -> Backend:
-    """Raises RequestError for an unknown name or one that cannot run here."""
-    if name not in BACKENDS:
-        raise RequestError(f"back end {name!r} is not one of {', '.join(BACKENDS)}")
-    backend = _opened(name, threads=threads)
-    reason = backend.why_not()
-    if reason is not None:
-        raise RequestError(f"back end {name} cannot run here: {reason}")
-    return backend
-
-
-def _opened(name: str, *, threads: int) -> Backend:
-    module: Any = importlib.import_module(f"edge.backends.{name}.backend")
-    backend: Backend = module.open_backend(threads=threads)
-    return backend

@@ -86,7 +86,7 @@ class CacheMoves:
         self.wait_s = 0.0
         """Seconds that steps waited for moves."""
 
-    def save(self, request: str) -> None:
+    def swap_out(self, request: str) -> None:
         """Move a request to the tier and free its slot. StoreError: it stays where it is."""
         if request in self._away or request not in self._pool:
             return

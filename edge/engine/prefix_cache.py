@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.backends.interface import StageProgram
+from edge.backends.interface import KvStorage
 from edge.protocol.messages import Assignment
 from edge.version import __version__
 from offload import PrefixStore
@@ -52,7 +52,7 @@ class Prefixes:
         self._writing: tuple[str, Future[bool]] | None = None
         """Whose block lies there, and whether it could be kept."""
 
-    def recall(self, program: StageProgram, request: str, prompt: Sequence[int]) -> int:
+    def recall(self, program: KvStorage, request: str, prompt: Sequence[int]) -> int:
         """Put what is known of the prompt into the request's cache: so many of its tokens.
 
         Never all of them, as the last one's logits are wanted. The others' are kept by `keep`.
@@ -73,7 +73,7 @@ class Prefixes:
         self._unkept[request] = _Unkept(keys, found)
         return found
 
-    def keep(self, program: StageProgram) -> None:
+    def keep(self, program: KvStorage) -> None:
         """Begin to write a block that has been computed, unless one is being written.
 
         Called between any two steps; the rows are copied, no disk is waited for.
@@ -95,7 +95,7 @@ class Prefixes:
                 self._next(unkept)
                 return
 
-    def forget(self, program: StageProgram, request: str) -> None:
+    def forget(self, program: KvStorage, request: str) -> None:
         """The request is over: of its prompt one more block is kept, if the disk is ready."""
         self.keep(program)
         self._unkept.pop(request, None)
@@ -119,7 +119,7 @@ class Prefixes:
         if self._writing is not None:
             wait([self._writing[1]])
 
-    def _rows(self, program: StageProgram) -> list[NDArray[Any]]:
+    def _rows(self, program: KvStorage) -> list[NDArray[Any]]:
         if self._block is None:
             self._block = program.new_rows(self._block_tokens)
         return self._block
@@ -128,7 +128,7 @@ class Prefixes:
         unkept.keys.popleft()
         unkept.first += self._block_tokens
 
-    def _keys(self, program: StageProgram, prompt: Sequence[int]) -> Iterator[str]:
+    def _keys(self, program: KvStorage, prompt: Sequence[int]) -> Iterator[str]:
         """Of each whole block, in order."""
         size = self._block_tokens
         digest = hashlib.sha256(f"{self._shard} {program.cache_digest} {size}".encode())

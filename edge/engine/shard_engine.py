@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 import transport
 from edge.backends.device_sums import OVER_LINKS, join
-from edge.backends.interface import Backend, Logits, ShardWeights, StageProgram
+from edge.backends.interface import Backend, KvStorage, Logits, ShardWeights, StageProgram
 from edge.engine.distributed_sampling import TokenChoice
 from edge.engine.kv_calibration import calibration_step
 from edge.engine.link_errors import link_error
@@ -194,13 +194,13 @@ class ShardSession:
 
         `suspended` is reported, with the reason if there is no room for them.
         """
-        self._keep_on_disk("suspended", request, lambda program: program.save(request))
+        self._keep_on_disk("suspended", request, lambda program: program.swap_out(request))
 
     def reserve(self, request: str, tokens: int) -> None:
         """See to it that so many of the request's tokens have room out of memory; likewise."""
         self._keep_on_disk("reserved", request, lambda program: program.reserve(request, tokens))
 
-    def _keep_on_disk(self, kind: str, request: str, keep: Callable[[StageProgram], None]) -> None:
+    def _keep_on_disk(self, kind: str, request: str, keep: Callable[[KvStorage], None]) -> None:
         def work() -> None:
             if self._broken or self._program is None:
                 return

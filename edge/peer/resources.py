@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import offload
-from edge.backends.interface import Backend, open_backend
+from edge.backends.interface import Backend
+from edge.backends.registry import open_backend
 from edge.concurrency.blocking import run_blocking, uninterrupted
 from edge.errors import CapacityError, RequestError
 from edge.host.addresses import reachable

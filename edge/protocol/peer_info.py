@@ -253,7 +253,7 @@ async def gather_all(work: Iterable[Coroutine[Any, Any, Any]]) -> None:
 
 
 BACKENDS = ("ort", "triton")
-
+"""Names of folders in `edge/backends`."""
 
 BACKEND_CHOICES = ("auto", *BACKENDS)
 """What users may ask for; `usual_backend` says what auto is."""

@@ -47,7 +47,7 @@ def test_eight_requests_over_memory_for_two(tiny_checkpoint: Checkpoints, tmp_pa
         found: dict[str, list[int]] = {}
         for name, prompt in prompts.items():
             found[name] = [begin(model, name, prompt)]
-            program.save(name)
+            program.swap_out(name)
         assert memory.used_bytes
         assert disk.used_bytes
         names = list(prompts)
@@ -56,7 +56,7 @@ def test_eight_requests_over_memory_for_two(tiny_checkpoint: Checkpoints, tmp_pa
                 step = decode(*((n, found[n][-1], len(prompts[n]) + turn - 1) for n in pair))
                 for name, row in zip(pair, model.forward(step), strict=True):
                     found[name].append(int(row[-1].argmax()))
-                    program.save(name)
+                    program.swap_out(name)
         for name in names:
             model.release(name)
         assert tier.used_bytes == 0
@@ -82,8 +82,8 @@ def test_what_was_saved_comes_back_to_the_bit(
             written = []
             for position in (16, 17):
                 if is_moved:
-                    program.save(request)
-                    program.save(request)  # it is gone already
+                    program.swap_out(request)
+                    program.swap_out(request)  # it is gone already
                     written.append(tier.written_bytes)
                     model.forward(chunk("other", tokens[:2], rows=0))  # takes its blocks
                 parts.append(model.forward(chunk(request, [tokens[position]], position)).copy())
@@ -136,7 +136,7 @@ def test_a_tier_without_room_leaves_a_request_where_it_is(
         first = begin(model, "a", tokens)
         assert first == checkpoint.greedy(tokens, 1)[0]
         with pytest.raises(StoreFullError):
-            program.save("a")
+            program.swap_out("a")
         again = model.forward(chunk("a", [first], 5))
         assert int(again[0, -1].argmax()) == checkpoint.greedy(tokens, 2)[1]
 
@@ -156,7 +156,7 @@ def test_a_request_longer_than_memory_has_the_bits_of_one_that_is_not(
             (program,) = model.programs[0]
             found = [model.forward(chunk("a", tokens[:16], rows=1)).copy()]
             if tier is not None:
-                program.save("a")
+                program.swap_out("a")
             found.append(model.forward(decode(("a", tokens[16], 16))).copy())
             model.release("a")
             return found

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from demos.bench.gpu_stream import SPEC, Case, decoding
-from edge.backends.interface import open_backend
+from edge.backends.registry import open_backend
 from tests.support.specs import changed, shape
 from tests.support.triton_face import device
 

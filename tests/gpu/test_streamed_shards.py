@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from demos.bench.gpu_decode import SPEC
-from edge.backends.interface import StageProgram, open_backend
+from edge.backends.interface import StageProgram
+from edge.backends.registry import open_backend
 from edge.profiling.random_weights import written_weights
 from edge.profiling.sample import Sample
 from edge.protocol.step import StepLimits
@@ -95,7 +96,7 @@ def test_a_request_on_disk_comes_back_to_the_bit(tmp_path: Path) -> None:
         for name in "ab":
             program.forward(step((name, 0), tokens=300), prompt, SoloCollective())
             if name == "b":
-                program.save("b")
+                program.swap_out("b")
                 program.forward(step(("c", 0), tokens=300), hidden(3, 1, 300), SoloCollective())
             rows = program.forward(step((name, 300)), token, SoloCollective())
             found.append(rows.tobytes())

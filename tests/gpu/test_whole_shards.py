@@ -12,7 +12,8 @@ import pytest
 from numpy.typing import NDArray
 
 from demos.bench.gpu_decode import SPEC
-from edge.backends.interface import StageProgram, open_backend
+from edge.backends.interface import StageProgram
+from edge.backends.registry import open_backend
 from edge.host.cuda_driver import num_cuda_devices
 from edge.profiling.random_weights import written_weights
 from edge.profiling.sample import Sample

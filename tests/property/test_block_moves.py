@@ -96,8 +96,8 @@ class Shard:
             assert np.array_equal(stored[at(old)], sign * rows(entry.request, layer, old))
             stored[at(new)] = sign * rows(entry.request, layer, new)
 
-    def save(self, name: str) -> None:
-        self.moves.save(name)
+    def swap_out(self, name: str) -> None:
+        self.moves.swap_out(name)
 
     def release(self, name: str) -> None:
         self.cache.release(name)
@@ -130,10 +130,10 @@ def test_nobody_else_comes_while_one_has_all_memory() -> None:
         shard.step("b", 1)
     with pytest.raises(KeyError, match="one that is longer than memory has all of it"):
         shard.cache.open("b")
-    shard.save("a")
+    shard.swap_out("a")
     shard.step("b", 1)
     shard.step("b", 3)
-    shard.save("b")
+    shard.swap_out("b")
     shard.step("a", 2)
     shard.release("a")
     shard.step("b", 1)

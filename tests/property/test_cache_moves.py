@@ -101,8 +101,8 @@ class Shard:
             self.pool.wrote(slot + offset, entry.end)
             self.lengths[entry.request] = entry.end
 
-    def save(self, name: str) -> None:
-        self.moves.save(name)
+    def swap_out(self, name: str) -> None:
+        self.moves.swap_out(name)
 
     def release(self, name: str) -> None:
         self.pool.release(name)
@@ -136,11 +136,11 @@ def test_one_that_was_refused_may_come_back() -> None:
     shard.step("a", 6)
     with pytest.raises(RequestError, match="12 tokens under way; memory is kept for 10"):
         shard.step("b", 6)
-    shard.save("a")
+    shard.swap_out("a")
     shard.step("b", 6)
-    shard.save("b")
+    shard.swap_out("b")
     shard.step("a", 3)
     written: Any = shard.tier.written_bytes
-    shard.save("a")
+    shard.swap_out("a")
     assert shard.tier.written_bytes - written == 3 * 2 * 2 * HEADS * ELEMENTS * 4, "only the new"
     shard.close()

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.backends import overlap
-from edge.backends.interface import StageProgram, open_backend
+from edge.backends.interface import StageProgram
+from edge.backends.registry import open_backend
 from edge.profiling.random_weights import written_weights
 from edge.protocol.step import Step, StepEntry, StepLimits
 from edge.weights.formats import weight_format

@@ -21,7 +21,7 @@ class MovingShard(Protocol):
 
     def step(self, requests: str, tokens: int) -> None: ...
 
-    def save(self, name: str) -> None: ...
+    def swap_out(self, name: str) -> None: ...
 
     def release(self, name: str) -> None: ...
 
@@ -29,7 +29,7 @@ class MovingShard(Protocol):
 def actions(*, most_tokens: int, most_actions: int) -> st.SearchStrategy[list[Action]]:
     return st.lists(
         st.tuples(
-            st.sampled_from(["step", "step", "step", "save", "release"]),
+            st.sampled_from(["step", "step", "step", "swap_out", "release"]),
             st.sampled_from(["a", "b", "c", "ab", "ca", "abc"]),
             st.integers(1, most_tokens),
         ),
@@ -45,8 +45,8 @@ def act(shard: MovingShard, wanted: Sequence[Action], *, context_tokens: int) ->
                 size = tokens if len(names) == 1 else 1
                 if max(shard.lengths.get(name, 0) for name in names) + size <= context_tokens:
                     shard.step(names, size)
-            elif what == "save":
-                shard.save(names[0])
+            elif what == "swap_out":
+                shard.swap_out(names[0])
             else:
                 shard.release(names[0])
         except StoreFullError:

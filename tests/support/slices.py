@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edge.backends.interface import open_backend
+from edge.backends.registry import open_backend
 from edge.profiling.cold_caches import Caches
 from edge.profiling.loaded_sample import Site, chunk_step, decode_step
 from edge.profiling.sample import weights_sample

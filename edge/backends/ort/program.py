@@ -202,8 +202,8 @@ class OrtProgram:
                 self._graphs = self._open_graphs(self._graph_bits, 0)
                 raise
 
-    def save(self, request: str) -> None:
-        self._moves.save(request)
+    def swap_out(self, request: str) -> None:
+        self._moves.swap_out(request)
 
     def reserve(self, request: str, tokens: int) -> None:
         self._moves.reserve(request, tokens)

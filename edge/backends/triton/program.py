@@ -130,8 +130,8 @@ class TritonProgram:
         """Every token has scales of its own here: there is nothing to choose."""
         self.release(request)
 
-    def save(self, request: str) -> None:
-        self._moves.save(request)
+    def swap_out(self, request: str) -> None:
+        self._moves.swap_out(request)
 
     def reserve(self, request: str, tokens: int) -> None:
         self._moves.reserve(request, tokens)

@@ -12,7 +12,8 @@ import sys
 
 import click
 
-from edge.backends.interface import Backend, open_backend, usual_backend
+from edge.backends.interface import Backend
+from edge.backends.registry import open_backend, usual_backend
 from edge.errors import RequestError
 from edge.host.cache_paths import cache_root
 from edge.host.cuda_driver import num_cuda_devices, use_only

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import edge
-from edge.backends import interface as base
-from edge.backends.interface import open_backend, usual_backend
+from edge.backends import registry
+from edge.backends.registry import open_backend, usual_backend
 from edge.errors import RequestError
 from edge.host import cuda_driver
 from tests.support.processes import edge as edge_command
@@ -45,13 +45,13 @@ def test_without_a_gpu_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_auto_is_the_cpu_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where kernels could be interpreted: that is only for who asks for it."""
-    monkeypatch.setattr(base, "num_cuda_devices", lambda: 0)
+    monkeypatch.setattr(registry, "num_cuda_devices", lambda: 0)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert usual_backend() == "ort"
 
 
 def test_auto_is_the_cpu_where_a_gpu_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "num_cuda_devices", lambda: 1)
+    monkeypatch.setattr(registry, "num_cuda_devices", lambda: 1)
     without_packages(monkeypatch, "torch")
     assert usual_backend() == "ort"
 
@@ -59,7 +59,7 @@ def test_auto_is_the_cpu_where_a_gpu_cannot_be_used(monkeypatch: pytest.MonkeyPa
 def test_auto_is_the_gpu_where_one_can_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    monkeypatch.setattr(base, "num_cuda_devices", lambda: 1)
+    monkeypatch.setattr(registry, "num_cuda_devices", lambda: 1)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     assert usual_backend() == "triton"

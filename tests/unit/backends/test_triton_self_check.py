@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edge.backends.interface import open_backend
+from edge.backends.registry import open_backend
 from edge.errors import RequestError
 from edge.profiling.random_weights import written_weights
 from edge.protocol.step import StepLimits

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edge.backends.interface import StageProgram
+from edge.backends.interface import KvStorage
 from edge.engine.prefix_cache import Prefixes
 from edge.protocol.step import StepLimits
 from edge.protocol.wire_rules import WireRules
@@ -53,8 +53,8 @@ class Cache:
         self.length = first + rows[0].shape[1]
         self.rows_there[:, first : self.length] = rows[0]
 
-    def as_program(self) -> StageProgram:
-        return cast(StageProgram, self)
+    def as_storage(self) -> KvStorage:
+        return cast(KvStorage, self)
 
 
 def cache() -> Cache:
@@ -84,7 +84,7 @@ def store(tmp_path: Path) -> Iterator[SlowStore]:
 def known(store: PrefixStore) -> int:
     """Tokens of the prompt that another session finds, each as it was computed."""
     prefixes, found = Prefixes(store, ASSIGNMENT), cache()
-    tokens = prefixes.recall(found.as_program(), "other", PROMPT)
+    tokens = prefixes.recall(found.as_storage(), "other", PROMPT)
     assert (found.rows_there[:, :tokens, 0] == PROMPT[:tokens]).all()
     prefixes.close()
     return tokens
@@ -92,12 +92,12 @@ def known(store: PrefixStore) -> int:
 
 def test_a_block_is_kept_while_the_next_is_computed(store: SlowStore) -> None:
     prefixes, program = Prefixes(store, ASSIGNMENT), cache()
-    assert prefixes.recall(program.as_program(), "r", PROMPT) == 0
-    prefixes.keep(program.as_program())
+    assert prefixes.recall(program.as_storage(), "r", PROMPT) == 0
+    prefixes.keep(program.as_storage())
     program.compute(BLOCK)
-    prefixes.keep(program.as_program())
+    prefixes.keep(program.as_storage())
     program.compute(2 * BLOCK)
-    prefixes.keep(program.as_program())  # does not wait for the first
+    prefixes.keep(program.as_storage())  # does not wait for the first
     program.rows_there[:, :BLOCK] = -1.0  # which was copied
     store.may_write.set()
     prefixes.close()
@@ -106,13 +106,13 @@ def test_a_block_is_kept_while_the_next_is_computed(store: SlowStore) -> None:
 
 def test_what_the_disk_did_not_take_before_the_end_is_not_kept(store: SlowStore) -> None:
     prefixes, program = Prefixes(store, ASSIGNMENT), cache()
-    prefixes.recall(program.as_program(), "r", PROMPT)
+    prefixes.recall(program.as_storage(), "r", PROMPT)
     program.compute(len(PROMPT))
-    prefixes.keep(program.as_program())
-    prefixes.forget(program.as_program(), "r")
+    prefixes.keep(program.as_storage())
+    prefixes.forget(program.as_storage(), "r")
     program.rows_there[...] = -1.0
     store.may_write.set()
-    prefixes.keep(program.as_program())
+    prefixes.keep(program.as_storage())
     prefixes.close()
     assert known(store) == BLOCK
 
@@ -123,10 +123,10 @@ def test_all_is_kept_by_a_disk_that_is_fast_enough(store: SlowStore) -> None:
     prefixes, program = Prefixes(store, ASSIGNMENT), cache()
     for tokens in range(0, len(PROMPT), BLOCK):
         again = cache()
-        assert prefixes.recall(again.as_program(), "r", PROMPT) == tokens
+        assert prefixes.recall(again.as_storage(), "r", PROMPT) == tokens
         program.compute(tokens + BLOCK)
-        prefixes.keep(program.as_program())
-    prefixes.forget(program.as_program(), "r")
+        prefixes.keep(program.as_storage())
+    prefixes.forget(program.as_storage(), "r")
     prefixes.close()
     assert known(store) == 3 * BLOCK
 
@@ -135,12 +135,12 @@ def test_without_one_block_those_behind_it_are_not_written(store: SlowStore) -> 
     store.is_full = True
     store.may_write.set()
     prefixes, program = Prefixes(store, ASSIGNMENT), cache()
-    prefixes.recall(program.as_program(), "r", PROMPT)
+    prefixes.recall(program.as_storage(), "r", PROMPT)
     program.compute(len(PROMPT))
-    prefixes.keep(program.as_program())
-    prefixes.recall(program.as_program(), "other", PROMPT[:1])  # waits for it
-    prefixes.forget(program.as_program(), "other")
+    prefixes.keep(program.as_storage())
+    prefixes.recall(program.as_storage(), "other", PROMPT[:1])  # waits for it
+    prefixes.forget(program.as_storage(), "other")
     store.is_full = False
-    prefixes.keep(program.as_program())
+    prefixes.keep(program.as_storage())
     prefixes.close()
     assert store.used_bytes == 0
