@@ -31,7 +31,7 @@ class LocalSettings(TypedDict, total=False):
     model_memory: of that, the most for weights and KV caches. kv_memory: the part that keys and
     values may take; kv_disk ("FOLDER:SIZE"): where they go beyond that, see `edge peer`; of one
     folder for several peers each takes a folder within, and the whole size. threads: of each; the
-    cores of this machine shared out. backend: "auto", "ort" or "triton".
+    cores of this machine shared out. backend: "auto", "ort", "triton" or "null".
     """
 
     memory: Size | Sequence[Size] | None

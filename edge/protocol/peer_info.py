@@ -252,7 +252,7 @@ async def gather_all(work: Iterable[Coroutine[Any, Any, Any]]) -> None:
         raise errors.exceptions[0] from None
 
 
-BACKENDS = ("ort", "triton")
+BACKENDS = ("ort", "triton", "null")
 """Names of folders in `edge/backends`."""
 
 BACKEND_CHOICES = ("auto", *BACKENDS)

@@ -17,7 +17,7 @@ from kernels.sampling.ranking import likeliest
 from kernels.sampling.reference import sample
 from kernels.sampling.shortlist import SHORTLIST_TOKENS
 from tests.support.linked_shards import RUN, shards
-from tests.support.made_up_shards import VOCAB, logits_after
+from tests.support.made_up_shards import SPEC, VOCAB, logits_after
 from tests.support.transport_pairs import LINK_KINDS
 
 PARTS = {
@@ -139,7 +139,9 @@ def test_what_travels_is_little_beside_the_logits(name: str) -> None:
         logits_bytes = 4 * PARTS["two"][1] * tokens
         # A candidate is 8 bytes, and so is what the sampler tells.
         most = 24 * tokens if name in ("greedy", "temperature") else logits_bytes / 2
-        assert 0 < found.sent_bytes <= most
+        # Both shards send their part of each row, for each sum.
+        rows, sums = len(prompt) + RUN, 1 + 2 * SPEC.num_layers
+        assert 0 < found.sent_bytes - 2 * rows * sums * 4 * SPEC.hidden_size <= most
 
 
 def test_logits_travel_when_shortlists_do_not_tell_and_only_then() -> None:

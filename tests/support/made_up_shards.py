@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge.backends.interface import HostLogits, Logits, ShardWeights
+from edge.backends.null import made_up
+from edge.backends.null.backend import NullBackend
+from edge.backends.null.program import NullProgram
 from edge.models.spec import ModelSpec
-from edge.protocol.step import Step
-from edge.weights.formats import WeightFormat
+from edge.protocol.step import Step, StepLimits
+from edge.weights.formats import KvDtype, WeightFormat, kv_bits
 from edge.weights.layout import ShardLayout
+from offload import KVTier
 from tests.support.specs import plain_spec
 from tests.support.triton_face import device
 from transport import Collective
@@ -21,10 +24,10 @@ from transport import Collective
 VOCAB = 3000
 SPEC = plain_spec(
     num_layers=2,
-    hidden_size=8,
+    hidden_size=32,
     num_heads=4,
     num_kv_heads=4,
-    head_size=2,
+    head_size=8,
     ffn_columns=4,
     vocab_size=VOCAB,
     context_tokens=64,
@@ -34,46 +37,29 @@ SPEC = plain_spec(
 @functools.cache
 def logits_after(*tokens: int) -> NDArray[np.float32]:
     """As peaked as a model's; (VOCAB,)."""
-    return (np.random.default_rng(tokens).gumbel(size=VOCAB) * 2.5).astype(np.float32)
+    return made_up.logits_after(SPEC, tokens)
 
 
-class MadeUpProgram:
-    """A shard whose logits are `logits_after` its requests' tokens."""
+class MadeUpProgram(NullProgram):
+    """A shard whose logits may be broken, or lie where a GPU's do."""
 
-    weight_bytes = 0
-    device_sums = None
-
-    disk_wait_s = 0.0
-
-    def __init__(self, layout: ShardLayout, broken_id: int | None, *, ranks: bool) -> None:
-        self._layout = layout
-        self._ranks = ranks
-        self._broken_id = broken_id
-        self._tokens: dict[str, list[int]] = {}
+    broken_id: int | None = None
+    ranks = False
 
     def forward(
         self, step: Step, hidden: NDArray[np.float32] | None, collective: Collective
     ) -> NDArray[np.float32]:
-        rows = []
-        for entry in step.entries:
-            known = self._tokens.setdefault(entry.request, [])
-            assert entry.position == len(known)
-            known.extend(entry.tokens)
-            ends = range(len(known) - step.logit_rows + 1, len(known) + 1)
-            rows.append([logits_after(*known[:end]) for end in ends])
-        if not self._layout.is_last_stage:
-            return self.receive_buffer(step)
-        logits = np.array(rows, np.float32).reshape(step.batch, step.logit_rows, VOCAB)
-        if self._broken_id is not None:
-            logits[..., self._broken_id] = np.nan
+        found = super().forward(step, hidden, collective)
         vocab = self._layout.vocab
-        return logits[:, :, vocab.start : vocab.stop]
+        if self.broken_id is not None and self.broken_id in vocab:
+            found[..., self.broken_id - vocab.start] = np.nan
+        return found
 
     def logits(
         self, step: Step, hidden: NDArray[np.float32] | None, collective: Collective
     ) -> Logits:
         found = self.forward(step, hidden, collective)
-        if not self._ranks:
+        if not self.ranks:
             return HostLogits(found)
         assert device() == "cpu", "interpreted"
         import torch
@@ -86,25 +72,15 @@ class MadeUpProgram:
         kept.host[...] = found.reshape(-1)
         return DeviceLogits(here, kept, step, found.shape[-1])
 
-    def receive_buffer(self, step: Step) -> NDArray[np.float32]:
-        return np.zeros((step.batch, step.num_tokens, SPEC.hidden_size), np.float32)
 
-    def release(self, request: str) -> None:
-        self._tokens.pop(request, None)
+@dataclass(kw_only=True)
+class MadeUpBackend(NullBackend):
+    """Remembers what it loaded."""
 
-    def close(self) -> None:
-        self._tokens.clear()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MadeUpBackend:
-    name: str = "made up"
     broken_id: int | None = None
     ranks: bool = False
     """Logits are where a GPU's are, and ranked there."""
-
-    def why_not(self) -> str | None:
-        return None
+    programs: list[MadeUpProgram] = field(default_factory=list)
 
     def load(
         self,
@@ -112,6 +88,19 @@ class MadeUpBackend:
         layout: ShardLayout,
         weights: ShardWeights,
         weight_format: WeightFormat,
-        **_options: Any,
+        *,
+        limits: StepLimits,
+        kv_dtype: KvDtype = "float32",
+        kv_tier: KVTier | None = None,
     ) -> MadeUpProgram:
-        return MadeUpProgram(layout, self.broken_id, ranks=self.ranks)
+        program = MadeUpProgram(
+            spec,
+            layout,
+            weight_bytes=weights.manifest.total_bytes,
+            limits=limits,
+            kv_bits=kv_bits(kv_dtype),
+            kv_tier=kv_tier,
+        )
+        program.broken_id, program.ranks = self.broken_id, self.ranks
+        self.programs.append(program)
+        return program

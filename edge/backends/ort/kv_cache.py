@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.backends.host_cache import HostCache
 from edge.protocol.step import StepLimits
 from edge.weights.layout import ShardLayout
-from kernels.kv_cache.cache_size import cache_head_size, cache_row
+from kernels.kv_cache.cache_size import cache_head_size
 from kernels.kv_cache.channel_cache import choose_scales
 from kernels.rope.reference import rope
-from offload import KVLayer, KVPool, KVShape
 
 _SHIFTS = 8
 """Places in the context that keys are turned to before their scales are chosen."""
@@ -31,8 +31,8 @@ class LayerScales:
     values: Array
 
 
-class OrtCache:
-    """The pool of a shard's KV caches and, if they are codes, the scales of each layer."""
+class OrtCache(HostCache):
+    """With the scales of each layer, if it is of codes."""
 
     def __init__(
         self,
@@ -43,26 +43,8 @@ class OrtCache:
         scales: Sequence[LayerScales] = (),
     ) -> None:
         """`bits` of a code, with the `scales` of every layer; None for float32."""
+        super().__init__(layout, limits, bits=bits)
         self._mixers = layout.mixers
-        rows = [cache_row(mixer.head_size, bits) for mixer in self._mixers.values()]
-        heads = [mixer.num_kv_heads for mixer in self._mixers.values()]
-        dtype = cache_row(1, bits)[0]
-        self.pool = KVPool(
-            layers=[(count, elements) for count, (_, elements) in zip(heads, rows, strict=True)],
-            slots=limits.requests,
-            context_tokens=limits.context_tokens,
-            dtype=dtype,
-        )
-        self.shape = KVShape(
-            layers=tuple(
-                KVLayer(num_kv_heads=count, row_bytes=elements * np.dtype(dtype).itemsize)
-                for count, (_, elements) in zip(heads, rows, strict=True)
-            ),
-            context_tokens=limits.context_tokens,
-        )
-        """What a tier must keep of one request."""
-        self.numbers = {layer: number for number, layer in enumerate(self._mixers)}
-        """Of the layers that have a cache: how they are counted here."""
         self._layout = layout
         self._limits = limits
         self._scales = tuple(scales)
@@ -87,31 +69,6 @@ class OrtCache:
                 arrays[f"key_scales_{layer}"] = self._scales[number].keys
                 arrays[f"value_scales_{layer}"] = self._scales[number].values
         return arrays
-
-    def new_rows(self, tokens: int) -> list[NDArray[Any]]:
-        """Memory for so many tokens in every layer, as `put_rows` takes it."""
-        return [np.empty_like(array[:, :tokens], order="C") for array in self._of_slot(0)]
-
-    def rows(self, request: str, first: int, last: int) -> list[NDArray[Any]] | None:
-        """Keys and values of tokens [first, last), layer by layer; None if there are fewer."""
-        if request not in self.pool or self.pool.length(self.pool.open(request)) < last:
-            return None
-        return [array[:, first:last] for array in self._of_slot(self.pool.open(request))]
-
-    def put_rows(self, request: str, first: int, rows: Sequence[NDArray[Any]]) -> None:
-        """Let the request have these from token `first` on."""
-        slot = self.pool.open(request)
-        length = first
-        for array, some in zip(self._of_slot(slot), rows, strict=True):
-            length = first + some.shape[1]
-            array[:, first:length] = some
-        self.pool.wrote(slot, length)
-
-    def _of_slot(self, slot: int) -> Iterator[NDArray[Any]]:
-        """Keys, then values [heads, tokens, elements] of every layer."""
-        for number in range(self.shape.num_layers):
-            for array in self.pool.layer(number, slot, 1):
-                yield array[0]
 
     def with_codes(self, request: str, bits: int) -> OrtCache:
         """An empty cache of codes whose scales suit what `request` has in this one of float32.

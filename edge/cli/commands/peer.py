@@ -62,7 +62,10 @@ EXIT_TIMEOUT_S = 5.0
     type=click.Choice(BACKEND_CHOICES),
     default="auto",
     show_default=True,
-    help="What computes: ort on the CPU, triton on a GPU; auto takes the GPU if it can.",
+    help=(
+        "What computes: ort on the CPU, triton on a GPU; auto takes the GPU if it can. null "
+        "computes nothing and makes up tokens, for plans and tests."
+    ),
 )
 @click.option(
     "--gpu",
@@ -159,9 +162,10 @@ def command(
     if gpu is not None:
         backend = _only(gpu, backend)
     backend = usual_backend() if backend == "auto" else backend
-    if host_memory and backend == "ort":
+    if host_memory and backend != "triton":
         raise RequestError(
-            "back end ort computes in the host's memory, which is --memory; leave out --host-memory"
+            f"back end {backend} computes in the host's memory, which is --memory; leave out "
+            "--host-memory"
         )
     opened: Backend | None = None
     if backend != "ort":  # ONNX Runtime can wait for the first model; who has no GPU hears it now
@@ -190,8 +194,10 @@ def command(
 
 def _only(gpu: int, backend: str) -> str:
     """See no other GPU from now on; the back end then. Raises RequestError."""
-    if backend == "ort":
-        raise RequestError("--gpu names a GPU, and back end ort computes on the CPU; leave out one")
+    if backend not in ("auto", "triton"):
+        raise RequestError(
+            f"--gpu names a GPU, and back end {backend} uses none; leave out one of the two"
+        )
     use_only(gpu, os.environ)
     if not num_cuda_devices():
         raise RequestError(

@@ -16,24 +16,13 @@ from edge.protocol.messages import Assignment
 from edge.protocol.step import Step, StepEntry, StepLimits
 from edge.protocol.wire_rules import WireRules
 from edge.weights.formats import weight_format
-from edge.weights.layout import ShardLayout
 from kernels.sampling.parameters import SamplingParameters
 from offload import Manifest
 from partition import Plan, Shard, Stage
 from tests.support.linked_shards import REPORT_WITHIN_S, RUN, shards
-from tests.support.made_up_shards import SPEC, VOCAB, MadeUpBackend, MadeUpProgram
+from tests.support.made_up_shards import SPEC, VOCAB, MadeUpBackend
 from tests.support.specs import shape
 from transport import Frame, Link, WireRule
-
-
-class Remembering(MadeUpBackend):
-    """With which layouts it was asked to load."""
-
-    layouts: SimpleQueue[ShardLayout] = SimpleQueue()
-
-    def load(self, spec: Any, layout: ShardLayout, *others: Any, **options: Any) -> MadeUpProgram:
-        self.layouts.put(layout)
-        return super().load(spec, layout, *others, **options)
 
 
 def test_layers_that_are_to_come_from_disk_do_so_from_the_load_on() -> None:
@@ -65,9 +54,9 @@ def test_layers_that_are_to_come_from_disk_do_so_from_the_load_on() -> None:
     try:
         session.stream(2).result()
         weights = ShardWeights(path=Path(), manifest=Manifest(tensors=(), total_bytes=0))
-        backend: Any = Remembering()
+        backend = MadeUpBackend()
         session.load(backend, weights).result()
-        assert Remembering.layouts.get().streamed_layers == 2
+        assert backend.programs[0].streamed == 2
     finally:
         session.close()
 

@@ -1,0 +1,65 @@
+"""The KV caches of one shard in the host's memory, and a prompt's rows of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.protocol.step import StepLimits
+from edge.weights.layout import ShardLayout
+from kernels.kv_cache.cache_size import cache_row
+from offload import KVLayer, KVPool, KVShape
+
+
+class HostCache:
+    """The pool of a shard's KV caches: float32, or codes of `bits`."""
+
+    def __init__(self, layout: ShardLayout, limits: StepLimits, *, bits: int | None) -> None:
+        mixers = layout.mixers
+        rows = [cache_row(mixer.head_size, bits) for mixer in mixers.values()]
+        heads = [mixer.num_kv_heads for mixer in mixers.values()]
+        dtype = cache_row(1, bits)[0]
+        self.pool = KVPool(
+            layers=[(count, elements) for count, (_, elements) in zip(heads, rows, strict=True)],
+            slots=limits.requests,
+            context_tokens=limits.context_tokens,
+            dtype=dtype,
+        )
+        self.shape = KVShape(
+            layers=tuple(
+                KVLayer(num_kv_heads=count, row_bytes=elements * np.dtype(dtype).itemsize)
+                for count, (_, elements) in zip(heads, rows, strict=True)
+            ),
+            context_tokens=limits.context_tokens,
+        )
+        """What a tier must keep of one request."""
+        self.numbers = {layer: number for number, layer in enumerate(mixers)}
+        """Of the layers that have a cache: how they are counted here."""
+
+    def new_rows(self, tokens: int) -> list[NDArray[Any]]:
+        """Memory for N tokens in every layer, as `put_rows` takes it."""
+        return [np.empty_like(array[:, :tokens], order="C") for array in self._of_slot(0)]
+
+    def rows(self, request: str, first: int, last: int) -> list[NDArray[Any]] | None:
+        """Keys and values of tokens [first, last), layer by layer; None if there are fewer."""
+        if request not in self.pool or self.pool.length(self.pool.open(request)) < last:
+            return None
+        return [array[:, first:last] for array in self._of_slot(self.pool.open(request))]
+
+    def put_rows(self, request: str, first: int, rows: Sequence[NDArray[Any]]) -> None:
+        """Let the request have these from token `first` on."""
+        slot = self.pool.open(request)
+        length = first
+        for array, some in zip(self._of_slot(slot), rows, strict=True):
+            length = first + some.shape[1]
+            array[:, first:length] = some
+        self.pool.wrote(slot, length)
+
+    def _of_slot(self, slot: int) -> Iterator[NDArray[Any]]:
+        """Keys, then values [heads, tokens, elements] of every layer."""
+        for number in range(self.shape.num_layers):
+            for array in self.pool.layer(number, slot, 1):
+                yield array[0]

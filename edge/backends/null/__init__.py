@@ -1,0 +1,1 @@
+"""How is a shard followed without computing it?"""

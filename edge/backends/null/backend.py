@@ -1,0 +1,58 @@
+"""No device at all: steps are followed, counted and answered with made-up numbers.
+
+For tests of whatever uses a back end, and for plans of devices that are not here. Keys and values
+are really kept, swapped and matched; weights are not read.
+"""
+
+from __future__ import annotations
+
+from edge.backends.interface import ShardWeights
+from edge.backends.null.program import NullProgram
+from edge.host.free_memory import usable_memory_bytes
+from edge.models.spec import ModelSpec
+from edge.protocol.step import StepLimits
+from edge.weights.formats import KvDtype, WeightFormat, kv_bits
+from edge.weights.layout import ShardLayout
+from offload import KVTier
+
+
+def open_backend(*, threads: int) -> NullBackend:
+    return NullBackend()
+
+
+class NullBackend:
+    """See Backend. It runs everywhere, and is used only where it is asked for by name."""
+
+    name = "null"
+    is_stand_in = True
+    device_name = "nothing, with made-up numbers"
+    has_own_memory = False
+
+    def usable_memory_bytes(self) -> int:
+        return usable_memory_bytes()
+
+    def copy_bytes_per_s(self) -> float | None:
+        return None
+
+    def why_not(self) -> str | None:
+        return None
+
+    def load(
+        self,
+        spec: ModelSpec,
+        layout: ShardLayout,
+        weights: ShardWeights,
+        weight_format: WeightFormat,
+        *,
+        limits: StepLimits,
+        kv_dtype: KvDtype = "float32",
+        kv_tier: KVTier | None = None,
+    ) -> NullProgram:
+        return NullProgram(
+            spec,
+            layout,
+            weight_bytes=weights.manifest.total_bytes,
+            limits=limits,
+            kv_bits=kv_bits(kv_dtype),
+            kv_tier=kv_tier,
+        )

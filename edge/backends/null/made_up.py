@@ -1,0 +1,86 @@
+"""The numbers of a model that computes nothing: a function of its shape and a request's tokens.
+
+A hidden state is a row of bits, as 0.0 and 1.0, so that no rounding on the wire changes it. Each
+layer flips those that a sum over all keys and values before it tells, and the last ones choose the
+logits. So a token depends on every key and value of every head in every layer, on each sum and
+each hop, and not at all on how the model is divided.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.models.spec import ModelSpec
+
+_WORD_BITS = 64
+_PEAK = 2.5
+"""By which Gumbel noise is multiplied, to be as peaked as a model's logits."""
+
+Words = NDArray[np.uint64]
+
+
+def logits_after(spec: ModelSpec, tokens: Sequence[int]) -> NDArray[np.float32]:
+    """What a whole model gives after these tokens: [vocab_size]."""
+    ids = np.asarray(tokens, np.uint64)
+    bits = np.arange(spec.hidden_size)
+    state = token_bits(ids[-1:], bits)
+    for layer in range(spec.num_layers):
+        state ^= word_bits(attention_words(ids, ids, layer)[-1:], bits)
+    found: NDArray[np.float32] = logits(state.astype(np.float32), range(spec.vocab_size))[0]
+    return found
+
+
+def replies(spec: ModelSpec, prompt: Sequence[int], count: int) -> list[int]:
+    """The first `count` tokens of a greedy reply."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(int(logits_after(spec, tokens).argmax()))
+    return tokens[len(prompt) :]
+
+
+def token_bits(ids: Words, bits: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """These bits of what tokens begin as: [tokens, bits]."""
+    return word_bits(_mixed(ids), bits)
+
+
+def attention_words(keys: Words, values: Words, layer: int) -> Words:
+    """What each token makes of all up to itself; of ids [..., tokens], in place 0 and after."""
+    places = np.arange(keys.shape[-1], dtype=np.uint64) + np.uint64((layer + 1) << 40)
+    each = _mixed(_mixed(keys | values << np.uint64(32)) + _mixed(places))
+    return np.add.accumulate(each, axis=-1)
+
+
+def word_bits(words: Words, bits: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Bit i of a hidden state is bit i mod 64 of its word: [tokens, bits]."""
+    shifts = (bits % _WORD_BITS).astype(np.uint64)
+    return (_mixed(words)[..., None] >> shifts & np.uint64(1)).astype(np.bool_)
+
+
+def logits(hidden: NDArray[np.float32], vocab: range) -> NDArray[np.float32]:
+    """Of hidden states [rows, hidden_size] these columns: [rows, len(vocab)]."""
+    ids = _mixed(np.arange(vocab.start, vocab.stop, dtype=np.uint64))
+    rows = [_peaked(_mixed(ids + seed)) for seed in _seeds(hidden > 0.5)]
+    return np.array(rows, np.float32).reshape(len(hidden), len(vocab))
+
+
+def _seeds(states: NDArray[np.bool_]) -> Iterable[Words]:
+    for state in states:
+        digest = hashlib.blake2b(np.packbits(state).tobytes(), digest_size=8).digest()
+        yield np.frombuffer(digest, "<u8")
+
+
+def _peaked(words: Words) -> NDArray[np.float64]:
+    uniform = ((words >> np.uint64(11)).astype(np.float64) + 0.5) / 2.0**53
+    return -_PEAK * np.log(-np.log(uniform))
+
+
+def _mixed(words: Words) -> Words:
+    """Each bit depends on all of a word (the finaliser of SplitMix64, Steele et al. 2014)."""
+    words = words + np.uint64(0x9E3779B97F4A7C15)
+    words = (words ^ words >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ words >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    return words ^ words >> np.uint64(31)

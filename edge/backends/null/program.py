@@ -1,0 +1,205 @@
+"""One shard that computes nothing, but keeps keys and values as the others do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.backends.host_cache import HostCache
+from edge.backends.interface import HostLogits, Logits, check_step
+from edge.backends.kv_swap import CacheMoves
+from edge.backends.null.made_up import attention_words, logits, token_bits, word_bits
+from edge.backends.overlap import parts_of
+from edge.errors import RequestError
+from edge.memory.step_memory import most_rows
+from edge.models.spec import ModelSpec
+from edge.protocol.step import Step, StepLimits
+from edge.version import __version__
+from edge.weights.layout import ShardLayout
+from offload import KVTier
+from transport import Collective
+
+_ID_BYTES = 4
+"""Of a token's id, at the start of each of its keys and values."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """What a program was asked for since it was made."""
+
+    steps: int = 0
+    tokens: int = 0
+    """Rows computed, of all requests together."""
+    sums: int = 0
+    streamed_layers: int = 0
+    """Layers that came from disk, each time counted."""
+    swapped_out: int = 0
+    """Requests, each time counted."""
+
+
+class NullProgram:
+    """See StageProgram. Its keys and values are the ids of their tokens."""
+
+    device_sums = None
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        layout: ShardLayout,
+        *,
+        weight_bytes: int,
+        limits: StepLimits,
+        kv_bits: int | None,
+        kv_tier: KVTier | None,
+    ) -> None:
+        self.weight_bytes = weight_bytes
+        self.counts = Counts()
+        self.streamed = 0
+        """Layers that come from disk now."""
+        self._spec = spec
+        self._layout = layout
+        self._limits = limits
+        self._cache = HostCache(layout, limits, bits=kv_bits)
+        self._moves = CacheMoves(self._cache.pool, self._cache.shape, kv_tier, limits)
+        self._hidden = np.zeros(most_rows(limits) * spec.hidden_size, np.float32)
+        self._attended = {layer: _attended_bits(spec, layout, layer) for layer in layout.mixers}
+        self.stream(layout.streamed_layers)
+
+    @property
+    def disk_wait_s(self) -> float:
+        return self._moves.wait_s
+
+    def receive_buffer(self, step: Step) -> NDArray[np.float32]:
+        shape = (step.batch, step.num_tokens, self._spec.hidden_size)
+        return self._hidden[: np.prod(shape)].reshape(shape)
+
+    def forward(
+        self, step: Step, hidden: NDArray[np.float32] | None, collective: Collective
+    ) -> NDArray[np.float32]:
+        check_step(step, self._limits, vocab_size=self._spec.vocab_size)
+        self._moves.arrive(step)
+        state = self.receive_buffer(step)
+        if hidden is None:
+            self._embed(step, state)
+            self._sum(step, state, collective)
+        elif hidden.ctypes.data != state.ctypes.data:
+            state[...] = hidden
+        for layer in self._layout.layers:
+            flips = np.zeros_like(state)
+            number = self._cache.numbers.get(layer)
+            if number is not None:
+                self._moves.begin(number)
+                self._attend(step, number, layer, flips)
+                self._moves.end(number)
+            self._sum(step, flips, collective)
+            state[...] = (state > 0.5) ^ (flips > 0.5)
+            self._sum(step, np.zeros_like(state), collective)  # the feed-forward network's
+        for entry in step.entries:
+            self._cache.pool.wrote(self._cache.pool.open(entry.request), entry.end)
+        self.counts.steps += 1
+        self.counts.tokens += step.batch * step.num_tokens
+        self.counts.streamed_layers += self.streamed
+        if not self._layout.is_last_stage:
+            return state
+        rows = state[:, step.num_tokens - step.logit_rows :].reshape(-1, self._spec.hidden_size)
+        made_up = logits(rows, self._layout.vocab)
+        return made_up.reshape(step.batch, step.logit_rows, len(self._layout.vocab))
+
+    def logits(
+        self, step: Step, hidden: NDArray[np.float32] | None, collective: Collective
+    ) -> Logits:
+        return HostLogits(self.forward(step, hidden, collective))
+
+    def calibrate(self, request: str) -> None:
+        """Ids of tokens need no scales."""
+        self.release(request)
+
+    def swap_out(self, request: str) -> None:
+        self._moves.swap_out(request)
+        self.counts.swapped_out += 1
+
+    def reserve(self, request: str, tokens: int) -> None:
+        self._moves.reserve(request, tokens)
+
+    @property
+    def cache_digest(self) -> str:
+        return f"null {__version__}"
+
+    def new_rows(self, tokens: int) -> list[NDArray[Any]]:
+        return self._cache.new_rows(tokens)
+
+    def rows(self, request: str, first: int, last: int) -> list[NDArray[Any]] | None:
+        return self._cache.rows(request, first, last) if self._moves.is_inside(request) else None
+
+    def put_rows(self, request: str, first: int, rows: Sequence[NDArray[Any]]) -> None:
+        self._cache.put_rows(request, first, rows)
+
+    def release(self, request: str) -> None:
+        self._cache.pool.release(request)
+        self._moves.drop(request)
+
+    def stream(self, layers: int) -> None:
+        if not 0 <= layers <= len(self._layout.layers):
+            raise RequestError(f"{layers} layers from disk, of {len(self._layout.layers)}")
+        self.streamed = layers
+
+    def close(self) -> None:
+        self._moves.close()
+        self._cache.pool.close()
+
+    def _embed(self, step: Step, state: NDArray[np.float32]) -> None:
+        """Tokens that are not in this shard's part of the vocabulary stay zeros."""
+        bits = np.arange(self._spec.hidden_size)
+        ids = np.asarray([entry.tokens for entry in step.entries], np.uint64)
+        part = self._layout.embedding
+        is_here = (ids >= part.start) & (ids < part.stop)
+        state[...] = token_bits(ids, bits) & is_here[..., None]
+
+    def _attend(self, step: Step, number: int, layer: int, flips: NDArray[np.float32]) -> None:
+        """Write the tokens' keys and values, and set what this shard's heads make of all."""
+        all_bits, heads = self._attended[layer]
+        for place, entry in enumerate(step.entries):
+            new = np.asarray(entry.tokens, "<u4").view(np.uint8).reshape(-1, _ID_BYTES)
+            rows = self._cache.pool.rows(number, self._cache.pool.open(entry.request), 0, entry.end)
+            for each in rows:
+                each.view(np.uint8)[:, entry.position :, :_ID_BYTES] = new
+            keys, values = map(_ids, rows)
+            words = attention_words(keys, values, layer)[:, entry.position :]
+            for head in np.unique(heads):
+                bits = all_bits[heads == head]
+                flips[place, :, bits] = word_bits(words[head], bits).T
+
+    def _sum(self, step: Step, array: NDArray[np.float32], collective: Collective) -> None:
+        """Over the shards of the stage, which all divide a step alike."""
+        if not self._layout.is_split:
+            return
+        first = 0
+        for part in parts_of(step, is_split=True):
+            collective.all_reduce(array[:, first : first + part.num_tokens])
+            first += part.num_tokens
+            self.counts.sums += 1
+
+
+def _ids(rows: NDArray[Any]) -> NDArray[np.uint64]:
+    """What keys or values [heads, tokens, elements] say: [heads, tokens]."""
+    as_bytes = np.ascontiguousarray(rows.view(np.uint8)[..., :_ID_BYTES])
+    return as_bytes.view("<u4")[..., 0].astype(np.uint64)
+
+
+def _attended_bits(
+    spec: ModelSpec, layout: ShardLayout, layer: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Bits of the hidden state that this shard's heads flip, and the local KV head of each.
+
+    Bit i is that of query head i mod `num_heads`, which is in one shard of a stage.
+    """
+    mixer = layout.mixers[layer]
+    first = layout.matrix(f"layers.{layer}.output").columns.start // mixer.head_size
+    bits = np.arange(spec.hidden_size)
+    heads = bits % spec.layer(layer).mixer.num_heads - first
+    is_here = (heads >= 0) & (heads < mixer.num_heads)
+    return bits[is_here], heads[is_here] // (mixer.num_heads // mixer.num_kv_heads)
