@@ -137,7 +137,7 @@ def move(
         rate = (asking.num_tokens - tokens) / (time.perf_counter() - start_s)
         figures.add("budget", "MiB", budget / MIB)
         figures.add("peak resident / budget", "ratio", _share(peer, budget))
-        figures.add("streamed for a token", "MB", told.models[0]["streamed_bytes"] / 1e6)
+        figures.add("streamed for a token", "MB", told.models[0].streamed_bytes / 1e6)
         figures.add("all replies", "tok/s", rate)
         name = "less memory, told to given back" if budget < before else "more memory, told to done"
         figures.add(name, "s", took_s)

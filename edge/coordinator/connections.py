@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import fields
 
-from edge.errors import EdgeError, PeerError, ProtocolError
+from edge.errors import EdgeError, ProtocolError
 from edge.protocol.client import PeerClient
-from edge.protocol.messages import Place, places_to_payload
+from edge.protocol.frame_codec import Post
+from edge.protocol.messages import Close, Connect, Measure
 from edge.protocol.peer_info import gather_all
 from edge.protocol.step_times import PeerTimes
-from edge.protocol.topology import Seat, sampler_seat
+from edge.protocol.topology import Place, Seat, sampler_seat
 from partition import Plan
-
-RELEASE_TIMEOUT_S = 10.0
-"""How long a peer may take to free a model, the rest of its current step included."""
 
 
 class Connections:
@@ -24,7 +21,6 @@ class Connections:
 
     def __init__(self, plan: Plan) -> None:
         self.session = uuid.uuid4().hex
-        self._last_stage = len(plan.stages) - 1
         self._sampler_seat = sampler_seat(tuple(len(stage.shards) for stage in plan.stages))
         self._clients: dict[Seat, PeerClient] = {}
 
@@ -43,37 +39,25 @@ class Connections:
 
     async def link(self, places: Mapping[Seat, Place]) -> None:
         """Link the shards to each other; all of them at once, since each waits for the others."""
-        payload = places_to_payload(places)
-        await gather_all(
-            client.call("connect", {"session": self.session}, payload) for client in self.peers
-        )
+        connect = Connect(session=self.session, places=places)
+        await gather_all(client.call(connect) for client in self.peers)
 
     async def measure(self) -> list[PeerTimes]:
         """Where each peer's time went since this was last called, in plan order."""
         times: list[PeerTimes] = []
         for (stage, rank), client in sorted(self._clients.items()):
-            answer = await client.call("measure", {"session": self.session})
-            try:
-                times.append(
-                    PeerTimes.from_header(answer.header, name=client.name, stage=stage, rank=rank)
-                )
-            except (KeyError, TypeError, ValueError) as error:
-                raise PeerError(client.name, f"sent malformed times: {error}") from error
+            told = await client.call(Measure(session=self.session))
+            counted = {each.name: getattr(told, each.name) for each in fields(told)}
+            times.append(PeerTimes(name=client.name, stage=stage, rank=rank, **counted))
         return times
 
-    async def post(self, kind: str, header: Mapping[str, Any], payload: bytes = b"") -> None:
+    async def post(self, post: Post) -> None:
         """To every shard, in the same order for all."""
         for client in self.peers:
-            await client.post(kind, {**header, "session": self.session}, payload)
+            await client.post(post)
 
-    async def post_sampler(self, kind: str) -> None:
-        await self._clients[self._sampler_seat].post(kind, {"session": self.session})
-
-    async def post_last_stage(self, kind: str, header: Mapping[str, Any]) -> None:
-        """To those that choose tokens together."""
-        for (stage, _rank), client in self._clients.items():
-            if stage == self._last_stage:
-                await client.post(kind, {**header, "session": self.session})
+    async def post_sampler(self, post: Post) -> None:
+        await self._clients[self._sampler_seat].post(post)
 
     async def release(self) -> None:
         """Wait until each peer has freed its shard, as far as it still answers; then hang up."""
@@ -86,9 +70,8 @@ class Connections:
 
     async def _release(self, client: PeerClient) -> None:
         try:
-            async with asyncio.timeout(RELEASE_TIMEOUT_S):
-                await client.call("close", {"session": self.session})
-        except (EdgeError, TimeoutError):
+            await client.call(Close(session=self.session))
+        except EdgeError:
             pass  # it frees the shard when the connection ends
         finally:
             await client.aclose()

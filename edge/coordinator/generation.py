@@ -7,8 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from edge.errors import RequestError
-from edge.protocol.messages import SamplingTerms
-from edge.protocol.step import FinishReason
+from edge.protocol.step import FinishReason, SamplingTerms
 from edge.text import TextStream, Tokenizer
 from kernels.sampling.parameters import SamplingParameters
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,21 +14,15 @@ from edge.coordinator.connections import Connections
 from edge.coordinator.requests import OnEnd, Request
 from edge.coordinator.scheduler import Orders, Scheduler
 from edge.errors import CapacityError, EdgeError, PeerError, ProtocolError, RequestError
+from edge.protocol import messages
 from edge.protocol.client import PeerClient
-from edge.protocol.messages import (
-    Place,
-    SamplingTerms,
-    error_from_header,
-    integer,
-    printable,
-    prompt_to_payload,
-    step_to_header,
-    text,
-)
+from edge.protocol.error_codec import Failed
+from edge.protocol.fields import printable, token_bytes
+from edge.protocol.frame_codec import Event
+from edge.protocol.step import SamplingTerms
 from edge.protocol.step_times import PeerTimes
-from edge.protocol.topology import Seat
+from edge.protocol.topology import Place, Seat
 from partition import Plan
-from transport import Frame
 
 
 class LoadedModel:
@@ -58,6 +53,14 @@ class LoadedModel:
         """Why a peer could not do what it was asked to, or None."""
         self._prefix_matches: Acks[PeerClient, int] = Acks()
         """Tokens of a prompt that a peer has."""
+        self._handlers: dict[type[Event], Callable[[PeerClient, Any], None]] = {
+            messages.Tokens: self._on_tokens,
+            messages.Logits: self._on_logits,
+            messages.SwappedOut: self._on_swapped_out,
+            messages.Reserved: self._on_reserved,
+            messages.PrefixMatched: self._on_prefix_matched,
+            Failed: self._on_failed,
+        }
         self._wake = asyncio.Event()
         self._pump_task: asyncio.Task[None] | None = None
         self._release_task: asyncio.Task[None] | None = None
@@ -129,50 +132,40 @@ class LoadedModel:
         self._release_task = asyncio.create_task(self._release())
         self._on_end(unfinished, error)
 
-    def on_event(self, client: PeerClient, frame: Frame) -> None:
+    def on_event(self, client: PeerClient, event: Event) -> None:
         """A step's outcome from a peer."""
         if self.failure is not None:
             return
-        if frame.kind == "failed":
-            self.fail(error_from_header(client.name, frame.header))
-            return
         try:
-            if frame.kind == "tokens":
-                self._on_tokens(client, frame)
-            elif frame.kind == "logits":
-                self._on_logits(client, frame)
-            elif frame.kind == "suspended":
-                if outcome := _outcome(self._swap_outs, client, frame):
-                    self._scheduler.swapped_out(outcome[0], why_not=outcome[1])
-            elif frame.kind == "reserved":
-                if outcome := _outcome(self._reservations, client, frame):
-                    self._scheduler.reserved(outcome[0], why_not=outcome[1])
-            elif frame.kind == "recalled":
-                request = text(frame.header, "request")
-                matches = self._prefix_matches.add(request, client, integer(frame.header, "tokens"))
-                if matches is not None:  # what all have need not be computed
-                    self._scheduler.prefix_matched(request, min(matches))
-            else:
-                raise ProtocolError("not an answer to a step")
+            self._handlers[type(event)](client, event)
         except (ProtocolError, ValueError) as error:
-            self.fail(PeerError(client.name, f"sent a malformed {frame.kind[:80]!r}: {error}"))
+            self.fail(PeerError(client.name, f"sent a malformed {event.kind!r}: {error}"))
         self._wake.set()
 
-    def _on_tokens(self, client: PeerClient, frame: Frame) -> None:
+    def _on_failed(self, client: PeerClient, event: Failed) -> None:
+        self.fail(event.as_error(client.name))
+
+    def _on_swapped_out(self, client: PeerClient, event: messages.SwappedOut) -> None:
+        if outcome := _outcome(self._swap_outs, client, event):
+            self._scheduler.swapped_out(outcome[0], why_not=outcome[1])
+
+    def _on_reserved(self, client: PeerClient, event: messages.Reserved) -> None:
+        if outcome := _outcome(self._reservations, client, event):
+            self._scheduler.reserved(outcome[0], why_not=outcome[1])
+
+    def _on_prefix_matched(self, client: PeerClient, event: messages.PrefixMatched) -> None:
+        matches = self._prefix_matches.add(event.request, client, event.tokens)
+        if matches is not None:  # what all have need not be computed
+            self._scheduler.prefix_matched(event.request, min(matches))
+
+    def _on_tokens(self, client: PeerClient, event: messages.Tokens) -> None:
         """A token for each entry of the oldest step under way, or none for a chunk."""
         self._connections.check_sampler(client)
-        tokens, ends = frame.header.get("tokens"), frame.header.get("ends")
-        last = frame.header.get("last")
-        if not isinstance(tokens, list) or not isinstance(last, bool):
-            raise ProtocolError("tokens are a list, and whether they are the last")
-        if not isinstance(ends, list) or len(ends) != len(tokens):
-            raise ProtocolError("of each token it must be known whether its reply ends")
-        if any(end not in (None, "stop", "length") for end in ends):
-            raise ProtocolError("a reply ends with 'stop' or 'length'")
+        tokens, ends = event.tokens, event.ends
         for token in tokens:
-            if not 0 <= integer({"token": token}, "token") < self._vocab_size:
+            if token >= self._vocab_size:
                 raise ProtocolError(f"token {token} of a vocabulary of {self._vocab_size}")
-        step = self._scheduler.answered(tokens, ends, last=last)
+        step = self._scheduler.answered(tokens, ends, last=event.last)
         for entry, token, end in zip(step.entries, tokens, ends, strict=False):
             request = self._requests.get(entry.request)
             if request is None:
@@ -187,10 +180,10 @@ class LoadedModel:
                 self.cancel(request.id)
                 request.sink.failed(error)
 
-    def _on_logits(self, client: PeerClient, frame: Frame) -> None:
+    def _on_logits(self, client: PeerClient, event: messages.Logits) -> None:
         self._connections.check_sampler(client)
         step = self._scheduler.answered((), (), last=True)
-        rows = np.frombuffer(frame.payload, np.float32)
+        rows = np.frombuffer(event.rows, np.float32)
         if rows.size != step.logit_rows * self._vocab_size:
             raise ProtocolError(f"{rows.size} logits for {step.logit_rows} rows")
         (entry,) = step.entries
@@ -222,37 +215,34 @@ class LoadedModel:
             self.fail(error)
 
     async def _send(self, orders: Orders) -> None:
-        peers = self._connections
+        peers, session = self._connections, self.session
         if orders.yields:
-            await peers.post_sampler("yield")
+            await peers.post_sampler(messages.YieldRun(session=session))
         for name in orders.finish:
             self._unannounced.pop(name, None)
-            await peers.post("finish", {"request": name})
+            await peers.post(messages.Finish(session=session, request=name))
         for given_up in orders.give_up:
             if (request := self._forget(given_up.request)) is not None:  # else cancelled meanwhile
                 request.sink.failed(CapacityError(given_up.why))
         for name in orders.swap_out:
             self._swap_outs.ask(name, peers.peers)
-            await peers.post("suspend", {"request": name})
+            await peers.post(messages.SwapOut(session=session, request=name))
         for each in orders.reserve:
             self._reservations.ask(each.request, peers.peers)
-            await peers.post("reserve", {"request": each.request, "tokens": each.tokens})
+            await peers.post(
+                messages.Reserve(session=session, request=each.request, tokens=each.tokens)
+            )
         for match in orders.match_prefix:
-            await self._announce(match.request)
             self._prefix_matches.ask(match.request, peers.peers)
-            payload = prompt_to_payload(match.prompt)
-            await peers.post("recall", {"request": match.request}, payload)
+            prompt = token_bytes(match.prompt)
+            await peers.post(
+                messages.MatchPrefix(session=session, request=match.request, prompt=prompt)
+            )
         if orders.step is not None:
-            for entry in orders.step.entries:
-                await self._announce(entry.request)
-            await peers.post("step", step_to_header(orders.step))
-
-    async def _announce(self, name: str) -> None:
-        """Tell the last stage how to choose the request's tokens; also if cancelled meanwhile."""
-        terms = self._unannounced.pop(name, None)
-        if terms is not None:
-            header = {"request": name, **terms.to_header()}
-            await self._connections.post_last_stage("begin", header)
+            # Also of those that were cancelled meanwhile: the peers hear of that after the step.
+            new = [e.request for e in orders.step.entries if e.request in self._unannounced]
+            terms = {name: self._unannounced.pop(name) for name in new}
+            await peers.post(messages.RunStep(session=session, step=orders.step, terms=terms))
 
     async def _hang_up(self) -> None:
         assert self._release_task is not None
@@ -267,13 +257,15 @@ class LoadedModel:
 
 
 def _outcome(
-    acks: Acks[PeerClient, str | None], client: PeerClient, frame: Frame
+    acks: Acks[PeerClient, str | None],
+    client: PeerClient,
+    event: messages.SwappedOut | messages.Reserved,
 ) -> tuple[str, str | None] | None:
     """A request, and why a peer could not do what all were asked to, once all have answered."""
-    request, why_not = text(frame.header, "request"), frame.header.get("why_not")
+    why_not = event.why_not
     if why_not is not None:
         why_not = f"peer {client.name}: {printable(why_not, limit=1000)}"
-    answers = acks.add(request, client, why_not)
+    answers = acks.add(event.request, client, why_not)
     if answers is None:
         return None
-    return request, next((each for each in answers if each is not None), None)
+    return event.request, next((each for each in answers if each is not None), None)

@@ -18,8 +18,9 @@ from edge.models.spec import ModelSpec
 from edge.planning.kv_limits import longest_tokens
 from edge.planning.load_options import LoadOptions
 from edge.progress import OnProgress, Progress
+from edge.protocol.assignment import Assignment
 from edge.protocol.client import PeerClient
-from edge.protocol.messages import Assignment
+from edge.protocol.messages import Open
 from edge.protocol.peer_info import PeerInfo, gather_all, places
 from edge.protocol.step import StepLimits
 from edge.protocol.topology import Seat
@@ -183,7 +184,7 @@ class _Loading:
             wire_rules=self._wire_rules,
         )
         self._on_progress(Progress(phase="load", peer=peer.name, done=0, total=1))
-        await client.call("open", payload=assignment.to_payload())
+        await client.call(Open(assignment=assignment))
         self._on_progress(Progress(phase="load", peer=peer.name, done=1, total=1))
 
     async def _unless_it_fails(self, work: Coroutine[Any, Any, None]) -> None:

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import EdgeError
-from edge.protocol.messages import SamplingTerms
-from edge.protocol.step import FinishReason
+from edge.protocol.step import FinishReason, SamplingTerms
 
 
 class Sink(Protocol):

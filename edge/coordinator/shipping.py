@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import json
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -18,11 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.concurrency.blocking import run_blocking
-from edge.errors import CheckpointError, NetworkError, PeerLostError, ProtocolError
+from edge.errors import CheckpointError, NetworkError, PeerLostError
 from edge.host.atomic_files import write_whole
 from edge.models.parts import MatrixSlice, VectorSlice
 from edge.progress import OnProgress, Progress
 from edge.protocol.client import PeerClient
+from edge.protocol.messages import Offer, Piece, Seal
 from edge.weights.formats import WeightFormat, WeightSource
 from edge.weights.layout import ShardLayout
 from offload import PIECE_BYTES, Manifest, ManifestBuilder, StoreError
@@ -185,26 +185,13 @@ async def _offer_and_send(
     sent_before: int,
 ) -> None:
     manifest = shipment.manifest
-    answer = await client.call("offer", payload=manifest.to_json().encode())
-    missing = _missing(answer.payload, client.name)
-    header = {"manifest": manifest.digest}
+    missing = frozenset((await client.call(Offer(manifest=manifest))).digests)
     sizes = {piece.digest: piece.nbytes for _offset, piece in manifest.placements()}
     total_bytes = sent_before + sum(sizes.get(digest, 0) for digest in missing)
-    async with contextlib.aclosing(_send_pieces(client, shipment, missing, header)) as sent:
+    async with contextlib.aclosing(_send_pieces(client, shipment, missing)) as sent:
         async for nbytes in sent:
             on_sent(nbytes, total_bytes)
-    await client.call("seal", header)
-
-
-def _missing(payload: bytes | bytearray | memoryview, peer: str) -> frozenset[str]:
-    """The digests that the peer asks for. Raises ProtocolError for anything else."""
-    try:
-        digests = json.loads(bytes(payload))
-    except (ValueError, RecursionError):
-        digests = None
-    if not isinstance(digests, list) or not all(isinstance(each, str) for each in digests):
-        raise ProtocolError(f"peer {peer} does not say which pieces it lacks")
-    return frozenset(digests)
+    await client.call(Seal(manifest=manifest.digest))
 
 
 def _reason(error: Exception) -> str:
@@ -216,15 +203,15 @@ async def _send_pieces(
     client: PeerClient,
     shipment: ShardShipment,
     missing: frozenset[str],
-    header: dict[str, Any],
 ) -> AsyncGenerator[int, None]:
     """Send the pieces, a few ahead of their confirmation; yields each one's bytes."""
     pieces = shipment.pieces(missing) if missing else iter(())
+    manifest = shipment.manifest.digest
     flying: set[asyncio.Task[int]] = set()
     landed: set[asyncio.Task[int]] = set()
 
     async def send(digest: str, content: memoryview) -> int:
-        await client.call("piece", {**header, "digest": digest}, content)
+        await client.call(Piece(manifest=manifest, digest=digest, content=content))
         return content.nbytes
 
     try:

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from edge.backends.interface import Logits
 from edge.errors import PeerError
-from edge.protocol.messages import SamplingTerms
-from edge.protocol.step import FinishReason, Step, StepEntry
+from edge.protocol.step import FinishReason, SamplingTerms, Step, StepEntry
 from kernels.sampling.parameters import SamplingParameters
 from kernels.sampling.ranking import truncates
 from kernels.sampling.reference import sample
@@ -39,8 +38,6 @@ class _Request:
     terms: SamplingTerms
     history: array[int] = field(default_factory=lambda: array("q"))
     """Its tokens; numpy reads them where they lie."""
-    recalled: tuple[int, ...] = ()
-    """Its prompt, whose beginning may not be computed here: see `recall`."""
     new_tokens: int = 0
     is_cancelled: bool = False
     """Set from the control plane's thread; read between the steps of a run."""
@@ -63,6 +60,8 @@ class TokenChoice:
         self._first_id = sum(self._columns[:rank])
         self._shortlist_tokens = shortlist_tokens
         self._requests: dict[str, _Request] = {}
+        self._recalled: dict[str, tuple[int, ...]] = {}
+        """Prompts whose beginning may not be computed here: see `recall`."""
         self._gathered: list[NDArray[np.float32]] = []
 
     def begin(self, request: str, terms: SamplingTerms) -> None:
@@ -78,12 +77,11 @@ class TokenChoice:
     def forget(self, request: str) -> None:
         """The request is over; unknown ones are ignored."""
         self._requests.pop(request, None)
+        self._recalled.pop(request, None)
 
     def recall(self, request: str, prompt: Sequence[int]) -> None:
-        """The request's first step may begin anywhere in its prompt."""
-        known = self._requests.get(request)
-        if known is not None:
-            known.recalled = tuple(prompt)
+        """The request's first step, which is yet to come, may begin anywhere in its prompt."""
+        self._recalled[request] = tuple(prompt)
 
     def wants_logits(self, step: Step) -> bool:
         """Whether the step's logits themselves are wanted: of a request that was not announced."""
@@ -175,7 +173,7 @@ class TokenChoice:
             request = self._requests.get(entry.request)
             if request is not None:
                 if not request.history:
-                    request.history.extend(request.recalled[: entry.position])
+                    request.history.extend(self._recalled.pop(entry.request, ())[: entry.position])
                 request.history.extend(entry.tokens)
 
     def _sends_logits(self, step: Step) -> bool:

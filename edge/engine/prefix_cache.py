@@ -11,6 +11,7 @@ one block that is on its way, to or from the disk.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections import deque
@@ -23,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.backends.interface import KvStorage
-from edge.protocol.messages import Assignment
+from edge.protocol.assignment import Assignment
 from edge.version import __version__
 from offload import PrefixStore
 
@@ -165,6 +166,6 @@ def _shard_digest(assignment: Assignment) -> str:
         (assignment.stage, assignment.rank),
         (assignment.weight_format.name, assignment.weight_format.block_size),
         (assignment.weight_format.accuracy, assignment.kv_dtype),
-        assignment.wire_rules.to_json(),
+        dataclasses.asdict(assignment.wire_rules),
     ]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

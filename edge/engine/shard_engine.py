@@ -27,16 +27,22 @@ from edge.engine.prefix_cache import Prefixes
 from edge.engine.safe_point import Asides
 from edge.engine.timing import SessionTimes, TimedCollective
 from edge.errors import PlanError
-from edge.protocol.messages import Assignment, SamplingTerms, error_to_header
-from edge.protocol.step import Step
+from edge.protocol import messages
+from edge.protocol.assignment import Assignment
+from edge.protocol.error_codec import Failed
+from edge.protocol.frame_codec import Event
+from edge.protocol.step import SamplingTerms, Step
+from edge.protocol.step_times import StepTimes
 from edge.protocol.store_errors import map_store_error
 from edge.protocol.topology import Seat, neighbours, sampler_seat
 from edge.weights.layout import ShardLayout
 from kernels.sampling.shortlist import SHORTLIST_TOKENS
 from offload import KVTier, PrefixStore, StoreError
-from transport import Collective, EncodedHop, Frame, Link, SoloCollective, open_mesh
+from transport import Collective, EncodedHop, Link, SoloCollective, open_mesh
 
 Result = TypeVar("Result")
+
+NO_TERMS: Mapping[str, SamplingTerms] = {}
 
 END_OF_RUN = -1
 """Told instead of a token when a run ends, or a step that is not a run."""
@@ -51,7 +57,7 @@ class ShardSession:
     def __init__(
         self,
         assignment: Assignment,
-        report: Callable[[Frame], None],
+        report: Callable[[Event], None],
         *,
         shortlist_tokens: int = SHORTLIST_TOKENS,
     ) -> None:
@@ -163,8 +169,9 @@ class ShardSession:
         self.layout = replace(self.layout, streamed_layers=layers)  # of one that is loaded later
         return done
 
-    def measure(self) -> Future[dict[str, dict[str, float]]]:
-        """Where the time went since this was last called, told between two steps, also of a run.
+    def measure(self) -> Future[tuple[StepTimes, StepTimes]]:
+        """Where the time of prompts and that of decoding went since this was last called, told
+        between two steps, also of a run.
 
         Every step is in it that a token was told of: the shard is in the middle of it, or past it.
         """
@@ -174,15 +181,15 @@ class ShardSession:
     def is_sampler(self) -> bool:
         return self.seat == sampler_seat(self.sizes)
 
-    def begin(self, request: str, terms: SamplingTerms) -> None:
-        """Announce a request that wants tokens; without it a request's logits are sent back.
+    def step(self, step: Step, terms: Mapping[str, SamplingTerms] = NO_TERMS) -> None:
+        """Queue a step; its outcome comes through `report`.
 
-        Of no consequence but in the last stage, where every shard needs it.
+        terms: of each request that wants tokens, with its first step; the others' logits are
+        reported. Of no consequence but in the last stage, where every shard needs them.
         """
-        self._choice.begin(request, terms)
-
-    def step(self, step: Step) -> None:
-        """Queue a step; its outcome comes through `report`."""
+        if self.layout.is_last_stage:
+            for request, each in terms.items():
+                self._choice.begin(request, each)
         self._work.put(lambda: self._guarded_step(step))
 
     def yield_run(self) -> None:
@@ -192,15 +199,22 @@ class ShardSession:
     def suspend(self, request: str) -> None:
         """Move the request's keys and values out of memory, until its next step.
 
-        `suspended` is reported, with the reason if there is no room for them.
+        `SwappedOut` is reported, with the reason if there is no room for them.
         """
-        self._keep_on_disk("suspended", request, lambda program: program.swap_out(request))
+        self._keep_on_disk(messages.SwappedOut, request, lambda program: program.swap_out(request))
 
     def reserve(self, request: str, tokens: int) -> None:
         """See to it that so many of the request's tokens have room out of memory; likewise."""
-        self._keep_on_disk("reserved", request, lambda program: program.reserve(request, tokens))
+        self._keep_on_disk(
+            messages.Reserved, request, lambda program: program.reserve(request, tokens)
+        )
 
-    def _keep_on_disk(self, kind: str, request: str, keep: Callable[[KvStorage], None]) -> None:
+    def _keep_on_disk(
+        self,
+        event: type[messages.SwappedOut | messages.Reserved],
+        request: str,
+        keep: Callable[[KvStorage], None],
+    ) -> None:
         def work() -> None:
             if self._broken or self._program is None:
                 return
@@ -212,25 +226,26 @@ class ShardSession:
             except Exception as error:
                 self._fail(error)
                 return
-            self._report(Frame(kind, {"request": request, "why_not": why_not}))
+            self._report(event(request=request, why_not=why_not))
 
         self._work.put(work)
 
     def recall(self, request: str, prompt: Sequence[int]) -> None:
-        """Find the prompt's beginning among what is kept of others; `recalled` tells how much."""
+        """Find the prompt's beginning among what is kept of others; `PrefixMatched` is reported."""
 
         def work() -> None:
             if self._broken or self._program is None:
                 return
             found = 0
             try:
-                self._choice.recall(request, prompt)
+                if self.layout.is_last_stage:
+                    self._choice.recall(request, prompt)
                 if self._prefixes is not None and self._program.cache_digest:
                     found = self._prefixes.recall(self._program, request, prompt)
             except Exception as error:
                 self._fail(error)
                 return
-            self._report(Frame("recalled", {"request": request, "tokens": found}))
+            self._report(messages.PrefixMatched(request=request, tokens=found))
 
         self._work.put(work)
 
@@ -306,7 +321,7 @@ class ShardSession:
     def _fail(self, error: Exception) -> None:
         if not self._broken:
             self._broken = True
-            self._report(Frame("failed", error_to_header(error)))
+            self._report(Failed.of(error))
 
     def _run_step(self, step: Step) -> None:
         """The step, and while it is a run those that follow from its tokens."""
@@ -389,6 +404,7 @@ class ShardSession:
             self._tell(self._stage_links, np.full(step.batch, ASK_FOR_LOGITS, np.int64))
 
         tokens = self._choice.choose(step, own, ask_all)
+        chosen_s = time.monotonic()
         ends = self._choice.take(step, tokens)
         last = step.run == 1 or self._must_yield or any(ends) or self._choice.is_cancelled(step)
         told = np.full(step.batch, END_OF_RUN, np.int64) if last else np.asarray(tokens, np.int64)
@@ -398,7 +414,9 @@ class ShardSession:
             self._tell(self._stage_links, told)
         if last:
             self._must_yield = False
-        self._report(Frame("tokens", {"tokens": tokens, "ends": ends, "last": last}))
+        self._report(
+            messages.Tokens(tokens=tuple(tokens), ends=tuple(ends), last=last, chosen_s=chosen_s)
+        )
         return None if last else step.following(tokens)
 
     def _tell(self, links: Iterable[Link], told: NDArray[np.int64]) -> None:
@@ -407,4 +425,4 @@ class ShardSession:
 
     def _report_logits(self, step: Step, logits: NDArray[np.float32]) -> None:
         """Rows of the one request of the step, straight to the coordinator."""
-        self._report(Frame("logits", payload=logits[:, : step.logit_rows].tobytes()))
+        self._report(messages.Logits(rows=logits[:, : step.logit_rows].tobytes()))

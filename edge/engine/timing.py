@@ -24,9 +24,9 @@ class SessionTimes:
         """The next step is a token of each request in it, or else a chunk of a prompt."""
         self.now = self.decode if is_decode else self.prompt
 
-    def take(self) -> dict[str, dict[str, float]]:
-        """As `PeerTimes` reads it."""
-        return {"prompt": self.prompt.take(), "decode": self.decode.take()}
+    def take(self) -> tuple[StepTimes, StepTimes]:
+        """Those of prompts and those of decoding; they start again from zero."""
+        return self.prompt.take(), self.decode.take()
 
 
 class TimedCollective:

@@ -10,7 +10,7 @@ from pathlib import Path
 from edge.errors import CapacityError, RequestError
 from edge.host.free_memory import format_size
 from edge.memory.step_memory import cache_token_bytes, passing_bytes
-from edge.protocol.messages import Assignment
+from edge.protocol.assignment import Assignment
 from edge.weights.layout import ShardLayout
 from offload import DiskKVTier, KVTier, KVTiers, MemoryKVTier, PrefixStore, StoreError
 

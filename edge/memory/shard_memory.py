@@ -9,7 +9,7 @@ from edge.memory.model_sizes import model_facts
 from edge.memory.rebalance import Elastic
 from edge.memory.step_memory import Widths, buffer_bytes, head_load_bytes, passing_bytes
 from edge.models.spec import ModelSpec
-from edge.protocol.messages import Assignment
+from edge.protocol.assignment import Assignment
 from edge.protocol.step import StepLimits
 from edge.weights.formats import KvDtype
 from edge.weights.layout import shard_layout

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import CancelledError
@@ -29,17 +28,14 @@ from edge.memory.shard_memory import host_share, shard_use
 from edge.peer.hosted_shard import HostedSession
 from edge.peer.profiling_calls import ProfilingCalls
 from edge.peer.resources import PeerResources
+from edge.protocol import messages
+from edge.protocol.assignment import Assignment
+from edge.protocol.description import PeerDescription
+from edge.protocol.error_codec import Failed
+from edge.protocol.fields import token_ids
+from edge.protocol.frame_codec import ANSWER, Call, Event, Post, from_frame, to_frame
 from edge.protocol.heartbeat import ALIVE, SILENT_AFTER_S, Hearing, show_life
-from edge.protocol.messages import (
-    Assignment,
-    SamplingTerms,
-    error_to_header,
-    integer,
-    places_from_payload,
-    prompt_from_payload,
-    step_from_header,
-    text,
-)
+from edge.protocol.step_times import ShardTimes
 from edge.protocol.store_errors import map_store_error
 from offload import CachedShard, Manifest, ShardWriter
 from transport import Channel, Frame
@@ -61,32 +57,31 @@ class Connection:
         self._channel = channel
         self._hearing = Hearing(silent_after_s=silent_after_s)
         self._frames: asyncio.Queue[Frame] = asyncio.Queue(MAX_WAITING_FRAMES)
-        self._reports: asyncio.Queue[Frame] = asyncio.Queue()
+        self._reports: asyncio.Queue[Event] = asyncio.Queue()
         self._writers: dict[str, ShardWriter] = {}
         self._sealed: dict[str, CachedShard] = {}
         self._mine: dict[str, HostedSession] = {}
         self._kept = ExitStack()
         self._profiling = ProfilingCalls(resources)
-        self._calls: dict[str, Callable[[Frame], Awaitable[tuple[dict[str, Any], bytes]]]] = {
-            "describe": self._describe,
+        self._calls: dict[type[Call[Any]], Callable[[Any], Awaitable[object]]] = {
+            messages.Describe: self._describe,
+            messages.SetMemory: self._set_memory,
             **self._profiling.calls,
-            "offer": self._offer,
-            "piece": self._piece,
-            "seal": self._seal,
-            "open": self._open,
-            "connect": self._connect,
-            "measure": self._measure,
-            "close": self._close,
-            "memory": self._memory,
+            messages.Offer: self._offer,
+            messages.Piece: self._piece,
+            messages.Seal: self._seal,
+            messages.Open: self._open,
+            messages.Connect: self._connect,
+            messages.Measure: self._measure,
+            messages.Close: self._close,
         }
-        self._posts: dict[str, Callable[[Frame], None]] = {
-            "begin": self._begin,
-            "step": self._step,
-            "yield": self._yield,
-            "suspend": self._suspend,
-            "reserve": self._reserve,
-            "recall": self._recall,
-            "finish": self._finish,
+        self._posts: dict[type[Post], Callable[[Any], None]] = {
+            messages.MatchPrefix: self._match_prefix,
+            messages.Reserve: self._reserve,
+            messages.RunStep: self._run_step,
+            messages.YieldRun: self._yield_run,
+            messages.SwapOut: self._swap_out,
+            messages.Finish: self._finish,
         }
 
     async def run(self) -> None:
@@ -138,39 +133,33 @@ class Connection:
 
     async def _send_reports(self) -> None:
         while True:
-            await self._channel.send(await self._reports.get())
+            report = await self._reports.get()
+            await self._channel.send(to_frame(report.kind, report))
 
     async def _handle(self, frame: Frame) -> Frame | None:
         """The answer to a call, or to a post that failed."""
-        post = self._posts.get(frame.kind)
-        if post is not None:
-            try:
-                post(frame)
-            except Exception as error:
-                header = {"request": frame.header.get("request"), **error_to_header(_mapped(error))}
-                return Frame("failed", header)
-            return None
         call_id = frame.header.get("call")
         try:
-            call = self._calls.get(frame.kind)
-            if call is None:
+            cls = messages.FRAMES.get(frame.kind)
+            if cls in self._posts:
+                self._posts[cls](from_frame(cls, frame))
+                return None
+            if cls not in self._calls:
                 raise ProtocolError(f"{frame.kind[:80]!r} is not something a peer does")
-            header, payload = await call(frame)
+            answer = await self._calls[cls](from_frame(cls, frame))
         except Exception as error:
-            return Frame("failed", {**error_to_header(_mapped(error)), "call": call_id})
-        return Frame("ok", {**header, "call": call_id}, payload)
+            return to_frame(Failed.kind, Failed.of(_mapped(error)), call=call_id)
+        return to_frame(ANSWER, answer, call=call_id)
 
-    async def _describe(self, _frame: Frame) -> tuple[dict[str, Any], bytes]:
-        return self._peer.describe(), b""
+    async def _describe(self, _call: messages.Describe) -> PeerDescription:
+        return self._peer.describe()
 
-    async def _memory(self, frame: Frame) -> tuple[dict[str, Any], bytes]:
-        """Another budget; the answer is how the peer describes itself then."""
-        await self._peer.promise(integer(frame.header, "bytes"))
-        return self._peer.describe(), b""
+    async def _set_memory(self, call: messages.SetMemory) -> PeerDescription:
+        await self._peer.promise(call.bytes)
+        return self._peer.describe()
 
-    async def _offer(self, frame: Frame) -> tuple[dict[str, Any], bytes]:
-        """Which pieces are missing of a shard."""
-        manifest = Manifest.from_json(bytes(frame.payload))
+    async def _offer(self, call: messages.Offer) -> messages.Missing:
+        manifest = call.manifest
         digest = manifest.digest
         missing: tuple[str, ...] = ()
         if digest not in self._sealed:
@@ -185,23 +174,23 @@ class Connection:
             if digest in self._writers:
                 writer = self._writers[digest]
                 missing = await run_blocking(lambda: writer.missing)
-        return {}, json.dumps(missing).encode()
+        return messages.Missing(digests=missing)
 
-    async def _piece(self, frame: Frame) -> tuple[dict[str, Any], bytes]:
-        writer, digest = self._writer(frame), text(frame.header, "digest")
-        await run_blocking(lambda: writer.put(digest, frame.payload))
-        return {}, b""
+    async def _piece(self, call: messages.Piece) -> messages.Done:
+        writer = self._writer(call.manifest)
+        await run_blocking(lambda: writer.put(call.digest, call.content))
+        return messages.Done()
 
-    async def _seal(self, frame: Frame) -> tuple[dict[str, Any], bytes]:
-        digest = text(frame.header, "manifest")
+    async def _seal(self, call: messages.Seal) -> messages.Done:
+        digest = call.manifest
         if digest not in self._sealed:
-            writer = self._writer(frame)
+            writer = self._writer(digest)
             self._keep(digest, await run_blocking(writer.finish, discard=CachedShard.close))
             del self._writers[digest]
-        return {}, b""
+        return messages.Done()
 
-    def _writer(self, frame: Frame) -> ShardWriter:
-        writer = self._writers.get(text(frame.header, "manifest"))
+    def _writer(self, digest: str) -> ShardWriter:
+        writer = self._writers.get(digest)
         if writer is None:
             raise ProtocolError("a piece of a shard that was not offered")
         return writer
@@ -210,8 +199,8 @@ class Connection:
         """Hold the shard in the cache for as long as this coordinator may load it."""
         self._sealed[digest] = self._kept.enter_context(cached)
 
-    async def _open(self, frame: Frame) -> tuple[dict[str, Any], bytes]:
-        assignment = Assignment.from_payload(frame.payload)
+    async def _open(self, call: messages.Open) -> messages.Opened:
+        assignment = call.assignment
         if assignment.session in self._peer.sessions:
             raise ProtocolError("this session is open already")
         cached = self._sealed.get(assignment.manifest_digest)
@@ -225,7 +214,7 @@ class Connection:
         host_bytes = self._host_share(assignment, cached.manifest) or 0  # others may have come
         loop = asyncio.get_running_loop()
 
-        def report(event: Frame) -> None:
+        def report(event: Event) -> None:
             with contextlib.suppress(RuntimeError):  # the loop ended while a step was under way
                 loop.call_soon_threadsafe(self._reports.put_nowait, event)
 
@@ -260,62 +249,64 @@ class Connection:
         except BaseException:
             await uninterrupted(self._end_session(assignment.session))
             raise
-        return {"weight_bytes": loaded_bytes}, b""
+        return messages.Opened(weight_bytes=loaded_bytes)
 
     def _host_share(self, assignment: Assignment, manifest: Manifest) -> int | None:
         """What a new shard's weights are given of the host's memory; None where there is none."""
         free_bytes = self._peer.host_free_bytes
         return None if free_bytes is None else host_share(free_bytes, assignment, manifest)
 
-    async def _connect(self, frame: Frame) -> tuple[dict[str, Any], bytes]:
-        hosted = self._session(frame)
-        await hosted.connect(places_from_payload(frame.payload), self._peer.settings.name)
+    async def _connect(self, call: messages.Connect) -> messages.Done:
+        hosted = self._session(call.session)
+        await hosted.connect(call.places, self._peer.settings.name)
         await asyncio.wrap_future(hosted.shard.prepare())
-        return {}, b""
+        return messages.Done()
 
-    async def _measure(self, frame: Frame) -> tuple[dict[str, Any], bytes]:
-        hosted = self._session(frame)
-        written_bytes = hosted.kv.tier.written_bytes if hosted.kv.tier is not None else 0
-        times = await asyncio.wrap_future(hosted.shard.measure())
-        return {**times, **process_memory(), "kv_written_bytes": written_bytes}, b""
+    async def _measure(self, call: messages.Measure) -> ShardTimes:
+        hosted = self._session(call.session)
+        prompt, decode = await asyncio.wrap_future(hosted.shard.measure())
+        memory = process_memory()
+        return ShardTimes(
+            prompt=prompt,
+            decode=decode,
+            resident_bytes=memory["resident_bytes"],
+            peak_bytes=memory["peak_bytes"],
+            kv_written_bytes=hosted.kv.tier.written_bytes if hosted.kv.tier is not None else 0,
+        )
 
-    async def _close(self, frame: Frame) -> tuple[dict[str, Any], bytes]:
-        await uninterrupted(self._end_session(text(frame.header, "session")))
-        return {}, b""
+    async def _close(self, call: messages.Close) -> messages.Done:
+        await uninterrupted(self._end_session(call.session))
+        return messages.Done()
 
-    def _begin(self, frame: Frame) -> None:
-        terms = SamplingTerms.from_header(frame.header)
-        self._session(frame).shard.begin(text(frame.header, "request"), terms)
-
-    def _step(self, frame: Frame) -> None:
-        self._session(frame).shard.step(step_from_header(frame.header))
-
-    def _yield(self, frame: Frame) -> None:
-        self._session(frame).shard.yield_run()
-
-    def _suspend(self, frame: Frame) -> None:
-        self._session(frame).shard.suspend(text(frame.header, "request"))
-
-    def _reserve(self, frame: Frame) -> None:
-        hosted, tokens = self._session(frame), integer(frame.header, "tokens")
-        if not 0 <= tokens <= hosted.assignment.limits.context_tokens:
-            raise ProtocolError(f"room for {tokens} tokens, which is not in the context")
-        hosted.shard.reserve(text(frame.header, "request"), tokens)
-
-    def _recall(self, frame: Frame) -> None:
-        hosted = self._session(frame)
-        prompt = prompt_from_payload(
-            frame.payload,
+    def _match_prefix(self, post: messages.MatchPrefix) -> None:
+        hosted = self._session(post.session)
+        prompt = token_ids(
+            post.prompt,
             hosted.assignment.model.vocab_size,
             most_tokens=hosted.assignment.limits.context_tokens,
         )
-        hosted.shard.recall(text(frame.header, "request"), prompt)
+        hosted.shard.recall(post.request, prompt)
 
-    def _finish(self, frame: Frame) -> None:
-        self._session(frame).shard.finish(text(frame.header, "request"))
+    def _reserve(self, post: messages.Reserve) -> None:
+        hosted = self._session(post.session)
+        if post.tokens > hosted.assignment.limits.context_tokens:
+            raise ProtocolError(f"room for {post.tokens} tokens, which is not in the context")
+        hosted.shard.reserve(post.request, post.tokens)
 
-    def _session(self, frame: Frame) -> HostedSession:
-        hosted = self._mine.get(text(frame.header, "session"))
+    def _run_step(self, post: messages.RunStep) -> None:
+        self._session(post.session).shard.step(post.step, post.terms)
+
+    def _yield_run(self, post: messages.YieldRun) -> None:
+        self._session(post.session).shard.yield_run()
+
+    def _swap_out(self, post: messages.SwapOut) -> None:
+        self._session(post.session).shard.suspend(post.request)
+
+    def _finish(self, post: messages.Finish) -> None:
+        self._session(post.session).shard.finish(post.request)
+
+    def _session(self, session: str) -> HostedSession:
+        hosted = self._mine.get(session)
         if hosted is None:
             raise ProtocolError("a session that is not open")
         return hosted

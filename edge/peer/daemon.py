@@ -17,7 +17,7 @@ from edge.peer.hosted_shard import LINK_TIMEOUT_S
 from edge.peer.resources import PeerResources, PeerSettings
 from edge.profiling.link_probe import answer_probe
 from edge.protocol.client import map_transport_error
-from edge.protocol.messages import integer, text
+from edge.protocol.fields import integer, text
 from edge.version import __version__
 from transport import Channel, Link
 
@@ -92,8 +92,8 @@ class PeerDaemon:
                 await answer_probe(link)
             return
         try:
-            hosted = self.resources.sessions.get(text(hello, "session"))
-            seat = (integer(hello, "stage"), integer(hello, "rank"))
+            hosted = self.resources.sessions.get(text(hello.get("session"), "session"))
+            seat = (integer(hello.get("stage"), "stage"), integer(hello.get("rank"), "rank"))
         except ProtocolError:
             hosted = None
         if hosted is None or not hosted.offer(seat, link):

@@ -10,10 +10,11 @@ from edge.concurrency.blocking import run_blocking
 from edge.engine.shard_engine import ShardSession
 from edge.errors import NetworkError, ProtocolError
 from edge.memory.kv_budget import KvRoom
-from edge.protocol.messages import Assignment, Place
-from edge.protocol.topology import Seat
+from edge.protocol.assignment import Assignment
+from edge.protocol.frame_codec import Event
+from edge.protocol.topology import Place, Seat
 from offload import Manifest
-from transport import Frame, Link
+from transport import Link
 
 CONNECT_TIMEOUT_S = 20.0
 """How long the shards of a plan may take to link up with each other."""
@@ -33,7 +34,7 @@ class HostedSession:
         self,
         assignment: Assignment,
         manifest: Manifest,
-        report: Callable[[Frame], None],
+        report: Callable[[Event], None],
         kv_room: KvRoom,
         *,
         host_bytes: int = 0,

@@ -23,14 +23,24 @@ from edge.profiling.link_probe import glance, probe
 from edge.profiling.loaded_sample import Site
 from edge.profiling.profile import Held, profile
 from edge.profiling.sample import sample_budget_bytes
-from edge.protocol.measurements import PeerProfile, ProbeOrder, ProfileOrder, spans_from_header
-from transport import Frame, Link
+from edge.protocol.frame_codec import Call
+from edge.protocol.measurements import (
+    Glance,
+    LinkGlance,
+    LinkQuestion,
+    LinkTimes,
+    MemoryRate,
+    PeerProfile,
+    Probe,
+    Profile,
+    ProfileTogether,
+    ReadRate,
+    StepSeconds,
+)
+from transport import Link
 
 _DIAL_TIMEOUT_S = 2.0
 """For one address: a probe is worth less waiting than a model."""
-
-Answer = tuple[dict[str, Any], bytes]
-Call = Callable[[Frame], Awaitable[Answer]]
 
 
 class ProfilingCalls:
@@ -41,12 +51,12 @@ class ProfilingCalls:
         self._name = f"{MEASURING}{uuid.uuid4().hex}"
         """Of what it takes, in the peer's ledger."""
         self._held: Held | None = None
-        self.calls: dict[str, Call] = {
-            "memory_rate": self._memory_rate,
-            "profile": self._profile,
-            "profile_together": self._profile_together,
-            "probe": self._probe,
-            "glance": self._glance,
+        self.calls: dict[type[Call[Any]], Callable[[Any], Awaitable[object]]] = {
+            MemoryRate: self._memory_rate,
+            Profile: self._profile,
+            ProfileTogether: self._profile_together,
+            Probe: self._probe,
+            Glance: self._glance,
         }
 
     async def aclose(self) -> None:
@@ -56,7 +66,7 @@ class ProfilingCalls:
             await run_blocking(held.close)
             self._peer.release(self._name)
 
-    async def _memory_rate(self, _frame: Frame) -> Answer:
+    async def _memory_rate(self, _call: MemoryRate) -> ReadRate:
         peer, threads = self._peer, self._peer.settings.threads
         async with peer.measurement:
             budget_bytes = sample_budget_bytes(peer.ledger.free_bytes)
@@ -66,10 +76,9 @@ class ProfilingCalls:
                 rate = await run_blocking(lambda: memory_read_bytes_per_s(threads, most_bytes))
             finally:
                 peer.release(self._name)
-        return {"bytes_per_s": rate}, b""
+        return ReadRate(bytes_per_s=rate)
 
-    async def _profile(self, frame: Frame) -> Answer:
-        order = ProfileOrder.from_payload(frame.payload)
+    async def _profile(self, call: Profile) -> PeerProfile:
         await self.aclose()
         peer, stop = self._peer, StopFlag()
         async with peer.measurement:
@@ -87,7 +96,7 @@ class ProfilingCalls:
                     disk_bytes_per_s=self._disk_rate(),
                     check=stop.check,
                 )
-                return profile(site, order, busy=busy)
+                return profile(site, call, busy=busy)
 
             try:
                 found, held = await run_blocking(
@@ -97,37 +106,32 @@ class ProfilingCalls:
                 peer.release(self._name)
                 raise
         self._held = held
-        if not order.hold:
+        if not call.hold:
             await self.aclose()
-        return found.to_json(), b""
+        return found
 
     def _disk_rate(self) -> float | None:
         root = self._peer.settings.cache_root
         return disk_read_bytes_per_s(root, root / "shards")
 
-    async def _profile_together(self, frame: Frame) -> Answer:
+    async def _profile_together(self, call: ProfileTogether) -> StepSeconds:
         """Its neighbours are asked at the same moment."""
-        spans_s = spans_from_header(frame.header)
+        spans_s = call.spans_s
         held = self._held
         if held is None or len(spans_s) > len(held.steps):
             raise ProtocolError("a peer measures together with others what it has measured alone")
         stop = StopFlag()
         async with self._peer.measurement:
             seconds = await run_blocking(lambda: held.together(spans_s, stop.check), stop=stop)
-        return {"seconds": list(seconds)}, b""
+        return StepSeconds(seconds=tuple(seconds))
 
-    async def _probe(self, frame: Frame) -> Answer:
-        order = ProbeOrder.from_payload(frame.payload)
-        times = await probe(
-            await self._link(order), small_bytes=order.small_bytes, large_bytes=order.large_bytes
-        )
-        return times.to_json(), b""
+    async def _probe(self, call: Probe) -> LinkTimes:
+        link = await self._link(call)
+        return await probe(link, small_bytes=call.small_bytes, large_bytes=call.large_bytes)
 
-    async def _glance(self, frame: Frame) -> Answer:
-        order = ProbeOrder.from_payload(frame.payload)
-        found = await glance(await self._link(order), small_bytes=order.small_bytes)
-        return dict(found.to_json()), b""
+    async def _glance(self, call: Glance) -> LinkGlance:
+        return await glance(await self._link(call), small_bytes=call.small_bytes)
 
-    async def _link(self, order: ProbeOrder) -> Link:
+    async def _link(self, call: LinkQuestion) -> Link:
         hello = {"name": self._peer.settings.name, "probe": True}
-        return await dial(order.place, hello, timeout_s=_DIAL_TIMEOUT_S)
+        return await dial(call.place, hello, timeout_s=_DIAL_TIMEOUT_S)

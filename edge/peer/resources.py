@@ -11,7 +11,6 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import offload
 from edge.backends.interface import Backend
@@ -28,6 +27,7 @@ from edge.memory.rebalance import fit
 from edge.memory.shard_memory import elastic
 from edge.peer.hosted_shard import HostedSession
 from edge.profiling.sample import SAMPLE_BYTES, sample_budget_bytes
+from edge.protocol.description import HostedModel, PeerDescription
 from edge.version import __version__
 from offload import DerivedCache, ShardCache
 
@@ -216,54 +216,52 @@ class PeerResources:
                 self._backend = open_backend(self.settings.backend, threads=self.settings.threads)
             return self._backend
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> PeerDescription:
         """This peer for a coordinator: who it is, what it has, what it runs."""
         settings = self.settings
         ledger = self.ledger
         sample_bytes = min(2 * SAMPLE_BYTES, sample_budget_bytes(ledger.room_bytes))
-        return {
-            "id": self.id,
-            "name": self.settings.name,
-            "software": __version__,
-            "addresses": list(self.addresses),
-            "device": {
-                "backend": self.settings.backend,
-                "processor": self.settings.processor,
-                "threads": self.settings.threads,
-                "memory_bytes": ledger.budget_bytes,
-                "floor_bytes": ledger.floor.total,
-                "free_bytes": ledger.free_bytes,
-                "model_free_bytes": ledger.model_free_bytes,
-                "host_memory_bytes": self.host_free_bytes,
-                "kv_memory_bytes": self.kv_room.free_memory_bytes,
-                "kv_disk_bytes": self.kv_room.free_disk_bytes,
-                "kv_prefix_bytes": self.kv_room.prefixes.used_bytes if self.kv_room.prefixes else 0,
-                "host": host_id(),
-                "identity": device_identity(
-                    backend=settings.backend,
-                    accelerator=settings.processor,
-                    threads=settings.threads,
-                    sample_bytes=sample_bytes,
-                ),
-            },
-            "models": [
-                {
-                    "name": hosted.assignment.plan.model,
-                    "dtype": hosted.assignment.weight_format.name,
-                    "stage": hosted.assignment.stage,
-                    "rank": hosted.assignment.rank,
-                    "sums": hosted.shard.sums,
-                    "bytes": ledger.uses[name].model_bytes,
-                    "buffer_bytes": ledger.uses[name].buffer_bytes,
-                    "streamed_bytes": ledger.uses[name].streamed_bytes,
-                    "host_bytes": ledger.uses[name].host_bytes,
-                    "kv_bytes": hosted.kv.memory_bytes,
-                    "kv_host_bytes": hosted.kv.host.used_bytes if hosted.kv.host else 0,
-                    "kv_disk_bytes": hosted.kv.disk.used_bytes if hosted.kv.disk else 0,
-                }
+        return PeerDescription(
+            id=self.id,
+            name=settings.name,
+            software=__version__,
+            addresses=self.addresses,
+            backend=settings.backend,
+            processor=settings.processor,
+            threads=settings.threads,
+            memory_bytes=ledger.budget_bytes,
+            floor_bytes=ledger.floor.total,
+            free_bytes=ledger.free_bytes,
+            model_free_bytes=ledger.model_free_bytes,
+            host_memory_bytes=self.host_free_bytes,
+            kv_memory_bytes=self.kv_room.free_memory_bytes,
+            kv_disk_bytes=self.kv_room.free_disk_bytes,
+            kv_prefix_bytes=self.kv_room.prefixes.used_bytes if self.kv_room.prefixes else 0,
+            host=host_id(),
+            identity=device_identity(
+                backend=settings.backend,
+                accelerator=settings.processor,
+                threads=settings.threads,
+                sample_bytes=sample_bytes,
+            ),
+            models=tuple(
+                HostedModel(
+                    name=hosted.assignment.plan.model,
+                    dtype=hosted.assignment.weight_format.name,
+                    stage=hosted.assignment.stage,
+                    rank=hosted.assignment.rank,
+                    sums=hosted.shard.sums,
+                    bytes=ledger.uses[name].model_bytes,
+                    buffer_bytes=ledger.uses[name].buffer_bytes,
+                    streamed_bytes=ledger.uses[name].streamed_bytes,
+                    host_bytes=ledger.uses[name].host_bytes,
+                    kv_bytes=hosted.kv.memory_bytes,
+                    kv_host_bytes=hosted.kv.host.used_bytes if hosted.kv.host else 0,
+                    kv_disk_bytes=hosted.kv.disk.used_bytes if hosted.kv.disk else 0,
+                )
                 for name, hosted in self.sessions.items()
-            ],
-        }
+            ),
+        )
 
 
 async def _stream(counts: Mapping[HostedSession, int]) -> list[BaseException]:

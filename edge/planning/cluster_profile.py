@@ -7,7 +7,6 @@ sample of the model, whose loading takes seconds, and a reply that is slower tel
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -18,20 +17,12 @@ from edge.errors import EdgeError, PeerLostError, ProtocolError
 from edge.models.spec import ModelSpec
 from edge.planning.link_profile import LinkFacts
 from edge.planning.profile_cache import FactsCache, KnownProfile, device_key
-from edge.planning.survey import Inquiry, OnNote, PeerClients, checked, ignore_note
+from edge.planning.survey import Inquiry, OnNote, PeerClients, ignore_note
 from edge.progress import OnProgress, Progress, ignore_progress
-from edge.protocol.measurements import (
-    PeerProfile,
-    ProfileOrder,
-    seconds_from_header,
-    spans_to_header,
-)
+from edge.protocol.measurements import MAX_SPAN_S, PeerProfile, Profile, ProfileTogether
 from edge.protocol.peer_info import PeerInfo, gather_all
 from edge.weights.formats import WeightFormat
 from partition import ClusterSpec
-
-PROFILE_LIMIT_S = 120.0
-"""A device that computes a few layers for longer than this is of no use for the model."""
 
 _LEAST_SPAN_S = 0.05
 
@@ -154,19 +145,12 @@ class _Rates:
     async def _alone(self, peer: PeerInfo, *, hold: bool) -> PeerProfile | None:
         """What the peer measures of itself; None, and a note, when it cannot."""
         client = await self._inquiry.clients.of(peer)
-        order = ProfileOrder(
+        order = Profile(
             model=self._inquiry.spec, weight_format=self._inquiry.weight_format, hold=hold
         )
         self._inquiry.on_progress(Progress(phase="measure", peer=peer.name, done=0, total=1))
         try:
-            async with asyncio.timeout(PROFILE_LIMIT_S):
-                answer = await client.call("profile", payload=order.to_payload())
-            profile = checked(peer, lambda: PeerProfile.from_json(answer.header))
-        except TimeoutError:
-            self._inquiry.on_note(
-                f"{peer.name} was not measured: it needs more than {PROFILE_LIMIT_S:.0f} s for it"
-            )
-            return None
+            profile = await client.call(order)
         except (PeerLostError, ProtocolError):
             raise
         except EdgeError as error:
@@ -191,11 +175,17 @@ class _Rates:
         """
         count = min(len(alone[peer.id].rates.rows) for peer in peers)
         spans_s = [
-            max(
-                _LEAST_SPAN_S,
-                *(
-                    1.5 * len(peers) * profile.sample_bytes * profile.rates.seconds_per_byte[index]
-                    for profile in alone.values()
+            min(
+                MAX_SPAN_S,
+                max(
+                    _LEAST_SPAN_S,
+                    *(
+                        1.5
+                        * len(peers)
+                        * profile.sample_bytes
+                        * profile.rates.seconds_per_byte[index]
+                        for profile in alone.values()
+                    ),
                 ),
             )
             for index in range(count)
@@ -204,8 +194,11 @@ class _Rates:
 
         async def ask(peer: PeerInfo) -> None:
             profile, client = alone[peer.id], await self._inquiry.clients.of(peer)
-            answer = await client.call("profile_together", spans_to_header(spans_s))
-            seconds = checked(peer, lambda: seconds_from_header(answer.header, count))
+            seconds = (await client.call(ProfileTogether(spans_s=tuple(spans_s)))).seconds
+            if len(seconds) != count:
+                raise ProtocolError(
+                    f"peer {peer.name} was asked for {count} times, not {len(seconds)}"
+                )
             own = profile.rates.seconds_per_byte
             rates = [
                 # Company makes nobody faster: what seems so is noise.

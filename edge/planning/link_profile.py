@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import combinations
+from typing import TypeVar
 
 from edge.errors import EdgeError, PeerLostError, ProtocolError
 from edge.planning.load_options import CHUNK_TOKENS
-from edge.planning.survey import Inquiry, checked
+from edge.planning.survey import Inquiry
 from edge.progress import Progress
-from edge.protocol.measurements import MAX_MESSAGE_BYTES, LinkGlance, LinkTimes, ProbeOrder
+from edge.protocol.measurements import (
+    MAX_MESSAGE_BYTES,
+    Glance,
+    LinkQuestion,
+    LinkTimes,
+    Probe,
+)
+from edge.protocol.messages import Describe
 from edge.protocol.peer_info import PeerInfo, places
 from partition import LinkSpec
 from partition.cost.messages import NO_LINK_S
-from transport import Frame
+
+Question = TypeVar("Question", bound=LinkQuestion)
 
 
 class LinkFacts:
@@ -61,34 +70,33 @@ class LinkFacts:
         if known.is_unsteady:
             return False  # it differs from itself
         try:
-            answer = await self._call("glance", source, target)
+            client = await self._inquiry.clients.of(source)
+            now = await client.call(self._question(Glance, source, target))
         except (PeerLostError, ProtocolError):
             raise
         except EdgeError:
             return True  # measuring it says why
-        return known.glance.differs(checked(source, lambda: LinkGlance.from_json(answer.header)))
+        return known.glance.differs(now)
 
     async def _link(self, source: PeerInfo, target: PeerInfo) -> LinkTimes | None:
         """None, and a note, when the two cannot link to each other though both are there."""
         try:
-            answer = await self._call("probe", source, target)
-            return checked(source, lambda: LinkTimes.from_json(answer.header))
+            client = await self._inquiry.clients.of(source)
+            return await client.call(self._question(Probe, source, target))
         except (PeerLostError, ProtocolError):
             raise
         except EdgeError as error:
             # Perhaps the other end is not there any more: then this says so, and names it.
-            await (await self._inquiry.clients.of(target)).call("describe")
+            await (await self._inquiry.clients.of(target)).call(Describe())
             self._inquiry.on_note(f"{source.name} and {target.name} cannot share a model: {error}")
             return None
 
-    async def _call(self, kind: str, source: PeerInfo, target: PeerInfo) -> Frame:
-        client = await self._inquiry.clients.of(source)
-        order = ProbeOrder(
+    def _question(self, kind: type[Question], source: PeerInfo, target: PeerInfo) -> Question:
+        return kind(
             place=places({(0, 0): source, (0, 1): target})[0, 1],
             small_bytes=min(self._hidden_bytes, MAX_MESSAGE_BYTES),
             large_bytes=min(self._hidden_bytes * CHUNK_TOKENS, MAX_MESSAGE_BYTES),
         )
-        return await client.call(kind, payload=order.to_payload())
 
 
 def _both_ways(source: str, target: str, times: LinkTimes | None) -> tuple[LinkSpec, LinkSpec]:

@@ -19,6 +19,7 @@ from typing import Any
 from edge.errors import EdgeError
 from edge.host.atomic_files import write_whole
 from edge.models.spec import ModelSpec
+from edge.protocol.fields import from_json, to_json
 from edge.protocol.measurements import LinkTimes, PeerProfile
 from edge.protocol.peer_info import PeerInfo
 from edge.weights.formats import WeightFormat
@@ -59,7 +60,7 @@ class FactsCache:
         value = self._read(self._profile_path(peer, spec, weight_format))
         with contextlib.suppress(EdgeError, ValueError, KeyError, TypeError, OverflowError):
             known = KnownProfile(
-                profile=PeerProfile.from_json(value["profile"]),
+                profile=from_json(PeerProfile, value["profile"]),
                 neighbours=tuple(map(str, value["neighbours"])),
             )
             age_s = self._now_s() - value["measured_at_s"]
@@ -71,7 +72,7 @@ class FactsCache:
         self, peer: PeerInfo, spec: ModelSpec, weight_format: WeightFormat, known: KnownProfile
     ) -> None:
         path = self._profile_path(peer, spec, weight_format)
-        value = {"profile": known.profile.to_json(), "neighbours": list(known.neighbours)}
+        value = {"profile": to_json(known.profile), "neighbours": list(known.neighbours)}
         self._write(path, value)
 
     def forget_device(self, peer: PeerInfo) -> None:
@@ -81,14 +82,14 @@ class FactsCache:
     def link(self, source: PeerInfo, target: PeerInfo) -> LinkTimes | None:
         value = self._read(self._link_path(source, target))
         with contextlib.suppress(EdgeError, KeyError, OverflowError):
-            times = LinkTimes.from_json(value["link"])
+            times = from_json(LinkTimes, value["link"])
             age_s = self._now_s() - value["measured_at_s"]
             if not times.is_unsteady or age_s < UNSTEADY_AGAIN_AFTER_S:
                 return times
         return None
 
     def keep_link(self, source: PeerInfo, target: PeerInfo, times: LinkTimes) -> None:
-        self._write(self._link_path(source, target), {"link": times.to_json()})
+        self._write(self._link_path(source, target), {"link": to_json(times)})
 
     def forget_link(self, one: PeerInfo, other: PeerInfo) -> None:
         """In whichever direction it was measured."""

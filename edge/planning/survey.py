@@ -5,18 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 from edge.errors import NetworkError, PeerLostError, ProtocolError
 from edge.models.spec import ModelSpec
 from edge.planning.profile_cache import FactsCache
 from edge.progress import OnProgress
 from edge.protocol.client import PeerClient
-from edge.protocol.messages import printable
 from edge.protocol.peer_info import PeerInfo
 from edge.weights.formats import WeightFormat
-
-T = TypeVar("T")
 
 OnNote = Callable[[str], None]
 """Gets a sentence for the user."""
@@ -61,14 +57,3 @@ class Inquiry:
     """Measure what is known, too."""
     only_known: bool
     """Measure nothing that was not measured before."""
-
-
-def checked(peer: PeerInfo, read: Callable[[], T]) -> T:
-    """An answer, read. Raises ProtocolError, naming the peer, for one that makes no sense."""
-    try:
-        return read()
-    except (ProtocolError, ValueError) as error:
-        raise ProtocolError(
-            f"peer {peer.name} measures in a form Edge does not know ({printable(error)}); update "
-            "Edge on both devices"
-        ) from error

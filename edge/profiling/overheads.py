@@ -18,15 +18,17 @@ from edge.models.spec import ModelSpec
 from edge.profiling.cold_caches import Caches
 from edge.profiling.random_weights import written_weights
 from edge.profiling.sample import step_sample
-from edge.protocol.messages import Assignment, SamplingTerms, error_from_header
-from edge.protocol.step import Step, StepEntry, StepLimits
+from edge.protocol.assignment import Assignment
+from edge.protocol.error_codec import Failed
+from edge.protocol.frame_codec import Event, to_frame
+from edge.protocol.step import SamplingTerms, Step, StepEntry, StepLimits
 from edge.protocol.wire_rules import WireRules
 from edge.weights.formats import WeightFormat
 from edge.weights.layout import shard_layout
 from kernels.sampling.parameters import SamplingParameters
 from kernels.sampling.shortlist import choose, make_shortlist
 from partition import Plan, Shard, Stage
-from transport import Frame, MemoryChannel, WireRule
+from transport import MemoryChannel, WireRule
 
 _REPEATS = 15
 _TOKENS = 64
@@ -102,9 +104,8 @@ def step_seconds(
         terms = SamplingTerms(
             sampling=SamplingParameters(), end_ids=frozenset(), max_new_tokens=_TOKENS
         )
-        session.begin("0", terms)
         entry = StepEntry(request="0", position=0, tokens=(0,), logit_rows=1)
-        session.step(Step(entries=(entry,), run=_TOKENS))
+        session.step(Step(entries=(entry,), run=_TOKENS), {"0": terms})
         seconds = listener.seconds()
     finally:
         session.close()
@@ -118,14 +119,14 @@ class _Listener:
     def __init__(self, caches: Caches) -> None:
         self._caches = caches
         self._loop = LoopThread("edge-measure")
-        self._reports: asyncio.Queue[Frame] = asyncio.Queue()
+        self._reports: asyncio.Queue[Event] = asyncio.Queue()
         self._channel, self._other = MemoryChannel.pair("measured", "coordinator")
-        self._moments: SimpleQueue[tuple[float, float] | Frame] = SimpleQueue()
+        self._moments: SimpleQueue[tuple[float, float] | Failed] = SimpleQueue()
         self._loop.post(self._send_reports())
 
-    def hear(self, report: Frame) -> None:
+    def hear(self, report: Event) -> None:
         """For the session to call, on its compute thread."""
-        if report.kind == "failed":
+        if isinstance(report, Failed):
             self._moments.put(report)
             return
         told_s = time.perf_counter()
@@ -138,8 +139,8 @@ class _Listener:
         found: list[tuple[float, float]] = []
         while len(found) < _TOKENS:
             moment = self._moments.get()
-            if isinstance(moment, Frame):
-                raise error_from_header("measuring", moment.header)
+            if isinstance(moment, Failed):
+                raise moment.as_error("measuring")
             found.append(moment)
         return [told_s - begun_s for (_, begun_s), (told_s, _) in pairwise(found)]
 
@@ -148,4 +149,5 @@ class _Listener:
 
     async def _send_reports(self) -> None:
         while True:
-            await self._channel.send(await self._reports.get())
+            report = await self._reports.get()
+            await self._channel.send(to_frame(report.kind, report))

@@ -34,7 +34,7 @@ from edge.profiling.sample import (
     weights_sample,
 )
 from edge.profiling.slice_costs import byte_and_fixed_s, slice_costs
-from edge.protocol.measurements import PeerProfile, ProfileOrder
+from edge.protocol.measurements import PeerProfile, Profile
 from edge.protocol.step import Step
 from partition import ComputeRates
 
@@ -88,7 +88,7 @@ class Held:
         self.loaded.close()
 
 
-def profile(site: Site, order: ProfileOrder, *, busy: tuple[str, ...]) -> tuple[PeerProfile, Held]:
+def profile(site: Site, order: Profile, *, busy: tuple[str, ...]) -> tuple[PeerProfile, Held]:
     """The peer's rates for the model, and the sample they were measured with, still loaded.
 
     Raises CapacityError when the budget does not hold the narrowest sample.
@@ -162,7 +162,7 @@ def profile(site: Site, order: ProfileOrder, *, busy: tuple[str, ...]) -> tuple[
 
 
 def _roughly(
-    site: Site, order: ProfileOrder, loaded: LoadedSample, caches: Caches, *, busy: tuple[str, ...]
+    site: Site, order: Profile, loaded: LoadedSample, caches: Caches, *, busy: tuple[str, ...]
 ) -> tuple[PeerProfile, Held]:
     """Two steps, each once: for what stands in for a device, and takes minutes for the rest."""
     steps = (decode_step(1), chunk_step(REQUESTS))
@@ -258,7 +258,7 @@ def _median(loaded: LoadedSample, step: Step, check: Check, caches: Caches) -> f
     return statistics.median(seconds)
 
 
-def _attention(site: Site, order: ProfileOrder, caches: Caches) -> tuple[float, float]:
+def _attention(site: Site, order: Profile, caches: Caches) -> tuple[float, float]:
     """Seconds per row, cached token and query head: of a decoded token, and of a chunk."""
     sample = attention_sample(order.model, order.weight_format, site.budget_bytes)
     loaded = LoadedSample(site, sample, "whole", order.weight_format)

@@ -1,6 +1,6 @@
 """The coordinator's end of one Channel: calls that are answered, and events that are not asked for.
 
-Knows frames and futures; what a kind means is in messages.py.
+Knows frames and futures; the frames themselves are in messages.py.
 """
 
 from __future__ import annotations
@@ -8,16 +8,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import transport
-from edge.errors import EdgeError, NetworkError, PeerLostError, ProtocolError
+from edge.errors import EdgeError, NetworkError, PeerError, PeerLostError, ProtocolError
+from edge.protocol.error_codec import Failed
+from edge.protocol.fields import printable
+from edge.protocol.frame_codec import ANSWER, Call, Event, Post, from_frame, to_frame
 from edge.protocol.heartbeat import ALIVE, SILENT_AFTER_S, Hearing, show_life
-from edge.protocol.messages import error_from_header, printable
+from edge.protocol.messages import FRAMES
 from transport import Channel, Frame
 
-Buffer = bytes | bytearray | memoryview
+Answer = TypeVar("Answer")
+Body = TypeVar("Body")
+
+CONNECT_WITHIN_S = 5.0
 
 _log = logging.getLogger(__name__)
 
@@ -25,7 +31,7 @@ _log = logging.getLogger(__name__)
 class PeerClient:
     """Use `PeerClient.connect`; every call raises the peer's error, or PeerLostError.
 
-    `on_event` gets frames that answer no call. It is called in the event loop and must not block.
+    `on_event` gets what answers no call. It is called in the event loop and must not block.
     """
 
     def __init__(
@@ -34,7 +40,7 @@ class PeerClient:
         address: str,
         *,
         silent_after_s: float,
-        on_event: Callable[[PeerClient, Frame], None] | None,
+        on_event: Callable[[PeerClient, Event], None] | None,
     ) -> None:
         self.address = address
         self.name = printable(channel.remote_hello.get("name", address))
@@ -43,6 +49,8 @@ class PeerClient:
         self._on_lost: Callable[[EdgeError], None] | None = None
         self._next_id = 0
         self._waiting: dict[int, asyncio.Future[Frame]] = {}
+        self._given_up: set[int] = set()
+        """Calls that may still be answered, to nobody."""
         self._ended: EdgeError | None = None
         self._hearing = Hearing(silent_after_s=silent_after_s)
         self._tasks = [
@@ -54,9 +62,9 @@ class PeerClient:
         cls,
         address: str,
         *,
-        timeout_s: float = 5.0,
+        timeout_s: float = CONNECT_WITHIN_S,
         silent_after_s: float = SILENT_AFTER_S,
-        on_event: Callable[[PeerClient, Frame], None] | None = None,
+        on_event: Callable[[PeerClient, Event], None] | None = None,
     ) -> PeerClient:
         """Raises NetworkError when nothing usable answers there."""
         try:
@@ -73,34 +81,42 @@ class PeerClient:
         if self._ended is not None:
             on_lost(self._ended)
 
-    async def call(
-        self, kind: str, header: Mapping[str, Any] | None = None, payload: Buffer = b""
-    ) -> Frame:
-        """Send a frame and wait for its answer."""
+    async def call(self, call: Call[Answer], *, limit_s: float | None = None) -> Answer:
+        """Send a call and wait for its answer, for `limit_s` or as long as calls of its kind may
+        take."""
         if self._ended is not None:
             raise self._ended
         self._next_id += 1
         call_id = self._next_id
         future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
         self._waiting[call_id] = future
+        limit_s = call.limit_s if limit_s is None else limit_s
         try:
-            await self._send(Frame(kind, {**(header or {}), "call": call_id}, payload))
-            answer = await future
+            async with asyncio.timeout(limit_s):
+                await self._send(to_frame(call.kind, call, call=call_id))
+                answer = await future
+        except TimeoutError:
+            raise PeerError(
+                self.name,
+                f"it did not answer {call.kind!r} within {limit_s:g} s; restart Edge there",
+            ) from None
         finally:
             del self._waiting[call_id]
-            if future.done() and not future.cancelled():
+            if future.cancelled() or not future.done():
+                self._given_up.add(call_id)
+            else:
                 future.exception()  # seen, also where sending failed first
-        if answer.kind == "failed":
-            raise error_from_header(self.name, answer.header)
-        if answer.kind != "ok":
-            raise ProtocolError(f"peer {self.name} answers {kind!r} by {answer.kind[:80]!r}")
-        return answer
+        if answer.kind == Failed.kind:
+            raise self._read_answer(Failed, call, answer).as_error(self.name)
+        if answer.kind != ANSWER:
+            raise ProtocolError(f"peer {self.name} answers {call.kind!r} by {answer.kind[:80]!r}")
+        return self._read_answer(call.answer(), call, answer)
 
-    async def post(self, kind: str, header: Mapping[str, Any], payload: Buffer = b"") -> None:
-        """Send a frame that is not answered."""
+    async def post(self, post: Post) -> None:
+        """Send what is not answered."""
         if self._ended is not None:
             raise self._ended
-        await self._send(Frame(kind, header, payload))
+        await self._send(to_frame(post.kind, post))
 
     async def aclose(self) -> None:
         """Hang up; calls that wait fail. May be called again."""
@@ -141,13 +157,37 @@ class PeerClient:
         call_id = frame.header.get("call")
         if call_id is None:
             if self._on_event is not None:
-                self._on_event(self, frame)
+                self._on_event(self, self._event(frame))
             return
-        if type(call_id) is not int:
-            raise ProtocolError(f"peer {self.name} answers a call that cannot be: {call_id!r:.80}")
-        future = self._waiting.get(call_id)
-        if future is not None and not future.done():
+        if type(call_id) is int and call_id in self._given_up:
+            self._given_up.remove(call_id)
+            return
+        future = self._waiting.get(call_id) if type(call_id) is int else None
+        if future is None or (future.done() and not future.cancelled()):
+            raise ProtocolError(
+                f"peer {self.name} answers a call that nobody made: {call_id!r:.80}; restart Edge "
+                "there, and if that does not help, update it on both devices"
+            )
+        if not future.cancelled():
             future.set_result(frame)
+
+    def _event(self, frame: Frame) -> Event:
+        cls = FRAMES.get(frame.kind)
+        if cls is None or not issubclass(cls, Event):
+            raise PeerError(self.name, f"sent a malformed {frame.kind[:80]!r}: it is no event")
+        try:
+            return from_frame(cls, frame)
+        except ProtocolError as error:
+            raise PeerError(self.name, f"sent {printable(error)}") from error
+
+    def _read_answer(self, cls: type[Body], call: Call[Any], frame: Frame) -> Body:
+        try:
+            return from_frame(cls, frame)
+        except ProtocolError as error:
+            raise ProtocolError(
+                f"peer {self.name} answers {call.kind!r} in a form Edge does not know "
+                f"({printable(error)}); update Edge on both devices"
+            ) from error
 
     async def _show_life(self) -> None:
         with contextlib.suppress(transport.TransportError):  # the reader says why

@@ -6,180 +6,60 @@ import asyncio
 import contextlib
 import ipaddress
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
-from edge.errors import EdgeError, NetworkError, ProtocolError
-from edge.protocol.client import PeerClient
-from edge.protocol.messages import Place, integer, printable, text
-from edge.protocol.topology import Seat
-from partition import DeviceSpec
-from transport import Frame, TransportError, parse_address
-
-_MODEL_NUMBERS = (
-    "stage",
-    "rank",
-    "bytes",
-    "buffer_bytes",
-    "streamed_bytes",
-    "host_bytes",
-    "kv_bytes",
-    "kv_host_bytes",
-    "kv_disk_bytes",
-)
+from edge.errors import EdgeError, NetworkError
+from edge.protocol.client import CONNECT_WITHIN_S, PeerClient
+from edge.protocol.description import PeerDescription
+from edge.protocol.frame_codec import Call
+from edge.protocol.measurements import MemoryRate
+from edge.protocol.messages import Describe, SetMemory
+from edge.protocol.topology import Place, Seat
+from transport import parse_address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PeerInfo:
-    """A peer as it described itself."""
+class PeerInfo(PeerDescription):
+    """A peer as it described itself, and where we reached it."""
 
-    id: str
-    name: str
     address: str
-    """Where we reached it."""
-    addresses: tuple[str, ...]
-    """Every address it listens on."""
-    backend: str
-    processor: str
-    """What computes, for people."""
-    threads: int
-    memory_bytes: int
-    """What it promised to stay under."""
-    floor_bytes: int
-    """Of that, what its process takes of itself."""
-    free_bytes: int
-    """Of that, what nothing was reserved for yet."""
-    model_free_bytes: int
-    """What the weights and the KV cache of another model may take; the same, where no limit of
-    their own is set."""
-    host: str
-    """The machine it is on: peers of one host share its memory."""
-    identity: str
-    """Changes when the device must be measured anew."""
-    host_memory_bytes: int | None = None
-    """What models may still take of its host's memory, which is not its own; None: it is."""
-    kv_memory_bytes: int | None
-    """What keys and values may still take of its memory; None: whatever a plan reserves."""
-    kv_disk_bytes: int
-    """What they may still take of its disk."""
-    kv_prefix_bytes: int
-    """What beginnings of earlier prompts take there; it makes room for requests."""
-    models: tuple[dict[str, Any], ...]
-    """What it runs: name, dtype, stage and rank of each shard; how it sums with the others of its
-    stage: over links, or what else (sums); bytes of its weights and KV cache, of these those of
-    keys and values (kv_bytes), of its buffers, of what it reads from disk for each step, of weights
-    in the memory of its host (host_bytes), and of keys and values that are there (kv_host_bytes) or
-    on disk (kv_disk_bytes) now."""
-
-    def device(self, *, buffer_bytes: int = 0) -> DeviceSpec:
-        """As plans see it: memory for weights and KV, beside the buffers of their steps."""
-        return DeviceSpec(
-            id=self.id,
-            name=self.name,
-            memory_bytes=max(0, min(self.model_free_bytes, self.free_bytes - buffer_bytes)),
-            threads=self.threads,
-            host=self.host,
-            host_memory_bytes=self.host_memory_bytes,
-        )
 
 
 async def describe_peer(address: str, *, timeout_s: float = 5.0) -> PeerInfo:
     """Ask the peer at `address` who it is.
 
-    Raises NetworkError (or ProtocolError, a kind of it) when nothing usable answers in time.
+    Raises NetworkError when nobody is there, PeerError when it does not say in time, ProtocolError
+    when it says what makes no sense.
     """
-    client = await PeerClient.connect(address, timeout_s=timeout_s)
-    try:
-        async with asyncio.timeout(timeout_s):
-            answer = await client.call("describe")
-    except TimeoutError:
-        raise NetworkError(
-            f"{address} took the connection but did not say within {timeout_s:g} s who it is; "
-            "restart the peer there"
-        ) from None
-    finally:
-        await client.aclose()
-    return peer_info(answer, address)
+    return await _described(address, Describe(), timeout_s=timeout_s)
 
 
 async def set_memory(peer: PeerInfo, memory_bytes: int) -> PeerInfo:
     """Give the peer another budget; the peer as it is then. Raises RequestError when it refuses."""
-    client = await PeerClient.connect(peer.address)
-    try:
-        return peer_info(await client.call("memory", {"bytes": memory_bytes}), peer.address)
-    finally:
-        await client.aclose()
+    return await _described(peer.address, SetMemory(bytes=memory_bytes))
 
 
 async def memory_rate(peer: PeerInfo) -> float:
     """Bytes per second the peer reads from memory; takes it a few tenths of a second."""
     client = await PeerClient.connect(peer.address)
     try:
-        answer = await client.call("memory_rate")
-        return float(answer.header["bytes_per_s"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise ProtocolError(f"peer {peer.name} measures in a form Edge does not know") from error
+        return (await client.call(MemoryRate())).bytes_per_s
     finally:
         await client.aclose()
 
 
-def peer_info(answer: Frame, address: str) -> PeerInfo:
-    """The answer to `describe`. Raises ProtocolError for one that makes no sense."""
-    header = answer.header
+async def _described(
+    address: str, call: Call[PeerDescription], *, timeout_s: float | None = None
+) -> PeerInfo:
+    client = await PeerClient.connect(address, timeout_s=timeout_s or CONNECT_WITHIN_S)
     try:
-        device = header["device"]
-        info = PeerInfo(
-            id=text(header, "id"),
-            name=printable(text(header, "name")),
-            address=address,
-            addresses=tuple(_checked_address(each) for each in header["addresses"]),
-            backend=printable(text(device, "backend")),
-            processor=printable(text(device, "processor")),
-            threads=integer(device, "threads"),
-            memory_bytes=integer(device, "memory_bytes"),
-            floor_bytes=integer(device, "floor_bytes"),
-            free_bytes=integer(device, "free_bytes"),
-            model_free_bytes=integer(device, "model_free_bytes"),
-            host=printable(text(device, "host")),
-            identity=printable(text(device, "identity")),
-            host_memory_bytes=_integer_or_none(device, "host_memory_bytes"),
-            kv_memory_bytes=_integer_or_none(device, "kv_memory_bytes"),
-            kv_disk_bytes=integer(device, "kv_disk_bytes"),
-            kv_prefix_bytes=integer(device, "kv_prefix_bytes"),
-            models=tuple(_hosted_model(model) for model in header["models"]),
-        )
-        info.device()  # refuses what cannot be planned with
-    except (
-        ProtocolError,
-        TransportError,
-        AttributeError,
-        KeyError,
-        TypeError,
-        ValueError,
-    ) as error:
-        raise ProtocolError(
-            f"{address} describes itself in a form Edge does not know ({printable(error)}); "
-            "update Edge on both devices"
-        ) from error
-    return info
-
-
-def _integer_or_none(device: Mapping[str, Any], name: str) -> int | None:
-    return None if device[name] is None else integer(device, name)
-
-
-def _hosted_model(model: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "name": printable(text(model, "name")),
-        "dtype": printable(text(model, "dtype")),
-        "sums": printable(text(model, "sums")),
-        **{name: integer(model, name) for name in _MODEL_NUMBERS},
-    }
-
-
-def _checked_address(address: object) -> str:
-    parse_address(text({"address": address}, "address"))
-    return str(address)
+        told = await client.call(call, limit_s=timeout_s)
+    finally:
+        await client.aclose()
+    return PeerInfo(
+        address=address, **{each.name: getattr(told, each.name) for each in fields(told)}
+    )
 
 
 async def describe_all(

@@ -1,4 +1,4 @@
-"""What all shards of a plan compute together, and how large it may get. Pure."""
+"""What all shards of a plan compute together, on which terms, and how large it may get. Pure."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from kernels.sampling.parameters import SamplingParameters
+
 FinishReason = Literal["stop", "length"]
 """Why a reply ends with a token: it is an end token (or text ends the reply), or the last one that
 was asked for."""
+
+MAX_CHUNK_TOKENS = 4096
+MAX_REQUESTS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +48,11 @@ class Step:
     def __post_init__(self) -> None:
         if not self.entries or any(not entry.tokens for entry in self.entries):
             raise ValueError("a step needs requests, and each of them tokens")
+        if self.batch > MAX_REQUESTS or self.num_tokens > MAX_CHUNK_TOKENS:
+            raise ValueError(
+                f"a step of more than {MAX_REQUESTS} requests or a chunk of more than "
+                f"{MAX_CHUNK_TOKENS} tokens"
+            )
         if len(self.entries) > 1 and any(len(entry.tokens) != 1 for entry in self.entries):
             raise ValueError("a step of several requests takes one token of each")
         if len({entry.request for entry in self.entries}) != len(self.entries):
@@ -75,6 +85,15 @@ class Step:
             ),
             run=self.run - 1,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingTerms:
+    """What the shards of the last stage need to know of a request before its first token."""
+
+    sampling: SamplingParameters
+    end_ids: frozenset[int]
+    max_new_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

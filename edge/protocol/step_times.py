@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(slots=True)
@@ -27,19 +24,6 @@ class StepTimes:
     send_s: float = 0.0
     sample_s: float = 0.0
 
-    @classmethod
-    def from_header(cls, header: Mapping[str, Any]) -> StepTimes:
-        """Raises ValueError, TypeError or KeyError for what no peer of this version sends."""
-        values: dict[str, Any] = {}
-        for each in dataclasses.fields(cls):
-            value = header[each.name]
-            if type(value) not in ((int,) if each.type == "int" else (int, float)):
-                raise TypeError(f"{each.name} is not a number")
-            if not 0 <= value < math.inf:
-                raise ValueError(f"{each.name} is {value}")
-            values[each.name] = value
-        return cls(**values)
-
     @property
     def each(self) -> StepTimes:
         """Of one step, on average; all zeros when there was none."""
@@ -54,21 +38,18 @@ class StepTimes:
             sample_s=self.sample_s / steps,
         )
 
-    def take(self) -> dict[str, float]:
-        """The counters by name; they start again from zero."""
-        taken = dataclasses.asdict(self)
-        for name in taken:
-            setattr(self, name, type(taken[name])())
+    def take(self) -> StepTimes:
+        """The counters; they start again from zero."""
+        taken = dataclasses.replace(self)
+        for each in dataclasses.fields(self):
+            setattr(self, each.name, each.default)
         return taken
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PeerTimes:
-    """What one peer measured while it ran its shard."""
+class ShardTimes:
+    """What a peer measured while it ran one shard."""
 
-    name: str
-    stage: int
-    rank: int
     prompt: StepTimes
     """Steps of more than one token of a request."""
     decode: StepTimes
@@ -80,18 +61,11 @@ class PeerTimes:
     kv_written_bytes: int = 0
     """Keys and values that went to disk since the model was loaded."""
 
-    @classmethod
-    def from_header(
-        cls, header: Mapping[str, Any], *, name: str, stage: int, rank: int
-    ) -> PeerTimes:
-        """Raises ValueError, TypeError or KeyError for what no peer of this version sends."""
-        return cls(
-            name=name,
-            stage=stage,
-            rank=rank,
-            prompt=StepTimes.from_header(header["prompt"]),
-            decode=StepTimes.from_header(header["decode"]),
-            resident_bytes=int(header["resident_bytes"]),
-            peak_bytes=int(header["peak_bytes"]),
-            kv_written_bytes=int(header["kv_written_bytes"]),
-        )
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerTimes(ShardTimes):
+    """The same, and whose it is."""
+
+    name: str
+    stage: int
+    rank: int

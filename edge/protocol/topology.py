@@ -1,9 +1,29 @@
-"""The seats of a plan, and who of them talks to whom. Pure: from the sizes of its stages."""
+"""The seats of a plan, where they are, and who of them talks to whom. Pure."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from edge.protocol.fields import Address, Printable
+
+_MAX_ADDRESSES = 64
+
 Seat = tuple[int, int]
 """(stage, rank): a place in the plan."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where one shard of a plan runs, as its neighbours need to know it."""
+
+    name: Printable
+    """The device's, for messages."""
+    addresses: tuple[Address, ...]
+    """Tried in this order."""
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.addresses) <= _MAX_ADDRESSES:
+            raise ValueError(f"a place needs 1 to {_MAX_ADDRESSES} addresses")
 
 
 def neighbours(plan_sizes: tuple[int, ...], seat: Seat) -> frozenset[Seat]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from transport import WireRule
 
@@ -30,24 +29,6 @@ class WireRules:
     def after(self, stage: int) -> WireRule:
         """How the hidden state leaves `stage`."""
         return self.hops[stage] if stage < len(self.hops) else WireRule()
-
-    def to_json(self) -> dict[str, Any]:
-        """Built-in types only."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, value: Any, *, num_stages: int) -> WireRules:
-        """Raises ValueError, TypeError or KeyError for what is not `to_json` of such a plan."""
-        rules = cls(sums=_read_rules(value["sums"]), hops=_read_rules(value["hops"]))
-        if len(rules.sums) != num_stages or len(rules.hops) != num_stages - 1:
-            raise ValueError(f"wire rules for {len(rules.sums)} stages; the plan has {num_stages}")
-        return rules
-
-
-def _read_rules(value: Any) -> tuple[WireRule, ...]:
-    if not isinstance(value, list | tuple):
-        raise TypeError("wire rules must be a list")
-    return tuple(WireRule(format=each["format"], above_bytes=each["above_bytes"]) for each in value)
 
 
 def number_bytes(wire: Wire) -> float:

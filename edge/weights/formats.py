@@ -58,6 +58,15 @@ class WeightFormat:
         """
         return 4.0 if self.bits is None else self.bits / 8 + 8.0 / self.block_size
 
+    def to_json(self) -> dict[str, str | int]:
+        """Built-in types only."""
+        return {"dtype": self.name, "block_size": self.block_size, "accuracy": self.accuracy}
+
+    @classmethod
+    def from_json(cls, value: Any) -> WeightFormat:
+        """Raises RequestError, KeyError or TypeError for anything else than `to_json` wrote."""
+        return weight_format(value["dtype"], value["block_size"], value["accuracy"])
+
 
 def weight_format(
     name: str, block_size: int = DEFAULT_BLOCK_SIZE, accuracy: str = "fast"
@@ -65,7 +74,7 @@ def weight_format(
     """Raises RequestError for an unknown name, block size or accuracy."""
     if name not in _BITS:
         raise RequestError(f"dtype {name!r} is not one of {', '.join(DTYPES)}")
-    if block_size not in BLOCK_SIZES:
+    if type(block_size) is not int or block_size not in BLOCK_SIZES:
         raise RequestError(f"block size {block_size} is not one of {BLOCK_SIZES}")
     for known in ACCURACIES:
         if accuracy == known:

@@ -10,8 +10,9 @@ import pytest
 from numpy.typing import NDArray
 
 from edge.engine.distributed_sampling import TokenChoice
-from edge.protocol.messages import SamplingTerms
-from edge.protocol.step import Step, StepEntry
+from edge.protocol import messages
+from edge.protocol.error_codec import Failed
+from edge.protocol.step import SamplingTerms, Step, StepEntry
 from kernels.sampling.parameters import SamplingParameters
 from kernels.sampling.ranking import likeliest
 from kernels.sampling.reference import sample
@@ -159,9 +160,9 @@ def test_logits_that_are_asked_for_are_all_there(parts: str) -> None:
     tokens = [8, 3, 2, 4]
     with shards(PARTS[parts]) as found:
         entry = StepEntry(request="r", position=0, tokens=tuple(tokens), logit_rows=4)
-        frame = found.step(Step(entries=(entry,)))
-        assert frame.kind == "logits"
-        rows = np.frombuffer(frame.payload, np.float32).reshape(4, VOCAB)
+        event = found.step(Step(entries=(entry,)))
+        assert isinstance(event, messages.Logits)
+        rows = np.frombuffer(event.rows, np.float32).reshape(4, VOCAB)
         for row in range(4):
             np.testing.assert_array_equal(rows[row], logits_after(*tokens[: row + 1]))
 
@@ -175,6 +176,6 @@ def test_logits_that_are_not_finite_are_reported_wherever_they_are(
     with shards(PARTS["two"], broken_id=broken_id, ranks=ranks) as found:
         found.begin(name, PARAMETERS[name])
         entry = StepEntry(request=name, position=0, tokens=(1, 2), logit_rows=1)
-        frame = found.step(Step(entries=(entry,)))
-        assert frame.kind == "failed"
-        assert f"1 of {VOCAB} logits are NaN or infinite" in frame.header["message"]
+        event = found.step(Step(entries=(entry,)))
+        assert isinstance(event, Failed)
+        assert f"1 of {VOCAB} logits are NaN or infinite" in event.message

@@ -155,8 +155,8 @@ def test_a_host_holds_what_its_device_has_no_room_for(
             (row,) = model.proposal.rows
             assert (row.streamed_layers, row.host_layers) == (4, 4)
             (held,) = daemon.describe().models
-            assert held["host_bytes"] == row.memory.streamed_bytes
-            assert held["streamed_bytes"] == 0, "nothing comes from disk"
+            assert held.host_bytes == row.memory.streamed_bytes
+            assert held.streamed_bytes == 0, "nothing comes from disk"
             shown = run_edge("peers", "--json", "--peer", daemon.address).out
             assert json.loads(shown)[0]["host_memory_bytes"] < 1 << 20
         assert daemon.await_free().host_memory_bytes == 1 << 20

@@ -33,9 +33,9 @@ def needed_bytes(checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFa
     ):
         info = daemon.describe()
         (model,) = info.models
-        taken_bytes = info.floor_bytes + model["bytes"] + model["buffer_bytes"]
+        taken_bytes = info.floor_bytes + model.bytes + model.buffer_bytes
         assert info.free_bytes == info.memory_bytes - taken_bytes
-        return int(model["bytes"])
+        return model.bytes
 
 
 @pytest.fixture

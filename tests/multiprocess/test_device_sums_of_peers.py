@@ -44,7 +44,7 @@ def test_two_gpus_of_one_host_answer_as_transformers_and_lose_each_other(
         model = cluster.load(
             checkpoint.path, dtype="float32", plan=plan, context_tokens=LONG_CONTEXT
         )
-        assert [d.describe().models[0]["sums"] for d in pair] == ["gloo", "gloo"]
+        assert [d.describe().models[0].sums for d in pair] == ["gloo", "gloo"]
         assert list(tmp_path.glob("edge-sums-*")) == []
         stream = model.stream(prompt, max_new_tokens=LONG_CONTEXT - 4, ignore_eos=True)
         found = [next(stream).token_id for _ in range(4)]

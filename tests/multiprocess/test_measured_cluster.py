@@ -16,14 +16,17 @@ import pytest
 
 import edge
 import transport
-from edge.errors import EdgeError, PeerLostError, ProtocolError
+from edge.errors import PeerLostError, ProtocolError
 from edge.planning.cluster_profile import forget_device, forget_link, measured_cluster
 from edge.planning.profile_cache import FactsCache
 from edge.progress import Progress
 from edge.protocol.client import PeerClient
-from edge.protocol.measurements import ProbeOrder, ProfileOrder, Span, spans_to_header
-from edge.protocol.messages import Place
+from edge.protocol.fields import to_json
+from edge.protocol.frame_codec import to_frame
+from edge.protocol.measurements import Glance, Probe, Profile, ProfileTogether, Span
+from edge.protocol.messages import Describe
 from edge.protocol.peer_info import PeerInfo, describe_all
+from edge.protocol.topology import Place
 from edge.weights.formats import WeightFormat, weight_format
 from partition import ClusterSpec
 from partition.cost.messages import NO_LINK_S
@@ -283,10 +286,9 @@ def test_two_that_cannot_link_are_never_planned_together(
 
     async def ask() -> ClusterSpec:
         client = await PeerClient.connect(sound.address)
-        order = ProfileOrder(model=questions._spec, weight_format=FORMAT, hold=False)
-        answer = await client.call("profile", payload=order.to_payload())
+        order = Profile(model=questions._spec, weight_format=FORMAT, hold=False)
+        known["profile"] = to_json(await client.call(order))
         await client.aclose()
-        known["profile"] = {name: answer.header[name] for name in answer.header if name != "call"}
         async with odd_peer(known) as address:
             odd = replace(
                 sound, id="odd", name="odd", host="other", address=address, addresses=(address,)
@@ -318,47 +320,47 @@ def test_a_peer_that_measures_in_nonsense_is_named(
             odd = replace(sound, id="odd", name="odd", address=address)
             await measured_cluster([odd], questions._spec, FORMAT, cache_root=questions.cache)
 
-    with pytest.raises(ProtocolError, match="peer odd measures in a form Edge does not know"):
+    with pytest.raises(
+        ProtocolError, match="peer odd answers 'profile' in a form Edge does not know"
+    ):
         asyncio.run(ask())
 
 
-def call(daemon: Daemon, kind: str, header: dict[str, Any], payload: bytes) -> EdgeError:
-    """How the daemon refuses it; it goes on to answer on the same connection."""
+def refusal(daemon: Daemon, frame: Frame) -> str:
+    """How the daemon refuses the call; it goes on to answer on the same connection."""
 
-    async def send() -> EdgeError:
-        client = await PeerClient.connect(daemon.address)
+    async def send() -> str:
+        channel = await transport.connect(daemon.address, hello={"name": "test"})
         try:
-            with pytest.raises(EdgeError) as raised:
-                await client.call(kind, header, payload)
-            assert (await client.call("describe")).header["name"] == daemon.name
-            return raised.value
+            await channel.send(frame)
+            refused = await channel.receive()
+            await channel.send(to_frame("describe", Describe(), call=2))
+            assert (await channel.receive()).header["name"] == daemon.name
+            return str(refused.header["message"])
         finally:
-            await client.aclose()
+            await channel.aclose()
 
     return asyncio.run(send())
 
 
-NOWHERE = ProbeOrder(
+NOWHERE = Probe(
     place=Place(name="nowhere", addresses=("127.0.0.1:1",)), small_bytes=8, large_bytes=8
 )
+GLANCE = Glance(place=NOWHERE.place, small_bytes=8, large_bytes=8)
+TOGETHER = ProfileTogether(spans_s=(0.1,))
 
 
 @pytest.mark.parametrize(
-    ("kind", "header", "payload", "message"),
+    ("frame", "message"),
     [
-        ("profile", {}, b"", "a malformed order to measure"),
-        ("profile", {}, b"[" * 100_000, "a malformed order to measure"),
-        ("profile_together", {}, b"", "spans_s must be a list"),
-        ("profile_together", spans_to_header([0.1]), b"", "what it has measured alone"),
-        ("probe", {}, b"5", "a place to probe needs 1 to 64 addresses"),
-        ("probe", {}, NOWHERE.to_payload(), "cannot link to nowhere"),
-        ("glance", {}, b"5", "a place to probe needs 1 to 64 addresses"),
-        ("glance", {}, NOWHERE.to_payload(), "cannot link to nowhere"),
+        (Frame("profile", {"call": 1}), "a malformed 'profile'"),
+        (Frame("profile_together", {"call": 1, "spans_s": []}), "spans_s must be a list of 1 to"),
+        (to_frame("profile_together", TOGETHER, call=1), "what it has measured alone"),
+        (Frame("probe", {"call": 1, "place": {"name": "n", "addresses": []}}), "a place needs 1"),
+        (to_frame("probe", NOWHERE, call=1), "cannot link to nowhere"),
+        (Frame("glance", {"call": 1, "place": 5}), "a malformed 'glance'"),
+        (to_frame("glance", GLANCE, call=1), "cannot link to nowhere"),
     ],
 )
-def test_orders_that_cannot_be_carried_out(
-    pair: list[Daemon], kind: str, header: dict[str, Any], payload: bytes, message: str
-) -> None:
-    error = call(pair[0], kind, header, payload)
-    assert message in str(error)
-    assert str(error).startswith("peer a: ")
+def test_orders_that_cannot_be_carried_out(pair: list[Daemon], frame: Frame, message: str) -> None:
+    assert message in refusal(pair[0], frame)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,8 +12,8 @@ import pytest
 import edge
 from demos.bench.shapes import checkpoint
 from edge.coordinator.loaded_model import LoadedModel
-from edge.protocol.messages import Place
-from edge.protocol.topology import Seat
+from edge.protocol.messages import SetMemory
+from edge.protocol.topology import Place, Seat
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.processes import Daemon
 from tests.support.processes import edge as run_edge
@@ -117,15 +118,15 @@ def test_less_memory_in_the_middle_of_replies_changes_no_token(tmp_path: Path) -
         seen = [[next(stream).token_id] for stream in under_way]
         less = cluster.set_memory(peer, less_bytes)
         assert less.memory_bytes == less_bytes
-        assert less.models[0]["streamed_bytes"] > 0
+        assert less.models[0].streamed_bytes > 0
         with pytest.raises(edge.RequestError, match=r"below the minimum of .* it stays at"):
             cluster.set_memory(peer, "60MiB")
         for tokens, stream in zip(seen, under_way, strict=True):
             tokens.append(next(stream).token_id)
         more = cluster.set_memory(peer, whole.memory_bytes)
-        assert more.models[0]["streamed_bytes"] == 0
+        assert more.models[0].streamed_bytes == 0
         again = json.loads(run_edge("memory", daemon.address, less_bytes, "--json").out)
-        assert again["models"] == list(less.models)
+        assert again["models"] == [dataclasses.asdict(each) for each in less.models]
         for tokens, stream in zip(seen, under_way, strict=True):
             tokens.extend(token.token_id for token in stream)
         assert seen == expected
@@ -143,7 +144,7 @@ def test_less_memory_while_a_model_is_loaded(
 
     async def interrupted(model: LoadedModel, where: Mapping[Seat, Place]) -> None:
         for client in model._connections.peers if budgets else ():
-            await client.call("memory", {"bytes": budgets[0]})
+            await client.call(SetMemory(bytes=budgets[0]))
         await start(model, where)
 
     monkeypatch.setattr(LoadedModel, "start", interrupted)
@@ -186,7 +187,7 @@ def test_less_memory_that_the_disk_has_no_room_for_changes_nothing(tmp_path: Pat
         assert model.generate([5, 9, 2], max_new_tokens=5).token_ids == expected
         filler.unlink()
         less = cluster.set_memory(cluster.peers[0], less_bytes)
-        assert less.models[0]["streamed_bytes"] > 0
+        assert less.models[0].streamed_bytes > 0
         assert model.generate([5, 9, 2], max_new_tokens=5).token_ids == expected
 
 

@@ -18,6 +18,7 @@ import pytest
 import edge
 import transport
 from edge.protocol.client import PeerClient
+from edge.protocol.messages import Close, Describe, Done
 from edge.protocol.peer_info import describe_peer
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.passing_time import let_pass
@@ -104,13 +105,20 @@ def test_a_service_that_hangs_up() -> None:
 
 
 def test_a_peer_of_another_version() -> None:
-    with service(lambda connected: greet(connected, version=2)) as address:
+    with service(lambda connected: greet(connected, version=PROTOCOL_VERSION + 1)) as address:
         sentence = run_edge("peers", "--peer", address).sentence()
-    assert f"{address} speaks protocol version 2, this device speaks version 1" in sentence
+    assert (
+        f"{address} speaks protocol version {PROTOCOL_VERSION + 1}, this device speaks" in sentence
+    )
     assert "update Edge on this device" in sentence
 
 
-DEVICE = {
+SOUND = {
+    "id": "a",
+    "name": "b",
+    "software": "0",
+    "addresses": ["127.0.0.1:5"],
+    "models": [],
     "backend": "ort",
     "processor": "CPU",
     "threads": 1,
@@ -125,7 +133,6 @@ DEVICE = {
     "identity": "i",
     "host_memory_bytes": None,
 }
-SOUND = {"id": "a", "name": "b", "addresses": ["127.0.0.1:5"], "device": DEVICE, "models": []}
 
 
 @pytest.mark.parametrize(
@@ -137,15 +144,14 @@ SOUND = {"id": "a", "name": "b", "addresses": ["127.0.0.1:5"], "device": DEVICE,
         {"addresses": "text"},
         {"addresses": [5]},
         {"addresses": ["nowhere"]},
-        {"device": 5},
-        {"device": {**DEVICE, "threads": 0}},
-        {"device": {**DEVICE, "free_bytes": -1}},
-        {"device": {**DEVICE, "memory_bytes": "much"}},
-        {"device": {**DEVICE, "floor_bytes": None}},
-        {"device": {**DEVICE, "model_free_bytes": 0.5}},
-        {"device": {**DEVICE, "host": 5}},
-        {"device": {**DEVICE, "host_memory_bytes": "much"}},
-        {"device": {**DEVICE, "identity": None}},
+        {"threads": 0},
+        {"free_bytes": -1},
+        {"memory_bytes": "much"},
+        {"floor_bytes": None},
+        {"model_free_bytes": 0.5},
+        {"host": 5},
+        {"host_memory_bytes": "much"},
+        {"identity": None},
         {"models": [5]},
         {"models": [{"name": "x"}]},
     ],
@@ -154,7 +160,7 @@ SOUND = {"id": "a", "name": "b", "addresses": ["127.0.0.1:5"], "device": DEVICE,
 def test_a_peer_that_describes_itself_in_nonsense(wrong: dict[str, Any]) -> None:
     with service(lambda connected: answer_describe(connected, {**SOUND, **wrong})) as address:
         sentence = run_edge("peers", "--peer", address).sentence()
-    assert f"{address} describes itself in a form Edge does not know" in sentence
+    assert "peer odd answers 'describe' in a form Edge does not know" in sentence
 
 
 def test_names_cannot_write_on_our_terminal() -> None:
@@ -165,11 +171,11 @@ def test_names_cannot_write_on_our_terminal() -> None:
     assert '"evil [2J name"' in outcome.out
 
 
-@pytest.mark.parametrize("call_id", ["text", [1], {"a": 1}, 1.5, True])
+@pytest.mark.parametrize("call_id", ["text", [1], {"a": 1}, 1.5, True, 7])
 def test_a_peer_that_answers_calls_nobody_made(call_id: object) -> None:
     with service(lambda connected: answer_describe(connected, {"call": call_id})) as address:
         sentence = run_edge("peers", "--peer", address).sentence()
-    assert "peer odd answers a call that cannot be" in sentence
+    assert "peer odd answers a call that nobody made" in sentence
 
 
 def test_a_peer_that_says_nothing_is_given_up() -> None:
@@ -187,7 +193,7 @@ def test_a_peer_that_says_nothing_is_given_up() -> None:
         await describe_peer(address, timeout_s=30)
 
     with service(mute) as address:
-        with pytest.raises(edge.NetworkError, match="did not say within 30 s who it is"):
+        with pytest.raises(edge.PeerError, match="did not answer 'describe' within 30 s"):
             asyncio.run(ask(address))
         ended.set()
 
@@ -202,7 +208,7 @@ def test_a_daemon_that_hangs_is_noticed_by_its_silence(tmp_path: Path) -> None:
         daemon.process.send_signal(signal.SIGSTOP)
         try:
             with pytest.raises(edge.PeerLostError, match=r"silent for 0\.5 s") as raised:
-                await client.call("describe")
+                await client.call(Describe())
             assert raised.value.peer == daemon.name
             assert lost == [raised.value]
         finally:
@@ -257,14 +263,20 @@ def test_garbage_on_a_daemons_port_while_it_answers(
             slow.sendall(b"ED")
         tokens += [token.token_id for token in stream]
         assert tokens == expected
-        assert daemon.describe().models[0]["name"] == "llama"
+        assert daemon.describe().models[0].name == "llama"
 
 
+STEP = {
+    "entries": [{"request": "r", "position": 0, "tokens": [1], "logit_rows": 1}],
+    "run": 1,
+}
+TERMS = {"sampling": {}, "end_ids": [], "max_new_tokens": 1}
 NONSENSE = [
-    Frame("step", {"session": "nobody", "request": "r", "tokens": [1]}),
-    Frame("step", {"tokens": "many"}),
-    Frame("begin", {"session": 5, "sampling": {"temperature": -1}}),
-    Frame("begin", {"sampling": "hot"}),
+    Frame("step", {"session": "nobody", "step": {"entries": [["r", 0, [1], 1]], "run": 1}}),
+    Frame("step", {"session": "nobody", "step": STEP, "terms": {"other": TERMS}}),
+    Frame("step", {"session": "nobody", "step": STEP, "terms": {"r": {"sampling": "hot"}}}),
+    Frame("step", {"session": "nobody", "step": STEP, "terms": {}}),
+    Frame("step", {"step": "many"}),
     Frame("begin", {}),
     Frame("finish", {}),
     Frame("tell-me", {"call": 1}),
@@ -274,12 +286,11 @@ NONSENSE = [
     Frame("piece", {"call": 1, "manifest": "0" * 64, "digest": "1"}, b"x"),
     Frame("piece", {"call": 1}),
     Frame("seal", {"call": 1, "manifest": {"a": []}}),
-    Frame("open", {"call": 1}, b"{}"),
-    Frame("open", {"call": 1}, b"[]"),
-    Frame("open", {"call": 1}, b'{"session": "s", "limits": 5, "model": {}, "plan": {}}'),
-    Frame("open", {"call": 1}, b'{"session": "s", "model": {}}'),
-    Frame("open", {"call": 1}, b"\xff\x00"),
-    Frame("connect", {"call": 1, "session": "s"}, b"[]"),
+    Frame("open", {"call": 1}),
+    Frame("open", {"call": 1, "assignment": []}),
+    Frame("open", {"call": 1, "assignment": {"session": "s", "model": {}}}),
+    Frame("connect", {"call": 1, "session": "s", "places": []}),
+    Frame("connect", {"call": 1, "session": "s", "places": 5}),
     Frame("close", {"call": 1}),
     Frame("close", {"call": [{"any": "thing"}], "session": 3}),
 ]
@@ -312,14 +323,14 @@ def test_frames_that_make_no_sense_are_answered_with_a_failure(
 
 
 def test_a_closed_session_may_be_closed_again(daemon: Daemon) -> None:
-    async def close() -> Frame:
+    async def close() -> Done:
         client = await PeerClient.connect(daemon.address)
         try:
-            return await client.call("close", {"session": "never opened"})
+            return await client.call(Close(session="never opened"))
         finally:
             await client.aclose()
 
-    assert asyncio.run(close()).kind == "ok"
+    assert asyncio.run(close()) == Done()
 
 
 def test_an_address_that_refuses() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edge.models.spec import ModelSpec
-from edge.protocol.messages import Assignment
+from edge.protocol.assignment import Assignment
 from edge.protocol.step import StepLimits
 from edge.protocol.wire_rules import WireRules
 from edge.weights.formats import weight_format

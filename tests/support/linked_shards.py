@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 
 from edge.backends.interface import ShardWeights
 from edge.engine.shard_engine import ShardSession
-from edge.protocol.messages import Assignment, SamplingTerms
-from edge.protocol.step import Step, StepEntry, StepLimits
+from edge.protocol.assignment import Assignment
+from edge.protocol.frame_codec import Event
+from edge.protocol.messages import Tokens
+from edge.protocol.step import SamplingTerms, Step, StepEntry, StepLimits
 from edge.protocol.wire_rules import WireRules
 from edge.weights.formats import weight_format
 from kernels.sampling.parameters import SamplingParameters
@@ -24,7 +26,7 @@ from offload import Manifest
 from partition import Plan, Shard, Stage
 from tests.support.made_up_shards import SPEC, VOCAB, MadeUpBackend
 from tests.support.transport_pairs import link_ends
-from transport import Frame, Link, WireRule
+from transport import Link, WireRule
 
 LIMITS = StepLimits(context_tokens=64, chunk_tokens=16, requests=4, cached_tokens=256)
 RUN = 6
@@ -63,19 +65,29 @@ class Shards:
     """All sessions of a plan, and what they reported."""
 
     sessions: list[ShardSession]
-    reports: SimpleQueue[Frame]
+    reports: SimpleQueue[Event]
     links: list[CountingLink] = field(default_factory=list)
+    terms: dict[str, SamplingTerms] = field(default_factory=dict)
 
     def begin(self, request: str, parameters: SamplingParameters) -> None:
-        terms = SamplingTerms(sampling=parameters, end_ids=frozenset(), max_new_tokens=50)
-        for session in self.sessions:
-            session.begin(request, terms)
+        """These are its terms, which its first step will carry."""
+        self.terms[request] = SamplingTerms(
+            sampling=parameters, end_ids=frozenset(), max_new_tokens=50
+        )
 
-    def step(self, step: Step) -> Frame:
+    def step(self, step: Step) -> Event:
         """Queue a step everywhere; its first outcome."""
+        first = [entry.request for entry in step.entries if entry.request in self.terms]
+        terms = {request: self.terms.pop(request) for request in first}
         for session in self.sessions:
-            session.step(step)
+            session.step(step, terms)
         return self.reports.get(timeout=REPORT_WITHIN_S)
+
+    def tokens(self, step: Step) -> Tokens:
+        """The same of a step that gives tokens."""
+        event = self.step(step)
+        assert isinstance(event, Tokens), event
+        return event
 
     def finish(self, request: str) -> None:
         for session in self.sessions:
@@ -92,8 +104,8 @@ class Shards:
                 tokens=tuple(prompt[-2:]),
                 logit_rows=1,
             )
-            assert self.step(Step(entries=(chunk,))).header["tokens"] == []
-            answers[request] = list(self.step(Step(entries=(rest,))).header["tokens"])
+            assert self.tokens(Step(entries=(chunk,))).tokens == ()
+            answers[request] = list(self.tokens(Step(entries=(rest,))).tokens)
         entries = tuple(
             StepEntry(
                 request=request,
@@ -103,13 +115,17 @@ class Shards:
             )
             for request, prompt in prompts.items()
         )
-        frame = self.step(Step(entries=entries, run=RUN))
+        event: Event = self.step(Step(entries=entries, run=RUN))
+        chosen_s = 0.0
         for number in range(1, RUN + 1):
-            assert frame.header["last"] == (number == RUN)
-            for request, token in zip(prompts, frame.header["tokens"], strict=True):
+            assert isinstance(event, Tokens), event
+            assert event.last == (number == RUN)
+            assert event.chosen_s >= chosen_s
+            chosen_s = event.chosen_s
+            for request, token in zip(prompts, event.tokens, strict=True):
                 answers[request].append(token)
             if number < RUN:
-                frame = self.reports.get(timeout=REPORT_WITHIN_S)
+                event = self.reports.get(timeout=REPORT_WITHIN_S)
         for request in prompts:
             self.finish(request)
         return answers

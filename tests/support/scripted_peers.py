@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 import transport
 from edge.errors import EdgeError
-from edge.protocol.messages import SamplingTerms
-from edge.protocol.step import FinishReason
+from edge.protocol.step import FinishReason, SamplingTerms
 from kernels.sampling.parameters import SamplingParameters
 from partition import Plan, Shard, Stage
 from transport import Channel, Frame, Link

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 import edge
-import edge.planning.cluster_profile
+import edge.protocol.measurements
 from demos.bench.clusters.arrangements import Option, Shares, options, shares
 from demos.bench.clusters.bed import emulate
 from demos.bench.clusters.steadiness import Machine, drift
@@ -135,7 +135,7 @@ def run_cluster(
     Raises what `emulate` raises, EdgeError, and ValueError where a device was not measured.
     """
     wanted = load_options(cluster.work)
-    edge.planning.cluster_profile.PROFILE_LIMIT_S = MEASURING_LIMIT_S
+    edge.protocol.measurements.Profile.limit_s = MEASURING_LIMIT_S
     with (
         emulate(cluster.devices, cache) as addresses,
         edge.Cluster.connect(addresses) as peers,

@@ -154,7 +154,7 @@ def stated_bytes(address: str) -> int:
     """What the peer says that it takes beside weights and KV caches."""
     with edge.Cluster.connect([address]) as cluster:
         (peer,) = cluster.peers
-    return peer.floor_bytes + sum(int(model["buffer_bytes"]) for model in peer.models)
+    return peer.floor_bytes + sum(model.buffer_bytes for model in peer.models)
 
 
 @contextlib.contextmanager

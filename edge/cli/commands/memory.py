@@ -47,9 +47,9 @@ def command(peer: str, size: str, cluster: str, interfaces: tuple[str, ...], as_
 
 def _words(peer: PeerInfo) -> str:
     loaded = "".join(
-        f" {model['name']} reads {format_size(model['streamed_bytes'])} from disk for each token."
+        f" {model.name} reads {format_size(model.streamed_bytes)} from disk for each token."
         for model in peer.models
-        if model["streamed_bytes"]
+        if model.streamed_bytes
     )
     return (
         f"{peer.name} stays under {format_size(peer.memory_bytes)} from now on, of which "

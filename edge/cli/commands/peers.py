@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import click
 from rich.cells import cell_len
@@ -21,6 +20,7 @@ from edge.cli.options import (
     open_cluster,
 )
 from edge.host.free_memory import format_size
+from edge.protocol.description import HostedModel
 from edge.protocol.peer_info import PeerInfo
 
 COLUMNS = (
@@ -104,30 +104,30 @@ def _table_width(rows: Sequence[Mapping[str, str]], columns: Sequence[str]) -> i
 
 
 def _cells(peer: PeerInfo) -> dict[str, str]:
-    kv_disk_bytes = sum(model["kv_disk_bytes"] for model in peer.models) + peer.kv_prefix_bytes
+    kv_disk_bytes = sum(model.kv_disk_bytes for model in peer.models) + peer.kv_prefix_bytes
     return {
         "name": peer.name,
         "address": peer.address,
         "device": f"{peer.backend} on {peer.processor}, {peer.threads} threads",
         "free memory": f"{format_size(peer.model_free_bytes)} of {format_size(peer.memory_bytes)}",
-        "loaded": ", ".join(f"{model['name']} {model['dtype']}" for model in peer.models) or "–",
-        "weights": format_size(sum(m["bytes"] - m["kv_bytes"] for m in peer.models)),
+        "loaded": ", ".join(f"{model.name} {model.dtype}" for model in peer.models) or "–",
+        "weights": format_size(sum(m.bytes - m.kv_bytes for m in peer.models)),
         "in host memory": "–"
         if peer.host_memory_bytes is None
-        else format_size(sum(m["host_bytes"] + m["kv_host_bytes"] for m in peer.models)),
-        "KV in memory": format_size(sum(model["kv_bytes"] for model in peer.models)),
+        else format_size(sum(m.host_bytes + m.kv_host_bytes for m in peer.models)),
+        "KV in memory": format_size(sum(model.kv_bytes for model in peer.models)),
         "KV on disk": format_size(kv_disk_bytes),
     }
 
 
-def _in_words(peer: PeerInfo, model: Mapping[str, Any]) -> str:
+def _in_words(peer: PeerInfo, model: HostedModel) -> str:
     streamed = (
-        f", {format_size(model['streamed_bytes'])} from disk for each token"
-        if model["streamed_bytes"]
+        f", {format_size(model.streamed_bytes)} from disk for each token"
+        if model.streamed_bytes
         else ""
     )
     return (
-        f"{peer.name} runs {model['name']} {model['dtype']}, stage {model['stage']}, rank "
-        f"{model['rank']}: {format_size(model['bytes'])} and "
-        f"{format_size(model['buffer_bytes'])} for steps{streamed}"
+        f"{peer.name} runs {model.name} {model.dtype}, stage {model.stage}, rank "
+        f"{model.rank}: {format_size(model.bytes)} and "
+        f"{format_size(model.buffer_bytes)} for steps{streamed}"
     )

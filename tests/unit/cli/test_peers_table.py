@@ -8,29 +8,34 @@ import pytest
 from rich.console import Console
 
 from edge.cli.commands.peers import COLUMNS, columns_that_fit, show_peers
+from edge.protocol.description import HostedModel
 from edge.protocol.peer_info import PeerInfo
 
 MIB = 1 << 20
 
 
 def peer(name: str, *, loaded: bool) -> PeerInfo:
-    model = {
-        "name": "model",
-        "dtype": "int4",
-        "stage": 0,
-        "rank": 1,
-        "bytes": 700 * MIB,
-        "buffer_bytes": 30 * MIB,
-        "streamed_bytes": 90 * MIB,
-        "kv_bytes": 100 * MIB,
-        "kv_disk_bytes": 50 * MIB,
-    }
+    model = HostedModel(
+        name="model",
+        dtype="int4",
+        stage=0,
+        rank=1,
+        sums="links",
+        bytes=700 * MIB,
+        buffer_bytes=30 * MIB,
+        streamed_bytes=90 * MIB,
+        host_bytes=0,
+        kv_bytes=100 * MIB,
+        kv_host_bytes=0,
+        kv_disk_bytes=50 * MIB,
+    )
     return PeerInfo(
         id=name,
         name=name,
         address="192.168.178.117:50051",
         addresses=("192.168.178.117:50051",),
         backend="ort",
+        software="0",
         processor="AMD EPYC 7B13 [64-Core]",
         threads=8,
         memory_bytes=3000 * MIB,

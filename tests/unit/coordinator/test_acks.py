@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -13,9 +14,25 @@ from edge.coordinator.residency import Residency
 from edge.coordinator.scheduler import Scheduler
 from edge.errors import EdgeError, PeerError, PeerLostError, ProtocolError, RequestError
 from edge.protocol.client import PeerClient
-from edge.protocol.messages import step_from_header
+from edge.protocol.frame_codec import Call, Event, Post, from_frame
+from edge.protocol.messages import Done, RunStep
 from tests.support.scripted_peers import VOCAB, Behaviour, Results, peer, plan, terms
 from transport import Channel, Frame
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plain(Call[Done]):
+    kind, limit_s = "plain", 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strange(Call[Done]):
+    kind, limit_s = "strange", 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Anything(Post):
+    kind = "anything"
 
 
 async def run(behave: Behaviour, *, wants_logits: bool = False) -> Results:
@@ -61,21 +78,25 @@ ROWS = np.zeros((3, VOCAB), np.float32).tobytes()
 @pytest.mark.parametrize(
     "answer",
     [
-        Frame("tokens", {"tokens": [VOCAB], "ends": [None], "last": True}),
-        Frame("tokens", {"tokens": [-1], "ends": [None], "last": True}),
-        Frame("tokens", {"tokens": ["5"], "ends": [None], "last": True}),
-        Frame("tokens", {"tokens": [5, 6], "ends": [None, None], "last": True}),
-        Frame("tokens", {"tokens": [], "ends": [], "last": True}),
-        Frame("tokens", {"tokens": 5, "ends": [None], "last": True}),
-        Frame("tokens", {"tokens": [5], "ends": [None], "last": "yes"}),
+        Frame("tokens", {"tokens": [VOCAB], "ends": [None], "last": True, "chosen_s": 1.0}),
+        Frame("tokens", {"tokens": [-1], "ends": [None], "last": True, "chosen_s": 1.0}),
+        Frame("tokens", {"tokens": ["5"], "ends": [None], "last": True, "chosen_s": 1.0}),
+        Frame("tokens", {"tokens": [5, 6], "ends": [None, None], "last": True, "chosen_s": 1.0}),
+        Frame("tokens", {"tokens": [], "ends": [], "last": True, "chosen_s": 1.0}),
+        Frame("tokens", {"tokens": 5, "ends": [None], "last": True, "chosen_s": 1.0}),
+        Frame("tokens", {"tokens": [5], "ends": [None], "last": "yes", "chosen_s": 1.0}),
+        Frame("tokens", {"tokens": [5], "ends": [None], "last": True}),
+        Frame("tokens", {"tokens": [5], "ends": [None], "last": True, "chosen_s": -1.0}),
+        Frame("tokens", {"tokens": [5], "ends": [None], "last": True, "chosen_s": 1e300}),
+        Frame("tokens", {"tokens": [5], "ends": [None], "last": True, "chosen_s": "now"}),
         Frame("tokens", {"tokens": [5], "ends": [None]}),
-        Frame("tokens", {"tokens": [5], "ends": [], "last": True}),
-        Frame("tokens", {"tokens": [5], "ends": ["late"], "last": True}),
-        Frame("tokens", {"tokens": [5], "ends": [[]], "last": True}),
-        Frame("tokens", {"tokens": [5], "last": True}),
+        Frame("tokens", {"tokens": [5], "ends": [], "last": True, "chosen_s": 1.0}),
+        Frame("tokens", {"tokens": [5], "ends": ["late"], "last": True, "chosen_s": 1.0}),
+        Frame("tokens", {"tokens": [5], "ends": [[]], "last": True, "chosen_s": 1.0}),
+        Frame("tokens", {"tokens": [5], "last": True, "chosen_s": 1.0}),
         Frame("tokens"),
         Frame("logits", {}, ROWS),
-        Frame("poem", {"tokens": [5], "last": True}),
+        Frame("poem", {"tokens": [5], "last": True, "chosen_s": 1.0}),
     ],
     ids=lambda frame: f"{frame.kind} {dict(frame.header)}",
 )
@@ -89,7 +110,7 @@ def test_tokens_that_cannot_be(answer: Frame) -> None:
 
 
 def test_more_answers_than_steps() -> None:
-    fine = Frame("tokens", {"tokens": [5], "ends": [None], "last": True})
+    fine = Frame("tokens", {"tokens": [5], "ends": [None], "last": True, "chosen_s": 1.0})
     results = asyncio.run(run(on_step(fine, fine, fine)))
     assert results.tokens[0] == 5
     assert "odd" in str(results.errors[0])
@@ -102,7 +123,7 @@ def test_logits_of_another_size(payload: bytes) -> None:
 
 
 def test_a_failure_is_passed_on() -> None:
-    failed = Frame("failed", {"error": "peer", "message": "no memory\x1b[2J left"})
+    failed = Frame("failed", {"error": "peer", "message": "no memory\x1b[2J left", "peer": None})
     results = asyncio.run(run(on_step(failed)))
     assert str(results.errors[0]) == "peer odd: no memory [2J left"
 
@@ -125,9 +146,9 @@ async def run_on_two(odd: Behaviour, *, matches_prefixes: bool = False) -> list[
 
     async def sample(channel: Channel, frame: Frame) -> None:
         if frame.kind == "step":
-            step = step_from_header(frame.header)
+            step = from_frame(RunStep, frame).step
             tokens = [5] * sum(entry.logit_rows for entry in step.entries)
-            header = {"tokens": tokens, "ends": [None] * len(tokens), "last": True}
+            header = {"tokens": tokens, "ends": [None] * len(tokens), "last": True, "chosen_s": 1.0}
             await channel.send(Frame("tokens", header))
 
     scheduler = Scheduler(
@@ -155,10 +176,10 @@ async def run_on_two(odd: Behaviour, *, matches_prefixes: bool = False) -> list[
 @pytest.mark.parametrize(
     ("asked", "answer"),
     [
-        ("suspend", Frame("suspended", {"why_not": None})),
-        ("recall", Frame("recalled", {"tokens": 4})),
+        ("swap_out", Frame("swapped_out", {"why_not": None})),
+        ("match_prefix", Frame("prefix_matched", {"tokens": 4})),
     ],
-    ids=["suspend", "recall"],
+    ids=["swap out", "match prefix"],
 )
 def test_a_peer_that_answers_twice_does_not_stand_in_for_another(asked: str, answer: Frame) -> None:
     """The other has said nothing yet: what it has must not be taken for moved, or for known."""
@@ -169,13 +190,13 @@ def test_a_peer_that_answers_twice_does_not_stand_in_for_another(asked: str, ans
             for _ in range(2):
                 await channel.send(Frame(answer.kind, header))
 
-    for error in asyncio.run(run_on_two(behave, matches_prefixes=asked == "recall")):
+    for error in asyncio.run(run_on_two(behave, matches_prefixes=asked == "match_prefix")):
         assert str(error) == f"peer odd: sent a malformed {answer.kind!r}: an answer too many"
 
 
 @pytest.mark.parametrize(
     "answer",
-    [Frame("tokens", {"tokens": [], "ends": [], "last": True}), Frame("logits")],
+    [Frame("tokens", {"tokens": [], "ends": [], "last": True, "chosen_s": 1.0}), Frame("logits")],
     ids=["tokens", "logits"],
 )
 def test_a_peer_that_answers_for_the_one_that_samples(answer: Frame) -> None:
@@ -218,8 +239,8 @@ def test_a_call_that_is_answered_by_something_else() -> None:
             client = await PeerClient.connect(address)
             try:
                 with pytest.raises(ProtocolError, match="odd answers 'strange' by 'poem'"):
-                    await client.call("strange")
-                assert (await client.call("describe")).kind == "ok"
+                    await client.call(Strange())
+                assert await client.call(Plain()) == Done()
             finally:
                 await client.aclose()
 
@@ -231,9 +252,9 @@ def test_an_event_that_breaks_its_reader_ends_the_connection() -> None:
 
     async def main() -> None:
         async def behave(channel: Channel, _frame: Frame) -> None:
-            await channel.send(Frame("event"))
+            await channel.send(Frame("logits"))
 
-        def stumble(_client: PeerClient, _frame: Frame) -> None:
+        def stumble(_client: PeerClient, _event: Event) -> None:
             raise LookupError("a defect")
 
         async with peer(behave) as address:
@@ -242,9 +263,9 @@ def test_an_event_that_breaks_its_reader_ends_the_connection() -> None:
             client.watch(lost.append)
             try:
                 with pytest.raises(ProtocolError, match="cannot be handled: a defect"):
-                    await client.call("strange")
+                    await client.call(Strange())
                 with pytest.raises(ProtocolError):
-                    await client.post("anything", {})
+                    await client.post(Anything())
                 assert len(lost) == 1
                 client.watch(lost.append)
                 assert len(lost) == 2, "whoever asks later is told, too"

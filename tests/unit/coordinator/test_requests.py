@@ -17,8 +17,9 @@ from edge.coordinator.scheduler import Scheduler
 from edge.engine.distributed_sampling import TokenChoice
 from edge.errors import EdgeError, PeerLostError, RequestError
 from edge.protocol.client import PeerClient
-from edge.protocol.messages import SamplingTerms, step_from_header
-from edge.protocol.step import Step
+from edge.protocol.frame_codec import Event, from_frame, to_frame
+from edge.protocol.messages import Logits, RunStep, Tokens
+from edge.protocol.step import SamplingTerms, Step
 from kernels.sampling.parameters import SamplingParameters
 from kernels.sampling.reference import sample
 from tests.support.scripted_peers import VOCAB, Results, peer, plan
@@ -44,12 +45,13 @@ class SamplingPeer:
         self._tokens: dict[str, list[int]] = {}
 
     async def __call__(self, channel: Channel, frame: Frame) -> None:
-        if frame.kind == "begin":
-            self._choice.begin(frame.header["request"], SamplingTerms.from_header(frame.header))
-        elif frame.kind == "finish":
+        if frame.kind == "finish":
             self._choice.forget(frame.header["request"])
         elif frame.kind == "step":
-            step: Step | None = step_from_header(frame.header)
+            post = from_frame(RunStep, frame)
+            for request, terms in post.terms.items():
+                self._choice.begin(request, terms)
+            step: Step | None = post.step
             while step is not None:
                 if self._steps_left == 0:
                     await channel.aclose()
@@ -68,13 +70,19 @@ class SamplingPeer:
             rows.append([logits_after(known[:stop]) for stop in stops])
         logits = np.array(rows, np.float32).reshape(step.batch, step.logit_rows, VOCAB)
         if self._choice.wants_logits(step):
-            await channel.send(Frame("logits", {}, logits.tobytes()))
+            await report(channel, Logits(rows=logits.tobytes()))
             return None
         tokens = self._choice.choose(step, HostLogits(logits), ask_all=lambda: None)
         ends = self._choice.take(step, tokens)
         last = step.run == 1 or any(ends)
-        await channel.send(Frame("tokens", {"tokens": tokens, "ends": ends, "last": last}))
+        await report(
+            channel, Tokens(tokens=tuple(tokens), ends=tuple(ends), last=last, chosen_s=1.0)
+        )
         return None if last else step.following(tokens)
+
+
+async def report(channel: Channel, event: Event) -> None:
+    await channel.send(to_frame(event.kind, event))
 
 
 class Owner:

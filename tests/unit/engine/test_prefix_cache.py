@@ -19,13 +19,14 @@ from edge.protocol.wire_rules import WireRules
 from offload import PrefixStore
 from tests.support.assignments import solo_assignment
 from tests.support.specs import plain_spec
+from transport import WireRule
 
 BLOCK = 4
 SPEC = plain_spec()
 ASSIGNMENT = solo_assignment(
     SPEC,
     StepLimits(context_tokens=64, chunk_tokens=BLOCK, requests=2, cached_tokens=64, disk_tokens=64),
-    WireRules(sums=(), hops=()),
+    WireRules(sums=(WireRule(),), hops=()),
 )
 PROMPT = tuple(range(100, 100 + 3 * BLOCK + 1))
 

@@ -12,8 +12,11 @@ from numpy.typing import NDArray
 
 from edge.backends.interface import ShardWeights
 from edge.engine.shard_engine import ShardSession
-from edge.protocol.messages import Assignment
+from edge.protocol.assignment import Assignment
+from edge.protocol.frame_codec import Event
+from edge.protocol.messages import Tokens
 from edge.protocol.step import Step, StepEntry, StepLimits
+from edge.protocol.step_times import StepTimes
 from edge.protocol.wire_rules import WireRules
 from edge.weights.formats import weight_format
 from kernels.sampling.parameters import SamplingParameters
@@ -22,7 +25,7 @@ from partition import Plan, Shard, Stage
 from tests.support.linked_shards import REPORT_WITHIN_S, RUN, shards
 from tests.support.made_up_shards import SPEC, VOCAB, MadeUpBackend
 from tests.support.specs import shape
-from transport import Frame, Link, WireRule
+from transport import Link, WireRule
 
 
 def test_layers_that_are_to_come_from_disk_do_so_from_the_load_on() -> None:
@@ -34,7 +37,7 @@ def test_layers_that_are_to_come_from_disk_do_so_from_the_load_on() -> None:
         vocab=range(SPEC.vocab_size),
     )
     stage = Stage(layers=range(SPEC.num_layers), shards=(shard,))
-    reports: SimpleQueue[Frame] = SimpleQueue()
+    reports: SimpleQueue[Event] = SimpleQueue()
     session = ShardSession(
         Assignment(
             session="s",
@@ -89,11 +92,12 @@ def test_a_step_is_measured_by_every_shard_once_its_token_is_known() -> None:
     with shards([VOCAB], stage_before=True, wrap=wrap) as found:
         try:
             found.begin("r", SamplingParameters())
-            assert found.step(Step(entries=(entry,))).kind == "tokens"
+            assert found.tokens(Step(entries=(entry,))).last
             measured = [session.measure() for session in found.sessions]
         finally:
             may_return.set()
-        assert [each.result(REPORT_WITHIN_S)["prompt"]["steps"] for each in measured] == [1, 1]
+        prompts = [each.result(REPORT_WITHIN_S)[0] for each in measured]
+        assert [each.steps for each in prompts] == [1, 1]
 
 
 def test_measuring_does_not_wait_for_the_end_of_a_run() -> None:
@@ -102,21 +106,24 @@ def test_measuring_does_not_wait_for_the_end_of_a_run() -> None:
         (session,) = found.sessions
         found.begin("r", SamplingParameters())
         first = StepEntry(request="r", position=0, tokens=(1,), logit_rows=1)
-        second_token = found.step(Step(entries=(first,))).header["tokens"][0]
+        second_token = found.tokens(Step(entries=(first,))).tokens[0]
         run = StepEntry(request="r", position=1, tokens=(second_token,), logit_rows=1)
-        measured: list[Future[dict[str, dict[str, float]]]] = []
-        reports: list[Frame] = []
+        measured: list[Future[tuple[StepTimes, StepTimes]]] = []
+        reports: list[Event] = []
 
-        def report(frame: Frame) -> None:  # on the compute thread: the run cannot overtake it
-            reports.append(frame)
+        def report(event: Event) -> None:  # on the compute thread: the run cannot overtake it
+            reports.append(event)
             if len(reports) == 2:
                 measured.append(session.measure())
-            found.reports.put(frame)
+            found.reports.put(event)
 
         session._report = report
         found.step(Step(entries=(run,), run=RUN))
-        while not found.reports.get(timeout=REPORT_WITHIN_S).header["last"]:
-            pass
-        in_the_middle = measured[0].result(REPORT_WITHIN_S)["decode"]["steps"]
-        rest = session.measure().result(REPORT_WITHIN_S)["decode"]["steps"]
+        is_over = False
+        while not is_over:
+            event = found.reports.get(timeout=REPORT_WITHIN_S)
+            assert isinstance(event, Tokens), event
+            is_over = event.last
+        in_the_middle = measured[0].result(REPORT_WITHIN_S)[1].steps
+        rest = session.measure().result(REPORT_WITHIN_S)[1].steps
         assert (in_the_middle, rest) == (1 + 2, RUN - 2)

@@ -10,7 +10,7 @@ import pytest
 
 from edge.errors import CapacityError
 from edge.memory.kv_budget import KvRoom
-from edge.protocol.messages import Assignment
+from edge.protocol.assignment import Assignment
 from edge.protocol.step import StepLimits
 from edge.protocol.wire_rules import WireRules
 from tests.support.assignments import solo_assignment

@@ -30,6 +30,7 @@ def peer(
         address="127.0.0.1:1",
         addresses=("127.0.0.1:1",),
         backend="ort",
+        software="0",
         processor="CPU",
         threads=1,
         memory_bytes=1 << 40,

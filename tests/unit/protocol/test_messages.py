@@ -1,4 +1,4 @@
-"""What peers say to each other: read back as it was written, and refused when it is not that."""
+"""Frames are read back as they were written, and refused when they are not that."""
 
 from __future__ import annotations
 
@@ -11,15 +11,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge import errors
-from edge.protocol import messages
-from edge.protocol.messages import Assignment, Place, SamplingTerms
-from edge.protocol.step import Step, StepEntry, StepLimits
+from edge.protocol import measurements, messages
+from edge.protocol.assignment import Assignment
+from edge.protocol.description import HostedModel, PeerDescription
+from edge.protocol.error_codec import Failed
+from edge.protocol.fields import from_json, printable, to_json, token_bytes, token_ids
+from edge.protocol.frame_codec import Call, from_frame, table, to_frame
+from edge.protocol.messages import FRAMES, Connect, Done, Missing, Opened, RunStep
+from edge.protocol.step import SamplingTerms, Step, StepEntry, StepLimits
+from edge.protocol.step_times import ShardTimes, StepTimes
+from edge.protocol.topology import Place
 from edge.protocol.wire_rules import WireRules
 from edge.weights.formats import weight_format
 from kernels.sampling.parameters import SamplingParameters
+from offload import Manifest, StoreError
 from partition import Plan, Shard, Stage
 from tests.support.specs import plain_spec
-from transport import WireRule
+from tests.unit.protocol.test_measurements import PROBE, PROFILE, TIMES
+from transport import Frame, WireRule
+from transport.frame import decode, encode
 
 SPEC = plain_spec(
     num_layers=3,
@@ -50,6 +60,133 @@ ASSIGNMENT = Assignment(
     wire_rules=WireRules(sums=(WireRule(),), hops=()),
 )
 
+PLACES = {
+    (0, 0): Place(name="north", addresses=("10.0.0.1:5", "10.1.0.1:5")),
+    (1, 2): Place(name="süd", addresses=("[fe80::1]:7",)),
+}
+ENTRIES = (
+    StepEntry(request="a", position=9, tokens=(1,), logit_rows=1),
+    StepEntry(request="b", position=4, tokens=(5,), logit_rows=1),
+)
+TERMS = SamplingTerms(
+    sampling=SamplingParameters(temperature=0.5, top_k=3, seed=9),
+    end_ids=frozenset({4, 2}),
+    max_new_tokens=7,
+)
+STEP = RunStep(session="s", step=Step(entries=ENTRIES, run=12), terms={"b": TERMS})
+CHUNK = StepEntry(request="a", position=0, tokens=(1, 2, 3), logit_rows=0)
+
+FRAMES_SENT = (
+    messages.Describe(),
+    messages.SetMemory(bytes=5),
+    measurements.MemoryRate(),
+    measurements.Profile(model=SPEC, weight_format=weight_format("int4", 128, "high"), hold=True),
+    measurements.ProfileTogether(spans_s=(0.5, 1.0)),
+    PROBE,
+    measurements.Glance(place=PROBE.place, small_bytes=8, large_bytes=9),
+    messages.Offer(manifest=Manifest(tensors=(), total_bytes=0)),
+    messages.Piece(manifest="m", digest="d", content=b"\x00\xff"),
+    messages.Seal(manifest="m"),
+    messages.Open(assignment=ASSIGNMENT),
+    Connect(session="s", places=PLACES),
+    messages.MatchPrefix(session="s", request="r", prompt=token_bytes([1, 2])),
+    messages.PrefixMatched(request="r", tokens=4),
+    messages.Reserve(session="s", request="r", tokens=4),
+    messages.Reserved(request="r", why_not=None),
+    STEP,
+    RunStep(session="s", step=Step(entries=(CHUNK,))),
+    messages.Tokens(tokens=(1, 2), ends=(None, "stop"), last=True, chosen_s=1.5),
+    messages.Logits(rows=b"1234"),
+    messages.YieldRun(session="s"),
+    messages.SwapOut(session="s", request="r"),
+    messages.SwappedOut(request="r", why_not="full"),
+    messages.Finish(session="s", request="r"),
+    messages.Measure(session="s"),
+    messages.Close(session="s"),
+    Failed.of(errors.PeerLostError("near", "gone")),
+)
+DESCRIPTION = PeerDescription(
+    id="i",
+    name="n",
+    software="1",
+    addresses=("h:1",),
+    backend="ort",
+    processor="CPU",
+    threads=2,
+    memory_bytes=9,
+    floor_bytes=1,
+    free_bytes=8,
+    model_free_bytes=8,
+    host="h",
+    identity="x",
+    host_memory_bytes=None,
+    kv_memory_bytes=3,
+    kv_disk_bytes=0,
+    kv_prefix_bytes=0,
+    models=(
+        HostedModel(
+            name="m", dtype="int4", stage=0, rank=0, sums="links", bytes=1, buffer_bytes=2,
+            streamed_bytes=3, host_bytes=4, kv_bytes=5, kv_host_bytes=6, kv_disk_bytes=7,
+        ),
+    ),
+)  # fmt: skip
+ANSWERS = (
+    Done(),
+    Opened(weight_bytes=5),
+    Missing(digests=("a", "b")),
+    DESCRIPTION,
+    PROFILE,
+    TIMES,
+    TIMES.glance,
+    measurements.ReadRate(bytes_per_s=1e9),
+    measurements.StepSeconds(seconds=(0.5,)),
+    ShardTimes(
+        prompt=StepTimes(), decode=StepTimes(steps=2, compute_s=0.5), resident_bytes=1,
+        peak_bytes=2, kv_written_bytes=3,
+    ),
+)  # fmt: skip
+
+
+def travelled(frame: Frame) -> Frame:
+    return decode(b"".join(encode(frame)))
+
+
+@pytest.mark.parametrize("sent", FRAMES_SENT, ids=lambda frame: frame.kind)
+def test_a_frame_arrives_as_it_was_sent(sent: Any) -> None:
+    assert FRAMES[sent.kind] is type(sent)
+    assert from_frame(type(sent), travelled(to_frame(sent.kind, sent))) == sent
+
+
+@pytest.mark.parametrize("sent", ANSWERS, ids=lambda answer: type(answer).__name__)
+def test_an_answer_arrives_as_it_was_sent(sent: Any) -> None:
+    assert from_frame(type(sent), travelled(to_frame("ok", sent, call=3))) == sent
+
+
+def test_every_frame_and_every_answer_is_tried_here() -> None:
+    assert {type(sent) for sent in FRAMES_SENT} == set(FRAMES.values())
+    calls = [each for each in FRAMES.values() if issubclass(each, Call)]
+    assert {call.answer() for call in calls} == {type(answer) for answer in ANSWERS}
+    assert all(call.limit_s > 0 for call in calls)
+
+
+def test_a_new_frame_is_a_dataclass_and_a_line_in_the_table() -> None:
+    @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+    class Pair:
+        first: int
+        second: float | None
+
+    @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+    class Add(Call[Pair]):
+        kind, limit_s = "add", 1.0
+        numbers: tuple[int, ...]
+
+    frames = table((*FRAMES.values(), Add))
+    frame = travelled(to_frame("add", Add(numbers=(1, 2)), call=7))
+    assert frame.header == {"call": 7, "numbers": [1, 2]}
+    assert from_frame(frames["add"], frame) == Add(numbers=(1, 2))
+    assert Add.answer() is Pair
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=10),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner),
@@ -57,9 +194,28 @@ JSON = st.recursive(
 )
 
 
-def test_an_assignment_is_read_as_it_was_written() -> None:
-    assert Assignment.from_payload(ASSIGNMENT.to_payload()) == ASSIGNMENT
-    assert Assignment.from_payload(bytearray(ASSIGNMENT.to_payload())) == ASSIGNMENT
+@pytest.mark.parametrize("sent", FRAMES_SENT, ids=lambda frame: frame.kind)
+@given(data=st.data(), payload=st.none() | st.binary(max_size=64))
+def test_no_frame_can_do_more_than_be_refused(
+    sent: Any, data: st.DataObject, payload: bytes | None
+) -> None:
+    frame = to_frame(sent.kind, sent)
+    names = st.sampled_from(sorted(frame.header) or ["none"])
+    header = {**frame.header, **data.draw(st.dictionaries(names, JSON))}
+    try:
+        from_frame(
+            type(sent), Frame(sent.kind, header, frame.payload if payload is None else payload)
+        )
+    except (errors.EdgeError, StoreError) as error:
+        assert str(error)  # noqa: PT017 - anything else than this error or none fails the test
+
+
+@given(change=st.dictionaries(st.sampled_from(sorted(to_json(ASSIGNMENT))), JSON))
+def test_no_assignment_can_do_more_than_be_refused(change: dict[str, Any]) -> None:
+    try:
+        from_json(Assignment, to_json(ASSIGNMENT) | change)
+    except errors.ProtocolError as error:
+        assert str(error)  # noqa: PT017
 
 
 @pytest.mark.parametrize(
@@ -72,9 +228,10 @@ def test_an_assignment_is_read_as_it_was_written() -> None:
         {"session": ""},
         {"session": "s" * 1025},
         {"session": None},
-        {"dtype": "fp4"},
-        {"block_size": 7},
-        {"manifest": 5},
+        {"weight_format": None},
+        {"weight_format": {"dtype": "fp4", "block_size": 32, "accuracy": "fast"}},
+        {"weight_format": {"dtype": "int4", "block_size": 7, "accuracy": "fast"}},
+        {"manifest_digest": 5},
         {"model": None},
         {"model": {}},
         {"plan": []},
@@ -83,15 +240,14 @@ def test_an_assignment_is_read_as_it_was_written() -> None:
         {"limits": {"context_tokens": 50}},
         {"kv_dtype": "float16"},
         {"kv_dtype": None},
-        {"wire": None},
-        {"wire": {"sums": []}},
+        {"wire_rules": None},
+        {"wire_rules": {"sums": []}},
     ],
     ids=repr,
 )
 def test_an_assignment_that_cannot_be(change: dict[str, Any]) -> None:
-    value = json.loads(ASSIGNMENT.to_payload()) | change
-    with pytest.raises(errors.EdgeError):
-        Assignment.from_payload(json.dumps(value).encode())
+    with pytest.raises(errors.ProtocolError):
+        from_json(Assignment, to_json(ASSIGNMENT) | change)
 
 
 @pytest.mark.parametrize(
@@ -107,63 +263,33 @@ def test_an_assignment_that_cannot_be(change: dict[str, Any]) -> None:
     ],
 )
 def test_limits_that_cannot_be(name: str, value: int, message: str) -> None:
-    limits = dataclasses.replace(ASSIGNMENT.limits, **{name: value})
+    written = to_json(ASSIGNMENT)
     with pytest.raises(errors.ProtocolError, match=message):
-        Assignment.from_payload(dataclasses.replace(ASSIGNMENT, limits=limits).to_payload())
-
-
-@given(change=st.dictionaries(st.sampled_from(sorted(json.loads(ASSIGNMENT.to_payload()))), JSON))
-def test_no_assignment_can_do_more_than_be_refused(change: dict[str, Any]) -> None:
-    payload = json.dumps(json.loads(ASSIGNMENT.to_payload()) | change).encode()
-    try:
-        Assignment.from_payload(payload)
-    except errors.EdgeError as error:
-        assert str(error)  # noqa: PT017 - anything else than this error or none fails the test
-
-
-@given(payload=st.binary(max_size=64) | JSON.map(lambda value: json.dumps(value).encode()))
-def test_no_payload_can_do_more_than_be_refused(payload: bytes) -> None:
-    for read in (Assignment.from_payload, messages.places_from_payload):
-        try:
-            read(payload)
-        except errors.EdgeError as error:
-            assert str(error)  # noqa: PT017
-
-
-def test_places_are_read_as_they_were_written() -> None:
-    places = {
-        (0, 0): Place(name="north", addresses=("10.0.0.1:5", "10.1.0.1:5")),
-        (1, 2): Place(name="süd", addresses=("[fe80::1]:7",)),
-    }
-    assert messages.places_from_payload(messages.places_to_payload(places)) == places
+        from_json(Assignment, written | {"limits": written["limits"] | {name: value}})
 
 
 @pytest.mark.parametrize(
-    "entry",
+    "places",
     [
         5,
         {},
-        {"stage": 0, "rank": 0, "name": "n", "addresses": []},
-        {"stage": 0, "rank": 0, "name": "n", "addresses": ["a:1"] * 65},
-        {"stage": 0, "rank": 0, "name": "n", "addresses": "a:1"},
-        {"stage": 0, "rank": 0, "name": "n", "addresses": [5]},
-        {"stage": 0, "rank": 0, "name": "", "addresses": ["a:1"]},
-        {"stage": -1, "rank": 0, "name": "n", "addresses": ["a:1"]},
+        [5],
+        [[[0, 0]]],
+        [[[0], {"name": "n", "addresses": ["a:1"]}]],
+        [[[0, 0], {}]],
+        [[[0, 0], {"name": "n", "addresses": []}]],
+        [[[0, 0], {"name": "n", "addresses": ["a:1"] * 65}]],
+        [[[0, 0], {"name": "n", "addresses": "a:1"}]],
+        [[[0, 0], {"name": "n", "addresses": [5]}]],
+        [[[0, 0], {"name": "n", "addresses": ["nowhere"]}]],
+        [[[0, 0], {"name": "", "addresses": ["a:1"]}]],
+        [[[-1, 0], {"name": "n", "addresses": ["a:1"]}]],
     ],
     ids=repr,
 )
-def test_places_that_cannot_be(entry: object) -> None:
-    with pytest.raises(errors.ProtocolError):
-        messages.places_from_payload(json.dumps([entry]).encode())
-
-
-def test_sampling_terms_are_read_as_they_were_written() -> None:
-    terms = SamplingTerms(
-        sampling=SamplingParameters(temperature=0.5, top_k=3, seed=9),
-        end_ids=frozenset({4, 2}),
-        max_new_tokens=7,
-    )
-    assert SamplingTerms.from_header(json.loads(json.dumps(terms.to_header()))) == terms
+def test_places_that_cannot_be(places: object) -> None:
+    with pytest.raises(errors.ProtocolError, match="a malformed 'connect'"):
+        from_frame(Connect, Frame("connect", {"session": "s", "places": places}))
 
 
 @pytest.mark.parametrize(
@@ -180,55 +306,44 @@ def test_sampling_terms_are_read_as_they_were_written() -> None:
     ids=repr,
 )
 def test_sampling_terms_that_cannot_be(change: dict[str, Any]) -> None:
-    terms = SamplingTerms(
-        sampling=SamplingParameters(), end_ids=frozenset(), max_new_tokens=7
-    ).to_header()
-    with pytest.raises(errors.ProtocolError):
-        SamplingTerms.from_header(terms | change)
+    header = to_frame("step", STEP).header
+    with pytest.raises(errors.ProtocolError, match="a malformed 'step'"):
+        from_frame(RunStep, Frame("step", {**header, "terms": {"b": to_json(TERMS) | change}}))
 
 
-STEPS = [
-    Step(entries=(StepEntry(request="a", position=0, tokens=(1, 2, 3), logit_rows=0),)),
-    Step(entries=(StepEntry(request="a", position=0, tokens=(1, 2, 3), logit_rows=3),)),
-    Step(
-        entries=(
-            StepEntry(request="a", position=9, tokens=(1,), logit_rows=1),
-            StepEntry(request="b", position=4, tokens=(5,), logit_rows=1),
-        ),
-        run=12,
-    ),
-]
+def test_terms_of_a_request_that_is_not_in_the_step() -> None:
+    header = to_frame("step", STEP).header
+    with pytest.raises(errors.ProtocolError, match="not in the step"):
+        from_frame(RunStep, Frame("step", {**header, "terms": {"c": to_json(TERMS)}}))
 
 
-@pytest.mark.parametrize("step", STEPS, ids=["chunk", "logits", "batch"])
-def test_a_step_is_read_as_it_was_written(step: Step) -> None:
-    assert messages.step_from_header(json.loads(json.dumps(messages.step_to_header(step)))) == step
+def entry(**changes: Any) -> dict[str, Any]:
+    return {"request": "a", "position": 0, "tokens": [1], "logit_rows": 1} | changes
 
 
 @pytest.mark.parametrize(
-    "header",
+    "step",
     [
         {},
         {"entries": [], "run": 1},
-        {"entries": [["a", 0, [1], 1]]},
-        {"entries": [["a", 0, [1], 1]], "run": 0},
-        {"entries": [["a", 0, [1, 2], 2]], "run": 2},
-        {"entries": [["a", 0, [1], 2]], "run": 1},
-        {"entries": [["a", 0, [], 0]], "run": 1},
-        {"entries": [["a", 0, [1] * 4097, 0]], "run": 1},
-        {"entries": [["a", 0, [1.5], 0]], "run": 1},
-        {"entries": [["a", -1, [1], 0]], "run": 1},
-        {"entries": [["a", 0, [1], 0], ["a", 1, [1], 0]], "run": 1},
-        {"entries": [["a", 0, [1], 0], ["b", 1, [1, 2], 0]], "run": 1},
-        {"entries": [["a", 0, [1]]], "run": 1},
+        {"entries": [entry()]},
+        {"entries": [entry()], "run": 0},
+        {"entries": [entry(tokens=[1, 2], logit_rows=2)], "run": 2},
+        {"entries": [entry(logit_rows=2)], "run": 1},
+        {"entries": [entry(tokens=[], logit_rows=0)], "run": 1},
+        {"entries": [entry(tokens=[1] * 4097, logit_rows=0)], "run": 1},
+        {"entries": [entry(tokens=[1.5])], "run": 1},
+        {"entries": [entry(position=-1)], "run": 1},
+        {"entries": [entry(), entry(position=1)], "run": 1},
+        {"entries": [entry(), entry(request="b", tokens=[1, 2])], "run": 1},
         {"entries": ["a"], "run": 1},
-        {"entries": [["a", 0, [1], 1]] * 1025, "run": 1},
+        {"entries": [entry(request=str(each)) for each in range(1025)], "run": 1},
     ],
-    ids=lambda header: json.dumps(header)[:60],
+    ids=lambda step: json.dumps(step)[:60],
 )
-def test_a_step_that_cannot_be(header: dict[str, Any]) -> None:
-    with pytest.raises(errors.ProtocolError):
-        messages.step_from_header(header)
+def test_a_step_that_cannot_be(step: dict[str, Any]) -> None:
+    with pytest.raises(errors.ProtocolError, match="a malformed 'step'"):
+        from_frame(RunStep, Frame("step", {"session": "s", "step": step, "terms": {}}))
 
 
 @pytest.mark.parametrize(
@@ -248,8 +363,8 @@ def test_a_step_that_cannot_be(header: dict[str, Any]) -> None:
 def test_an_error_arrives_as_its_kind_and_names_its_peer(
     error: Exception, kind: type[Exception], message: str
 ) -> None:
-    header = json.loads(json.dumps(messages.error_to_header(error)))
-    raised = messages.error_from_header("far", header)
+    arrived = from_frame(Failed, travelled(to_frame("failed", Failed.of(error))))
+    raised = arrived.as_error("far")
     assert type(raised) is kind
     assert str(raised) == message
     if isinstance(error, errors.PeerLostError):
@@ -259,33 +374,42 @@ def test_an_error_arrives_as_its_kind_and_names_its_peer(
 
 @pytest.mark.parametrize(
     "header",
-    [{}, {"error": ["x"]}, {"error": "unknown", "message": None}, {"error": "lost", "peer": {}}],
+    [
+        {"error": "unknown", "message": "m", "peer": None},
+        {"error": ["x"], "message": None, "peer": None},
+        {"error": "lost", "message": "m", "peer": None},
+    ],
     ids=repr,
 )
-def test_a_failure_that_says_nothing_of_use_is_still_a_peers_error(header: dict[str, Any]) -> None:
-    assert isinstance(messages.error_from_header("far", header), errors.PeerError)
+def test_a_failure_of_a_kind_nobody_knows_is_still_a_peers_error(header: dict[str, Any]) -> None:
+    try:
+        raised: errors.EdgeError = from_frame(Failed, Frame("failed", header)).as_error("far")
+    except errors.ProtocolError as error:
+        raised = error
+    assert isinstance(raised, errors.PeerError | errors.ProtocolError)
 
 
 def test_long_and_wild_messages_are_tamed() -> None:
     wild = errors.RequestError("\x1b[2J\n" + "x" * 10_000_000)
-    header = messages.error_to_header(wild)
-    assert len(header["message"]) < 10_000
-    raised = str(messages.error_from_header("far", {"error": "request", "message": str(wild)}))
+    failed = Failed.of(wild)
+    assert len(failed.message) < 10_000
+    header = {"error": "request", "message": str(wild), "peer": None}
+    raised = str(from_frame(Failed, Frame("failed", header)).as_error("far"))
     assert raised.isprintable()
     assert len(raised) < 10_000
 
 
 @given(st.text())
 def test_what_is_printed_is_printable(value: str) -> None:
-    shown = messages.printable(value)
+    shown = printable(value)
     assert shown.isprintable()
     assert 0 < len(shown) <= 200
 
 
 def test_a_prompt_arrives_as_it_was() -> None:
     prompt = [0, 49, 7]
-    payload = messages.prompt_to_payload(prompt)
-    assert messages.prompt_from_payload(payload, 50, most_tokens=3) == tuple(prompt)
+    payload = token_bytes(prompt)
+    assert token_ids(payload, 50, most_tokens=3) == tuple(prompt)
 
 
 @pytest.mark.parametrize(
@@ -293,11 +417,11 @@ def test_a_prompt_arrives_as_it_was() -> None:
     [
         (b"", "at least one"),
         (b"abc", "whole numbers of 4 bytes"),
-        (messages.prompt_to_payload([50]), "a vocabulary of 50"),
-        (messages.prompt_to_payload([-1]), "a vocabulary of 50"),
+        (token_bytes([50]), "a vocabulary of 50"),
+        (token_bytes([-1]), "a vocabulary of 50"),
         (bytes(16), "longer than the context"),
     ],
 )
 def test_what_is_no_prompt(payload: bytes, message: str) -> None:
     with pytest.raises(errors.ProtocolError, match=message):
-        messages.prompt_from_payload(payload, 50, most_tokens=3)
+        token_ids(payload, 50, most_tokens=3)

@@ -43,6 +43,7 @@ def peer(name: str, address: str, *addresses: str) -> PeerInfo:
         address=address,
         addresses=addresses or (address,),
         backend="ort",
+        software="0",
         processor="CPU",
         threads=1,
         memory_bytes=1,

@@ -1,0 +1,56 @@
+"""What one peer needs to know to run its shard."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edge.models.spec import ModelSpec
+from edge.protocol.step import MAX_CHUNK_TOKENS, MAX_REQUESTS, StepLimits
+from edge.protocol.wire_rules import WireRules
+from edge.weights.formats import KvDtype, WeightFormat
+from edge.weights.layout import ShardLayout, shard_layout
+from partition import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """One shard of one loaded model, for one coordinator. ValueError for one that cannot be."""
+
+    session: str
+    model: ModelSpec
+    plan: Plan
+    stage: int
+    rank: int
+    weight_format: WeightFormat
+    manifest_digest: str
+    limits: StepLimits
+    kv_dtype: KvDtype
+    weights_digest: str
+    """Of the whole model's weights: those of other shards decide what this one computes."""
+    wire_rules: WireRules
+    """The same for every shard of the plan, so both ends of a link agree."""
+
+    def __post_init__(self) -> None:
+        stages, limits = self.plan.stages, self.limits
+        if self.stage >= len(stages):
+            raise ValueError(f"stage {self.stage}, which the plan has not")
+        if self.rank >= len(stages[self.stage].shards):
+            raise ValueError(f"rank {self.rank}, which the stage has not")
+        if not 0 < limits.context_tokens <= self.model.context_tokens:
+            raise ValueError(
+                f"a context of {limits.context_tokens} tokens; the model has "
+                f"{self.model.context_tokens}"
+            )
+        if not 0 < limits.chunk_tokens <= MAX_CHUNK_TOKENS:
+            raise ValueError(f"chunks of {limits.chunk_tokens} tokens; 1 to {MAX_CHUNK_TOKENS}")
+        if not 0 < limits.requests <= MAX_REQUESTS:
+            raise ValueError(f"{limits.requests} requests at once; 1 to {MAX_REQUESTS}")
+        if max(limits.cached_tokens, limits.disk_tokens) < limits.context_tokens:
+            raise ValueError("room for fewer tokens than one request may have")
+        rules = self.wire_rules
+        if len(rules.sums) != len(stages) or len(rules.hops) != len(stages) - 1:
+            raise ValueError(f"wire rules for {len(rules.sums)} stages; the plan has {len(stages)}")
+
+    @property
+    def layout(self) -> ShardLayout:
+        return shard_layout(self.model, self.plan, stage=self.stage, rank=self.rank)

@@ -1,0 +1,85 @@
+"""Who a peer is, what it has and what it runs, as it says itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edge.protocol.fields import Address, Printable
+from partition import DeviceSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostedModel:
+    """One shard that a peer runs. Sizes are what it takes now."""
+
+    name: Printable
+    dtype: Printable
+    stage: int
+    rank: int
+    sums: Printable
+    """How it sums with the others of its stage: over links, or what else."""
+    bytes: int
+    """Weights and KV cache."""
+    buffer_bytes: int
+    streamed_bytes: int
+    """Read from disk for each step."""
+    host_bytes: int
+    """Weights in the memory of the device's host."""
+    kv_bytes: int
+    """Of `bytes`, keys and values."""
+    kv_host_bytes: int
+    """Keys and values in the memory of the device's host."""
+    kv_disk_bytes: int
+    """The same on disk."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerDescription:
+    """A peer as it describes itself. ValueError for what cannot be planned with."""
+
+    id: str
+    name: Printable
+    software: Printable
+    addresses: tuple[Address, ...]
+    """Every address it listens on."""
+    backend: Printable
+    processor: Printable
+    """What computes, for people."""
+    threads: int
+    memory_bytes: int
+    """What it promised to stay under."""
+    floor_bytes: int
+    """Of that, what its process takes of itself."""
+    free_bytes: int
+    """Of that, what nothing was reserved for yet."""
+    model_free_bytes: int
+    """What the weights and the KV cache of another model may take; the same, where no limit of
+    their own is set."""
+    host: Printable
+    """The machine it is on: peers of one host share its memory."""
+    identity: Printable
+    """Changes when the device must be measured anew."""
+    host_memory_bytes: int | None = None
+    """What models may still take of its host's memory, which is not its own; None: it is."""
+    kv_memory_bytes: int | None
+    """What keys and values may still take of its memory; None: whatever a plan reserves."""
+    kv_disk_bytes: int
+    """What they may still take of its disk."""
+    kv_prefix_bytes: int
+    """What beginnings of earlier prompts take there; it makes room for requests."""
+    models: tuple[HostedModel, ...]
+    """What it runs."""
+
+    def __post_init__(self) -> None:
+        self.device()
+
+    def device(self, *, buffer_bytes: int = 0) -> DeviceSpec:
+        """As plans see it: memory for weights and KV, without the buffers of their steps."""
+        return DeviceSpec(
+            id=self.id,
+            name=self.name,
+            memory_bytes=max(0, min(self.model_free_bytes, self.free_bytes - buffer_bytes)),
+            threads=self.threads,
+            host=self.host,
+            host_memory_bytes=self.host_memory_bytes,
+        )

@@ -1,0 +1,72 @@
+"""An error on its way from a peer to its coordinator, which raises it and names the peer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from edge.errors import (
+    CapacityError,
+    CheckpointError,
+    EdgeError,
+    PeerError,
+    PeerLostError,
+    PlanError,
+    ProtocolError,
+    RequestError,
+)
+from edge.protocol.fields import Coded, Printable, printable
+from edge.protocol.frame_codec import Event
+
+_LONGEST_MESSAGE = 4000
+
+_KINDS: dict[str, type[EdgeError]] = {
+    "request": RequestError,
+    "capacity": CapacityError,
+    "plan": PlanError,
+    "checkpoint": CheckpointError,
+    "protocol": ProtocolError,
+}
+
+_Message = Annotated[str, Coded(str, lambda value, _name: printable(value, limit=_LONGEST_MESSAGE))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed(Event):
+    """A call, a post or a step could not be carried out, and why."""
+
+    kind = "failed"
+    error: Printable
+    """Its kind."""
+    message: _Message
+    peer: Printable | None = None
+    """Who was lost."""
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failed:
+        """As the other side will raise it again."""
+        if isinstance(error, PeerLostError):
+            return cls(error="lost", message=_cut(error), peer=error.peer)
+        for kind, known in _KINDS.items():
+            if isinstance(error, known):
+                return cls(error=kind, message=_cut(error))
+        if isinstance(error, PeerError):  # the other side puts our name before it
+            return cls(error="peer", message=_cut(error).removeprefix(f"peer {error.peer}: "))
+        if isinstance(error, EdgeError):
+            return cls(error="peer", message=_cut(error))
+        return cls(error="internal", message=f"{type(error).__name__}: {_cut(error)}")
+
+    def as_error(self, peer: str) -> EdgeError:
+        """The error that `peer` reported, naming it."""
+        if self.error == "lost":
+            lost = self.peer or "?"
+            return PeerLostError(lost, self.message.removeprefix(f"peer {lost}: "))
+        known = _KINDS.get(self.error)
+        if known is not None:
+            return known(f"peer {peer}: {self.message}")
+        return PeerError(peer, self.message)
+
+
+def _cut(error: BaseException) -> str:
+    """A frame's header has a limit, and a message may quote anything."""
+    return str(error)[:_LONGEST_MESSAGE]

@@ -1,0 +1,126 @@
+"""What every kind of frame is: a call that is answered, a post that is not, an event from a peer.
+
+A frame is a dataclass; its fields are the frame's header, but for those marked with `Payload`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, ClassVar, Generic, TypeVar, get_args, get_origin, get_type_hints
+
+from edge.errors import ProtocolError
+from edge.protocol.fields import MALFORMED, Coded, codec
+from transport import Frame
+from transport.frame import Buffer
+
+ANSWER = "ok"
+"""The kind of every answer; which call it answers says what is in it."""
+
+Answer_co = TypeVar("Answer_co", covariant=True)
+Body = TypeVar("Body")
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """Marks the one field of a frame that is too large for its header."""
+
+    write: Callable[[Any], Buffer]
+    read: Callable[[Buffer], Any]
+
+
+Raw = Annotated[Buffer, Payload(lambda value: value, lambda payload: payload)]
+"""Bytes as they are."""
+
+
+def long_json(annotation: Any) -> Payload:
+    """JSON of such a value."""
+    held = codec(annotation)
+    return Payload(
+        lambda value: json.dumps(held.write(value)).encode(),
+        lambda payload: held.read(json.loads(bytes(payload)), "the payload"),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call(Generic[Answer_co]):
+    """A frame from the coordinator that the peer answers, or refuses with the reason."""
+
+    kind: ClassVar[str]
+    limit_s: ClassVar[float]
+    """The longest that the coordinator waits for the answer; a peer that falls silent is noticed
+    before."""
+
+    @classmethod
+    def answer(cls) -> type[Answer_co]:
+        """The record that answers it."""
+        bases = cls.__orig_bases__  # type: ignore[attr-defined]
+        (answer,) = (get_args(each)[0] for each in bases if get_origin(each) is Call)
+        record: type[Answer_co] = answer
+        return record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Post:
+    """A frame from the coordinator that is not answered; one that fails is reported by `failed`."""
+
+    kind: ClassVar[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """A frame from a peer that answers no call."""
+
+    kind: ClassVar[str]
+
+
+FrameType = type[Call[Any]] | type[Post] | type[Event]
+
+
+def table(types: Iterable[FrameType]) -> dict[str, FrameType]:
+    """By kind."""
+    return {each.kind: each for each in types}
+
+
+def to_frame(kind: str, body: object, *, call: int | None = None) -> Frame:
+    """A frame with these fields; `call` is the number of a call, or of the one that it answers."""
+    header: dict[str, Any] = {} if call is None else {"call": call}
+    payload: Buffer = b""
+    cls: Any = type(body)
+    for name, part in _parts(cls).items():
+        if isinstance(part, Payload):
+            payload = part.write(getattr(body, name))
+        else:
+            header[name] = part.write(getattr(body, name))
+    return Frame(kind, header, payload)
+
+
+def from_frame(cls: type[Body], frame: Frame) -> Body:
+    """Raises ProtocolError for anything `to_frame` could not have written."""
+    found: dict[str, Any] = {}
+    hashed: Any = cls
+    try:
+        for name, part in _parts(hashed).items():
+            if isinstance(part, Payload):
+                found[name] = part.read(frame.payload)
+            elif name in frame.header:
+                found[name] = part.read(frame.header[name], name)
+            else:
+                raise ProtocolError(f"it has no {name}")
+        return cls(**found)
+    except MALFORMED as error:
+        raise ProtocolError(f"a malformed {frame.kind[:80]!r}: {error}") from error
+
+
+@cache
+def _parts(cls: type[Any]) -> Mapping[str, Coded | Payload]:
+    hints = get_type_hints(cls, include_extras=True)
+    return {each.name: _part(hints[each.name]) for each in dataclasses.fields(cls)}
+
+
+def _part(annotation: Any) -> Coded | Payload:
+    marks = [mark for mark in get_args(annotation)[1:] if isinstance(mark, Payload)]
+    return marks[0] if marks else codec(annotation)
