@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.architecture.test_names import REPOSITORY
+from tests.support import reference_page
 
 PACKAGES = ("edge", "partition", "transport", "kernels", "offload")
 
@@ -230,3 +231,8 @@ def test_questions_named_on_pages_are_in_the_results() -> None:
     }
     assert named
     assert named <= QUESTIONS
+
+
+def test_the_reference_is_what_the_program_says() -> None:
+    written = reference_page.PAGE.read_text(encoding="utf-8")
+    assert written == reference_page.page(), "run: python -m tests.support.reference_page"

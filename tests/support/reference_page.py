@@ -19,7 +19,9 @@ import click
 
 import edge
 import edge.errors
+from edge.api.local_peers import LocalSettings
 from edge.cli.main import cli
+from edge.option_fields import option_facts
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference.md"
 
@@ -102,6 +104,8 @@ def _python() -> Iterator[str]:
         if isinstance(value, type) and not issubclass(value, Exception):
             yield f"### edge.{name}\n"
             yield "```text\n" + "\n".join(_class(value)).strip() + "\n```\n"
+    yield "### Settings of `Cluster.local`\n"
+    yield "```text\n" + "\n".join(_settings(LocalSettings)).strip() + "\n```\n"
     yield "### Errors\n"
     yield f"```text\n{inspect.getdoc(edge.errors)}\n```"
 
@@ -114,11 +118,24 @@ def _class(value: type) -> Iterator[str]:
         for field in dataclasses.fields(value):
             default = "" if field.default is dataclasses.MISSING else f" = {field.default!r}"
             yield f"{field.name}: {_type(field.type)}{default}"
+            facts = option_facts(field)
+            if facts is not None:
+                yield from _indented(textwrap.fill(" ".join(facts.help.split()), WIDTH))
             yield from _indented(notes.get(field.name))
         yield ""
     for name, member in vars(value).items():
         if not name.startswith("_"):
             yield from _member(name, member)
+
+
+def _settings(value: type) -> Iterator[str]:
+    """A dictionary's keys."""
+    yield inspect.cleandoc(value.__doc__ or "")
+    yield ""
+    notes = _field_notes(value)
+    for name, annotation in value.__annotations__.items():
+        yield f"{name}: {getattr(annotation, '__forward_arg__', annotation)}"
+        yield from _indented(notes.get(name))
 
 
 def _field_notes(value: type) -> dict[str, str]:
