@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import Field, dataclass, field
+from collections.abc import Callable
+from dataclasses import MISSING, Field, dataclass, field
 from typing import Any
 
 _KEY = "option"
@@ -21,17 +22,21 @@ class OptionFacts:
     at_most: int | None
     metavar: str | None
     """What a value is called, as SIZE."""
+    parse: Callable[[str], Any] | None
+    """Makes the value of a text; None: the field's type does."""
 
 
 def option(
-    default: Any,
+    default: Any = MISSING,
     *,
     help: str,
+    default_factory: Callable[[], Any] | None = None,
     flags: tuple[str, ...] = (),
     choices: tuple[Any, ...] = (),
     at_least: int | None = None,
     at_most: int | None = None,
     metavar: str | None = None,
+    parse: Callable[[str], Any] | None = None,
 ) -> Any:
     """A field of a dataclass that is an option of the command line as well."""
     facts = OptionFacts(
@@ -41,7 +46,10 @@ def option(
         at_least=at_least,
         at_most=at_most,
         metavar=metavar,
+        parse=parse,
     )
+    if default_factory is not None:
+        return field(default_factory=default_factory, metadata={_KEY: facts})
     return field(default=default, metadata={_KEY: facts})
 
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args
 
 import click
 
 from edge.api.cluster import Cluster
 from edge.api.generation_options import GenerationOptions
+from edge.cli.field_options import field_options
 from edge.errors import PlanError, RequestError
-from edge.option_fields import OptionFacts, option_facts
+from edge.option_fields import option_facts
 from edge.planning.load_options import LoadOptions
 from partition import Parallel, Plan
 from partition import PlanError as PartitionPlanError
@@ -109,45 +110,6 @@ def cluster_options(function: F) -> F:
     ):
         command = option(command)
     return command  # type: ignore[return-value]
-
-
-def field_options(
-    described: type[Any], *, only: Collection[str] = (), leave_out: Collection[str] = ()
-) -> Callable[[F], F]:
-    """An option for each field of a dataclass that is one, by the name of the field."""
-    hints = get_type_hints(described)
-
-    def decorate(function: F) -> F:
-        for each in reversed(fields(described)):
-            facts = option_facts(each)
-            is_wanted = each.name in only if only else each.name not in leave_out
-            if facts is not None and is_wanted:
-                function = _click_option(each.name, hints[each.name], each.default, facts)(function)
-        return function
-
-    return decorate
-
-
-def _click_option(name: str, hint: Any, default: Any, facts: OptionFacts) -> Callable[[F], F]:
-    flags = facts.flags or (f"--{name.replace('_', '-')}",)
-    kinds = [kind for kind in get_args(hint) or (hint,) if kind is not type(None)]
-    shown: dict[str, Any] = {"default": default, "show_default": default is not None}
-    if choices := facts.choices or (get_args(hint) if get_origin(hint) is Literal else ()):
-        named = {str(choice): choice for choice in choices}
-        shown |= {
-            "type": click.Choice(list(named)),
-            "default": str(default),
-            "callback": lambda _context, _parameter, value: named[value],
-        }
-    elif isinstance(default, tuple):
-        shown = {"multiple": True}
-    elif kinds == [bool]:
-        shown = {"is_flag": True}
-    elif kinds == [int] and (facts.at_least, facts.at_most) != (None, None):
-        shown["type"] = click.IntRange(facts.at_least, facts.at_most)
-    else:
-        shown["type"] = kinds[0]
-    return click.option(*flags, name, metavar=facts.metavar, help=facts.help, **shown)
 
 
 def model_options(*, concurrency: bool = False) -> Callable[[F], F]:

@@ -14,7 +14,8 @@ import transport
 from edge.errors import NetworkError, ProtocolError, RequestError
 from edge.peer.connection import Connection
 from edge.peer.hosted_shard import LINK_TIMEOUT_S
-from edge.peer.resources import PeerResources, PeerSettings
+from edge.peer.resources import PeerResources
+from edge.peer.settings import PeerSettings
 from edge.profiling.link_probe import answer_probe
 from edge.protocol.client import map_transport_error
 from edge.protocol.fields import integer, text
@@ -55,7 +56,7 @@ class PeerDaemon:
             resources.listens_at = self._listener.addresses
             if settings.announce:
                 self._discovery = transport.ZeroconfDiscovery(
-                    cluster=settings.cluster, interfaces=settings.interfaces
+                    cluster=settings.cluster, interfaces=settings.interfaces or None
                 )
                 await self._discovery.announce(
                     transport.PeerRecord(

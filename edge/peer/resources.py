@@ -9,8 +9,7 @@ import asyncio
 import threading
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 import offload
 from edge.backends.interface import Backend
@@ -26,6 +25,7 @@ from edge.memory.ledger import MEASURING, Floor, Ledger, Use
 from edge.memory.rebalance import fit
 from edge.memory.shard_memory import elastic
 from edge.peer.hosted_shard import HostedSession
+from edge.peer.settings import PeerSettings
 from edge.profiling.sample import SAMPLE_BYTES, sample_budget_bytes
 from edge.protocol.description import HostedModel, PeerDescription
 from edge.version import __version__
@@ -33,34 +33,6 @@ from offload import DerivedCache, ShardCache
 
 MEASURED_TIMEOUT_S = 5.0
 """How long memory may be waited for that a measurement is just giving back."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeerSettings:
-    """How one daemon runs."""
-
-    name: str
-    listen: str
-    threads: int
-    memory_bytes: int | None
-    """The most that the process may have resident; None: what is free, less a reserve."""
-    model_memory_bytes: int | None = None
-    """Of that, the most for weights and KV caches; None: all that the process leaves."""
-    host_memory_bytes: int | None = None
-    """With a GPU, of the host's, for what the GPU's has no room for; None: half of what is free,
-    less a reserve."""
-    cluster: str
-    announce: bool
-    interfaces: tuple[str, ...] | None
-    cache_root: Path
-    cache_limit_bytes: int
-    kv_memory_bytes: int | None = None
-    """Of `memory_bytes`, for keys and values; None: what plans reserve."""
-    kv_disk: tuple[Path, int] | None = None
-    """Folder and bytes for keys and values beyond that."""
-    backend: str = "ort"
-    processor: str = "CPU"
-    """What computes, for people."""
 
 
 class PeerResources:
@@ -121,7 +93,7 @@ class PeerResources:
     @property
     def addresses(self) -> tuple[str, ...]:
         """Where others reach this peer: addresses of interfaces, never 0.0.0.0."""
-        return reachable(self.listens_at, interfaces=self.settings.interfaces)
+        return reachable(self.listens_at, interfaces=self.settings.interfaces or None)
 
     @property
     def ledger(self) -> Ledger:

@@ -9,64 +9,26 @@ import os
 import signal
 import socket
 import sys
+from dataclasses import replace
+from typing import Any
 
 import click
 
-from edge.backends.interface import Backend
 from edge.backends.registry import open_backend, usual_backend
+from edge.cli.field_options import field_options
 from edge.errors import RequestError
-from edge.host.cache_paths import cache_root
 from edge.host.cuda_driver import num_cuda_devices, use_only
-from edge.host.free_memory import format_size, parse_folder_and_size, parse_size
+from edge.host.free_memory import format_size
 from edge.peer.daemon import PeerDaemon
-from edge.peer.resources import PeerResources, PeerSettings
-from edge.protocol.peer_info import BACKEND_CHOICES
+from edge.peer.resources import PeerResources
+from edge.peer.settings import PeerSettings
 
 EXIT_TIMEOUT_S = 5.0
 """How long to wait for a step or a load that is under way when the daemon is told to end."""
 
 
 @click.command("peer", short_help="Run the daemon that lends this device to the cluster.")
-@click.option("--name", help="How others see this device.  [default: the host's name]")
-@click.option(
-    "--listen",
-    default="0.0.0.0:0",
-    metavar="HOST:PORT",
-    show_default=True,
-    help=("Where to listen; port 0 takes any free one, host 0.0.0.0 every interface."),
-)
-@click.option("--threads", type=click.IntRange(1, 1024), help="Compute threads.  [default: cores]")
-@click.option(
-    "--memory",
-    metavar="SIZE",
-    help=(
-        "The most that the whole process may have in memory, as 4GiB; with a GPU, of the GPU's.  "
-        "[default: what is free, less a reserve]"
-    ),
-)
-@click.option(
-    "--model-memory",
-    metavar="SIZE",
-    help="Of that, the most for weights and KV caches.  [default: what the process leaves]",
-)
-@click.option(
-    "--host-memory",
-    metavar="SIZE",
-    help=(
-        "With a GPU: of the host's memory, the most for what the GPU has no room for.  "
-        "[default: half of what is free, less a reserve]"
-    ),
-)
-@click.option(
-    "--backend",
-    type=click.Choice(BACKEND_CHOICES),
-    default="auto",
-    show_default=True,
-    help=(
-        "What computes: ort on the CPU, triton on a GPU; auto takes the GPU if it can. null "
-        "computes nothing and makes up tokens, for plans and tests."
-    ),
-)
+@field_options(PeerSettings)
 @click.option(
     "--gpu",
     type=click.IntRange(0, 1023),
@@ -74,64 +36,14 @@ EXIT_TIMEOUT_S = 5.0
     help="Which GPU, as nvidia-smi counts them: a daemon uses one.  [default: the first]",
 )
 @click.option(
-    "--kv-memory",
-    metavar="SIZE",
-    help=(
-        "The part of it that keys and values of requests may take.  [default: what plans reserve]"
-    ),
-)
-@click.option(
-    "--kv-disk",
-    metavar="FOLDER:SIZE",
-    help=(
-        "Where keys and values go for which there is no memory, as /fast/kv:20GiB: so more "
-        "requests can be under way, and longer ones."
-    ),
-)
-@click.option(
-    "--cluster",
-    default="default",
-    show_default=True,
-    help="Only peers and coordinators of the same cluster find each other.",
-)
-@click.option(
-    "--interface",
-    "interfaces",
-    multiple=True,
-    metavar="NAME|IP",
-    help="Announce only on this network interface; may be repeated.",
-)
-@click.option(
     "--no-announce", is_flag=True, help="Do not announce by zeroconf; others need the address."
-)
-@click.option(
-    "--cache-limit",
-    default="64GiB",
-    show_default=True,
-    metavar="SIZE",
-    help="Disk for cached shards; the least recently used go first.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON when ready.")
 @click.option(
     "--supervised", is_flag=True, hidden=True, help="End when standard input ends; do not announce."
 )
 def command(
-    name: str | None,
-    listen: str,
-    threads: int | None,
-    memory: str | None,
-    kv_memory: str | None,
-    kv_disk: str | None,
-    model_memory: str | None,
-    host_memory: str | None,
-    backend: str,
-    gpu: int | None,
-    cluster: str,
-    interfaces: tuple[str, ...],
-    no_announce: bool,
-    cache_limit: str,
-    as_json: bool,
-    supervised: bool,
+    gpu: int | None, no_announce: bool, as_json: bool, supervised: bool, **named: Any
 ) -> None:
     """Lend this device to a cluster until Ctrl-C.
 
@@ -158,37 +70,21 @@ def command(
 
     There is no encryption yet: run it only on networks you trust.
     """
-    threads = threads or len(os.sched_getaffinity(0))
+    given = {name: value for name, value in named.items() if value is not None}
     if gpu is not None:
-        backend = _only(gpu, backend)
-    backend = usual_backend() if backend == "auto" else backend
-    if host_memory and backend != "triton":
+        given = {"name": f"{socket.gethostname()}-gpu{gpu}", **given}
+        given["backend"] = _only(gpu, given["backend"])
+    settings = PeerSettings(**given, announce=not (no_announce or supervised))
+    backend = usual_backend() if settings.backend == "auto" else settings.backend
+    if settings.host_memory_bytes and backend != "triton":
         raise RequestError(
             f"back end {backend} computes in the host's memory, which is --memory; leave out "
             "--host-memory"
         )
-    opened: Backend | None = None
+    settings = replace(settings, backend=backend)
     if backend != "ort":  # ONNX Runtime can wait for the first model; who has no GPU hears it now
-        opened = open_backend(backend, threads=threads)
-    settings = PeerSettings(
-        name=name or socket.gethostname() + ("" if gpu is None else f"-gpu{gpu}"),
-        listen=listen,
-        threads=threads,
-        memory_bytes=parse_size(memory) if memory else None,
-        model_memory_bytes=parse_size(model_memory) if model_memory else None,
-        host_memory_bytes=parse_size(host_memory) if host_memory else None,
-        cluster=cluster,
-        announce=not (no_announce or supervised),
-        interfaces=interfaces or None,
-        cache_root=cache_root(),
-        cache_limit_bytes=parse_size(cache_limit),
-        kv_memory_bytes=parse_size(kv_memory) if kv_memory else None,
-        kv_disk=parse_folder_and_size(kv_disk) if kv_disk else None,
-        backend=backend,
-        processor=opened.device_name if opened else "CPU",
-    )
-    if not settings.name.isprintable() or len(settings.name) > 100:
-        raise RequestError("a peer's name must be printable and at most 100 characters")
+        opened = open_backend(backend, threads=settings.threads)
+        settings = replace(settings, processor=opened.device_name)
     asyncio.run(_serve(settings, supervised=supervised, as_json=as_json or supervised))
 
 

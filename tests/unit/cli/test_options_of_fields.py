@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Any, Literal
 
 import click
 import pytest
 from click.testing import CliRunner
 
 from edge.api.generation_options import GenerationOptions
-from edge.cli.commands import plan, run
-from edge.cli.options import field_options
+from edge.cli.commands import peer, plan, run
+from edge.cli.field_options import field_options
 from edge.option_fields import option, option_facts
+from edge.peer.settings import PeerSettings
 from edge.planning.load_options import LoadOptions
 
 
@@ -22,6 +23,8 @@ class Wishes:
     num_wheels: int = option(4, choices=(2, 4), help="How it rolls.")
     top_speed: float | None = option(None, metavar="KM/H", help="How fast at most.")
     seats: int = option(2, flags=("-s", "--seats"), at_least=1, at_most=9, help="For whom.")
+    length_mm: int = option(9, flags=("--length",), parse=lambda text: 10 * int(text), help="cm.")
+    maker: str = option(default_factory=lambda: "us", help="Who made it.")
     name: str | tuple[str, ...] = option((), help="What it is called; may be repeated.")
     is_loud: bool = option(False, help="Heard from afar.")
     inside: object = None
@@ -30,7 +33,8 @@ class Wishes:
 @click.command()
 @field_options(Wishes)
 def order(**named: object) -> None:
-    click.echo(repr(Wishes(**named)))  # type: ignore[arg-type]
+    given: Any = {name: value for name, value in named.items() if value is not None}
+    click.echo(repr(Wishes(**given)))
 
 
 def outcome(*arguments: str) -> str:
@@ -44,10 +48,19 @@ def test_defaults_are_those_of_the_fields() -> None:
 def test_each_is_read_as_its_type() -> None:
     told = outcome(
         *("--colour", "blue", "--num-wheels", "2", "--top-speed", "9", "-s", "3"),
-        *("--name", "a", "--name", "b", "--is-loud"),
+        *("--length", "7", "--maker", "them", "--name", "a", "--name", "b", "--is-loud"),
     )
     assert told == repr(
-        Wishes(colour="blue", num_wheels=2, top_speed=9.0, seats=3, name=("a", "b"), is_loud=True)
+        Wishes(
+            colour="blue",
+            num_wheels=2,
+            top_speed=9.0,
+            seats=3,
+            name=("a", "b"),
+            is_loud=True,
+            length_mm=70,
+            maker="them",
+        )
     )
 
 
@@ -76,5 +89,7 @@ def test_commands_have_an_option_for_every_field() -> None:
     """So that a new option of a load or an answer is one field."""
     wanted = {each.name for each in fields(LoadOptions) if option_facts(each)}
     assert wanted <= {each.name for each in plan.command.params}
+    daemon = {each.name for each in fields(PeerSettings) if option_facts(each)}
+    assert daemon <= {each.name for each in peer.command.params}
     wanted |= {each.name for each in fields(GenerationOptions) if option_facts(each)}
     assert wanted - {each.name for each in run.command.params} == {"concurrency"}

@@ -1,0 +1,65 @@
+"""Options of a command made of the fields of a dataclass; imports nothing that a daemon lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import MISSING, fields
+from functools import partial
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+import click
+
+from edge.option_fields import OptionFacts, option_facts
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def field_options(
+    described: type[Any], *, only: Collection[str] = (), leave_out: Collection[str] = ()
+) -> Callable[[F], F]:
+    """An option for each field of a dataclass that is one, by the name of the field.
+
+    None is what a field has that the user left out, where only the dataclass knows its default.
+    """
+    hints = get_type_hints(described)
+
+    def decorate(function: F) -> F:
+        for each in reversed(fields(described)):
+            facts = option_facts(each)
+            is_wanted = each.name in only if only else each.name not in leave_out
+            if facts is not None and is_wanted:
+                default = None if each.default is MISSING else each.default
+                function = _click_option(each.name, hints[each.name], default, facts)(function)
+        return function
+
+    return decorate
+
+
+def _click_option(name: str, hint: Any, default: Any, facts: OptionFacts) -> Callable[[F], F]:
+    flags = facts.flags or (f"--{name.replace('_', '-')}",)
+    kinds = [kind for kind in get_args(hint) or (hint,) if kind is not type(None)]
+    shown: dict[str, Any] = {"default": default, "show_default": default is not None}
+    if facts.parse is not None:
+        shown = {"callback": partial(_parsed, facts.parse)}
+    elif choices := facts.choices or (get_args(hint) if get_origin(hint) is Literal else ()):
+        named = {str(choice): choice for choice in choices}
+        shown |= {
+            "type": click.Choice(list(named)),
+            "default": str(default),
+            "callback": lambda _context, _parameter, value: named[value],
+        }
+    elif isinstance(default, tuple):
+        shown = {"multiple": True}
+    elif kinds == [bool]:
+        shown = {"is_flag": True}
+    elif kinds == [int] and (facts.at_least, facts.at_most) != (None, None):
+        shown["type"] = click.IntRange(facts.at_least, facts.at_most)
+    else:
+        shown["type"] = kinds[0]
+    return click.option(*flags, name, metavar=facts.metavar, help=facts.help, **shown)
+
+
+def _parsed(
+    parse: Callable[[str], Any], _context: click.Context, _parameter: click.Parameter, text: Any
+) -> Any:
+    return None if text is None else parse(text)
