@@ -54,6 +54,7 @@ class Request:
         if self.terms is None:
             return None
         left = self.terms.max_new_tokens - len(self.answer)
+        assert left > 0, "it is finished"
         return replace(self.terms, max_new_tokens=left)
 
 

@@ -5,9 +5,9 @@ layers and heads), so a number of tokens means the same to all of them.
 
 A request starts when the disk, or the memory alone, has room for the longest that all started ones
 may become: whatever happens then, somebody can go on. Once started it waits for memory for what it
-has and a turn of new tokens, first come, first served. While somebody waits, who has had a turn
-goes to disk and to the end of the line; else turns go on for ever. So no request waits for more
-than one turn of each of the others.
+has and a quantum of new tokens, first come, first served. While somebody waits, who has had its
+quantum goes to disk and to the end of the line; else it gets another. So no request waits for more
+than one quantum of each of the others.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-TURN_TOKENS = 64
+QUANTUM_TOKENS = 64
 """New tokens before a request makes room for one that waits: moving a cache takes as long as
 computing a few tokens."""
 
@@ -64,8 +64,8 @@ class Member:
     """Tokens of memory that are kept for it."""
     room: int = 0
     """Tokens it may grow to before it asks again."""
-    turn_end: int = 0
-    """Tokens after which it makes room for who waits."""
+    quantum_end: int = 0
+    """Length at which it makes room for who waits."""
     reserved: int = 0
     """Tokens that every shard's disk has room for: as many as are computed by way of it."""
     was_inside: bool = False
@@ -87,7 +87,7 @@ class Residency:
         disk_tokens: int = 0,
         longest_tokens: int | None = None,
         requests: int,
-        turn_tokens: int = TURN_TOKENS,
+        quantum_tokens: int = QUANTUM_TOKENS,
         held: Callable[[int], int] = lambda tokens: tokens,
     ) -> None:
         """Memory is kept for `memory_tokens`; with `disk_tokens` more may be under way.
@@ -104,7 +104,7 @@ class Residency:
         if longest_tokens is not None and disk_tokens:
             self._longest = max(memory_tokens, min(longest_tokens, disk_tokens))
         self._requests = requests
-        self._turn_tokens = turn_tokens
+        self._quantum_tokens = quantum_tokens
         self._held = held
         self._new: deque[Member] = deque()
         self._ready: deque[Member] = deque()
@@ -138,7 +138,7 @@ class Residency:
         return sum(member.place == "memory" for member in self._inside)
 
     @property
-    def wants_turn(self) -> bool:
+    def awaits_room(self) -> bool:
         """Somebody could come into memory, if those there let a run end now."""
         if not self._ready and not self._can_start:
             return False
@@ -159,7 +159,7 @@ class Residency:
                 self._shrink(member)
             self._admit()
         if self._ready and not self._disk_is_full:
-            self._end_turns()
+            self._end_quanta()
         else:
             for member in self._inside:
                 self._extend(member)
@@ -195,7 +195,7 @@ class Residency:
             self._ready.append(member)
         else:
             member.place = "memory"
-            member.turn_end = member.length + self._turn_tokens
+            member.quantum_end = member.length + self._quantum_tokens
             self._disk_is_full = True
 
     @property
@@ -223,18 +223,18 @@ class Residency:
         return tokens if tokens >= self._memory else min(self._held(tokens), self._memory)
 
     def _needed(self, member: Member) -> int:
-        """Tokens in memory for another turn; one that is too long for memory takes all."""
+        """Tokens in memory for another quantum; one that is too long for memory takes all."""
         if not self._disk:
             return member.longest
-        return min(member.longest, member.length + self._turn_tokens, self._memory)
+        return min(member.longest, member.length + self._quantum_tokens, self._memory)
 
     def _is_over(self, member: Member) -> bool:
-        """It has had its turn, or cannot go on where it is."""
-        return member.length > min(member.turn_end, member.room)
+        """It has had its quantum, or cannot go on where it is."""
+        return member.length > min(member.quantum_end, member.room)
 
     def _spare(self, member: Member) -> int:
-        """Tokens of memory that it does not need for the rest of its turn."""
-        return max(0, member.held - self._price(max(member.length, member.turn_end)))
+        """Tokens of memory that it does not need for the rest of its quantum."""
+        return max(0, member.held - self._price(max(member.length, member.quantum_end)))
 
     def _admit(self) -> None:
         while self._can_start:
@@ -242,7 +242,7 @@ class Residency:
         while self._ready and self._price(self._needed(self._ready[0])) <= self._free:
             member = self._ready.popleft()
             member.place = "memory"
-            member.turn_end = member.length + self._turn_tokens
+            member.quantum_end = member.length + self._quantum_tokens
             self._grant(member, self._needed(member))
             self._inside.append(member)
 
@@ -250,8 +250,8 @@ class Residency:
         held = self._price(tokens)
         self._free -= held - member.held
         member.held = held
-        is_too_long = min(member.longest, member.length + self._turn_tokens) > self._memory
-        member.room = member.turn_end if is_too_long else tokens
+        is_too_long = min(member.longest, member.length + self._quantum_tokens) > self._memory
+        member.room = member.quantum_end if is_too_long else tokens
         member.room = min(member.room, member.longest)
         if is_too_long and member.room > member.reserved:
             # While it computes, what does not fit must find room: no shard may fail in a step.
@@ -259,16 +259,16 @@ class Residency:
             self._reserve.append(Reservation(request=member.request, tokens=member.room))
 
     def _shrink(self, member: Member) -> None:
-        """Keep only what its turn needs: somebody waits."""
+        """Keep only what its quantum needs: somebody waits."""
         if member.place != "memory" or member.steps_out:
             return
         spare = self._spare(member)
         self._free += spare
         member.held -= spare
-        if member.room > member.turn_end:
-            member.room = max(member.turn_end, min(member.room, member.length))
+        if member.room > member.quantum_end:
+            member.room = max(member.quantum_end, min(member.room, member.length))
 
-    def _end_turns(self) -> None:
+    def _end_quanta(self) -> None:
         """Those who were here longest leave, until there is memory for the next."""
         coming = self._free + sum(m.held for m in self._inside if m.place == "swapping out")
         for member in self._inside:
@@ -283,7 +283,7 @@ class Residency:
         self._swap_out.append(member.request)
 
     def _extend(self, member: Member) -> None:
-        """Nobody waits: all the memory it may ever want, or at least another turn."""
+        """Nobody waits: all the memory it may ever want, or at least another quantum."""
         if member.place != "memory" or member.steps_out or member.room >= member.longest:
             return
         available = self._free + member.held
@@ -295,7 +295,7 @@ class Residency:
             price = self._price(needed)
             coming = sum(m.held for m in self._inside if m.place == "swapping out")
             if price <= available:
-                member.turn_end = member.length + self._turn_tokens
+                member.quantum_end = member.length + self._quantum_tokens
                 self._grant(member, needed)
             elif price > available + coming and not self._disk_is_full:
                 self._send_away(member)

@@ -225,7 +225,7 @@ class Scheduler:
         return bool(
             self._under_way
             and self._under_way[-1].run > 1
-            and (self._turns or self._residency.wants_turn)
+            and (self._turns or self._residency.awaits_room)
         )
 
     def _give_up(self, request: str, why: str) -> None:
@@ -295,7 +295,7 @@ class Scheduler:
 
     def _run(self, entries: Sequence[_Entry]) -> int:
         """How far these may go on by themselves: while there is nothing else to do."""
-        if len(entries) < self._residency.num_inside or self._residency.wants_turn:
+        if len(entries) < self._residency.num_inside or self._residency.awaits_room:
             return 1
         return min(  # the last token is not computed
             min(entry.memory.room + 1, entry.memory.longest) - len(entry.tokens)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import resource
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -33,7 +32,9 @@ def checkpoint(tiny_checkpoint: Callable[..., TinyCheckpoint]) -> TinyCheckpoint
 def token_bytes(checkpoint: TinyCheckpoint) -> int:
     """Of one token's keys and values in the whole model, in float32."""
     spec = checkpoint.spec
-    return spec.num_layers * shape(spec).num_kv_heads * 2 * -(-shape(spec).head_size // 8) * 8 * 4
+    row_bytes: int = -(-shape(spec).head_size // 8) * 8 * 4
+    num_kv_heads: int = shape(spec).num_kv_heads
+    return spec.num_layers * num_kv_heads * 2 * row_bytes
 
 
 def together(
@@ -63,34 +64,23 @@ def written_bytes(model: edge.Model) -> list[int]:
     return [times.kv_written_bytes for times in model.measure()]
 
 
-def on_devices(checkpoint: TinyCheckpoint, how: str) -> Plan:
-    """By hand, as what was measured may be uneven: "solo", or halves as "pipeline" or "tensor"."""
-    spec, parts = checkpoint.spec, 2 if how == "tensor" else 1
-    stages: tuple[Stage, ...]
+def on_devices(checkpoint: TinyCheckpoint, parts: int) -> Plan:
+    """By hand, as what was measured may be uneven: one stage, in equal parts."""
+    spec = checkpoint.spec
 
-    def shard(device: int, index: int) -> Shard:
+    def shard(index: int) -> Shard:
         heads, ffn_columns, vocab = (
             range(total * index // parts, total * (index + 1) // parts)
             for total in (shape(spec).num_heads, shape(spec).ffn_columns, spec.vocab_size)
         )
-        return Shard(device=f"local-{device}", heads=heads, ffn_columns=ffn_columns, vocab=vocab)
+        device = f"local-{index + 1}"
+        return Shard(device=device, heads=heads, ffn_columns=ffn_columns, vocab=vocab)
 
-    if how == "pipeline":
-        half = spec.num_layers // 2
-        stages = (
-            Stage(layers=range(half), shards=(shard(1, 0),)),
-            Stage(layers=range(half, spec.num_layers), shards=(shard(2, 0),)),
-        )
-    else:
-        shards = tuple(shard(index + 1, index) for index in range(parts))
-        stages = (Stage(layers=range(spec.num_layers), shards=shards),)
-    return Plan(model=checkpoint.path.name, version=0, stages=stages)
+    stage = Stage(layers=range(spec.num_layers), shards=tuple(map(shard, range(parts))))
+    return Plan(model=checkpoint.path.name, version=0, stages=(stage,))
 
 
-@pytest.mark.parametrize("how", ["pipeline", "tensor"])
-def test_eight_requests_over_memory_for_two(
-    checkpoint: TinyCheckpoint, tmp_path: Path, how: str
-) -> None:
+def test_eight_requests_over_memory_for_two(checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     prompts = [checkpoint.prompt(40 + 7 * index) for index in range(8)]
     count = 100
     longest = 40 + 49 + count
@@ -102,7 +92,7 @@ def test_eight_requests_over_memory_for_two(
         cluster.load(
             checkpoint.path,
             dtype="float32",
-            plan=on_devices(checkpoint, how),
+            plan=on_devices(checkpoint, 2),
             context_tokens=longest,
             concurrency=2,
         ) as model,
@@ -134,7 +124,7 @@ def test_a_request_longer_than_memory(
         cluster.load(
             checkpoint.path,
             dtype="float32",
-            plan=on_devices(checkpoint, "tensor" if peers > 1 else "solo"),
+            plan=on_devices(checkpoint, peers),
             context_tokens=CONTEXT - 12,
         ) as model,
     ):
@@ -142,32 +132,6 @@ def test_a_request_longer_than_memory(
         moved = written_bytes(model)
     assert replies == [checkpoint.greedy(prompt, 70), checkpoint.greedy(other, 70)]
     assert all(moved)
-
-
-def test_a_disk_that_is_full_makes_requests_wait(
-    checkpoint: TinyCheckpoint, tmp_path: Path
-) -> None:
-    """The daemon's files may not grow any more: to it, as if the disk were full."""
-    size = token_bytes(checkpoint)
-    with (
-        Daemon(
-            tmp_path / "cache",
-            *("--kv-memory", str(260 * size)),
-            *("--kv-disk", f"{tmp_path / 'kv'}:{DISK_TOKENS * size}"),
-        ) as daemon,
-        edge.Cluster.connect([daemon.address]) as cluster,
-        cluster.load(checkpoint.path, dtype="float32", context_tokens=CONTEXT) as model,
-    ):
-        resource.prlimit(daemon.process.pid, resource.RLIMIT_FSIZE, (1, 1))
-        prompts = [checkpoint.prompt(100 + index) for index in range(4)]
-        assert together(model, prompts, 70) == [checkpoint.greedy(p, 70) for p in prompts]
-        prompts = [checkpoint.prompt(60), checkpoint.prompt(61)]
-        replies = together(model, prompts, 120)
-        (failed,) = [reply for reply in replies if isinstance(reply, edge.EdgeError)]
-        assert isinstance(failed, edge.CapacityError)
-        assert "bytes of keys and values; free some" in str(failed)
-        (index,) = [i for i, reply in enumerate(replies) if reply is not failed]
-        assert replies[index] == checkpoint.greedy(prompts[index], 120)
 
 
 def test_a_full_disk_ends_only_the_request_that_needs_it(
@@ -238,7 +202,7 @@ def test_codes_and_streamed_layers_move_as_well(
     prompts = [checkpoint.prompt(length) for length in (330, 180)]
 
     def on(device: str) -> Plan:
-        plan = on_devices(checkpoint, "solo")
+        plan = on_devices(checkpoint, 1)
         (stage,) = plan.stages
         (shard,) = stage.shards
         shard = replace(shard, device=device, streamed_layers=streamed)

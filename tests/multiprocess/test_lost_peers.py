@@ -126,20 +126,6 @@ def test_killed_while_generating(
     check_survivors(cluster, trio, lost, endless_checkpoint)
 
 
-@pytest.mark.parametrize("lost", [0, 2])
-def test_killed_while_idle(
-    lost: int, trio: Trio, cluster: edge.Cluster, endless_checkpoint: TinyCheckpoint
-) -> None:
-    plan = cut(endless_checkpoint, "tensor_3", trio.daemons)
-    model = cluster.load(endless_checkpoint.path, dtype="float32", plan=plan, context_tokens=64)
-    model.generate([1, 2], max_new_tokens=2)
-    trio[lost].kill()
-    with pytest.raises(edge.PeerLostError) as raised:
-        model.generate([1, 2])
-    assert raised.value.peer == f"peer-{lost}"
-    check_survivors(cluster, trio, lost, endless_checkpoint)
-
-
 @pytest.mark.parametrize(("phase", "done"), [("hash", 0), ("send", 1), ("load", 0), ("load", 1)])
 def test_killed_while_loading(
     phase: str,

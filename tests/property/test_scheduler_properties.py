@@ -241,7 +241,7 @@ def test_everything_is_computed_once_and_in_order(
         disk_tokens=disk,
         longest_tokens=1000,
         requests=requests,
-        turn_tokens=turn,
+        quantum_tokens=turn,
         held=lambda tokens: -(-tokens // page) * page,
     )
     scheduler = Scheduler(

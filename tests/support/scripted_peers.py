@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import transport
+from edge.coordinator.requests import Request
 from edge.errors import EdgeError
 from edge.protocol.step import FinishReason, SamplingTerms
 from kernels.sampling.parameters import SamplingParameters
@@ -47,12 +48,16 @@ class Results:
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
+        self.end: FinishReason | None = None
         self.errors: list[EdgeError] = []
         self.rows: NDArray[np.float32] | None = None
+        self.begun = asyncio.Event()
         self.ended = asyncio.Event()
 
     def token(self, token_id: int, end: FinishReason | None) -> bool:
         self.tokens.append(token_id)
+        self.end = end
+        self.begun.set()
         if end is not None:
             self.ended.set()
         return False
@@ -64,6 +69,20 @@ class Results:
     def failed(self, error: EdgeError) -> None:
         self.errors.append(error)
         self.ended.set()
+
+
+class Owner:
+    """Keeps what a plan that ended has not finished."""
+
+    def __init__(self) -> None:
+        self.unfinished: list[Request] = []
+        self.failure: EdgeError | None = None
+        self.told = asyncio.Event()
+
+    def __call__(self, requests: Sequence[Request], error: EdgeError) -> None:
+        self.unfinished.extend(requests)
+        self.failure = error
+        self.told.set()
 
 
 async def refuse(link: Link, _hello: Mapping[str, Any]) -> None:

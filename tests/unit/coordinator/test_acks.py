@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from edge.coordinator.acks import Acks
 from edge.coordinator.loaded_model import LoadedModel
 from edge.coordinator.requests import Request, fail_all
 from edge.coordinator.residency import Residency
@@ -61,6 +62,24 @@ async def run(behave: Behaviour, *, wants_logits: bool = False) -> Results:
         model.submit(Request(prompt=(1,), terms=None, sink=late))
         assert late.errors == [model.failure]
     return results
+
+
+def test_every_peer_answers_for_itself() -> None:
+    acks: Acks[str, int] = Acks()
+    for request in ("a", "b"):
+        acks.ask(request, ["first", "second"])
+    with pytest.raises(ValueError, match="not answered yet"):
+        acks.ask("a", ["first"])
+    assert acks.add("a", "first", 3) is None
+    for peer_name in ("first", "stranger"):
+        with pytest.raises(ValueError, match="an answer too many"):
+            acks.add("a", peer_name, 3)
+    assert acks.add("b", "second", 1) is None
+    assert acks.add("a", "second", 2) == [3, 2]
+    with pytest.raises(ValueError, match="nothing was asked"):
+        acks.add("a", "second", 2)
+    acks.ask("a", ["first"])
+    assert acks.add("a", "first", 5) == [5], "a request may be asked about again"
 
 
 def on_step(*answers: Frame) -> Behaviour:
@@ -154,7 +173,7 @@ async def run_on_two(odd: Behaviour, *, matches_prefixes: bool = False) -> list[
     scheduler = Scheduler(
         chunk_tokens=4,
         logit_chunk_tokens=4,
-        residency=Residency(memory_tokens=14, disk_tokens=100, requests=4, turn_tokens=2),
+        residency=Residency(memory_tokens=14, disk_tokens=100, requests=4, quantum_tokens=2),
         stages=2,
         matches_prefixes=matches_prefixes,
     )

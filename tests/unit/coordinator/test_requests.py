@@ -15,14 +15,14 @@ from edge.coordinator.requests import Request
 from edge.coordinator.residency import Residency
 from edge.coordinator.scheduler import Scheduler
 from edge.engine.distributed_sampling import TokenChoice
-from edge.errors import EdgeError, PeerLostError, RequestError
+from edge.errors import PeerLostError, RequestError
 from edge.protocol.client import PeerClient
 from edge.protocol.frame_codec import Event, from_frame, to_frame
 from edge.protocol.messages import Logits, RunStep, Tokens
 from edge.protocol.step import SamplingTerms, Step
 from kernels.sampling.parameters import SamplingParameters
 from kernels.sampling.reference import sample
-from tests.support.scripted_peers import VOCAB, Results, peer, plan
+from tests.support.scripted_peers import VOCAB, Owner, Results, peer, plan
 from transport import Channel, Frame
 
 PARAMETERS = SamplingParameters(temperature=1.1, repetition_penalty=1.7, top_p=0.9, seed=7)
@@ -83,20 +83,6 @@ class SamplingPeer:
 
 async def report(channel: Channel, event: Event) -> None:
     await channel.send(to_frame(event.kind, event))
-
-
-class Owner:
-    """Keeps what a plan that ended has not finished."""
-
-    def __init__(self) -> None:
-        self.unfinished: list[Request] = []
-        self.failure: EdgeError | None = None
-        self.told = asyncio.Event()
-
-    def __call__(self, requests: Sequence[Request], error: EdgeError) -> None:
-        self.unfinished.extend(requests)
-        self.failure = error
-        self.told.set()
 
 
 async def load(address: str, owner: Owner) -> LoadedModel:

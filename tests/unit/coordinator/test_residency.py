@@ -15,7 +15,7 @@ def residency(
         disk_tokens=disk,
         longest_tokens=longest,
         requests=8,
-        turn_tokens=5,
+        quantum_tokens=5,
         held=lambda tokens: -(-tokens // page) * page,
     )
 
@@ -50,13 +50,13 @@ def test_who_comes_takes_what_another_does_not_need_yet() -> None:
     a = joined(found, "a", 10, 28)
     found.settle()
     b = joined(found, "b", 10, 28)
-    assert found.wants_turn
+    assert found.awaits_room
     a.steps_out = 1
     assert found.settle() == NOTHING, "a run may use its room"
     a.steps_out = 0
     assert found.settle() == came("b")
     assert (a.room, b.room) == (15, 15)
-    assert not found.wants_turn
+    assert not found.awaits_room
 
 
 def test_who_had_a_turn_goes_to_disk_and_comes_back() -> None:
@@ -166,7 +166,7 @@ def test_no_more_start_than_the_disk_could_take_at_once() -> None:
     found = residency(disk=50)
     a, b = joined(found, "a", 1, 28), joined(found, "b", 1, 28)
     assert found.settle() == came("a")
-    assert not found.wants_turn
+    assert not found.awaits_room
     found.leave(a)
     assert found.settle() == came("b")
     assert b.room == 28

@@ -29,7 +29,7 @@ def scheduler(
             disk_tokens=disk,
             longest_tokens=disk,
             requests=requests,
-            turn_tokens=4,
+            quantum_tokens=4,
         ),
         stages=stages,
         matches_prefixes=matches_prefixes,

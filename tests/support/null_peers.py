@@ -1,0 +1,103 @@
+"""Peers of this process that compute nothing, and a coordinator's model on them.
+
+Daemons, connections, links, caches and swaps are the real ones; only the back end is `null`, whose
+replies are known beforehand. All run on the loop of the test.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+from demos.bundled import MODEL
+from edge.backends.null.made_up import logits_after
+from edge.coordinator.loaded_model import LoadedModel
+from edge.coordinator.loading import load_model
+from edge.coordinator.requests import Request
+from edge.models.spec import ModelSpec
+from edge.peer.daemon import PeerDaemon
+from edge.peer.resources import PeerSettings
+from edge.planning.load_options import LoadOptions
+from edge.protocol.peer_info import describe_peer
+from edge.protocol.step import SamplingTerms, StepLimits
+from edge.protocol.wire_rules import WireRules
+from edge.weights.checkpoint import Checkpoint
+from kernels.sampling.parameters import SamplingParameters
+from kernels.sampling.reference import sample
+from tests.support.plans import bundled_plan
+from tests.support.scripted_peers import Owner, Results
+from transport import WireRule
+
+TOKEN_BYTES = 6 * 4 * 2 * 16 * 4
+"""Of keys and values of one token in the whole of the bundled model, in float32."""
+
+
+@contextlib.asynccontextmanager
+async def null_peers(
+    folder: Path, count: int, *, kv_disk_bytes: int = 0
+) -> AsyncIterator[list[PeerDaemon]]:
+    """So many daemons; each may keep so many bytes of keys and values on disk."""
+    async with contextlib.AsyncExitStack() as stack:
+        daemons = []
+        for number in range(count):
+            settings = PeerSettings(
+                name=f"null-{number}",
+                listen="127.0.0.1:0",
+                threads=1,
+                memory_bytes=None,
+                cluster="null",
+                announce=False,
+                interfaces=None,
+                cache_root=folder / str(number),
+                cache_limit_bytes=1 << 30,
+                kv_disk=(folder / f"{number}-kv", kv_disk_bytes) if kv_disk_bytes else None,
+                backend="null",
+            )
+            daemon = PeerDaemon(settings)
+            await daemon.start()
+            stack.push_async_callback(daemon.aclose)
+            daemons.append(daemon)
+        yield daemons
+
+
+async def load(
+    daemons: Sequence[PeerDaemon], layout: str, limits: StepLimits, owner: Owner, folder: Path
+) -> LoadedModel:
+    """The bundled model, cut by the layout of that name."""
+    peers = [await describe_peer(daemon.resources.addresses[0]) for daemon in daemons]
+    plan = bundled_plan(layout, devices=[peer.id for peer in peers])
+    stages = len(plan.stages)
+    with Checkpoint.open(MODEL) as checkpoint:
+        return await load_model(
+            checkpoint,
+            peers,
+            plan,
+            LoadOptions(dtype="int8"),
+            limits=limits,
+            wire_rules=WireRules(sums=(WireRule(),) * stages, hops=(WireRule(),) * (stages - 1)),
+            cache_root=folder / "coordinator",
+            on_progress=lambda _event: None,
+            on_end=owner,
+        )
+
+
+def request(
+    prompt: Sequence[int],
+    sink: Results,
+    *,
+    new_tokens: int,
+    parameters: SamplingParameters,
+) -> Request:
+    terms = SamplingTerms(sampling=parameters, end_ids=frozenset(), max_new_tokens=new_tokens)
+    return Request(prompt=tuple(prompt), terms=terms, sink=sink)
+
+
+def expected_tokens(
+    spec: ModelSpec, prompt: Sequence[int], count: int, parameters: SamplingParameters
+) -> list[int]:
+    tokens = list(prompt)
+    for position in range(len(prompt), len(prompt) + count):
+        logits = logits_after(spec, tokens)
+        tokens.append(sample(logits, history=tokens, parameters=parameters, position=position))
+    return tokens[len(prompt) :]
