@@ -17,7 +17,7 @@ from edge.coordinator.loading import load_model
 from edge.coordinator.requests import Request
 from edge.models.spec import ModelSpec
 from edge.peer.daemon import PeerDaemon
-from edge.peer.resources import PeerSettings
+from edge.peer.settings import PeerSettings
 from edge.planning.load_options import LoadOptions
 from edge.protocol.peer_info import describe_peer
 from edge.protocol.step import SamplingTerms, StepLimits
@@ -37,7 +37,7 @@ TOKEN_BYTES = 6 * 4 * 2 * 16 * 4
 async def null_peers(
     folder: Path, count: int, *, kv_disk_bytes: int = 0
 ) -> AsyncIterator[list[PeerDaemon]]:
-    """So many daemons; each may keep so many bytes of keys and values on disk."""
+    """N daemons; each may keep `kv_disk_bytes` of keys and values on disk."""
     async with contextlib.AsyncExitStack() as stack:
         daemons = []
         for number in range(count):
@@ -45,10 +45,7 @@ async def null_peers(
                 name=f"null-{number}",
                 listen="127.0.0.1:0",
                 threads=1,
-                memory_bytes=None,
-                cluster="null",
                 announce=False,
-                interfaces=None,
                 cache_root=folder / str(number),
                 cache_limit_bytes=1 << 30,
                 kv_disk=(folder / f"{number}-kv", kv_disk_bytes) if kv_disk_bytes else None,
