@@ -1,4 +1,4 @@
-"""What can go wrong when work is divided, and what the person asking can do about it.
+"""Errors of dividing work, and what the person asking can do about them.
 
 PartitionError
 ├── PlanError      the plan, or the request for one, is wrong; `problems` says each thing
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _PROBLEMS_SHOWN = 8
-"""How many problems the message of a PlanError spells out; `problems` always has all of them."""
+"""Problems that the message of a PlanError spells out; `problems` always has all of them."""
 
 
 class PartitionError(Exception):

@@ -11,7 +11,7 @@ from partition.plan.plan import Plan
 def check_fit(plan: Plan, model: ModelFacts, cluster: ClusterSpec, workload: Workload) -> None:
     """Raise CapacityError, naming every device that is short, unless all memory suffices.
 
-    PlanError when the plan is not for this model and cluster, with what its devices lack besides.
+    PlanError when the plan is not for this model and cluster, and with what its devices lack.
     """
     try:
         plan.validate(model, cluster)
@@ -32,7 +32,7 @@ def check_fit(plan: Plan, model: ModelFacts, cluster: ClusterSpec, workload: Wor
 def _shortages(
     plan: Plan, model: ModelFacts, cluster: ClusterSpec, workload: Workload
 ) -> tuple[list[Shortage], int]:
-    """What devices lack, of those that are there, and the longest context that would fit."""
+    """The bytes that devices lack, and the longest context that would fit."""
     shortages: list[Shortage] = []
     longest = workload.context_tokens
     devices = {device.id: device for device in cluster.devices}

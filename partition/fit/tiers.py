@@ -1,4 +1,4 @@
-"""Which layers of a shard lie in a device's own memory, which in its host's, which on disk. Pure.
+"""The layers of a shard that stay in a device's memory, in its host's, and on disk. Pure.
 
 Layers are used in the same order for every token, so the best that can be done is a fixed set in
 each memory and a small window through it for the rest (see `streaming.py`): the first layers
@@ -8,8 +8,9 @@ in the device's memory, and of the others as many in the host's as it has room f
 from dataclasses import dataclass
 
 STAGING_LAYERS = 3
-"""Of host memory, where layers from disk wait for their copy: one is copied, one is read, and the
-third keeps the disk busy while the device takes its time. Where there is room for few, fewer."""
+"""Places in host memory, where layers from disk wait for their copy: one is copied, one is read,
+and the third keeps the disk busy while the device takes its time. Where there is room for few,
+fewer."""
 
 LEAST_STAGING_LAYERS = 2
 """One is copied while the other is read."""
@@ -17,15 +18,15 @@ LEAST_STAGING_LAYERS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightTiers:
-    """Where each layer of a shard is between two steps, and through what it passes."""
+    """The place of each layer of a shard between two steps, and the places it passes through."""
 
     num_layers: int
     streamed: int
-    """The last so many come into the device's memory for each step."""
+    """The last layers, this number, come into the device's memory for each step."""
     window: int
     """Places for them there; 0 where none are streamed."""
     pinned: int
-    """Of the streamed, so many stay in the host's memory."""
+    """Streamed layers that stay in the host's memory."""
     staging: int
     """Places in the host's memory that the others pass through; 0 where there are none."""
 
@@ -53,7 +54,7 @@ class WeightTiers:
 def weight_tiers(
     num_layers: int, *, streamed: int, window: int, layer_bytes: int, host_bytes: int
 ) -> WeightTiers:
-    """The best use of `host_bytes` when so many layers, the last ones, are not in device memory.
+    """The best use of `host_bytes` when the last `streamed` layers are not in device memory.
 
     `window`: places of device memory that they pass through. Layers that all find a place there
     stay. Of host memory at least LEAST_STAGING_LAYERS are taken where a layer comes from disk.

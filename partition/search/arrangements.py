@@ -1,4 +1,4 @@
-"""Which devices form which stage, in which order: all the ways, or the ways next to one.
+"""Arrangements: the devices of each stage, in order; all the ways, or the ways next to one.
 
 Knows device numbers only; what a way costs is asked elsewhere.
 """

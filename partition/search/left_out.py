@@ -75,7 +75,7 @@ def _strangers(search: Search, arrangement: Arrangement, index: int) -> list[str
 
 
 def _best_with(search: Search, arrangement: Arrangement, index: int) -> Solved | None:
-    """The fastest of the plans that have the device besides; None when it has room for no part."""
+    """The fastest of the plans that have this device, too; None when it has room for no part."""
     bounds = [(search.bound_s(each), each) for each in with_device(arrangement, index)]
     for bound_s, each in sorted(bounds)[:_MOST_TRIED]:
         if bound_s < float("inf"):
