@@ -1,4 +1,4 @@
-"""What can go wrong, by who can mend it.
+"""Errors, by who can mend them.
 
 EdgeError
 ├── RequestError (also ValueError)   the caller asked for something that cannot be

@@ -12,7 +12,7 @@ from pathlib import Path
 from edge.errors import EdgeError
 
 PACKAGES = ("partition", "transport", "kernels", "offload")
-"""They must be imported from beside `edge` itself."""
+"""They must be imported from the folder that `edge` is in."""
 
 
 def require_own_packages() -> None:

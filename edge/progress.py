@@ -1,4 +1,4 @@
-"""How far long work has come, as data; who shows it decides how."""
+"""Progress of long work as data; who shows it decides how."""
 
 from __future__ import annotations
 

@@ -1,3 +1,3 @@
-"""Which Edge this is."""
+"""The version of Edge."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""What `import edge` begins with: a cluster of peers for callers without an event loop."""
+"""A cluster of peers, for callers without an event loop."""
 
 from __future__ import annotations
 

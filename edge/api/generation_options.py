@@ -1,4 +1,4 @@
-"""How an answer is chosen and when it ends, as its user asks for it."""
+"""The options of an answer, as its user gives them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the shards of a stage sum: over their links, or from device to device of one host.
+"""Sums of a stage's shards: over their links, or from device to device of one host.
 
 Knows ranks and what each offers; a back end's `DeviceSums` knows its devices. All shards of a stage
 ask each other over their links, and go one way or the other together.
@@ -24,7 +24,7 @@ from edge.host.identity import host_id
 from transport import Collective, TransportError
 
 OVER_LINKS = "links"
-"""What `way` is of sums over links."""
+"""The `way` of sums over links."""
 
 _HASH_BYTES = 32
 _TOKEN_BYTES = 16

@@ -37,7 +37,7 @@ class HostCache:
         )
         """What a tier must keep of one request."""
         self.numbers = {layer: number for number, layer in enumerate(mixers)}
-        """Of the layers that have a cache: how they are counted here."""
+        """Layers that have a cache, as they are counted here."""
 
     def new_rows(self, tokens: int) -> list[NDArray[Any]]:
         """Memory for N tokens in every layer, as `put_rows` takes it."""

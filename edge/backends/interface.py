@@ -1,4 +1,4 @@
-"""What every back end promises. Which one computes, `registry.py` tells."""
+"""The promises of every back end. `registry.py` tells which one computes."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class ShardWeights:
     packed: DerivedCache | None = None
     """Where a back end keeps what it makes of them; None: nowhere."""
     load_room_bytes: int | None = None
-    """What loading may take beside the weights themselves; None: what it wants."""
+    """The overhead that loading may take; None: what it wants."""
     host_bytes: int = 0
-    """Of the host's memory, for weights that a device with memory of its own has no room for."""
+    """Bytes of the host's memory, for weights that a device with its own has no room for."""
 
 
 class Logits(Protocol):
@@ -56,7 +56,7 @@ class Logits(Protocol):
 
 
 class HostLogits:
-    """Of programs that compute on the host."""
+    """Logits of programs that compute on the host."""
 
     can_rank = False
 

@@ -22,7 +22,7 @@ from edge.protocol.step import Step, StepLimits
 from offload import KVPlace, KVShape, KVTier
 
 _WINDOW_LAYERS = 2
-"""In memory beside those that stay: one computes, one is read."""
+"""Layers in memory next to those that stay: one computes, one is read."""
 
 
 Rows = NDArray[Any]
@@ -37,7 +37,7 @@ class Pool(Protocol):
 
     @property
     def num_tokens(self) -> int:
-        """Of all requests together."""
+        """Sum over all requests."""
         ...
 
     def __contains__(self, request: str) -> bool: ...
@@ -100,7 +100,7 @@ class CacheMoves:
         self._away[request] = length
 
     def reserve(self, request: str, tokens: int) -> None:
-        """Room in the tier for so many of its tokens. StoreError: there is no more than before."""
+        """Make room in the tier for `tokens` of it. StoreError: there is no more than before."""
         self._place(request).reserve(tokens)
 
     def is_inside(self, request: str) -> bool:
@@ -181,7 +181,7 @@ class CacheMoves:
             self._reader.shutdown()
 
     def _open_window(self, request: str, tokens: int) -> None:
-        """Choose what stays for a step after which the request has so many tokens."""
+        """Choose the layers that stay for a step after which the request has `tokens`."""
         sizes = [tokens * layer.token_bytes for layer in self._shape.layers]
         room_bytes = self._room_tokens * self._shape.token_bytes
         window_bytes = _WINDOW_LAYERS * max(sizes)
@@ -213,7 +213,7 @@ class CacheMoves:
         return self._tier.place(request, self._shape)
 
     def _write(self, request: str, layer: int, tokens: int) -> None:
-        """What the tier lacks of a layer's first so many tokens."""
+        """Save the first tokens of a layer, those that the tier lacks."""
         place = self._place(request)
         known = place.tokens(layer)
         if known < tokens:

@@ -1,4 +1,4 @@
-"""When a step is computed in two halves, so that the sums of one hide behind the other's products.
+"""Steps in two halves, so that the sums of one half hide behind the products of the other.
 
 Pure. All shards of a stage must decide alike, whatever back end they have: their sums would not
 meet otherwise. So it depends on nothing but the step and the stage.
@@ -11,8 +11,8 @@ import dataclasses
 from edge.protocol.step import Step
 
 MIN_TOKENS = 256
-"""Of a step in halves. Measured with a 1.1 B model over two peers of one thread on one machine:
-chunks of 256 were read 1.07 times as fast in halves, chunks of 128 only 0.85 times as fast."""
+"""Least tokens of a step in halves. Measured with a 1.1 B model over two peers of one thread on one
+machine: chunks of 256 were read 1.07 times as fast in halves, chunks of 128 only 0.85 times as fast."""
 
 _ROWS = 32
 """The first half is the multiple next to the middle: the kernels take rows in blocks."""

@@ -89,5 +89,5 @@ def heads_of(
 
 
 def spread(count: int, most: int) -> list[int]:
-    """Up to so many of the first `count` numbers, the ends among them."""
+    """Up to `most` of the first `count` numbers, the ends among them."""
     return [int(i) for i in np.unique(np.linspace(0, count - 1, most).astype(np.int64))]

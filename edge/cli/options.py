@@ -193,7 +193,7 @@ def _read_plan(plan_file: Path | None, parallel: Parallel) -> Parallel | Plan:
         raise click.UsageError("give either --plan or --parallel, not both")
     try:
         value = json.loads(plan_file.read_text(encoding="utf-8"))
-        # What `edge plan --json` prints holds the plan beside other things.
+        # `edge plan --json` prints the plan with other things.
         return Plan.from_json(
             value["plan"] if isinstance(value, dict) and "plan" in value else value
         )

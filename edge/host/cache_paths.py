@@ -1,4 +1,4 @@
-"""Where Edge keeps its caches, and the one environment variable of its own: EDGE_CACHE."""
+"""The places of Edge's caches, and its one environment variable: EDGE_CACHE."""
 
 from __future__ import annotations
 

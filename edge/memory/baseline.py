@@ -1,4 +1,4 @@
-"""What this process takes of memory before any model is loaded, and what it may promise."""
+"""The baseline: memory of this process before any model is loaded, and what it may promise."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from edge.host.free_memory import free_memory_bytes, process_memory, usable_memo
 from edge.memory.ledger import Floor
 
 WORK_BYTES = 40 << 20
-"""What a daemon takes beside models once it works: 15 to 20 MiB of code and tables of ONNX Runtime
+"""Overhead of a daemon once it works: 15 to 20 MiB of code and tables of ONNX Runtime
 that the first session touches, and up to 16 MiB of pieces of weights on their way to disk."""
 
 
 def process_floor() -> Floor:
-    """Measured now: call it once what the process needs is imported, and before it serves."""
+    """The baseline, measured now: call it once all imports are done, and before the process serves."""
     return Floor(process_bytes=process_memory()["resident_bytes"], work_bytes=WORK_BYTES)
 
 
 def device_floor() -> Floor:
-    """Of a device with memory of its own: what the process has taken of it counts as used, not as
-    free; a step's scratch space comes on top."""
+    """The baseline of a device with memory of its own: what the process has taken of it counts as
+    used, not as free; a step's scratch space comes on top."""
     return Floor(process_bytes=0, work_bytes=WORK_BYTES)
 
 

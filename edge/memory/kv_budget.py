@@ -1,4 +1,4 @@
-"""What keys and values may take of a peer's memory and of its disk, shared out to its sessions."""
+"""The budget of keys and values in a peer's memory and on its disk, shared out to sessions."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ LEAST_MODEL_BYTES = 8 << 20
 """A promise that leaves less than this to models is of no use to anybody."""
 
 MEASURING = "measuring "
-"""How the names of uses begin that are over in moments."""
+"""Prefix of the names of uses that are over in moments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,7 @@ class Ledger:
 
     @property
     def free_bytes(self) -> int:
-        """Of the promise; never below 0."""
+        """Bytes of the promise that are left; never below 0."""
         taken = self.floor.total + sum(use.total for use in self.uses.values())
         return max(0, self.budget_bytes - taken)
 

@@ -1,4 +1,4 @@
-"""What a shard takes beside weights and KV cache, in bytes: while it computes, and to load. Pure.
+"""The overhead of a shard over weights and KV cache, in bytes: to compute, and to load. Pure.
 
 Buffers that a program makes once have the sizes given here; what its kernels take for moments is
 bounded by the largest step.
@@ -18,7 +18,7 @@ from edge.weights.layout import ShardLayout
 from kernels.kv_cache.cache_size import cache_row
 
 LOGIT_CHUNK_BYTES = 4 << 20
-"""Of logits per step, when every row travels."""
+"""Bytes of logits per step, when every row travels."""
 
 _LOOSE_LAYER_BYTES = 1 << 19
 """What the sessions of a layer take without its weights: measured 0.23 MiB with ONNX Runtime, and
@@ -156,7 +156,7 @@ def _evaluated(widths: Widths, limits: StepLimits) -> int:
 
 
 def buffer_bytes(widths: Widths, limits: StepLimits) -> int:
-    """The most that a shard takes beside weights and KV cache while it computes any step."""
+    """The most that a shard takes over weights and KV cache while it computes any step."""
     values = _made_once(widths, limits) + _activations(widths, limits) + _logits(widths, limits)
     loose = _SPARE_PAGE_BYTES if widths.loose_layers else 0
     return (

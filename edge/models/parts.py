@@ -1,4 +1,4 @@
-"""What every half of a layer can say of itself, whatever it computes; and slices of weights.
+"""Parts: the halves of a layer as data, whatever they compute; and slices of weights.
 
 A layer is a mixer, which looks at other tokens, and a feed-forward block, which does not. Both read
 the normed hidden state, and what they make is added to it. Both are shared out in units (heads,
@@ -59,9 +59,9 @@ class PartWeights:
     """What a whole part's weights consist of."""
 
     unit: Weights
-    """Of each unit: a query head, a column."""
+    """Weights of each unit: a query head, a column."""
     group: Weights = Weights()
-    """Of what several units share: a KV head."""
+    """Weights that several units share: a KV head's."""
     fixed: Weights
     """Held by every shard that has a unit."""
 

@@ -20,9 +20,10 @@ MAX_KINDS = 64
 """Kinds of layers in one model."""
 
 Mixer = Attention
-"""What looks at other tokens. A further kind is a class with the verbs of `Part`, named here."""
+"""The half of a layer that looks at other tokens. A further kind is a class with the verbs of
+`Part`, named here."""
 FeedForward = GatedMlp
-"""What does not; likewise."""
+"""The half that does not; likewise."""
 
 _MIXERS = {kind.kind: kind for kind in (Attention,)}
 _FEED_FORWARDS = {kind.kind: kind for kind in (GatedMlp,)}

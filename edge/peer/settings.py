@@ -1,4 +1,4 @@
-"""How one daemon runs, as its user asks for it."""
+"""The settings of one daemon, as its user gives them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast messages move between each two peers of a cluster, as they measured it themselves."""
+"""The speed of messages between each two peers of a cluster, as they measured it themselves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a model is to be loaded, as its user asks for it: one object from the rim to the peers."""
+"""The options of a load, as its user gives them: one object from the rim to the peers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one question about a cluster needs: whom to ask, what is known, whom to tell."""
+"""The means of one question about a cluster: whom to ask, what is known, whom to tell."""
 
 from __future__ import annotations
 

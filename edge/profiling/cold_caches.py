@@ -1,4 +1,4 @@
-"""What is measured must find the processor's caches as a model would leave them: full of others."""
+"""Caches of the processor as a model would leave them for a measurement: full of others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ there: the model's weights are read between two layers' keys and values, and are
 hold, where the sample may not be."""
 
 _LEAST_BYTES = 40 << 20
-"""What caches of most processors hold at most: where less is read, a small sample stays in them."""
+"""The most that caches of most processors hold; a sample that reads less stays in them."""
 
 _COLD_ROWS = 4
 """Steps of more rows than these compute longer than they read."""
@@ -39,7 +39,7 @@ class Caches:
         return step.batch * step.num_tokens <= _COLD_ROWS
 
     def cold_seconds(self, loaded: LoadedSample, step: Step) -> float:
-        """Of the step, once, its weights not in a cache if that matters."""
+        """Seconds of the step, once, its weights not in a cache if that matters."""
         if self.matter(step):
             self.forget()
         return loaded.seconds(step)

@@ -1,4 +1,4 @@
-"""How fast messages move over a link that is made for it: both of its ends.
+"""A probe of a link that is made for it: both of its ends.
 
 One end gives orders, the other obeys. An order is two numbers, what to do and the bytes of the
 message that follows, so that both know its size. The same links as those that carry hidden states.
@@ -27,7 +27,7 @@ _ECHO, _TAKE, _GIVE, _END = range(4)
 _GLANCE_ECHOES = 10
 _GLANCE_MESSAGES = 5
 _GLANCE_BYTES = 32 << 10
-"""Of a message of a glance: 3 ms at 100 Mbit/s."""
+"""Size of a message of a glance: 3 ms at 100 Mbit/s."""
 _GLANCE_SPAN_S = 0.03
 """After which it sends no further message in a direction."""
 
@@ -42,7 +42,7 @@ _LATE = 10
 
 _UNSTEADY = 1.5
 _UNSTEADY_S = 1e-3
-"""Echoes take so many times as long on average as most do, and so much longer."""
+"""Echoes take this many times as long on average as most do, or this much longer."""
 
 _LARGE_SPAN_S = 0.2
 _MOST_LARGE = 9

@@ -20,7 +20,7 @@ from edge.weights.formats import WeightFormat
 from transport import SoloCollective, Work
 
 EARLY_POSITION = 15
-"""Of tokens that are decoded with hardly any attention."""
+"""Context of tokens that are decoded with hardly any attention."""
 
 Check = Callable[[], None]
 """Raises when nobody waits for the measurement any more."""
@@ -58,7 +58,7 @@ class LoadedSample:
         self._hidden = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
 
     def seconds(self, step: Step) -> float:
-        """Of the step, once. `runs` then has the time of each of its graph runs."""
+        """Seconds of the step, once. `runs` then has the time of each of its graph runs."""
         shape = (step.batch, step.num_tokens, self.sample.spec.hidden_size)
         hidden = self._hidden[: step.batch * step.num_tokens].reshape(shape)
         self.runs.begin()

@@ -1,4 +1,4 @@
-"""What one peer needs to know to run its shard."""
+"""An assignment: all that one peer needs to know to run its shard."""
 
 from __future__ import annotations
 

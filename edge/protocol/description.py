@@ -26,7 +26,7 @@ class HostedModel:
     host_bytes: int
     """Weights in the memory of the device's host."""
     kv_bytes: int
-    """Of `bytes`, keys and values."""
+    """The part of `bytes` for keys and values."""
     kv_host_bytes: int
     """Keys and values in the memory of the device's host."""
     kv_disk_bytes: int
@@ -49,9 +49,9 @@ class PeerDescription:
     memory_bytes: int
     """What it promised to stay under."""
     floor_bytes: int
-    """Of that, what its process takes of itself."""
+    """The part of that which its process takes of itself."""
     free_bytes: int
-    """Of that, what nothing was reserved for yet."""
+    """The part of that which is not reserved yet."""
     model_free_bytes: int
     """What the weights and the KV cache of another model may take; the same, where no limit of
     their own is set."""

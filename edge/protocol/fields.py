@@ -26,7 +26,7 @@ MALFORMED = (
     ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError,
     partition.PlanError, TransportError, EdgeError,
 )  # fmt: skip
-"""What reading raises of something that nobody wrote."""
+"""The errors of reading something that nobody wrote."""
 
 _LONGEST_TEXT = 1024
 _LARGEST_INTEGER = 1 << 53
@@ -129,7 +129,7 @@ _PLAIN: dict[Any, Coded] = {
 
 @cache
 def codec(annotation: Any) -> Coded:
-    """Of a field so annotated. Raises TypeError for what no record may hold."""
+    """The codec of a field with this annotation. TypeError for one that no record may hold."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         marks = [mark for mark in arguments[1:] if isinstance(mark, Coded)]

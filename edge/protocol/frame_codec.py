@@ -1,4 +1,4 @@
-"""What every kind of frame is: a call that is answered, a post that is not, an event from a peer.
+"""Frames: a call that is answered, a post that is not, or an event from a peer.
 
 A frame is a dataclass; its fields are the frame's header, but for those marked with `Payload`.
 """

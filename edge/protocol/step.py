@@ -1,4 +1,4 @@
-"""What all shards of a plan compute together, on which terms, and how large it may get. Pure."""
+"""A step that all shards of a plan compute together: its terms, and its limits. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a shard's time goes, as a peer tells it."""
+"""Times of a shard's steps, part by part, as a peer tells them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class StepTimes:
 
     @property
     def each(self) -> StepTimes:
-        """Of one step, on average; all zeros when there was none."""
+        """The times of one step, on average; all zeros when there was none."""
         steps = max(1, self.steps)
         return StepTimes(
             steps=min(1, self.steps),

@@ -176,7 +176,7 @@ def _session_options() -> ort.SessionOptions:
     options = ort.SessionOptions()
     options.use_per_session_threads = False
     options.log_severity_level = 3
-    # With it the second step of a size takes one large block beside the small ones of the first.
+    # With it the second step of a size takes one large block next to the small ones of the first.
     options.enable_mem_pattern = False
     options.add_session_config_entry("session.use_env_allocators", "1")
     # Else what packing took stays in the arena, which gives nothing back.

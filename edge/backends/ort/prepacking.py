@@ -1,7 +1,7 @@
 """Weights in the form ONNX Runtime's kernels want them: taken out of it, and put back into it.
 
 A session packs each constant weight for its kernels when it is made. It can save what it packed, as
-blobs beside the model, and a session made from such files keeps the blobs where they are mapped.
+blobs next to the model, and a session made from such files keeps the blobs where they are mapped.
 Here memory of our own is put where a session's blobs lie; whichever layer's blobs are then read
 into that memory, the session computes that layer. The format of the blobs is the kernels' own
 affair: it depends on the version of ONNX Runtime and on the processor.

@@ -47,7 +47,7 @@ class GraphSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Streamed:
-    """What a segment of a streamed layer has beside its graph.
+    """The parts of a streamed layer's segment that are not its graph.
 
     Its names are without the layer's number (`past_key`, `qkv.codes`), and what is no matrix is an
     input: segments of equal `kind` differ in the places of their weights only.

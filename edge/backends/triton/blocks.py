@@ -1,4 +1,4 @@
-"""What the parts of a layer are made of on a GPU: norms, products, and where they come from.
+"""Building blocks of a layer's parts on a GPU: norms, products, and where they come from.
 
 A block is one part of a layer as launches of kernels; each kind of part has a module of its own.
 """

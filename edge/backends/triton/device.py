@@ -1,4 +1,4 @@
-"""Where Triton's kernels run, and memory that they and the CPU both see.
+"""The device of Triton's kernels, and memory that they and the CPU both see.
 
 That is a CUDA GPU; or, for tests, the CPU with Triton's interpreter, where device and host memory
 are the same and copies between them are nothing.
@@ -57,7 +57,7 @@ class Device:
         """One stream for all: memory that was used on one is not given to another."""
 
     def free_bytes(self) -> int:
-        """Of the GPU's own memory."""
+        """Free bytes of the GPU's own memory."""
         free_bytes, _total_bytes = torch.cuda.mem_get_info(self.torch)
         return int(free_bytes)
 
@@ -96,7 +96,7 @@ class Device:
 
     @contextlib.contextmanager
     def beside(self) -> Iterator[None]:
-        """What is copied in the block goes beside what is computed, and is done at its end."""
+        """Copies in the block go next to what is computed, and are done at its end."""
         if not self.is_gpu:
             yield
             return
@@ -131,13 +131,13 @@ class Device:
         return _MEASURED_BYTES / best_s
 
     def copier(self, places: Sequence[Tensor]) -> Copier:
-        """Copies into these, uint8 on the device, beside what is computed."""
+        """Copies into these, uint8 on the device, next to what is computed."""
         if self.is_gpu:
             return StreamCopier(self, places)
         return MemoryCopier([memoryview(place.numpy()) for place in places])
 
     def pin(self, memory: memoryview) -> Unpin:
-        """Let copies out of this memory, whole pages, go beside what is computed."""
+        """Let copies out of this memory, whole pages, go next to what is computed."""
         if not self.is_gpu:
             return unpinned(memory)
         runtime: Any = torch.cuda.cudart()

@@ -1,4 +1,4 @@
-"""What a shard computes between two sums, as launches of Triton kernels.
+"""A shard's work between two sums, as launches of Triton kernels.
 
 The residual stream is float32, as it travels between peers. Products are given `activations`: a
 norm rounds to it on its way, and results go back to float32. What a product adds to the stream is

@@ -1,8 +1,8 @@
-"""Which tiles products and attention take: measured ones where a table has them, else none.
+"""Tiles of products and attention: measured ones where a table has them, else none.
 
 None leaves the choice to the kernels' faces, whose defaults suit any shape. A table belongs to one
 kind of GPU. It is made by `python -m demos.bench.gpu_tuning` and kept among Edge's caches;
-tables that are shipped lie in `tables/` beside this file (none so far). Tiles change speed
+tables that are shipped lie in `tables/` of this folder (none so far). Tiles change speed
 and the order of sums, nothing else.
 """
 

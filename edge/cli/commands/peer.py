@@ -24,7 +24,7 @@ from edge.peer.resources import PeerResources
 from edge.peer.settings import PeerSettings
 
 EXIT_TIMEOUT_S = 5.0
-"""How long to wait for a step or a load that is under way when the daemon is told to end."""
+"""Time for a step or a load that is under way when the daemon is told to end."""
 
 
 @click.command("peer", short_help="Run the daemon that lends this device to the cluster.")

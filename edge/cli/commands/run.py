@@ -43,7 +43,7 @@ from edge.planning.load_options import LoadOptions
     "--json", "as_json", is_flag=True, help="Print the whole reply as JSON instead of streaming."
 )
 @click.option(
-    "--explain", is_flag=True, help="Show where the time went, beside what was predicted of it."
+    "--explain", is_flag=True, help="Show where the time went, and what was predicted of it."
 )
 def command(
     model: Path,
