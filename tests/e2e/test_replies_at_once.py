@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -11,6 +10,7 @@ import edge
 from edge.api.benchmark import run_benchmark
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.plans import make_plan
+from tests.support.replies import replies_at_once
 
 Checkpoints = Callable[..., TinyCheckpoint]
 
@@ -25,19 +25,12 @@ def test_replies_at_once_have_the_tokens_of_replies_alone(
     prompts = [checkpoint.prompt(length) for length in (5, 9, 3, 17, 1, 30, 8)]
     lengths = [40, 25, 33, 12, 40, 5, 18]
     expected = [
-        tuple(checkpoint.greedy(prompt, length))
-        for prompt, length in zip(prompts, lengths, strict=True)
+        checkpoint.greedy(prompt, length) for prompt, length in zip(prompts, lengths, strict=True)
     ]
     with five_peers.load(
         checkpoint.path, dtype="float32", plan=plan, context_tokens=64, concurrency=3
     ) as model:
-
-        def answer(index: int) -> tuple[int, ...]:
-            reply = model.generate(prompts[index], max_new_tokens=lengths[index], ignore_eos=True)
-            return reply.token_ids
-
-        with ThreadPoolExecutor(len(prompts)) as pool:
-            assert list(pool.map(answer, range(len(prompts)))) == expected
+        assert replies_at_once(model, prompts, lengths) == expected
 
 
 def test_a_benchmark_accounts_for_every_peer(

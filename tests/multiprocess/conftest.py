@@ -16,17 +16,23 @@ from tests.support.checkpoints import TinyCheckpoint
 LONG_CONTEXT = 30_000
 
 
+def with_long_context(checkpoint: Path, folder: Path) -> Path:
+    """A copy with so long a context that an answer is never at its end by itself."""
+    target = folder / "endless"
+    shutil.copytree(checkpoint, target)
+    config = target / "config.json"
+    values = {**json.loads(config.read_text()), "max_position_embeddings": LONG_CONTEXT}
+    config.write_text(json.dumps(values))
+    return target
+
+
 @pytest.fixture(scope="session")
 def endless_checkpoint(
     tiny_checkpoint: Callable[..., TinyCheckpoint], tmp_path_factory: pytest.TempPathFactory
 ) -> TinyCheckpoint:
-    """The tiny Llama with so long a context that an answer is never at its end by itself."""
-    folder = tmp_path_factory.mktemp("endless") / "endless"
-    shutil.copytree(tiny_checkpoint("llama").path, folder)
-    config = folder / "config.json"
-    values = {**json.loads(config.read_text()), "max_position_embeddings": LONG_CONTEXT}
-    config.write_text(json.dumps(values))
-    return TinyCheckpoint(Path(folder))
+    """The tiny Llama, whose answers last for minutes."""
+    source = tiny_checkpoint("llama").path
+    return TinyCheckpoint(with_long_context(source, tmp_path_factory.mktemp("long")))
 
 
 @pytest.fixture(autouse=True)

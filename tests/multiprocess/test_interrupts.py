@@ -10,7 +10,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
 
 import psutil
 import pytest
@@ -19,8 +18,10 @@ import edge
 from edge.progress import OnProgress
 from tests.multiprocess.conftest import LONG_CONTEXT
 from tests.support.checkpoints import TinyCheckpoint
+from tests.support.plans import make_plan
 from tests.support.processes import PATIENCE_S, Daemon, edge_process, poll_until
 from tests.support.processes import edge as run_edge
+from tests.support.replies import await_steps
 
 
 @pytest.fixture(scope="module")
@@ -138,37 +139,54 @@ def test_ctrl_c_in_every_phase_of_a_load(
 
 
 @contextlib.contextmanager
-def interrupted_after(delay_s: float) -> Iterator[None]:
-    """Ctrl-C in `delay_s`, wherever the body is by then; the body must not hide it."""
+def ctrl_c_after(event: Callable[[], object]) -> Iterator[None]:
+    """Ctrl-C once `event` returns, in another thread; the body must last until then."""
 
-    def interrupt(_number: int, frame: FrameType | None) -> None:
-        if frame is None or frame.f_code.co_filename in (__file__, contextlib.__file__):
-            signal.setitimer(signal.ITIMER_REAL, 0.001)  # not in the body, or not yet
-        else:
-            raise KeyboardInterrupt
+    def press() -> None:
+        event()
+        os.kill(os.getpid(), signal.SIGINT)
 
-    before = signal.signal(signal.SIGALRM, interrupt)
+    watcher = threading.Thread(target=press)
+    watcher.start()
     try:
-        signal.setitimer(signal.ITIMER_REAL, delay_s)
-        yield
-    except KeyboardInterrupt:
-        return
-    else:
-        raise AssertionError("the body ended before")
+        with pytest.raises(KeyboardInterrupt):
+            yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        watcher.join()
 
 
-@pytest.mark.parametrize("delay_s", [0.02, 0.4, 0.8, 1.2, 1.8])
+@pytest.mark.parametrize("moment", [1, 2, "hash", "load", "generate"])
 def test_ctrl_c_at_any_moment_of_a_program(
-    delay_s: float, endless_checkpoint: TinyCheckpoint
+    moment: str | int, endless_checkpoint: TinyCheckpoint
 ) -> None:
-    """Starting, loading, generating: the fixtures check that no thread or daemon is left."""
-    with interrupted_after(delay_s), edge.Cluster.local(peers=2, threads=1) as cluster:
+    """Starting (a number of daemons), loading, generating: the fixtures check that no thread or
+    daemon is left."""
+    before = len(psutil.Process().children())
+    spec, name = endless_checkpoint.spec, endless_checkpoint.path.name
+    plan = make_plan(spec, "tensor_2", model=name)  # by hand: so nothing is measured first
+    reached = threading.Event()
+    models: list[edge.Model] = []
+
+    def on_progress(event: edge.Progress) -> None:
+        if event.phase == moment:
+            reached.set()
+
+    def until_then() -> None:
+        if isinstance(moment, int):
+            poll_until(lambda: len(psutil.Process().children()) >= before + moment)
+        elif reached.wait(PATIENCE_S) and models:
+            await_steps(models[0])
+
+    with ctrl_c_after(until_then), edge.Cluster.local(peers=2, threads=1) as cluster:
         model = cluster.load(
-            endless_checkpoint.path, dtype="int8", plan="tensor", context_tokens=LONG_CONTEXT
+            endless_checkpoint.path,
+            dtype="float32",
+            plan=plan,
+            context_tokens=LONG_CONTEXT,
+            progress=on_progress,
         )
+        models.append(model)
+        reached.set()
         model.generate([1, 2, 3], max_new_tokens=LONG_CONTEXT - 3)
 
 
@@ -179,8 +197,13 @@ def test_after_ctrl_c_the_same_model_goes_on(
     prompt = endless_checkpoint.prompt(4)
     with edge.Cluster.connect([daemon.address]) as cluster:
         model = cluster.load(endless_checkpoint.path, dtype="float32", context_tokens=LONG_CONTEXT)
+
+        def is_computed() -> bool:  # a prompt: the reply before may still count its tokens
+            return model.measure()[0].prompt.steps > 0
+
         for _ in range(3):
-            with interrupted_after(0.1):
+            model.measure()
+            with ctrl_c_after(lambda: poll_until(is_computed)):
                 model.generate(prompt, max_new_tokens=LONG_CONTEXT - 4)
         expected = endless_checkpoint.greedy(prompt, 6)
         assert list(model.generate(prompt, max_new_tokens=6).token_ids) == expected

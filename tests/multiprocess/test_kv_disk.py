@@ -17,6 +17,7 @@ from partition import Plan, Shard, Stage
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.processes import Daemon
 from tests.support.processes import edge as run_edge
+from tests.support.replies import replies_at_once
 from tests.support.small_disk import fill, small_disk
 from tests.support.specs import shape
 
@@ -35,29 +36,6 @@ def token_bytes(checkpoint: TinyCheckpoint) -> int:
     row_bytes: int = -(-shape(spec).head_size // 8) * 8 * 4
     num_kv_heads: int = shape(spec).num_kv_heads
     return spec.num_layers * num_kv_heads * 2 * row_bytes
-
-
-def together(
-    model: edge.Model, prompts: list[list[int]], count: int
-) -> list[list[int] | edge.EdgeError]:
-    """Each prompt's reply in a thread of its own, or its error."""
-    replies: dict[int, list[int] | edge.EdgeError] = {}
-    start = threading.Barrier(len(prompts))
-
-    def ask(index: int) -> None:
-        start.wait()
-        try:
-            reply = model.generate(prompts[index], max_new_tokens=count, ignore_eos=True)
-            replies[index] = list(reply.token_ids)
-        except edge.EdgeError as error:
-            replies[index] = error
-
-    threads = [threading.Thread(target=ask, args=(index,)) for index in range(len(prompts))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [replies[index] for index in range(len(prompts))]
 
 
 def written_bytes(model: edge.Model) -> list[int]:
@@ -97,7 +75,7 @@ def test_eight_requests_over_memory_for_two(checkpoint: TinyCheckpoint, tmp_path
             concurrency=2,
         ) as model,
     ):
-        replies = together(model, prompts, count)
+        replies = replies_at_once(model, prompts, [count] * 8)
         moved = written_bytes(model)
     assert replies == [checkpoint.greedy(prompt, count) for prompt in prompts]
     assert all(each > 4 * 40 * half for each in moved), "at least four of them left memory"
@@ -128,7 +106,7 @@ def test_a_request_longer_than_memory(
             context_tokens=CONTEXT - 12,
         ) as model,
     ):
-        replies = together(model, [prompt, other], 70)
+        replies = replies_at_once(model, [prompt, other], [70, 70])
         moved = written_bytes(model)
     assert replies == [checkpoint.greedy(prompt, 70), checkpoint.greedy(other, 70)]
     assert all(moved)
@@ -153,7 +131,7 @@ def test_a_full_disk_ends_only_the_request_that_needs_it(
             cluster.load(checkpoint.path, dtype="float32", context_tokens=CONTEXT - 12) as model,
         ):
             for _ in range(2):
-                failed, reply = together(model, [long, short], 70)
+                failed, reply = replies_at_once(model, [long, short], [70, 70])
                 assert isinstance(failed, edge.CapacityError)
                 assert re.match(
                     rf"peer k: the disk under {disk} is full: no room for [\d,]+ bytes of keys",
@@ -161,7 +139,7 @@ def test_a_full_disk_ends_only_the_request_that_needs_it(
                 )
                 assert reply == expected[1]
             filler.unlink()
-            assert together(model, [long, short], 70) == expected
+            assert replies_at_once(model, [long, short], [70, 70]) == expected
 
 
 def test_what_is_refused(checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
@@ -225,7 +203,7 @@ def test_codes_and_streamed_layers_move_as_well(
                 context_tokens=CONTEXT - 100,
                 concurrency=4,
             ) as model:
-                replies.append([together(model, [prompt], 70) for prompt in prompts])
+                replies.append([replies_at_once(model, [prompt], [70]) for prompt in prompts])
                 moved += written_bytes(model)
     assert replies[0] == replies[1]
     assert moved[0] == 0 < moved[1]
@@ -247,7 +225,7 @@ def test_scales_are_measured_within_the_memory_that_is_kept(
                 checkpoint.path, dtype="float32", kv_dtype="int8", context_tokens=CONTEXT - 100
             ) as model,
         ):
-            replies += together(model, [prompt], 20)
+            replies += replies_at_once(model, [prompt], [20])
     assert replies[0] == replies[1]
 
 

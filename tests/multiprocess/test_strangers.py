@@ -20,10 +20,12 @@ import transport
 from edge.protocol.client import PeerClient
 from edge.protocol.messages import Close, Describe, Done
 from edge.protocol.peer_info import describe_peer
+from tests.multiprocess.conftest import LONG_CONTEXT
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.passing_time import let_pass
 from tests.support.processes import Daemon
 from tests.support.processes import edge as run_edge
+from tests.support.replies import await_steps
 from transport import PROTOCOL_VERSION, Frame
 
 
@@ -242,28 +244,27 @@ def garbage(daemon: Daemon) -> Iterator[Callable[[socket.socket], object]]:
 
 
 def test_garbage_on_a_daemons_port_while_it_answers(
-    daemon: Daemon, tiny_checkpoint: Callable[..., TinyCheckpoint]
+    daemon: Daemon, endless_checkpoint: TinyCheckpoint
 ) -> None:
     """Random bytes, enormous lengths, connections that dawdle: the reply goes on and is right."""
-    checkpoint = tiny_checkpoint("llama")
-    prompt = checkpoint.prompt(6)
+    prompt = endless_checkpoint.prompt(6)
+    expected = endless_checkpoint.greedy(prompt, 100)
     with contextlib.ExitStack() as dawdling, edge.Cluster.connect([daemon.address]) as cluster:
-        model = cluster.load(checkpoint.path, dtype="float32")
-        expected = list(model.generate(prompt, max_new_tokens=400).token_ids)
-        assert expected[:8] == checkpoint.greedy(prompt, 8)
-        stream = model.stream(prompt, max_new_tokens=400)
+        model = cluster.load(endless_checkpoint.path, dtype="float32", context_tokens=LONG_CONTEXT)
+        stream = model.stream(prompt, max_new_tokens=LONG_CONTEXT - 6)
         tokens = [next(stream).token_id]
         for misuse in garbage(daemon):
             connected = dawdling.enter_context(socket.create_connection(("127.0.0.1", daemon.port)))
             with contextlib.suppress(OSError):
                 misuse(connected)
-            tokens.append(next(stream).token_id)
+            await_steps(model)
         for _ in range(100):  # more than may be unfinished at once
             slow = dawdling.enter_context(socket.create_connection(("127.0.0.1", daemon.port)))
             slow.sendall(b"ED")
-        tokens += [token.token_id for token in stream]
+        await_steps(model)
+        tokens += [next(stream).token_id for _ in expected[1:]]
         assert tokens == expected
-        assert daemon.describe().models[0].name == "llama"
+        assert daemon.describe().models[0].name == endless_checkpoint.path.name
 
 
 STEP = {
