@@ -12,7 +12,7 @@ from edge.protocol.step import Step
 
 MIN_TOKENS = 256
 """Least tokens of a step in halves. Measured with a 1.1 B model over two peers of one thread on one
-machine: chunks of 256 were read 1.07 times as fast in halves, chunks of 128 only 0.85 times as fast."""
+machine: chunks of 256 were read 1.07 times as fast in halves, chunks of 128 only 0.85 times."""
 
 _ROWS = 32
 """The first half is the multiple next to the middle: the kernels take rows in blocks."""

@@ -12,7 +12,7 @@ that the first session touches, and up to 16 MiB of pieces of weights on their w
 
 
 def process_floor() -> Floor:
-    """The baseline, measured now: call it once all imports are done, and before the process serves."""
+    """The baseline, measured now: call it after all imports, and before the process serves."""
     return Floor(process_bytes=process_memory()["resident_bytes"], work_bytes=WORK_BYTES)
 
 
