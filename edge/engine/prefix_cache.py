@@ -38,7 +38,7 @@ class _Unkept:
     """The first one's first token."""
 
 
-class Prefixes:
+class PrefixCache:
     """One session's view of its peer's store. Used by the compute thread; `close` it."""
 
     def __init__(self, store: PrefixStore, assignment: Assignment) -> None:
@@ -53,7 +53,7 @@ class Prefixes:
         self._writing: tuple[str, Future[bool]] | None = None
         """Whose block lies there, and whether it could be kept."""
 
-    def recall(self, program: KvStorage, request: str, prompt: Sequence[int]) -> int:
+    def match(self, program: KvStorage, request: str, prompt: Sequence[int]) -> int:
         """Put what is known of the prompt into the request's cache: so many of its tokens.
 
         Never all of them, as the last one's logits are wanted. The others' are kept by `keep`.

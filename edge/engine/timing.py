@@ -12,7 +12,7 @@ from edge.protocol.step_times import StepTimes
 from transport import Collective, Work
 
 
-class SessionTimes:
+class ShardTimes:
     """The counters of one shard, since they were last taken: of prompts and of decoding."""
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class TimedCollective:
     Of sums on a device only the time to begin them: it computes them among everything else.
     """
 
-    def __init__(self, inner: Collective, times: SessionTimes) -> None:
+    def __init__(self, inner: Collective, times: ShardTimes) -> None:
         self._inner = inner
         self._times = times
         self.rank = inner.rank
@@ -74,7 +74,7 @@ class TimedCollective:
 class _TimedWork:
     """Work whose wait counts as time of sums. See `Work`."""
 
-    def __init__(self, inner: Work, times: SessionTimes) -> None:
+    def __init__(self, inner: Work, times: ShardTimes) -> None:
         self._inner = inner
         self._times = times
 

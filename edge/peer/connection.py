@@ -285,7 +285,7 @@ class Connection:
             hosted.assignment.model.vocab_size,
             most_tokens=hosted.assignment.limits.context_tokens,
         )
-        hosted.shard.recall(post.request, prompt)
+        hosted.shard.match_prefix(post.request, prompt)
 
     def _reserve(self, post: messages.Reserve) -> None:
         hosted = self._session(post.session)
@@ -300,7 +300,7 @@ class Connection:
         self._session(post.session).shard.yield_run()
 
     def _swap_out(self, post: messages.SwapOut) -> None:
-        self._session(post.session).shard.suspend(post.request)
+        self._session(post.session).shard.swap_out(post.request)
 
     def _finish(self, post: messages.Finish) -> None:
         self._session(post.session).shard.finish(post.request)

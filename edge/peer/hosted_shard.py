@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import transport
 from edge.concurrency.blocking import run_blocking
-from edge.engine.shard_engine import ShardSession
+from edge.engine.shard_engine import ShardEngine
 from edge.errors import NetworkError, ProtocolError
 from edge.memory.kv_budget import KvRoom
 from edge.protocol.assignment import Assignment
@@ -54,7 +54,7 @@ class HostedSession:
         self.kv = kv_room.share(assignment, assignment.layout, host_bytes=kv_host_bytes)
         self._kv_room = kv_room
         try:
-            self.shard = ShardSession(assignment, report)
+            self.shard = ShardEngine(assignment, report)
         except BaseException:
             kv_room.give_back(self.kv)
             raise
@@ -67,7 +67,7 @@ class HostedSession:
 
     def offer(self, seat: Seat, link: Link) -> bool:
         """A link from `seat`; False if it is not awaited."""
-        is_awaited = seat in self.shard.neighbours and seat not in self._arrived
+        is_awaited = seat in self.shard.links.neighbours and seat not in self._arrived
         if not is_awaited or self._is_connected or self._is_closed:
             return False
         self._arrived[seat] = link
@@ -83,21 +83,21 @@ class HostedSession:
         if self._is_connecting:
             raise ProtocolError("the links of this session were asked for before")
         self._is_connecting = True
-        homeless = self.shard.neighbours - set(places)
+        homeless = self.shard.links.neighbours - set(places)
         if homeless:
             raise ProtocolError(f"no address for the neighbours in seats {sorted(homeless)}")
-        stage, rank = self.shard.seat
+        stage, rank = self.shard.links.seat
         hello = {"name": name, "session": self.assignment.session, "stage": stage, "rank": rank}
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                for seat in sorted(self.shard.neighbours):
-                    if seat > self.shard.seat:
+                for seat in sorted(self.shard.links.neighbours):
+                    if seat > self.shard.links.seat:
                         self._arrived[seat] = await dial(places[seat], hello)
-                while self.shard.neighbours - set(self._arrived):
+                while self.shard.links.neighbours - set(self._arrived):
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
-            missing = sorted(self.shard.neighbours - set(self._arrived))
+            missing = sorted(self.shard.links.neighbours - set(self._arrived))
             names = ", ".join(places[seat].name for seat in missing)
             raise NetworkError(
                 f"no link to {names} within {CONNECT_TIMEOUT_S:.0f} s; the devices must reach "

@@ -222,7 +222,7 @@ class PeerResources:
                     dtype=hosted.assignment.weight_format.name,
                     stage=hosted.assignment.stage,
                     rank=hosted.assignment.rank,
-                    sums=hosted.shard.sums,
+                    sums=hosted.shard.links.sums,
                     bytes=ledger.uses[name].model_bytes,
                     buffer_bytes=ledger.uses[name].buffer_bytes,
                     streamed_bytes=ledger.uses[name].streamed_bytes,

@@ -13,7 +13,7 @@ import numpy as np
 
 from edge.backends.interface import Backend
 from edge.concurrency.loop_thread import LoopThread
-from edge.engine.shard_engine import ShardSession
+from edge.engine.shard_engine import ShardEngine
 from edge.models.spec import ModelSpec
 from edge.profiling.cold_caches import Caches
 from edge.profiling.random_weights import written_weights
@@ -76,7 +76,7 @@ def step_seconds(
     )
     plan = Plan(model="sample", version=0, stages=(Stage(layers=range(1), shards=(whole,)),))
     listener = _Listener(caches)
-    session = ShardSession(
+    session = ShardEngine(
         Assignment(
             session="measuring",
             model=tiny,

@@ -52,8 +52,7 @@ def test_a_prompt_is_found_after_a_restart(checkpoint: TinyCheckpoint, tmp_path:
             daemon.kill()
 
 
-@pytest.mark.parametrize("kv_dtype", ["float32", "int8"])
-@pytest.mark.parametrize("plan", ["pipeline", "tensor"])
+@pytest.mark.parametrize(("plan", "kv_dtype"), [("pipeline", "float32"), ("tensor", "int8")])
 def test_every_shard_finds_it(
     checkpoint: TinyCheckpoint, tmp_path: Path, plan: Parallel, kv_dtype: KvDtype
 ) -> None:

@@ -13,18 +13,19 @@ from typing import Any
 from numpy.typing import NDArray
 
 from edge.backends.interface import ShardWeights
-from edge.engine.shard_engine import ShardSession
+from edge.engine.shard_engine import ShardEngine
 from edge.protocol.assignment import Assignment
 from edge.protocol.frame_codec import Event
 from edge.protocol.messages import Tokens
 from edge.protocol.step import SamplingTerms, Step, StepEntry, StepLimits
+from edge.protocol.topology import Seat
 from edge.protocol.wire_rules import WireRules
-from edge.weights.formats import weight_format
+from edge.weights.formats import KvDtype, weight_format
 from kernels.sampling.parameters import SamplingParameters
 from kernels.sampling.shortlist import SHORTLIST_TOKENS
-from offload import Manifest
+from offload import KVTier, Manifest, PrefixStore
 from partition import Plan, Shard, Stage
-from tests.support.made_up_shards import SPEC, VOCAB, MadeUpBackend
+from tests.support.made_up_shards import SPEC, VOCAB, MadeUpBackend, MadeUpProgram
 from tests.support.transport_pairs import link_ends
 from transport import Link, WireRule
 
@@ -64,10 +65,68 @@ class CountingLink:
 class Shards:
     """All sessions of a plan, and what they reported."""
 
-    sessions: list[ShardSession]
+    sessions: list[ShardEngine]
     reports: SimpleQueue[Event]
     links: list[CountingLink] = field(default_factory=list)
     terms: dict[str, SamplingTerms] = field(default_factory=dict)
+    backends: list[MadeUpBackend] = field(default_factory=list)
+    on_report: Callable[[Event], object] = lambda event: None
+    """Called with each report before it can be had, on the compute thread that made it."""
+
+    @property
+    def programs(self) -> list[MadeUpProgram]:
+        """Of the sessions, in order. Their compute threads use them."""
+        return [backend.programs[-1] for backend in self.backends]
+
+    def hear(self, event: Event) -> None:
+        self.on_report(event)
+        self.reports.put(event)
+
+    def report(self) -> Event:
+        """The next one."""
+        return self.reports.get(timeout=REPORT_WITHIN_S)
+
+    def each(self, act: Callable[[ShardEngine], object]) -> list[Event]:
+        """Ask every session for something of which each reports the outcome."""
+        for session in self.sessions:
+            act(session)
+        return [self.report() for _ in self.sessions]
+
+    def reply(
+        self,
+        request: str,
+        prompt: Sequence[int],
+        count: int,
+        *,
+        known: int = 0,
+        parameters: SamplingParameters = SamplingParameters(),  # noqa: B008  it is frozen
+    ) -> list[int]:
+        """The first tokens of a new request's reply: its prompt in chunks, then a run.
+
+        known: tokens of the prompt that are computed already.
+        """
+        self.begin(request, parameters)
+        size = LIMITS.chunk_tokens
+        for first in range(known, len(prompt), size):
+            tokens = tuple(prompt[first : first + size])
+            rows = int(first + size >= len(prompt))
+            entry = StepEntry(request=request, position=first, tokens=tokens, logit_rows=rows)
+            found = list(self.tokens(Step(entries=(entry,))).tokens)
+        return found + (self.go_on(request, [*prompt, *found], count - 1) if count > 1 else [])
+
+    def go_on(self, request: str, tokens: Sequence[int], count: int) -> list[int]:
+        """The tokens of a run of the request that has these."""
+        entry = StepEntry(
+            request=request, position=len(tokens) - 1, tokens=(tokens[-1],), logit_rows=1
+        )
+        event: Event = self.step(Step(entries=(entry,), run=count))
+        found: list[int] = []
+        while True:
+            assert isinstance(event, Tokens), event
+            found += event.tokens
+            if event.last:
+                return found
+            event = self.report()
 
     def begin(self, request: str, parameters: SamplingParameters) -> None:
         """These are its terms, which its first step will carry."""
@@ -144,13 +203,36 @@ def shards(
     shortlist_tokens: int = SHORTLIST_TOKENS,
     broken_id: int | None = None,
     ranks: bool = False,
-    wrap: Callable[[Link, tuple[int, int]], Link] = lambda link, seat: link,
+    wrap: Callable[[Link, Seat], Link] = lambda link, seat: link,
 ) -> Iterator[Shards]:
-    """Sessions of a stage whose shards hold so many columns, perhaps behind a stage of one.
+    """Sessions of a stage whose shards hold so many columns, perhaps behind a stage of one."""
+    with linked(
+        make_plan(columns, stage_before=stage_before),
+        kind=kind,
+        shortlist_tokens=shortlist_tokens,
+        backend=lambda: MadeUpBackend(broken_id=broken_id, ranks=ranks),
+        wrap=wrap,
+    ) as found:
+        yield found
+
+
+@contextlib.contextmanager
+def linked(
+    plan: Plan,
+    *,
+    kind: str = "memory",
+    limits: StepLimits = LIMITS,
+    kv_dtype: KvDtype = "float32",
+    shortlist_tokens: int = SHORTLIST_TOKENS,
+    backend: Callable[[], MadeUpBackend] = MadeUpBackend,
+    tier: Callable[[Seat], KVTier | None] = lambda seat: None,
+    store: Callable[[Seat], PrefixStore | None] = lambda seat: None,
+    wrap: Callable[[Link, Seat], Link] = lambda link, seat: link,
+) -> Iterator[Shards]:
+    """A session for every shard of the plan of SPEC, loaded and linked.
 
     wrap: what the shard in a seat gets for each of its links.
     """
-    plan = make_plan(columns, stage_before=stage_before)
     found = Shards([], SimpleQueue())
     num_stages = len(plan.stages)
     for stage, rank in seats(plan):
@@ -163,30 +245,32 @@ def shards(
             weight_format=weight_format("float32", 32, "fast"),
             manifest_digest="",
             weights_digest="w",
-            limits=LIMITS,
-            kv_dtype="float32",
+            limits=limits,
+            kv_dtype=kv_dtype,
             wire_rules=WireRules(
                 sums=(WireRule(),) * num_stages, hops=(WireRule(),) * (num_stages - 1)
             ),
         )
         found.sessions.append(
-            ShardSession(assignment, found.reports.put, shortlist_tokens=shortlist_tokens)
+            ShardEngine(assignment, found.hear, shortlist_tokens=shortlist_tokens)
         )
-    links: dict[tuple[int, int], dict[tuple[int, int], Link]] = {
-        session.seat: {} for session in found.sessions
-    }
-    for first, second in itertools.combinations(found.sessions, 2):
+    links: dict[Seat, dict[Seat, Link]] = {session.links.seat: {} for session in found.sessions}
+    for first, second in itertools.combinations([each.links for each in found.sessions], 2):
         if second.seat in first.neighbours:
-            ends = [CountingLink(end) for end in link_ends(kind)]
+            ends = [CountingLink(end) for end in link_ends(kind, str(first.seat), str(second.seat))]
             found.links += ends
             links[first.seat][second.seat] = wrap(ends[0], first.seat)
             links[second.seat][first.seat] = wrap(ends[1], second.seat)
+    names = {(stage, rank): f"device {stage}.{rank}" for stage, rank in seats(plan)}
     try:
         for session in found.sessions:
+            seat = session.links.seat
             weights = ShardWeights(path=Path(), manifest=Manifest(tensors=(), total_bytes=0))
-            backend: Any = MadeUpBackend(broken_id=broken_id, ranks=ranks)
-            session.load(backend, weights).result()
-            session.connect(links[session.seat], {seat: str(seat) for seat in seats(plan)})
+            found.backends.append(backend())
+            session.load(found.backends[-1], weights, tier(seat), store(seat)).result()
+            session.connect(links[seat], names)
+        for prepared in [session.prepare() for session in found.sessions]:
+            prepared.result(REPORT_WITHIN_S)
         yield found
     finally:
         for session in found.sessions:
@@ -217,5 +301,5 @@ def make_plan(columns: Sequence[int], *, stage_before: bool) -> Plan:
     )
 
 
-def seats(plan: Plan) -> list[tuple[int, int]]:
+def seats(plan: Plan) -> list[Seat]:
     return [(s, r) for s, stage in enumerate(plan.stages) for r in range(len(stage.shards))]

@@ -77,12 +77,14 @@ def socket_pair() -> tuple[socket.socket, socket.socket]:
     return first, second
 
 
-def link_ends(kind: str, *, timeout_s: float = 30.0) -> tuple[Link, Link]:
+def link_ends(
+    kind: str, first: str = "first", second: str = "second", *, timeout_s: float = 30.0
+) -> tuple[Link, Link]:
     """Two ends whose ``peer`` is ``second`` and ``first``; the caller closes them."""
     if kind == "memory":
-        return MemoryLink.pair("first", "second", timeout_s=timeout_s)
-    first, second = socket_pair()
-    return TcpLink(first, "second", timeout_s), TcpLink(second, "first", timeout_s)
+        return MemoryLink.pair(first, second, timeout_s=timeout_s)
+    one, other = socket_pair()
+    return TcpLink(one, second, timeout_s), TcpLink(other, first, timeout_s)
 
 
 @contextlib.contextmanager

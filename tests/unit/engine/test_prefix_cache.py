@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from edge.backends.interface import KvStorage
-from edge.engine.prefix_cache import Prefixes
+from edge.engine.prefix_cache import PrefixCache
 from edge.protocol.step import StepLimits
 from edge.protocol.wire_rules import WireRules
 from offload import PrefixStore
@@ -33,7 +33,7 @@ PROMPT = tuple(range(100, 100 + 3 * BLOCK + 1))
 
 @dataclass
 class Cache:
-    """What `Prefixes` asks of a program: one request's rows, which say their token and place."""
+    """What `PrefixCache` asks of a program: one request's rows, which say their token and place."""
 
     rows_there: NDArray[np.float32]
     length: int = 0
@@ -84,16 +84,16 @@ def store(tmp_path: Path) -> Iterator[SlowStore]:
 
 def known(store: PrefixStore) -> int:
     """Tokens of the prompt that another session finds, each as it was computed."""
-    prefixes, found = Prefixes(store, ASSIGNMENT), cache()
-    tokens = prefixes.recall(found.as_storage(), "other", PROMPT)
+    prefixes, found = PrefixCache(store, ASSIGNMENT), cache()
+    tokens = prefixes.match(found.as_storage(), "other", PROMPT)
     assert (found.rows_there[:, :tokens, 0] == PROMPT[:tokens]).all()
     prefixes.close()
     return tokens
 
 
 def test_a_block_is_kept_while_the_next_is_computed(store: SlowStore) -> None:
-    prefixes, program = Prefixes(store, ASSIGNMENT), cache()
-    assert prefixes.recall(program.as_storage(), "r", PROMPT) == 0
+    prefixes, program = PrefixCache(store, ASSIGNMENT), cache()
+    assert prefixes.match(program.as_storage(), "r", PROMPT) == 0
     prefixes.keep(program.as_storage())
     program.compute(BLOCK)
     prefixes.keep(program.as_storage())
@@ -106,8 +106,8 @@ def test_a_block_is_kept_while_the_next_is_computed(store: SlowStore) -> None:
 
 
 def test_what_the_disk_did_not_take_before_the_end_is_not_kept(store: SlowStore) -> None:
-    prefixes, program = Prefixes(store, ASSIGNMENT), cache()
-    prefixes.recall(program.as_storage(), "r", PROMPT)
+    prefixes, program = PrefixCache(store, ASSIGNMENT), cache()
+    prefixes.match(program.as_storage(), "r", PROMPT)
     program.compute(len(PROMPT))
     prefixes.keep(program.as_storage())
     prefixes.forget(program.as_storage(), "r")
@@ -121,10 +121,10 @@ def test_what_the_disk_did_not_take_before_the_end_is_not_kept(store: SlowStore)
 def test_all_is_kept_by_a_disk_that_is_fast_enough(store: SlowStore) -> None:
     """Asking for the prompt again waits for the block that is being written."""
     store.may_write.set()
-    prefixes, program = Prefixes(store, ASSIGNMENT), cache()
+    prefixes, program = PrefixCache(store, ASSIGNMENT), cache()
     for tokens in range(0, len(PROMPT), BLOCK):
         again = cache()
-        assert prefixes.recall(again.as_storage(), "r", PROMPT) == tokens
+        assert prefixes.match(again.as_storage(), "r", PROMPT) == tokens
         program.compute(tokens + BLOCK)
         prefixes.keep(program.as_storage())
     prefixes.forget(program.as_storage(), "r")
@@ -135,11 +135,11 @@ def test_all_is_kept_by_a_disk_that_is_fast_enough(store: SlowStore) -> None:
 def test_without_one_block_those_behind_it_are_not_written(store: SlowStore) -> None:
     store.is_full = True
     store.may_write.set()
-    prefixes, program = Prefixes(store, ASSIGNMENT), cache()
-    prefixes.recall(program.as_storage(), "r", PROMPT)
+    prefixes, program = PrefixCache(store, ASSIGNMENT), cache()
+    prefixes.match(program.as_storage(), "r", PROMPT)
     program.compute(len(PROMPT))
     prefixes.keep(program.as_storage())
-    prefixes.recall(program.as_storage(), "other", PROMPT[:1])  # waits for it
+    prefixes.match(program.as_storage(), "other", PROMPT[:1])  # waits for it
     prefixes.forget(program.as_storage(), "other")
     store.is_full = False
     prefixes.keep(program.as_storage())

@@ -1,67 +1,48 @@
-"""A shard's session alone or beside others of its plan, with a made-up model."""
+"""Shards of a plan as their peers run them, on the null back end, linked in memory."""
 
 from __future__ import annotations
 
 import threading
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
+import pytest
 from numpy.typing import NDArray
 
 from edge.backends.interface import ShardWeights
-from edge.engine.shard_engine import ShardSession
-from edge.protocol.assignment import Assignment
+from edge.backends.null.made_up import replies
+from edge.engine.shard_engine import ShardEngine
+from edge.protocol.error_codec import Failed
 from edge.protocol.frame_codec import Event
-from edge.protocol.messages import Tokens
-from edge.protocol.step import Step, StepEntry, StepLimits
+from edge.protocol.messages import PrefixMatched, Reserved, SwappedOut
+from edge.protocol.step import Step, StepEntry
 from edge.protocol.step_times import StepTimes
 from edge.protocol.wire_rules import WireRules
-from edge.weights.formats import weight_format
+from edge.weights.formats import KvDtype
 from kernels.sampling.parameters import SamplingParameters
-from offload import Manifest
-from partition import Plan, Shard, Stage
-from tests.support.linked_shards import REPORT_WITHIN_S, RUN, shards
+from offload import Manifest, MemoryKVTier, PrefixStore
+from tests.support.assignments import solo_assignment
+from tests.support.linked_shards import (
+    LIMITS,
+    REPORT_WITHIN_S,
+    RUN,
+    linked,
+    make_plan,
+    seats,
+    shards,
+)
 from tests.support.made_up_shards import SPEC, VOCAB, MadeUpBackend
-from tests.support.specs import shape
 from transport import Link, WireRule
 
-
-def test_layers_that_are_to_come_from_disk_do_so_from_the_load_on() -> None:
-    """A peer's memory may become less while a shard waits for others to be loaded."""
-    shard = Shard(
-        device="a",
-        heads=range(shape(SPEC).num_heads),
-        ffn_columns=range(shape(SPEC).ffn_columns),
-        vocab=range(SPEC.vocab_size),
-    )
-    stage = Stage(layers=range(SPEC.num_layers), shards=(shard,))
-    reports: SimpleQueue[Event] = SimpleQueue()
-    session = ShardSession(
-        Assignment(
-            session="s",
-            model=SPEC,
-            plan=Plan(model="m", version=0, stages=(stage,)),
-            stage=0,
-            rank=0,
-            weight_format=weight_format("float32", 32, "fast"),
-            manifest_digest="",
-            weights_digest="w",
-            limits=StepLimits(context_tokens=8, chunk_tokens=8, requests=1, cached_tokens=8),
-            kv_dtype="float32",
-            wire_rules=WireRules(sums=(WireRule(),), hops=()),
-        ),
-        reports.put,
-    )
-    try:
-        session.stream(2).result()
-        weights = ShardWeights(path=Path(), manifest=Manifest(tensors=(), total_bytes=0))
-        backend = MadeUpBackend()
-        session.load(backend, weights).result()
-        assert backend.programs[0].streamed == 2
-    finally:
-        session.close()
+PLANS = {
+    "solo": make_plan([VOCAB], stage_before=False),
+    "pipeline": make_plan([VOCAB], stage_before=True),
+    "tensor": make_plan([1100, 0, 1900], stage_before=False),
+    "mixed": make_plan([1100, 1900], stage_before=True),
+}
+PROMPT = list(range(5, 25))
 
 
 class HeldBackLink:
@@ -104,26 +85,191 @@ def test_measuring_does_not_wait_for_the_end_of_a_run() -> None:
     """The shard tells in the middle of it, and each step once."""
     with shards([VOCAB]) as found:
         (session,) = found.sessions
-        found.begin("r", SamplingParameters())
-        first = StepEntry(request="r", position=0, tokens=(1,), logit_rows=1)
-        second_token = found.tokens(Step(entries=(first,))).tokens[0]
-        run = StepEntry(request="r", position=1, tokens=(second_token,), logit_rows=1)
+        tokens = [1, *found.reply("r", [1], 1)]
+        session.measure().result(REPORT_WITHIN_S)
         measured: list[Future[tuple[StepTimes, StepTimes]]] = []
-        reports: list[Event] = []
+        # On the compute thread: so the run cannot overtake it.
+        found.on_report = lambda _event: measured.append(session.measure())
+        found.go_on("r", tokens, RUN)
+        assert [each.result(REPORT_WITHIN_S)[1].steps for each in measured] == [1] * RUN
 
-        def report(event: Event) -> None:  # on the compute thread: the run cannot overtake it
-            reports.append(event)
-            if len(reports) == 2:
-                measured.append(session.measure())
-            found.reports.put(event)
 
-        session._report = report
-        found.step(Step(entries=(run,), run=RUN))
-        is_over = False
-        while not is_over:
-            event = found.reports.get(timeout=REPORT_WITHIN_S)
-            assert isinstance(event, Tokens), event
-            is_over = event.last
-        in_the_middle = measured[0].result(REPORT_WITHIN_S)[1].steps
-        rest = session.measure().result(REPORT_WITHIN_S)[1].steps
-        assert (in_the_middle, rest) == (1 + 2, RUN - 2)
+@pytest.mark.parametrize("kv_dtype", ["float32", "int8"])
+@pytest.mark.parametrize("plan", PLANS)
+def test_shards_of_any_plan_give_the_reply_of_the_model(plan: str, kv_dtype: KvDtype) -> None:
+    """A prompt in chunks, a run, and a run after it; every shard computes each token once."""
+    with linked(PLANS[plan], kv_dtype=kv_dtype) as found:
+        calibrated = found.programs[0].counts.tokens
+        reply = found.reply("r", PROMPT, 5)
+        reply += found.go_on("r", PROMPT + reply, 4)
+        assert reply == replies(SPEC, PROMPT, 9)
+        computed = {program.counts.tokens - calibrated for program in found.programs}
+        assert computed == {len(PROMPT) + 8}
+
+
+def test_a_request_goes_and_comes_back_in_every_shard() -> None:
+    """While another one has its slot."""
+    other = [40, 41, 42]
+    limits = replace(LIMITS, requests=1)
+    with linked(PLANS["mixed"], limits=limits, tier=lambda seat: MemoryKVTier(1 << 20)) as found:
+        reply = found.reply("r", PROMPT, 3)
+        gone = found.each(lambda session: session.swap_out("r"))
+        assert gone == [SwappedOut(request="r", why_not=None)] * 3
+        assert found.reply("o", other, 2) == replies(SPEC, other, 2)
+        found.finish("o")
+        assert reply + found.go_on("r", PROMPT + reply, 4) == replies(SPEC, PROMPT, 7)
+
+
+def test_no_room_out_of_memory_is_said_and_changes_nothing() -> None:
+    """Each shard says it of its own tier, or that it has none."""
+    tiers = {(0, 0): MemoryKVTier(1 << 20), (1, 0): MemoryKVTier(100), (1, 1): MemoryKVTier(100)}
+    with linked(PLANS["mixed"], tier=tiers.__getitem__) as found:
+        reply = found.reply("r", PROMPT, 3)
+        reserved = found.each(lambda session: session.reserve("r", 40))
+        for said in (reserved, found.each(lambda session: session.swap_out("r"))):
+            reasons = [each.why_not for each in said if isinstance(each, Reserved | SwappedOut)]
+            assert sorted("limit of 100" in str(each) for each in reasons) == [False, True, True]
+        assert reply + found.go_on("r", PROMPT + reply, 4) == replies(SPEC, PROMPT, 7)
+
+
+@pytest.mark.parametrize("plan", ["solo", "tensor"])
+def test_a_request_longer_than_memory_goes_through_it_layer_by_layer(plan: str) -> None:
+    """Alone; a shorter one takes turns with it."""
+    limits = replace(LIMITS, cached_tokens=22, disk_tokens=200)
+    short = PROMPT[:4]
+    with linked(PLANS[plan], limits=limits, tier=lambda seat: MemoryKVTier(1 << 20)) as found:
+        reply = found.reply("long", PROMPT, 8)
+        found.each(lambda session: session.swap_out("long"))
+        assert found.reply("short", short, 3) == replies(SPEC, short, 3)
+        found.each(lambda session: session.swap_out("short"))
+        assert reply + found.go_on("long", PROMPT + reply, 6) == replies(SPEC, PROMPT, 14)
+
+
+@pytest.mark.parametrize("kv_dtype", ["float32", "int4"])
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_prompt_that_begins_like_another_is_not_computed_again(
+    plan: str, kv_dtype: KvDtype, tmp_path: Path
+) -> None:
+    """By other engines on the same stores, as after a restart. Where one shard has lost its block,
+    all compute it again. Sampling looks back at what was skipped."""
+    looks_back = SamplingParameters(temperature=0.9, repetition_penalty=1.5, seed=5)
+    size = LIMITS.chunk_tokens
+    found: list[list[int]] = []
+    for expected in ([0], [size], [0, size]):
+        if len(expected) > 1:
+            for file in (tmp_path / "(0, 0)").iterdir():
+                file.unlink()
+        stores = {seat: PrefixStore(tmp_path / f"{seat}", 1 << 20) for seat in seats(PLANS[plan])}
+        with linked(PLANS[plan], kv_dtype=kv_dtype, store=stores.__getitem__) as engines:
+            before = engines.programs[0].counts.tokens
+            matched = engines.each(lambda session: session.match_prefix("r", PROMPT))
+            tokens = [each.tokens for each in matched if isinstance(each, PrefixMatched)]
+            assert set(tokens) == set(expected[: len(matched)])
+            known = min(tokens)
+            found.append(engines.reply("r", PROMPT, 4, known=known, parameters=looks_back))
+            assert engines.programs[0].counts.tokens - before == len(PROMPT) - known + 3
+    assert found == [found[0]] * 3
+
+
+def test_a_step_that_fails_is_the_last_one() -> None:
+    """Its error is reported once; nothing is computed after it, and closing waits for nobody."""
+    with linked(PLANS["solo"]) as found:
+        (session,) = found.sessions
+        too_long = tuple(range(LIMITS.chunk_tokens + 1))
+        entry = StepEntry(request="r", position=0, tokens=too_long, logit_rows=1)
+        failed = found.step(Step(entries=(entry,)))
+        assert isinstance(failed, Failed)
+        assert "takes up to 4 requests or 16 tokens" in failed.message
+        session.step(Step(entries=(replace(entry, tokens=(1,)),)))
+        session.swap_out("r")
+        session.match_prefix("r", PROMPT)
+        session.finish("r")
+        prompt_times, _decode = session.measure().result(REPORT_WITHIN_S)
+        assert (prompt_times.steps, found.programs[0].counts.steps) == (0, 0)
+        session.close()
+        assert found.reports.empty()
+
+
+def test_whoever_misses_a_neighbour_names_it() -> None:
+    """In the middle of a run; the session that leaves says nothing."""
+    with linked(PLANS["mixed"]) as found:
+        tokens = [*PROMPT, *found.reply("r", PROMPT, 1)]
+        gone = found.sessions[2]
+        leaving: list[threading.Thread] = []
+
+        def leave(_event: Event) -> None:
+            if not leaving:
+                leaving.append(threading.Thread(target=gone.close))
+                leaving[0].start()
+                gone.links.close()
+
+        found.on_report = leave
+        entry = StepEntry(request="r", position=len(PROMPT), tokens=(tokens[-1],), logit_rows=1)
+        event = found.step(Step(entries=(entry,), run=30))
+        failures: list[Failed] = []
+        while len(failures) < 2:
+            if isinstance(event, Failed):
+                failures.append(event)
+            if len(failures) < 2:
+                event = found.report()
+        leaving[0].join()
+        assert {failed.error for failed in failures} == {"lost"}
+        assert "device 1.1" in {failed.peer for failed in failures}
+
+
+@pytest.mark.parametrize("how", ["yield", "finish"])
+def test_a_run_ends_after_the_token_under_way(how: str) -> None:
+    """So that others have their turn, or because nobody waits for the rest."""
+    with linked(PLANS["mixed"]) as found:
+        reply = found.reply("r", PROMPT, 1)
+        events: list[Event] = []
+
+        def end(event: Event) -> None:
+            events.append(event)
+            if len(events) == 2:
+                found.sessions[1].yield_run() if how == "yield" else found.finish("r")
+
+        found.on_report = end
+        reply += found.go_on("r", PROMPT + reply, 20)
+        assert reply == replies(SPEC, PROMPT, 1 + 3)
+        if how == "yield":
+            assert reply + found.go_on("r", PROMPT + reply, 3) == replies(SPEC, PROMPT, 7)
+
+
+def test_layers_leave_for_the_disk_in_the_middle_of_a_run() -> None:
+    with linked(PLANS["solo"]) as found:
+        (session,), (program,) = found.sessions, found.programs
+        reply = found.reply("r", PROMPT, 1)
+        moved: list[Future[None]] = []
+
+        def move(_event: Event) -> None:
+            if not moved:
+                moved.append(session.stream(2))
+
+        found.on_report = move
+        reply += found.go_on("r", PROMPT + reply, RUN)
+        assert reply == replies(SPEC, PROMPT, 1 + RUN)
+        assert program.counts.streamed_layers == 2 * (RUN - 1)
+        assert moved[0].done()
+
+
+def test_layers_that_are_to_come_from_disk_do_so_from_the_load_on() -> None:
+    """A peer's memory may become less while a shard waits for others to be loaded."""
+    rules = WireRules(sums=(WireRule(),), hops=())
+    engine = ShardEngine(solo_assignment(SPEC, LIMITS, rules), lambda _event: None)
+    try:
+        engine.stream(2).result(REPORT_WITHIN_S)
+        backend = MadeUpBackend()
+        weights = ShardWeights(path=Path(), manifest=Manifest(tensors=(), total_bytes=5))
+        assert engine.load(backend, weights).result(REPORT_WITHIN_S) == 5
+        assert backend.programs[0].streamed == 2
+    finally:
+        engine.close()
+
+
+def test_closing_ends_a_step_that_waits_for_a_neighbour() -> None:
+    with linked(PLANS["pipeline"]) as found:
+        entry = StepEntry(request="r", position=0, tokens=(1,), logit_rows=1)
+        found.sessions[1].step(Step(entries=(entry,)))
+        found.sessions[1].close()
+        assert found.reports.empty()

@@ -1,0 +1,141 @@
+"""Steps of one shard: each is computed, and its tokens, chosen or heard, are the next one's.
+
+Used by the compute thread, but for `yield_run`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.backends.interface import Logits, StageCompute
+from edge.engine.distributed_sampling import TokenChoice
+from edge.engine.shard_links import ShardLinks
+from edge.engine.timing import ShardTimes
+from edge.protocol import messages
+from edge.protocol.frame_codec import Event
+from edge.protocol.step import Step
+
+END_OF_RUN = -1
+"""Told instead of a token when a run ends, or a step that is not a run."""
+
+ASK_FOR_LOGITS = -2
+"""Told instead of a token to the last stage: send all logits of this step, then listen again."""
+
+
+class RunLoop:
+    """One shard's way through steps; what the sampler chose is reported."""
+
+    def __init__(
+        self,
+        links: ShardLinks,
+        choice: TokenChoice,
+        times: ShardTimes,
+        report: Callable[[Event], None],
+        *,
+        is_last_stage: bool,
+    ) -> None:
+        self._links = links
+        self._choice = choice
+        self._times = times
+        self._report = report
+        self._is_last_stage = is_last_stage
+        self._token = np.zeros(1, np.int64)
+        self._must_yield = False
+
+    def yield_run(self) -> None:
+        """End the run under way after its current token; others are waiting. From any thread."""
+        self._must_yield = True
+
+    def run(self, step: Step, program: StageCompute) -> Iterator[None]:
+        """The step, and while it is a run those that follow from its tokens; yields after each."""
+        following: Step | None = step
+        while following is not None:
+            step = following
+            self._times.begin(is_decode=step.num_tokens == 1)
+            logits = self.compute(step, program)
+            start_s = time.perf_counter()
+            if logits is not None and self._links.is_sampler:
+                following = self._sample_and_tell(step, logits)
+            elif logits is not None:
+                self._choice.offer(step, logits)
+            self._times.now.sample_s += time.perf_counter() - start_s
+            if not self._links.is_sampler:
+                following = self._hear(step, logits)
+            yield
+
+    def compute(self, step: Step, program: StageCompute) -> Logits | None:
+        """Receive from the stage before, compute, send to the stage after; logits of the last."""
+        hidden: NDArray[np.float32] | None = None
+        times, collective = self._times.now, self._links.collective
+        start_s = time.perf_counter()
+        if self._links.seat[0] > 0:
+            hidden = program.receive_buffer(step)
+            self._links.receive_hidden(hidden)
+        received_s, reduced_s = time.perf_counter(), times.reduce_s
+        loaded_s = program.disk_wait_s
+        logits: Logits | None = None
+        output: NDArray[np.float32] | None = None
+        if self._is_last_stage:
+            logits = program.logits(step, hidden, collective)
+        else:
+            output = program.forward(step, hidden, collective)
+        computed_s = time.perf_counter()
+        if output is not None:
+            self._links.send_hidden(output)
+        times.steps += 1
+        times.receive_s += received_s - start_s
+        load_s = program.disk_wait_s - loaded_s
+        times.load_s += load_s
+        times.compute_s += computed_s - received_s - (times.reduce_s - reduced_s) - load_s
+        times.send_s += time.perf_counter() - computed_s
+        return logits
+
+    def _hear(self, step: Step, own: Logits | None) -> Step | None:
+        """The next step of a run, as the sampler tells it; None at its end.
+
+        Meanwhile the sampler may ask a shard of its stage for `own`, its logits.
+        """
+        may_ask = self._is_last_stage and self._choice.may_ask(step)
+        if step.run == 1 and not may_ask:
+            return None
+        if self._token.size != step.batch:
+            self._token = np.zeros(step.batch, np.int64)
+        start_s = time.perf_counter()
+        self._links.hear(self._token)
+        if own is not None and may_ask and self._token[0] == ASK_FOR_LOGITS:
+            self._choice.send_logits(own)
+            self._links.hear(self._token)
+        self._times.now.receive_s += time.perf_counter() - start_s
+        if self._token[0] == END_OF_RUN:
+            return None
+        return step.following(self._token.tolist())
+
+    def _sample_and_tell(self, step: Step, own: Logits) -> Step | None:
+        """Choose tokens, tell the other shards at once, then the coordinator."""
+        if self._choice.wants_logits(step):  # of its one request
+            rows = self._choice.gather_logits(own)[:, : step.logit_rows]
+            self._report(messages.Logits(rows=rows.tobytes()))
+            return None
+
+        def ask_all() -> None:
+            self._links.tell_stage(np.full(step.batch, ASK_FOR_LOGITS, np.int64))
+
+        tokens = self._choice.choose(step, own, ask_all)
+        chosen_s = time.monotonic()
+        ends = self._choice.take(step, tokens)
+        last = step.run == 1 or self._must_yield or any(ends) or self._choice.is_cancelled(step)
+        told = np.full(step.batch, END_OF_RUN, np.int64) if last else np.asarray(tokens, np.int64)
+        if step.run > 1:
+            self._links.tell_all(told)
+        elif self._choice.may_ask(step):
+            self._links.tell_stage(told)
+        if last:
+            self._must_yield = False
+        self._report(
+            messages.Tokens(tokens=tuple(tokens), ends=tuple(ends), last=last, chosen_s=chosen_s)
+        )
+        return None if last else step.following(tokens)
