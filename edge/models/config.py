@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from reprlib import repr as shown
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from edge.models.parts import MAX_SIZE
 from edge.models.spec import MAX_LAYERS, LayerSpec, ModelSpec, by_kind
 
 _MISSING = object()
+_LEAST_FLOAT32 = float(np.finfo(np.float32).tiny)
+_LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 class Config:
@@ -29,28 +32,37 @@ class Config:
     def integer(self, name: str, default: Any = _MISSING) -> int:
         value = self._get(name, default)
         if type(value) is not int:
-            raise self.error(f"{name} must be an integer, not {value!r}")
+            raise self.error(f"{name} must be an integer, not {shown(value)}")
         return value
 
     def size(self, name: str, default: Any = _MISSING, *, most: int = MAX_SIZE) -> int:
         """An integer that something may be allocated by."""
         value = self.integer(name, default)
         if not 1 <= value <= most:
-            raise self.error(f"{name} must lie in 1..{most}, not {value}")
+            raise self.error(f"{name} must lie in 1..{most}, not {shown(value)}")
         return value
 
     def number(self, name: str, default: Any = _MISSING) -> float:
         value = self._get(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.error(f"{name} must be a number, not {value!r}")
+            raise self.error(f"{name} must be a number, not {shown(value)}")
         if not abs(value) <= sys.float_info.max:  # also NaN, and integers too large for a float
             raise self.error(f"{name} must be a finite number")
         return float(value)
 
+    def positive(self, name: str, default: Any = _MISSING) -> float:
+        """A number that float32 computes with."""
+        value = self.number(name, default)
+        if not value > 0:
+            raise self.error(f"{name} must be positive, not {value}")
+        if not _LEAST_FLOAT32 <= value <= _LARGEST_FLOAT32:
+            raise self.error(f"{name} must be a number that 32 bits hold, not {value}")
+        return value
+
     def flag(self, name: str, default: bool) -> bool:
         value = self._get(name, default)
         if not isinstance(value, bool):
-            raise self.error(f"{name} must be true or false, not {value!r}")
+            raise self.error(f"{name} must be true or false, not {shown(value)}")
         return value
 
     def mapping(self, name: str) -> Mapping[str, Any]:
@@ -58,7 +70,7 @@ class Config:
         if value is None:
             return {}
         if not isinstance(value, Mapping):
-            raise self.error(f"{name} must be an object, not {value!r}")
+            raise self.error(f"{name} must be an object, not {shown(value)}")
         return value
 
     def error(self, problem: str) -> CheckpointError:
@@ -91,7 +103,7 @@ def decoder(
     """
     activation = config.values.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
-        raise config.error(f"hidden_act {activation!r} is not supported; silu is")
+        raise config.error(f"hidden_act {shown(activation)} is not supported; silu is")
     if config.values.get("quantization_config"):
         raise config.error(
             "this checkpoint is already quantised (quantization_config); use the original "
@@ -147,40 +159,31 @@ def inverse_frequencies(config: Config, head_size: int) -> tuple[float, ...]:
         {**config.mapping("rope_scaling"), **config.mapping("rope_parameters")},
         source=f"{config.source}: rope_parameters",
     )
-    theta = scaling.number("rope_theta", config.number("rope_theta", 10000.0))
+    theta = scaling.positive("rope_theta", config.number("rope_theta", 10000.0))
     if head_size % 2:
         raise config.error(f"head_dim must be even, not {head_size}")
-    if not theta > 0:
-        raise config.error(f"rope_theta must be positive, not {theta}")
     if scaling.number("partial_rotary_factor", 1.0) != 1.0:
         raise config.error("partial_rotary_factor other than 1 is not supported")
     exponents = np.arange(0, head_size, 2, dtype=np.float32) / np.float32(head_size)
     frequencies = (np.float32(1.0) / np.power(np.float32(theta), exponents)).astype(np.float32)
     kind = scaling.values.get("rope_type", scaling.values.get("type", "default"))
     if kind == "linear":
-        frequencies = frequencies / np.float32(_factor(scaling))
+        frequencies = frequencies / np.float32(scaling.positive("factor"))
     elif kind == "llama3":
         frequencies = _llama3(scaling, frequencies)
     elif kind != "default":
         raise config.error(
-            f"rope scaling {kind!r} is not supported; default, linear and llama3 are"
+            f"rope scaling {shown(kind)} is not supported; default, linear and llama3 are"
         )
     return tuple(float(f) for f in frequencies)
 
 
-def _factor(scaling: Config) -> float:
-    factor = scaling.number("factor")
-    if not factor > 0:
-        raise scaling.error(f"factor must be positive, not {factor}")
-    return factor
-
-
 def _llama3(scaling: Config, frequencies: np.ndarray[Any, np.dtype[np.float32]]) -> Any:
-    factor = _factor(scaling)
-    low, high = scaling.number("low_freq_factor"), scaling.number("high_freq_factor")
+    factor = scaling.positive("factor")
+    low, high = scaling.positive("low_freq_factor"), scaling.positive("high_freq_factor")
     trained = scaling.size("original_max_position_embeddings")
-    if not 0 < low < high:
-        raise scaling.error("llama3 scaling needs 0 < low_freq_factor < high_freq_factor")
+    if not low < high:
+        raise scaling.error("llama3 scaling needs low_freq_factor < high_freq_factor")
     wavelengths = np.float32(2 * math.pi) / frequencies
     ramp = (np.float32(trained) / wavelengths - np.float32(low)) / np.float32(high - low)
     slow = frequencies / np.float32(factor)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from reprlib import repr as shown
 from typing import Any
 
 from edge.errors import CheckpointError
@@ -31,7 +32,7 @@ def read_family(values: Mapping[str, Any], *, source: str) -> tuple[Family, Mode
     name = values.get("model_type")
     if name not in FAMILIES:
         raise CheckpointError(
-            f"{source}: model_type {name!r} is not a family Edge runs; it runs "
+            f"{source}: model_type {shown(name)} is not a family Edge runs; it runs "
             f"{', '.join(FAMILIES)}"
         )
     family: Family = importlib.import_module(f"edge.models.{name}").FAMILY

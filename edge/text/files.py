@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from reprlib import repr as shown
 
 from edge.errors import CheckpointError
 
@@ -148,15 +150,17 @@ def _wrong(path: Path, cause: str) -> str:
 def _text(settings: Mapping[str, object], name: str, path: Path) -> str:
     value = settings.get(name) or ""
     if not isinstance(value, str):
-        raise CheckpointError(_wrong(path, f"{name} must be text, not {value!r}"))
+        raise CheckpointError(_wrong(path, f"{name} must be text, not {shown(value)}"))
     return value
 
 
 def _token(value: object, path: Path) -> SpecialToken:
     """A token as text or as an object with its matching rules."""
     if isinstance(value, str):
-        return SpecialToken(content=value)
+        value = {"content": value}
     if isinstance(value, Mapping) and isinstance(content := value.get("content"), str):
+        if not content.isascii() and any("\ud800" <= each <= "\udfff" for each in content):
+            raise CheckpointError(_wrong(path, f"the token {shown(content)} is not valid Unicode"))
         special = bool(value.get("special", True))
         return SpecialToken(
             content=content,
@@ -166,7 +170,7 @@ def _token(value: object, path: Path) -> SpecialToken:
             normalized=bool(value.get("normalized", not special)),
             special=special,
         )
-    raise CheckpointError(_wrong(path, f"a token must be text or have content, not {value!r}"))
+    raise CheckpointError(_wrong(path, f"a token must be text or have content, not {shown(value)}"))
 
 
 def _declared_tokens(settings: Mapping[str, object], path: Path) -> dict[int, SpecialToken]:
@@ -175,8 +179,8 @@ def _declared_tokens(settings: Mapping[str, object], path: Path) -> dict[int, Sp
         raise CheckpointError(_wrong(path, "added_tokens_decoder must be an object"))
     tokens = {}
     for token_id, value in declared.items():
-        if not isinstance(token_id, str) or not token_id.isdecimal():
-            raise CheckpointError(_wrong(path, f"{token_id!r} is no token id"))
+        if not isinstance(token_id, str) or not re.fullmatch(r"[0-9]{1,10}", token_id):
+            raise CheckpointError(_wrong(path, f"{shown(token_id)} is no token id"))
         tokens[int(token_id)] = _token(value, path)
     return dict(sorted(tokens.items()))
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from reprlib import repr as shown
 
 from edge.errors import CheckpointError
 from edge.text.files import read_json
@@ -85,6 +87,8 @@ def _number(name: str, value: object, file: Path) -> float | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise _wrong(name, value, file, "a number")
+    if not abs(value) <= sys.float_info.max:  # also NaN, and integers too large for a float
+        raise _wrong(name, value, file, "a finite number")
     return float(value)
 
 
@@ -96,5 +100,6 @@ def _flag(name: str, value: object, file: Path) -> bool:
 
 def _wrong(name: str, value: object, file: Path, wanted: str) -> CheckpointError:
     return CheckpointError(
-        f"{file}: {name} must be {wanted}, not {value!r}; correct the file or download it again"
+        f"{file}: {name} must be {wanted}, not {shown(value)}; correct the file or download it "
+        "again"
     )

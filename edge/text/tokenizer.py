@@ -164,8 +164,8 @@ def _build_serialized(files: TokenizerFiles) -> tokenizers.Tokenizer:
         return tokenizers.Tokenizer.from_str(files.serialized)
     except Exception as error:  # the library raises bare Exception for whatever it cannot parse
         raise CheckpointError(
-            f"{files.path / 'tokenizer.json'} is not a tokenizer this version can read ({error}); "
-            "download it again, or update the `tokenizers` package"
+            f"{files.path / 'tokenizer.json'} is not a tokenizer this version can read "
+            f"({str(error)[:200]}); download it again, or update the `tokenizers` package"
         ) from error
 
 
