@@ -1,4 +1,4 @@
-"""Rounding activations on the wire costs what the README says, within three times, and no token."""
+"""Rounding activations on the wire costs what docs/guide/wire.md says, within three times."""
 
 from __future__ import annotations
 
