@@ -79,7 +79,7 @@ def _run_whole(path: Path, cache: Path) -> Whole:
         (row,) = model.proposal.rows
         return Whole(
             token_ids=reply.token_ids,
-            tokens_per_s=reply.statistics["tokens_per_s"],
+            tokens_per_s=reply.tokens_per_s,
             weight_bytes=row.memory.weight_bytes,
             limit_bytes=int(SHARE * row.memory.weight_bytes)
             + row.memory.kv_bytes

@@ -21,8 +21,9 @@ def run() -> None:
         reply = stream.reply()
         figures = reply.statistics
         print(
-            f"\n{figures['new_tokens']:.0f} tokens ({reply.finish_reason}), the first after "
-            f"{figures['first_token_s'] * 1000:.0f} ms, then {figures['tokens_per_s']:.0f} tok/s"
+            f"\n{figures['new_tokens']} tokens ({reply.finish_reason}), the first after "
+            f"{figures['first_token_s'] * 1000:.0f} ms, the last after "
+            f"{figures['total_s'] * 1000:.0f} ms"
         )
         show_who_did_what(model)
         require(reply.text.strip().startswith("In the barn."), "the cat lives in the barn")

@@ -21,5 +21,5 @@ def run() -> None:
         require(len(model.plan.devices) == PEERS, f"all {PEERS} peers should take part")
         print(
             f"\n  Every token passed through all {PEERS} of them, "
-            f"{reply.statistics['tokens_per_s']:.0f} times a second."
+            f"{reply.tokens_per_s:.0f} times a second."
         )

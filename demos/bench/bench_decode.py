@@ -9,7 +9,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,19 +81,20 @@ def measure(settings: Settings) -> list[Metric]:
             rows = model.proposal.rows
             with model:
                 sent_bytes = sum(model.sent_bytes.values())
-                figures = _answers(model, settings)
+                replies = _answers(model, settings)
                 peak = _peak_bytes()
             started_s = time.perf_counter()
             with cluster.load(path, **settings.load_options, progress=False):
                 cached_load_s = time.perf_counter() - started_s
     first_load = "load, quantising and sending" if "quantise" in phases else "load, sending"
+    first = [reply.statistics["first_token_s"] for reply in replies]
     metrics = [
-        Metric(name="decode", unit="tok/s", values=[f["tokens_per_s"] for f in figures]),
-        Metric(name="first token", unit="s", values=[f["first_token_s"] for f in figures]),
+        Metric(name="decode", unit="tok/s", values=[reply.tokens_per_s for reply in replies]),
+        Metric(name="first token", unit="s", values=first),
         Metric(
             name="prefill",
             unit="tok/s",
-            values=[f["prompt_tokens"] / f["first_token_s"] for f in figures],
+            values=[settings.prompt_tokens / each for each in first],
         ),
         Metric(name=first_load, unit="s", values=[load_s]),
         Metric(name="load, shards cached", unit="s", values=[cached_load_s]),
@@ -112,15 +113,15 @@ def measure(settings: Settings) -> list[Metric]:
     return metrics
 
 
-def _answers(model: edge.Model, settings: Settings) -> list[Mapping[str, float]]:
-    """The statistics of every repeat after the warm-ups; the same prompt each time."""
+def _answers(model: edge.Model, settings: Settings) -> list[edge.Reply]:
+    """Every repeat after the warm-ups; the same prompt each time."""
     generator = np.random.default_rng(1)
     prompt = generator.integers(model.vocab_size, size=settings.prompt_tokens).tolist()
-    found: list[Mapping[str, float]] = []
+    found: list[edge.Reply] = []
     for _ in range(settings.warm_ups + settings.repeats):
         reply = model.generate(prompt, max_new_tokens=settings.new_tokens)
         assert len(reply.token_ids) == settings.new_tokens, reply.finish_reason
-        found.append(reply.statistics)
+        found.append(reply)
     return found[settings.warm_ups :]
 
 

@@ -56,7 +56,7 @@ def measure(
                 reply = model.generate(prompt, max_new_tokens=new_tokens, ignore_eos=True)
                 figures = reply.statistics
                 if number:  # the first round warms up
-                    pair = prompt_tokens / figures["first_token_s"], figures["tokens_per_s"]
+                    pair = prompt_tokens / figures["first_token_s"], reply.tokens_per_s
                     found[name].append(pair)
     return found
 

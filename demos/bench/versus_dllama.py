@@ -93,7 +93,7 @@ def main(
 
         def speed(loaded: edge.Model) -> float:
             reply = loaded.generate(prompt, max_new_tokens=new_tokens, ignore_eos=True)
-            return reply.statistics["tokens_per_s"]
+            return reply.tokens_per_s
 
         for number in range(rounds + 1):
             figures = (

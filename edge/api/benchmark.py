@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from edge.api.model import Model
+from edge.api.reply import Reply
 from edge.planning.drift import Drift
 from edge.protocol.step_times import PeerTimes, StepTimes
 
@@ -93,7 +93,8 @@ def batch_tokens_per_s(
 ) -> float:
     """Tokens per second of all requests together, while all of them decode.
 
-    Counts from the first token of the last request to the last token of the first that ends.
+    Counts from the first token of the last request to the last token of the first that ends, by the
+    clock of the device that chooses them.
     Raises RequestError when a prompt and its answer do not fit the context.
     """
     generator = np.random.default_rng()
@@ -103,12 +104,12 @@ def batch_tokens_per_s(
 
     def times(prompt: list[int]) -> list[float]:
         stream = model.stream(prompt, max_new_tokens=new_tokens, ignore_eos=True)
-        return [time.perf_counter() for _token in stream]
+        return [token.chosen_s for token in stream]
 
     with ThreadPoolExecutor(requests) as pool:
-        arrivals = list(pool.map(times, prompts))
-    begin_s, end_s = max(each[0] for each in arrivals), min(each[-1] for each in arrivals)
-    between = sum(begin_s < at <= end_s for each in arrivals for at in each)
+        chosen = list(pool.map(times, prompts))
+    begin_s, end_s = max(each[0] for each in chosen), min(each[-1] for each in chosen)
+    between = sum(begin_s < at <= end_s for each in chosen for at in each)
     return between / (end_s - begin_s) if end_s > begin_s else 0.0
 
 
@@ -128,21 +129,22 @@ def run_benchmark(
     Never one that was answered before: peers with a disk for them would not compute it again.
 
     `memory_rates` (bytes per second) and `weight_bytes` (read for each token) are by peer name.
-    Raises RequestError when prompt and answer do not fit the context.
+    Raises RequestError when prompt and answer do not fit the context, or the answer is too short to
+    have a rate.
     """
     generator = np.random.default_rng()
 
-    def answer(tokens: int) -> dict[str, float]:
+    def answer(tokens: int) -> Reply:
         prompt = generator.integers(model.vocab_size, size=prompt_tokens).tolist()
         reply = model.generate(prompt, max_new_tokens=tokens, ignore_eos=True)
         assert len(reply.token_ids) == tokens
-        return dict(reply.statistics)
+        return reply
 
     for _ in range(warm_ups):
         answer(new_tokens)
     model.check()
     model.measure()
-    figures = [answer(new_tokens) for _ in range(repeats)]
+    replies = [answer(new_tokens) for _ in range(repeats)]
     times = model.measure()
     shares = [
         PeerShare(
@@ -159,14 +161,15 @@ def run_benchmark(
         )
         for _ in range(repeats if requests > 1 else 0)
     ]
-    decode = [f["tokens_per_s"] for f in figures]
+    decode = [reply.tokens_per_s for reply in replies]
+    first = [reply.statistics["first_token_s"] for reply in replies]
     return Benchmark(
         prompt_tokens=prompt_tokens,
         new_tokens=new_tokens,
         repeats=repeats,
         decode_tokens_per_s=Spread.of(decode),
-        prefill_tokens_per_s=Spread.of([prompt_tokens / f["first_token_s"] for f in figures]),
-        first_token_s=Spread.of([f["first_token_s"] for f in figures]),
+        prefill_tokens_per_s=Spread.of([prompt_tokens / each for each in first]),
+        first_token_s=Spread.of(first),
         requests=requests,
         batch_tokens_per_s=Spread.of(batches or decode),
         peers=tuple(shares),

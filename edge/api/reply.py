@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,7 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.concurrency.loop_thread import LoopThread
-from edge.coordinator.generation import Generation, GenerationRequest, Token
+from edge.coordinator.generation import (
+    FEWEST_TOKENS_OF_A_RATE,
+    Generation,
+    GenerationRequest,
+    Statistics,
+    Token,
+)
 from edge.coordinator.loaded_model import LoadedModel
 from edge.coordinator.requests import Request
 from edge.errors import EdgeError, RequestError
@@ -29,16 +35,28 @@ class Reply:
 
     `finish_reason` is "stop" (an end token or a stop string) or "length" (max_new_tokens, or the
     context is full). `token_ids` hold every generated token, the end token included; `text` has
-    neither special tokens nor the stop string. `statistics` are numbers by name: `tokens_per_s`
-    (after the first), `first_token_s`, `total_s`, `prompt_tokens`, `new_tokens`, `seed`; and, where
-    the devices were measured, `predicted_tokens_per_s` and `predicted_first_token_s` of such a
-    reply alone.
+    neither special tokens nor the stop string. `statistics` are numbers by name: `prompt_tokens`,
+    `new_tokens`, `first_token_s`, `decode_s` (from the first token to the last, where they are
+    chosen), `tokens_per_s` (after the first; None under eight tokens), `total_s`, `seed`; and,
+    where the devices were measured, `predicted_tokens_per_s` and `predicted_first_token_s` of such
+    a reply alone.
     """
 
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
-    statistics: Mapping[str, float]
+    statistics: Statistics
+
+    @property
+    def tokens_per_s(self) -> float:
+        """The rate after the first token. Raises RequestError where there is none to speak of."""
+        rate = self.statistics["tokens_per_s"]
+        if rate is None:
+            raise RequestError(
+                f"a reply of {len(self.token_ids)} tokens has no rate; ask for at least "
+                f"{FEWEST_TOKENS_OF_A_RATE}"
+            )
+        return rate
 
 
 class Mailbox(Protocol):
@@ -86,7 +104,13 @@ class ReplyUnderWay:
             raise event
         if event.finish_reason is not None:
             self.end()
-            self._forecast.note(self._generation.statistics())
+            figures = self._generation.statistics()
+            self._forecast.note(
+                prompt_tokens=figures["prompt_tokens"],
+                new_tokens=figures["new_tokens"],
+                first_token_s=figures["first_token_s"],
+                decode_s=figures["decode_s"],
+            )
         return event
 
     def end(self) -> None:
@@ -100,11 +124,17 @@ class ReplyUnderWay:
         if generation.finish_reason is None:
             raise RequestError("the reply is not finished; iterate to its end first")
         statistics = generation.statistics()
+        predicted = self._forecast.of(
+            prompt_tokens=statistics["prompt_tokens"], new_tokens=statistics["new_tokens"]
+        )
+        if predicted is not None:
+            statistics["predicted_first_token_s"] = predicted.first_token_s
+            statistics["predicted_tokens_per_s"] = predicted.tokens_per_s
         return Reply(
             text=generation.text,
             token_ids=tuple(generation.token_ids),
             finish_reason=generation.finish_reason,
-            statistics=statistics | self._forecast.figures(statistics),
+            statistics=statistics,
         )
 
 
@@ -244,8 +274,8 @@ class _TokenSink:
         self._generation = generation
         self._mailbox = mailbox
 
-    def token(self, token_id: int, end: FinishReason | None) -> bool:
-        token = self._generation.push(token_id, end)
+    def token(self, token_id: int, end: FinishReason | None, chosen_s: float) -> bool:
+        token = self._generation.push(token_id, end, chosen_s)
         self._mailbox.put_nowait(token)
         return token.finish_reason is not None
 
@@ -273,7 +303,7 @@ class _LogitsSink:
         self.result: asyncio.Future[NDArray[np.float32]]
         self.result = asyncio.get_running_loop().create_future()
 
-    def token(self, token_id: int, end: FinishReason | None) -> bool:
+    def token(self, token_id: int, end: FinishReason | None, chosen_s: float) -> bool:
         raise AssertionError("an evaluation asks for logits, not tokens")
 
     def logits(self, rows: NDArray[np.float32]) -> None:

@@ -142,7 +142,7 @@ def compare(
     decode: list[tuple[float, float]] = []
     batch: list[tuple[float, float]] = []
     for number in range(rounds + 1):
-        ours = model.generate(prompt, max_new_tokens=new_tokens, ignore_eos=True).statistics
+        ours = model.generate(prompt, max_new_tokens=new_tokens, ignore_eos=True)
         theirs = llama.run(prompt_tokens, new_tokens)
         together: tuple[float, float] | None = None
         if requests > 1:
@@ -153,8 +153,10 @@ def compare(
             together = (mine, requests * (new_tokens - 1) / other["decode_s"])
         if number == 0:
             continue
-        prefill.append((prompt_tokens / ours["first_token_s"], prompt_tokens / theirs["prefill_s"]))
-        decode.append((ours["tokens_per_s"], (new_tokens - 1) / theirs["decode_s"]))
+        prefill.append(
+            (prompt_tokens / ours.statistics["first_token_s"], prompt_tokens / theirs["prefill_s"])
+        )
+        decode.append((ours.tokens_per_s, (new_tokens - 1) / theirs["decode_s"]))
         if together is not None:
             batch.append(together)
     return Comparison(

@@ -48,12 +48,15 @@ def show_reply(model: Model, prompt: Prompt, options: GenerationOptions) -> Repl
     figures = reply.statistics
     devices = len(model.plan.devices)
     first = f"first after {figures['first_token_s']:.2f} s"
-    rate = f"then {figures['tokens_per_s']:.1f} tok/s"
-    if "predicted_tokens_per_s" in figures:
+    if "predicted_first_token_s" in figures:
         first += f" (predicted {figures['predicted_first_token_s']:.2f})"
-        rate += f" (predicted {figures['predicted_tokens_per_s']:.1f})"
+    rate = ""
+    if figures["tokens_per_s"] is not None:
+        rate = f", then {figures['tokens_per_s']:.1f} tok/s"
+        if "predicted_tokens_per_s" in figures:
+            rate += f" (predicted {figures['predicted_tokens_per_s']:.1f})"
     click.echo(
-        f"[{figures['new_tokens']:.0f} tokens, {first}, {rate}, on {devices} "
+        f"[{figures['new_tokens']} tokens, {first}{rate}, on {devices} "
         f"device{'s' if devices > 1 else ''}]",
         err=True,
     )
@@ -71,13 +74,13 @@ def show_parts(model: Model, reply: Reply) -> Sequence[PeerTimes] | None:
         return None
     figures = reply.statistics
     predicted = model.predict(
-        prompt_tokens=int(figures["prompt_tokens"]), output_tokens=int(figures["new_tokens"])
+        prompt_tokens=figures["prompt_tokens"], output_tokens=figures["new_tokens"]
     )
     if predicted is None:
         click.echo("edge: nothing was predicted, as not every device was measured", err=True)
         return times
     table = Table("what", "predicted, ms", "took, ms", title="each token's time")
-    if figures["new_tokens"] > 1:
+    if figures["tokens_per_s"] is not None:
         for part in step_parts(model.plan, predicted, times, 1 / figures["tokens_per_s"]):
             _add_part(table, part)
     _add_part(

@@ -5,11 +5,33 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NotRequired, TypedDict
 
 from edge.errors import RequestError
 from edge.protocol.step import FinishReason, SamplingTerms
 from edge.text import TextStream, Tokenizer
 from kernels.sampling.parameters import SamplingParameters
+
+FEWEST_TOKENS_OF_A_RATE = 8
+"""Of fewer, a rate tells of the moment more than of the model."""
+
+
+class Statistics(TypedDict):
+    """Measurements of one reply, and what was predicted of one of its lengths that runs alone."""
+
+    prompt_tokens: int
+    new_tokens: int
+    first_token_s: float
+    """From asking to the arrival of the first token."""
+    decode_s: float
+    """From the first token to the last, where they are chosen."""
+    tokens_per_s: float | None
+    """After the first token; None under eight tokens."""
+    total_s: float
+    seed: int
+    predicted_first_token_s: NotRequired[float]
+    """Where the devices were measured, like the next."""
+    predicted_tokens_per_s: NotRequired[float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +45,8 @@ class Token:
     token_id: int
     text: str
     finish_reason: FinishReason | None
+    chosen_s: float
+    """When it was chosen, by a clock of the device that chose it: good for spans, not for dates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,34 +91,42 @@ class Generation:
         self._text = TextStream(tokenizer, request.prompt_ids, request.stop) if tokenizer else None
         self._started_s = clock()
         self._first_s = self._last_s = self._started_s
+        self._first_chosen_s = self._last_chosen_s = 0.0
 
-    def push(self, token_id: int, end: FinishReason | None) -> Token:
-        """Take the next token, and why the reply ends with it where its text does not tell."""
+    def push(self, token_id: int, end: FinishReason | None, chosen_s: float) -> Token:
+        """Take the next token, and why the reply ends with it where its text does not tell.
+
+        chosen_s: when it was chosen, by the clock of who chose it. Tokens arrive in bursts where
+        the loop is busy, so the rate is that of choosing.
+        """
         self._last_s = self._clock()
+        self._last_chosen_s = chosen_s
         if not self.token_ids:
-            self._first_s = self._last_s
+            self._first_s, self._first_chosen_s = self._last_s, chosen_s
         self.token_ids.append(token_id)
         text = self._text.push(token_id) if self._text else ""
         self.finish_reason = "stop" if self._text is not None and self._text.stopped else end
         if self.finish_reason is not None and self._text is not None:
             text += self._text.finish()
-        return Token(token_id=token_id, text=text, finish_reason=self.finish_reason)
+        return Token(
+            token_id=token_id, text=text, finish_reason=self.finish_reason, chosen_s=chosen_s
+        )
 
     @property
     def text(self) -> str:
         return self._text.text if self._text else ""
 
-    def statistics(self) -> dict[str, float]:
-        """Seconds to the first token, then tokens per second after it."""
+    def statistics(self) -> Statistics:
+        """What there is to measure of it."""
         count = len(self.token_ids)
-        decode_s = self._last_s - self._first_s
-        total_s = self._last_s - self._started_s
-        rate = (count - 1) / decode_s if count > 1 and decode_s > 0 else count / max(total_s, 1e-9)
-        return {
-            "prompt_tokens": len(self.request.prompt_ids),
-            "new_tokens": count,
-            "first_token_s": self._first_s - self._started_s,
-            "tokens_per_s": rate,
-            "total_s": total_s,
-            "seed": self.request.sampling.seed,
-        }
+        decode_s = self._last_chosen_s - self._first_chosen_s
+        has_rate = count >= FEWEST_TOKENS_OF_A_RATE and decode_s > 0
+        return Statistics(
+            prompt_tokens=len(self.request.prompt_ids),
+            new_tokens=count,
+            first_token_s=self._first_s - self._started_s,
+            decode_s=decode_s,
+            tokens_per_s=(count - 1) / decode_s if has_rate else None,
+            total_s=self._last_s - self._started_s,
+            seed=self.request.sampling.seed,
+        )

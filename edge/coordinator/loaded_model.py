@@ -174,7 +174,7 @@ class LoadedModel:
             if end is not None:
                 self._forget(request.id)
             try:
-                if request.sink.token(token, end):
+                if request.sink.token(token, end, event.chosen_s):
                     self.cancel(request.id)
             except EdgeError as error:  # its text cannot be made; other requests can go on
                 self.cancel(request.id)

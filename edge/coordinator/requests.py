@@ -17,8 +17,11 @@ from edge.protocol.step import FinishReason, SamplingTerms
 class Sink(Protocol):
     """Where a request's results go; called from the event loop's thread."""
 
-    def token(self, token_id: int, end: FinishReason | None) -> bool:
-        """A sampled token, and why it is the last, if it is. True if its text ends the reply."""
+    def token(self, token_id: int, end: FinishReason | None, chosen_s: float) -> bool:
+        """A sampled token, and why it is the last, if it is. True if its text ends the reply.
+
+        chosen_s: when it was chosen, by the sampler's own clock: good for spans, not for dates.
+        """
         ...
 
     def logits(self, rows: NDArray[np.float32]) -> None: ...

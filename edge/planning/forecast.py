@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from edge.planning.drift import Answer
@@ -47,25 +46,21 @@ class Forecast:
                 self._under_way.remove(reply)
                 self._all_alone = self._all_alone and reply.at_once == 1
 
-    def figures(self, statistics: Mapping[str, float]) -> dict[str, float]:
-        """What a reply of these statistics was predicted to show; empty where nothing is known."""
-        predicted = self._predicted(statistics)
-        if predicted is None:
-            return {}
-        return {
-            "predicted_first_token_s": predicted.first_token_s,
-            "predicted_tokens_per_s": predicted.tokens_per_s,
-        }
+    def of(self, *, prompt_tokens: int, new_tokens: int) -> Estimate | None:
+        """What a reply of these lengths was predicted to take; None where nothing is known."""
+        return self.proposal.predict(prompt_tokens=prompt_tokens, output_tokens=new_tokens)
 
-    def note(self, statistics: Mapping[str, float]) -> None:
+    def note(
+        self, *, prompt_tokens: int, new_tokens: int, first_token_s: float, decode_s: float
+    ) -> None:
         """Keep a finished reply for the next `take`."""
-        predicted = self._predicted(statistics)
+        predicted = self.of(prompt_tokens=prompt_tokens, new_tokens=new_tokens)
         if predicted is None:
             return
         answer = Answer(
-            new_tokens=int(statistics["new_tokens"]),
-            first_token_s=statistics["first_token_s"],
-            decode_s=statistics["total_s"] - statistics["first_token_s"],
+            new_tokens=new_tokens,
+            first_token_s=first_token_s,
+            decode_s=decode_s,
             predicted=predicted,
         )
         with self._mutex:
@@ -77,9 +72,3 @@ class Forecast:
             answers, self._answers = self._answers, []
             all_alone, self._all_alone = self._all_alone, not self._under_way
         return answers if all_alone else []
-
-    def _predicted(self, statistics: Mapping[str, float]) -> Estimate | None:
-        return self.proposal.predict(
-            prompt_tokens=int(statistics["prompt_tokens"]),
-            output_tokens=int(statistics["new_tokens"]),
-        )

@@ -66,7 +66,7 @@ def test_the_checkpoint_is_made_once_and_opens(tmp_path: Path) -> None:
 
 def test_a_run_reports_speed_loading_and_memory(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "demos.bench.bench_decode", "--folder", str(tmp_path)]
-    command += ["--prompt-tokens", "8", "--new-tokens", "4", "--repeats", "2"]
+    command += ["--prompt-tokens", "8", "--new-tokens", "8", "--repeats", "2"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert run.returncode == 0, run.stderr
     medians = {

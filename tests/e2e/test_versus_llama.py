@@ -63,7 +63,7 @@ def test_ratios_are_taken_within_a_round(other: Callable[..., str], vocab_size: 
             requests=2,
         ) as llama,
     ):
-        found = compare(model, llama, prompt_tokens=8, new_tokens=6, requests=2, rounds=2)
+        found = compare(model, llama, prompt_tokens=8, new_tokens=8, requests=2, rounds=2)
     assert found.version == "9"
     assert [len(pairs) for pairs in (found.prefill, found.decode, found.batch)] == [2, 2, 2]
     assert all(theirs == pytest.approx(100) for _ours, theirs in found.prefill)
@@ -106,7 +106,7 @@ def test_the_command_line_compares(
 ) -> None:
     gguf = tmp_path / "m.gguf"
     gguf.touch()
-    common = ["bench", MODEL, "--local", 1, "--prompt-tokens", 8, "--new-tokens", 4]
+    common = ["bench", MODEL, "--local", 1, "--prompt-tokens", 8, "--new-tokens", 8]
     common += ["--repeats", 1, "--warm-ups", 0]
     ran = run_edge(
         *common, "--vs", "llama.cpp", "--gguf", gguf, "--llama-python", other(vocab_size), "--json"

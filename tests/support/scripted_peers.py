@@ -54,7 +54,7 @@ class Results:
         self.begun = asyncio.Event()
         self.ended = asyncio.Event()
 
-    def token(self, token_id: int, end: FinishReason | None) -> bool:
+    def token(self, token_id: int, end: FinishReason | None, _chosen_s: float) -> bool:
         self.tokens.append(token_id)
         self.end = end
         self.begun.set()

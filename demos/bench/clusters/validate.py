@@ -61,7 +61,7 @@ def decode_rates(cache: Path) -> dict[float, float]:
                 model = cluster.load(MODEL, context_tokens=256, progress=False)
                 for _ in range(REPLIES):
                     reply = model.generate([1, 2], max_new_tokens=254, ignore_eos=True)
-                    found[share].append(reply.statistics["tokens_per_s"])
+                    found[share].append(reply.tokens_per_s)
     return {share: statistics.median(rates) for share, rates in found.items()}
 
 

@@ -142,7 +142,7 @@ def roomy(case: Case, setting: Setting, *, dtype: str | None = None) -> Roomy:
         (row,) = model.proposal.rows
         return Roomy(
             token_ids=found.token_ids,
-            tokens_per_s=found.statistics["tokens_per_s"],
+            tokens_per_s=found.tokens_per_s,
             weight_bytes=row.memory.weight_bytes,
             kv_bytes=row.memory.kv_bytes,
             beside_bytes=stated_bytes(peer.address),

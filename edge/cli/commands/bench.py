@@ -15,16 +15,41 @@ from edge.api.benchmark import Benchmark, run_benchmark
 from edge.api.versus_llama_cpp import Comparison, Llama, compare, spreads
 from edge.cli.options import ClusterOptions, cluster_options, model_options, open_cluster
 from edge.cli.reply_view import adapt_option, measure_again, tell, tell_why_not_predicted
+from edge.coordinator.generation import FEWEST_TOKENS_OF_A_RATE
 from edge.host.free_memory import format_size
 from edge.planning.load_options import LoadOptions
 
 
 @click.command("bench", short_help="Measure a model's speed and what limits it.")
 @model_options()
-@click.option("--prompt-tokens", type=click.IntRange(1), default=128, show_default=True)
-@click.option("--new-tokens", type=click.IntRange(2), default=64, show_default=True)
-@click.option("--repeats", type=click.IntRange(1), default=5, show_default=True)
-@click.option("--warm-ups", type=click.IntRange(0), default=1, show_default=True)
+@click.option(
+    "--prompt-tokens",
+    type=click.IntRange(1),
+    default=128,
+    show_default=True,
+    help="Length of the prompts.",
+)
+@click.option(
+    "--new-tokens",
+    type=click.IntRange(FEWEST_TOKENS_OF_A_RATE),
+    default=64,
+    show_default=True,
+    help="Length of the answers; fewer tokens have no rate to speak of.",
+)
+@click.option(
+    "--repeats",
+    type=click.IntRange(1),
+    default=5,
+    show_default=True,
+    help="How many answers are measured.",
+)
+@click.option(
+    "--warm-ups",
+    type=click.IntRange(0),
+    default=1,
+    show_default=True,
+    help="How many come before, and are not.",
+)
 @click.option(
     "--requests",
     type=click.IntRange(1, 64),

@@ -47,7 +47,9 @@ def test_what_cannot_be_asked(values: dict[str, object], message: str) -> None:
 def test_it_ends_by_its_length() -> None:
     generation = Generation(request(max_new_tokens=3), None)
     ends: list[FinishReason | None] = [None, None, "length"]
-    tokens = [generation.push(token, end) for token, end in zip((10, 11, 12), ends, strict=True)]
+    tokens = [
+        generation.push(token, end, 0.0) for token, end in zip((10, 11, 12), ends, strict=True)
+    ]
     assert [token.finish_reason for token in tokens] == [None, None, "length"]
     assert [token.token_id for token in tokens] == generation.token_ids == [10, 11, 12]
     assert generation.finish_reason == "length"
@@ -55,41 +57,44 @@ def test_it_ends_by_its_length() -> None:
 
 def test_it_ends_by_an_end_token_which_is_kept() -> None:
     generation = Generation(request(end_ids=frozenset({11, 12})), None)
-    assert generation.push(10, None).finish_reason is None
-    assert generation.push(11, "stop").finish_reason == "stop"
+    assert generation.push(10, None, 0.0).finish_reason is None
+    assert generation.push(11, "stop", 0.0).finish_reason == "stop"
     assert generation.token_ids == [10, 11]
 
 
 def test_without_a_tokenizer_there_is_no_text() -> None:
     generation = Generation(request(), None)
-    assert generation.push(10, None).text == generation.text == ""
+    assert generation.push(10, None, 0.0).text == generation.text == ""
 
 
 def test_figures_of_a_reply() -> None:
-    """Started at 100 s, tokens at 102, 102.5, 103 and 103.5 s."""
-    times = clock([100.0, 102.0, 102.5, 103.0, 103.5])
-    generation = Generation(request(), None, clock=lambda: next(times))
-    for token in range(4):
-        generation.push(token, None)
+    """Asked at 100 s; tokens arrive in two bursts and are chosen every half second."""
+    times = clock([100.0, 102.0, 102.1, 102.1, 102.1, 102.1, 103.9, 103.9, 103.9])
+    generation = Generation(request(max_new_tokens=8), None, clock=lambda: next(times))
+    for number in range(8):
+        generation.push(number, None, 7000.0 + 0.5 * number)
     assert generation.statistics() == {
         "prompt_tokens": 3,
-        "new_tokens": 4,
+        "new_tokens": 8,
         "first_token_s": 2.0,
+        "decode_s": 3.5,
         "tokens_per_s": 2.0,
-        "total_s": 3.5,
+        "total_s": pytest.approx(3.9),
         "seed": 7,
     }
 
 
-def test_the_rate_of_a_single_token_counts_the_wait_for_it() -> None:
-    times = clock([100.0, 104.0])
-    generation = Generation(request(max_new_tokens=1), None, clock=lambda: next(times))
-    generation.push(1, None)
-    assert generation.statistics()["tokens_per_s"] == 0.25
+def test_few_tokens_have_no_rate() -> None:
+    generation = Generation(request(max_new_tokens=8), None)
+    for number in range(7):
+        generation.push(number, None, float(number))
+        assert generation.statistics()["tokens_per_s"] is None
+    generation.push(8, "length", 7.0)
+    assert generation.statistics()["tokens_per_s"] == 1.0
 
 
 def test_a_clock_that_stands_still_divides_by_nothing() -> None:
-    generation = Generation(request(), None, clock=lambda: 5.0)
-    generation.push(1, None)
-    generation.push(2, None)
-    assert generation.statistics()["tokens_per_s"] > 0
+    generation = Generation(request(), None)
+    for number in range(9):
+        generation.push(number, None, 5.0)
+    assert generation.statistics()["tokens_per_s"] is None

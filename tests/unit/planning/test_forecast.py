@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from edge.planning.forecast import Forecast
@@ -42,9 +44,8 @@ RATES = ComputeRates(
     sample_s=1e-5,
     step_s=1e-5,
 )
-STATISTICS = {
-    "prompt_tokens": 5, "new_tokens": 4, "first_token_s": 0.5, "total_s": 2.0, "tokens_per_s": 2.0,
-}  # fmt: skip
+LENGTHS: dict[str, Any] = {"prompt_tokens": 5, "new_tokens": 4}
+FIGURES: dict[str, Any] = {**LENGTHS, "first_token_s": 0.5, "decode_s": 1.5}
 
 
 def proposal(rates: ComputeRates | None) -> Proposal:
@@ -62,21 +63,18 @@ def proposal(rates: ComputeRates | None) -> Proposal:
 
 def test_a_reply_is_predicted_for_its_own_lengths() -> None:
     forecast = Forecast(proposal(RATES))
-    figures = forecast.figures(STATISTICS)
-    longer = forecast.figures({**STATISTICS, "prompt_tokens": 50})
-    expected = forecast.proposal.predict(prompt_tokens=5, output_tokens=4)
-    assert expected is not None
-    assert figures == {
-        "predicted_first_token_s": expected.first_token_s,
-        "predicted_tokens_per_s": expected.tokens_per_s,
-    }
-    assert longer["predicted_first_token_s"] > figures["predicted_first_token_s"]
+    predicted = forecast.of(**LENGTHS)
+    longer = forecast.of(**{**LENGTHS, "prompt_tokens": 50})
+    assert predicted == forecast.proposal.predict(prompt_tokens=5, output_tokens=4)
+    assert predicted is not None
+    assert longer is not None
+    assert longer.first_token_s > predicted.first_token_s
 
 
 def test_without_rates_nothing_is_predicted() -> None:
     forecast = Forecast(proposal(None))
-    assert forecast.figures(STATISTICS) == {}
-    forecast.note(STATISTICS)
+    assert forecast.of(**LENGTHS) is None
+    forecast.note(**FIGURES)
     assert forecast.take() == []
 
 
@@ -86,7 +84,7 @@ def test_a_reply_that_ran_alone_is_taken_once() -> None:
         reply = forecast.begin()
         forecast.end(reply)
         forecast.end(reply)
-        forecast.note(STATISTICS)
+        forecast.note(**FIGURES)
     first, second = forecast.take()
     assert first == second
     assert (first.new_tokens, first.first_token_s, first.decode_s) == (4, 0.5, 1.5)
@@ -100,21 +98,21 @@ def test_replies_that_met_are_left_out_with_all_that_the_peers_counted_beside_th
     forecast = Forecast(proposal(RATES))
     replies = [forecast.begin(), forecast.begin()]
     forecast.end(replies[ends_first])
-    forecast.note(STATISTICS)
+    forecast.note(**FIGURES)
     assert forecast.take() == []
     # The other one goes on: what the peers count from here on is in part its own.
     forecast.end(replies[1 - ends_first])
-    forecast.note(STATISTICS)
+    forecast.note(**FIGURES)
     assert forecast.take() == []
     forecast.end(forecast.begin())
-    forecast.note(STATISTICS)
+    forecast.note(**FIGURES)
     assert len(forecast.take()) == 1
 
 
 def test_the_terms_of_an_answer_are_those_of_its_lengths() -> None:
     forecast = Forecast(proposal(RATES))
     forecast.end(forecast.begin())
-    forecast.note({**STATISTICS, "prompt_tokens": 1000})
+    forecast.note(**{**FIGURES, "prompt_tokens": 1000})
     (answer,) = forecast.take()
     slower = forecast.proposal.predict(prompt_tokens=1000, output_tokens=4)
     assert answer.predicted == slower
