@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.errors import RequestError
+from edge.errors import CheckpointError, RequestError
 from edge.models.attention import Attention
 from kernels.attention.reference import attention
 from kernels.rms_norm.reference import rms_norm
@@ -34,7 +34,15 @@ class Judge:
     remedy: str
 
     def compare(self, operator: str, found: Array, expected: Array, *, allowed: float) -> None:
-        """Raises RequestError if the largest error exceeds so much of the largest value."""
+        """Raises RequestError if the largest error exceeds so much of the largest value.
+
+        CheckpointError where the reference gives no numbers: whoever computes, it is the weights.
+        """
+        if not np.isfinite(expected).all():
+            raise CheckpointError(
+                f"the weights of {operator} give NaN or infinity whoever computes with them: the "
+                "checkpoint is damaged, fetch it again"
+            )
         found = found.reshape(expected.shape)
         error = float(np.abs(found - expected).max() / max(np.abs(expected).max(), 1e-9))
         if not error <= allowed:  # NaN is no agreement either

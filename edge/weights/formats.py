@@ -13,9 +13,10 @@ from typing import Any, Literal, Protocol, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.errors import CheckpointError, RequestError
+from edge.errors import RequestError
 from edge.models.parts import MatrixSlice, VectorSlice
 from edge.weights.quantize import QuantizedStore
+from edge.weights.weight_limits import check_weights, largest_of
 from kernels.matmul_nbits.reference import Accuracy
 from offload import WeightStore
 
@@ -114,7 +115,10 @@ class WeightSource(Protocol):
 
 
 class FloatSource:
-    """float32, widened from whatever the checkpoint holds."""
+    """float32, widened from whatever the checkpoint holds.
+
+    Reading raises CheckpointError for weights that no model has.
+    """
 
     def __init__(self, store: WeightStore, tensor_name: Callable[[str], str]) -> None:
         self._store = store
@@ -128,7 +132,10 @@ class FloatSource:
         return np.concatenate([self._read(role, rows=rows) for role, rows in part.parts])
 
     def embedding(self, rows: range) -> NDArray[Any]:
-        return self._store.read(self._tensor_name("embedding"), rows=rows)
+        name = self._tensor_name("embedding")
+        values = self._store.read(name, rows=rows)
+        check_weights(self._store, name, largest_of(values))
+        return values
 
     def close(self) -> None:
         """Nothing of its own is open."""
@@ -136,11 +143,7 @@ class FloatSource:
     def _read(self, role: str, *, rows: range, columns: range | None = None) -> NDArray[np.float32]:
         name = self._tensor_name(role)
         values = self._store.read(name, rows=rows, columns=columns).astype(np.float32, copy=False)
-        if not np.isfinite(values).all():
-            raise CheckpointError(
-                f"tensor {name} holds NaN or infinite weights: the checkpoint is damaged, "
-                "fetch it again"
-            )
+        check_weights(self._store, name, largest_of(values))
         return values
 
 

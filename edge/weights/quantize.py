@@ -23,6 +23,7 @@ from edge.weights.quantized_store import (
     scales_name,
     store_errors_as_edge_errors,
 )
+from edge.weights.weight_limits import check_weights, largest_of
 from kernels.matmul_nbits.reference import quantize
 from offload import (
     FolderCache,
@@ -145,8 +146,10 @@ def _quantize_rows(
         )
     except ValueError as error:
         raise CheckpointError(
-            f"tensor {name} cannot be quantised: {error}; the checkpoint is damaged, fetch it again"
+            f"tensor {name} in {store.where(name)} cannot be quantised: {error}; the checkpoint is "
+            "damaged, fetch it again"
         ) from error
+    check_weights(store, name, largest_of(part.scales) * part.zero_code)
     writer.write_rows(codes_name(name), rows.start, part.codes)
     writer.write_rows(scales_name(name), rows.start, part.scales)
     return weight.size

@@ -43,6 +43,10 @@ class WeightStore(Protocol):
         """
         ...
 
+    def where(self, name: str) -> str:
+        """The place of a tensor, for people: its file. Raises StoreMissingError."""
+        ...
+
     def read(
         self, name: str, rows: range | None = None, columns: range | None = None
     ) -> NDArray[Any]:
@@ -95,6 +99,10 @@ class MemoryStore:
         slices = [slice(run.start, run.stop) for run in checked_runs(tensor.shape, rows, columns)]
         return np.array(tensor[tuple(slices)], order="C")
 
+    def where(self, name: str) -> str:
+        self._tensor(name)
+        return "memory"
+
     def close(self) -> None:
         self._closed = True
 
@@ -145,6 +153,9 @@ class SafetensorsStore(Closing):
     ) -> NDArray[Any]:
         file = self._file(name)
         return file.read(name, checked_runs(file.tensors[name].shape, rows, columns))
+
+    def where(self, name: str) -> str:
+        return str(self._file(name).path)
 
     def close(self) -> None:
         for file in self._files:

@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 
 from offload import (
     MemoryStore,
+    SafetensorsFile,
     SafetensorsStore,
     StoreMissingError,
     WeightStore,
@@ -78,6 +79,14 @@ def test_names_shapes_and_types(store: WeightStore) -> None:
         assert store.dtype(name) == tensor.dtype
 
 
+def test_where_a_tensor_is_can_be_told(store: WeightStore) -> None:
+    for name in TENSORS:
+        where = store.where(name)
+        if where != "memory":
+            with SafetensorsFile(Path(where)) as file:
+                assert name in file.tensors
+
+
 def test_whole_tensors(store: WeightStore) -> None:
     for name, tensor in TENSORS.items():
         got = store.read(name)
@@ -124,7 +133,7 @@ def test_axes_that_are_not_there_are_the_callers_mistake(store: WeightStore) -> 
 
 
 def test_unknown_names(store: WeightStore) -> None:
-    for ask in (store.shape, store.dtype, store.read):
+    for ask in (store.shape, store.dtype, store.where, store.read):
         with pytest.raises(StoreMissingError, match="'nothing'"):
             ask("nothing")
 

@@ -169,42 +169,28 @@ def test_a_folder_that_is_not_there(tmp_path: Path, daemon: Daemon) -> None:
         assert f"{path} is not a folder; give the folder of a" in outcome.sentence()
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-@pytest.mark.parametrize("dtype", ["float32", "int8", "int4"])
+@pytest.mark.parametrize(
+    ("dtype", "name", "value"),
+    [
+        ("float32", "model.layers.1.self_attn.v_proj.weight", np.nan),
+        ("int4", "model.layers.1.self_attn.v_proj.weight", np.inf),
+        ("int8", "model.embed_tokens.weight", np.nan),
+        ("float32", "model.norm.weight", 3e38),
+    ],
+)
 def test_weights_that_are_no_numbers(
-    dtype: str, value: float, checkpoint: Path, daemon: Daemon
+    dtype: str, name: str, value: float, checkpoint: Path, daemon: Daemon
 ) -> None:
-    name = "model.layers.1.self_attn.v_proj.weight"
-
     def poison(tensors: dict[str, Any]) -> None:
-        tensors[name][3, 5] = value
+        tensors[name].reshape(-1)[5] = value
 
     change_tensors(checkpoint, poison)
     outcome = run_edge("run", checkpoint, "-p", "hi", "--dtype", dtype, "--peer", daemon.address)
     sentence = outcome.sentence()
-    assert name in sentence
+    assert f"tensor {name} in {checkpoint / 'model.safetensors'}" in sentence
     assert "damaged" in sentence
     assert "fetch it again" in sentence
     assert daemon.await_free().models == ()
-
-
-def test_a_poisoned_embedding_is_noticed_when_its_token_is_computed(
-    checkpoint: Path, daemon: Daemon
-) -> None:
-    """The embedding is shipped as it is; what it spoils is seen in the logits at the latest."""
-
-    def poison(tensors: dict[str, Any]) -> None:
-        tensors["model.embed_tokens.weight"][7, 5] = np.nan
-
-    change_tensors(checkpoint, poison)
-    with edge.Cluster.connect([daemon.address]) as cluster:
-        model = cluster.load(checkpoint, dtype="float32")
-        assert len(model.generate([1, 2], max_new_tokens=2).token_ids) == 2
-        with pytest.raises(
-            edge.PeerError, match=r"logits are NaN or infinite: .* check the checkpoint"
-        ):
-            model.generate([1, 7], max_new_tokens=2)
-    daemon.await_free()
 
 
 def test_without_a_tokenizer_ids_still_work_and_text_says_why_not(
