@@ -90,14 +90,16 @@ async def refuse(link: Link, _hello: Mapping[str, Any]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def peer(behave: Behaviour, name: str = "odd") -> AsyncIterator[str]:
-    """A peer that answers calls by "ok" and leaves posts to `behave`."""
+async def peer(
+    behave: Behaviour, name: str = "odd", *, answers_calls: bool = True
+) -> AsyncIterator[str]:
+    """A peer that answers calls by "ok", unless that is left to `behave`, too, as posts are."""
 
     async def serve(channel: Channel) -> None:
         try:
             while True:
                 frame = await channel.receive()
-                if "call" in frame.header and frame.kind != "strange":
+                if answers_calls and "call" in frame.header and frame.kind != "strange":
                     await channel.send(Frame("ok", {"call": frame.header["call"]}))
                 else:
                     await behave(channel, frame)
