@@ -7,6 +7,7 @@ session): a coordinator's frames are `connection`'s, a session's links are `host
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,13 +18,19 @@ from edge.peer.hosted_shard import LINK_TIMEOUT_S
 from edge.peer.resources import PeerResources
 from edge.peer.settings import PeerSettings
 from edge.profiling.link_probe import answer_probe
-from edge.protocol.client import map_transport_error
+from edge.protocol.client import map_transport_error, software_difference
 from edge.protocol.fields import integer, text
 from edge.version import __version__
 from transport import Channel, Link
 
 MAX_PROBES = 4
 """Links that are answered at once; further ones wait, or are given up by who made them."""
+
+
+MAX_TOLD = 16
+"""Other versions of which the daemon says that somebody has them."""
+
+_log = logging.getLogger(__name__)
 
 
 class PeerDaemon:
@@ -35,6 +42,7 @@ class PeerDaemon:
         self._probes = asyncio.Semaphore(MAX_PROBES)
         self._listener: transport.Listener | None = None
         self._discovery: transport.Discovery | None = None
+        self._told: set[object] = set()
 
     async def start(self) -> None:
         """Open the back end; listen, then announce.
@@ -51,6 +59,7 @@ class PeerDaemon:
                 hello={"name": settings.name, "id": resources.id, "software": __version__},
                 on_channel=self._serve,
                 on_link=self._take_link,
+                on_refused=self._refused,
                 link_timeout_s=LINK_TIMEOUT_S,
             )
             resources.listens_at = self._listener.addresses
@@ -83,7 +92,19 @@ class PeerDaemon:
             await self._listener.aclose()
         self.resources.close()
 
+    def _refused(self, _peer: str, error: transport.TransportError) -> None:
+        if isinstance(error, transport.VersionMismatchError):
+            self._say_once(error.theirs, str(error))
+
+    def _say_once(self, version: object, sentence: str) -> None:
+        """To whoever runs this daemon: somebody of this version was here."""
+        if version not in self._told and len(self._told) < MAX_TOLD:
+            self._told.add(version)
+            _log.warning("%s", sentence)
+
     async def _serve(self, channel: Channel) -> None:
+        if (difference := software_difference(channel)) is not None:
+            self._say_once(str(channel.remote_hello["software"])[:40], difference)
         await Connection(self.resources, channel).run()
 
     async def _take_link(self, link: Link, hello: Mapping[str, Any]) -> None:

@@ -18,6 +18,7 @@ from edge.protocol.fields import printable
 from edge.protocol.frame_codec import ANSWER, Call, Event, Post, from_frame, to_frame
 from edge.protocol.heartbeat import ALIVE, SILENT_AFTER_S, Hearing, show_life
 from edge.protocol.messages import FRAMES
+from edge.version import __version__
 from transport import Channel, Frame
 
 Answer = TypeVar("Answer")
@@ -66,13 +67,19 @@ class PeerClient:
         silent_after_s: float = SILENT_AFTER_S,
         on_event: Callable[[PeerClient, Event], None] | None = None,
     ) -> PeerClient:
-        """Raises NetworkError when nothing usable answers there."""
+        """Raises NetworkError when nothing usable answers there; ProtocolError, a kind of it, when
+        that is of another version."""
         try:
             channel = await transport.connect(
-                address, hello={"name": "coordinator"}, timeout_s=timeout_s
+                address,
+                hello={"name": "coordinator", "software": __version__},
+                timeout_s=timeout_s,
             )
         except transport.TransportError as error:
             raise map_transport_error(error, address) from error
+        if (difference := software_difference(channel)) is not None:
+            await channel.aclose()
+            raise ProtocolError(difference)
         return cls(channel, address, silent_after_s=silent_after_s, on_event=on_event)
 
     def watch(self, on_lost: Callable[[EdgeError], None]) -> None:
@@ -207,6 +214,17 @@ class PeerClient:
                 future.set_exception(error)
         if self._on_lost is not None:
             self._on_lost(error)
+
+
+def software_difference(channel: Channel) -> str | None:
+    """What to say where the other end runs another version of Edge than this one; else None."""
+    theirs = channel.remote_hello.get("software", __version__)
+    if theirs == __version__:
+        return None
+    return (
+        f"{channel.peer} runs Edge {printable(theirs, limit=40)}, this device runs Edge "
+        f"{__version__}: install the same version on both"
+    )
 
 
 def map_transport_error(error: transport.TransportError, peer: str) -> EdgeError:

@@ -20,10 +20,11 @@ import transport
 from edge.protocol.client import PeerClient
 from edge.protocol.messages import Close, Describe, Done
 from edge.protocol.peer_info import describe_peer
+from edge.version import __version__
 from tests.multiprocess.conftest import LONG_CONTEXT
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.passing_time import let_pass
-from tests.support.processes import Daemon
+from tests.support.processes import Daemon, poll_until
 from tests.support.processes import edge as run_edge
 from tests.support.replies import await_steps
 from transport import PROTOCOL_VERSION, Frame
@@ -113,6 +114,42 @@ def test_a_peer_of_another_version() -> None:
         f"{address} speaks protocol version {PROTOCOL_VERSION + 1}, this device speaks" in sentence
     )
     assert "update Edge on this device" in sentence
+
+
+def test_a_peer_with_another_edge() -> None:
+    """It speaks the same protocol, but would not compute the same."""
+
+    def other(connected: socket.socket) -> None:
+        take(connected, 7)
+        connected.sendall(struct.pack("!4sHB", b"EDGE", PROTOCOL_VERSION, 1))
+        take_frame(connected)
+        connected.sendall(hello_frame(name="attic", id="a", software="9.9\x1b[2J"))
+        connected.recv(1)
+
+    with service(other) as address:
+        sentence = run_edge("peers", "--peer", address).sentence()
+    assert f"attic ({address}) runs Edge 9.9 [2J, this device runs Edge {__version__}" in sentence
+    assert "install the same version on both" in sentence
+
+
+def test_a_daemon_says_once_that_others_have_another_version(tmp_path: Path) -> None:
+    async def greet_as(software: str, address: str) -> None:
+        hello = {"name": "old", "software": software}
+        channel = await transport.connect(address, hello=hello)
+        await channel.aclose()
+
+    with Daemon(tmp_path, "--no-announce") as daemon:
+        for _ in range(2):
+            with socket.create_connection(("127.0.0.1", daemon.port)) as connected:
+                connected.sendall(struct.pack("!4sHB", b"EDGE", PROTOCOL_VERSION + 7, 1))
+                assert connected.recv(7, socket.MSG_WAITALL)
+            asyncio.run(greet_as("0.0.1", daemon.address))
+        asyncio.run(greet_as(__version__, daemon.address))
+        poll_until(lambda: daemon.messages.count("\n") >= 2)
+        assert daemon.end() == 0
+        ours, software = sorted(daemon.messages.splitlines(), key=lambda line: "runs" in line)
+    assert f"speaks protocol version {PROTOCOL_VERSION + 7}, this device speaks version" in ours
+    assert f"runs Edge 0.0.1, this device runs Edge {__version__}: install the same" in software
 
 
 SOUND = {
