@@ -168,6 +168,11 @@ class ShardEngine:
 
         self._post(work)
 
+    @property
+    def backlog(self) -> int:
+        """How much waits for the compute thread."""
+        return self._thread.backlog
+
     def yield_run(self) -> None:
         """End the run under way after its current token; others are waiting."""
         self._runs.yield_run()

@@ -35,14 +35,19 @@ from edge.protocol.error_codec import Failed
 from edge.protocol.fields import token_ids
 from edge.protocol.frame_codec import ANSWER, Call, Event, Post, from_frame, to_frame
 from edge.protocol.heartbeat import ALIVE, SILENT_AFTER_S, Hearing, show_life
+from edge.protocol.step import MAX_REQUESTS
 from edge.protocol.step_times import ShardTimes
 from edge.protocol.store_errors import map_store_error
 from offload import CachedShard, Manifest, ShardWriter
 from transport import Channel, Frame
 
-MAX_WAITING_FRAMES = 2
+MAX_WAITING_CALLS = 2
 """Read ahead of the one that is being answered. A piece of weights has 4 MiB, any frame at most
 64."""
+
+MAX_WAITING_POSTS = 8 * MAX_REQUESTS
+"""Of one session: each request that is under way may be swapped out, reserved, matched, stepped and
+finished."""
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +61,7 @@ class Connection:
         self._peer = resources
         self._channel = channel
         self._hearing = Hearing(silent_after_s=silent_after_s)
-        self._frames: asyncio.Queue[Frame] = asyncio.Queue(MAX_WAITING_FRAMES)
+        self._calls_read: asyncio.Queue[Frame] = asyncio.Queue(MAX_WAITING_CALLS)
         self._reports: asyncio.Queue[Event] = asyncio.Queue()
         self._writers: dict[str, ShardWriter] = {}
         self._sealed: dict[str, CachedShard] = {}
@@ -90,7 +95,7 @@ class Connection:
             asyncio.create_task(work)
             for work in (
                 self._receive(),
-                self._answer_frames(),
+                self._answer_calls(),
                 self._send_reports(),
                 show_life(self._channel),
                 self._hearing.until_silent(),  # the memory it holds may serve others
@@ -116,34 +121,41 @@ class Connection:
         await run_blocking(self._kept.close)
 
     async def _receive(self) -> None:
-        """Read ahead, so that a coordinator that goes away is noticed while a shard loads."""
+        """Hand posts to the compute threads, and calls to who answers them one after the other.
+
+        A post may overtake calls that came before it, which their sender can wait for, but nothing
+        overtakes a post. Calls are read ahead of the one that is being answered, so that a
+        coordinator that goes away is noticed while a shard loads.
+        """
         while True:
             self._hearing.heard()
             frame = await self._channel.receive()
             self._hearing.not_listening()  # what follows takes as long as we do
-            if frame.kind != ALIVE.kind:
-                await self._frames.put(frame)
+            if frame.kind == ALIVE.kind:
+                continue
+            cls = messages.FRAMES.get(frame.kind)
+            if cls is None or not issubclass(cls, Post):
+                await self._calls_read.put(frame)
+                continue
+            try:
+                self._posts[cls](from_frame(cls, frame))
+            except Exception as error:
+                # A sender of nonsense that does not read what it is told is not read any more.
+                await self._channel.send(to_frame(Failed.kind, Failed.of(_mapped(error))))
 
-    async def _answer_frames(self) -> None:
+    async def _answer_calls(self) -> None:
         while True:
-            frame = await self._frames.get()
-            answer = await self._handle(frame)
-            if answer is not None:
-                await self._channel.send(answer)
+            await self._channel.send(await self._answer(await self._calls_read.get()))
 
     async def _send_reports(self) -> None:
         while True:
             report = await self._reports.get()
             await self._channel.send(to_frame(report.kind, report))
 
-    async def _handle(self, frame: Frame) -> Frame | None:
-        """The answer to a call, or to a post that failed."""
+    async def _answer(self, frame: Frame) -> Frame:
         call_id = frame.header.get("call")
         try:
             cls = messages.FRAMES.get(frame.kind)
-            if cls in self._posts:
-                self._posts[cls](from_frame(cls, frame))
-                return None
             if cls not in self._calls:
                 raise ProtocolError(f"{frame.kind[:80]!r} is not something a peer does")
             answer = await self._calls[cls](from_frame(cls, frame))
@@ -279,7 +291,7 @@ class Connection:
         return messages.Done()
 
     def _match_prefix(self, post: messages.MatchPrefix) -> None:
-        hosted = self._session(post.session)
+        hosted = self._waiting_session(post.session)
         prompt = token_ids(
             post.prompt,
             hosted.assignment.model.vocab_size,
@@ -288,22 +300,29 @@ class Connection:
         hosted.shard.match_prefix(post.request, prompt)
 
     def _reserve(self, post: messages.Reserve) -> None:
-        hosted = self._session(post.session)
+        hosted = self._waiting_session(post.session)
         if post.tokens > hosted.assignment.limits.context_tokens:
             raise ProtocolError(f"room for {post.tokens} tokens, which is not in the context")
         hosted.shard.reserve(post.request, post.tokens)
 
     def _run_step(self, post: messages.RunStep) -> None:
-        self._session(post.session).shard.step(post.step, post.terms)
+        self._waiting_session(post.session).shard.step(post.step, post.terms)
 
     def _yield_run(self, post: messages.YieldRun) -> None:
-        self._session(post.session).shard.yield_run()
+        self._waiting_session(post.session).shard.yield_run()
 
     def _swap_out(self, post: messages.SwapOut) -> None:
-        self._session(post.session).shard.swap_out(post.request)
+        self._waiting_session(post.session).shard.swap_out(post.request)
 
     def _finish(self, post: messages.Finish) -> None:
-        self._session(post.session).shard.finish(post.request)
+        self._waiting_session(post.session).shard.finish(post.request)
+
+    def _waiting_session(self, session: str) -> HostedSession:
+        """One that has not been sent more than any coordinator waits for."""
+        hosted = self._session(session)
+        if hosted.shard.backlog >= MAX_WAITING_POSTS:
+            raise ProtocolError(f"more than {MAX_WAITING_POSTS} posts wait to be carried out")
+        return hosted
 
     def _session(self, session: str) -> HostedSession:
         hosted = self._mine.get(session)

@@ -1,0 +1,128 @@
+"""What a connection does with frames: calls one after the other, posts at once, and neither without
+end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from edge.memory.kv_budget import KvRoom
+from edge.peer.connection import MAX_WAITING_POSTS, Connection
+from edge.peer.hosted_shard import HostedSession
+from edge.peer.resources import PeerResources
+from edge.peer.settings import PeerSettings
+from edge.protocol.frame_codec import to_frame
+from edge.protocol.measurements import MemoryRate
+from edge.protocol.messages import Finish
+from edge.protocol.step import StepLimits
+from edge.protocol.wire_rules import WireRules
+from offload import Manifest
+from tests.support.assignments import solo_assignment
+from tests.support.specs import plain_spec
+from transport import Frame, MemoryChannel, WireRule
+
+LIMITS = StepLimits(context_tokens=8, chunk_tokens=8, requests=1, cached_tokens=8)
+FINISH = to_frame("finish", Finish(session="s", request="r"))
+
+
+def talk(
+    folder: Path, coordinate: Callable[[MemoryChannel, PeerResources, Connection], Awaitable[None]]
+) -> None:
+    """With a peer whose back end is never opened."""
+
+    async def main() -> None:
+        settings = PeerSettings(
+            name="p",
+            listen="127.0.0.1:0",
+            threads=1,
+            announce=False,
+            cache_root=folder,
+            cache_limit_bytes=1 << 20,
+        )
+        resources = PeerResources(settings)
+        ours, theirs = MemoryChannel.pair("coordinator", "peer")
+        connection = Connection(resources, theirs, silent_after_s=1e9)
+        serving = asyncio.create_task(connection.run())
+        try:
+            await coordinate(ours, resources, connection)
+        finally:
+            await ours.aclose()
+            await serving
+            resources.close()
+
+    asyncio.run(main())
+
+
+def test_a_post_does_not_wait_for_a_call_that_is_being_answered(tmp_path: Path) -> None:
+    async def coordinate(
+        channel: MemoryChannel, resources: PeerResources, _connection: Connection
+    ) -> None:
+        async with resources.measurement:  # the call waits until this is free
+            await channel.send(to_frame("memory_rate", MemoryRate(), call=1))
+            await channel.send(FINISH)
+            refused = await channel.receive()
+            assert (refused.kind, refused.header.get("call")) == ("failed", None)
+            assert "not open" in refused.header["message"]
+
+    talk(tmp_path, coordinate)
+
+
+def test_who_sends_nonsense_and_does_not_listen_is_not_read_any_more(tmp_path: Path) -> None:
+    count = 1000
+
+    async def coordinate(
+        channel: MemoryChannel, _resources: PeerResources, _connection: Connection
+    ) -> None:
+        async def flood() -> None:
+            for _ in range(count):
+                await channel.send(FINISH)
+
+        flooding = asyncio.create_task(flood())
+        for _ in range(20 * count):
+            await asyncio.sleep(0)
+        assert not flooding.done()
+        for _ in range(count):
+            assert (await channel.receive()).kind == "failed"
+        await flooding
+
+    talk(tmp_path, coordinate)
+
+
+def test_what_waits_for_a_compute_thread_has_a_limit(tmp_path: Path) -> None:
+    may_go_on = threading.Event()
+
+    def wait() -> None:
+        may_go_on.wait()
+
+    spec = plain_spec(num_layers=1)
+
+    async def coordinate(
+        channel: MemoryChannel, _resources: PeerResources, connection: Connection
+    ) -> None:
+        assignment = solo_assignment(spec, LIMITS, WireRules(sums=(WireRule(),), hops=()))
+        hosted = HostedSession(
+            assignment,
+            Manifest(tensors=(), total_bytes=0),
+            lambda _event: None,
+            KvRoom(memory_bytes=None, disk=None),
+        )
+        try:
+            hosted.shard._thread.post(wait)
+            connection._mine["s"] = hosted
+            for _ in range(2 * MAX_WAITING_POSTS):
+                await channel.send(FINISH)
+                if hosted.shard.backlog >= MAX_WAITING_POSTS:
+                    break
+            for _ in range(2):
+                await channel.send(FINISH)
+            refused: Frame = await channel.receive()
+            assert f"more than {MAX_WAITING_POSTS} posts" in refused.header["message"]
+            assert hosted.shard.backlog <= MAX_WAITING_POSTS
+        finally:
+            may_go_on.set()
+            connection._mine.clear()
+            await hosted.aclose()
+
+    talk(tmp_path, coordinate)
