@@ -7,7 +7,14 @@ from collections.abc import Mapping
 import pytest
 from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
 
-from transport import AddressError, PeerFound, PeerGone, PeerRecord, ZeroconfDiscovery
+from transport import (
+    PROTOCOL_VERSION,
+    AddressError,
+    PeerFound,
+    PeerGone,
+    PeerRecord,
+    ZeroconfDiscovery,
+)
 from transport.discovery.peers import MAX_PEERS, PeerTable
 from transport.discovery.zeroconf_record import (
     SERVICE_TYPE,
@@ -115,7 +122,11 @@ def test_what_cannot_be_announced_is_refused(bad: PeerRecord, message: str) -> N
         services_of(bad, ())
 
 
-GOOD: dict[bytes, bytes | None] = {b"id": b"one", b"cluster": b"default", b"protocol": b"1"}
+GOOD: dict[bytes, bytes | None] = {
+    b"id": b"one",
+    b"cluster": b"default",
+    b"protocol": str(PROTOCOL_VERSION).encode(),
+}
 
 
 @pytest.mark.parametrize(
@@ -153,8 +164,16 @@ def test_malformed_announcements_on_the_network_are_passed_over() -> None:
             for number, entries in enumerate(
                 (
                     {b"id": b"bad", b"cluster": cluster.encode(), b"protocol": b"x"},
-                    {b"id": b"\xff", b"cluster": cluster.encode(), b"protocol": b"1"},
-                    {b"id": b"good", b"cluster": cluster.encode(), b"protocol": b"1"},
+                    {
+                        b"id": b"\xff",
+                        b"cluster": cluster.encode(),
+                        b"protocol": str(PROTOCOL_VERSION).encode(),
+                    },
+                    {
+                        b"id": b"good",
+                        b"cluster": cluster.encode(),
+                        b"protocol": str(PROTOCOL_VERSION).encode(),
+                    },
                 )
             ):
                 name = f"{cluster[:20]}-{number}"
