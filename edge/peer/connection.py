@@ -25,7 +25,7 @@ from edge.errors import (
 )
 from edge.host.free_memory import process_memory
 from edge.memory.shard_memory import host_share, shard_use
-from edge.peer.hosted_shard import HostedSession
+from edge.peer.hosted_shard import HostedShard
 from edge.peer.profiling_calls import ProfilingCalls
 from edge.peer.resources import PeerResources
 from edge.protocol import messages
@@ -65,7 +65,7 @@ class Connection:
         self._reports: asyncio.Queue[Event] = asyncio.Queue()
         self._writers: dict[str, ShardWriter] = {}
         self._sealed: dict[str, CachedShard] = {}
-        self._mine: dict[str, HostedSession] = {}
+        self._mine: dict[str, HostedShard] = {}
         self._kept = ExitStack()
         self._profiling = ProfilingCalls(resources)
         self._calls: dict[type[Call[Any]], Callable[[Any], Awaitable[object]]] = {
@@ -231,7 +231,7 @@ class Connection:
                 loop.call_soon_threadsafe(self._reports.put_nowait, event)
 
         try:
-            hosted = HostedSession(
+            hosted = HostedShard(
                 assignment,
                 cached.manifest,
                 report,
@@ -317,14 +317,14 @@ class Connection:
     def _finish(self, post: messages.Finish) -> None:
         self._waiting_session(post.session).shard.finish(post.request)
 
-    def _waiting_session(self, session: str) -> HostedSession:
+    def _waiting_session(self, session: str) -> HostedShard:
         """One that has not been sent more than any coordinator waits for."""
         hosted = self._session(session)
         if hosted.shard.backlog >= MAX_WAITING_POSTS:
             raise ProtocolError(f"more than {MAX_WAITING_POSTS} posts wait to be carried out")
         return hosted
 
-    def _session(self, session: str) -> HostedSession:
+    def _session(self, session: str) -> HostedShard:
         hosted = self._mine.get(session)
         if hosted is None:
             raise ProtocolError("a session that is not open")

@@ -27,7 +27,7 @@ LINK_TIMEOUT_S = 120.0
 itself; this is for one that hangs, and long because a slow neighbour may take a minute a chunk."""
 
 
-class HostedSession:
+class HostedShard:
     """Close it with `aclose`, whatever happened before."""
 
     def __init__(

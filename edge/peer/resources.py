@@ -24,7 +24,7 @@ from edge.memory.kv_budget import KvRoom
 from edge.memory.ledger import MEASURING, Floor, Ledger, Use
 from edge.memory.rebalance import fit
 from edge.memory.shard_memory import elastic
-from edge.peer.hosted_shard import HostedSession
+from edge.peer.hosted_shard import HostedShard
 from edge.peer.settings import PeerSettings
 from edge.profiling.sample import SAMPLE_BYTES, sample_budget_bytes
 from edge.protocol.description import HostedModel, PeerDescription
@@ -51,7 +51,7 @@ class PeerResources:
         self.id = uuid.uuid4().hex
         self.listens_at: tuple[str, ...] = ()
         """Addresses, 0.0.0.0 among them."""
-        self.sessions: dict[str, HostedSession] = {}
+        self.sessions: dict[str, HostedShard] = {}
         self.measurement = asyncio.Lock()
         """Held while the device is measured: two at once would measure each other."""
         self.loading = asyncio.Lock()
@@ -236,7 +236,7 @@ class PeerResources:
         )
 
 
-async def _stream(counts: Mapping[HostedSession, int]) -> list[BaseException]:
+async def _stream(counts: Mapping[HostedShard, int]) -> list[BaseException]:
     """Have each read so many layers from disk; what went wrong, once all have answered."""
     outcomes = await asyncio.gather(
         *(asyncio.wrap_future(hosted.shard.stream(count)) for hosted, count in counts.items()),

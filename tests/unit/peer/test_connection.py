@@ -10,7 +10,7 @@ from pathlib import Path
 
 from edge.memory.kv_budget import KvRoom
 from edge.peer.connection import MAX_WAITING_POSTS, Connection
-from edge.peer.hosted_shard import HostedSession
+from edge.peer.hosted_shard import HostedShard
 from edge.peer.resources import PeerResources
 from edge.peer.settings import PeerSettings
 from edge.protocol.frame_codec import to_frame
@@ -102,7 +102,7 @@ def test_what_waits_for_a_compute_thread_has_a_limit(tmp_path: Path) -> None:
         channel: MemoryChannel, _resources: PeerResources, connection: Connection
     ) -> None:
         assignment = solo_assignment(spec, LIMITS, WireRules(sums=(WireRule(),), hops=()))
-        hosted = HostedSession(
+        hosted = HostedShard(
             assignment,
             Manifest(tensors=(), total_bytes=0),
             lambda _event: None,
