@@ -14,6 +14,7 @@ import edge
 from tests.multiprocess.conftest import LONG_CONTEXT
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.plans import make_plan
+from tests.support.processes import PATIENCE_S
 
 CONTEXT = 512
 
@@ -123,6 +124,20 @@ def test_a_reply_ends_by_its_length(model: edge.Model, checkpoint: TinyCheckpoin
     assert [token.finish_reason for token in tokens] == [None, None, "length"]
     reply = model.generate(checkpoint.prompt(4), max_new_tokens=1)
     assert (len(reply.token_ids), reply.finish_reason) == (1, "length")
+
+
+def test_a_stream_starts_without_waiting_for_the_loop(
+    model: edge.Model, checkpoint: TinyCheckpoint
+) -> None:
+    """One hop: the caller leaves the request with the loop, and asks nothing of it."""
+    started = threading.Event()
+    in_time: list[bool] = []
+    assert model._loop.submit(lambda: in_time.append(started.wait(PATIENCE_S)))
+    prompt = checkpoint.prompt(4)
+    stream = model.stream(prompt, max_new_tokens=5)
+    started.set()
+    assert [token.token_id for token in stream] == checkpoint.greedy(prompt, 5)
+    assert in_time == [True]
 
 
 def test_a_stop_string_is_never_shown(model: edge.Model) -> None:
