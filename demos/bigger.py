@@ -94,7 +94,7 @@ def _run_limited(
         limited_peer(cache=cache, name="limited", memory_bytes=limit, group=group) as peer,
         _loaded(peer, path) as model,
     ):
-        (shard,) = model.plan.stages[0].shards
+        (shard,) = model.plan.stages[0].slices
         layers = SHAPES[SHAPE].num_layers
         print(f"  {shard.streamed_layers} of {layers} layers are read from disk for each token")
         tokens = _stream_live(model, peer, whole, limit)

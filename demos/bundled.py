@@ -48,7 +48,7 @@ def show_who_did_what(model: Model) -> None:
     """One line for each device: its part of every token, and the weights that took."""
     print()
     for number, stage in enumerate(model.plan.stages):
-        for shard in stage.shards:
+        for shard in stage.slices:
             name = model.peers[shard.device].name
             sent_bytes = model.sent_bytes[name]
             weights = f"was sent {format_size(sent_bytes)}" if sent_bytes else "had its weights"

@@ -9,14 +9,23 @@ from partition.cost.messages import check_links
 from partition.cost.terms import Term
 from partition.errors import CapacityError, PartitionError, PlanError, Shortage
 from partition.fit.check import check_fit
-from partition.fit.describe import PlanRow, describe
-from partition.fit.memory import MemoryUse, memory_use
+from partition.fit.describe import HeldLayers, PlanRow, describe
+from partition.fit.memory import memory_use
 from partition.fit.placement import Parallel
 from partition.fit.tiers import WeightTiers, weight_tiers
-from partition.plan.facts import ClusterSpec, DeviceSpec, LinkSpec, ModelFacts, Workload
-from partition.plan.plan import Plan, Shard, Stage
+from partition.plan.facts import (
+    ClusterSpec,
+    DeviceSpec,
+    LayerFacts,
+    LinkSpec,
+    ModelFacts,
+    Workload,
+)
+from partition.plan.plan import Plan, Stage
 from partition.plan.ranges import kv_heads, split_by_shares, split_evenly
 from partition.plan.rates import ComputeRates
+from partition.plan.shard import LayerSlice, Shard, whole_shard
+from partition.plan.share import MemoryUse
 from partition.plan.what_if import what_if
 from partition.search.choose import Choice, Solo, choose, describe_plan_in_words
 from partition.search.left_out import LeftOut
@@ -28,6 +37,9 @@ __all__ = [
     "ComputeRates",
     "DeviceSpec",
     "Estimate",
+    "HeldLayers",
+    "LayerFacts",
+    "LayerSlice",
     "LeftOut",
     "LinkSpec",
     "MemoryUse",
@@ -56,4 +68,5 @@ __all__ = [
     "split_evenly",
     "weight_tiers",
     "what_if",
+    "whole_shard",
 ]

@@ -32,7 +32,7 @@ from edge.weights.formats import weight_format
 from edge.weights.layout import ShardLayout, shard_layout
 from offload import DerivedCache
 from partition import Plan, Shard, Stage, weight_tiers
-from partition.fit.memory import WINDOW_LAYERS
+from partition.plan.shard import WINDOW_LAYERS
 from transport import SoloCollective
 
 NOT_RUN = "not run: there is no CUDA device"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
@@ -11,7 +12,7 @@ from rich.table import Table
 
 from edge.host.free_memory import format_size
 from edge.planning.proposal import Proposal
-from partition import Estimate, PlanRow, describe_plan_in_words
+from partition import Estimate, HeldLayers, PlanRow, describe_plan_in_words
 
 
 def show_plan(proposal: Proposal, *, title: str, unchanged: Proposal | None, explain: bool) -> None:
@@ -29,8 +30,8 @@ def show_plan(proposal: Proposal, *, title: str, unchanged: Proposal | None, exp
             escape(row.name),
             str(row.stage),
             _span(row.layers) + _streamed(row),
-            _span(row.heads) + _copied(row),
-            _span(row.ffn_columns),
+            _each(row, lambda held: _span(held.heads) + _copied(held)),
+            _each(row, lambda held: _span(held.ffn_columns)),
             _span(row.vocab),
             format_size(row.memory.total),
             format_size(row.left_bytes),
@@ -52,8 +53,14 @@ def plan_as_json(proposal: Proposal, *, explain: bool) -> dict[str, Any]:
                 "device": row.device,
                 "name": row.name,
                 "stage": row.stage,
-                "kv_heads": list(row.kv_heads),
-                "kv_copies": row.kv_copies,
+                "kinds": [
+                    {
+                        "layers": held.num_layers,
+                        "kv_heads": list(held.kv_heads),
+                        "kv_copies": held.kv_copies,
+                    }
+                    for held in row.held
+                ],
                 "streamed_layers": row.streamed_layers,
                 "host_layers": row.host_layers,
                 "memory": dataclasses.asdict(row.memory),
@@ -99,9 +106,14 @@ def _streamed(row: PlanRow) -> str:
     return "".join(f", {count} from {source}" for count, source in sources if count)
 
 
-def _copied(row: PlanRow) -> str:
+def _each(row: PlanRow, in_words: Callable[[HeldLayers], str]) -> str:
+    """Of each kind of layer, where they are cut in different ways."""
+    return "; ".join(dict.fromkeys(map(in_words, row.held))) or row.in_words
+
+
+def _copied(held: HeldLayers) -> str:
     """KV heads that are held more than once, where a cut runs through those that share one."""
-    return f", {row.kv_copies} KV again" if row.kv_copies else ""
+    return f", {held.kv_copies} KV again" if held.kv_copies else ""
 
 
 def _memory(proposal: Proposal) -> list[str]:

@@ -13,6 +13,7 @@ from edge.coordinator.requests import OnEnd
 from edge.coordinator.residency import Residency
 from edge.coordinator.scheduler import Scheduler
 from edge.coordinator.shipping import describe_shard, ship
+from edge.memory.model_sizes import model_facts
 from edge.memory.step_memory import LOGIT_CHUNK_BYTES, held_tokens
 from edge.models.spec import ModelSpec
 from edge.planning.kv_limits import longest_tokens
@@ -26,7 +27,7 @@ from edge.protocol.step import StepLimits
 from edge.protocol.topology import Seat
 from edge.protocol.wire_rules import WireRules
 from edge.weights.checkpoint import Checkpoint
-from edge.weights.formats import KvDtype, WeightSource
+from edge.weights.formats import KvDtype, WeightSource, weight_format
 from edge.weights.layout import shard_layout
 from partition import Plan
 
@@ -71,13 +72,16 @@ async def load_model(
 def _scheduler(spec: ModelSpec, limits: StepLimits, plan: Plan, kv_dtype: KvDtype) -> Scheduler:
     row_bytes = 4 * spec.vocab_size
     chunk = limits.chunk_tokens
+    facts = model_facts(
+        spec, weight_format("float32"), name=plan.model, embedding_itemsize=4, kv_dtype=kv_dtype
+    )
     return Scheduler(
         chunk_tokens=chunk,
         logit_chunk_tokens=max(1, min(chunk, LOGIT_CHUNK_BYTES // row_bytes)),
         residency=Residency(
             memory_tokens=limits.cached_tokens,
             disk_tokens=limits.disk_tokens,
-            longest_tokens=longest_tokens(limits, plan),
+            longest_tokens=longest_tokens(limits, plan, facts),
             requests=limits.requests,
             held=lambda tokens: held_tokens(tokens, spec, limits, kv_dtype),
         ),

@@ -149,9 +149,7 @@ def _shard_digest(assignment: Assignment) -> str:
         stages=tuple(
             replace(
                 stage,
-                shards=tuple(
-                    replace(shard, device=f"{rank}") for rank, shard in enumerate(stage.shards)
-                ),
+                shards=tuple(shard.on(f"{rank}") for rank, shard in enumerate(stage.shards)),
             )
             for stage in assignment.plan.stages
         ),

@@ -52,7 +52,7 @@ class ShardEngine:
         self._times = ShardTimes()
         self.links = ShardLinks(assignment, self._times)
         self._choice = TokenChoice(
-            [shard.vocab for shard in assignment.plan.stages[-1].shards],
+            [shard.vocab for shard in assignment.plan.stages[-1].slices],
             assignment.rank,
             shortlist_tokens=shortlist_tokens,
         )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from edge.memory.step_memory import row_bytes
 from edge.models.parts import Weights
-from edge.models.spec import ModelSpec
+from edge.models.spec import LayerSpec, ModelSpec
 from edge.protocol.wire_rules import Wire, number_bytes
 from edge.weights.formats import KvDtype, WeightFormat
-from partition import ModelFacts
+from partition import LayerFacts, ModelFacts
 
 _FLOAT_BYTES = 4
 
@@ -25,32 +25,34 @@ def model_facts(
 
     With `wire` "auto" hidden states count as float32, though some links may carry less.
     """
-    layer = spec.kinds[0]
-    mixer, feed_forward = layer.mixer, layer.feed_forward
     hidden = spec.hidden_size
-    attention, mlp = mixer.weights(hidden), feed_forward.weights(hidden)
 
     def nbytes(weights: Weights) -> int:
         matrix_bytes = round(weights.matrix * weight_format.packed_bytes_per_weight)
         return matrix_bytes + _FLOAT_BYTES * weights.vector
 
+    def facts(layer: LayerSpec) -> LayerFacts:
+        mixer, feed_forward = layer.mixer.weights(hidden), layer.feed_forward.weights(hidden)
+        return LayerFacts(
+            num_heads=layer.mixer.num_heads,
+            num_kv_heads=layer.mixer.num_kv_heads,
+            ffn_columns=layer.feed_forward.columns,
+            query_head_bytes=nbytes(mixer.unit),
+            kv_head_bytes=nbytes(mixer.group),
+            ffn_column_bytes=nbytes(feed_forward.unit),
+            layer_bytes=nbytes(mixer.fixed) + nbytes(feed_forward.fixed),
+            kv_bytes_per_token=2 * row_bytes(layer.mixer, kv_dtype),
+        )
+
     return ModelFacts(
         name=name,
-        num_layers=spec.num_layers,
         hidden_size=hidden,
-        num_heads=mixer.num_heads,
-        num_kv_heads=mixer.num_kv_heads,
-        head_size=mixer.head_size,
-        ffn_columns=feed_forward.columns,
         vocab_size=spec.vocab_size,
+        kinds=tuple(map(facts, spec.kinds)),
+        layers=spec.layers,
         tied_embeddings=spec.tied_embeddings,
         column_multiple=1 if weight_format.bits is None else weight_format.block_size,
-        query_head_bytes=nbytes(attention.unit),
-        kv_head_bytes=nbytes(attention.group),
-        ffn_column_bytes=nbytes(mlp.unit),
-        layer_bytes=nbytes(attention.fixed) + nbytes(mlp.fixed),
         embedding_row_bytes=hidden * embedding_itemsize,
         head_row_bytes=nbytes(Weights(matrix=hidden)),
         wire_number_bytes=number_bytes(wire),
-        kv_bytes_per_token=2 * row_bytes(mixer, kv_dtype),
     )

@@ -14,8 +14,8 @@ from edge.protocol.step import StepLimits
 from edge.weights.formats import KvDtype
 from edge.weights.layout import shard_layout
 from offload import Manifest, numpy_dtype
-from partition import Plan, Shard, Stage, Workload, memory_use, weight_tiers
-from partition.fit.memory import WINDOW_LAYERS
+from partition import LayerSlice, Plan, Shard, Stage, Workload, memory_use, weight_tiers
+from partition.plan.shard import WINDOW_LAYERS
 
 
 def shard_use(
@@ -60,9 +60,9 @@ def shard_use(
     )
     if host_bytes is None or not use.streamed_bytes:
         return taken
-    shard = plan.stages[stage].shards[rank]
+    shard = plan.stages[stage].slices[rank]
     layers = plan.stages[stage].layers
-    layer_bytes = use.streamed_bytes // shard.streamed_layers
+    layer_bytes = use.streamed_layer_bytes
     tiers = weight_tiers(
         len(layers),
         streamed=shard.streamed_layers,
@@ -98,7 +98,7 @@ def elastic(
             shard_use(assignment, manifest, host_bytes=host_bytes, streamed=count)
             for count in range(len(stage.layers) + 1)
         ),
-        planned=stage.shards[assignment.rank].streamed_layers,
+        planned=stage.slices[assignment.rank].streamed_layers,
     )
 
 
@@ -111,12 +111,11 @@ def most_beside(
     kv_dtype: KvDtype,
 ) -> int:
     """Bytes beside weights and KV cache that no shard of the model exceeds, whatever the plan."""
-    whole = Shard(
-        device="a",
-        heads=range(spec.kinds[0].mixer.num_heads),
-        ffn_columns=range(spec.kinds[0].feed_forward.columns),
-        vocab=range(spec.vocab_size),
-    )
+    slices = [
+        LayerSlice(heads=range(kind.mixer.num_heads), ffn_columns=range(kind.feed_forward.columns))
+        for kind in spec.kinds
+    ]
+    whole = Shard.of_slices("a", slices, vocab=range(spec.vocab_size))
     plan = Plan(
         model="whole", version=0, stages=(Stage(layers=range(spec.num_layers), shards=(whole,)),)
     )
@@ -132,7 +131,7 @@ def most_beside(
 def with_streamed(plan: Plan, stage: int, rank: int, count: int) -> Plan:
     """The plan with so many layers of one shard read from disk."""
     stages = list(plan.stages)
-    shards = list(stages[stage].shards)
+    shards = list(stages[stage].slices)
     shards[rank] = replace(shards[rank], streamed_layers=count)
     stages[stage] = replace(stages[stage], shards=tuple(shards))
     return replace(plan, stages=tuple(stages))

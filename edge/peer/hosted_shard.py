@@ -47,7 +47,7 @@ class HostedShard:
         """
         self.assignment = assignment
         stage = assignment.plan.stages[assignment.stage]
-        self.streamed = stage.shards[assignment.rank].streamed_layers
+        self.streamed = stage.slices[assignment.rank].streamed_layers
         """Layers that it reads from disk for each step: its peer's promise decides."""
         self.host_bytes = host_bytes
         self.manifest = manifest

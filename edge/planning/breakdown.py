@@ -37,7 +37,7 @@ def step_parts(
     ]
     slowest = list(_slowest(times))
     load_s = sum(each.decode.each.load_s for each in slowest)
-    if any(shard.streamed_layers for stage in plan.stages for shard in stage.shards):
+    if any(shard.streamed_layers for stage in plan.stages for shard in stage.slices):
         known_s = _sum(predicted, "load", "copy")
         found.append(Part(part="layers from disk", predicted_s=known_s, actual_s=load_s))
     reduce_s = sum(each.decode.each.reduce_s for each in slowest)

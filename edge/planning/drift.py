@@ -154,7 +154,7 @@ def _excesses(
                 times=decoded,
             )
         )
-        if plan.stages[peer.stage].shards[peer.rank].streamed_layers:
+        if plan.stages[peer.stage].slices[peer.rank].streamed_layers:
             loads[peer.stage] = max(loads.get(peer.stage, (0.0, "")), (token.load_s, device))
         busy_s = token.compute_s + token.load_s + token.reduce_s
         shards_s.setdefault(peer.stage, []).append(busy_s)

@@ -11,6 +11,7 @@ from edge.planning.load_options import LoadOptions
 from edge.protocol.peer_info import PeerInfo
 from edge.protocol.step import StepLimits
 from partition import ClusterSpec, ModelFacts, Plan, Workload, memory_use
+from partition.plan.shard import num_local_kv_heads
 
 
 def with_kv_memory(
@@ -20,7 +21,7 @@ def with_kv_memory(
 
     As if each peer that limits its KV memory held all layers; `kv_limits` tells what it can be.
     """
-    token_bytes = facts.kv_bytes_per_token * facts.num_layers * facts.num_kv_heads
+    token_bytes = sum(facts.kinds[kind].token_bytes for kind in facts.layers)
     limited = [peer.kv_memory_bytes for peer in peers if peer.kv_memory_bytes is not None]
     if not limited:
         return options
@@ -66,8 +67,7 @@ def kv_limits(
         cached = min(cached, free_bytes // each.kv_bytes)
         disk = min(disk, peer.kv_disk_bytes // each.kv_bytes)
     cached = max(cached, 0)
-    layers = min(len(stage.layers) for stage in plan.stages)
-    longest = max(cached, min(cached * layers, disk))
+    longest = max(cached, min(_longest_tokens(cached, plan, facts), disk))
     if limits.context_tokens > longest:
         raise CapacityError(
             f"a context of {limits.context_tokens} tokens does not fit: the peers have memory for "
@@ -78,6 +78,21 @@ def kv_limits(
     return replace(limits, cached_tokens=cached, disk_tokens=disk)
 
 
-def longest_tokens(limits: StepLimits, plan: Plan) -> int:
+def longest_tokens(limits: StepLimits, plan: Plan, facts: ModelFacts) -> int:
     """Tokens of one request that a window of layers can compute, each layer whole in memory."""
-    return limits.cached_tokens * min(len(stage.layers) for stage in plan.stages)
+    return _longest_tokens(limits.cached_tokens, plan, facts)
+
+
+def _longest_tokens(cached_tokens: int, plan: Plan, facts: ModelFacts) -> int:
+    found: list[int] = []
+    for stage in plan.stages:
+        for shard in stage.slices:
+            sizes = [
+                (num_local_kv_heads(part.heads, layer) * layer.kv_bytes_per_token, count)
+                for part, layer, count in shard.counted(stage.layers, facts)
+            ]
+            largest = max(size for size, _ in sizes)
+            if largest:
+                all_bytes = cached_tokens * sum(size * count for size, count in sizes)
+                found.append(all_bytes // largest)
+    return min(found, default=cached_tokens)

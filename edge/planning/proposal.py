@@ -24,10 +24,10 @@ from partition import (
     Parallel,
     Plan,
     PlanRow,
-    Shard,
     Solo,
     Stage,
     Workload,
+    whole_shard,
 )
 
 
@@ -267,7 +267,7 @@ def _if_streamed(
 
 def _layers_and_speed(choice: Choice) -> str:
     """How many layers are read from disk, and how fast that is."""
-    layers = sum(max(s.streamed_layers for s in stage.shards) for stage in choice.plan.stages)
+    layers = sum(max(s.streamed_layers for s in stage.slices) for stage in choice.plan.stages)
     speed = "how fast is not known"
     if choice.predicted is not None:
         speed = f"at about {choice.predicted.tokens_per_s:.2g} tok/s"
@@ -279,12 +279,8 @@ def _even_streamed(facts: ModelFacts, cluster: ClusterSpec, workload: Workload) 
     if not cluster.devices:
         return ""
     device = max(cluster.devices, key=lambda each: each.memory_bytes)
-    shard = Shard(
-        device=device.id,
-        heads=range(facts.num_heads),
-        ffn_columns=range(facts.ffn_columns),
-        vocab=range(facts.vocab_size),
-        streamed_layers=facts.num_layers,
+    shard = whole_shard(
+        device.id, facts, vocab=range(facts.vocab_size), streamed_layers=facts.num_layers
     )
     plan = Plan(
         model=facts.name,
@@ -293,7 +289,7 @@ def _even_streamed(facts: ModelFacts, cluster: ClusterSpec, workload: Workload) 
     )
     use = partition.memory_use(plan, facts, workload)[device.id]
     head_bytes = facts.vocab_size * facts.head_row_bytes
-    norm_bytes = facts.num_layers * facts.layer_bytes
+    norm_bytes = sum(facts.kinds[kind].layer_bytes for kind in facts.layers)
     window_bytes = use.weight_bytes - head_bytes - norm_bytes
     return (
         f" Even with every layer read from disk it takes {format_size(use.total)} on one device"
@@ -344,7 +340,7 @@ def by_id(plan: Plan, cluster: ClusterSpec) -> Plan:
                 shards=tuple(
                     shard
                     if shard.device in ids
-                    else replace(shard, device=names.get(shard.device, shard.device))
+                    else shard.on(names.get(shard.device, shard.device))
                     for shard in stage.shards
                 ),
             )

@@ -19,8 +19,17 @@ from edge.protocol.step import StepLimits
 from edge.weights.formats import WeightFormat
 from edge.weights.layout import ShardLayout, shard_layout
 from kernels.kv_cache.cache_size import cache_row
-from partition import ModelFacts, Plan, Shard, Stage, Workload, memory_use
-from partition.fit.memory import num_local_kv_heads
+from partition import (
+    LayerFacts,
+    LayerSlice,
+    ModelFacts,
+    Plan,
+    Shard,
+    Stage,
+    Workload,
+    memory_use,
+    whole_shard,
+)
 
 SAMPLE_BYTES = 192 << 20
 """Of weights: more than caches hold, so a step reads memory as a step of the whole model does."""
@@ -68,27 +77,17 @@ class Sample:
 
     def plan(self, width: Width, weight_format: WeightFormat) -> Plan:
         """Three stages; the middle one on one device, or a slice of it and the rest on two."""
-        spec, last = self.spec, self.num_layers + 1
-        layer = spec.kinds[0]
-        heads, columns = range(layer.mixer.num_heads), range(layer.feed_forward.columns)
-        vocab, nothing = range(spec.vocab_size), range(0)
+        facts, last = self.facts(weight_format), self.num_layers + 1
+        vocab, nothing = range(facts.vocab_size), range(0)
         if width == "whole":
-            middle = [Shard(device="a", heads=heads, ffn_columns=columns, vocab=nothing)]
+            middle = [whole_shard("a", facts, vocab=nothing)]
         else:
-            step, parts = self.facts(weight_format).column_multiple, _PARTS[width]
-            head, column = (
-                -(-len(heads) // parts),
-                -(-len(columns) // (parts * step)) * step,
-            )
-            column = min(column, len(columns))
+            cuts = [_cut(kind, _PARTS[width], facts.column_multiple) for kind in facts.kinds]
             middle = [
-                Shard(device="a", heads=heads[:head], ffn_columns=columns[:column], vocab=nothing),
-                Shard(device="b", heads=heads[head:], ffn_columns=columns[column:], vocab=nothing),
+                Shard.of_slices(device, slices, vocab=nothing)
+                for device, slices in zip("ab", zip(*cuts, strict=True), strict=True)
             ]
-        first, end = (
-            (Shard(device=device, heads=heads, ffn_columns=columns, vocab=vocab),)
-            for device in ("first", "last")
-        )
+        first, end = ((whole_shard(device, facts, vocab=vocab),) for device in ("first", "last"))
         return Plan(
             model="sample",
             version=0,
@@ -103,9 +102,16 @@ class Sample:
         """Of the middle stage's first shard."""
         return shard_layout(self.spec, self.plan(width, weight_format), stage=1, rank=0)
 
-    def shard(self, width: Width, weight_format: WeightFormat) -> Shard:
-        """The middle stage's first."""
-        return self.plan(width, weight_format).stages[1].shards[0]
+    def shard_heads(self, width: Width, weight_format: WeightFormat) -> float:
+        """Query heads of the middle stage's first shard, of a layer in the mean."""
+        counted = self._counted(width, weight_format)
+        return sum(count * len(part.heads) for part, _, count in counted) / self.num_layers
+
+    def _counted(
+        self, width: Width, weight_format: WeightFormat
+    ) -> list[tuple[LayerSlice, LayerFacts, int]]:
+        shard = self.plan(width, weight_format).stages[1].slices[0]
+        return list(shard.counted(self._middle, self.facts(weight_format)))
 
     def nbytes(self, width: Width, weight_format: WeightFormat) -> int:
         """Its weights as ModelFacts counts them, which is what measured rates are rates of."""
@@ -114,13 +120,14 @@ class Sample:
         return memory_use(plan, self.facts(weight_format), workload)["a"].weight_bytes
 
     def part_bytes(self, width: Width, weight_format: WeightFormat) -> tuple[int, int]:
-        """Of one layer: attention, and feed-forward; norms and biases half in each."""
-        facts, shard = self.facts(weight_format), self.shard(width, weight_format)
-        kv_heads = num_local_kv_heads(shard.heads, facts)
-        attention = len(shard.heads) * facts.query_head_bytes + kv_heads * facts.kv_head_bytes
-        feed_forward = len(shard.ffn_columns) * facts.ffn_column_bytes
-        first_half = facts.layer_bytes // 2
-        return attention + first_half, feed_forward + facts.layer_bytes - first_half
+        """Of a layer in the mean: attention, and feed-forward; norms and biases half in each."""
+        attention = feed_forward = 0
+        for part, facts, count in self._counted(width, weight_format):
+            columns_bytes = len(part.ffn_columns) * facts.ffn_column_bytes
+            first_half = facts.layer_bytes // 2
+            attention += count * (part.matrix_bytes(facts) - columns_bytes + first_half)
+            feed_forward += count * (columns_bytes + facts.layer_bytes - first_half)
+        return attention // self.num_layers, feed_forward // self.num_layers
 
     @property
     def limits(self) -> StepLimits:
@@ -146,9 +153,8 @@ def weights_sample(spec: ModelSpec, weight_format: WeightFormat, budget_bytes: i
     chunk_rows = _chunk_rows(spec, budget_bytes)
     # All widths are loaded at once, so that they can be measured in turn.
     room_bytes = int((budget_bytes - _work_bytes(spec, chunk_rows)) / _LOADED)
-    layer = spec.kinds[0]
-    groups, most = layer.mixer.num_kv_heads, layer.feed_forward.columns
-    layer_bytes = _layer_bytes(facts, groups, most)
+    whole_bytes = sum(facts.kinds[kind].weight_bytes for kind in facts.layers)
+    layer_bytes = -(-whole_bytes // facts.num_layers)
     if layer_bytes <= room_bytes:
         wanted = -(-SAMPLE_BYTES // layer_bytes)
         layers = max(1, min(wanted, room_bytes // layer_bytes, spec.num_layers))
@@ -159,15 +165,19 @@ def weights_sample(spec: ModelSpec, weight_format: WeightFormat, budget_bytes: i
             chunk_rows=chunk_rows,
             is_narrowed=False,
         )
+    largest, layer = max(
+        zip(facts.kinds, spec.kinds, strict=True), key=lambda pair: pair[0].weight_bytes
+    )
+    groups, most = largest.num_kv_heads, largest.ffn_columns
     blocks = -(-most // facts.column_multiple)
-    share = room_bytes / layer_bytes
+    share = room_bytes / largest.weight_bytes
     while True:
         kv_heads = max(1, int(groups * share))
         columns = min(most, max(1, int(blocks * share)) * facts.column_multiple)
-        if _layer_bytes(facts, kv_heads, columns) <= room_bytes:
+        if _layer_bytes(largest, kv_heads, columns) <= room_bytes:
             break
         if kv_heads == 1 and columns <= facts.column_multiple:
-            raise _too_large(_layer_bytes(facts, kv_heads, columns), room_bytes)
+            raise _too_large(_layer_bytes(largest, kv_heads, columns), room_bytes)
         share *= 0.9
     narrow = LayerSpec(
         mixer=dataclasses.replace(
@@ -226,12 +236,24 @@ def _resized(spec: ModelSpec, layers: Sequence[LayerSpec]) -> ModelSpec:
     return dataclasses.replace(spec, context_tokens=CONTEXT_TOKENS, **whole)
 
 
-def _layer_bytes(facts: ModelFacts, kv_heads: int, columns: int) -> int:
+def _cut(layer: LayerFacts, parts: int, column_multiple: int) -> tuple[LayerSlice, LayerSlice]:
+    """One of so many parts of a layer, rounded up, and the rest."""
+    heads, columns = range(layer.num_heads), range(layer.ffn_columns)
+    head = -(-len(heads) // parts)
+    column = -(-len(columns) // (parts * column_multiple)) * column_multiple
     return (
-        kv_heads * (facts.num_heads // facts.num_kv_heads) * facts.query_head_bytes
-        + kv_heads * facts.kv_head_bytes
-        + columns * facts.ffn_column_bytes
-        + facts.layer_bytes
+        LayerSlice(heads=heads[:head], ffn_columns=columns[:column]),
+        LayerSlice(heads=heads[head:], ffn_columns=columns[column:]),
+    )
+
+
+def _layer_bytes(layer: LayerFacts, kv_heads: int, columns: int) -> int:
+    heads = kv_heads * (layer.num_heads // layer.num_kv_heads)
+    return (
+        heads * layer.query_head_bytes
+        + kv_heads * layer.kv_head_bytes
+        + columns * layer.ffn_column_bytes
+        + layer.layer_bytes
     )
 
 

@@ -198,7 +198,7 @@ def _slice_times(
     """
     medians = np.median(runs, axis=0)
     attention = medians[0:-1:2]
-    num_heads = len(sample.shard(width, weight_format).heads)
+    num_heads = sample.shard_heads(width, weight_format)
     attention_bytes, feed_forward_bytes = sample.part_bytes(width, weight_format)
     return SliceTimes(
         attention_bytes=attention_bytes,

@@ -6,11 +6,12 @@ end builds by it, so both agree on every shape without saying so over the wire.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edge.models.parts import MatrixSlice, Part, VectorSlice, whole_vector
 from edge.models.spec import FeedForward, Mixer, ModelSpec
-from partition import Plan
+from partition import Plan, Shard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,22 +81,18 @@ class ShardLayout:
 def shard_layout(spec: ModelSpec, plan: Plan, *, stage: int, rank: int) -> ShardLayout:
     """The layout of shard `rank` of stage `stage`."""
     this = plan.stages[stage]
-    shard = this.shards[rank]
+    shard = this.slices[rank]
     first, last = stage == 0, stage == len(plan.stages) - 1
     hidden_size = spec.hidden_size
-    units = (shard.heads, shard.ffn_columns)
-    firsts = (
-        rank == next(i for i, each in enumerate(this.shards) if each.heads),
-        rank == next(i for i, each in enumerate(this.shards) if each.ffn_columns),
-    )
+    cuts = [_cut(this.slices, rank, kind) for kind in range(len(spec.kinds))]
     matrices: list[MatrixSlice] = []
     vectors: list[VectorSlice] = []
     for number in this.layers:
         layer, prefix = spec.layer(number), f"layers.{number}."
         parts: tuple[Part, Part] = (layer.mixer, layer.feed_forward)
-        for part, own, is_first in zip(parts, units, firsts, strict=True):
-            matrices += part.matrices(prefix, hidden_size, own)
-            vectors += part.vectors(prefix, hidden_size, own, is_first=is_first)
+        for part, (units, is_first) in zip(parts, cuts[spec.layers[number]], strict=True):
+            matrices += part.matrices(prefix, hidden_size, units)
+            vectors += part.vectors(prefix, hidden_size, units, is_first=is_first)
     if last and shard.vocab:
         vectors.append(whole_vector("final_norm", hidden_size))
         columns = range(hidden_size)
@@ -105,10 +102,10 @@ def shard_layout(spec: ModelSpec, plan: Plan, *, stage: int, rank: int) -> Shard
         kinds=spec.layers[this.layers.start : this.layers.stop],
         local=tuple(
             LocalLayer(
-                mixer=kind.mixer.of_units(shard.heads),
-                feed_forward=kind.feed_forward.of_units(shard.ffn_columns),
+                mixer=kind.mixer.of_units(shard.slice(number).heads),
+                feed_forward=kind.feed_forward.of_units(shard.slice(number).ffn_columns),
             )
-            for kind in spec.kinds
+            for number, kind in enumerate(spec.kinds)
         ),
         vocab=shard.vocab if last else range(0),
         is_first_stage=first,
@@ -118,4 +115,18 @@ def shard_layout(spec: ModelSpec, plan: Plan, *, stage: int, rank: int) -> Shard
         vectors=tuple(vectors),
         embedding=shard.vocab if first else range(0),
         streamed_layers=shard.streamed_layers,
+    )
+
+
+_Units = tuple[range, bool]
+"""What a shard has of a part, and whether it is the first of its stage that has any."""
+
+
+def _cut(shards: Sequence[Shard], rank: int, kind: int) -> tuple[_Units, _Units]:
+    """Of the mixer and the feed-forward block of layers of this kind."""
+    slices = [shard.slice(kind) for shard in shards]
+    own, before = slices[rank], slices[:rank]
+    return (
+        (own.heads, not any(each.heads for each in before)),
+        (own.ffn_columns, not any(each.ffn_columns for each in before)),
     )

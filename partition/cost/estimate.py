@@ -14,10 +14,12 @@ from partition.cost.overlap import stage_sum_s
 from partition.cost.pace import CHUNK_TOKENS, Pace, Phase, Segment, chunk_phase, decode_phase
 from partition.cost.terms import Kind, Term, in_words, merged
 from partition.errors import PlanError
-from partition.fit.memory import memory_use, num_local_kv_heads
+from partition.fit.memory import memory_use
 from partition.fit.streaming import Load, loads_of, waits_for_disk
-from partition.plan.facts import ClusterSpec, ModelFacts, Workload
-from partition.plan.plan import Plan, Shard, Stage
+from partition.plan.facts import ClusterSpec, LayerFacts, ModelFacts, Workload
+from partition.plan.plan import Plan, Stage
+from partition.plan.shard import LayerSlice, num_local_kv_heads
+from partition.plan.share import Share
 
 TOKEN_BYTES = 8
 
@@ -124,7 +126,7 @@ class _View:
         """For each stage the wait for the slowest of its disks, or links to a host."""
         seconds = dict(waits)
         for stage in self._plan.stages:
-            slowest = max(stage.shards, key=lambda shard: seconds[shard.device])
+            slowest = max(stage.slices, key=lambda shard: seconds[shard.device])
             if seconds[slowest.device]:
                 count = slowest.streamed_layers
                 load = loads[slowest.device]
@@ -139,8 +141,8 @@ class _View:
         slowest = max(range(len(paces)), key=lambda index: paces[index].step_s)
         terms = [self._term("step", [stage.shards[slowest]], 1, paces[slowest].step_s)]
         if len(paces) == 1:
-            rows = len(stage.shards[0].vocab) if is_last else 0
-            whole = paces[0].whole(self._model, len(stage.layers), rows)
+            rows = len(stage.slices[0].vocab) if is_last else 0
+            whole = paces[0].whole(self._model, self._model.count(stage.layers), rows)
             return terms + self._computed(stage, [whole], 1)
         return (
             terms
@@ -188,21 +190,23 @@ class _View:
         seconds: list[tuple[str, float]] = []
         last = len(self._plan.stages) - 1
         for number, stage in enumerate(self._plan.stages):
-            for shard in stage.shards:
+            for shard in stage.slices:
                 pace = self._pace(shard, stage, phase)
                 rows = len(shard.vocab) if number == last else 0
                 if len(stage.shards) == 1:
-                    own_s = pace.whole(self._model, len(stage.layers), rows).mean_s
+                    layers = self._model.count(stage.layers)
+                    own_s = pace.whole(self._model, layers, rows).mean_s
                 else:
-                    layer_s = self._attention(pace, shard).mean_s
-                    layer_s += pace.feed_forward(self._model, len(shard.ffn_columns)).mean_s
-                    ends_s = pace.bare().mean_s * ((number == 0) + (number != last))
-                    own_s = len(stage.layers) * layer_s + ends_s
+                    own_s = pace.bare().mean_s * ((number == 0) + (number != last))
                     own_s += pace.head(self._model, rows).mean_s
+                    for part, facts, count in shard.counted(stage.layers, self._model):
+                        layer_s = _attention(pace, part, facts).mean_s
+                        layer_s += pace.feed_forward(facts, len(part.ffn_columns)).mean_s
+                        own_s += count * layer_s
                 seconds.append((shard.device, own_s))
         return tuple(seconds)
 
-    def _pace(self, shard: Shard, stage: Stage, phase: Phase) -> Pace:
+    def _pace(self, shard: Share, stage: Stage, phase: Phase) -> Pace:
         device = self._devices[shard.device]
         return Pace.of(
             device,
@@ -213,22 +217,20 @@ class _View:
             and shares_host([self._devices[id] for id in self._plan.devices], device),
         )
 
-    def _attention(self, pace: Pace, shard: Shard) -> Segment:
-        kv_heads = num_local_kv_heads(shard.heads, self._model)
-        return pace.attention(self._model, len(shard.heads), kv_heads)
-
     def _layers(self, stage: Stage, paces: Sequence[Pace]) -> list[Term]:
         """Two segments for each layer, each as long as its slowest shard."""
-        pairs = list(zip(paces, stage.shards, strict=True))
-        attention = [self._attention(pace, shard) for pace, shard in pairs]
-        feed_forward = [
-            pace.feed_forward(self._model, len(shard.ffn_columns)) for pace, shard in pairs
-        ]
-        count = len(stage.layers)
-        return [
-            *self._computed(stage, attention, count),
-            *self._computed(stage, feed_forward, count),
-        ]
+        terms: list[Term] = []
+        for kind, (facts, count) in enumerate(self._model.count(stage.layers)):
+            if count:
+                parts = [shard.slice(kind) for shard in stage.slices]
+                pairs = list(zip(paces, parts, strict=True))
+                attention = [_attention(pace, part, facts) for pace, part in pairs]
+                feed_forward = [
+                    pace.feed_forward(facts, len(part.ffn_columns)) for pace, part in pairs
+                ]
+                terms += self._computed(stage, attention, count)
+                terms += self._computed(stage, feed_forward, count)
+        return terms
 
     def _sums(self, stage: Stage, count: int, phase: Phase) -> list[Term]:
         devices = [self._devices[shard.device] for shard in stage.shards]
@@ -242,7 +244,7 @@ class _View:
         """
         segments = [
             pace.head(self._model, len(shard.vocab))
-            for pace, shard in zip(paces, stage.shards, strict=True)
+            for pace, shard in zip(paces, stage.slices, strict=True)
         ]
         latency_s = gather_latency_s(self.network, _ids(stage.shards))
         way = self._term("sample", stage.shards, 1, latency_s)
@@ -254,7 +256,7 @@ class _View:
         return self._parts([stage.shards[slowest]], stage, segments[slowest], count)
 
     def _parts(
-        self, own: Sequence[Shard], stage: Stage, segment: Segment, count: int
+        self, own: Sequence[Share], stage: Stage, segment: Segment, count: int
     ) -> list[Term]:
         wait_s = segment.total_s - segment.mean_s
         terms = [
@@ -265,9 +267,13 @@ class _View:
         ]
         return [term for term in terms if term.seconds]
 
-    def _term(self, kind: Kind, shards: Sequence[Shard], count: int, seconds: float) -> Term:
+    def _term(self, kind: Kind, shards: Sequence[Share], count: int, seconds: float) -> Term:
         where = "-".join(self._names[shard.device] for shard in shards)
         return Term(kind=kind, where=where, count=count, seconds=seconds)
+
+
+def _attention(pace: Pace, part: LayerSlice, layer: LayerFacts) -> Segment:
+    return pace.attention(layer, len(part.heads), num_local_kv_heads(part.heads, layer))
 
 
 def beside_stages_s(hops_s: Sequence[float]) -> list[float]:
@@ -283,5 +289,5 @@ def gather_latency_s(network: Network, ids: Sequence[str]) -> float:
     return max((network.link(id, ids[0])[0] for id in ids[1:]), default=0.0)
 
 
-def _ids(shards: Sequence[Shard]) -> tuple[str, ...]:
+def _ids(shards: Sequence[Share]) -> tuple[str, ...]:
     return tuple(shard.device for shard in shards)

@@ -31,12 +31,10 @@ def stage_sum_s(
 
 
 def segment_s(model: ModelFacts, devices: Sequence[DeviceSpec], phase: Phase) -> float:
-    """Half a layer on devices that share it as their speeds are, what is fixed in the mean."""
-    nbytes = (
-        model.num_heads * model.query_head_bytes
-        + model.num_kv_heads * model.kv_head_bytes
-        + model.ffn_columns * model.ffn_column_bytes
-    )
+    """Half a mean layer on devices that share it as their speeds are, what is fixed in the mean."""
+    counted = model.count(range(model.num_layers))
+    whole = sum(count * (each.weight_bytes - each.layer_bytes) for each, count in counted)
+    nbytes = whole / model.num_layers
     speed = fixed_s = 0.0
     for device in devices:
         assert device.rates is not None

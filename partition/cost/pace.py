@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from partition.cost.contention import MemoryRate, memory_rate
-from partition.plan.facts import DeviceSpec, ModelFacts, Workload
+from partition.plan.facts import DeviceSpec, LayerFacts, ModelFacts, Workload
 
 CHUNK_TOKENS = 256
 """Tokens of a prompt that run as one step, unless the caller says otherwise."""
@@ -132,53 +132,49 @@ class Pace:
             slack=1 + rates.jitter * expected_maximum(len(stage)),
         )
 
-    def whole(self, model: ModelFacts, layers: int, head_rows: int) -> Segment:
-        """All of a stage that is not split: one graph. `head_rows`: of the vocabulary, or 0."""
-        layer_bytes = (
-            model.num_heads * model.query_head_bytes
-            + model.num_kv_heads * model.kv_head_bytes
-            + model.ffn_columns * model.ffn_column_bytes
-            + model.layer_bytes
-        )
+    def whole(
+        self, model: ModelFacts, layers: Sequence[tuple[LayerFacts, int]], head_rows: int
+    ) -> Segment:
+        """All of a stage that is not split: one graph. `layers`: kinds, and how many of each;
+        `head_rows`: of the vocabulary, or 0."""
+        layer_bytes = sum(count * facts.weight_bytes for facts, count in layers)
+        heads = sum(count * facts.num_heads for facts, count in layers)
         return Segment(
-            weights_s=layers * layer_bytes * self.weights.own_s
+            weights_s=layer_bytes * self.weights.own_s
             + head_rows * model.head_row_bytes * self.head_weights.own_s,
-            attention_s=layers * model.num_heads * self.attention_s,
+            attention_s=heads * self.attention_s,
             runs_s=self.run_s,
         )
 
-    def attention(self, model: ModelFacts, heads: int, kv_heads: int) -> Segment:
+    def attention(self, layer: LayerFacts, heads: int, kv_heads: int) -> Segment:
         """Up to the first sum of a layer. Norms and biases count half here, half below."""
         return self._attention(
-            model, heads, kv_heads, self.attention_run_s if heads else self.run_s
+            layer, heads, kv_heads, self.attention_run_s if heads else self.run_s
         )
 
-    def attention_from(self, model: ModelFacts) -> Segment:
+    def attention_from(self, layer: LayerFacts) -> Segment:
         """The same with no heads as with few: what a line of heads begins with."""
-        return self._attention(model, 0, 0, self.attention_run_s)
+        return self._attention(layer, 0, 0, self.attention_run_s)
 
-    def _attention(self, model: ModelFacts, heads: int, kv_heads: int, run_s: float) -> Segment:
-        nbytes = heads * model.query_head_bytes + kv_heads * model.kv_head_bytes
-        stage_bytes = (
-            model.num_heads * model.query_head_bytes + model.num_kv_heads * model.kv_head_bytes
-        )
+    def _attention(self, layer: LayerFacts, heads: int, kv_heads: int, run_s: float) -> Segment:
+        nbytes = heads * layer.query_head_bytes + kv_heads * layer.kv_head_bytes
         return Segment(
-            weights_s=self.weights.seconds(nbytes + model.layer_bytes / 2, stage_bytes),
+            weights_s=self.weights.seconds(nbytes + layer.layer_bytes / 2, layer.attention_bytes),
             attention_s=heads * self.attention_s,
             runs_s=run_s,
             slack=self.slack,
         )
 
-    def feed_forward(self, model: ModelFacts, columns: int) -> Segment:
+    def feed_forward(self, layer: LayerFacts, columns: int) -> Segment:
         """From the first to the second sum of a layer."""
         if columns:
-            return self.feed_forward_from(model, columns)
-        return replace(self.feed_forward_from(model, 0), runs_s=self.run_s)
+            return self.feed_forward_from(layer, columns)
+        return replace(self.feed_forward_from(layer, 0), runs_s=self.run_s)
 
-    def feed_forward_from(self, model: ModelFacts, columns: int) -> Segment:
+    def feed_forward_from(self, layer: LayerFacts, columns: int) -> Segment:
         """The same with no columns as with few: what a line of columns begins with."""
-        nbytes = columns * model.ffn_column_bytes + model.layer_bytes / 2
-        weights_s = self.weights.seconds(nbytes, model.ffn_columns * model.ffn_column_bytes)
+        nbytes = columns * layer.ffn_column_bytes + layer.layer_bytes / 2
+        weights_s = self.weights.seconds(nbytes, layer.feed_forward_bytes)
         return Segment(weights_s=weights_s, runs_s=self.feed_forward_run_s, slack=self.slack)
 
     def head(self, model: ModelFacts, rows: int) -> Segment:

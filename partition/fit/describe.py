@@ -2,16 +2,31 @@
 
 from dataclasses import dataclass
 
-from partition.fit.memory import MemoryUse, memory_use
+from partition.fit.memory import memory_use
 from partition.fit.streaming import tiers_of
 from partition.plan.facts import ClusterSpec, ModelFacts, Workload
 from partition.plan.plan import Plan
 from partition.plan.ranges import kv_heads
+from partition.plan.shard import Shard
+from partition.plan.share import MemoryUse
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldLayers:
+    """What a shard has of the layers of one kind."""
+
+    num_layers: int
+    heads: range
+    kv_heads: tuple[int, ...]
+    """Which KV heads of the model the shard holds; some more than once (see `kv_heads`)."""
+    kv_copies: int
+    """Of these, so many are copies of what this shard or one before it in the stage holds."""
+    ffn_columns: range
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRow:
-    """One shard of a plan, with what it costs its device."""
+    """One share of a plan, with what it costs its device."""
 
     device: str
     """The id of the device."""
@@ -20,12 +35,10 @@ class PlanRow:
     stage: int
     """Counts from 0."""
     layers: range
-    heads: range
-    kv_heads: tuple[int, ...]
-    """Which KV heads of the model the shard holds; some more than once (see `kv_heads`)."""
-    kv_copies: int
-    """Of these, so many are copies of what this shard or one before it in the stage holds."""
-    ffn_columns: range
+    in_words: str
+    """What of them it has."""
+    held: tuple[HeldLayers, ...]
+    """For each kind of layer in the stage; empty where the share is no slice of layers."""
     vocab: range
     streamed_layers: int
     """Of `layers`, the last ones come into the device's memory for each step, as far as a window
@@ -40,35 +53,54 @@ class PlanRow:
 def describe(
     plan: Plan, model: ModelFacts, cluster: ClusterSpec, workload: Workload
 ) -> list[PlanRow]:
-    """One row for each shard, in plan order. PlanError when the plan is not for these."""
+    """One row for each share, in plan order. PlanError when the plan is not for these."""
     plan.validate(model, cluster)
     use = memory_use(plan, model, workload)
     rows: list[PlanRow] = []
     for number, stage in enumerate(plan.stages):
-        held: set[int] = set()
-        for shard in stage.shards:
-            local = kv_heads(shard.heads, model.num_heads, model.num_kv_heads)
-            kv_copies = len(local) - len(set(local) - held)
-            held |= set(local)
-            device = cluster.device(shard.device)
+        known: dict[int, set[int]] = {}
+        for share in stage.shards:
+            device = cluster.device(share.device)
             memory = use[device.id]
+            shard = share if isinstance(share, Shard) else None
             rows.append(
                 PlanRow(
                     device=device.id,
                     name=device.name,
                     stage=number,
                     layers=stage.layers,
-                    heads=shard.heads,
-                    kv_heads=local,
-                    kv_copies=kv_copies,
-                    ffn_columns=shard.ffn_columns,
-                    vocab=shard.vocab,
-                    streamed_layers=shard.streamed_layers,
-                    host_layers=tiers_of(
-                        shard, len(stage.layers), memory.streamed_bytes, device
-                    ).pinned,
+                    in_words=share.in_words(),
+                    held=() if shard is None else _held(shard, stage.layers, model, known),
+                    vocab=range(0) if shard is None else shard.vocab,
+                    streamed_layers=0 if shard is None else shard.streamed_layers,
+                    host_layers=0
+                    if shard is None
+                    else tiers_of(shard, len(stage.layers), memory, device).pinned,
                     memory=memory,
                     left_bytes=device.memory_bytes - memory.total,
                 )
             )
     return rows
+
+
+def _held(
+    shard: Shard, layers: range, model: ModelFacts, known: dict[int, set[int]]
+) -> tuple[HeldLayers, ...]:
+    """known: for each kind the KV heads of the shards before it, to which its own are added."""
+    held: list[HeldLayers] = []
+    for kind, (facts, count) in enumerate(model.count(layers)):
+        if not count:
+            continue
+        part, before = shard.slice(kind), known.setdefault(kind, set())
+        local = kv_heads(part.heads, facts.num_heads, facts.num_kv_heads)
+        held.append(
+            HeldLayers(
+                num_layers=count,
+                heads=part.heads,
+                kv_heads=local,
+                kv_copies=len(local) - len(set(local) - before),
+                ffn_columns=part.ffn_columns,
+            )
+        )
+        before |= set(local)
+    return tuple(held)

@@ -4,39 +4,49 @@ Pure search over layer counts. Devices keep the order of the cluster, so the fir
 also holds the embedding and the last one the head.
 """
 
+import bisect
 import heapq
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 
 from partition.errors import PlanError, Shortage
-from partition.fit.memory import units_that_fit
 from partition.plan.facts import ClusterSpec, DeviceSpec, ModelFacts, Workload
-from partition.plan.plan import Plan, Shard, Stage
+from partition.plan.plan import Plan, Stage
+from partition.plan.shard import whole_shard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Costs:
     """Bytes of the pieces that a pipeline is made of."""
 
-    num_layers: int
-    layer_bytes: int
-    """Weights and KV cache of one whole layer."""
+    reach_bytes: tuple[int, ...]
+    """Weights and KV cache of the first n whole layers."""
     embedding_bytes: int
     head_bytes: int
 
     @classmethod
     def of(cls, model: ModelFacts, workload: Workload) -> "_Costs":
-        kv_head_bytes = model.kv_head_bytes + model.kv_bytes_per_token * workload.cached_tokens
+        of_kind = [
+            kind.weight_bytes + kind.token_bytes * workload.cached_tokens for kind in model.kinds
+        ]
         return cls(
-            num_layers=model.num_layers,
-            layer_bytes=model.num_heads * model.query_head_bytes
-            + model.num_kv_heads * kv_head_bytes
-            + model.ffn_columns * model.ffn_column_bytes
-            + model.layer_bytes,
+            reach_bytes=tuple(
+                itertools.accumulate((of_kind[kind] for kind in model.layers), initial=0)
+            ),
             embedding_bytes=model.vocab_size * model.embedding_row_bytes,
             head_bytes=model.vocab_size * model.head_row_bytes,
         )
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.reach_bytes) - 1
+
+    def run_bytes(self, count: int) -> int:
+        """The most that any so many layers in a row take: where a stage will begin is not known."""
+        return _largest_run(self.reach_bytes, count)
 
     def ends(self, count: int) -> list[int]:
         """Bytes beside the layers for each of `count` stages."""
@@ -47,7 +57,11 @@ class _Costs:
 
     def capacity(self, device: DeviceSpec, ends_bytes: int) -> int:
         """Layers the device has room for; -1 when `ends_bytes` alone are too much."""
-        return units_that_fit(device.memory_bytes - ends_bytes, self.layer_bytes, self.num_layers)
+        room_bytes = device.memory_bytes - ends_bytes
+        if room_bytes < 0:
+            return -1
+        counts = range(self.num_layers + 1)
+        return bisect.bisect_right(counts, room_bytes, key=self.run_bytes) - 1
 
     def capacities(self, chain: Sequence[DeviceSpec]) -> list[int]:
         ends = self.ends(len(chain))
@@ -209,7 +223,7 @@ def _shortages(costs: _Costs, chain: Sequence[DeviceSpec]) -> tuple[Shortage, ..
     homeless = max(0, costs.num_layers - sum(layers))
 
     def missing(index: int, count: int) -> int:
-        needed = ends[index] + count * costs.layer_bytes
+        needed = ends[index] + costs.run_bytes(count)
         return max(0, needed - chain[index].memory_bytes)
 
     host = min(
@@ -224,17 +238,17 @@ def _shortages(costs: _Costs, chain: Sequence[DeviceSpec]) -> tuple[Shortage, ..
     )
 
 
+@lru_cache(maxsize=4096)
+def _largest_run(reach_bytes: tuple[int, ...], count: int) -> int:
+    return max(stop - start for start, stop in zip(reach_bytes, reach_bytes[count:], strict=False))
+
+
 def _plan(model: ModelFacts, chain: Sequence[DeviceSpec], counts: Sequence[int]) -> Plan:
     stages: list[Stage] = []
     start = 0
     for index, (device, count) in enumerate(zip(chain, counts, strict=True)):
         outer = index in (0, len(chain) - 1)
-        shard = Shard(
-            device=device.id,
-            heads=range(model.num_heads),
-            ffn_columns=range(model.ffn_columns),
-            vocab=range(model.vocab_size if outer else 0),
-        )
+        shard = whole_shard(device.id, model, vocab=range(model.vocab_size if outer else 0))
         stages.append(Stage(layers=range(start, start + count), shards=(shard,)))
         start += count
     return Plan(model=model.name, version=1, stages=tuple(stages))

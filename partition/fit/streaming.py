@@ -11,11 +11,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from partition.errors import PartitionError, PlanError
-from partition.fit.memory import WINDOW_LAYERS, MemoryUse, memory_use
+from partition.fit.memory import memory_use
 from partition.fit.placement import Parallel, check_count, place
 from partition.fit.tiers import WeightTiers, weight_tiers
 from partition.plan.facts import ClusterSpec, DeviceSpec, ModelFacts, Workload
-from partition.plan.plan import Plan, Shard
+from partition.plan.plan import Plan
+from partition.plan.shard import WINDOW_LAYERS, Shard
+from partition.plan.share import MemoryUse
 
 UNMEASURED_DISK_BYTES_PER_S = 500e6
 """What any disk of the last ten years gives that is no spinning one."""
@@ -48,12 +50,12 @@ def loads_of(plan: Plan, cluster: ClusterSpec, use: Mapping[str, MemoryUse]) -> 
     """By device, of those that stream; devices of one host share a disk."""
     disk_bytes: dict[str, int] = {}
     for stage in plan.stages:
-        for shard in stage.shards:
-            streamed_bytes = use[shard.device].streamed_bytes
-            if streamed_bytes:
+        for shard in stage.slices:
+            each = use[shard.device]
+            if each.streamed_bytes:
                 device = cluster.device(shard.device)
-                tiers = tiers_of(shard, len(stage.layers), streamed_bytes, device)
-                disk_bytes[device.id] = streamed_bytes * tiers.on_disk // tiers.streamed
+                tiers = tiers_of(shard, len(stage.layers), each, device)
+                disk_bytes[device.id] = each.streamed_bytes * tiers.on_disk // tiers.streamed
     reading = [cluster.device(id) for id in plan.devices if disk_bytes.get(id)]
     return {
         id: Load(
@@ -64,14 +66,13 @@ def loads_of(plan: Plan, cluster: ClusterSpec, use: Mapping[str, MemoryUse]) -> 
     }
 
 
-def tiers_of(shard: Shard, num_layers: int, streamed_bytes: int, device: DeviceSpec) -> WeightTiers:
-    """Where the layers of a shard lie on this device; `streamed_bytes` as `memory_use` says."""
-    streamed = shard.streamed_layers if streamed_bytes else 0
+def tiers_of(shard: Shard, num_layers: int, use: MemoryUse, device: DeviceSpec) -> WeightTiers:
+    """Where the layers of a shard lie on this device; `use` as `memory_use` says."""
     return weight_tiers(
         num_layers,
-        streamed=streamed,
+        streamed=shard.streamed_layers if use.streamed_bytes else 0,
         window=WINDOW_LAYERS,
-        layer_bytes=streamed_bytes // max(1, streamed),
+        layer_bytes=use.streamed_layer_bytes,
         host_bytes=device.host_memory_bytes or 0,
     )
 
@@ -87,7 +88,7 @@ def waits_for_disk(
     waits: list[tuple[str, float]] = []
     for stage, own_s in zip(plan.stages, stages_s, strict=True):
         others_s = sum(stages_s) - own_s
-        for shard in stage.shards:
+        for shard in stage.slices:
             disk_s = seconds.get(shard.device, 0.0)
             ahead_s = disk_s * min(1.0, WINDOW_LAYERS / max(1, shard.streamed_layers))
             wait_s = disk_s - own_s - min(others_s, ahead_s)
@@ -172,7 +173,7 @@ def _in_proportion(
 
 def _with_streamed(plan: Plan, number: int, rank: int, count: int) -> Plan:
     stage = plan.stages[number]
-    shards = list(stage.shards)
+    shards = list(stage.slices)
     shards[rank] = replace(shards[rank], streamed_layers=count)
     stages = list(plan.stages)
     stages[number] = replace(stage, shards=tuple(shards))

@@ -3,17 +3,42 @@
 Pure search over slices. Shares follow the threads as far as memory allows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from partition.errors import PlanError, Shortage
-from partition.fit.memory import num_local_kv_heads, units_that_fit
-from partition.plan.facts import ClusterSpec, DeviceSpec, ModelFacts, Workload
-from partition.plan.plan import Plan, Shard, Stage
+from partition.fit.memory import units_that_fit
+from partition.plan.facts import ClusterSpec, DeviceSpec, LayerFacts, ModelFacts, Workload
+from partition.plan.plan import Plan, Stage
 from partition.plan.ranges import apportion, consecutive, largest_remainders
+from partition.plan.shard import LayerSlice, Shard, num_local_kv_heads
 
 _SEARCH_PRECISION = 128
 """Missing memory is searched to this part of its possible range: near enough to go shopping."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _KindCosts:
+    """Bytes of the slices, over all layers of one kind."""
+
+    facts: LayerFacts
+    query_head_bytes: int
+    kv_head_bytes: int
+    """Weights and KV cache."""
+    column_bytes: int
+
+    def attention_bytes(self, heads: range) -> int:
+        num_kv_heads = num_local_kv_heads(heads, self.facts)
+        return len(heads) * self.query_head_bytes + num_kv_heads * self.kv_head_bytes
+
+    @property
+    def divisible_bytes(self) -> int:
+        facts = self.facts
+        return (
+            facts.num_heads * self.query_head_bytes
+            + facts.num_kv_heads * self.kv_head_bytes
+            + facts.ffn_columns * self.column_bytes
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,10 +47,7 @@ class _Costs:
 
     fixed_bytes: int
     """What every device holds: norms and biases."""
-    query_head_bytes: int
-    kv_head_bytes: int
-    """Weights and KV cache."""
-    column_bytes: int
+    kinds: tuple[_KindCosts, ...]
     row_bytes: int
     """One vocabulary row, of the embedding and of the head."""
     divisible_bytes: int
@@ -33,25 +55,24 @@ class _Costs:
 
     @classmethod
     def of(cls, model: ModelFacts, workload: Workload) -> "_Costs":
-        layers = model.num_layers
-        query_head = layers * model.query_head_bytes
-        kv_head = layers * (model.kv_head_bytes + model.kv_bytes_per_token * workload.cached_tokens)
-        column = layers * model.ffn_column_bytes
+        counted = model.count(range(model.num_layers))
+        tokens = workload.cached_tokens
+        kinds = tuple(
+            _KindCosts(
+                facts=facts,
+                query_head_bytes=count * facts.query_head_bytes,
+                kv_head_bytes=count * (facts.kv_head_bytes + facts.kv_bytes_per_token * tokens),
+                column_bytes=count * facts.ffn_column_bytes,
+            )
+            for facts, count in counted
+        )
         row = model.embedding_row_bytes + model.head_row_bytes
         return cls(
-            fixed_bytes=layers * model.layer_bytes,
-            query_head_bytes=query_head,
-            kv_head_bytes=kv_head,
-            column_bytes=column,
+            fixed_bytes=sum(count * facts.layer_bytes for facts, count in counted),
+            kinds=kinds,
             row_bytes=row,
-            divisible_bytes=model.num_heads * query_head
-            + model.num_kv_heads * kv_head
-            + model.ffn_columns * column
-            + model.vocab_size * row,
+            divisible_bytes=sum(kind.divisible_bytes for kind in kinds) + model.vocab_size * row,
         )
-
-    def attention_bytes(self, num_heads: int, num_kv_heads: int) -> int:
-        return num_heads * self.query_head_bytes + num_kv_heads * self.kv_head_bytes
 
 
 def place_tensor(model: ModelFacts, cluster: ClusterSpec, workload: Workload) -> Plan | None:
@@ -79,7 +100,7 @@ def place_tensor(model: ModelFacts, cluster: ClusterSpec, workload: Workload) ->
         # From here on a share is the bytes it stands for; 1 instead of 0, as loads divide by it.
         shares = [max(1, share) for share in possible]
     for frugal in (False, True):
-        heads = _split_heads(model, costs, shares, rooms, frugal=frugal)
+        heads = _heads_of_kinds(costs, shares, rooms, frugal=frugal)
         if heads is None:
             return None
         plan = _fill(model, costs, devices, shares, rooms, heads)
@@ -140,9 +161,26 @@ def tensor_shortages(
     )
 
 
+def _heads_of_kinds(
+    costs: _Costs, shares: Sequence[int], rooms: Sequence[int], *, frugal: bool
+) -> list[tuple[range, ...]] | None:
+    """For each kind of layer, in the room that those before it leave."""
+    found: list[tuple[range, ...]] = []
+    for kind in costs.kinds:
+        heads = _split_heads(kind, shares, rooms, frugal=frugal)
+        if heads is None:
+            return None
+        found.append(heads)
+        rooms = _left(rooms, map(kind.attention_bytes, heads))
+    return found
+
+
+def _left(rooms: Sequence[int], taken: Iterable[int]) -> list[int]:
+    return [room - nbytes for room, nbytes in zip(rooms, taken, strict=True)]
+
+
 def _split_heads(
-    model: ModelFacts,
-    costs: _Costs,
+    costs: _KindCosts,
     shares: Sequence[int],
     rooms: Sequence[int],
     *,
@@ -156,11 +194,11 @@ def _split_heads(
     the sum of bytes² / share decides, which prefers even loads. Cuts through groups thus happen
     only where they pay. `frugal` puts the fewest bytes in all first instead, for tight memory.
     """
-    num_heads = model.num_heads
+    num_heads = costs.facts.num_heads
     # [start][count] -> bytes; the same for every device, so counted once.
     needed = [
         [
-            costs.attention_bytes(count, num_local_kv_heads(range(start, start + count), model))
+            costs.attention_bytes(range(start, start + count))
             for count in range(num_heads - start + 1)
         ]
         for start in range(num_heads + 1)
@@ -202,47 +240,51 @@ def _fill(
     devices: Sequence[DeviceSpec],
     shares: Sequence[int],
     rooms: Sequence[int],
-    heads: Sequence[range],
+    heads: Sequence[tuple[range, ...]],
 ) -> Plan | None:
-    """The plan with these heads, if columns and rows find room beside them."""
-    rooms = [
-        room - costs.attention_bytes(len(part), num_local_kv_heads(part, model))
-        for room, part in zip(rooms, heads, strict=True)
-    ]
-    columns = _split_columns(model, costs, shares, rooms)
-    if columns is None:
-        return None
-    rooms = [
-        room + costs.row_bytes - len(part) * costs.column_bytes
-        for room, part in zip(rooms, columns, strict=True)
+    """The plan with these heads of each kind, if columns and rows find room beside them."""
+    for kind, parts in zip(costs.kinds, heads, strict=True):
+        rooms = _left(rooms, map(kind.attention_bytes, parts))
+    columns: list[tuple[range, ...]] = []
+    for kind in costs.kinds:
+        cut = _split_columns(kind, model.column_multiple, shares, rooms)
+        if cut is None:
+            return None
+        columns.append(cut)
+        rooms = _left(rooms, [len(part) * kind.column_bytes for part in cut])
+    rooms = [room + costs.row_bytes for room in rooms]
+    slices = [
+        [
+            LayerSlice(heads=own_heads[rank], ffn_columns=own_columns[rank])
+            for own_heads, own_columns in zip(heads, columns, strict=True)
+        ]
+        for rank in range(len(devices))
     ]
     counts = apportion(
         model.vocab_size,
         shares,
-        least=[0 if part or cut else 1 for part, cut in zip(heads, columns, strict=True)],
+        least=[0 if any(s.heads or s.ffn_columns for s in own) else 1 for own in slices],
         most=[units_that_fit(room, costs.row_bytes, model.vocab_size) for room in rooms],
     )
     if counts is None:
         return None
     shards = tuple(
-        Shard(device=device.id, heads=part, ffn_columns=cut, vocab=rows)
-        for device, part, cut, rows in zip(
-            devices, heads, columns, consecutive(counts), strict=True
-        )
+        Shard.of_slices(device.id, own, vocab=rows)
+        for device, own, rows in zip(devices, slices, consecutive(counts), strict=True)
     )
     stage = Stage(layers=range(model.num_layers), shards=shards)
     return Plan(model=model.name, version=1, stages=(stage,))
 
 
 def _split_columns(
-    model: ModelFacts, costs: _Costs, shares: Sequence[int], rooms: Sequence[int]
+    costs: _KindCosts, multiple: int, shares: Sequence[int], rooms: Sequence[int]
 ) -> tuple[range, ...] | None:
     """Feed-forward columns for each device within its room, cut at multiples, or None.
 
     Columns beyond the last multiple must lie on the last device that has any: the last with room.
     """
-    units, rest = divmod(model.ffn_columns, model.column_multiple)
-    unit_bytes = model.column_multiple * costs.column_bytes
+    units, rest = divmod(costs.facts.ffn_columns, multiple)
+    unit_bytes = multiple * costs.column_bytes
     for holder in reversed(range(len(rooms))):
         most = [
             units_that_fit(room, unit_bytes, units) if index < holder else 0
@@ -251,7 +293,7 @@ def _split_columns(
         most[holder] = units_that_fit(rooms[holder] - rest * costs.column_bytes, unit_bytes, units)
         counts = apportion(units, shares, least=[0] * len(rooms), most=most)
         if counts is not None:
-            sizes = [count * model.column_multiple for count in counts]
+            sizes = [count * multiple for count in counts]
             sizes[holder] += rest
             return consecutive(sizes)
     return None

@@ -116,38 +116,90 @@ class ClusterSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LayerFacts:
+    """The sizes of one kind of layer, and what each piece weighs.
+
+    What mixes tokens is shared out by query heads, the feed-forward block by columns.
+    """
+
+    num_heads: int
+    """Query heads; a multiple of `num_kv_heads`."""
+    num_kv_heads: int
+    ffn_columns: int
+    """Width of the feed-forward block."""
+    query_head_bytes: int
+    """Query rows and output columns of one query head."""
+    kv_head_bytes: int
+    """Key and value rows of one KV head."""
+    ffn_column_bytes: int
+    """Gate and up row and down column of one feed-forward column."""
+    layer_bytes: int
+    """Norms and biases, which every shard of the layer holds."""
+    kv_bytes_per_token: int
+    """KV cache: keys and values of one token, for one KV head."""
+
+    def __post_init__(self) -> None:
+        _require_at_least(
+            1,
+            "a layer",
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            ffn_columns=self.ffn_columns,
+        )
+        _require_at_least(
+            0,
+            "a layer",
+            query_head_bytes=self.query_head_bytes,
+            kv_head_bytes=self.kv_head_bytes,
+            ffn_column_bytes=self.ffn_column_bytes,
+            layer_bytes=self.layer_bytes,
+            kv_bytes_per_token=self.kv_bytes_per_token,
+        )
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"A layer has {self.num_heads} query heads, which {self.num_kv_heads}"
+                " KV heads cannot share evenly."
+            )
+
+    @property
+    def attention_bytes(self) -> int:
+        """Weights of all heads."""
+        return self.num_heads * self.query_head_bytes + self.num_kv_heads * self.kv_head_bytes
+
+    @property
+    def feed_forward_bytes(self) -> int:
+        return self.ffn_columns * self.ffn_column_bytes
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.attention_bytes + self.feed_forward_bytes + self.layer_bytes
+
+    @property
+    def token_bytes(self) -> int:
+        """KV cache of one token, for all heads."""
+        return self.num_kv_heads * self.kv_bytes_per_token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """The sizes of a decoder model whose layers are all alike, and what each piece weighs.
+    """The sizes of a decoder model, and what each piece weighs.
 
     Bytes are those of the form kept in memory, after quantisation and packing.
     """
 
     name: str
-    num_layers: int
     hidden_size: int
-    num_heads: int
-    """Query heads; a multiple of `num_kv_heads`."""
-    num_kv_heads: int
-    head_size: int
-    ffn_columns: int
-    """Width of the feed-forward block."""
     vocab_size: int
+    kinds: tuple[LayerFacts, ...]
+    """Of layers. Plans say for each kind how its layers are cut."""
+    layers: tuple[int, ...]
+    """For each layer, which of the kinds it is."""
     tied_embeddings: bool
     """Embedding and head share values. They are still counted twice: stored in different types."""
     column_multiple: int
     """Feed-forward columns may only be cut at multiples of this (quantisation blocks)."""
-    query_head_bytes: int
-    """Per layer: query rows and output columns of one query head."""
-    kv_head_bytes: int
-    """Per layer: key and value rows of one KV head."""
-    ffn_column_bytes: int
-    """Per layer: gate and up row and down column of one feed-forward column."""
-    layer_bytes: int
-    """Per layer: norms and biases, which every shard of the layer holds."""
     embedding_row_bytes: int
     head_row_bytes: int
-    kv_bytes_per_token: int
-    """KV cache: keys and values of one token, for one KV head of one layer."""
     wire_number_bytes: float = 4.0
     """On a link: what each number of a hidden state takes, 4 as float32."""
 
@@ -158,34 +210,31 @@ class ModelFacts:
             f"model {self.name!r}",
             num_layers=self.num_layers,
             hidden_size=self.hidden_size,
-            num_heads=self.num_heads,
-            num_kv_heads=self.num_kv_heads,
-            head_size=self.head_size,
-            ffn_columns=self.ffn_columns,
             vocab_size=self.vocab_size,
             column_multiple=self.column_multiple,
         )
         _require_at_least(
             0,
             f"model {self.name!r}",
-            query_head_bytes=self.query_head_bytes,
-            kv_head_bytes=self.kv_head_bytes,
-            ffn_column_bytes=self.ffn_column_bytes,
-            layer_bytes=self.layer_bytes,
             embedding_row_bytes=self.embedding_row_bytes,
             head_row_bytes=self.head_row_bytes,
-            kv_bytes_per_token=self.kv_bytes_per_token,
         )
+        if set(self.layers) != set(range(len(self.kinds))):
+            raise ValueError(f"layers of model {self.name!r} must name each kind, and no other.")
         if not 0 < self.wire_number_bytes <= 8:
             raise ValueError(
                 f"wire_number_bytes of model {self.name!r} must be above 0 and at most 8, not"
                 f" {self.wire_number_bytes}."
             )
-        if self.num_heads % self.num_kv_heads:
-            raise ValueError(
-                f"Model {self.name!r} has {self.num_heads} query heads, which {self.num_kv_heads}"
-                " KV heads cannot share evenly."
-            )
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    def count(self, layers: range) -> tuple[tuple[LayerFacts, int], ...]:
+        """How many of these layers are of each kind, for every kind of the model."""
+        run = self.layers[layers.start : layers.stop]
+        return tuple((facts, run.count(number)) for number, facts in enumerate(self.kinds))
 
     @property
     def wire_row_bytes(self) -> float:

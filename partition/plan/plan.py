@@ -1,41 +1,39 @@
-"""The plan: which device holds which layers, heads, feed-forward columns and vocabulary rows.
+"""The plan: which device has which share of which stage.
 
 Data and its rules. How a good plan is found is decided elsewhere.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from partition.errors import PlanError
 from partition.plan.facts import ClusterSpec, ModelFacts
 from partition.plan.reading import Reader
+from partition.plan.shard import Shard
+from partition.plan.share import Share, StagePlace, tiling_problems
 
 MOST_SHARDS = 1024
-"""Shards a plan read from outside may have, in all its stages together."""
+"""Shares a plan read from outside may have, in all its stages together."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shard:
-    """One device's slice of a stage. Ranges are half-open with step 1, and may be empty."""
-
-    device: str
-    """The id of the device."""
-    heads: range
-    """Query heads; `kv_heads` says which KV heads go along."""
-    ffn_columns: range
-    vocab: range
-    """Rows of the embedding in the first stage and of the head in the last, of both if it is one
-    and the same stage; empty in stages between."""
-    streamed_layers: int = 0
-    """So many of the stage's layers keep their matrices on disk and read them for each step."""
+SHARE_KINDS: dict[str, type[Share]] = {kind.kind: kind for kind in (Shard,)}
+"""A kind of share is registered here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """A run of layers, held together by its shards."""
+    """A run of layers, held together by its shares."""
 
     layers: range
-    shards: tuple[Shard, ...]
+    shards: tuple[Share, ...]
+
+    @property
+    def slices(self) -> tuple[Shard, ...]:
+        """Its shares, all of which are slices of layers. PlanError where one is of another kind."""
+        found = tuple(share for share in self.shards if isinstance(share, Shard))
+        if len(found) != len(self.shards):
+            kinds = sorted({share.kind for share in self.shards} - {Shard.kind})
+            raise PlanError([f"Shares of kind {', '.join(kinds)} cannot be used here."])
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +48,17 @@ class Plan:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The ids of all devices, first stage first, each stage in the order of its shards."""
-        return tuple(shard.device for stage in self.stages for shard in stage.shards)
+        """The ids of all devices, first stage first, each stage in the order of its shares."""
+        return tuple(share.device for stage in self.stages for share in stage.shards)
+
+    def place(self, number: int) -> StagePlace:
+        """Of the stage with this number."""
+        return StagePlace(
+            number=number,
+            layers=self.stages[number].layers,
+            is_first=number == 0,
+            is_last=number == len(self.stages) - 1,
+        )
 
     def to_json(self) -> dict[str, object]:
         """Built-in types only; `from_json` of it is an equal plan. Ranges become [start, stop]."""
@@ -60,17 +67,8 @@ class Plan:
             "version": self.version,
             "stages": [
                 {
-                    "layers": _bounds(stage.layers),
-                    "shards": [
-                        {
-                            "device": shard.device,
-                            "heads": _bounds(shard.heads),
-                            "ffn_columns": _bounds(shard.ffn_columns),
-                            "vocab": _bounds(shard.vocab),
-                            "streamed_layers": shard.streamed_layers,
-                        }
-                        for shard in stage.shards
-                    ],
+                    "layers": [stage.layers.start, stage.layers.stop],
+                    "shards": [_written(share) for share in stage.shards],
                 }
                 for stage in self.stages
             ],
@@ -99,23 +97,27 @@ class Plan:
                 f"The plan has {num_shards:,} shards; {MOST_SHARDS:,} is the most."
             )
             raise PlanError(reader.problems)
-        plan = cls(
-            model=reader.name(model, "model"),
-            version=reader.integer(version, "version"),
-            stages=tuple(
-                Stage(
-                    layers=reader.bounds(layers, f"{where}.layers"),
-                    shards=tuple(
-                        _read_shard(reader, entry, f"{where}.shards[{number}]")
-                        for number, entry in enumerate(entries)
-                    ),
-                )
-                for where, layers, entries in listed
-            ),
-        )
+        name, own_version = reader.name(model, "model"), reader.integer(version, "version")
+        read = [
+            (
+                reader.bounds(layers, f"{where}.layers"),
+                [
+                    _read_share(reader, entry, f"{where}.shards[{number}]")
+                    for number, entry in enumerate(entries)
+                ],
+            )
+            for where, layers, entries in listed
+        ]
         if reader.problems:
             raise PlanError(reader.problems)
-        return plan
+        return cls(
+            model=name,
+            version=own_version,
+            stages=tuple(
+                Stage(layers=layers, shards=tuple(share for share in shares if share is not None))
+                for layers, shares in read
+            ),
+        )
 
     def validate(self, model: ModelFacts, cluster: ClusterSpec | None) -> None:
         """Raise PlanError with every problem unless this plan can run `model` on `cluster`.
@@ -128,8 +130,7 @@ class Plan:
             *_device_problems(self.stages, cluster),
         ]
         for number, stage in enumerate(self.stages):
-            outer = number in (0, len(self.stages) - 1)
-            problems += _stage_problems(number, stage, model, outer=outer)
+            problems += _stage_problems(stage, self.place(number), model)
         if problems:
             raise PlanError(problems)
 
@@ -140,23 +141,24 @@ class Plan:
             yield f"The plan's version is {self.version}; versions count from 0."
 
 
-def _bounds(indices: range) -> list[int]:
-    return [indices.start, indices.stop]
+def _written(share: Share) -> dict[str, object]:
+    """Slices of layers, which nearly all shares are, need not say so."""
+    kind = {} if share.kind == Shard.kind else {"kind": share.kind}
+    return {**kind, **share.to_json()}
 
 
-def _read_shard(reader: Reader, value: object, where: str) -> Shard:
-    # Left out by whoever writes a plan by hand and streams nothing.
-    given = {"streamed_layers": 0, **value} if isinstance(value, dict) else value
-    device, heads, ffn_columns, vocab, streamed = reader.fields(
-        given, ("device", "heads", "ffn_columns", "vocab", "streamed_layers"), where
-    )
-    return Shard(
-        device=reader.name(device, f"{where}.device"),
-        heads=reader.bounds(heads, f"{where}.heads"),
-        ffn_columns=reader.bounds(ffn_columns, f"{where}.ffn_columns"),
-        vocab=reader.bounds(vocab, f"{where}.vocab"),
-        streamed_layers=reader.integer(streamed, f"{where}.streamed_layers"),
-    )
+def _read_share(reader: Reader, value: object, where: str) -> Share | None:
+    """None for what is no share at all; then there is a problem."""
+    if not isinstance(value, Mapping):
+        reader.fields(value, (), where)
+        return None
+    fields = dict(value)
+    kind = fields.pop("kind", Shard.kind)
+    if not isinstance(kind, str) or kind not in SHARE_KINDS:
+        known = ", ".join(map(repr, SHARE_KINDS))
+        reader.problems.append(f"{where}.kind must be one of {known}.")
+        return None
+    return SHARE_KINDS[kind].read(reader, fields, where)
 
 
 def _layer_problems(stages: Sequence[Stage], model: ModelFacts) -> Iterator[str]:
@@ -167,7 +169,7 @@ def _layer_problems(stages: Sequence[Stage], model: ModelFacts) -> Iterator[str]
         if not stage.layers:
             yield f"Stage {number} has no layers."
     names = [f"Stage {number}" for number in range(len(stages))]
-    yield from _tiling_problems(
+    yield from tiling_problems(
         "layers", names, [stage.layers for stage in stages], model.num_layers, "All stages"
     )
 
@@ -185,64 +187,16 @@ def _device_problems(stages: Sequence[Stage], cluster: ClusterSpec | None) -> It
             used.setdefault(shard.device, place)
 
 
-def _stage_problems(number: int, stage: Stage, model: ModelFacts, *, outer: bool) -> Iterator[str]:
-    """`outer`: the first or last stage, which shares out the vocabulary."""
-    shards = stage.shards
-    if not shards:
-        yield f"Stage {number} has no shards."
+def _stage_problems(stage: Stage, place: StagePlace, model: ModelFacts) -> Iterator[str]:
+    if not stage.shards:
+        yield f"Stage {place.number} has no shards."
         return
     names = [
-        f"Stage {number}, shard {index} (device {shard.device!r})"
-        for index, shard in enumerate(shards)
+        f"Stage {place.number}, shard {index} (device {share.device!r})"
+        for index, share in enumerate(stage.shards)
     ]
-    heads = [shard.heads for shard in shards]
-    yield from _tiling_problems("heads", names, heads, model.num_heads, f"Stage {number}")
-    columns = [shard.ffn_columns for shard in shards]
-    yield from _tiling_problems(
-        "feed-forward columns",
-        names,
-        columns,
-        model.ffn_columns,
-        f"Stage {number}",
-        multiple=model.column_multiple,
-    )
-    if outer:
-        rows = [shard.vocab for shard in shards]
-        yield from _tiling_problems(
-            "vocabulary rows", names, rows, model.vocab_size, f"Stage {number}"
-        )
-    for name, shard in zip(names, shards, strict=True):
-        if shard.vocab and not outer:
-            yield f"{name} has vocabulary rows, which only the first and last stage hold."
-        if not 0 <= shard.streamed_layers <= len(stage.layers):
-            yield (
-                f"{name} streams {shard.streamed_layers} layers, and the stage has"
-                f" {len(stage.layers)}."
-            )
-        if not (shard.heads or shard.ffn_columns or (shard.vocab and outer)):
-            yield f"{name} has nothing to do."
-
-
-def _tiling_problems(
-    what: str,
-    names: Sequence[str],
-    parts: Sequence[range],
-    total: int,
-    owner: str,
-    *,
-    multiple: int = 1,
-) -> Iterator[str]:
-    """What keeps `parts` from covering 0..total once, in order. Empty parts may lie anywhere."""
-    reached = 0
-    for name, part in zip(names, parts, strict=True):
-        if not part:
-            continue
-        if part.step != 1:
-            yield f"{name} has {what} in steps of {part.step}; they must be contiguous."
-        elif part.start != reached:
-            yield f"{name} has {what} from {part.start}, where {reached} would be next."
-        elif part.start % multiple:
-            yield f"{name} has {what} from {part.start}, which is no multiple of {multiple}."
-        reached = part.stop
-    if reached != total:
-        yield f"{owner}: the {what} end at {reached}, and the model has {total}."
+    kinds = {type(share) for share in stage.shards}
+    if len(kinds) > 1:
+        yield f"Stage {place.number} has shares of {len(kinds)} kinds; they must be of one."
+        return
+    yield from kinds.pop().problems(names, stage.shards, place, model)

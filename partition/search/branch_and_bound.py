@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 
 from partition.cost.estimate import Estimate, estimate
 from partition.cost.messages import NO_LINK_S
-from partition.plan.plan import Plan, Shard, Stage
+from partition.plan.plan import Plan, Stage
 from partition.plan.ranges import consecutive
+from partition.plan.shard import LayerSlice, Shard
 from partition.search.arrangements import canonical, is_canonical, twins
 from partition.search.cuts import Cut, best_cut
 from partition.search.situation import Arrangement, Group, Situation
@@ -76,13 +77,15 @@ class Search:
         if not self.situation.are_linked(arrangement):
             return float("inf")
         bounds = [self._bound(key) for key in self._keys(arrangement)]
-        layers = self.situation.model.num_layers
-        if min(bound.most_layers for bound in bounds) < 1 or len(bounds) > layers:
+        whole, smallest = self.situation.reached_size[-1], min(self.situation.sizes)
+        if min(bound.most for bound in bounds) < smallest:
             return float("inf")
-        if sum(bound.most_layers for bound in bounds) < layers:
+        if len(bounds) > self.situation.model.num_layers:
+            return float("inf")
+        if sum(bound.most for bound in bounds) < whole:
             return float("inf")
         more_chunks = self.situation.num_chunks - 1
-        least_s = layers_bound_s(bounds, layers, more_chunks)
+        least_s = layers_bound_s(bounds, whole, smallest, more_chunks)
         total_s = self.situation.outside_s(arrangement) + least_s
         return total_s if total_s < NO_LINK_S else float("inf")
 
@@ -161,14 +164,21 @@ class Search:
         stages: list[Stage] = []
         start = 0
         for group, (layers, option) in zip(solved.arrangement, solved.cut.stages, strict=True):
+            cuts = [
+                (consecutive(layer.heads), consecutive(layer.columns))
+                for layer in map(option.layers.__getitem__, self.situation.shape_of_kind)
+            ]
             shards = tuple(
-                Shard(device=id, heads=heads, ffn_columns=columns, vocab=rows)
-                for id, heads, columns, rows in zip(
-                    self.situation.ids(group),
-                    consecutive(option.heads),
-                    consecutive(option.columns),
-                    consecutive(option.rows),
-                    strict=True,
+                Shard.of_slices(
+                    id,
+                    [
+                        LayerSlice(heads=heads[rank], ffn_columns=columns[rank])
+                        for heads, columns in cuts
+                    ],
+                    vocab=rows,
+                )
+                for rank, (id, rows) in enumerate(
+                    zip(self.situation.ids(group), consecutive(option.rows), strict=True)
                 )
             )
             stages.append(Stage(layers=range(start, start + layers), shards=shards))

@@ -175,7 +175,7 @@ def _arrangement(search: Search, plan: Plan) -> Arrangement:
 
 
 def _streams(plan: Plan) -> bool:
-    return any(shard.streamed_layers for stage in plan.stages for shard in stage.shards)
+    return any(shard.streamed_layers for stage in plan.stages for shard in stage.slices)
 
 
 def _alone(search: Search) -> list[Arrangement]:
@@ -198,14 +198,19 @@ def describe_plan_in_words(plan: Plan, cluster: ClusterSpec) -> str:
     for stage in plan.stages:
         names = " + ".join(cluster.device(shard.device).name for shard in stage.shards)
         words = f"{names}: layers {stage.layers.start}-{stage.layers.stop - 1}"
-        streamed = max(shard.streamed_layers for shard in stage.shards)
+        streamed = max(shard.streamed_layers for shard in stage.slices)
         if streamed:
             has_host = any(
                 cluster.device(shard.device).host_memory_bytes is not None for shard in stage.shards
             )
             words += f" (the last {streamed} {'streamed' if has_host else 'from disk'})"
         if len(stage.shards) > 1:
-            words += f", heads {':'.join(str(len(shard.heads)) for shard in stage.shards)}"
+            kinds = range(1 + max(len(shard.further) for shard in stage.slices))
+            cuts = [
+                ":".join(str(len(shard.slice(kind).heads)) for shard in stage.slices)
+                for kind in kinds
+            ]
+            words += f", heads {' and '.join(dict.fromkeys(cuts))}"
         stages.append(words)
     return " | ".join(stages)
 

@@ -5,8 +5,10 @@ hears and hands on, for every further chunk of the prompt. So a label has two nu
 labels at a cut those stay that no other beats in both.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from partition.search.situation import Situation
 from partition.search.stage_bound import StageBound
@@ -67,8 +69,10 @@ def best_cut(
                 range(layers - _NEARBY_LAYERS, layers + _NEARBY_LAYERS + 1)
                 for layers, _ in cut.stages
             ]
+        ends = list(accumulate(layers for layers, _ in cut.stages))
         changed = [
-            stage.settle(layers) for stage, (layers, _) in zip(stages, cut.stages, strict=True)
+            stage.settle(situation.counts(stop - layers, stop))
+            for stage, stop, (layers, _) in zip(stages, ends, cut.stages, strict=True)
         ]
         if not any(changed):
             return cut
@@ -83,21 +87,24 @@ def _search(
     near: Sequence[range] | None,
 ) -> Cut | None:
     num_layers, more_chunks = situation.model.num_layers, situation.num_chunks - 1
+    sizes = situation.reached_size
+    whole = sizes[-1]
     reached: dict[int, list[_Label]] = {0: [_Label(0.0, 0.0, 0, None, None)]}
     for number, (stage, bound) in enumerate(zip(stages, bounds, strict=True)):
         later = bounds[number + 1 :]
         rest_base_s = sum(each.base_s for each in later)
         rest_layer_s = min((each.layer_s for each in later), default=0.0)
-        rest_most = sum(each.most_layers for each in later)
+        rest_begins = bisect_left(sizes, whole - sum(each.most for each in later))
         found: dict[int, list[_Label]] = {}
         for used, labels in reached.items():
-            low = max(1, num_layers - used - rest_most)
-            high = min(bound.most_layers, num_layers - used - len(later))
+            low = max(1, rest_begins - used)
+            reach = bisect_right(sizes, sizes[used] + bound.most) - 1 - used
+            high = min(reach, num_layers - used - len(later))
             if near is not None:
                 low, high = max(low, near[number].start), min(high, near[number].stop - 1)
             for layers in range(low, high + 1):
-                options = stage.of(layers)
-                rest_s = rest_base_s + (num_layers - used - layers) * rest_layer_s
+                options = stage.of(situation.counts(used, used + layers))
+                rest_s = rest_base_s + (whole - sizes[used + layers]) * rest_layer_s
                 for option in options:
                     own_s = situation.steps * option.decode_s + option.chunk_s
                     for label in labels:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from partition.cost.estimate import gather_latency_s
 from partition.cost.pace import Pace
 from partition.fit.memory import units_that_fit
+from partition.plan.facts import LayerFacts
 from partition.plan.ranges import apportion
 from partition.search.balance import Cost, Split, all_splits, frontier
 from partition.search.head_balance import HeadCost, all_head_splits, head_frontier, kv_counts
@@ -35,7 +36,6 @@ class GroupSplits:
     """Devices whose memory is also read by others during the chunks of a prompt."""
     _paces: tuple[list[Pace], list[Pace]] = field(init=False)
     """Of each rank: when decoding, in a chunk."""
-    _table: tuple[tuple[int, ...], ...] = field(init=False)
 
     def __post_init__(self) -> None:
         decode, chunk = (
@@ -43,8 +43,6 @@ class GroupSplits:
             for is_chunk in (False, True)
         )
         self._paces = (decode, chunk)
-        model = self.situation.model
-        self._table = kv_counts(model.num_heads, model.num_kv_heads)
 
     def fixed_s(self, layers: int, *, is_chunk: bool) -> float:
         """What does not depend on the shares: sums, graphs without weights, latency, the step."""
@@ -56,42 +54,52 @@ class GroupSplits:
         return sums_s + bare_s + latency_s + max(pace.step_s for pace in paces)
 
     def heads(
-        self, nbytes: HeadCost, rooms: Sequence[int] | None, *, every: bool = False
+        self,
+        layer: LayerFacts,
+        nbytes: HeadCost,
+        rooms: Sequence[int] | None,
+        *,
+        every: bool = False,
+        frugal: bool = False,
     ) -> list[Split]:
         """Splits of the query heads; `nbytes` is what they take of the rooms, None: no limit.
 
-        With `every`, all of them where they are few, whether they fit or not.
+        With `every`, all of them where they are few, whether they fit or not. With `frugal`, the
+        one that takes the fewest bytes in all, if one fits.
         """
-        decode, chunk = self._head_costs(False), self._head_costs(True)
+        table = kv_counts(layer.num_heads, layer.num_kv_heads)
+        decode, chunk = (self._head_costs(layer, is_chunk) for is_chunk in (False, True))
         if rooms is None:
-            return head_frontier(self._table, decode, chunk, nbytes, [ENDLESS_BYTES] * len(decode))
-        if every:
-            splits = all_head_splits(self._table, decode, chunk, most=_ALL_SPLITS_UP_TO)
+            rooms = [ENDLESS_BYTES] * len(decode)
+        elif every:
+            splits = all_head_splits(table, decode, chunk, most=_ALL_SPLITS_UP_TO)
             if splits is not None:
                 return splits
-        return head_frontier(self._table, decode, chunk, nbytes, rooms)
-
-    def frugal_heads(self, nbytes: HeadCost, rooms: Sequence[int]) -> list[Split]:
-        """The split of the query heads that takes the fewest bytes in all, if one fits."""
-        decode, chunk = self._head_costs(False), self._head_costs(True)
-        return head_frontier(self._table, decode, chunk, nbytes, rooms, frugal=True)
+        return head_frontier(table, decode, chunk, nbytes, rooms, frugal=frugal)
 
     def columns(
-        self, column_bytes: int, rooms: Sequence[int] | None, *, every: bool = False
+        self,
+        layer: LayerFacts,
+        column_bytes: int,
+        rooms: Sequence[int] | None,
+        *,
+        every: bool = False,
     ) -> list[Split]:
         """Splits of the feed-forward columns at multiples; arguments as for `heads`.
 
         Columns beyond the last multiple must lie on the last device that has any, so each device is
         tried as that one.
         """
-        model = self.situation.model
-        units, rest = divmod(model.ffn_columns, model.column_multiple)
-        unit_bytes = model.column_multiple * column_bytes
+        multiple = self.situation.model.column_multiple
+        units, rest = divmod(layer.ffn_columns, multiple)
+        unit_bytes = multiple * column_bytes
         count = len(self.group)
         splits: list[Split] = []
         for holder in range(count) if rest else [count - 1]:
             rests = [rest * (rank == holder) for rank in range(count)]
-            decode, chunk = (self._column_costs(rests, is_chunk) for is_chunk in (False, True))
+            decode, chunk = (
+                self._column_costs(layer, rests, is_chunk) for is_chunk in (False, True)
+            )
             caps = [units if rank <= holder else 0 for rank in range(count)]
             if rooms is not None:
                 caps = [
@@ -107,7 +115,7 @@ class GroupSplits:
                 found = frontier(units, decode, chunk, caps, [0] * count)
             for split in found:
                 sizes = [
-                    number * model.column_multiple + extra
+                    number * multiple + extra
                     for number, extra in zip(split.counts, rests, strict=True)
                 ]
                 splits.append(Split(split.decode_s, split.chunk_s, tuple(sizes)))
@@ -129,26 +137,24 @@ class GroupSplits:
         counts = apportion(vocab, [max(1, cap) for cap in caps], least=least, most=caps)
         return [] if counts is None else [Split(0.0, 0.0, tuple(counts))]
 
-    def _head_costs(self, is_chunk: bool) -> list[HeadCost]:
-        model = self.situation.model
+    def _head_costs(self, layer: LayerFacts, is_chunk: bool) -> list[HeadCost]:
         return [
             HeadCost(
-                pace.attention_from(model).total_s,
-                (model.query_head_bytes * pace.weights.own_s + pace.attention_s) * pace.slack,
-                model.kv_head_bytes * pace.weights.own_s * pace.slack,
-                pace.attention(model, 0, 0).total_s,
+                pace.attention_from(layer).total_s,
+                (layer.query_head_bytes * pace.weights.own_s + pace.attention_s) * pace.slack,
+                layer.kv_head_bytes * pace.weights.own_s * pace.slack,
+                pace.attention(layer, 0, 0).total_s,
             )
             for pace in self._paces[is_chunk]
         ]
 
-    def _column_costs(self, rests: Sequence[int], is_chunk: bool) -> list[Cost]:
-        model = self.situation.model
-        unit_bytes = model.column_multiple * model.ffn_column_bytes
+    def _column_costs(self, layer: LayerFacts, rests: Sequence[int], is_chunk: bool) -> list[Cost]:
+        unit_bytes = self.situation.model.column_multiple * layer.ffn_column_bytes
         return [
             Cost(
-                pace.feed_forward_from(model, extra).total_s,
+                pace.feed_forward_from(layer, extra).total_s,
                 unit_bytes * pace.weights.own_s * pace.slack,
-                pace.feed_forward(model, extra).total_s,
+                pace.feed_forward(layer, extra).total_s,
             )
             for pace, extra in zip(self._paces[is_chunk], rests, strict=True)
         ]

@@ -1,20 +1,23 @@
 """The facts of one search, looked up once: devices by number, their paces, what messages take."""
 
 from dataclasses import dataclass, field
-from itertools import pairwise, permutations
+from itertools import accumulate, pairwise, permutations
 
 from partition.cost.contention import shares_host
 from partition.cost.estimate import TOKEN_BYTES, beside_stages_s
 from partition.cost.messages import Network
 from partition.cost.overlap import stage_sum_s
 from partition.cost.pace import Pace, Phase, chunk_phase, decode_phase
-from partition.plan.facts import ClusterSpec, DeviceSpec, ModelFacts, Workload
+from partition.plan.facts import ClusterSpec, DeviceSpec, LayerFacts, ModelFacts, Workload
 
 Group = tuple[int, ...]
 """Devices of a stage by number, in rank order."""
 
 Arrangement = tuple[Group, ...]
 """The groups of the stages, first stage first; no layers or shares yet."""
+
+Counts = tuple[int, ...]
+"""Of a run of layers: how many have each of the model's shapes."""
 
 
 @dataclass(slots=True)
@@ -30,6 +33,16 @@ class Situation:
     decode: Phase = field(init=False)
     chunk: Phase = field(init=False)
     num_chunks: int = field(init=False)
+    shapes: tuple[LayerFacts, ...] = field(init=False)
+    """Of layers; kinds that are alike in all that counts here are one shape."""
+    shape_of_kind: tuple[int, ...] = field(init=False)
+    sizes: tuple[int, ...] = field(init=False)
+    """Of a layer of each shape: 1 where there is one, else its bytes. Layers that are more work are
+    larger, so what bounds the work of a stage is counted in sizes."""
+    reached_size: tuple[int, ...] = field(init=False)
+    """All sizes of the first n layers."""
+    _reached: tuple[Counts, ...] = field(init=False)
+    """The first n layers."""
     _with_neighbours: frozenset[int] = field(init=False)
     _strangers: frozenset[tuple[int, int]] = field(init=False)
     """Pairs of devices that cannot reach each other, both ways round."""
@@ -48,6 +61,18 @@ class Situation:
             for pair in permutations(range(len(self.devices)), 2)
             if not self.network.is_linked(*self.ids(pair))
         )
+        self.shapes = tuple(dict.fromkeys(self.model.kinds))
+        self.shape_of_kind = tuple(map(self.shapes.index, self.model.kinds))
+        is_uniform = len(self.shapes) == 1
+        self.sizes = tuple(1 if is_uniform else max(1, each.weight_bytes) for each in self.shapes)
+        shapes = [self.shape_of_kind[kind] for kind in self.model.layers]
+        self.reached_size = tuple(accumulate((self.sizes[each] for each in shapes), initial=0))
+        counts = [0] * len(self.shapes)
+        reached = [tuple(counts)]
+        for shape in shapes:
+            counts[shape] += 1
+            reached.append(tuple(counts))
+        self._reached = tuple(reached)
         self.decode = decode_phase(self.workload)
         self.chunk, self.num_chunks = chunk_phase(self.workload, self.chunk_tokens)
 
@@ -55,6 +80,13 @@ class Situation:
     def steps(self) -> int:
         """Decoding steps of an answer: the weight of a step's time beside the first token's."""
         return self.workload.output_tokens
+
+    def counts(self, start: int, stop: int) -> Counts:
+        """Of the layers from `start` to before `stop`."""
+        if len(self.shapes) == 1:
+            return (stop - start,)
+        pairs = zip(self._reached[start], self._reached[stop], strict=True)
+        return tuple(after - before for before, after in pairs)
 
     def ids(self, group: Group) -> tuple[str, ...]:
         return tuple(self.devices[index].id for index in group)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from partition.cost.estimate import gather_latency_s
 from partition.cost.pace import Pace
+from partition.plan.facts import LayerFacts
 from partition.search.balance import Cost, least_maximum
 from partition.search.situation import Group, Situation
 
@@ -24,7 +25,7 @@ _SECTION_ERROR = 1 - 1e-5
 
 @dataclass(frozen=True, slots=True)
 class StageBound:
-    """Seconds as a line in the number of layers."""
+    """Seconds as a line in the size of the layers (see `Situation.sizes`)."""
 
     base_s: float
     """Of a whole answer, beside its layers: every step that decodes, and one chunk."""
@@ -32,8 +33,8 @@ class StageBound:
     chunk_base_s: float
     """Of one chunk."""
     chunk_layer_s: float
-    most_layers: int
-    """What the devices have room for together; 0 when not even for one layer."""
+    most: int
+    """The size that the devices have room for together; 0 when not even for one layer."""
 
 
 def stage_bound(
@@ -58,14 +59,19 @@ def stage_bound(
         layer_s=situation.steps * layer_s + chunk_layer_s,
         chunk_base_s=chunk_base_s,
         chunk_layer_s=chunk_layer_s,
-        most_layers=_most_layers(situation, group, is_first, is_last),
+        most=_most(situation, group, is_first, is_last),
     )
 
 
 def _alone(situation: Situation, pace: Pace, is_last: bool) -> tuple[float, float]:
     model = situation.model
-    base_s = pace.whole(model, 0, model.vocab_size if is_last else 0).total_s
-    return base_s + pace.step_s, pace.whole(model, 1, 0).total_s - pace.whole(model, 0, 0).total_s
+    base_s = pace.whole(model, (), model.vocab_size if is_last else 0).total_s
+    bare_s = pace.whole(model, (), 0).total_s
+    layer_s = min(
+        (pace.whole(model, ((shape, 1),), 0).total_s - bare_s) / size
+        for shape, size in zip(situation.shapes, situation.sizes, strict=True)
+    )
+    return base_s + pace.step_s, layer_s
 
 
 def _together(
@@ -77,32 +83,6 @@ def _together(
     is_chunk: bool,
 ) -> tuple[float, float]:
     model = situation.model
-    kv_part = model.num_kv_heads / model.num_heads
-    head_bytes = model.query_head_bytes + kv_part * model.kv_head_bytes
-    # Heads are few, so that they are whole matters; columns and rows are many.
-    heads_s = _least_whole_s(
-        model.num_heads,
-        [
-            Cost(
-                pace.attention_from(model).total_s,
-                (head_bytes * pace.weights.own_s + pace.attention_s) * pace.slack,
-                pace.attention(model, 0, 0).total_s,
-            )
-            for pace in paces
-        ],
-    )
-    unit_bytes = model.column_multiple * model.ffn_column_bytes
-    columns_s = _least_s(
-        model.ffn_columns // model.column_multiple,
-        [
-            Cost(
-                pace.feed_forward_from(model, 0).total_s,
-                unit_bytes * pace.weights.own_s * pace.slack,
-                pace.feed_forward(model, 0).total_s,
-            )
-            for pace in paces
-        ],
-    )
     sum_s = situation.sum_s(group, is_chunk=is_chunk)
     bare_s = max(pace.bare().total_s for pace in paces)
     base_s = max(pace.step_s for pace in paces)
@@ -123,7 +103,41 @@ def _together(
         )
     else:
         base_s += bare_s
-    return base_s, heads_s + columns_s + 2 * sum_s
+    layer_s = min(
+        (_layer_s(shape, paces, model.column_multiple) + 2 * sum_s) / size
+        for shape, size in zip(situation.shapes, situation.sizes, strict=True)
+    )
+    return base_s, layer_s
+
+
+def _layer_s(layer: LayerFacts, paces: Sequence[Pace], column_multiple: int) -> float:
+    kv_part = layer.num_kv_heads / layer.num_heads
+    head_bytes = layer.query_head_bytes + kv_part * layer.kv_head_bytes
+    # Heads are few, so that they are whole matters; columns and rows are many.
+    heads_s = _least_whole_s(
+        layer.num_heads,
+        [
+            Cost(
+                pace.attention_from(layer).total_s,
+                (head_bytes * pace.weights.own_s + pace.attention_s) * pace.slack,
+                pace.attention(layer, 0, 0).total_s,
+            )
+            for pace in paces
+        ],
+    )
+    unit_bytes = column_multiple * layer.ffn_column_bytes
+    columns_s = _least_s(
+        layer.ffn_columns // column_multiple,
+        [
+            Cost(
+                pace.feed_forward_from(layer, 0).total_s,
+                unit_bytes * pace.weights.own_s * pace.slack,
+                pace.feed_forward(layer, 0).total_s,
+            )
+            for pace in paces
+        ],
+    )
+    return heads_s + columns_s
 
 
 def _least_whole_s(total: int, costs: Sequence[Cost]) -> float:
@@ -153,48 +167,53 @@ def _least_s(total: float, costs: Sequence[Cost]) -> float:
     return max(floor_s, least_s)
 
 
-def _most_layers(situation: Situation, group: Group, is_first: bool, is_last: bool) -> int:
+def _most(situation: Situation, group: Group, is_first: bool, is_last: bool) -> int:
+    """As if all layers had the shape whose bytes are fewest for their size."""
     model = situation.model
-    cache_bytes = situation.workload.cached_tokens * model.kv_bytes_per_token
-    layer_bytes = (
-        model.num_heads * model.query_head_bytes
-        + model.num_kv_heads * (model.kv_head_bytes + cache_bytes)
-        + model.ffn_columns * model.ffn_column_bytes
-        + len(group) * model.layer_bytes
-    )
     row_bytes = model.embedding_row_bytes * is_first + model.head_row_bytes * is_last
     room = sum(situation.devices[index].memory_bytes for index in group)
     room -= model.vocab_size * row_bytes
     if room < 0:
         return 0
-    return min(model.num_layers, room // layer_bytes) if layer_bytes else model.num_layers
+    most = 0
+    for shape, size in zip(situation.shapes, situation.sizes, strict=True):
+        layer_bytes = shape.weight_bytes + (len(group) - 1) * shape.layer_bytes
+        layer_bytes += situation.workload.cached_tokens * shape.token_bytes
+        if not layer_bytes:
+            return situation.reached_size[-1]
+        most = max(most, room * size // layer_bytes)
+    return min(situation.reached_size[-1], most)
 
 
-def layers_bound_s(bounds: Sequence[StageBound], layers: int, more_chunks: int) -> float:
+def layers_bound_s(
+    bounds: Sequence[StageBound], whole: int, smallest: int, more_chunks: int
+) -> float:
     """Seconds that no way of giving the layers to these stages can beat, one or more to each.
+
+    whole: the size of all layers; smallest: of the smallest.
 
     Layers count as divisible. When the slowest stage may take t for a chunk, the layers go to the
     stages where they cost least, as far as t lets them: the sum of that and `more_chunks` x t is
     convex in t, so its least value is found by golden section.
     """
     ordered = sorted(bounds, key=lambda bound: bound.layer_s)
-    least_s = sum(bound.base_s + bound.layer_s for bound in ordered)
+    least_s = sum(bound.base_s + smallest * bound.layer_s for bound in ordered)
 
     def total_s(slowest_s: float) -> float:
-        left = float(layers - len(ordered))
+        left = float(whole - smallest * len(ordered))
         total_s = least_s + more_chunks * slowest_s
         for bound in ordered:
-            most = bound.most_layers - 1.0
-            room_s = slowest_s - bound.chunk_base_s - bound.chunk_layer_s
+            most = float(bound.most - smallest)
+            room_s = slowest_s - bound.chunk_base_s - smallest * bound.chunk_layer_s
             if bound.chunk_layer_s:
                 most = min(most, room_s / bound.chunk_layer_s)
             taken = min(left, most)
             left -= taken
             total_s += taken * bound.layer_s
-        return total_s if left <= 1e-9 * layers else math.inf
+        return total_s if left <= 1e-9 * whole else math.inf
 
-    low_s = max(bound.chunk_base_s + bound.chunk_layer_s for bound in ordered)
-    high_s = max(bound.chunk_base_s + bound.most_layers * bound.chunk_layer_s for bound in ordered)
+    low_s = max(bound.chunk_base_s + smallest * bound.chunk_layer_s for bound in ordered)
+    high_s = max(bound.chunk_base_s + bound.most * bound.chunk_layer_s for bound in ordered)
     if not more_chunks:
         return total_s(high_s)
     left_s, right_s = high_s - _GOLDEN * (high_s - low_s), low_s + _GOLDEN * (high_s - low_s)

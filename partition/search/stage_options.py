@@ -7,19 +7,43 @@ that a search asks for.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
+from partition.plan.facts import LayerFacts
 from partition.search.balance import Split
 from partition.search.group_splits import GroupSplits
 from partition.search.head_balance import HeadCost, kv_counts, kv_of
-from partition.search.situation import Group, Situation
+from partition.search.situation import Counts, Group, Situation
+
+_Way = TypeVar("_Way")
+_Timed = TypeVar("_Timed", "LayerSplit", "_Layers", "Option")
 
 _OPTIONS_KEPT = 4
 """Trade-offs between the two kinds of step kept for a stage, where the layers are many."""
 
 _FEW_LAYERS = 16
 
-_Parts = tuple[Split, Split, Split]
-"""Heads, columns, rows."""
+_WAYS_KEPT = 64
+"""Ways to share the layers of some shapes that are kept while those of others are added."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSplit:
+    """One way to share every layer of one shape: the seconds of one, and who gets how much."""
+
+    decode_s: float
+    chunk_s: float
+    heads: tuple[int, ...]
+    columns: tuple[int, ...]
+
+    def with_columns(self, columns: Split) -> "LayerSplit":
+        """Of which the heads alone were known."""
+        return LayerSplit(
+            self.decode_s + columns.decode_s,
+            self.chunk_s + columns.chunk_s,
+            self.heads,
+            columns.counts,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +52,31 @@ class Option:
 
     decode_s: float
     chunk_s: float
-    heads: tuple[int, ...]
-    columns: tuple[int, ...]
+    layers: tuple[LayerSplit, ...]
+    """Of each shape."""
     rows: tuple[int, ...]
     """Vocabulary rows; all 0 in a stage between."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Layers:
+    """One way to share the layers of some shapes, all of them together."""
+
+    decode_s: float
+    chunk_s: float
+    splits: tuple[LayerSplit, ...]
+
+    def with_layers(self, count: int, split: LayerSplit) -> "_Layers":
+        """And so many layers of a further shape."""
+        return _Layers(
+            self.decode_s + count * split.decode_s,
+            self.chunk_s + count * split.chunk_s,
+            (*self.splits, split),
+        )
+
+
 class StageOptions:
-    """The options of one group as one stage, by the number of its layers."""
+    """The options of one group as one stage, by how many layers of each shape it has."""
 
     def __init__(
         self,
@@ -56,147 +97,182 @@ class StageOptions:
         self._splits: GroupSplits | None = None
         if len(group) > 1:
             self._splits = GroupSplits(situation, group, is_first, is_last, crowded)
-        self._bounds: list[_Parts] | None = None
-        self._found: dict[int, list[Option]] = {}
-        self._settled: set[int] = set()
+        self._bounds: tuple[list[list[LayerSplit]], list[Split]] | None = None
+        """Of each shape, and of the rows: the ways that nothing beats where memory is endless."""
+        self._found: dict[Counts, list[Option]] = {}
+        self._settled: set[Counts] = set()
 
-    def of(self, layers: int) -> Sequence[Option]:
-        """The options for so many layers that no other beats in both kinds of step.
+    def of(self, counts: Counts) -> Sequence[Option]:
+        """The options for so many layers of each shape that no other beats in both kinds of step.
 
         Until `settle` was called they may not fit; then they are a bound of those that do.
         """
-        if layers not in self._found:
+        if counts not in self._found:
             if self._splits is None:
-                self._settled.add(layers)
-                self._found[layers] = self._alone(layers)
+                self._settled.add(counts)
+                self._found[counts] = self._alone(counts)
             else:
-                self._found[layers] = self._bound(self._splits, layers)
-        return self._found[layers]
+                self._found[counts] = self._bound(self._splits, counts)
+        return self._found[counts]
 
-    def settle(self, layers: int) -> bool:
+    def settle(self, counts: Counts) -> bool:
         """Make the options for so many layers ones that fit. Whether anything changed."""
-        if layers in self._settled:
+        if counts in self._settled:
             return False
         assert self._splits is not None
-        self._settled.add(layers)
-        options = [option for option in self._found[layers] if self._fits(layers, option)]
-        options += self._fitting(self._splits, layers)
-        self._found[layers] = self._thinned(_undominated(options))
+        self._settled.add(counts)
+        options = [option for option in self._found[counts] if self._fits(counts, option)]
+        options += self._fitting(self._splits, counts)
+        self._found[counts] = self._thinned(_undominated(options))
         return True
 
-    def _rooms(self, layers: int) -> list[int]:
+    def _shapes(self, counts: Counts) -> list[tuple[LayerFacts, int]]:
+        return list(zip(self._situation.shapes, counts, strict=True))
+
+    def _rooms(self, counts: Counts) -> list[int]:
         """Bytes of each device beside the norms and biases of the layers."""
-        fixed = layers * self._situation.model.layer_bytes
+        fixed = sum(count * shape.layer_bytes for shape, count in self._shapes(counts))
         return [self._situation.devices[index].memory_bytes - fixed for index in self._group]
 
-    def _head_bytes(self, layers: int) -> HeadCost:
+    def _head_bytes(self, shape: LayerFacts, count: int) -> HeadCost:
         """Query heads with their weights; KV heads with their weights and cache."""
-        model = self._situation.model
-        cache = self._situation.workload.cached_tokens * model.kv_bytes_per_token
-        return HeadCost(
-            0, layers * model.query_head_bytes, layers * (model.kv_head_bytes + cache), 0
-        )
+        cache = self._situation.workload.cached_tokens * shape.kv_bytes_per_token
+        return HeadCost(0, count * shape.query_head_bytes, count * (shape.kv_head_bytes + cache), 0)
 
-    def _least_bytes(self, layers: int) -> float:
+    def _least_bytes(self, counts: Counts) -> float:
         """What the stage takes beside norms and biases, nothing held twice."""
-        model = self._situation.model
-        return (
-            self._head_bytes(layers).of(model.num_heads, model.num_kv_heads)
-            + layers * model.ffn_columns * model.ffn_column_bytes
-            + self._vocab * self._row_bytes
+        return self._vocab * self._row_bytes + sum(
+            self._head_bytes(shape, count).of(shape.num_heads, shape.num_kv_heads)
+            + count * shape.feed_forward_bytes
+            for shape, count in self._shapes(counts)
         )
 
-    def _alone(self, layers: int) -> list[Option]:
-        if self._least_bytes(layers) > self._rooms(layers)[0]:
+    def _alone(self, counts: Counts) -> list[Option]:
+        if self._least_bytes(counts) > self._rooms(counts)[0]:
             return []
-        model = self._situation.model
+        model, shapes = self._situation.model, self._shapes(counts)
         seconds: list[float] = []
         for is_chunk in (False, True):
             (pace,) = self._situation.paces(self._group, is_chunk=is_chunk, crowded=self._crowded)
-            whole = pace.whole(model, layers, self._vocab if self._is_last else 0)
+            whole = pace.whole(model, shapes, self._vocab if self._is_last else 0)
             seconds.append(whole.total_s + pace.step_s)
-        heads, columns, rows = (model.num_heads,), (model.ffn_columns,), (self._vocab,)
-        return [Option(seconds[0], seconds[1], heads, columns, rows)]
+        layers = tuple(
+            LayerSplit(0.0, 0.0, (shape.num_heads,), (shape.ffn_columns,)) for shape, _ in shapes
+        )
+        return [Option(seconds[0], seconds[1], layers, (self._vocab,))]
 
-    def _bound(self, splits: GroupSplits, layers: int) -> list[Option]:
+    def _bound(self, splits: GroupSplits, counts: Counts) -> list[Option]:
         """Every device with all its memory for each kind of share; settled if that fits."""
-        rooms = self._rooms(layers)
-        if min(rooms) < 0 or sum(rooms) < self._least_bytes(layers):
-            self._settled.add(layers)
+        rooms = self._rooms(counts)
+        if min(rooms) < 0 or sum(rooms) < self._least_bytes(counts):
+            self._settled.add(counts)
             return []
         if self._bounds is None:
-            model = self._situation.model
             none = [0] * len(self._group)
-            self._bounds = [
-                (heads, columns, rows)
-                for heads in splits.heads(HeadCost(0, 0, 0, 0), None)
-                for columns in splits.columns(model.ffn_column_bytes, None)
-                for rows in splits.rows(self._row_bytes, None, none)
-            ]
-        options = _undominated(self._option(splits, layers, parts) for parts in self._bounds)
-        if all(self._fits(layers, option) for option in options):
-            self._settled.add(layers)
+            self._bounds = (
+                [_layer_splits(splits, shape) for shape in self._situation.shapes],
+                splits.rows(self._row_bytes, None, none),
+            )
+        of_shapes, all_rows = self._bounds
+        ways = [_Layers(0.0, 0.0, ())]
+        for count, own in zip(counts, of_shapes, strict=True):
+            ways = self._some(
+                _undominated(way.with_layers(count, each) for way in ways for each in own)
+            )
+        options = _undominated(
+            self._option(splits, counts, way, rows) for way in ways for rows in all_rows
+        )
+        if all(self._fits(counts, option) for option in options):
+            self._settled.add(counts)
         return self._thinned(options)
 
-    def _fits(self, layers: int, option: Option) -> bool:
+    def _fits(self, counts: Counts, option: Option) -> bool:
         """Whether memory suffices and nobody is idle."""
-        left = self._left(layers, option.heads, option.columns)
-        for room, *counts in zip(left, option.rows, option.heads, option.columns, strict=True):
-            if counts[0] * self._row_bytes > room or not any(counts):
+        left = self._rooms(counts)
+        for (shape, count), own in zip(self._shapes(counts), option.layers, strict=True):
+            left = self._left(left, shape, count, own.heads, own.columns)
+        for rank, (room, rows) in enumerate(zip(left, option.rows, strict=True)):
+            is_idle = not rows and not any(
+                own.heads[rank] or own.columns[rank] for own in option.layers
+            )
+            if rows * self._row_bytes > room or is_idle:
                 return False
         return True
 
-    def _left(self, layers: int, heads: Sequence[int], columns: Sequence[int]) -> list[int]:
-        """Bytes of each device beside its heads and columns."""
-        model, cost = self._situation.model, self._head_bytes(layers)
-        held = kv_of(heads, kv_counts(model.num_heads, model.num_kv_heads))
+    def _left(
+        self,
+        rooms: Sequence[int],
+        shape: LayerFacts,
+        count: int,
+        heads: Sequence[int],
+        columns: Sequence[int],
+    ) -> list[int]:
+        """Bytes of each device beside these heads and columns of so many layers."""
+        cost = self._head_bytes(shape, count)
+        held = kv_of(heads, kv_counts(shape.num_heads, shape.num_kv_heads))
         return [
-            room - int(cost.of(count, kv)) - layers * size * model.ffn_column_bytes
-            for room, count, kv, size in zip(self._rooms(layers), heads, held, columns, strict=True)
+            room - int(cost.of(own, kv)) - count * size * shape.ffn_column_bytes
+            for room, own, kv, size in zip(rooms, heads, held, columns, strict=True)
         ]
 
-    def _fitting(self, splits: GroupSplits, layers: int) -> list[Option]:
+    def _fitting(self, splits: GroupSplits, counts: Counts) -> list[Option]:
         """Heads first, then columns, then rows, each within the room that is left.
 
         Where the splits of heads and columns are few, all are tried and nothing is missed. Of many,
         heads and columns take what they need and rows what is left; if that fails, heads take as
-        few bytes as they can.
+        few bytes as they can. Layers of several shapes have many, so that some are missed.
         """
-        nbytes, rooms = self._head_bytes(layers), self._rooms(layers)
-        options = list(self._filled(splits, layers, splits.heads(nbytes, rooms, every=True)))
-        return options or list(self._filled(splits, layers, splits.frugal_heads(nbytes, rooms)))
+        options = list(self._filled(splits, counts, frugal=False))
+        return options or list(self._filled(splits, counts, frugal=True))
 
-    def _filled(
-        self, splits: GroupSplits, layers: int, heads_splits: Iterable[Split]
-    ) -> Iterator[Option]:
-        column_bytes = layers * self._situation.model.ffn_column_bytes
-        none = [0] * len(self._group)
-        for heads in heads_splits:
-            left = self._left(layers, heads.counts, none)
-            if min(left) < 0:
-                continue
-            for columns in splits.columns(column_bytes, left, every=True):
-                rest = self._left(layers, heads.counts, columns.counts)
-                idle = [
-                    int(not (count or size))
-                    for count, size in zip(heads.counts, columns.counts, strict=True)
-                ]
-                for rows in splits.rows(self._row_bytes, rest, idle):
-                    yield self._option(splits, layers, (heads, columns, rows))
+    def _filled(self, splits: GroupSplits, counts: Counts, *, frugal: bool) -> Iterator[Option]:
+        none = (0,) * len(self._group)
+        states: list[tuple[tuple[LayerSplit, ...], list[int]]] = [((), self._rooms(counts))]
+        for shape, count in self._shapes(counts):
+            nbytes = self._head_bytes(shape, count)
+            found = []
+            for layers, rooms in states:
+                for heads in splits.heads(shape, nbytes, rooms, every=not frugal, frugal=frugal):
+                    left = self._left(rooms, shape, count, heads.counts, none)
+                    if min(left) >= 0:
+                        own = LayerSplit(heads.decode_s, heads.chunk_s, heads.counts, none)
+                        found.append(((*layers, own), left))
+            states = self._some(found)
+        for number, (shape, count) in enumerate(self._shapes(counts)):
+            column_bytes = count * shape.ffn_column_bytes
+            found = []
+            for layers, rooms in states:
+                for columns in splits.columns(shape, column_bytes, rooms, every=True):
+                    whole = layers[number].with_columns(columns)
+                    left = self._left(rooms, shape, count, none, columns.counts)
+                    found.append(((*layers[:number], whole, *layers[number + 1 :]), left))
+            states = self._some(found)
+        for layers, rooms in states:
+            idle = [
+                int(not any(own.heads[rank] or own.columns[rank] for own in layers))
+                for rank in range(len(self._group))
+            ]
+            way = _Layers(0.0, 0.0, ())
+            for count, own in zip(counts, layers, strict=True):
+                way = way.with_layers(count, own)
+            for rows in splits.rows(self._row_bytes, rooms, idle):
+                yield self._option(splits, counts, way, rows)
 
-    def _option(self, splits: GroupSplits, layers: int, parts: _Parts) -> Option:
-        heads, columns, rows = parts
+    def _option(self, splits: GroupSplits, counts: Counts, way: _Layers, rows: Split) -> Option:
+        layers = sum(counts)
         return Option(
-            layers * (heads.decode_s + columns.decode_s)
-            + rows.decode_s
-            + splits.fixed_s(layers, is_chunk=False),
-            layers * (heads.chunk_s + columns.chunk_s)
-            + rows.chunk_s
-            + splits.fixed_s(layers, is_chunk=True),
-            heads.counts,
-            columns.counts,
+            way.decode_s + rows.decode_s + splits.fixed_s(layers, is_chunk=False),
+            way.chunk_s + rows.chunk_s + splits.fixed_s(layers, is_chunk=True),
+            way.splits,
             rows.counts,
         )
+
+    def _some(self, ways: list[_Way]) -> list[_Way]:
+        """All of them where layers have one shape, else some from first to last."""
+        if len(self._situation.shapes) == 1 or len(ways) <= _WAYS_KEPT:
+            return ways
+        last = len(ways) - 1
+        return [ways[index * last // (_WAYS_KEPT - 1)] for index in range(_WAYS_KEPT)]
 
     def _thinned(self, options: list[Option]) -> list[Option]:
         if self._situation.num_chunks == 1:
@@ -209,9 +285,18 @@ class StageOptions:
         return [options[index * last // (_OPTIONS_KEPT - 1)] for index in range(_OPTIONS_KEPT)]
 
 
-def _undominated(options: Iterable[Option]) -> list[Option]:
-    kept: list[Option] = []
-    for option in sorted(options, key=lambda one: (one.decode_s, one.chunk_s)):
-        if not kept or option.chunk_s < kept[-1].chunk_s:
-            kept.append(option)
+def _layer_splits(splits: GroupSplits, shape: LayerFacts) -> list[LayerSplit]:
+    """Where memory is endless."""
+    return _undominated(
+        LayerSplit(heads.decode_s, heads.chunk_s, heads.counts, ()).with_columns(columns)
+        for heads in splits.heads(shape, HeadCost(0, 0, 0, 0), None)
+        for columns in splits.columns(shape, shape.ffn_column_bytes, None)
+    )
+
+
+def _undominated(ways: Iterable[_Timed]) -> list[_Timed]:
+    kept: list[_Timed] = []
+    for way in sorted(ways, key=lambda one: (one.decode_s, one.chunk_s)):
+        if not kept or way.chunk_s < kept[-1].chunk_s:
+            kept.append(way)
     return kept

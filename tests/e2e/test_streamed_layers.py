@@ -93,7 +93,7 @@ def test_a_model_larger_than_memory_reads_layers_from_disk(
         for told, stream in wanted:
             caplog.clear()
             with tight.load(MODEL, context_tokens=64, stream=stream) as model:
-                ((shard,),) = (stage.shards for stage in model.plan.stages)
+                ((shard,),) = (stage.slices for stage in model.plan.stages)
                 assert shard.streamed_layers > 3
                 assert model.proposal.rows[0].memory.total <= 0.7 * needed_bytes
                 assert model.generate("Once", max_new_tokens=NEW_TOKENS).token_ids == expected

@@ -182,7 +182,7 @@ def test_codes_and_streamed_layers_move_as_well(
     def on(device: str) -> Plan:
         plan = on_devices(checkpoint, 1)
         (stage,) = plan.stages
-        (shard,) = stage.shards
+        (shard,) = stage.slices
         shard = replace(shard, device=device, streamed_layers=streamed)
         return replace(plan, stages=(replace(stage, shards=(shard,)),))
 

@@ -20,6 +20,7 @@ from partition import (
     check_fit,
 )
 from tests.property.plan_situations import Situation, whole_bytes
+from tests.support.facts import facts_of, plain_facts
 
 
 def seconds(least: float, most: float) -> st.SearchStrategy[float]:
@@ -48,13 +49,12 @@ def rates(draw: st.DrawFn) -> ComputeRates:
 @st.composite
 def small_models(draw: st.DrawFn, *, most_layers: int = 3) -> ModelFacts:
     num_kv_heads = draw(st.sampled_from((1, 2)))
-    return ModelFacts(
+    return plain_facts(
         name="small",
         num_layers=draw(st.integers(1, most_layers)),
         hidden_size=draw(st.sampled_from((8, 6000))),
         num_heads=num_kv_heads * draw(st.integers(1, 2)),
         num_kv_heads=num_kv_heads,
-        head_size=16,
         ffn_columns=draw(st.sampled_from((2, 3, 5))),
         vocab_size=draw(st.integers(3, 4)),
         tied_embeddings=False,
@@ -145,8 +145,10 @@ def _shared(
         ways.append(
             [
                 Stage(layers=range(*bounds), shards=shards)
-                for heads in ranges(model.num_heads, len(group))
-                for columns in ranges(model.ffn_columns, len(group), model.column_multiple)
+                for heads in ranges(facts_of(model).num_heads, len(group))
+                for columns in ranges(
+                    facts_of(model).ffn_columns, len(group), model.column_multiple
+                )
                 for rows in ranges(vocab, len(group))
                 if all(map(any, zip(heads, columns, rows, strict=True)))
                 for shards in [

@@ -16,6 +16,7 @@ from partition import (
     Workload,
     choose,
 )
+from tests.support.facts import plain_facts
 
 Situation = tuple[ModelFacts, ClusterSpec, Workload]
 
@@ -27,13 +28,12 @@ PLANS = settings(max_examples=150)
 def models(draw: st.DrawFn, *, most_layers: int = 9) -> ModelFacts:
     num_kv_heads = draw(st.integers(1, 5))
     weights = st.one_of(st.just(0), st.integers(1, 50))
-    return ModelFacts(
+    return plain_facts(
         name=draw(st.text("mödel-/ 7", min_size=1, max_size=8)),
         num_layers=draw(st.integers(1, most_layers)),
         hidden_size=draw(st.integers(1, 99)),
         num_heads=num_kv_heads * draw(st.integers(1, 4)),
         num_kv_heads=num_kv_heads,
-        head_size=draw(st.integers(1, 17)),
         ffn_columns=draw(st.integers(1, 100)),
         vocab_size=draw(st.integers(8, 200)),
         tied_embeddings=draw(st.booleans()),
@@ -59,13 +59,15 @@ workloads = st.builds(
 def whole_bytes(model: ModelFacts, workload: Workload) -> int:
     """The model on one device, counted head by head and layer by layer."""
     tokens = (workload.prompt_tokens + workload.output_tokens) * workload.concurrency
-    layer = model.layer_bytes + model.ffn_columns * model.ffn_column_bytes
-    layer += sum(model.query_head_bytes for _ in range(model.num_heads))
-    layer += sum(
-        model.kv_head_bytes + tokens * model.kv_bytes_per_token for _ in range(model.num_kv_heads)
-    )
-    rows = model.embedding_row_bytes + model.head_row_bytes
-    return model.num_layers * layer + model.vocab_size * rows
+    whole = model.vocab_size * (model.embedding_row_bytes + model.head_row_bytes)
+    for layer in map(model.kinds.__getitem__, model.layers):
+        whole += layer.layer_bytes + layer.ffn_columns * layer.ffn_column_bytes
+        whole += sum(layer.query_head_bytes for _ in range(layer.num_heads))
+        whole += sum(
+            layer.kv_head_bytes + tokens * layer.kv_bytes_per_token
+            for _ in range(layer.num_kv_heads)
+        )
+    return whole
 
 
 @st.composite

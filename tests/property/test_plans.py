@@ -34,6 +34,7 @@ from tests.property.plan_situations import (
     with_more,
     workloads,
 )
+from tests.support.facts import facts_of
 
 
 @PLANS
@@ -98,17 +99,19 @@ def test_memory_adds_up_to_the_model_and_what_is_held_more_than_once(
     model, _, workload = situation
     plan = solved(situation, parallel)
     tokens = (workload.prompt_tokens + workload.output_tokens) * workload.concurrency
-    kv_head = model.kv_head_bytes + tokens * model.kv_bytes_per_token
+    kv_head = facts_of(model).kv_head_bytes + tokens * facts_of(model).kv_bytes_per_token
     twice = 0
     for stage in plan.stages:
         held = [
             head
-            for shard in stage.shards
-            for head in kv_heads(shard.heads, model.num_heads, model.num_kv_heads)
+            for shard in stage.slices
+            for head in kv_heads(
+                shard.heads, facts_of(model).num_heads, facts_of(model).num_kv_heads
+            )
         ]
-        assert set(held) == set(range(model.num_kv_heads))
-        twice += len(stage.layers) * (len(held) - model.num_kv_heads) * kv_head
-        twice += len(stage.layers) * (len(stage.shards) - 1) * model.layer_bytes
+        assert set(held) == set(range(facts_of(model).num_kv_heads))
+        twice += len(stage.layers) * (len(held) - facts_of(model).num_kv_heads) * kv_head
+        twice += len(stage.layers) * (len(stage.shards) - 1) * facts_of(model).layer_bytes
     use = memory_use(plan, model, workload)
     assert sum(one.total for one in use.values()) == whole_bytes(model, workload) + twice
 
@@ -126,10 +129,11 @@ def pipeline_fits(
 ) -> bool:
     tokens = workload.context_tokens * workload.concurrency
     layer = (
-        model.num_heads * model.query_head_bytes
-        + model.num_kv_heads * (model.kv_head_bytes + tokens * model.kv_bytes_per_token)
-        + model.ffn_columns * model.ffn_column_bytes
-        + model.layer_bytes
+        facts_of(model).num_heads * facts_of(model).query_head_bytes
+        + facts_of(model).num_kv_heads
+        * (facts_of(model).kv_head_bytes + tokens * facts_of(model).kv_bytes_per_token)
+        + facts_of(model).ffn_columns * facts_of(model).ffn_column_bytes
+        + facts_of(model).layer_bytes
     )
     needed = [count * layer for count in counts]
     needed[0] += model.vocab_size * model.embedding_row_bytes
@@ -207,10 +211,10 @@ def test_tensor_follows_threads_when_memory_is_plenty(
         )
     )
     (stage,) = choose(model, cluster, workload, parallel="tensor").plan.stages
-    for shard, count in zip(stage.shards, threads, strict=True):
+    for shard, count in zip(stage.slices, threads, strict=True):
         quota = Fraction(count, sum(threads))
         # Largest remainders: off by less than one unit, by the rest of columns at the end, and by
         # the row that keeps a device from standing idle (which another one gives).
         assert abs(len(shard.vocab) - quota * model.vocab_size) < len(threads) + 1
-        off = abs(len(shard.ffn_columns) - quota * model.ffn_columns)
+        off = abs(len(shard.ffn_columns) - quota * facts_of(model).ffn_columns)
         assert off < 2 * model.column_multiple + 1

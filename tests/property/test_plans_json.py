@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from partition import ModelFacts, Parallel, Plan, PlanError
 from tests.property.plan_situations import PLANS, Situation, parallels, situations, solved
+from tests.support.facts import facts_of
 
 
 @PLANS
@@ -89,14 +90,14 @@ def check_everything_is_covered(plan: Plan, model: ModelFacts) -> None:
     layers = [layer for stage in plan.stages for layer in stage.layers]
     assert layers == list(range(model.num_layers))
     for stage in plan.stages:
-        assert [head for shard in stage.shards for head in shard.heads] == list(
-            range(model.num_heads)
+        assert [head for shard in stage.slices for head in shard.heads] == list(
+            range(facts_of(model).num_heads)
         )
-        assert [column for shard in stage.shards for column in shard.ffn_columns] == list(
-            range(model.ffn_columns)
+        assert [column for shard in stage.slices for column in shard.ffn_columns] == list(
+            range(facts_of(model).ffn_columns)
         )
         outer = stage in (plan.stages[0], plan.stages[-1])
-        assert [row for shard in stage.shards for row in shard.vocab] == list(
+        assert [row for shard in stage.slices for row in shard.vocab] == list(
             range(model.vocab_size if outer else 0)
         )
     assert len(set(plan.devices)) == len(plan.devices)

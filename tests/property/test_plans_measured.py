@@ -22,6 +22,7 @@ from partition import (
 from partition.cost.messages import Network
 from tests.property.measured_situations import every_plan, measured_situations, rates, scaled
 from tests.property.plan_situations import Situation, parallels, with_more
+from tests.support.facts import facts_of
 
 NEARLY_ONE = 1 + 1e-9
 """Times that are added up in another order differ by less."""
@@ -91,15 +92,16 @@ def check_cover(plan: Plan, situation: Situation) -> None:
         own = [row for row in rows if row.stage == number]
         has_vocab = number in (0, len(plan.stages) - 1)
         for parts, whole in (
-            ([row.heads for row in own], model.num_heads),
-            ([row.ffn_columns for row in own], model.ffn_columns),
+            ([row.held[0].heads for row in own], facts_of(model).num_heads),
+            ([row.held[0].ffn_columns for row in own], facts_of(model).ffn_columns),
             ([row.vocab for row in own], model.vocab_size if has_vocab else 0),
         ):
             assert [index for part in parts for index in part] == [*range(whole)]
-        held = [head for row in own for head in row.kv_heads]
+        held = [head for row in own for head in row.held[0].kv_heads]
         assert len(stage.shards) == len(own)
-        assert set(held) == {*range(model.num_kv_heads)}
-        assert len(held) - sum(row.kv_copies for row in own) == model.num_kv_heads
+        assert set(held) == {*range(facts_of(model).num_kv_heads)}
+        copies = sum(row.held[0].kv_copies for row in own)
+        assert len(held) - copies == facts_of(model).num_kv_heads
 
 
 def check_choice(choice: Choice, situation: Situation) -> None:

@@ -6,7 +6,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from offload import is_streamed
-from partition.fit.memory import WINDOW_LAYERS
+from partition.plan.shard import WINDOW_LAYERS
 
 PASSES = 12
 """Until each pass takes as long as the one before."""

@@ -53,7 +53,7 @@ def streaming(plan: Plan, count: int) -> Plan:
                 stage,
                 shards=tuple(
                     replace(shard, streamed_layers=min(count, len(stage.layers)))
-                    for shard in stage.shards
+                    for shard in stage.slices
                 ),
             )
             for stage in plan.stages

@@ -111,10 +111,10 @@ class IntegerReferenceModel(ReferenceModel):
         self._block_size = block_size
         self._cuts: dict[str, tuple[int, ...]] = {}
         for stage in plan.stages:
-            columns = tuple(shard.ffn_columns.stop for shard in stage.shards)
+            columns = tuple(shard.ffn_columns.stop for shard in stage.slices)
             for layer in stage.layers:
                 size = self.spec.layer(layer).mixer.head_size
-                heads = tuple(shard.heads.stop * size for shard in stage.shards)
+                heads = tuple(shard.heads.stop * size for shard in stage.slices)
                 self._cuts[f"model.layers.{layer}.self_attn.o_proj"] = heads
                 self._cuts[f"model.layers.{layer}.mlp.down_proj"] = columns
 

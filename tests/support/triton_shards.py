@@ -18,7 +18,7 @@ from edge.backends.interface import ShardWeights, StageProgram
 from edge.coordinator.shipping import describe_shard
 from edge.protocol.step import Step, StepEntry, StepLimits
 from edge.weights.checkpoint import Checkpoint
-from edge.weights.formats import WeightFormat, kv_bits, weight_format
+from edge.weights.formats import WeightFormat, WeightSource, kv_bits, weight_format
 from edge.weights.layout import ShardLayout, shard_layout
 from offload import DerivedCache, KVTier, padded
 from partition import Plan
@@ -150,24 +150,33 @@ def shard_weights(
     path = folder / f"{stage}-{rank}"
     with Checkpoint.open(checkpoint.path) as opened:
         source = opened.source(chosen, cache_root=folder, on_progress=lambda _: None)
-        shipment = describe_shard(
-            layout,
-            source,
-            chosen,
-            fingerprint=f"{checkpoint.path} {chosen} {plan}",
-            cache_root=folder,
-            on_progress=lambda _done, _total: None,
-        )
-        manifest = shipment.manifest
-        wanted = frozenset(piece.digest for _, piece in manifest.placements())
-        pieces = {digest: bytes(data) for digest, data in shipment.pieces(wanted)}
+        fingerprint = f"{checkpoint.path} {chosen} {plan}"
+        weights = shipped(layout, source, chosen, path, fingerprint=fingerprint)
         source.close()
+    return layout, weights
+
+
+def shipped(
+    layout: ShardLayout, source: WeightSource, chosen: WeightFormat, path: Path, *, fingerprint: str
+) -> ShardWeights:
+    """What a peer would have been sent of the source, as the file `path`."""
+    shipment = describe_shard(
+        layout,
+        source,
+        chosen,
+        fingerprint=fingerprint,
+        cache_root=path.parent,
+        on_progress=lambda _done, _total: None,
+    )
+    manifest = shipment.manifest
+    wanted = frozenset(piece.digest for _, piece in manifest.placements())
+    pieces = {digest: bytes(data) for digest, data in shipment.pieces(wanted)}
     with path.open("wb") as file:
         file.truncate(manifest.total_bytes)
         for offset, piece in manifest.placements():
             file.seek(offset)
             file.write(pieces[piece.digest])
-    return layout, ShardWeights(path=path, manifest=manifest)
+    return ShardWeights(path=path, manifest=manifest)
 
 
 def chunk(request: str, tokens: Sequence[int], position: int = 0, rows: int | None = None) -> Step:

@@ -301,7 +301,7 @@ def run_window(case: Case, setting: Setting) -> tuple[list[Metric], str]:
 def all_streamed(plan: Plan) -> Plan:
     """A plan for one device with every layer on disk. Its device goes by name, then by any."""
     (stage,) = plan.stages
-    (shard,) = stage.shards
+    (shard,) = stage.slices
     shard = dataclasses.replace(shard, device="window", streamed_layers=len(stage.layers))
     return dataclasses.replace(plan, stages=(dataclasses.replace(stage, shards=(shard,)),))
 

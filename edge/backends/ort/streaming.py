@@ -38,7 +38,7 @@ from offload import (
     StoreCorruptError,
     WeightStreamer,
 )
-from partition.fit.memory import WINDOW_LAYERS
+from partition.plan.shard import WINDOW_LAYERS
 
 Options = Callable[[], ort.SessionOptions]
 

@@ -25,8 +25,8 @@ from offload import (
     is_streamed,
     padded,
 )
-from partition.fit.memory import WINDOW_LAYERS
 from partition.fit.tiers import WeightTiers, weight_tiers
+from partition.plan.shard import WINDOW_LAYERS
 
 _LEAST_WINDOW = 2
 """Of what WeightStreamer takes, where everything stays in the host's memory."""

@@ -103,5 +103,6 @@ def test_kv_heads_that_are_held_again_are_marked(
     assert "0–5, 1 KV again" in shown
     assert "6–7, 1 KV again" in shown
     devices = plan_as_json(made, explain=False)["devices"]
-    assert [row["kv_heads"] for row in devices] == [[0, 0, 1], [1], [0, 1]]
-    assert [row["kv_copies"] for row in devices] == [1, 1, 0]
+    kinds = [row["kinds"][0] for row in devices]
+    assert [kind["kv_heads"] for kind in kinds] == [[0, 0, 1], [1], [0, 1]]
+    assert [kind["kv_copies"] for kind in kinds] == [1, 1, 0]

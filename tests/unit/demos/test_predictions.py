@@ -29,19 +29,18 @@ from partition import (
     DeviceSpec,
     Estimate,
     LinkSpec,
-    ModelFacts,
     Plan,
     Workload,
     describe_plan_in_words,
 )
+from tests.support.facts import facts_of, plain_facts
 
-MODEL = ModelFacts(
+MODEL = plain_facts(
     name="small",
     num_layers=6,
     hidden_size=256,
     num_heads=8,
     num_kv_heads=4,
-    head_size=32,
     ffn_columns=1024,
     vocab_size=4096,
     tied_embeddings=False,
@@ -154,10 +153,12 @@ class TestShares:
         found = shares(proposal(2, 1))
         assert found is not None
         (by_speed,), (equal,) = found.by_speed.plan.stages, found.equal.plan.stages
-        columns = [len(shard.ffn_columns) for shard in by_speed.shards]
+        columns = [len(shard.ffn_columns) for shard in by_speed.slices]
         assert max(columns) > 1.5 * min(columns)
-        assert {len(shard.ffn_columns) for shard in equal.shards} == {MODEL.ffn_columns // 2}
-        assert {len(shard.heads) for shard in equal.shards} == {MODEL.num_heads // 2}
+        assert {len(shard.ffn_columns) for shard in equal.slices} == {
+            facts_of(MODEL).ffn_columns // 2
+        }
+        assert {len(shard.heads) for shard in equal.slices} == {facts_of(MODEL).num_heads // 2}
         assert found.by_speed.predicted.token_s < found.equal.predicted.token_s
 
     def test_there_are_none_where_memory_is_short(self) -> None:

@@ -1,6 +1,5 @@
 """Plans for devices one can picture, and what is said when there is none."""
 
-import dataclasses
 import itertools
 
 import pytest
@@ -9,7 +8,6 @@ from partition import (
     CapacityError,
     ClusterSpec,
     DeviceSpec,
-    ModelFacts,
     Plan,
     PlanError,
     Workload,
@@ -19,15 +17,15 @@ from partition import (
     kv_heads,
     memory_use,
 )
+from tests.support.facts import changed_facts, plain_facts
 
 # A layer weighs 1,000 bytes in all (80 heads, 120 KV heads and cache, 768 columns, 32 the rest).
-MODEL = ModelFacts(
+MODEL = plain_facts(
     name="tiny",
     num_layers=12,
     hidden_size=64,
     num_heads=8,
     num_kv_heads=2,
-    head_size=8,
     ffn_columns=96,
     vocab_size=100,
     tied_embeddings=False,
@@ -56,12 +54,12 @@ def cluster(*sizes: tuple[int, int]) -> ClusterSpec:
 
 
 def layers(plan: Plan) -> list[tuple[str, int]]:
-    return [(stage.shards[0].device, len(stage.layers)) for stage in plan.stages]
+    return [(stage.slices[0].device, len(stage.layers)) for stage in plan.stages]
 
 
 def heads(plan: Plan) -> list[int]:
     (stage,) = plan.stages
-    return [len(shard.heads) for shard in stage.shards]
+    return [len(shard.heads) for shard in stage.slices]
 
 
 def test_one_device_alone_when_it_can_hold_everything() -> None:
@@ -132,11 +130,11 @@ def test_pipeline_uses_every_device(
 
 def test_pipeline_puts_the_vocabulary_at_the_ends() -> None:
     plan = choose(MODEL, cluster(*[(20_000, 1)] * 3), WORKLOAD, parallel="pipeline").plan
-    assert [len(stage.shards[0].vocab) for stage in plan.stages] == [100, 0, 100]
+    assert [len(stage.slices[0].vocab) for stage in plan.stages] == [100, 0, 100]
 
 
 def test_pipeline_says_when_there_are_more_devices_than_layers() -> None:
-    short = dataclasses.replace(MODEL, num_layers=2)
+    short = changed_facts(MODEL, num_layers=2)
     with pytest.raises(PlanError, match=r"3 devices cannot each hold a layer.*Use at most 2"):
         choose(short, cluster(*[(20_000, 1)] * 3), WORKLOAD, parallel="pipeline")
     assert (
@@ -149,13 +147,13 @@ def test_tensor_gives_equal_devices_equal_whole_groups() -> None:
     plan = choose(MODEL, cluster((20_000, 4), (20_000, 4)), WORKLOAD, parallel="tensor").plan
     (stage,) = plan.stages
     assert stage.layers == range(12)
-    assert [shard.heads for shard in stage.shards] == [range(4), range(4, 8)]
-    assert [shard.ffn_columns for shard in stage.shards] == [range(64), range(64, 96)]
-    assert [shard.vocab for shard in stage.shards] == [range(50), range(50, 100)]
+    assert [shard.heads for shard in stage.slices] == [range(4), range(4, 8)]
+    assert [shard.ffn_columns for shard in stage.slices] == [range(64), range(64, 96)]
+    assert [shard.vocab for shard in stage.slices] == [range(50), range(50, 100)]
 
 
 def test_tensor_follows_threads_in_whole_groups() -> None:
-    wide = dataclasses.replace(MODEL, num_heads=32, num_kv_heads=8)
+    wide = changed_facts(MODEL, num_heads=32, num_kv_heads=8)
     plan = choose(
         wide, cluster((10**6, 1), (10**6, 2), (10**6, 5)), WORKLOAD, parallel="tensor"
     ).plan
@@ -167,7 +165,7 @@ def test_tensor_follows_threads_in_whole_groups() -> None:
 def test_tensor_cuts_through_groups_when_there_are_more_devices_than_kv_heads() -> None:
     plan = choose(MODEL, cluster(*[(20_000, 1)] * 4), WORKLOAD, parallel="tensor").plan
     assert heads(plan) == [2, 2, 2, 2]
-    held = [kv_heads(shard.heads, 8, 2) for shard in plan.stages[0].shards]
+    held = [kv_heads(shard.heads, 8, 2) for shard in plan.stages[0].slices]
     assert held == [(0,), (0,), (1,), (1,)]
 
 
@@ -182,7 +180,7 @@ def test_tensor_leaves_devices_without_heads_when_there_are_more_devices_than_he
 
 def test_a_slow_device_still_gets_something() -> None:
     plan = choose(MODEL, cluster((20_000, 1000), (20_000, 1)), WORKLOAD, parallel="tensor").plan
-    slow = plan.stages[0].shards[1]
+    slow = plan.stages[0].slices[1]
     assert (len(slow.heads), len(slow.ffn_columns), len(slow.vocab)) == (0, 0, 1)
 
 
@@ -198,10 +196,10 @@ def test_tensor_shares_follow_memory_where_it_is_short() -> None:
 
 def test_tensor_shares_every_kind_of_slice_by_the_same_measure() -> None:
     # The fast device holds some of everything rather than all heads and nothing else.
-    wide = dataclasses.replace(MODEL, ffn_columns=960, ffn_column_bytes=1, vocab_size=1000)
+    wide = changed_facts(MODEL, ffn_columns=960, ffn_column_bytes=1, vocab_size=1000)
     whole = memory_use(choose(wide, cluster((10**6, 1)), WORKLOAD).plan, wide, WORKLOAD)["a"].total
     plan = choose(wide, cluster((whole // 2, 8), (10**6, 1)), WORKLOAD, parallel="tensor").plan
-    fast = plan.stages[0].shards[0]
+    fast = plan.stages[0].slices[0]
     assert len(fast.heads) == 4
     assert 384 <= len(fast.ffn_columns) <= 480
     assert 400 <= len(fast.vocab) <= 500
@@ -218,16 +216,16 @@ def test_tensor_gives_up_even_loads_where_memory_is_tight() -> None:
 
 
 def test_tensor_with_a_rest_of_columns_uses_the_last_byte() -> None:
-    odd = dataclasses.replace(MODEL, ffn_columns=90, kv_bytes_per_token=0)
+    odd = changed_facts(MODEL, ffn_columns=90, kv_bytes_per_token=0)
     exact = 12 * (80 + 20 + 720 + 32) + 600
     plan = choose(odd, cluster((exact, 1)), WORKLOAD, parallel="tensor").plan
-    assert plan.stages[0].shards[0].ffn_columns == range(90)
+    assert plan.stages[0].slices[0].ffn_columns == range(90)
     with pytest.raises(CapacityError):
         choose(odd, cluster((exact - 1, 1)), WORKLOAD, parallel="tensor")
 
 
 def test_tensor_says_when_there_are_more_devices_than_anything() -> None:
-    small = dataclasses.replace(MODEL, vocab_size=2)
+    small = changed_facts(MODEL, vocab_size=2)
     with pytest.raises(PlanError, match=r"vocabulary of 2 is too small\. Use at most 2"):
         choose(small, cluster(*[(20_000, 1)] * 3), WORKLOAD, parallel="tensor")
 

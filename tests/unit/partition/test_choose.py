@@ -22,6 +22,7 @@ from partition import (
     describe_plan_in_words,
 )
 from partition.cost.messages import NO_LINK_S
+from tests.support.facts import plain_facts
 
 GIB = 2**30
 GIGABIT = (0.2e-3, 117e6)
@@ -39,13 +40,12 @@ def llama(
     """4-bit weights, packed to 6 bits."""
     head_size = hidden_size // num_heads
     head_bytes = 2 * head_size * hidden_size * 3 // 4
-    return ModelFacts(
+    return plain_facts(
         name="llama",
         num_layers=num_layers,
         hidden_size=hidden_size,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
-        head_size=head_size,
         ffn_columns=ffn_columns,
         vocab_size=vocab,
         tied_embeddings=False,
@@ -132,7 +132,7 @@ def test_over_a_fast_link_two_devices_share_every_layer() -> None:
 
 def test_shares_follow_the_rates() -> None:
     devices = cluster((4, 10e9), (4, 30e9), link=CABLE)
-    shards = choose(SMALL, devices, Workload()).plan.stages[0].shards
+    shards = choose(SMALL, devices, Workload()).plan.stages[0].slices
     columns = {shard.device: len(shard.ffn_columns) for shard in shards}
     assert columns["01"] == pytest.approx(3 * columns["00"], rel=0.05)
 
@@ -248,7 +248,7 @@ def test_whoever_samples_must_reach_every_device() -> None:
     choice = choose(SMALL, apart, Workload(prompt_tokens=32, output_tokens=8), parallel="pipeline")
     assert len(choice.plan.devices) == 4
     check_links(choice.plan, apart)
-    assert choice.plan.stages[-1].shards[0].device not in ("01", "03")
+    assert choice.plan.stages[-1].slices[0].device not in ("01", "03")
 
 
 def test_reading_from_disk_is_looked_at_beside_devices_that_were_not_measured() -> None:

@@ -10,20 +10,19 @@ import pytest
 from partition import (
     ClusterSpec,
     DeviceSpec,
-    ModelFacts,
     Plan,
     PlanError,
     Shard,
     Stage,
 )
+from tests.support.facts import plain_facts
 
-MODEL = ModelFacts(
+MODEL = plain_facts(
     name="tiny",
     num_layers=6,
     hidden_size=64,
     num_heads=8,
     num_kv_heads=2,
-    head_size=8,
     ffn_columns=96,
     vocab_size=100,
     tied_embeddings=True,

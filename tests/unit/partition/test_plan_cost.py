@@ -11,7 +11,6 @@ from partition import (
     DeviceSpec,
     Estimate,
     LinkSpec,
-    ModelFacts,
     PartitionError,
     Plan,
     Shard,
@@ -21,15 +20,15 @@ from partition import (
 )
 from partition.cost.messages import UNKNOWN_LINK, UNKNOWN_LOCAL_LINK, Network
 from partition.cost.pace import expected_maximum
+from tests.support.facts import changed_facts, facts_of, plain_facts
 
 # Bytes of a layer: 4 heads x 10, 2 KV heads x 5, 8 columns x 10, 20 the rest: 150.
-MODEL = ModelFacts(
+MODEL = plain_facts(
     name="m",
     num_layers=3,
     hidden_size=1000,
     num_heads=4,
     num_kv_heads=2,
-    head_size=16,
     ffn_columns=8,
     vocab_size=10,
     tied_embeddings=False,
@@ -182,14 +181,14 @@ def test_slices_have_a_cost_of_their_own_for_a_byte_and_one_that_is_fixed() -> N
 
 
 def test_a_slice_of_nothing_has_no_operators() -> None:
-    first, second = SPLIT.stages[0].shards
+    first, second = SPLIT.stages[0].slices
     lazy = replace(
         SPLIT.stages[0],
         shards=(
-            replace(first, heads=range(MODEL.num_heads), ffn_columns=range(0)),
+            replace(first, heads=range(facts_of(MODEL).num_heads), ffn_columns=range(0)),
             replace(
-                second, heads=range(MODEL.num_heads, MODEL.num_heads),
-                ffn_columns=range(MODEL.ffn_columns),
+                second, heads=range(facts_of(MODEL).num_heads, facts_of(MODEL).num_heads),
+                ffn_columns=range(facts_of(MODEL).ffn_columns),
             ),
         ),
     )  # fmt: skip
@@ -288,7 +287,7 @@ def test_hops_between_stages_and_back() -> None:
 
 
 def test_numbers_that_travel_rounded_take_less_of_a_link() -> None:
-    rounded = replace(MODEL, wire_number_bytes=2.0)
+    rounded = changed_facts(MODEL, wire_number_bytes=2.0)
     network = cluster(RATES, RATES, latency_s=0.5, bytes_per_s=1000)
     assert seconds(estimate(SPLIT, rounded, network, WORKLOAD), "reduce") == pytest.approx(7 * 2.5)
     found = estimate(CHAIN, rounded, network, WORKLOAD)

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from partition import ClusterSpec, DeviceSpec, LinkSpec, ModelFacts, Workload
+from partition import ClusterSpec, DeviceSpec, LinkSpec, Workload
+from tests.support.facts import changed_facts, plain_facts
 
-MODEL = ModelFacts(
+MODEL = plain_facts(
     name="tiny",
     num_layers=4,
     hidden_size=64,
     num_heads=8,
     num_kv_heads=2,
-    head_size=8,
     ffn_columns=96,
     vocab_size=100,
     tied_embeddings=False,
@@ -105,13 +105,13 @@ def test_cluster_without_a_device_loses_its_links_and_keeps_the_rest() -> None:
         ({"num_layers": 0}, "num_layers of model 'tiny' must be 1 or more"),
         ({"vocab_size": 0}, "vocab_size"),
         ({"column_multiple": 0}, "column_multiple"),
-        ({"kv_bytes_per_token": -1}, "kv_bytes_per_token of model 'tiny' must be 0 or more"),
+        ({"kv_bytes_per_token": -1}, "kv_bytes_per_token of a layer must be 0 or more"),
         ({"num_kv_heads": 3}, "8 query heads, which 3 KV heads cannot share evenly"),
     ],
 )
 def test_model_refuses(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
-        dataclasses.replace(MODEL, **changes)
+        changed_facts(MODEL, **changes)
 
 
 def test_workload_counts_tokens() -> None:
@@ -129,4 +129,4 @@ def test_workload_refuses(wrong: dict[str, int]) -> None:
 
 def test_facts_cannot_be_changed() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
-        MODEL.num_layers = 5  # type: ignore[misc]
+        MODEL.vocab_size = 5  # type: ignore[misc]

@@ -1,7 +1,5 @@
 """Bytes by hand: what `memory_use`, `check_fit` and `describe` say of small plans."""
 
-import dataclasses
-
 import pytest
 
 from partition import (
@@ -9,7 +7,6 @@ from partition import (
     ClusterSpec,
     DeviceSpec,
     MemoryUse,
-    ModelFacts,
     Plan,
     PlanError,
     Shard,
@@ -19,14 +16,14 @@ from partition import (
     describe,
     memory_use,
 )
+from tests.support.facts import changed_facts, plain_facts
 
-MODEL = ModelFacts(
+MODEL = plain_facts(
     name="tiny",
     num_layers=6,
     hidden_size=64,
     num_heads=8,
     num_kv_heads=2,
-    head_size=8,
     ffn_columns=96,
     vocab_size=100,
     tied_embeddings=True,
@@ -97,7 +94,7 @@ def test_a_shard_without_heads_needs_no_cache() -> None:
 
 
 def test_memory_of_a_wrong_plan_is_not_counted() -> None:
-    other = dataclasses.replace(MODEL, num_layers=7)
+    other = changed_facts(MODEL, num_layers=7)
     with pytest.raises(PlanError, match="layers end at 6, and the model has 7"):
         memory_use(PLAN, other, WORKLOAD)
 
@@ -153,12 +150,13 @@ def test_describe_has_a_row_for_each_shard() -> None:
     ]
     assert [row.memory for row in rows] == list(USE.values())
     assert [row.left_bytes for row in rows] == [10**6 - 79_702, 40_000 - 37_002, 100 - 151_504]
-    assert (rows[1].heads, rows[1].ffn_columns, rows[1].vocab) == (
+    (held,) = rows[1].held
+    assert (held.heads, held.ffn_columns, rows[1].vocab) == (
         range(6, 8),
         range(32, 96),
         range(0),
     )
-    assert [(row.kv_heads, row.kv_copies) for row in rows] == [
+    assert [(held.kv_heads, held.kv_copies) for row in rows for held in row.held] == [
         ((0, 0, 1), 1),  # its own 0 again
         ((1,), 1),  # which a holds, too
         ((0, 1), 0),

@@ -24,11 +24,12 @@ from partition import (
     estimate,
     memory_use,
 )
-from partition.fit.memory import WINDOW_LAYERS
+from partition.plan.shard import WINDOW_LAYERS
+from tests.support.facts import changed_facts
 from tests.unit.partition.test_plan_cost import MODEL as FEW_LAYERS
 
 LAYERS = 10
-MODEL = replace(FEW_LAYERS, num_layers=LAYERS)
+MODEL = changed_facts(FEW_LAYERS, num_layers=LAYERS)
 MATRIX_BYTES = 130
 """Of a layer; its norms and biases are 20 more."""
 
@@ -149,7 +150,7 @@ def test_streams_only_when_asked_and_as_little_as_possible(rates: ComputeRates |
         cluster = ClusterSpec(devices=(device("a", memory_bytes, rates),))
         plan = choose(MODEL, cluster, WORKLOAD, stream=stream).plan
         assert memory_use(plan, MODEL, WORKLOAD)["a"].total <= memory_bytes
-        return plan.stages[0].shards[0].streamed_layers
+        return plan.stages[0].slices[0].streamed_layers
 
     assert choice(WHOLE_BYTES, stream=True) == 0
     with pytest.raises(CapacityError):
@@ -163,7 +164,7 @@ def test_streams_only_when_asked_and_as_little_as_possible(rates: ComputeRates |
 
 def test_two_devices_that_stream_half_each_beat_one() -> None:
     """Their disks read at the same time."""
-    model = replace(MODEL, num_layers=20)
+    model = changed_facts(MODEL, num_layers=20)
     memory_bytes = 1400  # of 3,140 in all, of which one device needs 1,060 at least
     one = ClusterSpec(devices=(device("a", memory_bytes),))
     two = ClusterSpec(devices=(device("a", memory_bytes), device("b", memory_bytes)))

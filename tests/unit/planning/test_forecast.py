@@ -9,16 +9,16 @@ import pytest
 from edge.planning.forecast import Forecast
 from edge.planning.proposal import Proposal
 from edge.protocol.wire_rules import WireRules
-from partition import ClusterSpec, ComputeRates, DeviceSpec, ModelFacts, Workload, choose
+from partition import ClusterSpec, ComputeRates, DeviceSpec, Workload, choose
+from tests.support.facts import plain_facts
 from transport import WireRule
 
-MODEL = ModelFacts(
+MODEL = plain_facts(
     name="m",
     num_layers=2,
     hidden_size=8,
     num_heads=2,
     num_kv_heads=1,
-    head_size=4,
     ffn_columns=16,
     vocab_size=10,
     tied_embeddings=False,

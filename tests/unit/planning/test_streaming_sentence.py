@@ -29,7 +29,7 @@ def proposal(memory_bytes: int, *, peers: int = 1, rates: ComputeRates | None = 
 @pytest.mark.parametrize("peers", [1, 2])
 def test_how_many_layers_and_how_fast(peers: int) -> None:
     streamed = proposal(700, peers=peers)
-    count = sum(stage.shards[0].streamed_layers for stage in streamed.plan.stages)
+    count = sum(stage.slices[0].streamed_layers for stage in streamed.plan.stages)
     assert count > 0
     assert streamed.choice.predicted is not None
     assert streamed.streaming == (

@@ -89,7 +89,7 @@ def test_without_a_split_nothing_is_held_twice() -> None:
 def test_kv_heads_go_along_with_the_query_heads_that_read_them(name: str) -> None:
     plan = make_plan(SPEC, name, model="m")
     for number, stage in enumerate(plan.stages):
-        for layout, shard in zip(stage_layouts(plan, number), stage.shards, strict=True):
+        for layout, shard in zip(stage_layouts(plan, number), stage.slices, strict=True):
             (mixer,) = {each.mixer for each in layout.local}
             assert (mixer.num_heads if mixer else 0) == len(shard.heads)
             whole = shape(SPEC)
@@ -106,7 +106,7 @@ def test_the_plans_of_the_tests_reach_the_hard_cases() -> None:
     shards = [
         shard
         for name in ("tensor_3", "tensor_5")
-        for shard in make_plan(SPEC, name, model="m").stages[0].shards
+        for shard in make_plan(SPEC, name, model="m").stages[0].slices
     ]
     assert any(not shard.heads for shard in shards)
     assert any(not shard.ffn_columns for shard in shards)

@@ -1,0 +1,260 @@
+"""Shards: slices of layers, by heads and feed-forward columns, and of the vocabulary."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from partition.plan.facts import LayerFacts, ModelFacts, Workload
+from partition.plan.ranges import kv_group_size
+from partition.plan.reading import Reader
+from partition.plan.share import MemoryUse, StagePlace, tiling_problems
+
+MOST_KINDS = 64
+"""Kinds of layers that a shard read from outside may tell apart."""
+
+WINDOW_LAYERS = 2
+"""Streamed layers held at once: one computes while the other is filled. Whatever the rates of disk
+and processor, memory for a third serves better as one more layer that stays: where the disk is what
+a token waits for, that saves it a layer's reading; where it is not, nothing waits. This holds to
+within a layer's computing, as those that stay are spread among those that are read
+(`tests/property/test_window.py`), where computing is steady. On two cores that eight others wanted,
+it was not: there a window of three gave 1.2 to 2.7 times the tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSlice:
+    """What a shard has of every layer of one kind."""
+
+    heads: range
+    """Query heads; `kv_heads` says which KV heads go along."""
+    ffn_columns: range
+
+    def matrix_bytes(self, layer: LayerFacts) -> int:
+        """What the shard streams of a layer, where it streams; norms and biases stay."""
+        return (
+            len(self.heads) * layer.query_head_bytes
+            + num_local_kv_heads(self.heads, layer) * layer.kv_head_bytes
+            + len(self.ffn_columns) * layer.ffn_column_bytes
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """One device's slice of a stage. Ranges are half-open with step 1, and may be empty.
+
+    `heads` and `ffn_columns` are those of the model's first kind of layer, and of all others too
+    unless `further` says what the shard has of those.
+    """
+
+    kind: ClassVar[str] = "layers"
+
+    device: str
+    """The id of the device."""
+    heads: range
+    """Query heads; `kv_heads` says which KV heads go along."""
+    ffn_columns: range
+    vocab: range
+    """Rows of the embedding in the first stage and of the head in the last, of both if it is one
+    and the same stage; empty in stages between."""
+    streamed_layers: int = 0
+    """So many of the stage's layers keep their matrices on disk and read them for each step."""
+    further: tuple[LayerSlice, ...] = ()
+    """Of each further kind of layer of the model; empty where all kinds are cut alike."""
+
+    @classmethod
+    def of_slices(
+        cls, device: str, slices: Sequence[LayerSlice], *, vocab: range, streamed_layers: int = 0
+    ) -> "Shard":
+        """`slices`: of each kind of layer."""
+        first, *further = slices
+        return cls(
+            device=device,
+            heads=first.heads,
+            ffn_columns=first.ffn_columns,
+            vocab=vocab,
+            streamed_layers=streamed_layers,
+            further=tuple(further) if any(each != first for each in further) else (),
+        )
+
+    def on(self, device: str) -> "Shard":
+        return replace(self, device=device)
+
+    def slice(self, kind: int) -> LayerSlice:
+        """What it has of a layer of this kind."""
+        if kind and self.further:
+            return self.further[kind - 1]
+        return LayerSlice(heads=self.heads, ffn_columns=self.ffn_columns)
+
+    def counted(
+        self, layers: range, model: ModelFacts
+    ) -> Iterator[tuple[LayerSlice, LayerFacts, int]]:
+        """Of each kind among these layers: what the shard has, its facts, how many there are."""
+        for number, (facts, count) in enumerate(model.count(layers)):
+            if count:
+                yield self.slice(number), facts, count
+
+    def to_json(self) -> dict[str, object]:
+        value: dict[str, object] = {
+            "device": self.device,
+            "heads": _bounds(self.heads),
+            "ffn_columns": _bounds(self.ffn_columns),
+            "vocab": _bounds(self.vocab),
+            "streamed_layers": self.streamed_layers,
+        }
+        if self.further:
+            value["further"] = [
+                {"heads": _bounds(each.heads), "ffn_columns": _bounds(each.ffn_columns)}
+                for each in self.further
+            ]
+        return value
+
+    @classmethod
+    def read(cls, reader: Reader, value: Mapping[str, object], where: str) -> "Shard":
+        # Left out by whoever writes a plan by hand, streams nothing and cuts all layers alike.
+        given = {"streamed_layers": 0, "further": [], **value}
+        device, heads, ffn_columns, vocab, streamed, further = reader.fields(
+            given,
+            ("device", "heads", "ffn_columns", "vocab", "streamed_layers", "further"),
+            where,
+        )
+        slices: list[LayerSlice] = []
+        for number, item in enumerate(
+            reader.items(further, f"{where}.further", most=MOST_KINDS - 1)
+        ):
+            place = f"{where}.further[{number}]"
+            own_heads, own_columns = reader.fields(item, ("heads", "ffn_columns"), place)
+            slices.append(
+                LayerSlice(
+                    heads=reader.bounds(own_heads, f"{place}.heads"),
+                    ffn_columns=reader.bounds(own_columns, f"{place}.ffn_columns"),
+                )
+            )
+        return cls(
+            device=reader.name(device, f"{where}.device"),
+            heads=reader.bounds(heads, f"{where}.heads"),
+            ffn_columns=reader.bounds(ffn_columns, f"{where}.ffn_columns"),
+            vocab=reader.bounds(vocab, f"{where}.vocab"),
+            streamed_layers=reader.integer(streamed, f"{where}.streamed_layers"),
+            further=tuple(slices),
+        )
+
+    @classmethod
+    def problems(
+        cls, names: Sequence[str], shares: Sequence["Shard"], place: StagePlace, model: ModelFacts
+    ) -> Iterator[str]:
+        owner = f"Stage {place.number}"
+        wrong = [
+            f"{name} tells {len(shard.further) + 1} kinds of layers apart, and the model has"
+            f" {len(model.kinds)}."
+            for name, shard in zip(names, shares, strict=True)
+            if shard.further and len(shard.further) + 1 != len(model.kinds)
+        ]
+        yield from wrong
+        if not wrong:
+            yield from _slice_problems(names, shares, model, owner)
+        is_outer = place.is_first or place.is_last
+        if is_outer:
+            rows = [shard.vocab for shard in shares]
+            yield from tiling_problems("vocabulary rows", names, rows, model.vocab_size, owner)
+        for name, shard in zip(names, shares, strict=True):
+            if shard.vocab and not is_outer:
+                yield f"{name} has vocabulary rows, which only the first and last stage hold."
+            if not 0 <= shard.streamed_layers <= len(place.layers):
+                yield (
+                    f"{name} streams {shard.streamed_layers} layers, and the stage has"
+                    f" {len(place.layers)}."
+                )
+            slices = (shard.slice(0), *shard.further)
+            if not any(each.heads or each.ffn_columns for each in slices) and not (
+                shard.vocab and is_outer
+            ):
+                yield f"{name} has nothing to do."
+
+    def memory(self, place: StagePlace, model: ModelFacts, workload: Workload) -> MemoryUse:
+        """First-stage shards hold embedding rows and last-stage shards head rows; also with tied
+        embeddings, because the two are stored in different types. A shard that streams layers
+        leaves its embedding on disk, too: a token needs one row of it. KV heads that a shard holds
+        more than once (see `kv_heads`) are counted as often.
+        """
+        row_bytes = model.head_row_bytes * place.is_last
+        if not self.streamed_layers:
+            row_bytes += model.embedding_row_bytes * place.is_first
+        sizes: list[tuple[int, int]] = []
+        fixed_bytes = token_bytes = 0
+        for part, facts, count in self.counted(place.layers, model):
+            sizes.append((part.matrix_bytes(facts), count))
+            fixed_bytes += count * facts.layer_bytes
+            kv_count = num_local_kv_heads(part.heads, facts)
+            token_bytes += count * kv_count * facts.kv_bytes_per_token
+        sizes.sort(reverse=True)
+        total_bytes = sum(size * count for size, count in sizes)
+        largest = sizes[0][0] if sizes else 0
+        streams = self.streamed_layers > WINDOW_LAYERS
+        held_bytes = total_bytes
+        if streams:
+            # Which layers stay is for the back end to say: none takes more than the largest.
+            stay = len(place.layers) - self.streamed_layers
+            held_bytes = WINDOW_LAYERS * largest + _largest(sizes, stay)
+        streamed_bytes = total_bytes * self.streamed_layers // max(1, len(place.layers))
+        return MemoryUse(
+            weight_bytes=held_bytes + fixed_bytes + len(self.vocab) * row_bytes,
+            kv_bytes=token_bytes * workload.cached_tokens,
+            streamed_bytes=streamed_bytes if streams else 0,
+            streamed_layer_bytes=largest if streams else 0,
+        )
+
+    def in_words(self) -> str:
+        words = f"heads {self.heads.start}-{self.heads.stop}"
+        return f"{words}, and {len(self.further)} further kinds" if self.further else words
+
+
+def whole_shard(device: str, model: ModelFacts, *, vocab: range, streamed_layers: int = 0) -> Shard:
+    """All of the stage's layers on one device."""
+    slices = [
+        LayerSlice(heads=range(kind.num_heads), ffn_columns=range(kind.ffn_columns))
+        for kind in model.kinds
+    ]
+    return Shard.of_slices(device, slices, vocab=vocab, streamed_layers=streamed_layers)
+
+
+def num_local_kv_heads(heads: range, layer: LayerFacts) -> int:
+    """`len(kv_heads(...))`, without making the tuple."""
+    size = kv_group_size(heads, layer.num_heads, layer.num_kv_heads)
+    return len(heads) // size if size else 0
+
+
+def _largest(sizes: Sequence[tuple[int, int]], layers: int) -> int:
+    """Bytes of so many of the largest; sizes: (bytes, layers) of each kind, falling."""
+    total = 0
+    for size, count in sizes:
+        total += size * min(count, layers)
+        layers -= min(count, layers)
+    return total
+
+
+def _slice_problems(
+    names: Sequence[str], shards: Sequence[Shard], model: ModelFacts, owner: str
+) -> Iterator[str]:
+    """Of each kind of layer, but once for those that have the same slices and sizes."""
+    seen: set[object] = set()
+    for number, facts in enumerate(model.kinds):
+        slices = [shard.slice(number) for shard in shards]
+        key = (tuple(slices), facts.num_heads, facts.ffn_columns)
+        if key in seen:
+            continue
+        seen.add(key)
+        of_kind = f" of layers of kind {number}" if len(model.kinds) > 1 else ""
+        heads = [each.heads for each in slices]
+        yield from tiling_problems(f"heads{of_kind}", names, heads, facts.num_heads, owner)
+        yield from tiling_problems(
+            f"feed-forward columns{of_kind}",
+            names,
+            [each.ffn_columns for each in slices],
+            facts.ffn_columns,
+            owner,
+            multiple=model.column_multiple,
+        )
+
+
+def _bounds(indices: range) -> list[int]:
+    return [indices.start, indices.stop]

@@ -1,0 +1,108 @@
+"""What one device has of a stage: the interface that every kind of share has.
+
+Slices of layers are one kind (`shard.py`). A further one, for experts or the nodes of a graph, is
+a class with these verbs, named in `plan.py`.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol, Self
+
+from partition.plan.facts import ModelFacts, Workload
+from partition.plan.reading import Reader
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryUse:
+    """What one device must hold."""
+
+    weight_bytes: int
+    """Held all the time, the window of streamed layers included."""
+    kv_bytes: int
+    """KV cache for the whole workload."""
+    streamed_bytes: int = 0
+    """Read from disk for each step."""
+    streamed_layer_bytes: int = 0
+    """The largest of the layers that are read."""
+
+    @property
+    def total(self) -> int:
+        return self.weight_bytes + self.kv_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePlace:
+    """A stage's place in its plan, as its shares need to know it."""
+
+    number: int
+    layers: range
+    is_first: bool
+    """It embeds the tokens."""
+    is_last: bool
+    """It computes the logits."""
+
+
+class Share(Protocol):
+    """What one device has of a stage."""
+
+    kind: ClassVar[str]
+    """In JSON."""
+
+    @property
+    def device(self) -> str:
+        """The id of the device."""
+        ...
+
+    def on(self, device: str) -> Self:
+        """The same on another device."""
+        ...
+
+    def to_json(self) -> dict[str, object]:
+        """Built-in types only, without the kind; `read` of it is an equal share."""
+        ...
+
+    @classmethod
+    def read(cls, reader: Reader, value: Mapping[str, object], where: str) -> Self:
+        """From untrusted JSON, the kind taken out; problems go to the reader."""
+        ...
+
+    @classmethod
+    def problems(
+        cls, names: Sequence[str], shares: Sequence[Self], place: StagePlace, model: ModelFacts
+    ) -> Iterator[str]:
+        """What keeps the shares of one stage, all of this kind, from being the whole stage of the
+        model. `names` says in a sentence which share is meant."""
+        ...
+
+    def memory(self, place: StagePlace, model: ModelFacts, workload: Workload) -> MemoryUse:
+        """Of a share without problems."""
+        ...
+
+    def in_words(self) -> str:
+        """What it has, briefly, for a table."""
+        ...
+
+
+def tiling_problems(
+    what: str,
+    names: Sequence[str],
+    parts: Sequence[range],
+    total: int,
+    owner: str,
+    *,
+    multiple: int = 1,
+) -> Iterator[str]:
+    """What keeps `parts` from covering 0..total once, in order. Empty parts may lie anywhere."""
+    reached = 0
+    for name, part in zip(names, parts, strict=True):
+        if not part:
+            continue
+        if part.step != 1:
+            yield f"{name} has {what} in steps of {part.step}; they must be contiguous."
+        elif part.start != reached:
+            yield f"{name} has {what} from {part.start}, where {reached} would be next."
+        elif part.start % multiple:
+            yield f"{name} has {what} from {part.start}, which is no multiple of {multiple}."
+        reached = part.stop
+    if reached != total:
+        yield f"{owner}: the {what} end at {reached}, and the model has {total}."

@@ -1,0 +1,48 @@
+"""Layers of one model that differ in heads, head sizes, windows, rotation, biases, norms and width
+are planned, cut, lowered and computed as a whole model of them in numpy is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import triton_face
+from tests.support.unlike_layers import FACTS, FULL, NARROW, PLANS, check, chosen_plan
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_onnx_runtime_computes_them_over_every_plan_streamed_and_not(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "tests.support.unlike_layers", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", [*PLANS, "chosen"])
+def test_triton_computes_them(name: str, tmp_path: Path) -> None:
+    assert triton_face.device() == "cpu", "interpreted"
+    check("triton", name, tmp_path)
+
+
+def test_triton_streams_them(tmp_path: Path) -> None:
+    check("triton", "tensor", tmp_path, streams=True)
+
+
+def test_the_planner_cuts_each_kind_in_its_own_way() -> None:
+    plan = chosen_plan()
+    plan.validate(FACTS, None)
+    (stage,) = plan.stages
+    for kind, layer in enumerate((FULL, NARROW)):
+        parts = [shard.slice(kind) for shard in stage.slices]
+        assert sum(len(part.heads) for part in parts) == layer.mixer.num_heads
+        assert sum(len(part.ffn_columns) for part in parts) == layer.feed_forward.columns
+        assert len(parts[0].ffn_columns) > len(parts[1].ffn_columns), "it is twice as fast"

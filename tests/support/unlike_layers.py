@@ -1,0 +1,184 @@
+"""A made-up family whose layers are of two kinds that differ in everything, over several plans.
+
+A script, as `halves` is: the process of the tests has sessions with pools of threads of their own.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from edge.backends.interface import ShardWeights, StageProgram
+from edge.backends.registry import open_backend
+from edge.memory.model_sizes import model_facts
+from edge.models.families import llama_tensor_name
+from edge.models.spec import tensor_shapes
+from edge.protocol.step import StepLimits
+from edge.weights.formats import FloatSource, weight_format
+from edge.weights.layout import shard_layout
+from offload import DerivedCache, MemoryStore
+from partition import (
+    ClusterSpec,
+    ComputeRates,
+    DeviceSpec,
+    LayerSlice,
+    LinkSpec,
+    Plan,
+    Shard,
+    Stage,
+    Workload,
+    choose,
+    whole_shard,
+)
+from tests.support.reference_model import ReferenceModel
+from tests.support.specs import plain_layer, spec_of
+from tests.support.transport_pairs import group
+from tests.support.triton_shards import TritonPlan, chunk, decode, shipped
+
+FULL = plain_layer(
+    num_heads=4, num_kv_heads=4, head_size=16, ffn_columns=48, qkv_bias=True,
+    inverse_frequencies=tuple(10000.0 ** -(i / 8) for i in range(8)),
+)  # fmt: skip
+NARROW = plain_layer(
+    num_heads=6, num_kv_heads=2, head_size=8, ffn_columns=20, window=5, query_key_norm=True,
+    output_bias=True, mlp_bias=True, inverse_frequencies=tuple(100.0 ** -(i / 4) for i in range(4)),
+)  # fmt: skip
+SPEC = spec_of([FULL, NARROW, FULL, NARROW, NARROW], hidden_size=32, vocab_size=40)
+FORMAT = weight_format("float32")
+FACTS = model_facts(SPEC, FORMAT, name="made-up", embedding_itemsize=4)
+LIMITS = StepLimits(context_tokens=48, chunk_tokens=32, requests=3, cached_tokens=96)
+LARGEST_DIFFERENCE = 1e-4
+TOKENS = 14
+"""More than the window."""
+
+
+def slices(*parts: tuple[range, range]) -> list[LayerSlice]:
+    return [LayerSlice(heads=heads, ffn_columns=columns) for heads, columns in parts]
+
+
+def stage(layers: range, vocab: int) -> Stage:
+    """Over two devices, each kind of layer cut in its own way; the second has no narrow heads."""
+    first = slices((range(1), range(30)), (range(6), range(8)))
+    second = slices((range(1, 4), range(30, 48)), (range(6, 6), range(8, 20)))
+    shards = (
+        Shard.of_slices(f"{layers.start}a", first, vocab=range(min(vocab, 10))),
+        Shard.of_slices(f"{layers.start}b", second, vocab=range(min(vocab, 10), vocab)),
+    )
+    return Stage(layers=layers, shards=shards)
+
+
+def chosen_plan() -> Plan:
+    """What the planner makes for two unequal devices that must share every layer."""
+    rates = ComputeRates(
+        rows=(1, 32), seconds_per_byte=(1e-9, 2e-9), shared_seconds_per_byte=(1e-9, 2e-9),
+        slice_seconds_per_byte=(1e-9, 2e-9), attention_slice_s=(0.0, 0.0),
+        feed_forward_slice_s=(0.0, 0.0), attention_s=(1e-9, 1e-9), run_s=1e-6, jitter=0.0,
+        sample_s=1e-6, step_s=1e-6,
+    )  # fmt: skip
+    slow = replace(rates, slice_seconds_per_byte=(2e-9, 4e-9), seconds_per_byte=(2e-9, 4e-9))
+    devices = [
+        DeviceSpec(id=id, name=id, memory_bytes=1 << 30, threads=1, rates=each)
+        for id, each in (("a", rates), ("b", slow))
+    ]
+    links = [
+        LinkSpec(source=source, target=target, latency_s=1e-6, bytes_per_s=1e9)
+        for source, target in (("a", "b"), ("b", "a"))
+    ]
+    cluster = ClusterSpec(devices=tuple(devices), links=tuple(links))
+    return choose(FACTS, cluster, Workload(), parallel="tensor").plan
+
+
+PLANS = {
+    "solo": Plan(
+        model="made-up",
+        version=0,
+        stages=(
+            Stage(layers=range(5), shards=(whole_shard("a", FACTS, vocab=range(40)),)),
+        ),
+    ),
+    "tensor": Plan(model="made-up", version=0, stages=(stage(range(5), 40),)),
+    "pipeline of unlike stages": Plan(
+        model="made-up",
+        version=0,
+        stages=(
+            stage(range(1), 40),
+            Stage(layers=range(1, 3), shards=(whole_shard("c", FACTS, vocab=range(0)),)),
+            stage(range(3, 5), 40),
+        ),
+    ),
+}  # fmt: skip
+
+
+def made_up_weights() -> dict[str, np.ndarray[Any, Any]]:
+    random = np.random.default_rng(0)
+    weights = {}
+    for role, size in tensor_shapes(SPEC).items():
+        values = random.standard_normal(size, np.float32)
+        weights[llama_tensor_name(role)] = values / np.float32(size[-1] ** 0.5 if size[1:] else 3)
+    return weights
+
+
+WEIGHTS = made_up_weights()
+
+
+@contextmanager
+def loaded(backend: str, plan: Plan, folder: Path, *, streams: bool) -> Iterator[TritonPlan]:
+    plan.validate(FACTS, None)
+    plan = Plan.from_json(plan.to_json())
+    source = FloatSource(MemoryStore(WEIGHTS), llama_tensor_name)
+    opened = open_backend(backend, threads=1)
+    packed = DerivedCache(folder / "packed", 1 << 30)
+    with ExitStack() as stack:
+        programs: list[list[StageProgram]] = []
+        members = []
+        for number, each in enumerate(plan.stages):
+            programs.append([])
+            members.append(stack.enter_context(group("memory", len(each.shards))))
+            for rank in range(len(each.shards)):
+                layout = shard_layout(SPEC, plan, stage=number, rank=rank)
+                path = folder / f"{number}-{rank}"
+                fingerprint = f"{plan} {number} {rank}"
+                weights: ShardWeights = shipped(
+                    layout, source, FORMAT, path, fingerprint=fingerprint
+                )
+                if streams:
+                    layout = replace(layout, streamed_layers=len(layout.layers))
+                    weights = replace(weights, packed=packed)
+                program = opened.load(SPEC, layout, weights, FORMAT, limits=LIMITS)
+                stack.callback(program.close)
+                programs[-1].append(program)
+        yield TritonPlan(programs, members)
+
+
+def check(backend: str, name: str, folder: Path, *, streams: bool = False) -> None:
+    """A chunk, tokens after it, and a batch of requests at different places."""
+    plan = chosen_plan() if name == "chosen" else PLANS[name]
+    reference = ReferenceModel(SimpleNamespace(spec=SPEC, weights=WEIGHTS))  # type: ignore[arg-type]
+    tokens = [7 * index % SPEC.vocab_size for index in range(TOKENS)]
+    expected = reference.logits(tokens)
+    with loaded(backend, plan, folder, streams=streams) as model:
+        parts = [
+            model.forward(chunk("a", tokens[:11]))[0],
+            model.forward(chunk("a", tokens[11:12], 11))[0],
+            model.forward(chunk("a", tokens[12:13], 12))[0],
+        ]
+        model.forward(chunk("b", tokens[:4], rows=0))
+        both = model.forward(decode(("b", tokens[4], 4), ("a", tokens[13], 13)))
+    found = np.concatenate([*parts, both[1]])
+    assert np.abs(found - expected).max() <= LARGEST_DIFFERENCE
+    assert np.abs(both[0] - expected[4:5]).max() <= LARGEST_DIFFERENCE
+
+
+if __name__ == "__main__":
+    for count, name in enumerate((*PLANS, "chosen")):
+        for streams in (False, True):
+            own = Path(sys.argv[1]) / f"{count}{streams}"
+            own.mkdir()
+            check("ort", name, own, streams=streams)
