@@ -288,6 +288,7 @@ def test_two_that_cannot_link_are_never_planned_together(
         client = await PeerClient.connect(sound.address)
         order = Profile(model=questions._spec, weight_format=FORMAT, hold=False)
         known["profile"] = to_json(await client.call(order))
+        known["describe"] = to_json(await client.call(Describe()))
         await client.aclose()
         async with odd_peer(known) as address:
             odd = replace(
