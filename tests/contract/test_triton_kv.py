@@ -11,7 +11,7 @@ import pytest
 
 from edge.errors import RequestError
 from edge.protocol.step import StepLimits
-from offload import DiskKVTier, KVTier, KVTiers, MemoryKVTier, PrefixStore, StoreFullError
+from offload import DiskKVTier, KVTier, KVTiers, MemoryKVTier
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.triton_shards import TritonPlan, chunk, decode, triton_plan
 
@@ -64,16 +64,15 @@ def test_eight_requests_over_memory_for_two(tiny_checkpoint: Checkpoints, tmp_pa
     assert found == expected
 
 
-@pytest.mark.parametrize("kv_dtype", ["float32", "int8", "int4"])
-def test_what_was_saved_comes_back_to_the_bit(
-    tiny_checkpoint: Checkpoints, kv_dtype: str, tmp_path: Path
+def test_packed_codes_that_were_swapped_out_come_back_to_the_bit(
+    tiny_checkpoint: Checkpoints, tmp_path: Path
 ) -> None:
     """Codes with their scales; and only what is new is written again."""
     checkpoint = tiny_checkpoint("qwen3", layers=1)
     tokens = checkpoint.prompt(CONTEXT)
     tier = DiskKVTier(tmp_path / "kv", 1 << 30)
     with triton_plan(
-        checkpoint, "solo", tmp_path, limits=LIMITS, kv_dtype=kv_dtype, kv_tier=tier
+        checkpoint, "solo", tmp_path, limits=LIMITS, kv_dtype="int4", kv_tier=tier
     ) as model:
         (program,) = model.programs[0]
 
@@ -95,50 +94,6 @@ def test_what_was_saved_comes_back_to_the_bit(
 
         assert np.array_equal(logits("a", is_moved=True), logits("b", is_moved=False))
     tier.close()
-
-
-def test_a_prefix_on_disk_is_that_of_another_program(
-    tiny_checkpoint: Checkpoints, tmp_path: Path
-) -> None:
-    """As after a restart: the tokens behind it get the very logits."""
-    checkpoint = tiny_checkpoint("llama", layers=2)
-    tokens = checkpoint.prompt(CONTEXT)
-    logits, digests = [], []
-    key = "0" * 64
-    for has_run in (False, True):
-        store = PrefixStore(tmp_path / "prefixes", 1 << 30)
-        with triton_plan(checkpoint, "solo", tmp_path, limits=LIMITS, kv_dtype="int8") as model:
-            (program,) = model.programs[0]
-            digests.append(program.cache_digest)
-            if has_run:
-                rows = program.new_rows(16)
-                assert store.get(key, rows)
-                program.put_rows("a", 0, rows)
-            else:
-                assert program.rows("a", 0, 16) is None
-                model.forward(chunk("a", tokens[:16], rows=0))
-                assert program.rows("a", 0, 17) is None
-                assert store.put(key, program.rows("a", 0, 16) or [])
-            logits.append(model.forward(chunk("a", tokens[16:], 16)).copy())
-    assert np.array_equal(logits[0], logits[1])
-    assert digests[0] == digests[1] != ""
-
-
-def test_a_tier_without_room_leaves_a_request_where_it_is(
-    tiny_checkpoint: Checkpoints, tmp_path: Path
-) -> None:
-    checkpoint = tiny_checkpoint("llama", layers=1)
-    tokens = checkpoint.prompt(5)
-    with triton_plan(
-        checkpoint, "solo", tmp_path, limits=LIMITS, kv_tier=MemoryKVTier(1000)
-    ) as model:
-        (program,) = model.programs[0]
-        first = begin(model, "a", tokens)
-        assert first == checkpoint.greedy(tokens, 1)[0]
-        with pytest.raises(StoreFullError):
-            program.swap_out("a")
-        again = model.forward(chunk("a", [first], 5))
-        assert int(again[0, -1].argmax()) == checkpoint.greedy(tokens, 2)[1]
 
 
 def test_a_request_longer_than_memory_has_the_bits_of_one_that_is_not(

@@ -10,11 +10,9 @@ import numpy as np
 import pytest
 
 from edge.backends import overlap
-from edge.errors import RequestError
-from edge.protocol.step import StepLimits
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.reference_model import ReferenceModel
-from tests.support.triton_shards import chunk, decode, relative_error, triton_plan
+from tests.support.triton_shards import chunk, relative_error, triton_plan
 
 Checkpoints = Callable[..., TinyCheckpoint]
 
@@ -102,58 +100,6 @@ def test_caches_of_codes_err_within_their_bounds(
         )[0]
     error = relative_error(found, checkpoint.logits(tokens))
     assert 1e-4 < error < LARGEST_CACHE_ERROR[kv_dtype]
-
-
-def test_requests_share_steps_and_leave_their_room_to_others(
-    tiny_checkpoint: Checkpoints, tmp_path: Path
-) -> None:
-    """Tokens of several requests at places of their own; one ends, another takes its blocks."""
-    checkpoint = tiny_checkpoint("llama", layers=1)
-    prompts = {"a": checkpoint.prompt(3), "b": checkpoint.prompt(5), "c": checkpoint.prompt(2)}
-    expected = {name: checkpoint.logits(tokens)[-1] for name, tokens in prompts.items()}
-    limits = StepLimits(context_tokens=20, chunk_tokens=8, requests=3, cached_tokens=40)
-
-    def last(names: str) -> dict[str, tuple[str, int, int]]:
-        return {n: (n, prompts[n][-1], len(prompts[n]) - 1) for n in names}
-
-    with triton_plan(checkpoint, "solo", tmp_path, limits=limits) as model:
-        for name in "ab":
-            model.forward(chunk(name, prompts[name][:-1], rows=0))
-        for names in ("ab", "ba"):
-            together = model.forward(decode(*last(names).values()))
-            for row, name in zip(together, names, strict=True):
-                assert np.abs(row[0] - expected[name]).max() <= LARGEST_DIFFERENCE
-        model.release("a")
-        model.release("nobody")
-        model.forward(chunk("c", prompts["c"][:-1], rows=0))
-        together = model.forward(decode(*last("cb").values()))
-        for row, name in zip(together, "cb", strict=True):
-            assert np.abs(row[0] - expected[name]).max() <= LARGEST_DIFFERENCE
-        again = chunk("a", prompts["a"])
-        assert np.abs(model.forward(again)[0, -1] - expected["a"]).max() <= LARGEST_DIFFERENCE
-
-
-def test_steps_that_do_not_fit_are_refused_and_change_nothing(
-    tiny_checkpoint: Checkpoints, tmp_path: Path
-) -> None:
-    checkpoint = tiny_checkpoint("llama", layers=1)
-    limits = StepLimits(context_tokens=32, chunk_tokens=4, requests=2, cached_tokens=9)
-    with triton_plan(checkpoint, "solo", tmp_path, limits=limits) as model:
-        (program,) = model.programs[0]
-
-        def refused(step: object, why: str) -> None:
-            with pytest.raises(RequestError, match=why):
-                model.forward(step)  # type: ignore[arg-type]
-
-        refused(chunk("a", [1, 2, 3, 4, 5]), "takes up to 2 requests or 4 tokens")
-        refused(chunk("a", [checkpoint.spec.vocab_size]), "token ids must lie in")
-        refused(chunk("a", [1], 32), "past the context of 32 tokens")
-        model.forward(chunk("a", [1, 2, 3], rows=0))
-        model.forward(chunk("b", [1, 2, 3], rows=0))
-        refused(chunk("c", [1]), "too many requests at once: all 2 places are taken")
-        refused(chunk("a", [1, 2, 3, 4], 3), "10 tokens under way; memory is kept for 9")
-        program.release("b")
-        assert model.forward(chunk("c", [1, 2, 3])).shape == (1, 3, checkpoint.spec.vocab_size)
 
 
 def test_halves_of_a_chunk_have_the_bits_of_two_chunks(

@@ -1,0 +1,322 @@
+"""What every back end's program promises, as checks that all of them pass.
+
+A script as well: once a process has computed as a CPU peer does, ONNX Runtime shares one pool of
+threads in it, and refuses sessions with pools of their own, which other tests have.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from edge.backends.interface import StageProgram
+from edge.backends.registry import open_backend
+from edge.errors import RequestError
+from edge.profiling.random_weights import written_weights
+from edge.protocol.step import Step, StepEntry, StepLimits
+from edge.weights.formats import KvDtype, weight_format
+from edge.weights.layout import shard_layout
+from offload import DerivedCache, KVTier, MemoryKVTier, StoreFullError
+from tests.support.plans import make_plan
+from tests.support.specs import plain_spec
+from transport import SoloCollective
+
+SPEC = plain_spec(
+    num_layers=3,
+    hidden_size=32,
+    num_heads=2,
+    num_kv_heads=1,
+    head_size=16,
+    ffn_columns=32,
+    vocab_size=50,
+    context_tokens=40,
+)
+LIMITS = StepLimits(context_tokens=40, chunk_tokens=8, requests=2, cached_tokens=24)
+PROMPT = (7, 3, 9, 41, 0, 12)
+
+LARGEST_DIFFERENCE = 1e-4
+"""Of float32 computed in another order."""
+
+Array = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A back end by its name, and where its files may be."""
+
+    name: str
+    folder: Path
+
+    @contextmanager
+    def program(
+        self,
+        *,
+        layout: str = "solo",
+        stage: int = 0,
+        limits: StepLimits = LIMITS,
+        kv_dtype: KvDtype = "float32",
+        kv_tier: KVTier | None = None,
+    ) -> Iterator[StageProgram]:
+        """A shard of random weights, the same ones for the same shard."""
+        form = weight_format("float32")
+        shard = shard_layout(SPEC, make_plan(SPEC, layout, model="m"), stage=stage, rank=0)
+        with written_weights(shard, form, self.folder) as weights:
+            program = open_backend(self.name, threads=1).load(
+                SPEC,
+                shard,
+                replace(weights, packed=DerivedCache(self.folder / "packed", 1 << 30)),
+                form,
+                limits=limits,
+                kv_dtype=kv_dtype,
+                kv_tier=kv_tier,
+            )
+            try:
+                if kv_dtype != "float32":
+                    compute(program, chunk("calibration", PROMPT, rows=0))
+                    program.calibrate("calibration")
+                yield program
+            finally:
+                program.close()
+
+
+def compute(program: StageProgram, step: Step, hidden: Array | None = None) -> Array:
+    return program.forward(step, hidden, SoloCollective()).copy()
+
+
+def chunk(request: str, tokens: tuple[int, ...], position: int = 0, *, rows: int = 1) -> Step:
+    entry = StepEntry(request=request, position=position, tokens=tokens, logit_rows=rows)
+    return Step(entries=(entry,))
+
+
+def batch(*entries: tuple[str, int, int]) -> Step:
+    """A token of each (request, token, position)."""
+    return Step(
+        entries=tuple(
+            StepEntry(request=request, position=position, tokens=(token,), logit_rows=1)
+            for request, token, position in entries
+        )
+    )
+
+
+def is_close(found: Array, expected: Array) -> bool:
+    return bool(np.abs(found - expected).max() <= LARGEST_DIFFERENCE)
+
+
+def steps_that_do_not_fit_are_refused_and_change_nothing(kind: Kind) -> None:
+    with kind.program() as program:
+
+        def refused(step: Step, why: str) -> None:
+            with pytest.raises(RequestError, match=why):
+                compute(program, step)
+
+        refused(chunk("a", tuple(range(9))), "takes up to 2 requests or 8 tokens")
+        refused(chunk("a", (SPEC.vocab_size,)), "token ids must lie in")
+        refused(chunk("a", (1,), 40), "past the context of 40 tokens")
+        expected = compute(program, chunk("a", PROMPT))
+        compute(program, chunk("b", PROMPT, rows=0))
+        refused(chunk("c", (1,)), "too many requests at once")
+        for position in (6, 12):
+            compute(program, chunk("b", PROMPT, position, rows=0))
+        refused(chunk("a", (1,), 6), "25 tokens under way; memory is kept for 24")
+        program.release("b")
+        program.release("nobody")
+        assert compute(program, chunk("c", PROMPT)).tobytes() == expected.tobytes()
+
+
+def requests_share_steps_and_leave_their_room_to_others(kind: Kind) -> None:
+    prompts = {"a": PROMPT[:3], "b": PROMPT, "c": PROMPT[2:4]}
+    with kind.program() as program:
+        alone = {}
+        for name, tokens in prompts.items():
+            alone[name] = compute(program, chunk(name, tokens))[0]
+            program.release(name)
+
+        def last(name: str) -> tuple[str, int, int]:
+            return name, prompts[name][-1], len(prompts[name]) - 1
+
+        def begin(name: str) -> None:
+            compute(program, chunk(name, prompts[name][:-1], rows=0))
+
+        begin("a")
+        begin("b")
+        for names in ("ab", "ba"):
+            found = compute(program, batch(*map(last, names)))
+            assert found.shape == (2, 1, SPEC.vocab_size)
+            assert all(is_close(row, alone[name]) for row, name in zip(found, names, strict=True))
+        program.release("a")
+        begin("c")
+        found = compute(program, batch(last("c"), last("b")))
+        assert all(is_close(row, alone[name]) for row, name in zip(found, "cb", strict=True))
+
+
+def logits_are_those_of_the_last_tokens(kind: Kind) -> None:
+    """In the program's own buffer; of none, where none are wanted."""
+    with kind.program() as program:
+        every = compute(program, chunk("a", PROMPT, rows=6))
+        assert every.shape == (1, 6, SPEC.vocab_size)
+        assert np.isfinite(every).all()
+        program.release("a")
+        assert compute(program, chunk("a", PROMPT, rows=0)).size == 0
+        program.release("a")
+        logits = program.logits(chunk("a", PROMPT, rows=2), None, SoloCollective())
+        assert is_close(logits.array(), every[:, -2:])
+        best = logits.best(3)
+        if best is not None:
+            assert best[0].tolist() == [np.argsort(-every[0, -1], kind="stable")[:3].tolist()]
+
+
+def a_hidden_state_may_lie_in_the_buffer_or_elsewhere(kind: Kind) -> None:
+    step = chunk("a", PROMPT)
+    hidden = np.random.default_rng(0).standard_normal((1, 6, SPEC.hidden_size), np.float32)
+    with kind.program(layout="pipeline_3", stage=1) as program:
+        elsewhere = compute(program, step, hidden)
+        assert elsewhere.shape == hidden.shape
+        program.release("a")
+        program.receive_buffer(step)[...] = hidden
+        received = compute(program, step, program.receive_buffer(step))
+        assert received.tobytes() == elsewhere.tobytes() != hidden.tobytes()
+
+
+def what_is_swapped_out_comes_back_to_the_bit(kind: Kind) -> None:
+    """Another request has the memory meanwhile, and only what is new is written again."""
+    for kv_dtype in ("float32", "int8"):
+        tier = MemoryKVTier(1 << 20)
+        limits = replace(LIMITS, requests=1)
+        with kind.program(limits=limits, kv_dtype=kv_dtype, kv_tier=tier) as program:
+            answers: list[bytes] = []
+            for is_moved in (True, False):
+                found = [compute(program, chunk("a", PROMPT))]
+                written = []
+                for position in (6, 7):
+                    if is_moved:
+                        program.swap_out("a")
+                        program.swap_out("a")  # it is gone already
+                        written.append(tier.written_bytes)
+                        compute(program, chunk("other", PROMPT[:2], rows=0))
+                        program.release("other")
+                    found.append(compute(program, chunk("a", (5,), position)))
+                program.release("a")
+                assert tier.used_bytes == 0
+                answers.append(np.concatenate(found).tobytes())
+                if is_moved:
+                    assert written[1] - written[0] == written[0] // 6 > 0
+            assert answers[0] == answers[1]
+            program.swap_out("nobody")
+
+
+def what_has_no_room_out_of_memory_stays(kind: Kind) -> None:
+    with kind.program() as program:
+        expected = [compute(program, chunk("a", PROMPT)), compute(program, chunk("a", (5,), 6))]
+        with pytest.raises(RequestError, match="give it --kv-disk"):
+            program.swap_out("a")
+        with pytest.raises(RequestError, match="give it --kv-disk"):
+            program.reserve("a", 9)
+    with kind.program(kv_tier=MemoryKVTier(100)) as program:
+        assert compute(program, chunk("a", PROMPT)).tobytes() == expected[0].tobytes()
+        with pytest.raises(StoreFullError):
+            program.swap_out("a")
+        with pytest.raises(StoreFullError):
+            program.reserve("a", 9)
+        assert compute(program, chunk("a", (5,), 6)).tobytes() == expected[1].tobytes()
+
+
+def rows_are_taken_by_a_program_like_the_one_that_gave_them(kind: Kind) -> None:
+    """What follows has the same bits; nothing is given of what is not computed or not there."""
+    tier = MemoryKVTier(1 << 20)
+    with kind.program(kv_dtype="int8", kv_tier=tier) as program:
+        digest = program.cache_digest
+        assert program.rows("a", 0, 4) is None
+        compute(program, chunk("a", PROMPT[:4], rows=0))
+        assert program.rows("a", 0, 5) is None
+        given = program.rows("a", 0, 4)
+        assert given is not None
+        kept = program.new_rows(4)
+        for into, some in zip(kept, given, strict=True):
+            assert into.flags.c_contiguous
+            into[...] = some
+        expected = compute(program, chunk("a", PROMPT[4:], 4))
+        program.swap_out("a")
+        assert program.rows("a", 0, 4) is None
+    with kind.program(kv_dtype="int8") as program:
+        assert program.cache_digest == digest
+        program.put_rows("b", 0, kept)
+        assert compute(program, chunk("b", PROMPT[4:], 4)).tobytes() == expected.tobytes()
+
+
+def layers_that_come_from_disk_change_no_bit(kind: Kind) -> None:
+    """Between any two steps, also of one request."""
+    with kind.program() as program:
+        assert program.weight_bytes > 0
+        answers = []
+        for counts in ((0, 0, 0, 0), (0, 3, 1, 2)):
+            found = []
+            for position, count in enumerate(counts):
+                program.stream(count)
+                found.append(compute(program, chunk("a", (PROMPT[position],), position)))
+            program.release("a")
+            answers.append(np.concatenate(found).tobytes())
+        assert answers[0] == answers[1]
+        assert program.disk_wait_s >= 0.0
+
+
+def a_request_longer_than_memory_is_computed_alone(kind: Kind) -> None:
+    tokens = tuple(range(1, 25))
+    found = []
+    for cached_tokens in (40, 20):  # 20: of 24 tokens, two layers of three
+        limits = replace(LIMITS, cached_tokens=cached_tokens, disk_tokens=80)
+        with kind.program(limits=limits, kv_tier=MemoryKVTier(1 << 20)) as program:
+            for first in (0, 8, 16):
+                row = compute(program, chunk("a", tokens[first : first + 8], first))
+            found.append(row)
+            if cached_tokens == 20:
+                with pytest.raises(RequestError, match="memory is kept for 20"):
+                    compute(program, chunk("b", (1,)))
+            program.swap_out("a")
+            compute(program, chunk("b", PROMPT))
+    assert is_close(*found)
+
+
+def calibration_leaves_nothing_behind(kind: Kind) -> None:
+    for kv_dtype in ("int8", "int4"):
+        limits = replace(LIMITS, requests=1)
+        with kind.program(limits=limits, kv_dtype=kv_dtype) as program:
+            expected = compute(program, chunk("a", PROMPT))
+            program.release("a")
+            assert compute(program, chunk("b", PROMPT)).tobytes() == expected.tobytes()
+
+
+CHECKS: dict[str, Callable[[Kind], None]] = {
+    check.__name__: check
+    for check in (
+        steps_that_do_not_fit_are_refused_and_change_nothing,
+        requests_share_steps_and_leave_their_room_to_others,
+        logits_are_those_of_the_last_tokens,
+        a_hidden_state_may_lie_in_the_buffer_or_elsewhere,
+        what_is_swapped_out_comes_back_to_the_bit,
+        what_has_no_room_out_of_memory_stays,
+        rows_are_taken_by_a_program_like_the_one_that_gave_them,
+        layers_that_come_from_disk_change_no_bit,
+        a_request_longer_than_memory_is_computed_alone,
+        calibration_leaves_nothing_behind,
+    )
+}
+
+
+def main(arguments: Any) -> None:
+    """Every check of a back end, one after the other; the first that fails ends it."""
+    name, folder = arguments
+    for check, run in CHECKS.items():
+        print(check, flush=True)
+        run(Kind(name, Path(folder) / check))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
