@@ -18,8 +18,8 @@ _SEARCH_PRECISION = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _KindCosts:
-    """Bytes of the slices, over all layers of one kind."""
+class _ShapeCosts:
+    """Bytes of the slices, over all layers of one shape."""
 
     facts: LayerFacts
     query_head_bytes: int
@@ -47,7 +47,7 @@ class _Costs:
 
     fixed_bytes: int
     """What every device holds: norms and biases."""
-    kinds: tuple[_KindCosts, ...]
+    shapes: tuple[_ShapeCosts, ...]
     row_bytes: int
     """One vocabulary row, of the embedding and of the head."""
     divisible_bytes: int
@@ -55,10 +55,13 @@ class _Costs:
 
     @classmethod
     def of(cls, model: ModelFacts, workload: Workload) -> "_Costs":
-        counted = model.count(range(model.num_layers))
+        counted = [
+            (shape, sum(model.kinds[kind] == shape for kind in model.layers))
+            for shape in model.shapes
+        ]
         tokens = workload.cached_tokens
-        kinds = tuple(
-            _KindCosts(
+        shapes = tuple(
+            _ShapeCosts(
                 facts=facts,
                 query_head_bytes=count * facts.query_head_bytes,
                 kv_head_bytes=count * (facts.kv_head_bytes + facts.kv_bytes_per_token * tokens),
@@ -69,9 +72,9 @@ class _Costs:
         row = model.embedding_row_bytes + model.head_row_bytes
         return cls(
             fixed_bytes=sum(count * facts.layer_bytes for facts, count in counted),
-            kinds=kinds,
+            shapes=shapes,
             row_bytes=row,
-            divisible_bytes=sum(kind.divisible_bytes for kind in kinds) + model.vocab_size * row,
+            divisible_bytes=sum(kind.divisible_bytes for kind in shapes) + model.vocab_size * row,
         )
 
 
@@ -100,7 +103,7 @@ def place_tensor(model: ModelFacts, cluster: ClusterSpec, workload: Workload) ->
         # From here on a share is the bytes it stands for; 1 instead of 0, as loads divide by it.
         shares = [max(1, share) for share in possible]
     for frugal in (False, True):
-        heads = _heads_of_kinds(costs, shares, rooms, frugal=frugal)
+        heads = _heads_of_shapes(costs, shares, rooms, frugal=frugal)
         if heads is None:
             return None
         plan = _fill(model, costs, devices, shares, rooms, heads)
@@ -161,12 +164,12 @@ def tensor_shortages(
     )
 
 
-def _heads_of_kinds(
+def _heads_of_shapes(
     costs: _Costs, shares: Sequence[int], rooms: Sequence[int], *, frugal: bool
 ) -> list[tuple[range, ...]] | None:
-    """For each kind of layer, in the room that those before it leave."""
+    """For each shape of layer, in the room that those before it leave."""
     found: list[tuple[range, ...]] = []
-    for kind in costs.kinds:
+    for kind in costs.shapes:
         heads = _split_heads(kind, shares, rooms, frugal=frugal)
         if heads is None:
             return None
@@ -180,7 +183,7 @@ def _left(rooms: Sequence[int], taken: Iterable[int]) -> list[int]:
 
 
 def _split_heads(
-    costs: _KindCosts,
+    costs: _ShapeCosts,
     shares: Sequence[int],
     rooms: Sequence[int],
     *,
@@ -242,11 +245,11 @@ def _fill(
     rooms: Sequence[int],
     heads: Sequence[tuple[range, ...]],
 ) -> Plan | None:
-    """The plan with these heads of each kind, if columns and rows find room beside them."""
-    for kind, parts in zip(costs.kinds, heads, strict=True):
+    """The plan with these heads of each shape, if columns and rows find room beside them."""
+    for kind, parts in zip(costs.shapes, heads, strict=True):
         rooms = _left(rooms, map(kind.attention_bytes, parts))
     columns: list[tuple[range, ...]] = []
-    for kind in costs.kinds:
+    for kind in costs.shapes:
         cut = _split_columns(kind, model.column_multiple, shares, rooms)
         if cut is None:
             return None
@@ -255,8 +258,8 @@ def _fill(
     rooms = [room + costs.row_bytes for room in rooms]
     slices = [
         [
-            LayerSlice(heads=own_heads[rank], ffn_columns=own_columns[rank])
-            for own_heads, own_columns in zip(heads, columns, strict=True)
+            LayerSlice(heads=heads[shape][rank], ffn_columns=columns[shape][rank])
+            for shape in map(model.shapes.index, model.kinds)
         ]
         for rank in range(len(devices))
     ]
@@ -277,7 +280,7 @@ def _fill(
 
 
 def _split_columns(
-    costs: _KindCosts, multiple: int, shares: Sequence[int], rooms: Sequence[int]
+    costs: _ShapeCosts, multiple: int, shares: Sequence[int], rooms: Sequence[int]
 ) -> tuple[range, ...] | None:
     """Feed-forward columns for each device within its room, cut at multiples, or None.
 

@@ -231,6 +231,11 @@ class ModelFacts:
     def num_layers(self) -> int:
         return len(self.layers)
 
+    @property
+    def shapes(self) -> tuple[LayerFacts, ...]:
+        """The kinds, but those once that are alike in all that counts here."""
+        return tuple(dict.fromkeys(self.kinds))
+
     def count(self, layers: range) -> tuple[tuple[LayerFacts, int], ...]:
         """How many of these layers are of each kind, for every kind of the model."""
         run = self.layers[layers.start : layers.stop]

@@ -61,7 +61,7 @@ class Situation:
             for pair in permutations(range(len(self.devices)), 2)
             if not self.network.is_linked(*self.ids(pair))
         )
-        self.shapes = tuple(dict.fromkeys(self.model.kinds))
+        self.shapes = self.model.shapes
         self.shape_of_kind = tuple(map(self.shapes.index, self.model.kinds))
         is_uniform = len(self.shapes) == 1
         self.sizes = tuple(1 if is_uniform else max(1, each.weight_bytes) for each in self.shapes)

@@ -23,7 +23,7 @@ _OPTIONS_KEPT = 4
 
 _FEW_LAYERS = 16
 
-_WAYS_KEPT = 64
+_WAYS_KEPT = 8
 """Ways to share the layers of some shapes that are kept while those of others are added."""
 
 
@@ -227,12 +227,13 @@ class StageOptions:
 
     def _filled(self, splits: GroupSplits, counts: Counts, *, frugal: bool) -> Iterator[Option]:
         none = (0,) * len(self._group)
+        every = len(counts) == 1 and not frugal
         states: list[tuple[tuple[LayerSplit, ...], list[int]]] = [((), self._rooms(counts))]
         for shape, count in self._shapes(counts):
             nbytes = self._head_bytes(shape, count)
             found = []
             for layers, rooms in states:
-                for heads in splits.heads(shape, nbytes, rooms, every=not frugal, frugal=frugal):
+                for heads in splits.heads(shape, nbytes, rooms, every=every, frugal=frugal):
                     left = self._left(rooms, shape, count, heads.counts, none)
                     if min(left) >= 0:
                         own = LayerSplit(heads.decode_s, heads.chunk_s, heads.counts, none)
@@ -242,7 +243,7 @@ class StageOptions:
             column_bytes = count * shape.ffn_column_bytes
             found = []
             for layers, rooms in states:
-                for columns in splits.columns(shape, column_bytes, rooms, every=True):
+                for columns in splits.columns(shape, column_bytes, rooms, every=len(counts) == 1):
                     whole = layers[number].with_columns(columns)
                     left = self._left(rooms, shape, count, none, columns.counts)
                     found.append(((*layers[:number], whole, *layers[number + 1 :]), left))
