@@ -15,6 +15,7 @@ from partition.fit.placement import Parallel
 from partition.fit.tiers import WeightTiers, weight_tiers
 from partition.plan.facts import (
     ClusterSpec,
+    CrowdSpec,
     DeviceSpec,
     LayerFacts,
     LinkSpec,
@@ -35,6 +36,7 @@ __all__ = [
     "Choice",
     "ClusterSpec",
     "ComputeRates",
+    "CrowdSpec",
     "DeviceSpec",
     "Estimate",
     "HeldLayers",

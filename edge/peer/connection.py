@@ -11,6 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import CancelledError
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import partition
@@ -38,7 +39,7 @@ from edge.protocol.heartbeat import ALIVE, SILENT_AFTER_S, Hearing, show_life
 from edge.protocol.step import MAX_REQUESTS
 from edge.protocol.step_times import ShardTimes
 from edge.protocol.store_errors import map_store_error
-from offload import CachedShard, Manifest, ShardWriter
+from offload import CachedShard, DerivedCache, Manifest, ShardWriter
 from transport import Channel, Frame
 
 MAX_WAITING_CALLS = 2
@@ -115,7 +116,6 @@ class Connection:
                 _log.error("serving %s failed", self._channel.peer, exc_info=outcome)
         for session in list(self._mine):
             await self._end_session(session)
-        await self._profiling.aclose()
         for writer in self._writers.values():
             await run_blocking(writer.close)
         await run_blocking(self._kept.close)
@@ -215,15 +215,28 @@ class Connection:
         assignment = call.assignment
         if assignment.session in self._peer.sessions:
             raise ProtocolError("this session is open already")
+        if assignment.manifest_digest == messages.MADE_UP_WEIGHTS:
+            return await uninterrupted(self._load_made_up(assignment))
         cached = self._sealed.get(assignment.manifest_digest)
         if cached is None:
             raise ProtocolError("a shard that was not sent")
-        use = shard_use(
-            assignment, cached.manifest, host_bytes=self._host_share(assignment, cached.manifest)
-        )
+        return await self._load(assignment, cached.path, cached.manifest, self._peer.packed)
+
+    async def _load_made_up(self, assignment: Assignment) -> messages.Opened:
+        """Random weights, which are gone from the disk once they are loaded."""
+        with ExitStack() as stack:
+            written = await run_blocking(
+                lambda: stack.enter_context(self._profiling.made_up_weights(assignment))
+            )
+            return await self._load(assignment, written.path, written.manifest, None)
+
+    async def _load(
+        self, assignment: Assignment, path: Path, manifest: Manifest, packed: DerivedCache | None
+    ) -> messages.Opened:
+        use = shard_use(assignment, manifest, host_bytes=self._host_share(assignment, manifest))
         await self._peer.reserve(assignment.session, use)
         host_free_bytes = self._peer.host_free_bytes
-        host_bytes = self._host_share(assignment, cached.manifest) or 0  # others may have come
+        host_bytes = self._host_share(assignment, manifest) or 0  # others may have come
         loop = asyncio.get_running_loop()
 
         def report(event: Event) -> None:
@@ -233,7 +246,7 @@ class Connection:
         try:
             hosted = HostedShard(
                 assignment,
-                cached.manifest,
+                manifest,
                 report,
                 self._peer.kv_room,
                 host_bytes=host_bytes,
@@ -248,9 +261,9 @@ class Connection:
             backend = await run_blocking(self._peer.backend)
             async with self._peer.loading:  # two at once would take the same room
                 weights = ShardWeights(
-                    path=cached.path,
-                    manifest=cached.manifest,
-                    packed=self._peer.packed,
+                    path=path,
+                    manifest=manifest,
+                    packed=packed,
                     # Nothing is kept in the cache before the first step.
                     load_room_bytes=self._peer.ledger.free_bytes + use.kv_bytes + use.buffer_bytes,
                     host_bytes=hosted.host_bytes,

@@ -10,19 +10,24 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
+from edge.backends.interface import ShardWeights
 from edge.concurrency.blocking import StopFlag, run_blocking
-from edge.errors import ProtocolError
+from edge.errors import CapacityError
 from edge.host.disk_rate import disk_read_bytes_per_s
 from edge.host.memory_rate import memory_read_bytes_per_s, most_read_bytes
 from edge.memory.ledger import MEASURING, Use
+from edge.memory.model_sizes import model_facts
 from edge.peer.hosted_shard import dial
 from edge.peer.resources import PeerResources
 from edge.profiling.link_probe import glance, probe
 from edge.profiling.loaded_sample import Site
-from edge.profiling.profile import Held, profile
+from edge.profiling.profile import profile
+from edge.profiling.random_weights import written_weights
 from edge.profiling.sample import sample_budget_bytes
+from edge.protocol.assignment import Assignment
 from edge.protocol.frame_codec import Call
 from edge.protocol.measurements import (
     Glance,
@@ -33,10 +38,9 @@ from edge.protocol.measurements import (
     PeerProfile,
     Probe,
     Profile,
-    ProfileTogether,
     ReadRate,
-    StepSeconds,
 )
+from partition import Workload, memory_use
 from transport import Link
 
 _DIAL_TIMEOUT_S = 2.0
@@ -44,27 +48,18 @@ _DIAL_TIMEOUT_S = 2.0
 
 
 class ProfilingCalls:
-    """One coordinator's measurements on this peer. `aclose` frees what is held for the next."""
+    """One coordinator's measurements on this peer."""
 
     def __init__(self, resources: PeerResources) -> None:
         self._peer = resources
         self._name = f"{MEASURING}{uuid.uuid4().hex}"
         """Of what it takes, in the peer's ledger."""
-        self._held: Held | None = None
         self.calls: dict[type[Call[Any]], Callable[[Any], Awaitable[object]]] = {
             MemoryRate: self._memory_rate,
             Profile: self._profile,
-            ProfileTogether: self._profile_together,
             Probe: self._probe,
             Glance: self._glance,
         }
-
-    async def aclose(self) -> None:
-        """May be called again."""
-        held, self._held = self._held, None
-        if held is not None:
-            await run_blocking(held.close)
-            self._peer.release(self._name)
 
     async def _memory_rate(self, _call: MemoryRate) -> ReadRate:
         peer, threads = self._peer, self._peer.settings.threads
@@ -79,7 +74,6 @@ class ProfilingCalls:
         return ReadRate(bytes_per_s=rate)
 
     async def _profile(self, call: Profile) -> PeerProfile:
-        await self.aclose()
         peer, stop = self._peer, StopFlag()
         async with peer.measurement:
             budget_bytes = sample_budget_bytes(
@@ -88,7 +82,7 @@ class ProfilingCalls:
             await peer.reserve(self._name, Use(buffer_bytes=budget_bytes))
             busy = tuple(hosted.assignment.plan.model for hosted in peer.sessions.values())
 
-            def work() -> tuple[PeerProfile, Held]:
+            def work() -> PeerProfile:
                 site = Site(
                     backend=peer.backend(),
                     folder=peer.settings.cache_root,
@@ -99,31 +93,32 @@ class ProfilingCalls:
                 return profile(site, call, busy=busy)
 
             try:
-                found, held = await run_blocking(
-                    work, stop=stop, discard=lambda done: done[1].close()
-                )
-            except BaseException:
+                found = await run_blocking(work, stop=stop)
+            finally:
                 peer.release(self._name)
-                raise
-        self._held = held
-        if not call.hold:
-            await self.aclose()
         return found
 
     def _disk_rate(self) -> float | None:
         root = self._peer.settings.cache_root
         return disk_read_bytes_per_s(root, root / "shards")
 
-    async def _profile_together(self, call: ProfileTogether) -> StepSeconds:
-        """Its neighbours are asked at the same moment."""
-        spans_s = call.spans_s
-        held = self._held
-        if held is None or len(spans_s) > len(held.steps):
-            raise ProtocolError("a peer measures together with others what it has measured alone")
-        stop = StopFlag()
-        async with self._peer.measurement:
-            seconds = await run_blocking(lambda: held.together(spans_s, stop.check), stop=stop)
-        return StepSeconds(seconds=tuple(seconds))
+    def made_up_weights(self, assignment: Assignment) -> AbstractContextManager[ShardWeights]:
+        """Random weights for a shard, in a file. Raises CapacityError for more than may be used."""
+        peer = self._peer
+        facts = model_facts(
+            assignment.model,
+            assignment.weight_format,
+            name=assignment.plan.model,
+            embedding_itemsize=4,
+        )
+        workload = Workload(prompt_tokens=1, output_tokens=0)
+        device = assignment.plan.stages[assignment.stage].shards[assignment.rank].device
+        needed_bytes = memory_use(assignment.plan, facts, workload)[device].weight_bytes
+        if peer.backend().is_stand_in or needed_bytes > sample_budget_bytes(peer.ledger.free_bytes):
+            raise CapacityError("this device measures itself only roughly, or has not the memory")
+        return written_weights(
+            assignment.layout, assignment.weight_format, peer.settings.cache_root
+        )
 
     async def _probe(self, call: Probe) -> LinkTimes:
         link = await self._link(call)

@@ -9,22 +9,22 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from edge.errors import EdgeError, PeerLostError, ProtocolError
 from edge.models.spec import ModelSpec
 from edge.planning.link_profile import LinkFacts
-from edge.planning.profile_cache import FactsCache, KnownProfile, device_key
+from edge.planning.profile_cache import FactsCache
+from edge.planning.rehearsal import counts, rehearse
 from edge.planning.survey import Inquiry, OnNote, PeerClients, ignore_note
 from edge.progress import OnProgress, Progress, ignore_progress
-from edge.protocol.measurements import MAX_SPAN_S, PeerProfile, Profile, ProfileTogether
+from edge.protocol.measurements import PeerProfile, Profile
 from edge.protocol.peer_info import PeerInfo, gather_all
 from edge.weights.formats import WeightFormat
-from partition import ClusterSpec
-
-_LEAST_SPAN_S = 0.05
+from partition import ClusterSpec, CrowdSpec, DeviceSpec
+from partition.plan.rates import between
 
 
 async def measured_cluster(
@@ -61,12 +61,14 @@ async def measured_cluster(
             only_known=only_known,
         )
         profiles = await _Rates(inquiry).of(peers)
+        devices = tuple(
+            replace(peer.device(), rates=profiles[peer.id].rates if peer.id in profiles else None)
+            for peer in peers
+        )
         links = await LinkFacts(inquiry).between(peers)
-    devices = [
-        replace(peer.device(), rates=profile.rates if profile is not None else None)
-        for peer, profile in ((peer, profiles.get(peer.id)) for peer in peers)
-    ]
-    return ClusterSpec(devices=tuple(devices), links=links)
+        cluster = ClusterSpec(devices=devices, links=links)
+        is_busy = any(profile.busy for profile in profiles.values())
+        return await _Hosts(inquiry, is_busy=is_busy).tried(peers, cluster)
 
 
 def forget_device(peer: PeerInfo, *, cache_root: Path) -> None:
@@ -87,11 +89,8 @@ class _Rates:
 
     async def of(self, peers: Sequence[PeerInfo]) -> dict[str, PeerProfile]:
         """By id; without those that cannot be measured."""
-        hosts: dict[str, list[PeerInfo]] = defaultdict(list)
-        for peer in peers:
-            hosts[peer.host].append(peer)
         found: dict[str, PeerProfile] = {}
-        await gather_all(self._host(group, found) for group in hosts.values())
+        await gather_all(self._host(group, found) for group in by_host(peers))
         for peer in peers:
             if peer.id in found and found[peer.id].is_unsteady:
                 self._inquiry.on_note(
@@ -101,53 +100,23 @@ class _Rates:
         return found
 
     async def _host(self, group: Sequence[PeerInfo], found: dict[str, PeerProfile]) -> None:
-        """Peers that share a memory: each alone, then all at once. Fills `found`."""
-        keys = {peer.id: device_key(peer) for peer in group}
-        neighbours = {
-            peer.id: tuple(sorted(keys[other.id] for other in group if other is not peer))
-            for peer in group
-        }
-        known = {} if self._inquiry.refresh else self._known(group, neighbours)
-        if self._inquiry.only_known or len(known) == len(group):
-            found.update(known)
-            return
-        measured: dict[str, PeerProfile] = {}
+        """Peers that share a machine, one after the other. Fills `found`."""
+        inquiry = self._inquiry
         for peer in group:
-            profile = await self._alone(peer, hold=len(group) > 1)
+            profile = None
+            if not inquiry.refresh:
+                profile = inquiry.cache.profile(peer, inquiry.spec, inquiry.weight_format)
+            if profile is None and not inquiry.only_known:
+                profile = await self._alone(peer)
+                if profile is not None and not profile.busy:
+                    inquiry.cache.keep_profile(peer, inquiry.spec, inquiry.weight_format, profile)
             if profile is not None:
-                measured[peer.id] = profile
-        if len(measured) > 1:
-            asked = [peer for peer in group if peer.id in measured]
-            measured |= await self._together(asked, measured)
-        is_busy = any(profile.busy for profile in measured.values())
-        for peer in group:
-            if peer.id in measured and not is_busy:
-                self._inquiry.cache.keep_profile(
-                    peer,
-                    self._inquiry.spec,
-                    self._inquiry.weight_format,
-                    KnownProfile(profile=measured[peer.id], neighbours=neighbours[peer.id]),
-                )
-        found.update(measured)
+                found[peer.id] = profile
 
-    def _known(
-        self, group: Sequence[PeerInfo], neighbours: Mapping[str, tuple[str, ...]]
-    ) -> dict[str, PeerProfile]:
-        found: dict[str, PeerProfile] = {}
-        for peer in group:
-            known = self._inquiry.cache.profile(
-                peer, self._inquiry.spec, self._inquiry.weight_format
-            )
-            if known is not None and known.neighbours == neighbours[peer.id]:
-                found[peer.id] = known.profile
-        return found
-
-    async def _alone(self, peer: PeerInfo, *, hold: bool) -> PeerProfile | None:
+    async def _alone(self, peer: PeerInfo) -> PeerProfile | None:
         """What the peer measures of itself; None, and a note, when it cannot."""
         client = await self._inquiry.clients.of(peer)
-        order = Profile(
-            model=self._inquiry.spec, weight_format=self._inquiry.weight_format, hold=hold
-        )
+        order = Profile(model=self._inquiry.spec, weight_format=self._inquiry.weight_format)
         self._inquiry.on_progress(Progress(phase="measure", peer=peer.name, done=0, total=1))
         try:
             profile = await client.call(order)
@@ -165,51 +134,71 @@ class _Rates:
             )
         return profile
 
-    async def _together(
-        self, peers: Sequence[PeerInfo], alone: Mapping[str, PeerProfile]
-    ) -> dict[str, PeerProfile]:
-        """The profiles with the rates of each while the others compute, too.
 
-        All begin at once and are at the same length of step at the same time: the spans are long
-        enough for the slowest of them to take its turn while the memory serves all.
-        """
-        count = min(len(alone[peer.id].rates.rows) for peer in peers)
-        spans_s = [
-            min(
-                MAX_SPAN_S,
-                max(
-                    _LEAST_SPAN_S,
-                    *(
-                        1.5
-                        * len(peers)
-                        * profile.sample_bytes
-                        * profile.rates.seconds_per_byte[index]
-                        for profile in alone.values()
-                    ),
-                ),
-            )
-            for index in range(count)
-        ]
-        shared: dict[str, PeerProfile] = {}
+class _Hosts:
+    """What peers of one host take from each other: what is known, and tried what is not."""
 
-        async def ask(peer: PeerInfo) -> None:
-            profile, client = alone[peer.id], await self._inquiry.clients.of(peer)
-            seconds = (await client.call(ProfileTogether(spans_s=tuple(spans_s)))).seconds
-            if len(seconds) != count:
-                raise ProtocolError(
-                    f"peer {peer.name} was asked for {count} times, not {len(seconds)}"
-                )
-            own = profile.rates.seconds_per_byte
-            rates = [
-                # Company makes nobody faster: what seems so is noise.
-                max(each / profile.sample_bytes, own[index])
-                for index, each in enumerate(seconds)
-            ]
-            # A device too slow for the longest step of the others scales the step before.
-            rates += [rates[-1] / own[count - 1] * each for each in own[count:]]
-            shared[peer.id] = replace(
-                profile, rates=replace(profile.rates, shared_seconds_per_byte=tuple(rates))
-            )
+    def __init__(self, inquiry: Inquiry, *, is_busy: bool) -> None:
+        self._inquiry = inquiry
+        self._is_busy = is_busy
+        """Others' replies were under way: what is measured now is not worth keeping."""
 
-        await gather_all(ask(peer) for peer in peers)
-        return shared
+    async def tried(self, peers: Sequence[PeerInfo], cluster: ClusterSpec) -> ClusterSpec:
+        """The cluster with that, of all hosts; one host after the other."""
+        crowds: list[CrowdSpec] = []
+        for group in by_host(peers):
+            measured = [peer for peer in group if cluster.device(peer.id).rates is not None]
+            if len(measured) > 1:
+                crowds += await self._host(measured, cluster)
+        return replace(
+            cluster,
+            crowds=tuple(crowds),
+            devices=tuple(_in_crowd(device, crowds) for device in cluster.devices),
+        )
+
+    async def _host(self, group: Sequence[PeerInfo], cluster: ClusterSpec) -> Sequence[CrowdSpec]:
+        inquiry = self._inquiry
+        if not inquiry.refresh:
+            known = inquiry.cache.crowds(group, inquiry.spec, inquiry.weight_format)
+            if known or inquiry.only_known:
+                return known
+        fastest = sorted(group, key=lambda peer: _token_s_per_byte(cluster.device(peer.id)))
+        crowds: list[CrowdSpec] = []
+        for count in counts(len(group)):
+            crowd = await rehearse(inquiry, fastest[:count], cluster)
+            if crowd is None:
+                return crowds
+            crowds.append(crowd)
+        if not self._is_busy:
+            inquiry.cache.keep_crowds(group, inquiry.spec, inquiry.weight_format, crowds)
+        return crowds
+
+
+def by_host(peers: Sequence[PeerInfo]) -> list[list[PeerInfo]]:
+    """Peers that share a machine, in the order given."""
+    hosts: dict[str, list[PeerInfo]] = defaultdict(list)
+    for peer in peers:
+        hosts[peer.host].append(peer)
+    return list(hosts.values())
+
+
+def _in_crowd(device: DeviceSpec, crowds: Sequence[CrowdSpec]) -> DeviceSpec:
+    """With what a byte takes while all others of its host compute, too."""
+    largest = max(
+        (each for each in crowds if each.host == device.host),
+        key=lambda each: each.count,
+        default=None,
+    )
+    if largest is None or device.rates is None:
+        return device
+    # Company makes nobody faster: what seems so is noise.
+    shared = tuple(
+        each * max(1.0, between(largest.rows, largest.slower, rows))
+        for rows, each in zip(device.rates.rows, device.rates.seconds_per_byte, strict=True)
+    )
+    return replace(device, rates=replace(device.rates, shared_seconds_per_byte=shared))
+
+
+def _token_s_per_byte(device: DeviceSpec) -> float:
+    assert device.rates is not None
+    return device.rates.seconds_per_byte[0]

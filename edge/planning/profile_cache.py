@@ -11,8 +11,8 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +23,12 @@ from edge.protocol.fields import from_json, to_json
 from edge.protocol.measurements import LinkTimes, PeerProfile
 from edge.protocol.peer_info import PeerInfo
 from edge.weights.formats import WeightFormat
+from partition import CrowdSpec
 
 MEASURED_AGAIN_AFTER_S = 24 * 3600.0
 
 UNSTEADY_AGAIN_AFTER_S = 600.0
 """A device whose samples disagreed was doing something else; by now it may be done."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnownProfile:
-    """A profile, and which peers of its host computed beside it for the shared rates."""
-
-    profile: PeerProfile
-    neighbours: tuple[str, ...]
 
 
 def device_key(peer: PeerInfo) -> str:
@@ -56,24 +49,48 @@ class FactsCache:
 
     def profile(
         self, peer: PeerInfo, spec: ModelSpec, weight_format: WeightFormat
-    ) -> KnownProfile | None:
-        value = self._read(self._profile_path(peer, spec, weight_format))
+    ) -> PeerProfile | None:
+        value = self._read(self._path(peer, spec, weight_format))
         with contextlib.suppress(EdgeError, ValueError, KeyError, TypeError, OverflowError):
-            known = KnownProfile(
-                profile=from_json(PeerProfile, value["profile"]),
-                neighbours=tuple(map(str, value["neighbours"])),
-            )
+            profile = from_json(PeerProfile, value["profile"])
             age_s = self._now_s() - value["measured_at_s"]
-            if not known.profile.is_unsteady or age_s < UNSTEADY_AGAIN_AFTER_S:
-                return known
+            if not profile.is_unsteady or age_s < UNSTEADY_AGAIN_AFTER_S:
+                return profile
         return None
 
     def keep_profile(
-        self, peer: PeerInfo, spec: ModelSpec, weight_format: WeightFormat, known: KnownProfile
+        self, peer: PeerInfo, spec: ModelSpec, weight_format: WeightFormat, profile: PeerProfile
     ) -> None:
-        path = self._profile_path(peer, spec, weight_format)
-        value = {"profile": to_json(known.profile), "neighbours": list(known.neighbours)}
-        self._write(path, value)
+        self._write(self._path(peer, spec, weight_format), {"profile": to_json(profile)})
+
+    def crowds(
+        self, group: Sequence[PeerInfo], spec: ModelSpec, weight_format: WeightFormat
+    ) -> tuple[CrowdSpec, ...]:
+        """What these peers, all that are used of one host, were found to cost each other."""
+        members = sorted(map(device_key, group))
+        found: tuple[CrowdSpec, ...] = ()
+        for peer in group:
+            value = self._read(self._path(peer, spec, weight_format, of="host"))
+            if value.get("members") != members:
+                return ()
+            with contextlib.suppress(ValueError, KeyError, TypeError, OverflowError):
+                found = tuple(_crowd(each, peer.host) for each in value["crowds"])
+        return found
+
+    def keep_crowds(
+        self,
+        group: Sequence[PeerInfo],
+        spec: ModelSpec,
+        weight_format: WeightFormat,
+        crowds: Sequence[CrowdSpec],
+    ) -> None:
+        """With every one of them: forgetting one forgets what it cost the others."""
+        value = {
+            "members": sorted(map(device_key, group)),
+            "crowds": [asdict(crowd) for crowd in crowds],
+        }
+        for peer in group:
+            self._write(self._path(peer, spec, weight_format, of="host"), value)
 
     def forget_device(self, peer: PeerInfo) -> None:
         """Of all models and formats."""
@@ -97,9 +114,11 @@ class FactsCache:
             with contextlib.suppress(OSError):
                 path.unlink()
 
-    def _profile_path(self, peer: PeerInfo, spec: ModelSpec, weight_format: WeightFormat) -> Path:
+    def _path(
+        self, peer: PeerInfo, spec: ModelSpec, weight_format: WeightFormat, *, of: str = "device"
+    ) -> Path:
         model = _digest(*_shape(spec), *weight_format.storage, weight_format.accuracy)
-        return self._root / "devices" / device_key(peer) / f"{model}.json"
+        return self._root / "devices" / device_key(peer) / f"{model}-{of}.json"
 
     def _link_path(self, source: PeerInfo, target: PeerInfo) -> Path:
         ends = [(peer.host, peer.address, *peer.addresses) for peer in (source, target)]
@@ -126,6 +145,17 @@ def _shape(spec: ModelSpec) -> tuple[object, ...]:
         for kind, size in ((kind, kind.mixer.head_size) for kind in spec.kinds)
     ]
     return spec.hidden_size, spec.vocab_size, kinds, spec.layers
+
+
+def _crowd(value: Mapping[str, Any], host: str) -> CrowdSpec:
+    """Raises ValueError, KeyError, TypeError or OverflowError for anything that is none."""
+    return CrowdSpec(
+        host=host,
+        count=int(value["count"]),
+        rows=tuple(map(int, value["rows"])),
+        sum_s=tuple(map(float, value["sum_s"])),
+        slower=tuple(map(float, value["slower"])),
+    )
 
 
 def _digest(*parts: object) -> str:

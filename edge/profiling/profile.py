@@ -8,11 +8,9 @@ can be put together from the parts. Blocking; called from a thread of its own.
 from __future__ import annotations
 
 import contextlib
-import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 from edge.profiling.cold_caches import Caches
@@ -50,46 +48,11 @@ _LONGEST_SPAN_S = 0.5
 _LEAST_REPEATS = 6
 _MOST_REPEATS = 20
 _LONGEST_CHUNK_S = 1.5
-_PASSES = 2
 _ATTENTION_REPEATS = 5
 
 
-@dataclass(slots=True)
-class Held:
-    """A sample that stays loaded to be measured again, together with the peer's neighbours."""
-
-    loaded: LoadedSample
-    steps: tuple[Step, ...]
-    fixed_s: tuple[float, ...]
-    """Of each step: what is not the reading of weights."""
-    caches: Caches
-
-    def together(self, spans_s: Sequence[float], check: Check) -> tuple[float, ...]:
-        """Seconds of as many steps as there are spans, without what is fixed, one after the other.
-
-        Each is repeated until its span is over, counted from the start: so neighbours that start
-        together are at the same step at the same time. All of it twice, and the faster counts: who
-        is no neighbour only makes slower.
-        """
-        until_s = time.perf_counter()
-        least = [math.inf] * len(spans_s)
-        for _ in range(_PASSES):
-            for index, (step, span_s) in enumerate(zip(self.steps, spans_s, strict=False)):
-                until_s += span_s
-                seconds = [self.caches.cold_seconds(self.loaded, step)]
-                while time.perf_counter() < until_s:
-                    check()
-                    seconds.append(self.caches.cold_seconds(self.loaded, step))
-                median_s = _less(statistics.median(seconds), self.fixed_s[index])
-                least[index] = min(least[index], median_s)
-        return tuple(least)
-
-    def close(self) -> None:
-        self.loaded.close()
-
-
-def profile(site: Site, order: Profile, *, busy: tuple[str, ...]) -> tuple[PeerProfile, Held]:
-    """The peer's rates for the model, and the sample they were measured with, still loaded.
+def profile(site: Site, order: Profile, *, busy: tuple[str, ...]) -> PeerProfile:
+    """The peer's rates for the model.
 
     Raises CapacityError when the budget does not hold the narrowest sample.
     """
@@ -100,9 +63,7 @@ def profile(site: Site, order: Profile, *, busy: tuple[str, ...]) -> tuple[PeerP
         loaded = LoadedSample(site, sample, "whole", weight_format)
         stack.callback(loaded.close)
         if site.backend.is_stand_in:
-            roughly = _roughly(site, order, loaded, caches, busy=busy)
-            stack.pop_all()
-            return roughly
+            return _roughly(site, order, loaded, caches, busy=busy)
         steps = _steps(loaded)
 
         def step_times() -> list[float]:
@@ -149,8 +110,7 @@ def profile(site: Site, order: Profile, *, busy: tuple[str, ...]) -> tuple[PeerP
             disk_bytes_per_s=site.disk_bytes_per_s,
             copy_bytes_per_s=site.backend.copy_bytes_per_s(),
         )
-        stack.pop_all()
-    found = PeerProfile(
+    return PeerProfile(
         rates=rates,
         sample_bytes=loaded.nbytes,
         sample=in_words(sample),
@@ -158,12 +118,11 @@ def profile(site: Site, order: Profile, *, busy: tuple[str, ...]) -> tuple[PeerP
         is_unsteady=is_unsteady,
         busy=busy,
     )
-    return found, Held(loaded=loaded, steps=steps, fixed_s=fixed_s, caches=caches)
 
 
 def _roughly(
     site: Site, order: Profile, loaded: LoadedSample, caches: Caches, *, busy: tuple[str, ...]
-) -> tuple[PeerProfile, Held]:
+) -> PeerProfile:
     """Two steps, each once: for what stands in for a device, and takes minutes for the rest."""
     steps = (decode_step(1), chunk_step(REQUESTS))
     seconds_per_byte = tuple(loaded.seconds(step) / loaded.nbytes for step in steps)
@@ -182,7 +141,7 @@ def _roughly(
         disk_bytes_per_s=site.disk_bytes_per_s,
         copy_bytes_per_s=site.backend.copy_bytes_per_s(),
     )
-    found = PeerProfile(
+    return PeerProfile(
         rates=rates,
         sample_bytes=loaded.nbytes,
         sample=f"{in_words(loaded.sample)}, roughly: it stands in for a device that is not here",
@@ -190,7 +149,6 @@ def _roughly(
         is_unsteady=False,
         busy=busy,
     )
-    return found, Held(loaded=loaded, steps=steps, fixed_s=(0.0, 0.0), caches=caches)
 
 
 def in_words(sample: Sample) -> str:

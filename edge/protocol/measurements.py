@@ -11,11 +11,6 @@ from edge.protocol.topology import Place
 from edge.weights.formats import WeightFormat
 from partition import ComputeRates
 
-MAX_SPAN_S = 10.0
-"""Of one length of step, while neighbours compute."""
-
-MAX_SPANS = 16
-
 MAX_MESSAGE_BYTES = 16 << 20
 """Of a probe: no step's hidden state is larger than what a peer buffers for a stranger."""
 
@@ -37,7 +32,7 @@ class PeerProfile:
     """How fast a peer computes one model, as it measured itself."""
 
     rates: ComputeRates
-    """`shared_seconds_per_byte` is that of the peer alone until its neighbours were asked."""
+    """`shared_seconds_per_byte` is that of the peer alone until a rehearsal with its neighbours."""
     sample_bytes: int
     """Weights that it was measured with: these times a rate is the time of a step."""
     sample: Printable
@@ -61,20 +56,6 @@ class PeerProfile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepSeconds:
-    """Seconds of a step of each length that was asked for."""
-
-    seconds: tuple[float, ...]
-
-
-_TINY_S = 1e-9
-_LEAST_CHANGE = 1.5
-_LEAST_CHANGE_S = 50e-6
-_MOST_SPREAD = 3.0
-"""A link that is less steady than this differs by as much."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
     """A time that was measured several times: its 20th, 50th and 80th percentile."""
 
@@ -92,6 +73,13 @@ class Span:
         least, most = sorted((self.middle_s, now.middle_s))
         factor = min(max(spread, _LEAST_CHANGE), _MOST_SPREAD)
         return most - least > _LEAST_CHANGE_S and most > factor * least
+
+
+_TINY_S = 1e-9
+_LEAST_CHANGE = 1.5
+_LEAST_CHANGE_S = 50e-6
+_MOST_SPREAD = 3.0
+"""A link that is less steady than this differs by as much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,22 +137,6 @@ class Profile(Call[PeerProfile]):
     kind, limit_s = "profile", 120.0
     model: ModelSpec
     weight_format: WeightFormat
-    hold: bool
-    """Keep the sample for `profile_together`, until the connection ends."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProfileTogether(Call[StepSeconds]):
-    """The same, while your neighbours compute too: repeat steps of each length for this long."""
-
-    kind, limit_s = "profile_together", 300.0
-    spans_s: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        if not 0 < len(self.spans_s) <= MAX_SPANS:
-            raise ValueError(f"spans_s must be a list of 1 to {MAX_SPANS} times")
-        if max(self.spans_s) > MAX_SPAN_S:
-            raise ValueError(f"a span of {max(self.spans_s):g} s; at most {MAX_SPAN_S:g}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

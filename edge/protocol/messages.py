@@ -14,7 +14,7 @@ from edge.protocol.assignment import Assignment
 from edge.protocol.description import PeerDescription
 from edge.protocol.error_codec import Failed
 from edge.protocol.frame_codec import Call, Event, Payload, Post, Raw, long_json, table
-from edge.protocol.measurements import Glance, MemoryRate, Probe, Profile, ProfileTogether
+from edge.protocol.measurements import Glance, MemoryRate, Probe, Profile
 from edge.protocol.step import FinishReason, SamplingTerms, Step
 from edge.protocol.step_times import ShardTimes
 from edge.protocol.topology import Place, Seat
@@ -28,6 +28,10 @@ _SentManifest = Annotated[
         lambda payload: Manifest.from_json(bytes(payload)),
     ),
 ]
+
+
+MADE_UP_WEIGHTS = "made up"
+"""Instead of a manifest's digest: random weights, which a peer makes itself, to measure with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,7 +257,7 @@ class Close(Call[Done]):
 
 FRAMES = table(
     (
-        Describe, MemoryRate, Profile, ProfileTogether, Probe, Glance, SetMemory,
+        Describe, MemoryRate, Profile, Probe, Glance, SetMemory,
         Offer, Piece, Seal, Open, Connect,
         MatchPrefix, PrefixMatched, Reserve, Reserved, RunStep, Tokens, Logits,
         YieldRun, SwapOut, SwappedOut, Finish, Measure, Close, Failed,

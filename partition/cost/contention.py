@@ -1,76 +1,53 @@
-"""What devices of one host take from each other, because they read the same memory.
+"""What devices of one host take from each other: memory, cores, and the scheduler's attention.
 
-Measured is how long a device takes for a byte alone, and how long while all the others of its host
-do as it does. Between two sums they do not: whoever has little to read is soon done, and then the
-memory serves the others. So what a device loses is counted by the bytes that its neighbours read:
-
-    seconds = own x its bytes + taken x their bytes
-
-Over the time of the measurement each neighbour j reads 1 / shared_j bytes a second, which gives
-`taken`. In a split stage all bytes together are always the same, so the time is a line in a
-device's own bytes, which is what a search needs.
+None of it follows from what each measures alone. Where they share a stage they compute at the same
+time and wait for each other at every sum: whoever has no core then, or is woken late, holds up all.
+So a few of them have run a stage together, and what that took longer than its parts is counted for
+each sum. For counts that nobody tried it lies on the line between two that were; with more devices
+than ever tried it grows as their number.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
-from partition.plan.facts import DeviceSpec
-
-_MOST_TAKEN = 0.9
-"""Of what would mean that the memory serves one device at a time: then no share would matter."""
+from partition.plan.facts import ClusterSpec, DeviceSpec
+from partition.plan.rates import between
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryRate:
-    """Seconds for a byte of weights between two sums of a stage."""
+class Crowds:
+    """What was measured of a cluster's hosts."""
 
-    own_s: float
-    """For each byte that the device reads."""
-    stage_s: float = 0.0
-    """For each byte that all shards of the stage read together, the device among them."""
+    def __init__(self, cluster: ClusterSpec) -> None:
+        self._known: dict[str, dict[int, tuple[tuple[int, ...], tuple[float, ...]]]] = {}
+        for each in cluster.crowds:
+            self._known.setdefault(each.host, {})[each.count] = (each.rows, each.sum_s)
 
-    def times(self, factor: float) -> "MemoryRate":
-        return MemoryRate(self.own_s * factor, self.stage_s * factor)
+    def sum_s(self, stage: Sequence[DeviceSpec], rows: float) -> float:
+        """What the hosts of a stage's devices add to each of its sums; perhaps less than 0."""
+        counts = Counter(device.host for device in stage if device.host)
+        found = [
+            _of_count({n: between(*each, rows) for n, each in self._known[host].items()}, count)
+            for host, count in counts.items()
+            if count > 1 and host in self._known
+        ]
+        return max(found, default=0.0)
 
-    def seconds(self, own_bytes: float, stage_bytes: float) -> float:
-        return own_bytes * self.own_s + stage_bytes * self.stage_s
 
-
-def memory_rate(
-    device: DeviceSpec, stage: Sequence[DeviceSpec], host: Sequence[DeviceSpec], rows: float
-) -> MemoryRate:
-    """Of `device` in a step of `rows` rows, beside the others of `stage`, on the host of `host`.
-
-    Those of `host` on the same machine were measured together; the devices of `stage` have rates.
-    Where the stage is on several hosts, each is taken to read as much of it as it is fast.
-    """
-    rates = device.rates
-    assert rates is not None
-    alone_s, shared_s = (rates.weights_s(rows, shared=shared) for shared in (False, True))
-    others = sum(
-        _speed(other, rows)
-        for other in host
-        if other.id != device.id and _are_near(other, device) and other.rates is not None
-    )
-    if not shares_host(stage, device) or not others or shared_s <= alone_s:
-        return MemoryRate(alone_s)
-    serial_s = 1 / (1 / shared_s + others)
-    taken_s = min((1 - alone_s / shared_s) / others, _MOST_TAKEN * serial_s)
-    near = sum(_speed(each, rows) for each in stage if each.host == device.host)
-    part = near / sum(_speed(each, rows) for each in stage)
-    return MemoryRate(shared_s * (1 - taken_s * others) - taken_s, taken_s * part)
+def _of_count(known: Mapping[int, float], count: int) -> float:
+    """At least one count is known; a device alone has no company."""
+    largest = max(known)
+    if count >= largest:
+        return known[largest] * (count - 1) / (largest - 1)
+    low = max((each for each in known if each <= count), default=1)
+    high = min(each for each in known if each > count)
+    least = known.get(low, 0.0)
+    return least + (known[high] - least) * (count - low) / (high - low)
 
 
 def shares_host(devices: Sequence[DeviceSpec], device: DeviceSpec) -> bool:
-    """Whether another of these devices reads the same memory."""
+    """Whether another of these devices is on the same machine."""
     return any(other.id != device.id and _are_near(other, device) for other in devices)
 
 
 def _are_near(one: DeviceSpec, other: DeviceSpec) -> bool:
     return bool(one.host) and one.host == other.host
-
-
-def _speed(device: DeviceSpec, rows: float) -> float:
-    """Bytes per second beside its neighbours."""
-    assert device.rates is not None
-    return 1 / device.rates.weights_s(rows, shared=True)

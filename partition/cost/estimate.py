@@ -101,7 +101,6 @@ class _View:
     def __init__(self, plan: Plan, model: ModelFacts, cluster: ClusterSpec) -> None:
         self._plan = plan
         self._model = model
-        self._cluster = cluster
         self._devices = {device.id: device for device in cluster.devices}
         names = [device.name for device in cluster.devices]
         self._names = {
@@ -211,10 +210,17 @@ class _View:
         return Pace.of(
             device,
             phase,
-            stage=[self._devices[id] for id in _ids(stage.shards)],
-            host=self._cluster.devices,
+            in_stage=len(stage.shards),
             is_crowded=phase.overlaps
-            and shares_host([self._devices[id] for id in self._plan.devices], device),
+            and shares_host(
+                [
+                    self._devices[each.device]
+                    for other in self._plan.stages
+                    if other is not stage
+                    for each in other.shards
+                ],
+                device,
+            ),
         )
 
     def _layers(self, stage: Stage, paces: Sequence[Pace]) -> list[Term]:

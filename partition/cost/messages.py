@@ -7,6 +7,7 @@ of a session's hops. Links that nobody measured get a stated default.
 from collections.abc import Iterator, Sequence
 from itertools import combinations, pairwise
 
+from partition.cost.contention import Crowds
 from partition.errors import PlanError
 from partition.plan.facts import ClusterSpec
 from partition.plan.plan import Plan
@@ -35,6 +36,7 @@ class Network:
             (link.source, link.target): (link.latency_s, link.bytes_per_s) for link in cluster.links
         }
         self._hosts = {device.id: device.host for device in cluster.devices}
+        self.crowds = Crowds(cluster)
 
     def link(self, source: str, target: str) -> tuple[float, float]:
         """(latency in s, bytes per s). A link measured only the other way counts for both."""

@@ -23,11 +23,12 @@ def stage_sum_s(
 ) -> float:
     """What one sum adds to a step of a stage on these devices, each with rates."""
     nbytes = phase.rows * model.wire_row_bytes
+    crowd_s = network.crowds.sum_s(devices, phase.rows)
     sum_s = network.sum_s([device.id for device in devices], nbytes)
     if not phase.in_halves or len(devices) < 2:
-        return sum_s
+        return max(0.0, sum_s + crowd_s)
     shown_s = max(sum_s - segment_s(model, devices, phase), nbytes * SHOWN_BYTE_S)
-    return min(sum_s, shown_s)
+    return max(0.0, min(sum_s, shown_s) + crowd_s)
 
 
 def segment_s(model: ModelFacts, devices: Sequence[DeviceSpec], phase: Phase) -> float:

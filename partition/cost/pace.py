@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from partition.cost.contention import MemoryRate, memory_rate
 from partition.plan.facts import DeviceSpec, LayerFacts, ModelFacts, Workload
 
 CHUNK_TOKENS = 256
@@ -81,10 +80,10 @@ class Segment:
 class Pace:
     """One device in one phase, in one stage."""
 
-    weights: MemoryRate
-    """Of weights of the layers: of slices of them, where the stage is split."""
-    head_weights: MemoryRate
-    """Of weights of the head."""
+    weight_s: float
+    """Per byte of the layers: of slices of them, where the stage is split."""
+    head_weight_s: float
+    """Per byte of the head."""
     attention_s: float
     """Per query head and layer."""
     run_s: float
@@ -101,35 +100,31 @@ class Pace:
         device: DeviceSpec,
         phase: Phase,
         *,
-        stage: Sequence[DeviceSpec],
-        host: Sequence[DeviceSpec],
+        in_stage: int,
         is_crowded: bool,
     ) -> "Pace":
-        """Of a device with rates in this stage; for `host` see `memory_rate`.
+        """Of a device with rates in a stage of `in_stage` devices.
 
-        `is_crowded`: others of its host, of whatever stage, compute all the while.
+        `is_crowded`: others of its host, in other stages, compute all the while.
         """
         rates = device.rates
         assert rates is not None
 
-        def weights(rows: float, *, is_slice: bool) -> MemoryRate:
-            if is_crowded:
-                whole = MemoryRate(rates.weights_s(rows, shared=True))
-            else:
-                whole = memory_rate(device, stage, host, rows)
+        def weight_s(rows: float, *, is_slice: bool) -> float:
+            whole_s = rates.weights_s(rows, shared=is_crowded)
             alone_s = rates.weights_s(rows, shared=False)
-            return whole.times(rates.slice_weights_s(rows) / alone_s if is_slice and alone_s else 1)
+            return whole_s * (rates.slice_weights_s(rows) / alone_s if is_slice and alone_s else 1)
 
         attention_slice_s, feed_forward_slice_s = rates.slice_fixed_s(phase.rows)
         return cls(
-            weights=weights(phase.rows, is_slice=len(stage) > 1),
-            head_weights=weights(phase.head_rows, is_slice=True),
+            weight_s=weight_s(phase.rows, is_slice=in_stage > 1),
+            head_weight_s=weight_s(phase.head_rows, is_slice=True),
             attention_s=rates.attention_step_s(phase.rows) * phase.context_tokens,
             run_s=rates.run_s,
             attention_run_s=rates.run_s + attention_slice_s,
             feed_forward_run_s=rates.run_s + feed_forward_slice_s,
             step_s=rates.step_s,
-            slack=1 + rates.jitter * expected_maximum(len(stage)),
+            slack=1 + rates.jitter * expected_maximum(in_stage),
         )
 
     def whole(
@@ -140,8 +135,8 @@ class Pace:
         layer_bytes = sum(count * facts.weight_bytes for facts, count in layers)
         heads = sum(count * facts.num_heads for facts, count in layers)
         return Segment(
-            weights_s=layer_bytes * self.weights.own_s
-            + head_rows * model.head_row_bytes * self.head_weights.own_s,
+            weights_s=layer_bytes * self.weight_s
+            + head_rows * model.head_row_bytes * self.head_weight_s,
             attention_s=heads * self.attention_s,
             runs_s=self.run_s,
         )
@@ -159,7 +154,7 @@ class Pace:
     def _attention(self, layer: LayerFacts, heads: int, kv_heads: int, run_s: float) -> Segment:
         nbytes = heads * layer.query_head_bytes + kv_heads * layer.kv_head_bytes
         return Segment(
-            weights_s=self.weights.seconds(nbytes + layer.layer_bytes / 2, layer.attention_bytes),
+            weights_s=self.weight_s * (nbytes + layer.layer_bytes / 2),
             attention_s=heads * self.attention_s,
             runs_s=run_s,
             slack=self.slack,
@@ -174,7 +169,7 @@ class Pace:
     def feed_forward_from(self, layer: LayerFacts, columns: int) -> Segment:
         """The same with no columns as with few: what a line of columns begins with."""
         nbytes = columns * layer.ffn_column_bytes + layer.layer_bytes / 2
-        weights_s = self.weights.seconds(nbytes, layer.feed_forward_bytes)
+        weights_s = self.weight_s * nbytes
         return Segment(weights_s=weights_s, runs_s=self.feed_forward_run_s, slack=self.slack)
 
     def head(self, model: ModelFacts, rows: int) -> Segment:
@@ -183,8 +178,7 @@ class Pace:
 
     def head_from(self, model: ModelFacts, rows: int) -> Segment:
         """The same, where no rows are as few as can be: what a line of it begins with."""
-        stage_bytes = model.vocab_size * model.head_row_bytes
-        weights_s = self.head_weights.seconds(rows * model.head_row_bytes, stage_bytes)
+        weights_s = self.head_weight_s * rows * model.head_row_bytes
         return Segment(weights_s=weights_s, runs_s=self.run_s, slack=self.slack)
 
     def bare(self) -> Segment:

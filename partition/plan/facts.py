@@ -75,11 +75,36 @@ class LinkSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CrowdSpec:
+    """What devices of one host take from each other in one stage, measured of all at once.
+
+    Its memory, its cores and its scheduler are shared. By rows of a step.
+    """
+
+    host: str
+    count: int
+    """Devices of the host in the stage."""
+    rows: tuple[int, ...]
+    sum_s: tuple[float, ...]
+    """What a sum, with the computing since the one before, takes longer than its parts say."""
+    slower: tuple[float, ...]
+    """Time of a whole step over what its parts say."""
+
+    def __post_init__(self) -> None:
+        numbers = (*self.sum_s, *self.slower)
+        if not len(self.rows) == len(self.sum_s) == len(self.slower) > 0 or self.count < 2:
+            raise ValueError("A crowd is 2 devices or more, with as many times as rows.")
+        if not all(math.isfinite(each) for each in numbers) or min(self.slower) < 0:
+            raise ValueError(f"What a crowd costs must be finite, not {numbers!r:.80}.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSpec:
     """The devices that may be used, in the order stages are laid out in, and links between them."""
 
     devices: tuple[DeviceSpec, ...]
     links: tuple[LinkSpec, ...] = ()
+    crowds: tuple[CrowdSpec, ...] = ()
 
     def __post_init__(self) -> None:
         known: set[str] = set()
@@ -112,6 +137,7 @@ class ClusterSpec:
             links=tuple(
                 link for link in self.links if link.source not in ids and link.target not in ids
             ),
+            crowds=self.crowds,
         )
 
 

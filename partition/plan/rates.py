@@ -86,23 +86,23 @@ class ComputeRates:
     def weights_s(self, rows: float, *, shared: bool) -> float:
         """Seconds per byte of weights in a step of `rows` rows (at least 1)."""
         times = self.shared_seconds_per_byte if shared else self.seconds_per_byte
-        return _between(self.rows, times, rows)
+        return between(self.rows, times, rows)
 
     def slice_weights_s(self, rows: float) -> float:
         """Seconds per byte of a slice of a layer in a step of `rows` rows, no neighbour at work."""
-        return _between(self.rows, self.slice_seconds_per_byte, rows)
+        return between(self.rows, self.slice_seconds_per_byte, rows)
 
     def slice_fixed_s(self, rows: float) -> tuple[float, float]:
         """Seconds of a slice of a layer beside its bytes and runs: attention, feed-forward."""
         return (
-            _between(self.rows, self.attention_slice_s, rows),
-            _between(self.rows, self.feed_forward_slice_s, rows),
+            between(self.rows, self.attention_slice_s, rows),
+            between(self.rows, self.feed_forward_slice_s, rows),
         )
 
     def attention_step_s(self, rows: float) -> float:
         """Seconds per cached token and query head in a step of `rows` rows (at least 1)."""
         times = [each * count for each, count in zip(self.attention_s, self.rows, strict=True)]
-        return _between(self.rows, times, rows)
+        return between(self.rows, times, rows)
 
     def to_json(self) -> dict[str, object]:
         """Built-in types only; `from_json` of it is equal."""
@@ -130,7 +130,7 @@ class ComputeRates:
         )
 
 
-def _between(rows: Sequence[int], times: Sequence[float], at: float) -> float:
+def between(rows: Sequence[int], times: Sequence[float], at: float) -> float:
     """The time of a step at `at` rows: straight between two points, and on with the last slope.
 
     A falling last slope, which is noise, counts as flat. One point alone says nothing of a slope:

@@ -141,8 +141,8 @@ class GroupSplits:
         return [
             HeadCost(
                 pace.attention_from(layer).total_s,
-                (layer.query_head_bytes * pace.weights.own_s + pace.attention_s) * pace.slack,
-                layer.kv_head_bytes * pace.weights.own_s * pace.slack,
+                (layer.query_head_bytes * pace.weight_s + pace.attention_s) * pace.slack,
+                layer.kv_head_bytes * pace.weight_s * pace.slack,
                 pace.attention(layer, 0, 0).total_s,
             )
             for pace in self._paces[is_chunk]
@@ -153,7 +153,7 @@ class GroupSplits:
         return [
             Cost(
                 pace.feed_forward_from(layer, extra).total_s,
-                unit_bytes * pace.weights.own_s * pace.slack,
+                unit_bytes * pace.weight_s * pace.slack,
                 pace.feed_forward(layer, extra).total_s,
             )
             for pace, extra in zip(self._paces[is_chunk], rests, strict=True)
@@ -165,7 +165,7 @@ class GroupSplits:
         return [
             Cost(
                 pace.head_from(self.situation.model, 0).total_s,
-                row_bytes * pace.head_weights.own_s * pace.slack,
+                row_bytes * pace.head_weight_s * pace.slack,
                 0.0,
             )
             for pace in self._paces[is_chunk]

@@ -43,19 +43,15 @@ class Situation:
     """All sizes of the first n layers."""
     _reached: tuple[Counts, ...] = field(init=False)
     """The first n layers."""
-    _with_neighbours: frozenset[int] = field(init=False)
     _strangers: frozenset[tuple[int, int]] = field(init=False)
     """Pairs of devices that cannot reach each other, both ways round."""
-    _paces: dict[tuple[int, Group, bool, bool], Pace] = field(init=False, default_factory=dict)
+    _paces: dict[tuple[int, int, bool, bool], Pace] = field(init=False, default_factory=dict)
     _hops: dict[tuple[Group, Group], tuple[float, float]] = field(init=False, default_factory=dict)
     _sums: dict[tuple[Group, bool], float] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.devices = self.cluster.devices
         self.network = Network(self.cluster)
-        self._with_neighbours = frozenset(
-            index for index, each in enumerate(self.devices) if shares_host(self.devices, each)
-        )
         self._strangers = frozenset(
             pair
             for pair in permutations(range(len(self.devices)), 2)
@@ -99,13 +95,15 @@ class Situation:
         )
 
     def crowded(self, arrangement: Arrangement) -> frozenset[int]:
-        """Those devices whose memory others read all the while in the steps of a prompt, because
-        all stages are at work."""
+        """Those devices beside which other stages compute all the while in the steps of a prompt,
+        on the same host."""
         if not self.chunk.overlaps:
             return frozenset()
-        at_work = [index for group in arrangement for index in group]
-        devices = [self.devices[index] for index in at_work]
-        return frozenset(i for i in at_work if shares_host(devices, self.devices[i]))
+        found: set[int] = set()
+        for group in arrangement:
+            others = [self.devices[i] for each in arrangement if each != group for i in each]
+            found |= {index for index in group if shares_host(others, self.devices[index])}
+        return frozenset(found)
 
     def paces(
         self, group: Group, *, is_chunk: bool, crowded: frozenset[int] = frozenset()
@@ -116,16 +114,13 @@ class Situation:
         ]
 
     def _pace(self, index: int, group: Group, is_chunk: bool, is_crowded: bool) -> Pace:
-        # Where nobody is near, only how many are in the stage makes a difference.
-        beside = tuple(sorted(group)) if index in self._with_neighbours else (len(group),)
-        key = (index, beside, is_chunk, is_crowded)
+        key = (index, len(group), is_chunk, is_crowded)
         found = self._paces.get(key)
         if found is None:
             found = self._paces[key] = Pace.of(
                 self.devices[index],
                 self.chunk if is_chunk else self.decode,
-                stage=[self.devices[other] for other in sorted(group)],
-                host=self.devices,
+                in_stage=len(group),
                 is_crowded=is_crowded,
             )
         return found

@@ -95,7 +95,7 @@ def _together(
             [
                 Cost(
                     pace.head_from(model, 0).total_s,
-                    model.head_row_bytes * pace.head_weights.own_s * pace.slack,
+                    model.head_row_bytes * pace.head_weight_s * pace.slack,
                     0.0,
                 )
                 for pace in paces
@@ -119,7 +119,7 @@ def _layer_s(layer: LayerFacts, paces: Sequence[Pace], column_multiple: int) -> 
         [
             Cost(
                 pace.attention_from(layer).total_s,
-                (head_bytes * pace.weights.own_s + pace.attention_s) * pace.slack,
+                (head_bytes * pace.weight_s + pace.attention_s) * pace.slack,
                 pace.attention(layer, 0, 0).total_s,
             )
             for pace in paces
@@ -131,7 +131,7 @@ def _layer_s(layer: LayerFacts, paces: Sequence[Pace], column_multiple: int) -> 
         [
             Cost(
                 pace.feed_forward_from(layer, 0).total_s,
-                unit_bytes * pace.weights.own_s * pace.slack,
+                unit_bytes * pace.weight_s * pace.slack,
                 pace.feed_forward(layer, 0).total_s,
             )
             for pace in paces

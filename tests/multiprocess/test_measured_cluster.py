@@ -23,7 +23,7 @@ from edge.progress import Progress
 from edge.protocol.client import PeerClient
 from edge.protocol.fields import to_json
 from edge.protocol.frame_codec import to_frame
-from edge.protocol.measurements import Glance, Probe, Profile, ProfileTogether, Span
+from edge.protocol.measurements import Glance, Probe, Profile, Span
 from edge.protocol.messages import Describe
 from edge.protocol.peer_info import PeerInfo, describe_all
 from edge.protocol.topology import Place
@@ -130,10 +130,14 @@ def test_peers_measure_themselves_and_their_link(pair: list[Daemon], questions: 
         assert rates.disk_bytes_per_s is not None
     ends = {(link.source, link.target) for link in cluster.links}
     assert ends == {(peers[0].id, peers[1].id), (peers[1].id, peers[0].id)}
+    (crowd,) = cluster.crowds
+    assert (crowd.host, crowd.count, crowd.rows[0]) == (peers[0].host, 2, 1)
+    assert all(each > 0 for each in crowd.slower)
     assert all(0 < link.latency_s < 10 for link in cluster.links)
     assert sorted(questions.measured) == ["", "a", "b"]
     assert {each.phase for each in questions.progress} == {"measure"}
     assert steady(questions.notes) == []
+    assert questions.ask(peers, only_known=True).crowds == (crowd,)
 
 
 def test_what_is_known_is_not_measured(
@@ -194,12 +198,12 @@ def test_a_link_that_has_changed_is_measured_again(
 def test_another_format_and_another_neighbour_are_measured(
     pair: list[Daemon], questions: Questions
 ) -> None:
-    """Alone on its host a peer has no neighbour: what it shared before says nothing of now."""
+    """What a peer is alone is known; what it shares is not."""
     peers = peers_of(pair)
-    questions.ask(peers[:1])
+    assert questions.ask(peers[:1]).crowds == ()
     assert questions.measured == ["a"]
-    questions.ask(peers)
-    assert sorted(questions.measured) == ["", "a", "b"]
+    assert len(questions.ask(peers).crowds) == 1
+    assert sorted(questions.measured) == ["", "b"]
     questions.ask(peers, format_=weight_format("float32"))
     assert [each for each in questions.measured if each] == ["a", "b"]
 
@@ -248,8 +252,8 @@ def test_a_peer_that_dies_meanwhile_is_named(
             questions.ask(peers, on_progress=kill)
     assert raised.value.peer == "c"
     assert str(raised.value).startswith("peer c: ")
-    questions.ask(peers[:1])
-    assert questions.measured == ["a"], "the other is none the worse"
+    (device,) = questions.ask(peers[:1]).devices
+    assert device.rates is not None, "the other is none the worse"
 
 
 @contextlib.asynccontextmanager
@@ -286,7 +290,7 @@ def test_two_that_cannot_link_are_never_planned_together(
 
     async def ask() -> ClusterSpec:
         client = await PeerClient.connect(sound.address)
-        order = Profile(model=questions._spec, weight_format=FORMAT, hold=False)
+        order = Profile(model=questions._spec, weight_format=FORMAT)
         known["profile"] = to_json(await client.call(order))
         known["describe"] = to_json(await client.call(Describe()))
         await client.aclose()
@@ -348,15 +352,12 @@ NOWHERE = Probe(
     place=Place(name="nowhere", addresses=("127.0.0.1:1",)), small_bytes=8, large_bytes=8
 )
 GLANCE = Glance(place=NOWHERE.place, small_bytes=8, large_bytes=8)
-TOGETHER = ProfileTogether(spans_s=(0.1,))
 
 
 @pytest.mark.parametrize(
     ("frame", "message"),
     [
         (Frame("profile", {"call": 1}), "a malformed 'profile'"),
-        (Frame("profile_together", {"call": 1, "spans_s": []}), "spans_s must be a list of 1 to"),
-        (to_frame("profile_together", TOGETHER, call=1), "what it has measured alone"),
         (Frame("probe", {"call": 1, "place": {"name": "n", "addresses": []}}), "a place needs 1"),
         (to_frame("probe", NOWHERE, call=1), "cannot link to nowhere"),
         (Frame("glance", {"call": 1, "place": 5}), "a malformed 'glance'"),

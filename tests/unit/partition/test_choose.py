@@ -10,6 +10,7 @@ from partition import (
     CapacityError,
     ClusterSpec,
     ComputeRates,
+    CrowdSpec,
     DeviceSpec,
     LinkSpec,
     ModelFacts,
@@ -20,6 +21,7 @@ from partition import (
     check_links,
     choose,
     describe_plan_in_words,
+    estimate,
 )
 from partition.cost.messages import NO_LINK_S
 from tests.support.facts import plain_facts
@@ -138,8 +140,15 @@ def test_shares_follow_the_rates() -> None:
 
 
 def test_two_devices_of_one_host_gain_nothing_from_each_other() -> None:
+    """Where they took twice as long together."""
     devices = cluster((4, 30e9), (4, 30e9), link=CABLE, host="h")
-    assert choose(SMALL, devices, Workload()).plan.devices == ("00",)
+    sum_s = estimate(
+        choose(SMALL, devices, Workload(), parallel="tensor").plan, SMALL, devices, Workload()
+    ).token_s / (2 * SMALL.num_layers)
+    crowd = CrowdSpec(host="h", count=2, rows=(1,), sum_s=(sum_s,), slower=(2.0,))
+    assert len(choose(SMALL, devices, Workload()).plan.devices) == 2
+    crowded = replace(devices, crowds=(crowd,))
+    assert choose(SMALL, crowded, Workload()).plan.devices == ("00",)
 
 
 def test_a_useless_device_is_left_out() -> None:

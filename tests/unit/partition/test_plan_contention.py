@@ -1,98 +1,68 @@
-"""What devices of one host take from each other's memory, against what was measured of them."""
+"""What devices of one host add to the sums of a stage, against what was measured of them."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from partition import ComputeRates, DeviceSpec
-from partition.cost.contention import memory_rate
+from partition import ClusterSpec, CrowdSpec, DeviceSpec
+from partition.cost.contention import Crowds, shares_host
 
-seconds = st.integers(1, 1000).map(lambda part: part * 1e-12)
-
-
-def device(id: str, alone_s: float, shared_s: float, host: str = "h") -> DeviceSpec:
-    rates = ComputeRates(
-        rows=(1,),
-        seconds_per_byte=(alone_s,),
-        shared_seconds_per_byte=(shared_s,),
-        slice_seconds_per_byte=(alone_s,),
-        attention_slice_s=(0.0,),
-        feed_forward_slice_s=(0.0,),
-        attention_s=(0.0,),
-        run_s=0.0,
-        jitter=0.0,
-        sample_s=0.0,
-        step_s=0.0,
-    )
-    return DeviceSpec(id=id, name=id, memory_bytes=1, threads=1, host=host, rates=rates)
+NEAR = [
+    DeviceSpec(id=id, name=id, memory_bytes=1, threads=1, host="h", rates=None) for id in "abcdef"
+]
+FAR = [replace(each, id=f"{each.id}2", host="other") for each in NEAR]
+TWO = CrowdSpec(host="h", count=2, rows=(1, 101), sum_s=(1.0, 2.0), slower=(1.0, 1.0))
+FOUR = CrowdSpec(host="h", count=4, rows=(1, 101), sum_s=(9.0, 18.0), slower=(3.0, 3.0))
 
 
-@st.composite
-def hosts(draw: st.DrawFn) -> list[DeviceSpec]:
-    """Two to five devices of one host, each slowed by the others up to ten times."""
-    found = []
-    for number in range(draw(st.integers(2, 5))):
-        alone_s = draw(seconds)
-        found.append(device(f"d{number}", alone_s, alone_s * draw(st.floats(1, 10))))
-    return found
+def crowds(*known: CrowdSpec) -> Crowds:
+    return Crowds(ClusterSpec(devices=(*NEAR, *FAR), crowds=known))
 
 
-def took_s(one: DeviceSpec, read: dict[str, float], host: list[DeviceSpec]) -> float:
-    stage = [each for each in host if each.id in read]
-    return memory_rate(one, stage, host, 1).seconds(read[one.id], sum(read.values()))
+def test_what_was_measured_is_what_it_costs() -> None:
+    found = crowds(TWO, FOUR)
+    assert found.sum_s(NEAR[:2], 1) == 1.0
+    assert found.sum_s(NEAR[:2], 101) == 2.0
+    assert found.sum_s(NEAR[:2], 51) == pytest.approx(1.5)
+    assert found.sum_s(NEAR[:2], 201) == pytest.approx(3.0)
+    assert found.sum_s(NEAR[1:5], 1) == 9.0
 
 
-@given(hosts())
-def test_who_reads_as_in_the_measurement_takes_as_long(host: list[DeviceSpec]) -> None:
-    read = {
-        each.id: 1 / each.rates.shared_seconds_per_byte[0]
-        for each in host
-        if each.rates is not None
-    }
-    for each in host:
-        assert took_s(each, read, host) == pytest.approx(1.0)
+def test_a_count_that_was_not_measured_lies_between_or_grows() -> None:
+    found = crowds(TWO, FOUR)
+    assert found.sum_s(NEAR[:3], 1) == pytest.approx(5.0)
+    assert found.sum_s(NEAR[:5], 1) == pytest.approx(12.0)
+    assert crowds(FOUR).sum_s(NEAR[:2], 1) == pytest.approx(3.0)
 
 
-@given(hosts(), st.lists(st.floats(0.01, 1), min_size=5, max_size=5))
-def test_bytes_of_anyone_cost_time_and_own_bytes_more(
-    host: list[DeviceSpec], parts: list[float]
-) -> None:
-    read = {each.id: part for each, part in zip(host, parts, strict=False)}
-    for each in host:
-        base_s = took_s(each, read, host)
-        own_s = took_s(each, {**read, each.id: read[each.id] + 1}, host) - base_s
-        for other in host:
-            if other is not each:
-                more = {**read, other.id: read[other.id] + 1}
-                assert -1e-18 <= took_s(each, more, host) - base_s <= own_s
+def test_who_is_alone_on_a_host_or_where_nothing_is_known_costs_nothing() -> None:
+    assert crowds().sum_s(NEAR, 1) == 0.0
+    assert crowds(TWO).sum_s([NEAR[0], FAR[0]], 1) == 0.0
+    assert crowds(TWO).sum_s(FAR[:2], 1) == 0.0
+    homeless = [replace(each, host="") for each in NEAR[:2]]
+    assert crowds(TWO).sum_s(homeless, 1) == 0.0
 
 
-def test_alone_in_its_stage_or_on_its_host_it_is_as_fast_as_alone() -> None:
-    one, near, far = device("a", 1, 3), device("b", 1, 3), device("c", 1, 3, host="other")
-    host = [one, near, far]
-    assert memory_rate(one, [one], host, 1).seconds(5, 5) == 5
-    assert memory_rate(one, [one, far], host, 1).seconds(5, 10) == 5
-    homeless = replace(one, host="")
-    assert memory_rate(homeless, [homeless, near], [homeless, near], 1).seconds(5, 10) == 5
+def test_the_host_that_costs_most_counts() -> None:
+    other = replace(TWO, host="other", sum_s=(7.0, 7.0))
+    assert crowds(TWO, other).sum_s([*NEAR[:2], *FAR[:2]], 1) == 7.0
 
 
-def test_equal_shares_of_unequal_devices_are_faster_than_at_full_contention() -> None:
-    """Seconds per byte of three devices, of which the slowest read as much as the others."""
-    host = [
-        device("a", 4.29e-11, 6.60e-11),
-        device("b", 7.97e-11, 13.66e-11),
-        device("c", 16.45e-11, 27.60e-11),
-    ]
-    rate = memory_rate(host[2], host, host, 1)
-    assert rate.seconds(10, 32) / 10 == pytest.approx(20.4e-11, rel=0.01)
+def test_devices_without_a_host_are_near_nobody() -> None:
+    assert shares_host(NEAR[:2], NEAR[0])
+    assert not shares_host([NEAR[0], *FAR], NEAR[0])
+    homeless = [replace(each, host="") for each in NEAR]
+    assert not shares_host(homeless, homeless[0])
 
 
-def test_two_that_get_in_each_others_way_entirely_have_the_memory_in_turn() -> None:
-    host = [device("a", 1, 2), device("b", 1, 2)]
-    rate = memory_rate(host[0], host, host, 1)
-    assert rate.seconds(5, 10) == pytest.approx(10)
-    assert 9 < rate.seconds(2, 10) < 10
+@pytest.mark.parametrize(
+    "change",
+    [{"count": 1}, {"rows": ()}, {"sum_s": (1.0,)}, {"sum_s": (1.0, float("nan"))},
+     {"slower": (1.0, -1.0)}],
+    ids=str,
+)  # fmt: skip
+def test_a_crowd_that_cannot_be(change: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="crowd"):
+        replace(TWO, **change)  # type: ignore[arg-type]

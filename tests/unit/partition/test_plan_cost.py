@@ -8,6 +8,7 @@ import pytest
 from partition import (
     ClusterSpec,
     ComputeRates,
+    CrowdSpec,
     DeviceSpec,
     Estimate,
     LinkSpec,
@@ -215,22 +216,20 @@ def test_expected_maxima() -> None:
     assert expected_maximum(10) == pytest.approx(1.538753, rel=1e-5)  # Harter, 1961
 
 
-def test_neighbours_share_the_memory_of_their_host() -> None:
-    # Of each byte that both read, 0.9 s; of its own each 0.2 s more: at equal shares 2 s a byte.
-    assert of(SPLIT, cluster(RATES, RATES, host="h")).token_s == pytest.approx(
-        3 * (0.2 * (2 * 10 + 5 + 10) + 0.9 * (4 * 10 + 2 * 5))
-        + 3 * (0.2 * (5 * 10 + 10) + 0.9 * 8 * 10)
-        + (0.2 * 6 * 3 + 0.9 * 10 * 3)
-    )
-    assert of(SPLIT, cluster(RATES, RATES)).token_s == pytest.approx(3 * (35 + 60) + 18)
+def test_neighbours_cost_each_other_what_was_measured_of_them_together() -> None:
+    together = cluster(RATES, RATES, host="h")
+    crowd = CrowdSpec(host="h", count=2, rows=(1, 2), sum_s=(5.0, 7.0), slower=(1.0, 1.0))
+    assert of(SPLIT, together).token_s == pytest.approx(3 * (35 + 60) + 18)
+    crowded = replace(together, crowds=(crowd,))
+    found = of(SPLIT, crowded)
+    assert seconds(found, "reduce") - seconds(of(SPLIT, together), "reduce") == pytest.approx(7 * 5)
     # Stages decode in turn, but compute at once while chunks of a prompt follow each other.
-    chain = of(CHAIN, cluster(RATES, RATES, host="h"), replace(WORKLOAD, prompt_tokens=2))
-    assert chain.token_s == pytest.approx(480)
-    assert chain.first_token_s == pytest.approx(150 * 3 * 1.1 + 30)
-    chunks = of(
-        CHAIN, cluster(RATES, RATES, host="h"), replace(WORKLOAD, prompt_tokens=2), chunk_tokens=1
-    )
-    assert chunks.first_token_s == pytest.approx(2 * (480 + 300))
+    for each in (together, crowded):
+        chain = of(CHAIN, each, replace(WORKLOAD, prompt_tokens=2))
+        assert chain.token_s == pytest.approx(480)
+        assert chain.first_token_s == pytest.approx(150 * 3 * 1.1 + 30)
+        chunks = of(CHAIN, each, replace(WORKLOAD, prompt_tokens=2), chunk_tokens=1)
+        assert chunks.first_token_s == pytest.approx(2 * (480 + 300))
 
 
 def test_sums_of_two() -> None:

@@ -11,15 +11,12 @@ from edge.errors import ProtocolError
 from edge.protocol.fields import from_json, to_json
 from edge.protocol.measurements import (
     MAX_MESSAGE_BYTES,
-    MAX_SPAN_S,
     LinkGlance,
     LinkTimes,
     PeerProfile,
     Probe,
     Profile,
-    ProfileTogether,
     Span,
-    StepSeconds,
 )
 from edge.protocol.topology import Place
 from edge.weights.formats import weight_format
@@ -68,13 +65,11 @@ TIMES = LinkTimes(latency_s=1e-4, there_bytes_per_s=1e8, back_bytes_per_s=2e8, g
         {"weight_format": {"dtype": "int4", "block_size": 32, "accuracy": None}},
         {"weight_format": {"dtype": "int4", "block_size": 32}},
         {"weight_format": None},
-        {"hold": 1},
-        {"hold": None},
     ],
     ids=lambda change: str(change)[:40],
 )
 def test_an_order_to_measure_that_makes_no_sense(change: dict[str, Any]) -> None:
-    order = Profile(model=SPEC, weight_format=weight_format("int4"), hold=False)
+    order = Profile(model=SPEC, weight_format=weight_format("int4"))
     with pytest.raises(ProtocolError):
         from_json(Profile, to_json(order) | change)
 
@@ -206,17 +201,3 @@ def test_a_link_differs_in_any_of_its_times() -> None:
         changed = replace(GLANCE, **{name: spanned(9, 9, 9)})
         assert GLANCE.differs(changed)
         assert changed.differs(GLANCE)
-
-
-@pytest.mark.parametrize(
-    "spans", [None, [], "1", [0.1] * 17, [-1], ["1"], [MAX_SPAN_S + 1], [float("nan")]], ids=str
-)
-def test_spans_that_make_no_sense(spans: Any) -> None:
-    with pytest.raises(ProtocolError):
-        from_json(ProfileTogether, {"spans_s": spans})
-
-
-@pytest.mark.parametrize("seconds", [None, [1.0, -1], [1.0, "2"]], ids=str)
-def test_seconds_that_make_no_sense(seconds: Any) -> None:
-    with pytest.raises(ProtocolError):
-        from_json(StepSeconds, {"seconds": seconds})

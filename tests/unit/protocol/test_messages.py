@@ -80,8 +80,7 @@ FRAMES_SENT = (
     messages.Describe(),
     messages.SetMemory(bytes=5),
     measurements.MemoryRate(),
-    measurements.Profile(model=SPEC, weight_format=weight_format("int4", 128, "high"), hold=True),
-    measurements.ProfileTogether(spans_s=(0.5, 1.0)),
+    measurements.Profile(model=SPEC, weight_format=weight_format("int4", 128, "high")),
     PROBE,
     measurements.Glance(place=PROBE.place, small_bytes=8, large_bytes=9),
     messages.Offer(manifest=Manifest(tensors=(), total_bytes=0)),
@@ -139,7 +138,6 @@ ANSWERS = (
     TIMES,
     TIMES.glance,
     measurements.ReadRate(bytes_per_s=1e9),
-    measurements.StepSeconds(seconds=(0.5,)),
     ShardTimes(
         prompt=StepTimes(), decode=StepTimes(steps=2, compute_s=0.5), resident_bytes=1,
         peak_bytes=2, kv_written_bytes=3,
