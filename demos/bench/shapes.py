@@ -80,6 +80,16 @@ SHAPES = {
         head_size=64,
         vocab_size=512,
     ),
+    # 0.17 B: what a newcomer may try first.
+    "M": Shape(
+        num_layers=12,
+        hidden_size=1024,
+        ffn_columns=2816,
+        num_heads=16,
+        num_kv_heads=4,
+        head_size=64,
+        vocab_size=16_000,
+    ),
     # 0.5 B: as Qwen2.5 0.5B without its biases.
     "H": Shape(
         num_layers=24,

@@ -1,1 +1,1 @@
-"""Clusters of unequal devices, made of one Linux machine: shares of cores, limited networks."""
+"""Clusters of pinned peers on one Linux machine: cores, limited networks, limited memory."""

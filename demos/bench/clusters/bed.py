@@ -1,4 +1,4 @@
-"""An emulated cluster that runs: daemons in namespaces and control groups, and its end."""
+"""Pinned peers that run: daemons on cores, in namespaces and control groups, and their end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +17,9 @@ from demos.bench.clusters.networks import (
     DATA,
     PREFIX,
     Network,
-    helper,
     open_network,
 )
-from demos.bench.clusters.table import CORES, Device, cores_of
+from demos.bench.clusters.table import CORES, Device
 from demos.bench.clusters.wire import NAMESPACES
 from edge.host.cache_paths import CACHE_VARIABLE
 from edge.host.huge_pages import with_huge_pages
@@ -36,23 +34,12 @@ _GROUP_BYTES = 128 << 20
 CACHE_LIMIT = "16GiB"
 """Of the daemons together: every plan cuts other shards out of a model."""
 
-NICENESS = "-10"
-"""What else runs on the machine has the cores when no device wants them."""
-
-_JOIN = f"""
-echo $$ > "$1" || exit
-# Where sessions are groups of the scheduler, this counts, and else the niceness of the process.
-[ ! -w /proc/$$/autogroup ] || echo {NICENESS} > /proc/$$/autogroup
-shift
-exec "$@"
-"""
-
 END_TIMEOUT_S = 15.0
 _TOOLS = ("ip", "nsenter", "taskset")
 
 
 def why_not() -> str | None:
-    """Why clusters cannot be emulated here, or None if they probably can."""
+    """Why there can be no such peers here, or None if there probably can."""
     if sys.platform != "linux":
         return "needs Linux"
     if os.geteuid() != 0:
@@ -65,7 +52,7 @@ def why_not() -> str | None:
     owner = os.getpid()
     try:
         ControlGroup(f"{PREFIX}-{owner}-try", memory_bytes=1 << 30).close()
-        with open_network([Device(name="a", cores=1, delay_s=0.001)], owner):
+        with open_network([Device(name="a", core=0, delay_s=0.001)], owner):
             return None
     except subprocess.CalledProcessError as error:
         return f"the system refuses: {str(error.stderr).strip() or error}"
@@ -73,43 +60,37 @@ def why_not() -> str | None:
         return f"the system refuses: {error}"
 
 
-def cores_here(devices: Sequence[Device]) -> list[tuple[int, ...]]:
-    """The cores of this machine that each device is on. Raises ValueError as `cores_of` does."""
-    available = sorted(os.sched_getaffinity(0))[:CORES]
-    return [
-        tuple(available[core] for core in cores)
-        for cores in cores_of(devices, num_cores=len(available))
-    ]
-
-
 @contextlib.contextmanager
-def emulate(devices: Sequence[Device], cache: Path) -> Iterator[tuple[str, ...]]:
+def open_bed(devices: Sequence[Device], cache: Path) -> Iterator[tuple[str, ...]]:
     """The addresses of these devices' daemons, which share the cache; all is gone afterwards.
 
-    Raises ValueError for more devices than this machine's cores can be, OSError or
-    CalledProcessError where the system does not allow it, TimeoutError for a daemon that stays.
+    Raises ValueError for a core that this machine has not, OSError or CalledProcessError where the
+    system does not allow it, TimeoutError for a daemon that stays.
     """
-    cores = cores_here(devices)
+    cores = sorted(os.sched_getaffinity(0))[:CORES]
+    missing = [each.name for each in devices if each.core >= len(cores)]
+    if missing:
+        raise ValueError(f"{', '.join(missing)}: this machine has {len(cores)} cores")
     remove_leftovers()
     owner = os.getpid()
     with contextlib.ExitStack() as stack:
         network = stack.enter_context(open_network(devices, owner))
-        for core in sorted(set().union(*cores)):
-            stack.enter_context(helper("demos.bench.clusters.awake", str(core)))
-        turns = Path(stack.enter_context(tempfile.TemporaryDirectory()), "turns")
         groups = [
             stack.enter_context(
                 contextlib.closing(
                     ControlGroup(
                         network.namespace(index),
                         memory_bytes=device.memory_bytes + BESIDE_MODEL_BYTES,
+                        quota=device.quota if device.quota < 1 else None,
                     )
                 )
             )
             for index, device in enumerate(devices)
         ]
         daemons = [
-            stack.enter_context(_daemon(device, network, groups[index], index, cores, cache, turns))
+            stack.enter_context(
+                _daemon(device, network, groups[index], index, cores[device.core], cache)
+            )
             for index, device in enumerate(devices)
         ]
         yield tuple(daemon.address() for daemon in daemons)
@@ -150,28 +131,18 @@ def _daemon(
     network: Network,
     group: ControlGroup,
     index: int,
-    cores: Sequence[tuple[int, ...]],
+    core: int,
     cache: Path,
-    turns: Path,
 ) -> Iterator[_Daemon]:
-    """`edge peer` on its cores, in its group and its namespace. Ends when its input does."""
-    command = [
-        *("sh", "-c", _JOIN, "sh", str(group.process_file)),
-        *(
-            "nsenter",
-            f"--net={network.file(index)}",
-            "taskset",
-            "--cpu-list",
-            ",".join(map(str, cores[index])),
-        ),
-        *("nice", "-n", NICENESS),
-        *(sys.executable, "-m", "demos.bench.clusters.slow_peer"),
-        *(str(device.cores), "own" if cores.count(cores[index]) == 1 else "shared", str(turns)),
+    """`edge peer` on its core, in its group and its namespace. Ends when its input does."""
+    command = group.joined(
+        *("nsenter", f"--net={network.file(index)}", "taskset", "--cpu-list", str(core)),
+        *(sys.executable, "-m", "edge", "peer"),
         *("--supervised", "--listen", "0.0.0.0:0", "--interface", DATA),
         *("--name", device.name, "--threads", "1"),
         *("--memory", str(device.memory_bytes + BESIDE_MODEL_BYTES - _GROUP_BYTES)),
         *("--model-memory", str(device.memory_bytes), "--cache-limit", CACHE_LIMIT),
-    ]
+    )
     process = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,

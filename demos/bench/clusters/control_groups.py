@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
-PARENTS = (ROOT, ROOT / "memory", ROOT / "blkio")
+PARENTS = (ROOT, ROOT / "memory", ROOT / "blkio", ROOT / "cpu")
+PERIOD_US = 20_000
+"""Of a quota: steps must be long against it."""
 BLOCKS = Path("/sys/dev/block")
 END_TIMEOUT_S = 10.0
 
@@ -34,8 +36,11 @@ class ControlGroup:
         memory_bytes: int,
         disk: Path | None = None,
         read_bytes_per_s: int | None = None,
+        quota: float | None = None,
     ) -> None:
         """With any file of a disk, counts what is read from that, and limits its rate.
+
+        quota: how much of one core its processes get in each period.
 
         Raises OSError where control groups cannot be made.
         """
@@ -43,6 +48,9 @@ class ControlGroup:
         parents = [ROOT if self._is_v2 else ROOT / "memory"]
         if disk is not None and not self._is_v2:
             parents.append(ROOT / "blkio")
+        self._disk_folder = parents[-1] / name
+        if quota is not None and not self._is_v2:
+            parents.append(ROOT / "cpu")
         self._folders = [parent / name for parent in parents]
         self._device = None if disk is None else _device(disk)
         try:
@@ -52,21 +60,25 @@ class ControlGroup:
             (self._folders[0] / limit).write_text(str(memory_bytes))
             if disk is not None and not self._is_v2:
                 # The kernel counts what groups read from a disk once it has had a limit.
-                throttle = self._folders[-1] / "blkio.throttle.read_bps_device"
+                throttle = self._disk_folder / "blkio.throttle.read_bps_device"
                 for any_rate in (_ANY_RATE, 0):
                     throttle.write_text(f"{self._device} {any_rate}")
             if read_bytes_per_s is not None:
                 rate = f"rbps={read_bytes_per_s}" if self._is_v2 else str(read_bytes_per_s)
                 limit = "io.max" if self._is_v2 else "blkio.throttle.read_bps_device"
-                (self._folders[-1] / limit).write_text(f"{self._device} {rate}")
+                (self._disk_folder / limit).write_text(f"{self._device} {rate}")
+            if quota is not None:
+                self._limit_processor(self._folders[-1], round(quota * PERIOD_US))
         except BaseException:
             self.close()
             raise
 
-    @property
-    def process_file(self) -> Path:
-        """A process that writes its id here is in the group's memory from then on."""
-        return self._folders[0] / "cgroup.procs"
+    def _limit_processor(self, folder: Path, quota_us: int) -> None:
+        if self._is_v2:
+            (folder / "cpu.max").write_text(f"{quota_us} {PERIOD_US}")
+            return
+        (folder / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+        (folder / "cpu.cfs_quota_us").write_text(str(quota_us))
 
     def joined(self, *command: str) -> list[str]:
         """The command that puts itself into the group and becomes this one."""
@@ -76,7 +88,7 @@ class ControlGroup:
     @property
     def bytes_read(self) -> int:
         """From the disk, by all of its processes; pages that were in memory do not count."""
-        folder = self._folders[-1]
+        folder = self._disk_folder
         if self._is_v2:
             for line in (folder / "io.stat").read_text().splitlines():
                 device, *counts = line.split()

@@ -1,275 +1,184 @@
-"""Runs plans on an emulated cluster, in turn, and notes what was predicted and what came."""
+"""What was said of plans and what they were, in turn with the best single peer."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
-from functools import partial
+import contextlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from statistics import median
 
 import numpy as np
+from rich.table import Table
 
 import edge
-import edge.protocol.measurements
-from demos.bench.clusters.arrangements import Option, Shares, options, shares
-from demos.bench.clusters.bed import emulate
-from demos.bench.clusters.steadiness import Machine, drift
-from demos.bench.clusters.table import EmulatedCluster, Work
-from edge.planning.load_options import LoadOptions
-from edge.planning.proposal import Proposal
-from edge.protocol.step_times import PeerTimes, StepTimes
-from partition import Estimate, Plan, describe_plan_in_words
+from demos.bench.results import Conditions, Metric
+from partition import Parallel, Plan, Stage, describe_plan_in_words
+from partition.plan.shard import whole_shard
 
-ROUNDS = 2
-"""Of the plans that are compared with each other; the others have one."""
-
-REPLIES = 2
-"""Of each plan in a round; before them it warms up."""
-
-WARM_UP_TOKENS = 3
-
-TRIES = 2
-"""Of a plan's answers, while the machine is not quiet. Devices measure once, which takes longer:
-they remember what their graphs usually take."""
-
-MEASURING_LIMIT_S = 900.0
-"""For a device, which waits for its turn to measure itself until slow ones are done."""
-
-T = TypeVar("T")
+PROMPT_TOKENS = 16
+NEW_TOKENS = 48
+ROUNDS = 5
+WITHIN = 0.1
+LEAST_OF_SOLO = 0.97
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """One reply."""
+class Row:
+    """One plan on one cluster; the fields are the columns of the files.
 
-    first_token_s: float
-    tokens_per_s: float
-    """By the median of the times between its tokens: what disturbs the machine for a moment is in
-    a few of them only."""
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Run:
-    """One plan, what was predicted of it, and what it did."""
-
-    plan: Plan
-    words: str
-    predicted: Estimate
-    work: Work
-    answers: list[Answer] = field(default_factory=list)
-    times: list[PeerTimes] = field(default_factory=list)
-    """Where the peers' time went, in plan order."""
-
-    @property
-    def first_token_s(self) -> float:
-        """The median."""
-        return float(np.median([answer.first_token_s for answer in self.answers]))
-
-    @property
-    def tokens_per_s(self) -> float:
-        """The median, of the tokens after the first."""
-        return float(np.median([answer.tokens_per_s for answer in self.answers]))
-
-    @property
-    def predicted_s(self) -> float:
-        """A whole answer."""
-        return self.predicted.first_token_s + self._steps * self.predicted.token_s
-
-    @property
-    def actual_s(self) -> float:
-        """The same from the medians."""
-        return self.first_token_s + self._steps / self.tokens_per_s
-
-    @property
-    def _steps(self) -> int:
-        return self.work.output_tokens - 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterRun:
-    """Everything that was run on one cluster."""
-
-    cluster: EmulatedCluster
-    proposal: Proposal
-    chosen: Run
-    others: tuple[Run, ...]
-    by_speed: Run | None
-    """Every layer on every device, slices by speed; only where that was asked for."""
-    equal: Run | None
-    """The same with equal slices."""
-    drift: float = 0.0
-    """By how much the machine itself was slower when plans answered than when it was measured."""
-    set_aside: int = 0
-    """So often a plan's answers did not count, as the machine was not quiet any more."""
-
-    @property
-    def runs(self) -> tuple[Run, ...]:
-        """Each plan once."""
-        every = (self.chosen, *self.others, self.by_speed, self.equal)
-        return tuple({id(run): run for run in every if run is not None}.values())
-
-    @property
-    def solo(self) -> Run | None:
-        """The fastest single device; None where none has the memory."""
-        alone = [run for run in self.runs if len(run.plan.devices) == 1]
-        return min(alone, key=lambda run: run.actual_s, default=None)
-
-    @property
-    def best(self) -> Run:
-        return min(self.runs, key=lambda run: run.actual_s)
-
-    @property
-    def compared(self) -> tuple[Run, ...]:
-        """The plans that figures are made of, each once."""
-        every = (self.chosen, self.solo, self.best, self.by_speed, self.equal)
-        return tuple({id(run): run for run in every if run is not None}.values())
-
-
-def run_cluster(
-    cluster: EmulatedCluster, checkpoint: Path, cache: Path, machine: Machine
-) -> ClusterRun:
-    """Build the cluster, measure it, plan, run the plans, take the cluster down.
-
-    Raises what `emulate` raises, EdgeError, and ValueError where a device was not measured.
+    Tokens per second after the first, of replies in turn with those of the best single peer:
+    `times_solo` is the median over the rounds of one over the other; None where none has the
+    memory. `said_over_was` is more than 1 where too much was said.
     """
-    wanted = load_options(cluster.work)
-    edge.protocol.measurements.Profile.limit_s = MEASURING_LIMIT_S
-    with (
-        emulate(cluster.devices, cache) as addresses,
-        edge.Cluster.connect(addresses) as peers,
-    ):
-        measured = _quietly(
-            machine, lambda: peers.propose(checkpoint, wanted, measure="again"), tries=1
+
+    date: str
+    commit: str
+    cluster: str
+    shape: str
+    asked: str
+    plan: str
+    said_tokens_per_s: float
+    tokens_per_s_p20: float
+    tokens_per_s: float
+    tokens_per_s_p80: float
+    said_over_was: float
+    said_first_token_s: float
+    first_token_s: float
+    times_solo: float | None
+    hardware: str
+    versions: str
+
+    @property
+    def is_within(self) -> bool:
+        return abs(self.said_over_was - 1) <= WITHIN
+
+    @property
+    def keeps_up(self) -> bool:
+        """Whether `auto` was as fast as the best single peer."""
+        return self.asked != "auto" or self.times_solo is None or self.times_solo >= LEAST_OF_SOLO
+
+
+def measured_rows(
+    cluster: edge.Cluster,
+    checkpoint: Path,
+    asked: Sequence[Parallel],
+    *,
+    name: str,
+    shape: str,
+    conditions: Conditions,
+    rounds: int = ROUNDS,
+) -> list[Row]:
+    """Measure the peers, load every plan and the best peer alone, and let them answer in turn."""
+    workload = edge.Workload(prompt_tokens=PROMPT_TOKENS, output_tokens=NEW_TOKENS)
+    context_tokens = PROMPT_TOKENS + NEW_TOKENS
+
+    def proposed(plan: Parallel | Plan) -> edge.Proposal:
+        return cluster.propose(
+            checkpoint, plan=plan, context_tokens=context_tokens, workload=workload
         )
-        proposal = measured.done
-        unmeasured = [each.name for each in proposal.cluster.devices if each.rates is None]
-        if unmeasured:
-            raise ValueError(f"{', '.join(unmeasured)}: not measured; {'; '.join(proposal.notes)}")
-        compared = shares(proposal) if cluster.shares else None
-        runs = _runs(proposal, cluster, compared)
-        result = _result(cluster, proposal, runs, compared)
-        answered: list[_Quietly[_Answered]] = []
-        for round_ in range(ROUNDS):
-            for run in result.compared[::-1] if round_ else runs:
-                found = _quietly(machine, partial(_answers, run, peers, checkpoint))
-                run.answers += found.done.answers
-                run.times = _added(run.times, found.done.times)
-                answered.append(found)
-    return replace(
-        result,
-        drift=drift(measured.around_s, [each for found in answered for each in found.around_s]),
-        set_aside=sum(found.set_aside for found in answered),
-    )
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Quietly(Generic[T]):
-    """What was done, and what a round of the machine took before and after."""
-
-    done: T
-    around_s: tuple[float, float]
-    set_aside: int
-
-
-def _quietly(machine: Machine, do: Callable[[], T], *, tries: int = TRIES) -> _Quietly[T]:
-    """Do it when the machine is quiet; again if it is not quiet any more afterwards."""
-    done_so_often = 0
-    while True:
-        before_s = machine.wait()
-        done = do()
-        after_s = machine.time_s()
-        done_so_often += 1
-        is_quiet = machine.is_quiet(before_s) and machine.is_quiet(after_s)
-        if is_quiet or done_so_often == tries:
-            return _Quietly(done=done, around_s=(before_s, after_s), set_aside=done_so_often - 1)
-
-
-def load_options(work: Work, plan: Plan | None = None) -> LoadOptions:
-    """Memory for just this work."""
-    return LoadOptions(
-        plan="auto" if plan is None else plan,
-        context_tokens=work.prompt_tokens + work.output_tokens,
-        workload=edge.Workload(prompt_tokens=work.prompt_tokens, output_tokens=work.output_tokens),
-    )
-
-
-def _runs(proposal: Proposal, cluster: EmulatedCluster, compared: Shares | None) -> tuple[Run, ...]:
-    """The chosen plan's first; each plan once."""
-    wanted: list[Option] = list(options(proposal, everything=cluster.everything))
-    if compared is not None:
-        known = [each.plan for each in wanted]
-        wanted += [each for each in (compared.by_speed, compared.equal) if each.plan not in known]
-    return tuple(
-        Run(
-            plan=each.plan,
-            words=describe_plan_in_words(each.plan, proposal.cluster),
-            predicted=each.predicted,
-            work=cluster.work,
+    proposals = {plan: proposed(plan) for plan in asked}
+    solo = _solo(proposals[asked[0]])
+    wanted: dict[str, Plan] = {} if solo is None else {"solo": solo}
+    wanted |= {plan: proposals[plan].plan for plan in asked}
+    with contextlib.ExitStack() as stack:
+        models = {
+            plan: stack.enter_context(
+                cluster.load(
+                    checkpoint,
+                    plan=each,
+                    context_tokens=context_tokens,
+                    workload=workload,
+                    progress=False,
+                )
+            )
+            for plan, each in wanted.items()
+        }
+        prompt = np.random.default_rng(1).integers(256, size=PROMPT_TOKENS).tolist()
+        replies: dict[str, list[tuple[float, float]]] = {plan: [] for plan in models}
+        for number in range(rounds + 1):
+            for plan, model in models.items():
+                reply = model.generate(prompt, max_new_tokens=NEW_TOKENS, ignore_eos=True)
+                if number:  # the first round warms up
+                    figures = reply.statistics
+                    tokens_per_s = figures["tokens_per_s"]
+                    assert tokens_per_s is not None, "so many tokens have a rate"
+                    replies[plan].append((tokens_per_s, figures["first_token_s"]))
+    rows = []
+    for plan in asked:
+        said = proposals[plan].predict(prompt_tokens=PROMPT_TOKENS, output_tokens=NEW_TOKENS)
+        if said is None:
+            raise ValueError(f"{name}: a peer was not measured; {proposals[plan].notes}")
+        speeds, firsts = zip(*replies[plan], strict=True)
+        low, middle, high = Metric(name="", unit="", values=speeds).percentiles
+        pairs = zip(replies[plan], replies.get("solo", ()), strict=solo is not None)
+        times_solo = round(median(one[0] / other[0] for one, other in pairs), 3) if solo else None
+        rows.append(
+            Row(
+                date=conditions.date,
+                commit=conditions.commit,
+                cluster=name,
+                shape=shape,
+                asked=plan,
+                plan=describe_plan_in_words(proposals[plan].plan, proposals[plan].cluster),
+                said_tokens_per_s=_short(said.tokens_per_s),
+                tokens_per_s_p20=low,
+                tokens_per_s=middle,
+                tokens_per_s_p80=high,
+                said_over_was=round(said.tokens_per_s / middle, 3),
+                said_first_token_s=_short(said.first_token_s),
+                first_token_s=_short(median(firsts)),
+                times_solo=times_solo,
+                hardware=conditions.hardware,
+                versions=conditions.versions,
+            )
         )
-        for each in wanted
-    )
+    return rows
 
 
-def _result(
-    cluster: EmulatedCluster, proposal: Proposal, runs: Sequence[Run], compared: Shares | None
-) -> ClusterRun:
-    def of(option: Option) -> Run:
-        return next(run for run in runs if run.plan == option.plan)
-
-    return ClusterRun(
-        cluster=cluster,
-        proposal=proposal,
-        chosen=runs[0],
-        others=tuple(runs[1:]),
-        by_speed=None if compared is None else of(compared.by_speed),
-        equal=None if compared is None else of(compared.equal),
-    )
+def _solo(proposal: edge.Proposal) -> Plan | None:
+    """All of the model on the device that should be fastest alone; None where none has room."""
+    if proposal.choice.solo is None:
+        return None
+    model = proposal.model
+    vocab = range(model.vocab_size)
+    whole = whole_shard(proposal.choice.solo.device, model, vocab=vocab)
+    stage = Stage(layers=range(model.num_layers), shards=(whole,))
+    return Plan(model=model.name, version=0, stages=(stage,))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Answered:
-    answers: list[Answer]
-    times: list[PeerTimes]
-
-
-def _answers(run: Run, peers: edge.Cluster, checkpoint: Path) -> _Answered:
-    """Load the plan, warm it up, and time a few replies."""
-    work = run.work
-    options = load_options(work, run.plan)
-    with peers.load(checkpoint, options, progress=False) as model:
-        prompt = np.random.default_rng(1).integers(model.vocab_size, size=work.prompt_tokens)
-        model.generate(prompt.tolist(), max_new_tokens=WARM_UP_TOKENS, ignore_eos=True)
-        model.measure()
-        answers = [_timed(model, prompt.tolist(), work.output_tokens) for _ in range(REPLIES)]
-        return _Answered(answers=answers, times=model.measure())
-
-
-def _timed(model: edge.Model, prompt: list[int], num_tokens: int) -> Answer:
-    times_s = [time.perf_counter()]
-    for _ in model.stream(prompt, max_new_tokens=num_tokens, ignore_eos=True):
-        times_s.append(time.perf_counter())
-    return Answer(
-        first_token_s=times_s[1] - times_s[0],
-        tokens_per_s=1 / float(np.median(np.diff(times_s[1:]))),
-    )
-
-
-def _added(before: Sequence[PeerTimes], now: Sequence[PeerTimes]) -> list[PeerTimes]:
-    """The counters of two rounds of the same plan together."""
-    if not before:
-        return list(now)
-    return [
-        replace(
-            new,
-            prompt=_sum(old.prompt, new.prompt),
-            decode=_sum(old.decode, new.decode),
+def table(rows: Iterable[Row]) -> Table:
+    """For people."""
+    found = Table(title="said / was", title_justify="left")
+    for name in ("cluster", "asked", "plan"):
+        found.add_column(name, overflow="fold")
+    for name in ("tok/s", "said over was", "first token s", "x best peer alone"):
+        found.add_column(name, justify="right")
+    for row in rows:
+        found.add_row(
+            f"{row.cluster} ({row.shape})",
+            row.asked,
+            row.plan,
+            f"{row.said_tokens_per_s:g} / {row.tokens_per_s:g}",
+            f"{row.said_over_was:.2f}" + ("" if row.is_within else " !"),
+            f"{row.said_first_token_s:g} / {row.first_token_s:g}",
+            "" if row.times_solo is None else f"{row.times_solo:.2f}" + "!" * (not row.keeps_up),
         )
-        for old, new in zip(before, now, strict=True)
-    ]
+    return found
 
 
-def _sum(one: StepTimes, other: StepTimes) -> StepTimes:
-    names = [each.name for each in fields(StepTimes)]
-    return StepTimes(**{name: getattr(one, name) + getattr(other, name) for name in names})
+def summary(rows: Sequence[Row]) -> str:
+    """Both bars in a line."""
+    within = sum(row.is_within for row in rows)
+    alone = [row.times_solo for row in rows if row.asked == "auto" and row.times_solo is not None]
+    least = f"{min(alone):.2f}" if alone else "-"
+    return (
+        f"within {WITHIN:.0%}: {within} of {len(rows)} "
+        f"({within / max(1, len(rows)):.0%}; bar 90%); "
+        f"auto over the best peer alone: {least} at least (bar {LEAST_OF_SOLO})"
+    )
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.4g}")

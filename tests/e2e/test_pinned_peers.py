@@ -1,4 +1,4 @@
-"""Three emulated devices on two cores: a model runs on them, and nothing of them stays."""
+"""Three pinned peers on two cores: a model runs on them, and nothing of them stays."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import edge
-from demos.bench.clusters.bed import emulate, remove_leftovers, why_not
+from demos.bench.clusters.bed import open_bed, remove_leftovers, why_not
 from demos.bench.clusters.control_groups import ROOT
 from demos.bench.clusters.networks import PREFIX
 from demos.bench.clusters.table import MBIT, Device
@@ -26,7 +26,7 @@ QUESTION = "Where does the cat live?"
 def allowed() -> None:
     reason = why_not()
     if reason is not None:
-        pytest.skip(f"clusters cannot be emulated here: {reason}")
+        pytest.skip(f"no pinned peers here: {reason}")
 
 
 def left(owner: int) -> list[str]:
@@ -48,11 +48,11 @@ def test_a_model_runs_over_three_devices_of_which_nothing_stays(
 ) -> None:
     rate = 100 * MBIT if delay_s else None
     devices = [
-        Device(name=name, cores=cores, bytes_per_s=rate, delay_s=delay_s)
-        for name, cores in (("a", 0.2), ("b", 0.15), ("c", 0.15))
+        Device(name=name, core=core, quota=quota, bytes_per_s=rate, delay_s=delay_s)
+        for name, core, quota in (("a", 0, 1), ("b", 0, 0.5), ("c", 0, 1))
     ]
     plan = bundled_plan("tensor_3", devices=("a", "b", "c"))
-    with emulate(devices, tmp_path) as addresses:
+    with open_bed(devices, tmp_path) as addresses:
         assert len(left(os.getpid())) >= 3 * len(devices)
         with (
             edge.Cluster.connect(addresses) as cluster,
@@ -73,7 +73,7 @@ def test_a_bed_that_fails_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     with (
         pytest.raises(OSError, match="the daemon of a did not start"),
-        emulate([Device(name="a", cores=1)], tmp_path / "file"),
+        open_bed([Device(name="a", core=0)], tmp_path / "file"),
     ):
         pass
     assert left(os.getpid()) == []
