@@ -38,8 +38,8 @@ class Reply:
     neither special tokens nor the stop string. `statistics` are numbers by name: `prompt_tokens`,
     `new_tokens`, `first_token_s`, `decode_s` (from the first token to the last, where they are
     chosen), `tokens_per_s` (after the first; None under eight tokens), `total_s`, `seed`; and,
-    where the devices were measured, `predicted_tokens_per_s` and `predicted_first_token_s` of such
-    a reply alone.
+    where the devices were measured, `predicted_first_token_s` and `predicted_tokens_per_s` of such
+    a reply alone, with `predicted_tokens_per_s_range`: what slow and fast minutes would make it.
     """
 
     text: str
@@ -130,6 +130,7 @@ class ReplyUnderWay:
         if predicted is not None:
             statistics["predicted_first_token_s"] = predicted.first_token_s
             statistics["predicted_tokens_per_s"] = predicted.tokens_per_s
+            statistics["predicted_tokens_per_s_range"] = predicted.tokens_per_s_range
         return Reply(
             text=generation.text,
             token_ids=tuple(generation.token_ids),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -204,10 +204,15 @@ def _explain(console: Console, proposal: Proposal) -> None:
         console.print(others)
 
 
+def rate_in_words(tokens_per_s: float, span: Sequence[float]) -> str:
+    """As `57–62`, or one number where nothing is spread."""
+    low, high = (f"{each:.0f}" if each >= 10 else f"{each:.1f}" for each in span)
+    return f"{tokens_per_s:.1f}" if low == high else f"{low}–{high}"
+
+
 def _in_words(estimate: Estimate) -> str:
-    return (
-        f"first token after {estimate.first_token_s:.2f} s, then {estimate.tokens_per_s:.1f} tok/s"
-    )
+    rate = rate_in_words(estimate.tokens_per_s, estimate.tokens_per_s_range)
+    return f"first token after {estimate.first_token_s:.2f} s, then {rate} tok/s"
 
 
 def _speed(estimate: Estimate | None) -> dict[str, Any] | None:
@@ -216,6 +221,7 @@ def _speed(estimate: Estimate | None) -> dict[str, Any] | None:
     return {
         "first_token_s": estimate.first_token_s,
         "tokens_per_s": estimate.tokens_per_s,
+        "tokens_per_s_range": list(estimate.tokens_per_s_range),
         "bottleneck": estimate.bottleneck,
     }
 

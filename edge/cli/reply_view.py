@@ -16,6 +16,7 @@ from edge.api.cluster import Cluster
 from edge.api.generation_options import GenerationOptions
 from edge.api.model import Model
 from edge.api.reply import Reply
+from edge.cli.plan_view import rate_in_words
 from edge.errors import EdgeError
 from edge.planning.breakdown import Part, step_parts
 from edge.planning.drift import Drift
@@ -54,7 +55,8 @@ def show_reply(model: Model, prompt: Prompt, options: GenerationOptions) -> Repl
     if figures["tokens_per_s"] is not None:
         rate = f", then {figures['tokens_per_s']:.1f} tok/s"
         if "predicted_tokens_per_s" in figures:
-            rate += f" (predicted {figures['predicted_tokens_per_s']:.1f})"
+            said, span = figures["predicted_tokens_per_s"], figures["predicted_tokens_per_s_range"]
+            rate += f" (predicted {rate_in_words(said, span)})"
     click.echo(
         f"[{figures['new_tokens']} tokens, {first}{rate}, on {devices} "
         f"device{'s' if devices > 1 else ''}]",

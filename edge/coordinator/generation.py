@@ -32,6 +32,7 @@ class Statistics(TypedDict):
     predicted_first_token_s: NotRequired[float]
     """Where the devices were measured, like the next."""
     predicted_tokens_per_s: NotRequired[float]
+    predicted_tokens_per_s_range: NotRequired[tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
+import numpy as np
+
 from edge.profiling.cold_caches import Caches
 from edge.profiling.loaded_sample import (
     EARLY_POSITION,
@@ -66,8 +68,12 @@ def profile(site: Site, order: Profile, *, busy: tuple[str, ...]) -> PeerProfile
             return _roughly(site, order, loaded, caches, busy=busy)
         steps = _steps(loaded)
 
+        of_one_row: list[float] = []
+
         def step_times() -> list[float]:
-            return [_median(loaded, step, site.check, caches) for step in steps]
+            samples = [_times(loaded, step, site.check, caches) for step in steps]
+            of_one_row.extend(samples[0])
+            return [statistics.median(sample) for sample in samples]
 
         # What disturbs a device for seconds should not be in both samples: they lie apart.
         early = step_times()
@@ -109,6 +115,7 @@ def profile(site: Site, order: Profile, *, busy: tuple[str, ...]) -> PeerProfile
             step_s=_less(stepping_s, slices.run_s),
             disk_bytes_per_s=site.disk_bytes_per_s,
             copy_bytes_per_s=site.backend.copy_bytes_per_s(),
+            spread=spread_of(of_one_row),
         )
     return PeerProfile(
         rates=rates,
@@ -183,6 +190,12 @@ def _apart(times: Sequence[float]) -> float:
     return max(times) / max(min(times), 1e-12) - 1
 
 
+def spread_of(seconds: Sequence[float]) -> tuple[float, float]:
+    """The 20th and the 80th percentile over the median."""
+    low, middle, high = np.percentile(seconds, [20, 50, 80])
+    return float(low / middle), float(high / middle)
+
+
 def _less(seconds: float, fixed_s: float) -> float:
     """What is left of a time without its fixed part, and never nothing: both have noise."""
     return max(seconds - fixed_s, 0.1 * seconds)
@@ -205,7 +218,7 @@ def _steps(loaded: LoadedSample) -> tuple[Step, ...]:
     return (*few[: -1 if chunk.num_tokens == REQUESTS else None], chunk)
 
 
-def _median(loaded: LoadedSample, step: Step, check: Check, caches: Caches) -> float:
+def _times(loaded: LoadedSample, step: Step, check: Check, caches: Caches) -> list[float]:
     """Of as many repeats as go into a short span; of a few at least, where a step is slow."""
     check()
     begin_s = time.perf_counter()
@@ -213,7 +226,7 @@ def _median(loaded: LoadedSample, step: Step, check: Check, caches: Caches) -> f
     span_s = max(_SPAN_S, min(_LEAST_REPEATS * seconds[0], _LONGEST_SPAN_S))
     while time.perf_counter() < begin_s + span_s and len(seconds) < _MOST_REPEATS:
         seconds.append(caches.cold_seconds(loaded, step))
-    return statistics.median(seconds)
+    return seconds
 
 
 def _attention(site: Site, order: Profile, caches: Caches) -> tuple[float, float]:

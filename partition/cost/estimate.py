@@ -40,6 +40,9 @@ class Estimate:
     """The largest term, in words."""
     device_s: tuple[tuple[str, float], ...]
     """Seconds that each device (by id, in plan order) computes for a step."""
+    tokens_per_s_range: tuple[float, float]
+    """Between these it is where devices are as slow or as fast as in a fifth of what they measured:
+    a prediction belongs to the minute."""
 
     def total_s(self, workload: Workload) -> float:
         """What plans are compared by: a whole answer of the workload."""
@@ -85,13 +88,19 @@ def estimate(
         + (num_chunks - 1) * max(map(sum, zip(stages_s, beside_s, strict=True)))
         + sum(term.seconds for term in view.outside_stages(chunk))
     )
+    device_s = view.device_seconds(decode)
+    fast_s, slow_s = view.spread_s(dict(device_s))
     return Estimate(
         first_token_s=first_token_s,
         token_s=token_s,
         tokens_per_s=workload.concurrency / token_s if token_s else float("inf"),
         terms=terms,
         bottleneck=in_words(terms[0], token_s),
-        device_s=view.device_seconds(decode),
+        device_s=device_s,
+        tokens_per_s_range=(
+            workload.concurrency / (token_s + slow_s) if token_s else float("inf"),
+            workload.concurrency / (token_s + fast_s) if token_s else float("inf"),
+        ),
     )
 
 
@@ -204,6 +213,19 @@ class _View:
                         own_s += count * layer_s
                 seconds.append((shard.device, own_s))
         return tuple(seconds)
+
+    def spread_s(self, device_s: Mapping[str, float]) -> tuple[float, float]:
+        """What a step takes more, first 0 or less, when each stage is fast, and when it is slow."""
+        found = [0.0, 0.0]
+        for side in range(2):
+            for stage in self._plan.stages:
+                each_s = []
+                for shard in stage.shards:
+                    rates = self._devices[shard.device].rates
+                    assert rates is not None
+                    each_s.append(device_s[shard.device] * (rates.spread[side] - 1))
+                found[side] += max(each_s)  # the slowest decides
+        return found[0], found[1]
 
     def _pace(self, shard: Share, stage: Stage, phase: Phase) -> Pace:
         device = self._devices[shard.device]

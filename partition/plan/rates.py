@@ -56,6 +56,8 @@ class ComputeRates:
     """Sequential reading; None when not measured."""
     copy_bytes_per_s: float | None = None
     """From its host's memory into its own; None where these are one, or it was not measured."""
+    spread: tuple[float, float] = (1.0, 1.0)
+    """Of a step of one row: the 20th and 80th percentile of its times, over the median."""
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.rows) <= MOST_POINTS:
@@ -82,6 +84,11 @@ class ComputeRates:
             rate = getattr(self, name)
             if rate is not None and not (math.isfinite(rate) and rate > 0):
                 raise ValueError(f"{name} of rates must be more than 0, not {rate}.")
+
+        if len(self.spread) != 2 or not 0 < self.spread[0] <= 1 <= self.spread[1] < math.inf:
+            raise ValueError(
+                f"spread of rates must be on both sides of 1, not {self.spread!r:.80}."
+            )
 
     def weights_s(self, rows: float, *, shared: bool) -> float:
         """Seconds per byte of weights in a step of `rows` rows (at least 1)."""
@@ -127,6 +134,7 @@ class ComputeRates:
             step_s=_number("step_s", obj["step_s"]),
             disk_bytes_per_s=_number_or_none("disk_bytes_per_s", obj["disk_bytes_per_s"]),
             copy_bytes_per_s=_number_or_none("copy_bytes_per_s", obj["copy_bytes_per_s"]),
+            spread=_pair("spread", obj["spread"]),
         )
 
 
@@ -161,6 +169,13 @@ def _number(name: str, value: object) -> float:
 
 def _number_or_none(name: str, value: object) -> float | None:
     return None if value is None else _number(name, value)
+
+
+def _pair(name: str, value: object) -> tuple[float, float]:
+    numbers = _numbers(name, value)
+    if len(numbers) != 2:
+        raise ValueError(f"{name} of rates must be two numbers.")
+    return numbers[0], numbers[1]
 
 
 def _numbers(name: str, value: object) -> tuple[float, ...]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from edge.cli.plan_view import plan_as_json, show_plan
+from edge.cli.plan_view import plan_as_json, rate_in_words, show_plan
 from edge.host.free_memory import format_size
 from edge.planning.proposal import Beside, Proposal
 from edge.protocol.wire_rules import WireRules
@@ -106,3 +106,18 @@ def test_kv_heads_that_are_held_again_are_marked(
     kinds = [row["kinds"][0] for row in devices]
     assert [kind["kv_heads"] for kind in kinds] == [[0, 0, 1], [1], [0, 1]]
     assert [kind["kv_copies"] for kind in kinds] == [1, 1, 0]
+
+
+def test_a_rate_is_said_with_its_spread() -> None:
+    assert rate_in_words(59.61, (57.2, 62.4)) == "57–62"
+    assert rate_in_words(59.61, (59.61, 59.61)) == "59.6"
+    assert rate_in_words(2.53, (2.41, 2.63)) == "2.4–2.6"
+    rates = replace(RATES, copy_bytes_per_s=50.0, spread=(0.8, 1.25))
+    gpu, plan = device("a", 10**6, rates), alone(0)
+    found = estimate(plan, MODEL, ClusterSpec(devices=(gpu,)), WORKLOAD)
+    low, high = found.tokens_per_s_range
+    assert low < found.tokens_per_s < high
+    steady = replace(gpu, rates=replace(rates, spread=(1.0, 1.0)))
+    still = estimate(plan, MODEL, ClusterSpec(devices=(steady,)), WORKLOAD)
+    assert still.tokens_per_s_range == (still.tokens_per_s, still.tokens_per_s)
+    assert still.tokens_per_s == found.tokens_per_s

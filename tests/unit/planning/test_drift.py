@@ -42,6 +42,7 @@ def answer(*terms: tuple[str, float], devices_s: dict[str, float], slower_s: flo
     """A reply that was predicted to take these terms for each token and took `slower_s` more."""
     token_s = sum(seconds for _kind, seconds in terms)
     predicted = Estimate(
+        tokens_per_s_range=(1.0, 1.0),
         first_token_s=1.0,
         token_s=token_s,
         tokens_per_s=1 / token_s,

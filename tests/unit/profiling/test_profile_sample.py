@@ -16,7 +16,7 @@ from edge.errors import CapacityError
 from edge.memory.model_sizes import model_facts
 from edge.models.spec import ModelSpec
 from edge.profiling import random_weights
-from edge.profiling.profile import agreed, in_words
+from edge.profiling.profile import agreed, in_words, spread_of
 from edge.profiling.random_weights import written_weights
 from edge.profiling.sample import (
     CHUNK_ROWS,
@@ -281,3 +281,11 @@ def test_samples_that_disagree_need_a_third(
     assert found == pytest.approx(medians)
     assert apart == pytest.approx(spread)
     assert unsteady is is_unsteady
+
+
+def test_a_spread_is_of_most_times_over_the_median() -> None:
+    assert spread_of([2.0]) == (1.0, 1.0)
+    assert spread_of([1.0, 2.0, 2.0, 2.0, 2.0, 4.0]) == (1.0, 1.0)
+    low, high = spread_of([float(each) for each in range(1, 102)])
+    assert low == pytest.approx(21 / 51)
+    assert high == pytest.approx(81 / 51)
