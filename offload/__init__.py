@@ -3,7 +3,7 @@
 from offload.cache.derived_cache import DerivedCache, DerivedWriter
 from offload.cache.folder_cache import FolderCache, FolderUse
 from offload.cache.shard_cache import ShardCache
-from offload.cache.shard_writer import CachedShard, ShardWriter
+from offload.cache.verified_shard import CachedShard, ShardWriter
 from offload.errors import (
     StoreCorruptError,
     StoreError,

@@ -5,14 +5,14 @@ same plan. Knows nothing of sockets, tensors or files, and needs only the standa
 """
 
 from partition.cost.estimate import Estimate, estimate
-from partition.cost.messages import check_links
+from partition.cost.message_times import check_links
 from partition.cost.terms import Term
 from partition.errors import CapacityError, PartitionError, PlanError, Shortage
 from partition.fit.check import check_fit
 from partition.fit.describe import HeldLayers, PlanRow, describe
+from partition.fit.layer_tiers import WeightTiers, weight_tiers
 from partition.fit.memory import memory_use
 from partition.fit.placement import Parallel
-from partition.fit.tiers import WeightTiers, weight_tiers
 from partition.plan.facts import (
     ClusterSpec,
     CrowdSpec,

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from edge.concurrency.blocking import StopFlag, run_blocking
+from edge.coordinator.kv_residency import Residency
 from edge.coordinator.loaded_model import LoadedModel
 from edge.coordinator.requests import OnEnd
-from edge.coordinator.residency import Residency
 from edge.coordinator.scheduler import Scheduler
 from edge.coordinator.shipping import describe_shard, ship
 from edge.memory.model_sizes import model_facts

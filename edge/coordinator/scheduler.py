@@ -1,9 +1,9 @@
 """The scheduler: what the peers are to do next. Pure: knows no peers, text or time.
 
-Whose keys and values are in memory is `residency.py`'s to decide; of those, three rules. Requests
-that each wait for one token go together, because a batch reads the weights once for all of them.
-Prompts come in chunks, turn by turn with those batches, so that a long prompt does not hold up
-other replies. And only as many steps are under way as keep every stage busy: what is handed out
+Whose keys and values are in memory is `kv_residency.py`'s to decide; of those, three rules.
+Requests that each wait for one token go together, because a batch reads the weights once for all of
+them. Prompts come in chunks, turn by turn with those batches, so that a long prompt does not hold
+up other replies. And only as many steps are under way as keep every stage busy: what is handed out
 cannot be reordered any more.
 """
 
@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edge.coordinator.residency import Member, Reservation, Residency
+from edge.coordinator.kv_residency import Member, Reservation, Residency
 from edge.protocol.step import FinishReason, Step, StepEntry
 
 

@@ -14,12 +14,12 @@ from typing import Any
 import transport
 from edge.errors import NetworkError, ProtocolError, RequestError
 from edge.peer.connection import Connection
-from edge.peer.hosted_shard import LINK_TIMEOUT_S
 from edge.peer.resources import PeerResources
 from edge.peer.settings import PeerSettings
 from edge.profiling.link_probe import answer_probe
 from edge.protocol.client import map_transport_error, software_difference
 from edge.protocol.fields import integer, text
+from edge.protocol.heartbeat import LINK_TIMEOUT_S
 from edge.version import __version__
 from transport import Channel, Link
 

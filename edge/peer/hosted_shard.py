@@ -12,6 +12,7 @@ from edge.errors import NetworkError, ProtocolError
 from edge.memory.kv_budget import KvRoom
 from edge.protocol.assignment import Assignment
 from edge.protocol.frame_codec import Event
+from edge.protocol.heartbeat import LINK_TIMEOUT_S
 from edge.protocol.topology import Place, Seat
 from offload import Manifest
 from transport import Link
@@ -21,10 +22,6 @@ CONNECT_TIMEOUT_S = 20.0
 
 DIAL_TIMEOUT_S = 4.0
 """For one address of a neighbour: some of its addresses may lie in networks we cannot reach."""
-
-LINK_TIMEOUT_S = 120.0
-"""Silence on a link inside a step. A dead device is noticed within seconds by the connection
-itself; this is for one that hangs, and long because a slow neighbour may take a minute a chunk."""
 
 
 class HostedShard:

@@ -20,7 +20,7 @@ from edge.protocol.measurements import (
 from edge.protocol.messages import Describe
 from edge.protocol.peer_info import PeerInfo, places
 from partition import LinkSpec
-from partition.cost.messages import NO_LINK_S
+from partition.cost.message_times import NO_LINK_S
 
 Question = TypeVar("Question", bound=LinkQuestion)
 

@@ -11,8 +11,8 @@ import partition
 from edge.errors import CapacityError, PlanError, RequestError
 from edge.host.free_memory import format_size
 from edge.memory.model_sizes import model_facts
-from edge.planning.activation_format import choose_wire_rules
 from edge.planning.load_options import LoadOptions
+from edge.planning.wire_format_choice import choose_wire_rules
 from edge.protocol.wire_rules import WireRules
 from edge.weights.checkpoint import Checkpoint
 from partition import (

@@ -19,8 +19,8 @@ import partition
 from edge.errors import EdgeError, PeerLostError, ProtocolError
 from edge.memory.model_sizes import model_facts
 from edge.models.spec import ModelSpec, by_kind
-from edge.planning.activation_format import choose_wire_rules
 from edge.planning.survey import Inquiry
+from edge.planning.wire_format_choice import choose_wire_rules
 from edge.protocol.assignment import Assignment
 from edge.protocol.client import PeerClient
 from edge.protocol.error_codec import Failed

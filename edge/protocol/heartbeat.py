@@ -1,4 +1,4 @@
-"""Telling a device that hangs or fell asleep from one that is merely busy: both sides show life.
+"""How long silence lasts until a peer counts as lost: both sides show life while they are busy.
 
 A device that dies breaks its connections, which transport notices.
 """
@@ -18,6 +18,10 @@ ALIVE_EVERY_S = 5.0
 SILENT_AFTER_S = 60.0
 """Without any frame for so long, the other side counts as lost. Long enough for the largest frame
 (8 MiB of logits, a 4 MiB piece of weights) on a link of 140 kB/s."""
+
+LINK_TIMEOUT_S = 120.0
+"""Silence on a link inside a step. A dead device is noticed within seconds by the connection
+itself; this is for one that hangs, and long because a slow neighbour may take a minute a chunk."""
 
 
 async def show_life(channel: Channel) -> None:

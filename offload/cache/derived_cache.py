@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offload.cache.folder_cache import FolderCache, FolderUse
-from offload.cache.shard_writer import MANIFEST, WEIGHTS, CachedShard
+from offload.cache.verified_shard import MANIFEST, WEIGHTS, CachedShard
 from offload.errors import StoreCorruptError
 from offload.files.closing import Closing
 from offload.files.durable import disk_errors_as_store_errors, sync_folder, write_all

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from offload.cache.folder_cache import FolderCache
-from offload.cache.shard_writer import (
+from offload.cache.verified_shard import (
     MANIFEST,
     MARK_BYTES,
     PARTIAL,

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from partition.cost.contention import shares_host
-from partition.cost.messages import Network
+from partition.cost.message_times import Network
 from partition.cost.overlap import stage_sum_s
 from partition.cost.pace import CHUNK_TOKENS, Pace, Phase, Segment, chunk_phase, decode_phase
 from partition.cost.terms import Kind, Term, in_words, merged
 from partition.errors import PlanError
 from partition.fit.memory import memory_use
-from partition.fit.streaming import Load, loads_of, waits_for_disk
+from partition.fit.streamed_layers import Load, loads_of, waits_for_disk
 from partition.plan.facts import ClusterSpec, LayerFacts, ModelFacts, Workload
 from partition.plan.plan import Plan, Stage
 from partition.plan.shard import LayerSlice, num_local_kv_heads

@@ -8,7 +8,7 @@ of two machines, processor and link, so each segment takes as long as the slower
 
 from collections.abc import Sequence
 
-from partition.cost.messages import Network
+from partition.cost.message_times import Network
 from partition.cost.pace import Phase
 from partition.plan.facts import DeviceSpec, ModelFacts
 

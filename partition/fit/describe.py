@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from partition.fit.memory import memory_use
-from partition.fit.streaming import tiers_of
+from partition.fit.streamed_layers import tiers_of
 from partition.plan.facts import ClusterSpec, ModelFacts, Workload
 from partition.plan.plan import Plan
 from partition.plan.ranges import kv_heads

@@ -6,7 +6,7 @@ Knows device numbers only; what a way costs is asked elsewhere.
 from collections.abc import Iterator, Sequence
 from itertools import combinations, permutations
 
-from partition.cost.messages import Network
+from partition.cost.message_times import Network
 from partition.search.situation import Arrangement, Situation
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from partition.cost.estimate import Estimate, estimate
-from partition.cost.messages import NO_LINK_S
+from partition.cost.message_times import NO_LINK_S
 from partition.plan.plan import Plan, Stage
 from partition.plan.ranges import consecutive
 from partition.plan.shard import LayerSlice, Shard

@@ -16,7 +16,7 @@ from partition.cost.estimate import Estimate
 from partition.cost.pace import CHUNK_TOKENS
 from partition.errors import CapacityError, PlanError
 from partition.fit.placement import Parallel, capacity_error, check_count, place, place_anyhow
-from partition.fit.streaming import streaming_plans
+from partition.fit.streamed_layers import streaming_plans
 from partition.plan.facts import ClusterSpec, ModelFacts, Workload
 from partition.plan.plan import Plan
 from partition.search.arrangements import all_arrangements, neighbours, swaps

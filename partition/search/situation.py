@@ -5,7 +5,7 @@ from itertools import accumulate, pairwise, permutations
 
 from partition.cost.contention import shares_host
 from partition.cost.estimate import TOKEN_BYTES, beside_stages_s
-from partition.cost.messages import Network
+from partition.cost.message_times import Network
 from partition.cost.overlap import stage_sum_s
 from partition.cost.pace import Pace, Phase, chunk_phase, decode_phase
 from partition.plan.facts import ClusterSpec, DeviceSpec, LayerFacts, ModelFacts, Workload

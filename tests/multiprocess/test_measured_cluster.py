@@ -29,7 +29,7 @@ from edge.protocol.peer_info import PeerInfo, describe_all
 from edge.protocol.topology import Place
 from edge.weights.formats import WeightFormat, weight_format
 from partition import ClusterSpec
-from partition.cost.messages import NO_LINK_S
+from partition.cost.message_times import NO_LINK_S
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.processes import Daemon, start_together
 from transport import Channel, Frame

@@ -19,7 +19,7 @@ from partition import (
     describe,
     estimate,
 )
-from partition.cost.messages import Network
+from partition.cost.message_times import Network
 from tests.property.measured_situations import every_plan, measured_situations, rates, scaled
 from tests.property.plan_situations import Situation, parallels, with_more
 from tests.support.facts import facts_of

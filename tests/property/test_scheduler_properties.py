@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.coordinator.residency import Residency
+from edge.coordinator.kv_residency import Residency
 from edge.coordinator.scheduler import Orders, Scheduler
 from edge.protocol.step import FinishReason, Step
 

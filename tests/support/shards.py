@@ -13,7 +13,7 @@ from offload import (
     ShardCache,
     ShardWriter,
 )
-from offload.cache.shard_writer import MARK_BYTES
+from offload.cache.verified_shard import MARK_BYTES
 
 LIMIT = 1 << 40
 Content = dict[str, bytes]

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from edge.coordinator.acks import Acks
+from edge.coordinator.kv_residency import Residency
 from edge.coordinator.loaded_model import LoadedModel
 from edge.coordinator.requests import Request, fail_all
-from edge.coordinator.residency import Residency
 from edge.coordinator.scheduler import Scheduler
 from edge.errors import EdgeError, PeerError, PeerLostError, ProtocolError, RequestError
 from edge.protocol.client import PeerClient

@@ -10,9 +10,9 @@ import pytest
 from numpy.typing import NDArray
 
 from edge.backends.interface import HostLogits
+from edge.coordinator.kv_residency import Residency
 from edge.coordinator.loaded_model import LoadedModel
 from edge.coordinator.requests import Request
-from edge.coordinator.residency import Residency
 from edge.coordinator.scheduler import Scheduler
 from edge.engine.distributed_sampling import TokenChoice
 from edge.errors import PeerLostError, RequestError

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from edge.coordinator.residency import Reservation, Residency
+from edge.coordinator.kv_residency import Reservation, Residency
 from edge.coordinator.scheduler import GivenUp, Orders, PrefixMatch, Scheduler
 from edge.protocol.step import FinishReason, Step
 

@@ -23,7 +23,7 @@ from partition import (
     describe_plan_in_words,
     estimate,
 )
-from partition.cost.messages import NO_LINK_S
+from partition.cost.message_times import NO_LINK_S
 from tests.support.facts import plain_facts
 
 GIB = 2**30

@@ -19,7 +19,7 @@ from partition import (
     Workload,
     estimate,
 )
-from partition.cost.messages import UNKNOWN_LINK, UNKNOWN_LOCAL_LINK, Network
+from partition.cost.message_times import UNKNOWN_LINK, UNKNOWN_LOCAL_LINK, Network
 from partition.cost.pace import expected_maximum
 from tests.support.facts import changed_facts, facts_of, plain_facts
 

@@ -8,7 +8,7 @@ import pytest
 
 from edge.backends.overlap import MIN_TOKENS
 from partition import ComputeRates, Workload, estimate
-from partition.cost.messages import Network
+from partition.cost.message_times import Network
 from partition.cost.overlap import SHOWN_BYTE_S, segment_s, stage_sum_s
 from partition.cost.pace import HALVED_TOKENS, Phase, chunk_phase, decode_phase
 from tests.unit.partition.test_plan_cost import CHAIN, MODEL, RATES, SPLIT, cluster

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge.coordinator.residency import Member, Reservation, Residency, Settled
+from edge.coordinator.kv_residency import Member, Reservation, Residency, Settled
 
 
 def residency(

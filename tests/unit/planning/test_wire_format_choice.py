@@ -7,8 +7,8 @@ from itertools import permutations
 import pytest
 
 from edge.errors import RequestError
-from edge.planning.activation_format import choose_wire_rules
 from edge.planning.load_options import LoadOptions
+from edge.planning.wire_format_choice import choose_wire_rules
 from edge.protocol.wire_rules import WIRES, WireRules, number_bytes
 from edge.weights.formats import weight_format
 from partition import LinkSpec, Plan, Shard, Stage
