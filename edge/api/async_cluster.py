@@ -79,16 +79,19 @@ class AsyncCluster:
         settings: memory, model_memory, threads, backend, kv_memory, kv_disk; `LocalSettings` says
         what they mean.
         """
-        daemons = LocalPeers(peers, settings)
+        daemons = LocalPeers()
         try:
-            return await cls._of_daemons(daemons)
+            return await cls._of_daemons(daemons, peers, settings)
         except BaseException:
             await uninterrupted(run_blocking(daemons.close))
             raise
 
     @classmethod
-    async def _of_daemons(cls, daemons: LocalPeers) -> AsyncCluster:
-        """The cluster of daemons that are starting; from then on they are its own to end."""
+    async def _of_daemons(
+        cls, daemons: LocalPeers, peers: int, settings: LocalSettings
+    ) -> AsyncCluster:
+        """The cluster of daemons that it starts; from then on they are its own to end."""
+        await run_blocking(lambda: daemons.start(peers, settings))
         addresses = await run_blocking(daemons.addresses, stop=_HangUp(daemons))
         return cls(await describe_each(addresses), daemons)
 

@@ -66,9 +66,9 @@ class Cluster:
         settings: memory, model_memory, threads, backend, kv_memory, kv_disk; `LocalSettings` says
         what they mean.
         """
-        daemons = LocalPeers(peers, settings)
+        daemons = LocalPeers()
         try:
-            return cls._open(lambda: AsyncCluster._of_daemons(daemons), daemons)
+            return cls._open(lambda: AsyncCluster._of_daemons(daemons, peers, settings), daemons)
         except BaseException:
             daemons.close()
             raise

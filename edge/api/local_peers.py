@@ -48,16 +48,16 @@ class LocalPeers:
     Each watches its standard input: should this process die in any way, they end by themselves.
     """
 
-    def __init__(self, peers: int, settings: LocalSettings) -> None:
-        """Starts them. Raises RequestError for counts that do not match."""
+    def __init__(self) -> None:
         self._processes: list[subprocess.Popen[str]] = []
-        options = _command_lines(peers, **settings)
-        try:
-            for each in options:
-                self._processes.append(_spawn(each))
-        except BaseException:
-            self.close()
-            raise
+
+    def start(self, peers: int, settings: LocalSettings) -> None:
+        """Raises RequestError for counts that do not match.
+
+        Not for the main thread: a Ctrl-C could come between a process and its place in the list.
+        """
+        for options in _command_lines(peers, **settings):
+            self._processes.append(_spawn(options))
 
     def addresses(self) -> list[str]:
         """Where they listen, once all do. Raises NetworkError if one does not start."""

@@ -25,7 +25,13 @@ class LoopThread:
         # Re-entrant: a finaliser may `post` in the middle of another call of the same thread.
         self._mutex = threading.RLock()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:  # Ctrl-C while it starts: it ends by itself
+            with self._mutex:
+                self.submit(self._loop.stop)
+                self._is_closed = True
+            raise
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """The coroutine's result. Interrupted by Ctrl-C it is cancelled and awaited first.
@@ -89,9 +95,6 @@ class LoopThread:
             self.submit(self._loop.stop)
             self._is_closed = True
         self._thread.join()
-        with self._mutex:
-            if not self._loop.is_closed():
-                self._loop.close()
 
     def submit(self, callback: Callable[[], object]) -> bool:
         """Have the loop call it, after all that was submitted before.
@@ -115,6 +118,7 @@ class LoopThread:
             self._loop.run_until_complete(asyncio.wait(tasks))
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.run_until_complete(self._loop.shutdown_default_executor())
+        self._loop.close()
 
 
 class _Call(Generic[T]):

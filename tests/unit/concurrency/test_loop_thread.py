@@ -177,3 +177,16 @@ def test_ctrl_c_before_the_loop_heard_of_the_work(
         loop.run(wait_for_ever(started, []))
     assert not started.is_set()
     assert loop.run(double(2)) == 4
+
+
+def test_ctrl_c_while_the_thread_starts_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            LoopThread("interrupted")
