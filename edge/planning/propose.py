@@ -11,10 +11,11 @@ from typing import Literal
 from edge.errors import CapacityError
 from edge.host.cache_paths import cache_root
 from edge.memory.shard_memory import most_beside
+from edge.planning.choosing import facts_of
 from edge.planning.cluster_profile import forget_device, forget_link, measured_cluster
 from edge.planning.kv_limits import with_kv_memory, with_less_kv_memory
 from edge.planning.load_options import LoadOptions
-from edge.planning.proposal import Beside, Proposal, facts_of, propose
+from edge.planning.proposal import Beside, Proposal, propose
 from edge.progress import OnProgress
 from edge.protocol.peer_info import PeerInfo
 from edge.weights.checkpoint import Checkpoint

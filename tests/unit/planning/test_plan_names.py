@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge.planning.proposal import by_id
+from edge.planning.choosing import by_id
 from partition import ClusterSpec, DeviceSpec, Plan, PlanError, Shard, Stage
 
 

@@ -1,0 +1,118 @@
+"""The plan that was asked for, chosen by partition or checked as its user wrote it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from itertools import permutations
+
+import partition
+from edge.memory.model_sizes import model_facts
+from edge.planning.load_options import LoadOptions
+from edge.weights.checkpoint import Checkpoint
+from partition import (
+    Choice,
+    ClusterSpec,
+    LeftOut,
+    ModelFacts,
+    Parallel,
+    Plan,
+    Solo,
+    Workload,
+)
+
+
+def facts_of(checkpoint: Checkpoint, options: LoadOptions) -> ModelFacts:
+    """What each piece of the checkpoint weighs when it is loaded like this."""
+    return model_facts(
+        checkpoint.spec,
+        options.weight_format,
+        name=checkpoint.name,
+        embedding_itemsize=checkpoint.embedding_itemsize,
+        kv_dtype=options.kv_dtype,
+        wire=options.wire,
+    )
+
+
+def choose_plan(
+    facts: ModelFacts,
+    cluster: ClusterSpec,
+    workload: Workload,
+    wanted: Parallel | Plan,
+    chunk_tokens: int,
+    *,
+    stream: bool,
+) -> Choice:
+    if not isinstance(wanted, Plan):
+        return partition.choose(
+            facts, cluster, workload, parallel=wanted, chunk_tokens=chunk_tokens, stream=stream
+        )
+    plan = by_id(wanted, cluster)
+    partition.check_fit(plan, facts, cluster, workload)
+    predicted = None
+    if _is_measured(plan, cluster):
+        predicted = partition.estimate(plan, facts, cluster, workload, chunk_tokens=chunk_tokens)
+    return Choice(
+        plan=plan,
+        predicted=predicted,
+        solo=_solo(facts, cluster, workload, chunk_tokens),
+        left_out=tuple(
+            LeftOut(device=device.id, name=device.name, reason="the plan by hand does not use it")
+            for device in cluster.devices
+            if device.id not in plan.devices
+        ),
+        runners_up=(),
+    )
+
+
+def _is_measured(plan: Plan, cluster: ClusterSpec) -> bool:
+    """Whether all that decides the speed of the plan is known, rather than supposed."""
+    links = {(link.source, link.target) for link in cluster.links}
+    return all(cluster.device(device).rates is not None for device in plan.devices) and all(
+        pair in links for pair in permutations(plan.devices, 2)
+    )
+
+
+def _solo(
+    facts: ModelFacts, cluster: ClusterSpec, workload: Workload, chunk_tokens: int
+) -> Solo | None:
+    """The best device alone, to compare a plan by hand with."""
+    try:
+        return partition.choose(facts, cluster, workload, chunk_tokens=chunk_tokens).solo
+    except partition.PartitionError:
+        return None
+
+
+def by_id(plan: Plan, cluster: ClusterSpec) -> Plan:
+    """A plan written with devices' names, with their ids instead.
+
+    PlanError for a name that several have.
+    """
+    devices = cluster.devices
+    ids = {device.id for device in devices}
+    count = Counter(device.name for device in devices)
+    unclear = [id for id in plan.devices if id not in ids and count[id] > 1]
+    if unclear:
+        raise partition.PlanError(
+            [
+                f"{count[name]} devices are called {name!r}; name the one that is meant by its id"
+                " (edge peers --json tells ids)."
+                for name in unclear
+            ]
+        )
+    names = {device.name: device.id for device in devices if count[device.name] == 1}
+    return replace(
+        plan,
+        stages=tuple(
+            replace(
+                stage,
+                shards=tuple(
+                    shard
+                    if shard.device in ids
+                    else shard.on(names.get(shard.device, shard.device))
+                    for shard in stage.shards
+                ),
+            )
+            for stage in plan.stages
+        ),
+    )

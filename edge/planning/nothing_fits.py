@@ -1,0 +1,141 @@
+"""The text of the error when nothing fits: who lacks how much, and what would help."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import partition
+from edge.host.free_memory import format_size
+from edge.planning.choosing import choose_plan, facts_of
+from edge.planning.load_options import LoadOptions
+from edge.weights.checkpoint import Checkpoint
+from partition import (
+    Choice,
+    ClusterSpec,
+    ModelFacts,
+    Plan,
+    Stage,
+    Workload,
+    whole_shard,
+)
+
+
+def nothing_fits(
+    error: partition.CapacityError,
+    checkpoint: Checkpoint,
+    cluster: ClusterSpec,
+    options: LoadOptions,
+) -> str:
+    """Who lacks how much for the longest context, and what would help."""
+    limits = options.limits(checkpoint.spec)
+    workload = options.planned_workload(checkpoint.spec)
+    facts = facts_of(checkpoint, options)
+    told = _of_context(error, limits.context_tokens)
+    hint = _what_would_fit(checkpoint, cluster, options)
+    if options.stream == "on":
+        return f"{told} {hint}{_even_streamed(facts, cluster, workload)}"
+    return f"{told} {hint}{_if_streamed(facts, cluster, workload, options, limits.chunk_tokens)}"
+
+
+def _of_context(error: partition.CapacityError, context_tokens: int) -> partition.CapacityError:
+    """The same, said of the longest context, which memory is kept for, instead of the workload's.
+
+    The two are in proportion.
+    """
+    largest = error.largest_context_tokens
+    if largest is not None:
+        largest = largest * context_tokens // error.context_tokens
+    return partition.CapacityError(
+        error.shortages, context_tokens=context_tokens, largest_context_tokens=largest or None
+    )
+
+
+def _what_would_fit(checkpoint: Checkpoint, cluster: ClusterSpec, options: LoadOptions) -> str:
+    """The most precise of the smaller formats for which there is a plan."""
+    workload = options.planned_workload(checkpoint.spec)
+    chunk_tokens = options.limits(checkpoint.spec).chunk_tokens
+    for smaller in _smaller(options):
+        facts = facts_of(checkpoint, smaller)
+        try:
+            choose_plan(
+                facts,
+                cluster,
+                workload,
+                options.plan,
+                chunk_tokens,
+                stream=options.stream == "on",
+            )
+        except partition.PartitionError:
+            continue
+        return f"With {smaller.dtype} in blocks of {smaller.block_size} it would fit."
+    return "No smaller dtype would be enough by itself."
+
+
+def _if_streamed(
+    facts: ModelFacts,
+    cluster: ClusterSpec,
+    workload: Workload,
+    options: LoadOptions,
+    chunk_tokens: int,
+) -> str:
+    """What reading layers from disk would do, if it would do."""
+    if isinstance(options.plan, Plan):
+        return ""
+    try:
+        choice = choose_plan(facts, cluster, workload, options.plan, chunk_tokens, stream=True)
+    except partition.PartitionError:
+        return ""
+    return (
+        " Or let it read what does not fit from disk for each token (--stream auto, "
+        f'stream="auto"): {layers_and_speed(choice)}.'
+    )
+
+
+def layers_and_speed(choice: Choice) -> str:
+    """How many layers are read from disk, and how fast that is."""
+    layers = sum(max(s.streamed_layers for s in stage.slices) for stage in choice.plan.stages)
+    speed = "how fast is not known"
+    if choice.predicted is not None:
+        speed = f"at about {choice.predicted.tokens_per_s:.2g} tok/s"
+    return f"{layers} of {choice.plan.stages[-1].layers.stop} layers, {speed}"
+
+
+def _even_streamed(facts: ModelFacts, cluster: ClusterSpec, workload: Workload) -> str:
+    """What one device needs at least to run the model alone, from its disk."""
+    if not cluster.devices:
+        return ""
+    device = max(cluster.devices, key=lambda each: each.memory_bytes)
+    shard = whole_shard(
+        device.id, facts, vocab=range(facts.vocab_size), streamed_layers=facts.num_layers
+    )
+    plan = Plan(
+        model=facts.name,
+        version=0,
+        stages=(Stage(layers=range(facts.num_layers), shards=(shard,)),),
+    )
+    use = partition.memory_use(plan, facts, workload)[device.id]
+    head_bytes = facts.vocab_size * facts.head_row_bytes
+    norm_bytes = sum(facts.kinds[kind].layer_bytes for kind in facts.layers)
+    window_bytes = use.weight_bytes - head_bytes - norm_bytes
+    return (
+        f" Even with every layer read from disk it takes {format_size(use.total)} on one device"
+        f" ({format_size(window_bytes)} for the layer that computes and the one that is read"
+        f" meanwhile, {format_size(head_bytes)} for the head, {format_size(norm_bytes)} for norms"
+        f" and biases, {format_size(use.kv_bytes)} for {workload.cached_tokens} tokens of keys and"
+        f" values), and {device.name} has {format_size(device.memory_bytes)} for it, beside what"
+        " its process and its steps take."
+    )
+
+
+def _smaller(options: LoadOptions) -> Iterator[LoadOptions]:
+    """The same in formats of fewer bytes, largest first."""
+    now_bytes = options.weight_format.packed_bytes_per_weight
+    for dtype, block_size in (
+        ("int8", options.block_size),
+        ("int4", options.block_size),
+        ("int4", 128),
+    ):
+        smaller = replace(options, dtype=dtype, block_size=block_size)
+        if smaller.weight_format.packed_bytes_per_weight < now_bytes:
+            yield smaller
