@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from edge.progress import OnProgress, Progress, ignore_progress
 from edge.protocol.measurements import PeerProfile, Profile
 from edge.protocol.peer_info import PeerInfo, gather_all
 from edge.weights.formats import WeightFormat
-from partition import ClusterSpec, CrowdSpec, DeviceSpec
+from partition import ClusterSpec, ComputeRates, CrowdSpec, DeviceSpec
 from partition.plan.rates import between
 
 
@@ -61,10 +61,8 @@ async def measured_cluster(
             only_known=only_known,
         )
         profiles = await _Rates(inquiry).of(peers)
-        devices = tuple(
-            replace(peer.device(), rates=profiles[peer.id].rates if peer.id in profiles else None)
-            for peer in peers
-        )
+        rates = _as_alike(peers, profiles)
+        devices = tuple(replace(peer.device(), rates=rates.get(peer.id)) for peer in peers)
         links = await LinkFacts(inquiry).between(peers)
         cluster = ClusterSpec(devices=devices, links=links)
         is_busy = any(profile.busy for profile in profiles.values())
@@ -172,6 +170,25 @@ class _Hosts:
         if not self._is_busy:
             inquiry.cache.keep_crowds(group, inquiry.spec, inquiry.weight_format, crowds)
         return crowds
+
+
+def _as_alike(
+    peers: Sequence[PeerInfo], profiles: Mapping[str, PeerProfile]
+) -> dict[str, ComputeRates]:
+    """Rates by id. Peers of one host that are set up alike get the same.
+
+    They are as fast as each other; what they measured of themselves one after the other differs
+    by the minute, and shares that follow from it would be wrong.
+    """
+    alike: dict[object, list[ComputeRates]] = defaultdict(list)
+    kinds = {
+        peer.id: (peer.host, peer.identity, profiles[peer.id].rates.rows)
+        for peer in peers
+        if peer.id in profiles
+    }
+    for id, kind in kinds.items():
+        alike[kind].append(profiles[id].rates)
+    return {id: ComputeRates.median(alike[kind]) for id, kind in kinds.items()}
 
 
 def by_host(peers: Sequence[PeerInfo]) -> list[list[PeerInfo]]:

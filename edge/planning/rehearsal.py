@@ -3,7 +3,10 @@
 They share its cores, its memory and its scheduler, and what that costs cannot be put together from
 what each measures alone: while one computes, others poll their links, are woken late, or have no
 core at all. So real sessions answer a few tokens, over their links, with sums, samples and tokens
-that are told; what this takes longer than its parts say is a fact of so many peers of this host.
+that are told; what this takes longer than its parts say is a fact of N peers of this host.
+
+The fastest of them runs the model alone in turn with that. A machine is a fifth faster in one
+second than in another; what one answer takes of the other, it takes in any.
 """
 
 from __future__ import annotations
@@ -14,9 +17,10 @@ import dataclasses
 import statistics
 import uuid
 from collections.abc import Sequence
+from typing import NamedTuple, Self
 
 import partition
-from edge.errors import EdgeError, PeerLostError, ProtocolError
+from edge.errors import CapacityError, EdgeError, PeerLostError, ProtocolError
 from edge.memory.model_sizes import model_facts
 from edge.models.spec import ModelSpec, by_kind
 from edge.planning.survey import Inquiry
@@ -39,10 +43,10 @@ _WEIGHT_BYTES = 192 << 20
 
 _EMBEDDING_BYTES = 64 << 20
 
-_PROMPT_TOKENS = 128
+_PROMPT_TOKENS = 32
 _NEW_TOKENS = 48
-_ANSWERS = 4
-"""Of which the first warms up."""
+_ANSWERS = 7
+"""The first warms up."""
 
 _EVERY_COUNT_TO = 4
 """With more peers than these on a host, only all of them are tried as well."""
@@ -63,17 +67,26 @@ async def rehearse(
     spec = _shortened(inquiry)
     workload = _workload(spec)
     facts = model_facts(spec, inquiry.weight_format, name="rehearsal", embedding_itemsize=4)
-    alone = dataclasses.replace(
-        cluster.without(*{each.id for each in cluster.devices} - {each.id for each in peers}),
-        crowds=(),
-    )
-    try:
+
+    def planned(group: Sequence[PeerInfo]) -> tuple[_Rehearsal, _Times]:
+        others = {each.id for each in cluster.devices} - {each.id for each in group}
+        among = dataclasses.replace(cluster.without(*others), crowds=())
         choice = partition.choose(
-            facts, alone, workload, parallel="tensor", chunk_tokens=workload.prompt_tokens
+            facts, among, workload, parallel="tensor", chunk_tokens=workload.prompt_tokens
         )
         assert choice.predicted is not None
-        async with asyncio.timeout(REHEARSAL_LIMIT_S):
-            answers = await _Rehearsal(inquiry, spec, choice.plan, peers, workload).answers()
+        predicted = _Times(choice.predicted.first_token_s, choice.predicted.token_s)
+        return _Rehearsal(inquiry, spec, choice.plan, group, workload), predicted
+
+    try:
+        together, predicted = planned(peers)
+        async with asyncio.timeout(REHEARSAL_LIMIT_S), together:
+            try:
+                alone, usual = planned(peers[:1])
+                async with alone:
+                    times = await _in_turn(together, alone, usual)
+            except (CapacityError, partition.CapacityError):  # not the whole model on one of them
+                times = await _in_turn(together)
     except (PeerLostError, ProtocolError):
         raise
     except (EdgeError, partition.PartitionError, TimeoutError) as error:
@@ -81,18 +94,43 @@ async def rehearse(
         reason = str(error) or f"it took more than {REHEARSAL_LIMIT_S:.0f} s"
         inquiry.on_note(f"{names} were not measured together, only one by one: {reason}")
         return None
-    first_token_s, token_s = (statistics.median(each) for each in zip(*answers, strict=True))
-    predicted, sums = choice.predicted, 2 * spec.num_layers + 1
+    sums = 2 * spec.num_layers + 1
     return CrowdSpec(
         host=peers[0].host,
         count=len(peers),
         rows=(1, workload.prompt_tokens),
         sum_s=(
-            (token_s - predicted.token_s) / sums,
-            (first_token_s - predicted.first_token_s) / sums,
+            (times.token_s - predicted.token_s) / sums,
+            (times.first_token_s - predicted.first_token_s) / sums,
         ),
-        slower=(token_s / predicted.token_s, first_token_s / predicted.first_token_s),
+        slower=(
+            times.token_s / predicted.token_s,
+            times.first_token_s / predicted.first_token_s,
+        ),
     )
+
+
+class _Times(NamedTuple):
+    first_token_s: float
+    token_s: float
+    """From one token to the next."""
+
+
+async def _in_turn(
+    together: _Rehearsal, alone: _Rehearsal | None = None, usual: _Times | None = None
+) -> _Times:
+    """What answers of all take while one alone takes its usual time; the median."""
+    found: list[_Times] = []
+    for number in range(_ANSWERS):
+        times = await together.answer(number)
+        if alone is not None and usual is not None:
+            now = await alone.answer(number)
+            times = _Times(
+                times.first_token_s / now.first_token_s * usual.first_token_s,
+                times.token_s / now.token_s * usual.token_s,
+            )
+        found.append(times)
+    return _Times(*map(statistics.median, zip(*found[1:], strict=True)))
 
 
 def _shortened(inquiry: Inquiry) -> ModelSpec:
@@ -142,15 +180,15 @@ class _Rehearsal:
         }
         self._session = uuid.uuid4().hex
         self._clients: dict[Seat, PeerClient] = {}
+        self._stack = contextlib.AsyncExitStack()
         self._told: asyncio.Queue[float | EdgeError] = asyncio.Queue()
         """When tokens came, or why none will."""
 
-    async def answers(self) -> list[tuple[float, float]]:
-        """Of each answer the seconds to its first token, and from one token to the next."""
-        async with contextlib.AsyncExitStack() as stack:
+    async def __aenter__(self) -> Self:
+        try:
             for seat, peer in self._peers.items():
                 client = await PeerClient.connect(peer.address, on_event=self._hear)
-                stack.push_async_callback(client.aclose)
+                self._stack.push_async_callback(client.aclose)
                 self._clients[seat] = client
                 client.watch(self._told.put_nowait)
             await gather_all(
@@ -159,10 +197,16 @@ class _Rehearsal:
             )
             connect = Connect(session=self._session, places=places(self._peers))
             await gather_all(client.call(connect) for client in self._clients.values())
-            found = [await self._answer(str(number)) for number in range(_ANSWERS)]
-            close = Close(session=self._session)
-            await gather_all(client.call(close) for client in self._clients.values())
-        return found[1:]
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *of_error: object) -> None:
+        async with self._stack:
+            if of_error == (None, None, None):  # else connections close, and sessions with them
+                close = Close(session=self._session)
+                await gather_all(client.call(close) for client in self._clients.values())
 
     def _assignment(self, seat: Seat) -> Assignment:
         context_tokens = self._prompt_tokens + self._new_tokens
@@ -187,7 +231,8 @@ class _Rehearsal:
             ),
         )
 
-    async def _answer(self, request: str) -> tuple[float, float]:
+    async def answer(self, number: int) -> _Times:
+        request = str(number)
         terms = SamplingTerms(
             sampling=SamplingParameters(), end_ids=frozenset(), max_new_tokens=self._new_tokens
         )
@@ -199,7 +244,7 @@ class _Rehearsal:
         await self._post(RunStep(session=self._session, step=step, terms={request: terms}))
         moments = [await self._token() for _ in range(self._new_tokens)]
         await self._post(Finish(session=self._session, request=request))
-        return moments[0] - begin_s, (moments[-1] - moments[0]) / (len(moments) - 1)
+        return _Times(moments[0] - begin_s, (moments[-1] - moments[0]) / (len(moments) - 1))
 
     async def _post(self, post: Post) -> None:
         await gather_all(client.post(post) for client in self._clients.values())

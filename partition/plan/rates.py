@@ -6,8 +6,10 @@ number is a ValueError at construction.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
+from statistics import median
+from typing import Any
 
 MOST_POINTS = 64
 """Entries that `rows` may have."""
@@ -110,6 +112,28 @@ class ComputeRates:
         """Seconds per cached token and query head in a step of `rows` rows (at least 1)."""
         times = [each * count for each, count in zip(self.attention_s, self.rows, strict=True)]
         return between(self.rows, times, rows)
+
+    @classmethod
+    def median(cls, several: Sequence["ComputeRates"]) -> "ComputeRates":
+        """What devices that are as fast as each other were measured to be, with the same `rows`.
+
+        How far they lie apart is a spread, too.
+        """
+
+        def middle(name: str) -> Any:
+            values = [getattr(each, name) for each in several]
+            if isinstance(values[0], tuple):
+                return tuple(map(median, zip(*values, strict=True)))
+            known = [each for each in values if each is not None]
+            return median(known) if known else None
+
+        found = cls(
+            rows=several[0].rows,
+            **{field.name: middle(field.name) for field in fields(cls) if field.name != "rows"},
+        )
+        ratios = [each.seconds_per_byte[0] / found.seconds_per_byte[0] for each in several]
+        low, high = found.spread
+        return replace(found, spread=(min(low, *ratios), max(high, *ratios)))
 
     def to_json(self) -> dict[str, object]:
         """Built-in types only; `from_json` of it is equal."""

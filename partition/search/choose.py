@@ -26,13 +26,16 @@ from partition.search.branch_and_bound import (
     MOST_SOLVED_OF_MANY,
     Search,
     Solved,
-    in_order,
     kind,
 )
 from partition.search.left_out import LeftOut, left_out
 from partition.search.situation import Arrangement, Situation
 
 _MOST_RUNNERS_UP = 5
+
+LEAST_GAIN = 0.05
+"""Of time, for which another device is worth having: a prediction is not exacter than that, and
+every device more is one that may be lost."""
 
 Planned = tuple[Plan, Estimate]
 
@@ -73,7 +76,8 @@ def choose(
 ) -> Choice:
     """A valid plan, version 1, that fits the memory of every device it uses.
 
-    auto      Whatever is fastest: one device, whole layers, slices, or a mixture; any devices.
+    auto      Whatever is fastest: one device, whole layers, slices, or a mixture; any devices, but
+              no more of them for a gain below `LEAST_GAIN`.
     pipeline  A stage on every device, in the best order, with the layers that suit it.
     tensor    One stage with a shard on every device, with the shares that suit it.
 
@@ -135,10 +139,10 @@ def _measured_choice(search: Search, parallel: Parallel, *, stream: bool) -> Cho
     situation = search.situation
     model, cluster, workload = situation.model, situation.cluster, situation.workload
     alone = search.best(_alone(search), most=len(situation.devices))
-    solved = _solve(search, parallel)
-    if parallel == "auto":
-        solved = in_order([*alone[:1], *solved])
-    plans = _of_different_kinds(search, solved)
+    own = _of_different_kinds(search, alone[:1])
+    plans = _of_different_kinds(search, _solve(search, parallel))
+    if parallel == "auto" and not any(len(plan.devices) == 1 for plan, _ in plans):
+        plans += own
     if not plans:  # memory so short that the search finds no way; perhaps placing by memory does
         plan = place_anyhow(model, cluster, workload, parallel)
         plans = [] if plan is None else [(plan, search.estimate(plan))]
@@ -148,14 +152,27 @@ def _measured_choice(search: Search, parallel: Parallel, *, stream: bool) -> Cho
         streamed = [(plan, search.estimate(plan)) for plan in candidates if _streams(plan)]
     if not plans and not streamed:
         raise capacity_error(model, cluster, workload, parallel, anyhow=True)
-    (plan, predicted), *others = sorted([*plans, *streamed], key=search.total_s)
+    ranked = sorted([*plans, *streamed], key=search.total_s)
+    if parallel == "auto":
+        ranked = _worth_it(ranked, search)
+    (plan, predicted), *others = ranked
     return Choice(
         plan=plan,
         predicted=predicted,
-        solo=_solo(search, [*_of_different_kinds(search, alone[:1]), *streamed]),
+        solo=_solo(search, [*own, *streamed]),
         left_out=left_out(search, _arrangement(search, plan), predicted),
         runners_up=tuple(others[:_MOST_RUNNERS_UP]),
     )
+
+
+def _worth_it(ranked: Sequence[Planned], search: Search) -> list[Planned]:
+    """First the one of the fewest devices that is as good as the fastest, in memory if one is."""
+    enough_s = (1 + LEAST_GAIN) * search.total_s(ranked[0])
+    first = min(
+        (each for each in ranked if search.total_s(each) <= enough_s),
+        key=lambda each: (_streams(each[0]), len(each[0].devices)),
+    )
+    return [first, *(each for each in ranked if each is not first)]
 
 
 def _of_different_kinds(search: Search, solved: Sequence[Solved]) -> list[Planned]:

@@ -60,10 +60,9 @@ def _reason(search: Search, arrangement: Arrangement, predicted: Estimate, index
             f" {milliseconds(slowest.seconds / slowest.count)} to each token"
         )
     workload = search.situation.workload
-    return (
-        f"too slow to help: with it an answer would take {_seconds(with_it.total_s(workload))}"
-        f" instead of {_seconds(predicted.total_s(workload))}"
-    )
+    it_s, without_s = with_it.total_s(workload), predicted.total_s(workload)
+    why = "too small a gain" if it_s < without_s else "too slow to help"
+    return f"{why}: with it an answer would take {_seconds(it_s)} instead of {_seconds(without_s)}"
 
 
 def _strangers(search: Search, arrangement: Arrangement, index: int) -> list[str]:

@@ -13,12 +13,17 @@ from rich.table import Table
 
 import edge
 from demos.bench.results import Conditions, Metric
-from partition import Parallel, Plan, Stage, describe_plan_in_words
+from partition import Estimate, Parallel, Plan, Stage, describe_plan_in_words
 from partition.plan.shard import whole_shard
 
 PROMPT_TOKENS = 16
 NEW_TOKENS = 48
-ROUNDS = 5
+ROUNDS = 3
+"""Each measures anew: the speed of a machine moves within a minute, and a prediction with it."""
+
+ANSWERS = 5
+"""Of each plan in a round."""
+
 WITHIN = 0.1
 LEAST_OF_SOLO = 0.97
 
@@ -28,8 +33,9 @@ class Row:
     """One plan on one cluster; the fields are the columns of the files.
 
     Tokens per second after the first, of replies in turn with those of the best single peer:
-    `times_solo` is the median over the rounds of one over the other; None where none has the
-    memory. `said_over_was` is more than 1 where too much was said.
+    `times_solo` is the median of one over the other; None where none has the memory. It is 1 where
+    the plan is the best single peer. `said_over_was`, the median over the rounds, is more than 1
+    where too much was said.
     """
 
     date: str
@@ -69,51 +75,15 @@ def measured_rows(
     conditions: Conditions,
     rounds: int = ROUNDS,
 ) -> list[Row]:
-    """Measure the peers, load every plan and the best peer alone, and let them answer in turn."""
-    workload = edge.Workload(prompt_tokens=PROMPT_TOKENS, output_tokens=NEW_TOKENS)
-    context_tokens = PROMPT_TOKENS + NEW_TOKENS
-
-    def proposed(plan: Parallel | Plan) -> edge.Proposal:
-        return cluster.propose(
-            checkpoint, plan=plan, context_tokens=context_tokens, workload=workload
-        )
-
-    proposals = {plan: proposed(plan) for plan in asked}
-    solo = _solo(proposals[asked[0]])
-    wanted: dict[str, Plan] = {} if solo is None else {"solo": solo}
-    wanted |= {plan: proposals[plan].plan for plan in asked}
-    with contextlib.ExitStack() as stack:
-        models = {
-            plan: stack.enter_context(
-                cluster.load(
-                    checkpoint,
-                    plan=each,
-                    context_tokens=context_tokens,
-                    workload=workload,
-                    progress=False,
-                )
-            )
-            for plan, each in wanted.items()
-        }
-        prompt = np.random.default_rng(1).integers(256, size=PROMPT_TOKENS).tolist()
-        replies: dict[str, list[tuple[float, float]]] = {plan: [] for plan in models}
-        for number in range(rounds + 1):
-            for plan, model in models.items():
-                reply = model.generate(prompt, max_new_tokens=NEW_TOKENS, ignore_eos=True)
-                if number:  # the first round warms up
-                    figures = reply.statistics
-                    tokens_per_s = figures["tokens_per_s"]
-                    assert tokens_per_s is not None, "so many tokens have a rate"
-                    replies[plan].append((tokens_per_s, figures["first_token_s"]))
+    """In each round: measure the peers anew, load every plan, and let all answer in turn."""
+    sample = [_round(cluster, checkpoint, asked) for _ in range(rounds)]
     rows = []
     for plan in asked:
-        said = proposals[plan].predict(prompt_tokens=PROMPT_TOKENS, output_tokens=NEW_TOKENS)
-        if said is None:
-            raise ValueError(f"{name}: a peer was not measured; {proposals[plan].notes}")
-        speeds, firsts = zip(*replies[plan], strict=True)
+        found = [each[plan] for each in sample]
+        last = found[-1].proposal
+        speeds = [speed for each in found for speed in each.tokens_per_s]
         low, middle, high = Metric(name="", unit="", values=speeds).percentiles
-        pairs = zip(replies[plan], replies.get("solo", ()), strict=solo is not None)
-        times_solo = round(median(one[0] / other[0] for one, other in pairs), 3) if solo else None
+        ratios = [each.times_solo for each in found]
         rows.append(
             Row(
                 date=conditions.date,
@@ -121,20 +91,82 @@ def measured_rows(
                 cluster=name,
                 shape=shape,
                 asked=plan,
-                plan=describe_plan_in_words(proposals[plan].plan, proposals[plan].cluster),
-                said_tokens_per_s=_short(said.tokens_per_s),
+                plan=describe_plan_in_words(last.plan, last.cluster),
+                said_tokens_per_s=_short(median(each.said.tokens_per_s for each in found)),
                 tokens_per_s_p20=low,
                 tokens_per_s=middle,
                 tokens_per_s_p80=high,
-                said_over_was=round(said.tokens_per_s / middle, 3),
-                said_first_token_s=_short(said.first_token_s),
-                first_token_s=_short(median(firsts)),
-                times_solo=times_solo,
+                said_over_was=round(
+                    median(each.said.tokens_per_s / median(each.tokens_per_s) for each in found), 3
+                ),
+                said_first_token_s=_short(median(each.said.first_token_s for each in found)),
+                first_token_s=_short(median(each.first_token_s for each in found)),
+                times_solo=None
+                if ratios[0] is None
+                else round(median(each for each in ratios if each is not None), 3),
                 hardware=conditions.hardware,
                 versions=conditions.versions,
             )
         )
     return rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answers:
+    """What one plan was said to be, and was, in one round."""
+
+    proposal: edge.Proposal
+    said: Estimate
+    tokens_per_s: Sequence[float]
+    first_token_s: float
+    times_solo: float | None
+    """Median of the answers in turn; None where no peer has the memory."""
+
+
+def _round(
+    cluster: edge.Cluster, checkpoint: Path, asked: Sequence[Parallel]
+) -> dict[Parallel, _Answers]:
+    workload = edge.Workload(prompt_tokens=PROMPT_TOKENS, output_tokens=NEW_TOKENS)
+    options = edge.LoadOptions(context_tokens=PROMPT_TOKENS + NEW_TOKENS, workload=workload)
+    cluster.propose(checkpoint, options, measure="again")
+    proposals = {plan: cluster.propose(checkpoint, options, plan=plan) for plan in asked}
+    solo = _solo(proposals[asked[0]])
+    wanted = [*([solo] if solo else []), *(each.plan for each in proposals.values())]
+    with contextlib.ExitStack() as stack:
+        models = {}
+        for plan in wanted:  # equal plans are one model
+            if plan.stages not in models:
+                loaded = cluster.load(checkpoint, options, plan=plan, progress=False)
+                models[plan.stages] = stack.enter_context(loaded)
+        prompt = np.random.default_rng(1).integers(256, size=PROMPT_TOKENS).tolist()
+        replies: dict[object, list[tuple[float, float]]] = {stages: [] for stages in models}
+        for number in range(ANSWERS + 1):
+            for stages, model in models.items():
+                reply = model.generate(prompt, max_new_tokens=NEW_TOKENS, ignore_eos=True)
+                if number:  # the first warms up
+                    figures = reply.statistics
+                    tokens_per_s = figures["tokens_per_s"]
+                    assert tokens_per_s is not None, "48 tokens have a rate"
+                    replies[stages].append((tokens_per_s, figures["first_token_s"]))
+    found: dict[Parallel, _Answers] = {}
+    for asked_for, proposal in proposals.items():
+        said = proposal.predict(prompt_tokens=PROMPT_TOKENS, output_tokens=NEW_TOKENS)
+        if said is None:
+            raise ValueError(f"a peer was not measured; {proposal.notes}")
+        own = replies[proposal.plan.stages]
+        ratios = (
+            [one[0] / other[0] for one, other in zip(own, replies[solo.stages], strict=True)]
+            if solo
+            else []
+        )
+        found[asked_for] = _Answers(
+            proposal=proposal,
+            said=said,
+            tokens_per_s=[each[0] for each in own],
+            first_token_s=median(each[1] for each in own),
+            times_solo=median(ratios) if ratios else None,
+        )
+    return found
 
 
 def _solo(proposal: edge.Proposal) -> Plan | None:

@@ -2,6 +2,7 @@
 
 import random
 import time
+from bisect import bisect
 from dataclasses import replace
 
 import pytest
@@ -24,6 +25,7 @@ from partition import (
     estimate,
 )
 from partition.cost.message_times import NO_LINK_S
+from partition.search.choose import LEAST_GAIN
 from tests.support.facts import plain_facts
 
 GIB = 2**30
@@ -149,6 +151,29 @@ def test_two_devices_of_one_host_gain_nothing_from_each_other() -> None:
     assert len(choose(SMALL, devices, Workload()).plan.devices) == 2
     crowded = replace(devices, crowds=(crowd,))
     assert choose(SMALL, crowded, Workload()).plan.devices == ("00",)
+
+
+def test_no_device_more_for_a_gain_that_no_prediction_can_promise() -> None:
+    devices = cluster((4, 30e9), (4, 30e9), link=CABLE, host="h")
+
+    def costing(sum_s: float) -> ClusterSpec:
+        crowd = CrowdSpec(host="h", count=2, rows=(1,), sum_s=(sum_s,), slower=(1.0,))
+        return replace(devices, crowds=(crowd,))
+
+    def gain(sum_s: float) -> float:
+        both = choose(SMALL, costing(sum_s), Workload(), parallel="tensor").predicted
+        alone = choose(SMALL, costing(sum_s), Workload()).solo
+        assert both is not None
+        assert alone is not None
+        return alone.estimate.total_s(Workload()) / both.total_s(Workload()) - 1
+
+    small_s = bisect(range(2000), -0.03, key=lambda us: -gain(us * 1e-6)) * 1e-6
+    assert 0 < gain(small_s) < LEAST_GAIN < gain(0.0)
+    assert len(choose(SMALL, costing(0.0), Workload()).plan.devices) == 2
+    choice = choose(SMALL, costing(small_s), Workload())
+    assert choice.plan.devices == ("00",)
+    (left_out,) = choice.left_out
+    assert left_out.reason.startswith("too small a gain: with it an answer would take ")
 
 
 def test_a_useless_device_is_left_out() -> None:

@@ -66,6 +66,19 @@ def test_a_falling_last_slope_counts_as_flat() -> None:
     assert noisy.weights_s(1000, shared=False) == pytest.approx(3.0)
 
 
+def test_devices_that_are_alike_get_what_most_of_them_measured() -> None:
+    slow = replace(
+        RATES,
+        seconds_per_byte=tuple(2 * each for each in RATES.seconds_per_byte),
+        run_s=3 * RATES.run_s,
+        disk_bytes_per_s=5e8,
+    )
+    found = ComputeRates.median([RATES, slow, RATES])
+    assert found == replace(RATES, disk_bytes_per_s=5e8, spread=found.spread)
+    assert found.spread == (1.0, 2.0), "how far they are apart counts"
+    assert ComputeRates.median([slow]) == slow
+
+
 def test_json_and_back() -> None:
     for rates in (RATES, replace(RATES, disk_bytes_per_s=1e9)):
         assert ComputeRates.from_json(json.loads(json.dumps(rates.to_json()))) == rates
