@@ -121,13 +121,18 @@ class AsyncSocket:
 
     async def _readable(self) -> None:
         waiter = self._reading = self._loop.create_future()
-        self._loop.add_reader(self._socket, _wake, waiter)
+        # Where the one before is still there, this replaces it without a system call.
+        self._loop.add_reader(self._socket, self._on_readable, waiter)
         try:
             await waiter
         finally:
             self._reading = None
-            if not self._is_closed:
-                self._loop.remove_reader(self._socket)
+
+    def _on_readable(self, waiter: "asyncio.Future[None]") -> None:
+        if waiter.done():  # nobody reads just now
+            self._loop.remove_reader(self._socket)
+        else:
+            waiter.set_result(None)
 
     async def _writable(self) -> None:
         waiter = self._writing = self._loop.create_future()

@@ -60,12 +60,7 @@ def encode(frame: Frame) -> list[Buffer]:
     if not isinstance(frame.kind, str) or not frame.kind:
         raise ProtocolError("a frame needs a kind: a text that is not empty")
     try:
-        document = json.dumps(
-            {"kind": frame.kind, "header": dict(frame.header)},
-            allow_nan=False,
-            ensure_ascii=False,
-            separators=(",", ":"),
-        ).encode()
+        document = _ENCODER.encode({"kind": frame.kind, "header": dict(frame.header)}).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise ProtocolError(
             f"the header of frame '{frame.kind}' cannot be written as JSON: {error}"
@@ -185,10 +180,15 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
+# Functions of json make one of these for each call, which takes longer than the call.
+_ENCODER = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+
+
 def _decode_document(document: bytearray) -> tuple[str, dict[str, Any]]:
     try:
         # bytes.decode, not json's guess: its guess would also take UTF-16 and UTF-32.
-        decoded = json.loads(document.decode("utf-8"), parse_constant=_refuse_constant)
+        decoded = _DECODER.decode(document.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"the header of the incoming frame is not JSON: {error}") from error
     if not isinstance(decoded, dict):

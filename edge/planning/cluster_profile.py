@@ -8,16 +8,17 @@ sample of the model, whose loading takes seconds, and a reply that is slower tel
 from __future__ import annotations
 
 import contextlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 from edge.errors import EdgeError, PeerLostError, ProtocolError
 from edge.models.spec import ModelSpec
 from edge.planning.link_profile import LinkFacts
 from edge.planning.profile_cache import FactsCache
-from edge.planning.rehearsal import counts, rehearse
+from edge.planning.rehearsal import Trial, counts, rehearse
 from edge.planning.survey import Inquiry, OnNote, PeerClients, ignore_note
 from edge.progress import OnProgress, Progress, ignore_progress
 from edge.protocol.measurements import PeerProfile, Profile
@@ -25,6 +26,10 @@ from edge.protocol.peer_info import PeerInfo, gather_all
 from edge.weights.formats import WeightFormat
 from partition import ClusterSpec, ComputeRates, CrowdSpec, DeviceSpec
 from partition.plan.rates import between
+
+
+_MOST_ALIKE = 2
+"""Peers of one host that are set up alike and measured; the others are as fast."""
 
 
 async def measured_cluster(
@@ -100,8 +105,11 @@ class _Rates:
     async def _host(self, group: Sequence[PeerInfo], found: dict[str, PeerProfile]) -> None:
         """Peers that share a machine, one after the other. Fills `found`."""
         inquiry = self._inquiry
+        alike: Counter[str] = Counter()
         for peer in group:
             profile = None
+            if alike[peer.identity] == _MOST_ALIKE:
+                continue
             if not inquiry.refresh:
                 profile = inquiry.cache.profile(peer, inquiry.spec, inquiry.weight_format)
             if profile is None and not inquiry.only_known:
@@ -110,6 +118,7 @@ class _Rates:
                     inquiry.cache.keep_profile(peer, inquiry.spec, inquiry.weight_format, profile)
             if profile is not None:
                 found[peer.id] = profile
+                alike[peer.identity] += 1
 
     async def _alone(self, peer: PeerInfo) -> PeerProfile | None:
         """What the peer measures of itself; None, and a note, when it cannot."""
@@ -148,11 +157,7 @@ class _Hosts:
             measured = [peer for peer in group if cluster.device(peer.id).rates is not None]
             if len(measured) > 1:
                 crowds += await self._host(measured, cluster)
-        return replace(
-            cluster,
-            crowds=tuple(crowds),
-            devices=tuple(_in_crowd(device, crowds) for device in cluster.devices),
-        )
+        return _crowded(cluster, crowds)
 
     async def _host(self, group: Sequence[PeerInfo], cluster: ClusterSpec) -> Sequence[CrowdSpec]:
         inquiry = self._inquiry
@@ -161,15 +166,51 @@ class _Hosts:
             if known or inquiry.only_known:
                 return known
         fastest = sorted(group, key=lambda peer: _token_s_per_byte(cluster.device(peer.id)))
-        crowds: list[CrowdSpec] = []
+        trials: list[Trial] = []
         for count in counts(len(group)):
-            crowd = await rehearse(inquiry, fastest[:count], cluster)
-            if crowd is None:
-                return crowds
-            crowds.append(crowd)
+            trial = await rehearse(inquiry, fastest[:count], cluster)
+            if trial is None:
+                return self._crowds(trials, cluster)
+            trials.append(trial)
+        crowds = self._crowds(trials, cluster)
         if not self._is_busy:
             inquiry.cache.keep_crowds(group, inquiry.spec, inquiry.weight_format, crowds)
         return crowds
+
+    def _crowds(self, trials: Sequence[Trial], cluster: ClusterSpec) -> list[CrowdSpec]:
+        """What the trials add to rates, at the pace that rates and trials have in the median."""
+        paces = [(1.0, 1.0), *(trial.alone for trial in trials if trial.alone is not None)]
+        token, first = (median(each) for each in zip(*paces, strict=True))
+        bare = [trial.crowd(cluster, (token, first)) for trial in trials]
+        at_pace = _crowded(cluster, bare)
+        return [trial.crowd(at_pace, (token, first)) for trial in trials]
+
+
+def _crowded(cluster: ClusterSpec, crowds: Sequence[CrowdSpec]) -> ClusterSpec:
+    """With what devices of one host take from each other, and at the pace they had then."""
+    largest = {each.host: each for each in sorted(crowds, key=lambda each: each.count)}
+    fastest = {
+        host: min(
+            (each.rates for each in cluster.devices if each.host == host and each.rates),
+            key=lambda rates: rates.seconds_per_byte[0],
+        )
+        for host in largest
+    }
+
+    def device(known: DeviceSpec) -> DeviceSpec:
+        if known.host not in largest or known.rates is None:
+            return known
+        crowd, rates = largest[known.host], known.rates
+        if rates == fastest[known.host]:  # it, or one like it, was also tried alone
+            rates = rates.at_pace(crowd.rows, crowd.pace)
+        # Company makes nobody faster: what seems so is noise.
+        shared = tuple(
+            each * max(1.0, between(crowd.rows, crowd.slower, rows))
+            for rows, each in zip(rates.rows, rates.seconds_per_byte, strict=True)
+        )
+        return replace(known, rates=replace(rates, shared_seconds_per_byte=shared))
+
+    return replace(cluster, crowds=tuple(crowds), devices=tuple(map(device, cluster.devices)))
 
 
 def _as_alike(
@@ -180,15 +221,16 @@ def _as_alike(
     They are as fast as each other; what they measured of themselves one after the other differs
     by the minute, and shares that follow from it would be wrong.
     """
-    alike: dict[object, list[ComputeRates]] = defaultdict(list)
-    kinds = {
-        peer.id: (peer.host, peer.identity, profiles[peer.id].rates.rows)
-        for peer in peers
-        if peer.id in profiles
-    }
-    for id, kind in kinds.items():
-        alike[kind].append(profiles[id].rates)
-    return {id: ComputeRates.median(alike[kind]) for id, kind in kinds.items()}
+    alike: dict[tuple[str, str], list[ComputeRates]] = defaultdict(list)
+    for peer in peers:
+        if peer.id in profiles:
+            alike[peer.host, peer.identity].append(profiles[peer.id].rates)
+    rates: dict[str, ComputeRates] = {}
+    for peer in peers:
+        if known := alike[peer.host, peer.identity]:
+            same = [each for each in known if each.rows == known[0].rows]
+            rates[peer.id] = ComputeRates.median(same)
+    return rates
 
 
 def by_host(peers: Sequence[PeerInfo]) -> list[list[PeerInfo]]:
@@ -197,23 +239,6 @@ def by_host(peers: Sequence[PeerInfo]) -> list[list[PeerInfo]]:
     for peer in peers:
         hosts[peer.host].append(peer)
     return list(hosts.values())
-
-
-def _in_crowd(device: DeviceSpec, crowds: Sequence[CrowdSpec]) -> DeviceSpec:
-    """With what a byte takes while all others of its host compute, too."""
-    largest = max(
-        (each for each in crowds if each.host == device.host),
-        key=lambda each: each.count,
-        default=None,
-    )
-    if largest is None or device.rates is None:
-        return device
-    # Company makes nobody faster: what seems so is noise.
-    shared = tuple(
-        each * max(1.0, between(largest.rows, largest.slower, rows))
-        for rows, each in zip(device.rates.rows, device.rates.seconds_per_byte, strict=True)
-    )
-    return replace(device, rates=replace(device.rates, shared_seconds_per_byte=shared))
 
 
 def _token_s_per_byte(device: DeviceSpec) -> float:

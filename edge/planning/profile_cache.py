@@ -155,6 +155,7 @@ def _crowd(value: Mapping[str, Any], host: str) -> CrowdSpec:
         rows=tuple(map(int, value["rows"])),
         sum_s=tuple(map(float, value["sum_s"])),
         slower=tuple(map(float, value["slower"])),
+        pace=tuple(map(float, value["pace"])),
     )
 
 

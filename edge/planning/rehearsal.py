@@ -6,7 +6,7 @@ core at all. So real sessions answer a few tokens, over their links, with sums, 
 that are told; what this takes longer than its parts say is a fact of N peers of this host.
 
 The fastest of them runs the model alone in turn with that. A machine is a fifth faster in one
-second than in another; what one answer takes of the other, it takes in any.
+second than in another, so that moment is another sample of its rates.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import dataclasses
 import statistics
 import uuid
 from collections.abc import Sequence
-from typing import NamedTuple, Self
+from typing import Self
 
 import partition
 from edge.errors import CapacityError, EdgeError, PeerLostError, ProtocolError
@@ -34,7 +34,15 @@ from edge.protocol.peer_info import PeerInfo, gather_all, places
 from edge.protocol.step import SamplingTerms, Step, StepEntry, StepLimits
 from edge.protocol.topology import Seat
 from kernels.sampling.parameters import SamplingParameters
-from partition import ClusterSpec, CrowdSpec, Plan, Workload
+from partition import (
+    ClusterSpec,
+    CrowdSpec,
+    Estimate,
+    ModelFacts,
+    Plan,
+    Workload,
+    estimate,
+)
 
 REHEARSAL_LIMIT_S = 60.0
 
@@ -43,8 +51,8 @@ _WEIGHT_BYTES = 192 << 20
 
 _EMBEDDING_BYTES = 64 << 20
 
-_PROMPT_TOKENS = 32
-_NEW_TOKENS = 48
+_PROMPT_TOKENS = 64
+_NEW_TOKENS = 32
 _ANSWERS = 7
 """The first warms up."""
 
@@ -57,10 +65,65 @@ def counts(num_peers: int) -> list[int]:
     return sorted({*range(2, min(num_peers, _EVERY_COUNT_TO) + 1), num_peers} - {1})
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Times:
+    """An answer; the median of several."""
+
+    first_token_s: float
+    token_s: float
+    """From one token to the next."""
+
+    @classmethod
+    def predicted(cls, estimate: Estimate) -> Times:
+        return cls(first_token_s=estimate.first_token_s, token_s=estimate.token_s)
+
+    @classmethod
+    def median(cls, answers: Sequence[Times]) -> Times:
+        return cls(
+            first_token_s=statistics.median(each.first_token_s for each in answers),
+            token_s=statistics.median(each.token_s for each in answers),
+        )
+
+    def over(self, other: Times) -> tuple[float, float]:
+        """As many times as long: a token, the first token."""
+        return self.token_s / other.token_s, self.first_token_s / other.first_token_s
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """What some peers of a host took for a made-up model, in slices and one of them alone."""
+
+    model: ModelFacts
+    workload: Workload
+    plan: Plan
+    together: Times
+    alone: tuple[float, float] | None
+    """Times over predicted, of a token and of the first; None: one has not the memory."""
+
+    def crowd(self, cluster: ClusterSpec, pace: tuple[float, float]) -> CrowdSpec:
+        """What of that the rates of these devices do not explain."""
+        chunk_tokens = self.workload.prompt_tokens
+        known = dataclasses.replace(cluster, crowds=())
+        found = estimate(self.plan, self.model, known, self.workload, chunk_tokens=chunk_tokens)
+        predicted = Times.predicted(found)
+        sums = 2 * self.model.num_layers + 1
+        return CrowdSpec(
+            host=cluster.device(self.plan.devices[0]).host,
+            count=len(self.plan.devices),
+            rows=(1, self.workload.prompt_tokens),
+            sum_s=(
+                (self.together.token_s - predicted.token_s) / sums,
+                (self.together.first_token_s - predicted.first_token_s) / sums,
+            ),
+            slower=self.together.over(predicted),
+            pace=pace,
+        )
+
+
 async def rehearse(
     inquiry: Inquiry, peers: Sequence[PeerInfo], cluster: ClusterSpec
-) -> CrowdSpec | None:
-    """What these peers of one host, whose rates the cluster has, cost each other in one stage.
+) -> Trial | None:
+    """Have these peers of one host, whose rates the cluster has, answer in one stage.
 
     None, and a note, where they cannot be tried. Raises PeerLostError.
     """
@@ -68,25 +131,29 @@ async def rehearse(
     workload = _workload(spec)
     facts = model_facts(spec, inquiry.weight_format, name="rehearsal", embedding_itemsize=4)
 
-    def planned(group: Sequence[PeerInfo]) -> tuple[_Rehearsal, _Times]:
+    def planned(group: Sequence[PeerInfo]) -> tuple[Plan, _Rehearsal, Times]:
         others = {each.id for each in cluster.devices} - {each.id for each in group}
-        among = dataclasses.replace(cluster.without(*others), crowds=())
         choice = partition.choose(
-            facts, among, workload, parallel="tensor", chunk_tokens=workload.prompt_tokens
+            facts,
+            dataclasses.replace(cluster.without(*others), crowds=()),
+            workload,
+            parallel="tensor",
+            chunk_tokens=workload.prompt_tokens,
         )
         assert choice.predicted is not None
-        predicted = _Times(choice.predicted.first_token_s, choice.predicted.token_s)
-        return _Rehearsal(inquiry, spec, choice.plan, group, workload), predicted
+        rehearsal = _Rehearsal(inquiry, spec, choice.plan, group, workload)
+        return choice.plan, rehearsal, Times.predicted(choice.predicted)
 
     try:
-        together, predicted = planned(peers)
+        plan, together, _ = planned(peers)
         async with asyncio.timeout(REHEARSAL_LIMIT_S), together:
             try:
-                alone, usual = planned(peers[:1])
+                _, alone, predicted = planned(peers[:1])
                 async with alone:
-                    times = await _in_turn(together, alone, usual)
+                    times, own = await _in_turn(together, alone)
+                pace = own.over(predicted)
             except (CapacityError, partition.CapacityError):  # not the whole model on one of them
-                times = await _in_turn(together)
+                (times,), pace = await _in_turn(together), None
     except (PeerLostError, ProtocolError):
         raise
     except (EdgeError, partition.PartitionError, TimeoutError) as error:
@@ -94,43 +161,12 @@ async def rehearse(
         reason = str(error) or f"it took more than {REHEARSAL_LIMIT_S:.0f} s"
         inquiry.on_note(f"{names} were not measured together, only one by one: {reason}")
         return None
-    sums = 2 * spec.num_layers + 1
-    return CrowdSpec(
-        host=peers[0].host,
-        count=len(peers),
-        rows=(1, workload.prompt_tokens),
-        sum_s=(
-            (times.token_s - predicted.token_s) / sums,
-            (times.first_token_s - predicted.first_token_s) / sums,
-        ),
-        slower=(
-            times.token_s / predicted.token_s,
-            times.first_token_s / predicted.first_token_s,
-        ),
-    )
+    return Trial(model=facts, workload=workload, plan=plan, together=times, alone=pace)
 
 
-class _Times(NamedTuple):
-    first_token_s: float
-    token_s: float
-    """From one token to the next."""
-
-
-async def _in_turn(
-    together: _Rehearsal, alone: _Rehearsal | None = None, usual: _Times | None = None
-) -> _Times:
-    """What answers of all take while one alone takes its usual time; the median."""
-    found: list[_Times] = []
-    for number in range(_ANSWERS):
-        times = await together.answer(number)
-        if alone is not None and usual is not None:
-            now = await alone.answer(number)
-            times = _Times(
-                times.first_token_s / now.first_token_s * usual.first_token_s,
-                times.token_s / now.token_s * usual.token_s,
-            )
-        found.append(times)
-    return _Times(*map(statistics.median, zip(*found[1:], strict=True)))
+async def _in_turn(*rehearsals: _Rehearsal) -> list[Times]:
+    found = [[await each.answer(number) for each in rehearsals] for number in range(_ANSWERS)]
+    return [Times.median(answers) for answers in zip(*found[1:], strict=True)]
 
 
 def _shortened(inquiry: Inquiry) -> ModelSpec:
@@ -231,7 +267,7 @@ class _Rehearsal:
             ),
         )
 
-    async def answer(self, number: int) -> _Times:
+    async def answer(self, number: int) -> Times:
         request = str(number)
         terms = SamplingTerms(
             sampling=SamplingParameters(), end_ids=frozenset(), max_new_tokens=self._new_tokens
@@ -244,7 +280,10 @@ class _Rehearsal:
         await self._post(RunStep(session=self._session, step=step, terms={request: terms}))
         moments = [await self._token() for _ in range(self._new_tokens)]
         await self._post(Finish(session=self._session, request=request))
-        return _Times(moments[0] - begin_s, (moments[-1] - moments[0]) / (len(moments) - 1))
+        return Times(
+            first_token_s=moments[0] - begin_s,
+            token_s=(moments[-1] - moments[0]) / (len(moments) - 1),
+        )
 
     async def _post(self, post: Post) -> None:
         await gather_all(client.post(post) for client in self._clients.values())

@@ -89,13 +89,17 @@ class CrowdSpec:
     """What a sum, with the computing since the one before, takes longer than its parts say."""
     slower: tuple[float, ...]
     """Time of a whole step over what its parts say."""
+    pace: tuple[float, ...]
+    """Time of a device alone over what its rates said; the parts above are at this pace."""
 
     def __post_init__(self) -> None:
-        numbers = (*self.sum_s, *self.slower)
-        if not len(self.rows) == len(self.sum_s) == len(self.slower) > 0 or self.count < 2:
+        times = (self.sum_s, self.slower, self.pace)
+        if not all(len(each) == len(self.rows) > 0 for each in times) or self.count < 2:
             raise ValueError("A crowd is 2 devices or more, with as many times as rows.")
-        if not all(math.isfinite(each) for each in numbers) or min(self.slower) < 0:
-            raise ValueError(f"What a crowd costs must be finite, not {numbers!r:.80}.")
+        if not all(math.isfinite(each) for each in sum(times, ())) or min(self.slower) < 0:
+            raise ValueError(f"What a crowd costs must be finite, not {times!r:.80}.")
+        if min(self.pace) <= 0:
+            raise ValueError(f"A pace must be more than 0, not {self.pace!r:.80}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

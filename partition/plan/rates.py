@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
+from operator import mul
 from statistics import median
 from typing import Any
 
@@ -134,6 +135,16 @@ class ComputeRates:
         ratios = [each.seconds_per_byte[0] / found.seconds_per_byte[0] for each in several]
         low, high = found.spread
         return replace(found, spread=(min(low, *ratios), max(high, *ratios)))
+
+    def at_pace(self, rows: Sequence[int], times: Sequence[float]) -> "ComputeRates":
+        """The rates of a device that took these many times as long for steps of these rows."""
+        factors = [between(rows, times, min(each, rows[-1])) for each in self.rows]
+        scaled: dict[str, Any] = {
+            name: tuple(map(mul, getattr(self, name), factors))
+            for name in _BY_ROWS
+            if name != "attention_s"
+        }
+        return replace(self, **scaled)
 
     def to_json(self) -> dict[str, object]:
         """Built-in types only; `from_json` of it is equal."""

@@ -47,22 +47,24 @@ def _reason(search: Search, arrangement: Arrangement, predicted: Estimate, index
         room = size_in_words(search.situation.devices[index].memory_bytes)
         return f"memory: no part of the model fits into its {room}"
     with_it = search.estimate(search.plan(best))
-    before_s, after_s = _messages_s(predicted), _messages_s(with_it)
-    if after_s > before_s and with_it.token_s - after_s < predicted.token_s - before_s:
-        if before_s:
-            return (
-                f"its link is too slow: with it the messages of each token would take"
-                f" {milliseconds(after_s)} instead of {milliseconds(before_s)}"
-            )
-        slowest = max(_messages(with_it), key=lambda term: term.seconds)
-        return (
-            f"its link would add {slowest.count} {_MESSAGES[slowest.kind]} x"
-            f" {milliseconds(slowest.seconds / slowest.count)} to each token"
-        )
     workload = search.situation.workload
     it_s, without_s = with_it.total_s(workload), predicted.total_s(workload)
-    why = "too small a gain" if it_s < without_s else "too slow to help"
-    return f"{why}: with it an answer would take {_seconds(it_s)} instead of {_seconds(without_s)}"
+    answers = f"with it an answer would take {_seconds(it_s)} instead of {_seconds(without_s)}"
+    if it_s < without_s:
+        return f"too small a gain: {answers}"
+    before_s, after_s = _messages_s(predicted), _messages_s(with_it)
+    if after_s <= before_s or with_it.token_s - after_s >= predicted.token_s - before_s:
+        return f"too slow to help: {answers}"
+    if before_s:
+        return (
+            f"its link is too slow: with it the messages of each token would take"
+            f" {milliseconds(after_s)} instead of {milliseconds(before_s)}"
+        )
+    slowest = max(_messages(with_it), key=lambda term: term.seconds)
+    return (
+        f"its link would add {slowest.count} {_MESSAGES[slowest.kind]} x"
+        f" {milliseconds(slowest.seconds / slowest.count)} to each token"
+    )
 
 
 def _strangers(search: Search, arrangement: Arrangement, index: int) -> list[str]:

@@ -79,6 +79,15 @@ def test_devices_that_are_alike_get_what_most_of_them_measured() -> None:
     assert ComputeRates.median([slow]) == slow
 
 
+def test_a_pace_is_that_of_its_rows_and_goes_on_as_it_ends() -> None:
+    found = RATES.at_pace((1, 7), (2.0, 4.0))
+    assert found.seconds_per_byte == (2.0, 12.0, 240.0)
+    assert found.slice_seconds_per_byte == (1.0, 6.0, 120.0)
+    assert found.feed_forward_slice_s == (0.4, 1.5, 28.0)
+    assert replace(RATES, run_s=1.0).at_pace((1, 7), (2.0, 4.0)).run_s == 1.0
+    assert found.attention_s == RATES.attention_s
+
+
 def test_json_and_back() -> None:
     for rates in (RATES, replace(RATES, disk_bytes_per_s=1e9)):
         assert ComputeRates.from_json(json.loads(json.dumps(rates.to_json()))) == rates
