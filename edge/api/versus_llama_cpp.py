@@ -1,4 +1,4 @@
-"""A model on its peers beside llama.cpp, in turn, so that the machine's mood is shared.
+"""A model on its peers against llama.cpp, in turn, so that the machine's mood is shared.
 
 llama.cpp runs in a process of its own, in whichever Python has llama-cpp-python: Edge does not
 depend on it.

@@ -64,7 +64,7 @@ def plan_as_json(proposal: Proposal, *, explain: bool) -> dict[str, Any]:
                 "streamed_layers": row.streamed_layers,
                 "host_layers": row.host_layers,
                 "memory": dataclasses.asdict(row.memory),
-                "beside": _beside(proposal, row.device),
+                "overhead": _overhead(proposal, row.device),
                 "left_bytes": row.left_bytes,
             }
             for row in proposal.rows
@@ -120,15 +120,16 @@ def _memory(proposal: Proposal) -> list[str]:
     """For each device what its memory holds, as far as it was asked."""
     lines = []
     for row in proposal.rows:
-        beside = proposal.beside.get(row.device)
-        if beside is None:
+        overhead = proposal.overhead.get(row.device)
+        if overhead is None:
             continue
         use = row.memory
         streamed = f" ({_more(row)} for each token)"
         lines.append(
-            f"Memory of {row.name}, {format_size(beside.promised_bytes)}: its process "
-            f"{format_size(beside.floor_bytes)}, steps up to {format_size(beside.buffer_bytes)}, "
-            f"weights {format_size(use.weight_bytes)}{streamed if use.streamed_bytes else ''}, "
+            f"Memory of {row.name}, {format_size(overhead.promised_bytes)}: its process "
+            f"{format_size(overhead.floor_bytes)}, steps up to "
+            f"{format_size(overhead.buffer_bytes)}, weights {format_size(use.weight_bytes)}"
+            f"{streamed if use.streamed_bytes else ''}, "
             f"KV cache {format_size(use.kv_bytes)}."
         )
     return lines
@@ -142,9 +143,9 @@ def _more(row: PlanRow) -> str:
     return " and ".join(more)
 
 
-def _beside(proposal: Proposal, device: str) -> dict[str, int] | None:
-    beside = proposal.beside.get(device)
-    return None if beside is None else dataclasses.asdict(beside)
+def _overhead(proposal: Proposal, device: str) -> dict[str, int] | None:
+    overhead = proposal.overhead.get(device)
+    return None if overhead is None else dataclasses.asdict(overhead)
 
 
 def _sentences(proposal: Proposal, unchanged: Proposal | None) -> list[str]:

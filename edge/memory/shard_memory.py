@@ -102,7 +102,7 @@ def elastic(
     )
 
 
-def most_beside(
+def most_overhead(
     spec: ModelSpec,
     limits: StepLimits,
     *,
@@ -110,7 +110,7 @@ def most_beside(
     stream: bool,
     kv_dtype: KvDtype,
 ) -> int:
-    """Bytes beside weights and KV cache that no shard of the model exceeds, whatever the plan."""
+    """The most that any shard of the model takes apart from weights and KV cache, in bytes."""
     slices = [
         LayerSlice(heads=range(kind.mixer.num_heads), ffn_columns=range(kind.feed_forward.columns))
         for kind in spec.kinds

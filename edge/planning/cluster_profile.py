@@ -27,7 +27,6 @@ from edge.weights.formats import WeightFormat
 from partition import ClusterSpec, ComputeRates, CrowdSpec, DeviceSpec
 from partition.plan.rates import between
 
-
 _MOST_ALIKE = 2
 """Peers of one host that are set up alike and measured; the others are as fast."""
 

@@ -25,8 +25,8 @@ from partition import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
-    """What a device's memory holds beside weights and KV caches."""
+class Overhead:
+    """What a device's memory holds apart from weights and KV caches."""
 
     promised_bytes: int
     """What its process stays under."""
@@ -50,7 +50,7 @@ class Proposal:
     """What its user should know of the measuring: devices that were unsteady, or not measured."""
     wire_rules: WireRules
     """In which form activations travel between the shards of the plan."""
-    beside: Mapping[str, Beside] = field(default_factory=dict)
+    overhead: Mapping[str, Overhead] = field(default_factory=dict)
     """By device; of peers that were asked."""
 
     @property

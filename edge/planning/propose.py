@@ -10,12 +10,12 @@ from typing import Literal
 
 from edge.errors import CapacityError
 from edge.host.cache_paths import cache_root
-from edge.memory.shard_memory import most_beside
+from edge.memory.shard_memory import most_overhead
 from edge.planning.choosing import facts_of
 from edge.planning.cluster_profile import forget_device, forget_link, measured_cluster
 from edge.planning.kv_limits import with_kv_memory, with_less_kv_memory
 from edge.planning.load_options import LoadOptions
-from edge.planning.proposal import Beside, Proposal, propose
+from edge.planning.proposal import Overhead, Proposal, propose
 from edge.progress import OnProgress
 from edge.protocol.peer_info import PeerInfo
 from edge.weights.checkpoint import Checkpoint
@@ -82,7 +82,7 @@ def _proposed(
     limits = options.limits(checkpoint.spec)
     if any(peer.kv_disk_bytes for peer in peers):  # how much of it is used depends on the plan
         limits = replace(limits, disk_tokens=limits.context_tokens)
-    taken = most_beside(
+    taken = most_overhead(
         checkpoint.spec,
         limits,
         may_split=len(peers) > 1,
@@ -108,8 +108,8 @@ def _proposed(
 
     return replace(
         proposed(),
-        beside={
-            peer.id: Beside(
+        overhead={
+            peer.id: Overhead(
                 promised_bytes=peer.memory_bytes,
                 floor_bytes=peer.floor_bytes,
                 buffer_bytes=taken,

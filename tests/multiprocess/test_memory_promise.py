@@ -60,7 +60,7 @@ def test_a_daemon_stays_under_its_budget(
             assert cluster.peers[0].memory_bytes == budget_bytes
             cluster.memory_rates()
             proposal = cluster.propose(model_files.path, dtype="float32", context_tokens=64)
-            assert proposal.beside[cluster.peers[0].id].promised_bytes == budget_bytes
+            assert proposal.overhead[cluster.peers[0].id].promised_bytes == budget_bytes
             for _ in range(2):
                 with cluster.load(
                     model_files.path, dtype="float32", context_tokens=64, concurrency=8

@@ -60,7 +60,7 @@ from edge.planning.load_options import LoadOptions
 @click.option(
     "--vs",
     type=click.Choice(["llama.cpp"]),
-    help="Run the same beside it, in turn: each repeat once with Edge, once with the other.",
+    help="Run the same against it, in turn: each repeat once with Edge, once with the other.",
 )
 @click.option(
     "--gguf",
@@ -203,7 +203,7 @@ def _show(measured: Benchmark, *, title: str) -> None:
 def _show_comparison(comparison: Comparison) -> None:
     table = Table(
         "", "Edge", "llama.cpp", "ratio p20", "ratio p50", "ratio p80",
-        title=f"beside llama.cpp (llama-cpp-python {comparison.version}), tok/s",
+        title=f"against llama.cpp (llama-cpp-python {comparison.version}), tok/s",
     )  # fmt: skip
     for name, pairs in (
         (f"decode {comparison.new_tokens}", comparison.decode),

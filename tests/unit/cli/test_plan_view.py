@@ -8,7 +8,7 @@ import pytest
 
 from edge.cli.plan_view import plan_as_json, rate_in_words, show_plan
 from edge.host.free_memory import format_size
-from edge.planning.proposal import Beside, Proposal
+from edge.planning.proposal import Overhead, Proposal
 from edge.protocol.wire_rules import WireRules
 from partition import Choice, ClusterSpec, estimate
 from tests.unit.partition import test_plan_memory
@@ -42,7 +42,7 @@ def proposal(host_layers: int | None) -> Proposal:
         workload=WORKLOAD,
         chunk_tokens=4,
         wire_rules=WireRules(sums=(WireRule(),), hops=()),
-        beside={"a": Beside(promised_bytes=10**6, floor_bytes=1, buffer_bytes=2)},
+        overhead={"a": Overhead(promised_bytes=10**6, floor_bytes=1, buffer_bytes=2)},
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from edge.memory.shard_memory import most_beside, with_streamed
+from edge.memory.shard_memory import most_overhead, with_streamed
 from edge.memory.step_memory import (
     Widths,
     buffer_bytes,
@@ -33,7 +33,7 @@ def test_no_shard_of_any_plan_takes_more_than_was_planned(name: str, streamed: i
     plan = make_plan(SPEC, name, model="m")
     shards = [(s, r) for s, stage in enumerate(plan.stages) for r in range(len(stage.shards))]
     limits = replace(LIMITS, disk_tokens=512)
-    most = most_beside(
+    most = most_overhead(
         SPEC, limits, may_split=len(shards) > 1, stream=bool(streamed), kv_dtype="int8"
     )
     for stage, rank in shards:
