@@ -14,43 +14,29 @@ class OptionFacts:
     """What a command line needs to know of a field, apart from its name, type and default."""
 
     help: str
-    flags: tuple[str, ...]
+    flags: tuple[str, ...] = ()
     """As `-n`, `--max-new-tokens`; empty: made of the field's name."""
-    choices: tuple[Any, ...]
+    choices: tuple[Any, ...] = ()
     """All that is allowed; empty: what the field's type allows."""
-    at_least: int | None
-    at_most: int | None
-    metavar: str | None
+    at_least: int | None = None
+    at_most: int | None = None
+    metavar: str | None = None
     """What a value is called, as SIZE."""
-    parse: Callable[[str], Any] | None
+    parse: Callable[[str], Any] | None = None
     """Makes the value of a text; None: the field's type does."""
 
 
 def option(
     default: Any = MISSING,
     *,
-    help: str,
     default_factory: Callable[[], Any] | None = None,
-    flags: tuple[str, ...] = (),
-    choices: tuple[Any, ...] = (),
-    at_least: int | None = None,
-    at_most: int | None = None,
-    metavar: str | None = None,
-    parse: Callable[[str], Any] | None = None,
+    **facts: Any,
 ) -> Any:
-    """A field of a dataclass that is an option of the command line as well."""
-    facts = OptionFacts(
-        help=help,
-        flags=flags,
-        choices=choices,
-        at_least=at_least,
-        at_most=at_most,
-        metavar=metavar,
-        parse=parse,
-    )
+    """A field of a dataclass that is an option of the command line as well; see OptionFacts."""
+    metadata = {_KEY: OptionFacts(**facts)}
     if default_factory is not None:
-        return field(default_factory=default_factory, metadata={_KEY: facts})
-    return field(default=default, metadata={_KEY: facts})
+        return field(default_factory=default_factory, metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 def option_facts(described: Field[Any]) -> OptionFacts | None:

@@ -11,8 +11,27 @@ import numpy as np
 
 from edge.api.model import Model
 from edge.api.reply import Reply
+from edge.coordinator.generation import FEWEST_TOKENS_OF_A_RATE
+from edge.option_fields import option
 from edge.planning.drift import Drift
 from edge.protocol.step_times import PeerTimes, StepTimes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchmarkOptions:
+    """What is measured, and how often."""
+
+    prompt_tokens: int = option(128, at_least=1, help="Length of the prompts.")
+    new_tokens: int = option(
+        64,
+        at_least=FEWEST_TOKENS_OF_A_RATE,
+        help="Length of the answers; fewer tokens have no rate to speak of.",
+    )
+    repeats: int = option(5, at_least=1, help="How many answers are measured.")
+    warm_ups: int = option(1, at_least=0, help="How many come before, and are not.")
+    requests: int = option(
+        1, at_least=1, at_most=64, help="Also measure this many replies at once."
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,15 +85,12 @@ class PredictedSpeed:
 class Benchmark:
     """What was measured."""
 
-    prompt_tokens: int
-    new_tokens: int
-    repeats: int
+    options: BenchmarkOptions
     decode_tokens_per_s: Spread
     prefill_tokens_per_s: Spread
     first_token_s: Spread
-    requests: int
-    """How many were decoded together for `batch_tokens_per_s`."""
     batch_tokens_per_s: Spread
+    """Of `options.requests` that are decoded together."""
     peers: tuple[PeerShare, ...]
     predicted: PredictedSpeed | None
     drift: Drift | None
@@ -82,6 +98,7 @@ class Benchmark:
 
     def to_json(self) -> dict[str, Any]:
         value = dataclasses.asdict(self)
+        value |= value.pop("options")
         for peer, share in zip(value["peers"], self.peers, strict=True):
             peer["token"] = dataclasses.asdict(share.token)
             peer["bandwidth_share"] = share.bandwidth_share
@@ -114,42 +131,34 @@ def batch_tokens_per_s(
 
 
 def run_benchmark(
-    model: Model,
-    *,
-    prompt_tokens: int,
-    new_tokens: int,
-    repeats: int,
-    warm_ups: int,
-    requests: int,
-    memory_rates: dict[str, float],
-    weight_bytes: dict[str, int],
+    model: Model, options: BenchmarkOptions, *, memory_rates: dict[str, float]
 ) -> Benchmark:
     """Answer random prompts one after the other; then, if asked for, several at once.
 
     Never one that was answered before: peers with a disk for them would not compute it again.
 
-    `memory_rates` (bytes per second) and `weight_bytes` (read for each token) are by peer name.
-    Raises RequestError when prompt and answer do not fit the context, or the answer is too short to
-    have a rate.
+    `memory_rates` (bytes per second) are by peer name. Raises RequestError when prompt and answer
+    do not fit the context, or the answer is too short to have a rate.
     """
+    prompt_tokens, new_tokens = options.prompt_tokens, options.new_tokens
     generator = np.random.default_rng()
 
-    def answer(tokens: int) -> Reply:
+    def answer() -> Reply:
         prompt = generator.integers(model.vocab_size, size=prompt_tokens).tolist()
-        reply = model.generate(prompt, max_new_tokens=tokens, ignore_eos=True)
-        assert len(reply.token_ids) == tokens
+        reply = model.generate(prompt, max_new_tokens=new_tokens, ignore_eos=True)
+        assert len(reply.token_ids) == new_tokens
         return reply
 
-    for _ in range(warm_ups):
-        answer(new_tokens)
+    for _ in range(options.warm_ups):
+        answer()
     model.check()
     model.measure()
-    replies = [answer(new_tokens) for _ in range(repeats)]
+    replies = [answer() for _ in range(options.repeats)]
     times = model.measure()
     shares = [
         PeerShare(
             times=each,
-            weight_bytes=weight_bytes.get(each.name, 0),
+            weight_bytes=model.token_weight_bytes.get(each.name, 0),
             memory_bytes_per_s=memory_rates.get(each.name, 0.0),
         )
         for each in times
@@ -157,41 +166,41 @@ def run_benchmark(
     drift = model.check(times)
     batches = [
         batch_tokens_per_s(
-            model, requests=requests, prompt_tokens=prompt_tokens, new_tokens=new_tokens
+            model,
+            requests=options.requests,
+            prompt_tokens=prompt_tokens,
+            new_tokens=new_tokens,
         )
-        for _ in range(repeats if requests > 1 else 0)
+        for _ in range(options.repeats if options.requests > 1 else 0)
     ]
     decode = [reply.tokens_per_s for reply in replies]
     first = [reply.statistics["first_token_s"] for reply in replies]
     return Benchmark(
-        prompt_tokens=prompt_tokens,
-        new_tokens=new_tokens,
-        repeats=repeats,
+        options=options,
         decode_tokens_per_s=Spread.of(decode),
         prefill_tokens_per_s=Spread.of([prompt_tokens / each for each in first]),
         first_token_s=Spread.of(first),
-        requests=requests,
         batch_tokens_per_s=Spread.of(batches or decode),
         peers=tuple(shares),
-        predicted=_predicted(model, prompt_tokens, new_tokens, requests),
+        predicted=_predicted(model, options),
         drift=drift,
     )
 
 
-def _predicted(
-    model: Model, prompt_tokens: int, new_tokens: int, requests: int
-) -> PredictedSpeed | None:
+def _predicted(model: Model, options: BenchmarkOptions) -> PredictedSpeed | None:
     alone, together = (
         model.predict(
-            prompt_tokens=prompt_tokens, output_tokens=new_tokens, concurrency=concurrency
+            prompt_tokens=options.prompt_tokens,
+            output_tokens=options.new_tokens,
+            concurrency=concurrency,
         )
-        for concurrency in (1, requests)
+        for concurrency in (1, options.requests)
     )
     if alone is None or together is None:
         return None
     return PredictedSpeed(
         decode_tokens_per_s=alone.tokens_per_s,
-        prefill_tokens_per_s=prompt_tokens / alone.first_token_s,
+        prefill_tokens_per_s=options.prompt_tokens / alone.first_token_s,
         first_token_s=alone.first_token_s,
         batch_tokens_per_s=together.tokens_per_s,
     )

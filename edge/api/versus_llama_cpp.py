@@ -6,6 +6,7 @@ depend on it.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 from dataclasses import dataclass
@@ -104,8 +105,7 @@ class Comparison:
             pairs: tuple[tuple[float, float], ...] = getattr(self, name)
             if pairs:
                 found[name] = {
-                    what: {"p20": spread.p20, "p50": spread.p50, "p80": spread.p80}
-                    for what, spread in spreads(pairs).items()
+                    what: dataclasses.asdict(spread) for what, spread in spreads(pairs).items()
                 }
         return found
 

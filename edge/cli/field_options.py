@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection
 from dataclasses import MISSING, fields
-from functools import partial
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import click
@@ -35,12 +35,27 @@ def field_options(
     return decorate
 
 
+def given_options(name: str, described: type[Any], **chosen: Collection[str]) -> Callable[[F], F]:
+    """Give the command `name`: a dataclass of what the user set of its `field_options`."""
+    names = {each.name for each in fields(described)}
+
+    def decorate(function: F) -> F:
+        @functools.wraps(function)
+        def command(**others: Any) -> Any:
+            given = {each: others.pop(each) for each in names & others.keys()}
+            return function(**{name: described(**given)}, **others)
+
+        return field_options(described, **chosen)(command)  # type: ignore[return-value]
+
+    return decorate
+
+
 def _click_option(name: str, hint: Any, default: Any, facts: OptionFacts) -> Callable[[F], F]:
     flags = facts.flags or (f"--{name.replace('_', '-')}",)
     kinds = [kind for kind in get_args(hint) or (hint,) if kind is not type(None)]
     shown: dict[str, Any] = {"default": default, "show_default": default is not None}
     if facts.parse is not None:
-        shown = {"callback": partial(_parsed, facts.parse)}
+        shown = {"callback": functools.partial(_parsed, facts.parse)}
     elif choices := facts.choices or (get_args(hint) if get_origin(hint) is Literal else ()):
         named = {str(choice): choice for choice in choices}
         shown |= {

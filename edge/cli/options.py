@@ -6,7 +6,7 @@ import functools
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -14,9 +14,9 @@ import click
 
 from edge.api.cluster import Cluster
 from edge.api.generation_options import GenerationOptions
-from edge.cli.field_options import field_options
+from edge.cli.field_options import given_options
 from edge.errors import PlanError, RequestError
-from edge.option_fields import option_facts
+from edge.option_fields import option
 from edge.planning.load_options import LoadOptions
 from partition import Parallel, Plan
 from partition import PlanError as PartitionPlanError
@@ -24,108 +24,63 @@ from partition import PlanError as PartitionPlanError
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-address_option = click.option(
-    "--peer",
-    "addresses",
-    multiple=True,
-    metavar="HOST:PORT",
-    help="A peer by address instead of zeroconf; may be repeated.",
-)
-
-cluster_option = click.option(
-    "--cluster", default="default", show_default=True, help="Name of the cluster to look for."
-)
-
-interface_option = click.option(
-    "--interface",
-    "interfaces",
-    multiple=True,
-    metavar="NAME|IP",
-    help="Look for peers only on this network interface.",
-)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterOptions:
     """Which peers to use: discovered, given, or started here."""
 
-    addresses: tuple[str, ...]
-    local: int | None = None
-    memory: str | None = None
-    model_memory: str | None = None
-    threads: int | None = None
-    cluster: str = "default"
-    interfaces: tuple[str, ...] = ()
+    addresses: tuple[str, ...] = option(
+        (),
+        flags=("--peer",),
+        metavar="HOST:PORT",
+        help="A peer by address instead of zeroconf; may be repeated.",
+    )
+    local: int | None = option(
+        None,
+        at_least=1,
+        at_most=64,
+        metavar="N",
+        help="Start N peers on this machine for this command.",
+    )
+    memory: str | None = option(
+        None, metavar="SIZE", help="Memory of each --local peer, as 2GiB: of its whole process."
+    )
+    model_memory: str | None = option(
+        None,
+        metavar="SIZE",
+        help="Of the memory of each --local peer, the most for weights and KV caches.",
+    )
+    threads: int | None = option(
+        None, at_least=1, at_most=1024, help="Threads of each --local peer."
+    )
+    cluster: str = option("default", help="Name of the cluster to look for.")
+    interfaces: tuple[str, ...] = option(
+        (),
+        flags=("--interface",),
+        metavar="NAME|IP",
+        help="Look for peers only on this network interface.",
+    )
 
 
-def cluster_options(function: F) -> F:
-    """Give the command `peers`, its ClusterOptions."""
+cluster_options = given_options("peers", ClusterOptions)
 
-    @functools.wraps(function)
-    def command(
-        *,
-        addresses: tuple[str, ...],
-        local: int | None,
-        memory: str | None,
-        model_memory: str | None,
-        threads: int | None,
-        cluster: str,
-        interfaces: tuple[str, ...],
-        **others: Any,
-    ) -> Any:
-        peers = ClusterOptions(
-            addresses=addresses,
-            local=local,
-            memory=memory,
-            model_memory=model_memory,
-            threads=threads,
-            cluster=cluster,
-            interfaces=interfaces,
-        )
-        return function(peers=peers, **others)
-
-    for option in (
-        interface_option,
-        cluster_option,
-        click.option(
-            "--threads", type=click.IntRange(1, 1024), help="Threads of each --local peer."
-        ),
-        click.option(
-            "--model-memory",
-            metavar="SIZE",
-            help="Of the memory of each --local peer, the most for weights and KV caches.",
-        ),
-        click.option(
-            "--memory",
-            metavar="SIZE",
-            help="Memory of each --local peer, as 2GiB: of its whole process.",
-        ),
-        click.option(
-            "--local",
-            type=click.IntRange(1, 64),
-            metavar="N",
-            help="Start N peers on this machine for this command.",
-        ),
-        address_option,
-    ):
-        command = option(command)
-    return command  # type: ignore[return-value]
+generation_options = given_options("generation", GenerationOptions)
 
 
 def model_options(*, concurrency: bool = False) -> Callable[[F], F]:
     """Give the command `model`, a path, and `options`: LoadOptions of the options named so."""
 
     def decorate(function: F) -> F:
-        names = {field.name for field in fields(LoadOptions)}
-
         @functools.wraps(function)
-        def command(*, plan_file: Path | None, parallel: Parallel, **others: Any) -> Any:
-            named = {name: others.pop(name) for name in names & others.keys()}
-            options = LoadOptions(plan=_read_plan(plan_file, parallel), **named)
+        def command(
+            *, plan_file: Path | None, parallel: Parallel, options: LoadOptions, **others: Any
+        ) -> Any:
+            options = replace(options, plan=_read_plan(plan_file, parallel))
             return function(options=options, **others)
 
-        for option in (
-            field_options(LoadOptions, leave_out=() if concurrency else ("concurrency",)),
+        for add in (
+            given_options(
+                "options", LoadOptions, leave_out=() if concurrency else ("concurrency",)
+            ),
             click.option(
                 "--plan",
                 "plan_file",
@@ -143,22 +98,10 @@ def model_options(*, concurrency: bool = False) -> Callable[[F], F]:
             ),
             click.argument("model", type=click.Path(path_type=Path)),
         ):
-            command = option(command)
+            command = add(command)
         return command  # type: ignore[return-value]
 
     return decorate
-
-
-def generation_options(function: F) -> F:
-    """Give the command `generation`, its GenerationOptions."""
-    names = {each.name for each in fields(GenerationOptions) if option_facts(each) is not None}
-
-    @functools.wraps(function)
-    def command(**others: Any) -> Any:
-        chosen = GenerationOptions(**{name: others.pop(name) for name in names})
-        return function(generation=chosen, **others)
-
-    return field_options(GenerationOptions)(command)  # type: ignore[return-value]
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 import edge
-from edge.api.benchmark import run_benchmark
+from edge.api.benchmark import BenchmarkOptions, run_benchmark
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.plans import make_plan
 from tests.support.replies import replies_at_once
@@ -45,9 +45,10 @@ def test_a_benchmark_accounts_for_every_peer(
         checkpoint.path, dtype="int4", plan=plan, context_tokens=32, concurrency=2,
     ) as model:  # fmt: skip
         measured = run_benchmark(
-            model, prompt_tokens=8, new_tokens=16, repeats=2, warm_ups=1, requests=2,
-            memory_rates=rates, weight_bytes=dict(model.token_weight_bytes),
-        )  # fmt: skip
+            model,
+            BenchmarkOptions(prompt_tokens=8, new_tokens=16, repeats=2, warm_ups=1, requests=2),
+            memory_rates=rates,
+        )
         assert [share.times.rank for share in measured.peers] == [0, 1, 2]
         for share in measured.peers:
             assert (share.times.prompt.steps, share.times.decode.steps) == (2, 2 * 15)

@@ -11,52 +11,18 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from edge.api.benchmark import Benchmark, run_benchmark
+from edge.api.benchmark import Benchmark, BenchmarkOptions, run_benchmark
 from edge.api.versus_llama_cpp import Comparison, Llama, compare, spreads
+from edge.cli.field_options import given_options
 from edge.cli.options import ClusterOptions, cluster_options, model_options, open_cluster
 from edge.cli.reply_view import adapt_option, measure_again, tell, tell_why_not_predicted
-from edge.coordinator.generation import FEWEST_TOKENS_OF_A_RATE
 from edge.host.free_memory import format_size
 from edge.planning.load_options import LoadOptions
 
 
 @click.command("bench", short_help="Measure a model's speed and what limits it.")
 @model_options()
-@click.option(
-    "--prompt-tokens",
-    type=click.IntRange(1),
-    default=128,
-    show_default=True,
-    help="Length of the prompts.",
-)
-@click.option(
-    "--new-tokens",
-    type=click.IntRange(FEWEST_TOKENS_OF_A_RATE),
-    default=64,
-    show_default=True,
-    help="Length of the answers; fewer tokens have no rate to speak of.",
-)
-@click.option(
-    "--repeats",
-    type=click.IntRange(1),
-    default=5,
-    show_default=True,
-    help="How many answers are measured.",
-)
-@click.option(
-    "--warm-ups",
-    type=click.IntRange(0),
-    default=1,
-    show_default=True,
-    help="How many come before, and are not.",
-)
-@click.option(
-    "--requests",
-    type=click.IntRange(1, 64),
-    default=1,
-    show_default=True,
-    help="Also measure this many replies at once.",
-)
+@given_options("wanted", BenchmarkOptions)
 @click.option(
     "--vs",
     type=click.Choice(["llama.cpp"]),
@@ -80,11 +46,7 @@ def command(
     model: Path,
     options: LoadOptions,
     peers: ClusterOptions,
-    prompt_tokens: int,
-    new_tokens: int,
-    repeats: int,
-    warm_ups: int,
-    requests: int,
+    wanted: BenchmarkOptions,
     vs: str | None,
     gguf: Path | None,
     llama_python: str,
@@ -105,42 +67,33 @@ def command(
     """
     if (vs is None) != (gguf is None):
         raise click.UsageError("--vs llama.cpp and --gguf FILE go together")
+    context_tokens = wanted.prompt_tokens + wanted.new_tokens
     options = replace(
         options,
-        context_tokens=options.context_tokens or prompt_tokens + new_tokens,
-        concurrency=requests,
+        context_tokens=options.context_tokens or context_tokens,
+        concurrency=wanted.requests,
     )
     with open_cluster(peers) as cluster:
         rates = cluster.memory_rates()
         loaded = cluster.load(model, options)
         tell_why_not_predicted(loaded)
-        measured = run_benchmark(
-            loaded,
-            prompt_tokens=prompt_tokens,
-            new_tokens=new_tokens,
-            repeats=repeats,
-            warm_ups=warm_ups,
-            requests=requests,
-            memory_rates=rates,
-            weight_bytes=dict(loaded.token_weight_bytes),
-        )
+        measured = run_benchmark(loaded, wanted, memory_rates=rates)
         comparison: Comparison | None = None
         if gguf is not None:
-            threads = max(peer.threads for peer in cluster.peers)
             with Llama(
                 gguf,
                 python=llama_python,
-                threads=threads,
-                context_tokens=prompt_tokens + new_tokens,
-                requests=requests,
+                threads=max(peer.threads for peer in cluster.peers),
+                context_tokens=context_tokens,
+                requests=wanted.requests,
             ) as llama:
                 comparison = compare(
                     loaded,
                     llama,
-                    prompt_tokens=prompt_tokens,
-                    new_tokens=new_tokens,
-                    requests=requests,
-                    rounds=repeats,
+                    prompt_tokens=wanted.prompt_tokens,
+                    new_tokens=wanted.new_tokens,
+                    requests=wanted.requests,
+                    rounds=wanted.repeats,
                 )
         if measured.drift is not None:
             tell(cluster, measured.drift, adapt=adapt)
@@ -162,12 +115,12 @@ def command(
 
 def _show(measured: Benchmark, *, title: str) -> None:
     console = Console()
-    predicted = measured.predicted
+    options, predicted = measured.options, measured.predicted
     speed = Table("", "p20", "p50", "p80", *(["predicted"] if predicted else []), title=title)
     for name, field, digits in (
-        (f"decode {measured.new_tokens}, tok/s", "decode_tokens_per_s", 1),
-        (f"decode {measured.requests} at once, tok/s", "batch_tokens_per_s", 1),
-        (f"prefill {measured.prompt_tokens}, tok/s", "prefill_tokens_per_s", 1),
+        (f"decode {options.new_tokens}, tok/s", "decode_tokens_per_s", 1),
+        (f"decode {options.requests} at once, tok/s", "batch_tokens_per_s", 1),
+        (f"prefill {options.prompt_tokens}, tok/s", "prefill_tokens_per_s", 1),
         ("first token, s", "first_token_s", 3),
     ):
         spread = getattr(measured, field)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from dataclasses import replace
 
 import click
 
-from edge.cli.options import ClusterOptions, cluster_option, interface_option, open_cluster
+from edge.cli.field_options import given_options
+from edge.cli.options import ClusterOptions, open_cluster
 from edge.errors import RequestError
 from edge.host.free_memory import format_size
 from edge.protocol.peer_info import PeerInfo
@@ -16,10 +18,9 @@ from edge.protocol.peer_info import PeerInfo
 @click.command("memory", short_help="Tell a running peer how much memory it may use.")
 @click.argument("peer")
 @click.argument("size")
-@cluster_option
-@interface_option
+@given_options("wanted", ClusterOptions, only=("cluster", "interfaces"))
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
-def command(peer: str, size: str, cluster: str, interfaces: tuple[str, ...], as_json: bool) -> None:
+def command(peer: str, size: str, wanted: ClusterOptions, as_json: bool) -> None:
     """Have PEER, a name or HOST:PORT, stay under SIZE from now on, whatever it is doing.
 
     With less, layers of the models it runs are read from disk for each token: replies under way go
@@ -32,9 +33,8 @@ def command(peer: str, size: str, cluster: str, interfaces: tuple[str, ...], as_
       edge memory 192.168.1.7:5000 500MiB --json
     """
     is_address = ":" in peer
-    wanted = ClusterOptions(
-        addresses=(peer,) if is_address else (), cluster=cluster, interfaces=interfaces
-    )
+    if is_address:
+        wanted = replace(wanted, addresses=(peer,))
     with open_cluster(wanted) as found:
         named = [each for each in found.peers if is_address or each.name == peer]
         if len(named) != 1:

@@ -12,13 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from edge.cli.options import (
-    ClusterOptions,
-    address_option,
-    cluster_option,
-    interface_option,
-    open_cluster,
-)
+from edge.cli.field_options import given_options
+from edge.cli.options import ClusterOptions, open_cluster
 from edge.host.free_memory import format_size
 from edge.protocol.description import HostedModel
 from edge.protocol.peer_info import PeerInfo
@@ -36,14 +31,10 @@ LEAST_WANTED_LAST = (
 
 
 @click.command("peers", short_help="Show the peers of a cluster.")
-@address_option
-@cluster_option
-@interface_option
+@given_options("wanted", ClusterOptions, only=("addresses", "cluster", "interfaces"))
 @click.option("--wide", is_flag=True, help="Show all columns, however wide the terminal is.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
-def command(
-    addresses: tuple[str, ...], cluster: str, interfaces: tuple[str, ...], wide: bool, as_json: bool
-) -> None:
+def command(wanted: ClusterOptions, wide: bool, as_json: bool) -> None:
     """Name, address, device, free memory and loaded models of every peer that answers.
 
     The last columns say what of its memory is kept for weights and for keys and values (KV), what a
@@ -57,7 +48,6 @@ def command(
       edge peers --cluster attic --json       for scripts
       edge peers --peer 192.168.1.7:5000      one that zeroconf does not reach
     """
-    wanted = ClusterOptions(addresses=addresses, cluster=cluster, interfaces=interfaces)
     with open_cluster(wanted) as found:
         peers = found.peers
     if as_json:
