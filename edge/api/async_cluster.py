@@ -10,15 +10,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
 
-from edge.api.async_model import AsyncModel
+from edge.api.async_model import AsyncModel, HeldModel
 from edge.api.local_peers import LocalPeers, LocalSettings, Size
 from edge.api.progress_bars import progress_bars
-from edge.concurrency.blocking import StopFlag, run_blocking, uninterrupted
+from edge.concurrency.blocking import run_blocking, uninterrupted
 from edge.coordinator.loading import load_model
 from edge.coordinator.requests import fail_all
 from edge.errors import CapacityError, NetworkError, PlanError, RequestError
 from edge.host.cache_paths import cache_root
 from edge.host.free_memory import parse_size
+from edge.planning.forecast import Forecast
 from edge.planning.kv_limits import kv_limits
 from edge.planning.load_options import LoadOptions, LoadOverrides
 from edge.planning.proposal import Proposal
@@ -92,7 +93,7 @@ class AsyncCluster:
     ) -> AsyncCluster:
         """The cluster of daemons that it starts; from then on they are its own to end."""
         await run_blocking(lambda: daemons.start(peers, settings))
-        addresses = await run_blocking(daemons.addresses, stop=_HangUp(daemons))
+        addresses = await run_blocking(daemons.addresses, stop=daemons.hang_up)
         return cls(await describe_each(addresses), daemons)
 
     async def memory_rates(self) -> dict[str, float]:
@@ -140,7 +141,16 @@ class AsyncCluster:
                     on_end=fail_all,
                 )
             model = AsyncModel(
-                loaded, checkpoint, limits.context_tokens, tokenizer, peers, proposal
+                HeldModel(
+                    loaded=loaded,
+                    forecast=Forecast(proposal),
+                    name=checkpoint.name,
+                    vocab_size=checkpoint.spec.vocab_size,
+                    context_tokens=limits.context_tokens,
+                    end_ids=frozenset(checkpoint.defaults.eos_token_ids),
+                    tokenizer=tokenizer,
+                    peers={peer.id: peer for peer in peers},
+                )
             )
             self._models.append(model)
         return model
@@ -238,15 +248,3 @@ class AsyncCluster:
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
-
-
-class _HangUp(StopFlag):
-    """Who waits for daemons to start waits no longer once they have ended."""
-
-    def __init__(self, daemons: LocalPeers) -> None:
-        super().__init__()
-        self._daemons = daemons
-
-    def set(self) -> None:
-        super().set()
-        self._daemons.hang_up()

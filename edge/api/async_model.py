@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Unpack
 
@@ -21,67 +21,141 @@ from edge.planning.proposal import Proposal
 from edge.protocol.peer_info import PeerInfo
 from edge.protocol.step_times import PeerTimes
 from edge.text import Tokenizer
-from edge.weights.checkpoint import Checkpoint
 from partition import Estimate, Plan
 
 Prompt = str | Sequence[int]
 
 
-class AsyncModel:
-    """A model on its peers. Made by `AsyncCluster.load`; an asynchronous context manager.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldModel:
+    """What both kinds of models hold."""
 
-    For the loop that the cluster was opened on. Any number of replies may be under way at once.
-    """
+    loaded: LoadedModel
+    forecast: Forecast
+    name: str
+    vocab_size: int
+    context_tokens: int
+    end_ids: frozenset[int]
+    tokenizer: Tokenizer | None
+    peers: Mapping[str, PeerInfo]
 
-    def __init__(
-        self,
-        loaded: LoadedModel,
-        checkpoint: Checkpoint,
-        context_tokens: int,
-        tokenizer: Tokenizer | None,
-        peers: Sequence[PeerInfo],
-        proposal: Proposal,
-    ) -> None:
-        self._loaded = loaded
-        self._forecast = Forecast(proposal)
-        self._tokenizer = tokenizer
-        self.name = checkpoint.name
-        self.vocab_size = checkpoint.spec.vocab_size
-        self.context_tokens = context_tokens
-        self.peers = {peer.id: peer for peer in peers}
-        self._end_ids = frozenset(checkpoint.defaults.eos_token_ids)
+
+class ModelFacts:
+    """What a model tells at once, with or without an event loop."""
+
+    def __init__(self, held: HeldModel) -> None:
+        self._held = held
+
+    @property
+    def name(self) -> str:
+        """The name of the checkpoint's folder."""
+        return self._held.name
+
+    @property
+    def vocab_size(self) -> int:
+        """How many token ids there are."""
+        return self._held.vocab_size
+
+    @property
+    def context_tokens(self) -> int:
+        """The longest prompt and answer together."""
+        return self._held.context_tokens
+
+    @property
+    def peers(self) -> Mapping[str, PeerInfo]:
+        """Those that the model was loaded with, by id."""
+        return self._held.peers
 
     @property
     def plan(self) -> Plan:
         """What runs where; devices are peers' ids (see `peers`)."""
-        return self._loaded.plan
+        return self._held.loaded.plan
 
     @property
     def proposal(self) -> Proposal:
         """The plan with all that was known when it was chosen, and what is predicted of it."""
-        return self._forecast.proposal
+        return self._held.forecast.proposal
 
     @property
     def sent_bytes(self) -> Mapping[str, int]:
         """Weights that were sent to each peer, by name; 0 for one that had its shard cached."""
-        return dict(self._loaded.sent_bytes)
+        return dict(self._held.loaded.sent_bytes)
 
     @property
     def token_weight_bytes(self) -> Mapping[str, int]:
         """Weights, as its kernels keep them, that each peer reads for one token, by name."""
-        return dict(self._loaded.token_weight_bytes)
+        return dict(self._held.loaded.token_weight_bytes)
 
     @property
     def tokenizer(self) -> Tokenizer:
         """Raises RequestError for a checkpoint without tokenizer.json."""
-        if self._tokenizer is None:
+        if self._held.tokenizer is None:
             raise RequestError(f"{self.name} has no tokenizer.json: give token ids instead of text")
-        return self._tokenizer
+        return self._held.tokenizer
 
     @property
     def is_over(self) -> bool:
         """It was closed, or has lost a peer."""
-        return self._loaded.failure is not None
+        return self._held.loaded.failure is not None
+
+    def predict(
+        self, *, prompt_tokens: int, output_tokens: int, concurrency: int = 1
+    ) -> Estimate | None:
+        """How fast answers of this size should be; None where a device was not measured."""
+        try:
+            return self.proposal.predict(
+                prompt_tokens=prompt_tokens, output_tokens=output_tokens, concurrency=concurrency
+            )
+        except ValueError as error:
+            raise RequestError(str(error)) from error
+
+    def _reply_to(self, prompt: Prompt, options: GenerationOptions) -> BeginReply:
+        """A reply to be started by whoever reads it; the prompt and the options are checked."""
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        tokens = self._checked_ids(ids)
+        room = self.context_tokens - len(tokens)
+        if room < 1:
+            raise RequestError(
+                f"the prompt has {len(tokens)} tokens and the context {self.context_tokens}: no "
+                "room for an answer; shorten it, or load the model with more context_tokens"
+            )
+        request = options.request(tokens, end_ids=self._held.end_ids, room=room)
+        self._require_open()
+        held = self._held
+        return partial(ReplyUnderWay, held.loaded, request, held.tokenizer, held.forecast)
+
+    def _require_open(self) -> None:
+        """Raises what ended the model, if anything did."""
+        if (failure := self._held.loaded.failure) is not None:
+            raise failure
+
+    def _checked_ids(self, token_ids: Sequence[int]) -> tuple[int, ...]:
+        try:
+            tokens = tuple(operator.index(token) for token in token_ids)
+        except TypeError:
+            raise RequestError(
+                "a prompt is a text or a sequence of token ids, which are whole numbers"
+            ) from None
+        if not tokens:
+            raise RequestError("the prompt is empty; give at least one token")
+        if len(tokens) > self.context_tokens:
+            raise RequestError(
+                f"the prompt has {len(tokens)} tokens and the context {self.context_tokens}; "
+                "shorten it, or load the model with more context_tokens"
+            )
+        wrong = [token for token in tokens if not 0 <= token < self.vocab_size]
+        if wrong:
+            raise RequestError(
+                f"token id {wrong[0]} is not one of the model's; ids are 0..{self.vocab_size - 1}"
+            )
+        return tokens
+
+
+class AsyncModel(ModelFacts):
+    """A model on its peers. Made by `AsyncCluster.load`; an asynchronous context manager.
+
+    For the loop that the cluster was opened on. Any number of replies may be under way at once.
+    """
 
     async def generate(
         self,
@@ -115,23 +189,12 @@ class AsyncModel:
         """Float32 [tokens, vocab]: row i is what the model expects after token i."""
         tokens = self._checked_ids(token_ids)
         self._require_open()
-        return await evaluate(self._loaded, tokens)
+        return await evaluate(self._held.loaded, tokens)
 
     async def measure(self) -> list[PeerTimes]:
         """Where each peer's time went since this was last called, and its memory."""
         self._require_open()
-        return await self._loaded.measure()
-
-    def predict(
-        self, *, prompt_tokens: int, output_tokens: int, concurrency: int = 1
-    ) -> Estimate | None:
-        """How fast answers of this size should be; None where a device was not measured."""
-        try:
-            return self.proposal.predict(
-                prompt_tokens=prompt_tokens, output_tokens=output_tokens, concurrency=concurrency
-            )
-        except ValueError as error:
-            raise RequestError(str(error)) from error
+        return await self._held.loaded.measure()
 
     async def check(self, times: Sequence[PeerTimes] | None = None) -> Drift | None:
         """What made the replies since the last check slower than predicted, if they were.
@@ -140,63 +203,18 @@ class AsyncModel:
         nothing is predicted, and when replies ran at once.
         """
         self._require_open()
-        answers = self._forecast.take()
+        answers = self._held.forecast.take()
         if self.proposal.choice.predicted is None:
             return None
         names = {id: peer.name for id, peer in self.peers.items()}
         return find_drift(answers, times or await self.measure(), self.plan, names)
 
     async def aclose(self) -> None:
-        """Free the model on its peers; replies under way end with RequestError.
-
-        May be called again.
-        """
-        await self._loaded.aclose()
+        """Free the model on its peers; replies under way end with RequestError. May be repeated."""
+        await self._held.loaded.aclose()
 
     async def __aenter__(self) -> AsyncModel:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
-
-    def _reply_to(self, prompt: Prompt, options: GenerationOptions) -> BeginReply:
-        """A reply to be started by whoever reads it; the prompt and the options are checked."""
-        if isinstance(prompt, str):
-            tokens = self._checked_ids(self.tokenizer.encode(prompt))
-        else:
-            tokens = self._checked_ids(prompt)
-        room = self.context_tokens - len(tokens)
-        if room < 1:
-            raise RequestError(
-                f"the prompt has {len(tokens)} tokens and the context {self.context_tokens}: no "
-                "room for an answer; shorten it, or load the model with more context_tokens"
-            )
-        request = options.request(tokens, end_ids=self._end_ids, room=room)
-        self._require_open()
-        return partial(ReplyUnderWay, self._loaded, request, self._tokenizer, self._forecast)
-
-    def _require_open(self) -> None:
-        """Raises what ended the model, if anything did."""
-        if self._loaded.failure is not None:
-            raise self._loaded.failure
-
-    def _checked_ids(self, token_ids: Sequence[int]) -> tuple[int, ...]:
-        try:
-            tokens = tuple(operator.index(token) for token in token_ids)
-        except TypeError:
-            raise RequestError(
-                "a prompt is a text or a sequence of token ids, which are whole numbers"
-            ) from None
-        if not tokens:
-            raise RequestError("the prompt is empty; give at least one token")
-        if len(tokens) > self.context_tokens:
-            raise RequestError(
-                f"the prompt has {len(tokens)} tokens and the context {self.context_tokens}; "
-                "shorten it, or load the model with more context_tokens"
-            )
-        wrong = [token for token in tokens if not 0 <= token < self.vocab_size]
-        if wrong:
-            raise RequestError(
-                f"token id {wrong[0]} is not one of the model's; ids are 0..{self.vocab_size - 1}"
-            )
-        return tokens

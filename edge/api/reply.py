@@ -68,7 +68,7 @@ class Mailbox(Protocol):
 class ReplyUnderWay:
     """One reply between the loop, which makes it, and whoever reads it.
 
-    `start` and `cancel` are for the loop's thread, the rest for the reader's.
+    `start`, `cancel` and the verbs of a Sink are for the loop's thread, the rest for the reader's.
     """
 
     def __init__(
@@ -82,11 +82,8 @@ class ReplyUnderWay:
         self.ended = False
         self._loaded = loaded
         self._generation = Generation(request, tokenizer)
-        self._request = Request(
-            prompt=request.prompt_ids,
-            terms=request.terms,
-            sink=_TokenSink(self._generation, mailbox),
-        )
+        self._request = Request(prompt=request.prompt_ids, terms=request.terms, sink=self)
+        self._mailbox = mailbox
         self._forecast = forecast
         self._forecast_entry = forecast.begin()
 
@@ -96,6 +93,17 @@ class ReplyUnderWay:
     def cancel(self) -> None:
         """Forget the rest and free its memory on the peers; nothing where it has ended."""
         self._loaded.cancel(self._request.id)
+
+    def token(self, token_id: int, end: FinishReason | None, chosen_s: float) -> bool:
+        token = self._generation.push(token_id, end, chosen_s)
+        self._mailbox.put_nowait(token)
+        return token.finish_reason is not None
+
+    def logits(self, rows: NDArray[np.float32]) -> None:
+        raise AssertionError("a generation asks for tokens, not logits")
+
+    def failed(self, error: EdgeError) -> None:
+        self._mailbox.put_nowait(error)
 
     def take(self, event: Token | EdgeError) -> Token:
         """The token that was left in the mailbox. Raises the error that was."""
@@ -266,25 +274,6 @@ class ReplyStream:
         # Leaving a loop over the stream drops it: nobody is left who could take a token.
         if hasattr(self, "_under_way"):
             self.close()
-
-
-class _TokenSink:
-    """Turns sampled tokens into Tokens on the loop's thread, and leaves them for the reader."""
-
-    def __init__(self, generation: Generation, mailbox: Mailbox) -> None:
-        self._generation = generation
-        self._mailbox = mailbox
-
-    def token(self, token_id: int, end: FinishReason | None, chosen_s: float) -> bool:
-        token = self._generation.push(token_id, end, chosen_s)
-        self._mailbox.put_nowait(token)
-        return token.finish_reason is not None
-
-    def logits(self, rows: NDArray[np.float32]) -> None:
-        raise AssertionError("a generation asks for tokens, not logits")
-
-    def failed(self, error: EdgeError) -> None:
-        self._mailbox.put_nowait(error)
 
 
 async def evaluate(loaded: LoadedModel, token_ids: tuple[int, ...]) -> NDArray[np.float32]:

@@ -34,13 +34,13 @@ class StopFlag:
 async def run_blocking(
     work: Callable[[], T],
     *,
-    stop: StopFlag | None = None,
+    stop: Callable[[], object] | None = None,
     discard: Callable[[T], object] | None = None,
 ) -> T:
     """The result of `work`, which runs in a thread.
 
     `asyncio.to_thread` returns at once when it is cancelled, and its thread goes on using files
-    that the caller is about to close. This sets `stop`, waits for the thread's end, hands the
+    that the caller is about to close. This calls `stop`, waits for the thread's end, hands the
     result that nobody takes any more to `discard`, and only then raises CancelledError.
     """
     context = contextvars.copy_context()
@@ -49,7 +49,7 @@ async def run_blocking(
         return await asyncio.shield(future)
     except asyncio.CancelledError:
         if stop is not None:
-            stop.set()
+            stop()
         await _settled(future)
         if future.exception() is None and discard is not None:
             discard(future.result())

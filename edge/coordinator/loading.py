@@ -132,7 +132,7 @@ class _Loading:
                 cache_root=self._cache_root / "quantized",
                 on_progress=self._on_progress,
             ),
-            stop=self._stop,
+            stop=self._stop.set,
             discard=WeightSource.close,
         )
         try:
@@ -160,7 +160,7 @@ class _Loading:
                     Progress(phase="hash", peer=peer.name, done=done, total=total)
                 ),
             ),
-            stop=self._stop,
+            stop=self._stop.set,
         )
 
         def connect() -> Awaitable[PeerClient]:

@@ -93,7 +93,7 @@ class ProfilingCalls:
                 return profile(site, call, busy=busy)
 
             try:
-                found = await run_blocking(work, stop=stop)
+                found = await run_blocking(work, stop=stop.set)
             finally:
                 peer.release(self._name)
         return found

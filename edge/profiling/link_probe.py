@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.concurrency.blocking import StopFlag, run_blocking
+from edge.concurrency.blocking import run_blocking
 from edge.errors import NetworkError, ProtocolError
 from edge.protocol.measurements import MAX_MESSAGE_BYTES, LinkGlance, LinkTimes, Span
 from transport import Link, TransportError
@@ -54,23 +54,11 @@ Clock = Callable[[], float]
 """Seconds since whenever."""
 
 
-class _Closing(StopFlag):
-    """Ends a thread that waits in a link: nothing else does."""
-
-    def __init__(self, link: Link) -> None:
-        super().__init__()
-        self._link = link
-
-    def set(self) -> None:
-        super().set()
-        self._link.close()
-
-
 async def answer_probe(link: Link, *, limit_s: float = PROBE_LIMIT_S) -> None:
     """Obey the orders that come over the link, and close it at the end or after `limit_s`."""
     timer = asyncio.get_running_loop().call_later(limit_s, link.close)
     try:
-        await run_blocking(lambda: _obey(link), stop=_Closing(link))
+        await run_blocking(lambda: _obey(link), stop=link.close)
     except (TransportError, ProtocolError):
         pass  # whoever asked has gone, or talks nonsense: its own end says so
     finally:
@@ -124,7 +112,7 @@ async def _within(limit_s: float, link: Link, command: Callable[[], None], found
     """Have a thread command the other end, and close the link."""
     timer = asyncio.get_running_loop().call_later(limit_s, link.close)
     try:
-        await run_blocking(command, stop=_Closing(link))
+        await run_blocking(command, stop=link.close)
     except TransportError as error:
         if not found.glanced:
             raise NetworkError(

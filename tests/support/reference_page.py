@@ -123,7 +123,13 @@ def _class(value: type) -> Iterator[str]:
                 yield from _indented(textwrap.fill(" ".join(facts.help.split()), WIDTH))
             yield from _indented(notes.get(field.name))
         yield ""
-    for name, member in vars(value).items():
+    ours = [
+        each
+        for each in reversed(value.__mro__)
+        if each.__module__.startswith(("edge.", "partition."))
+    ]
+    members = {name: member for each in ours for name, member in vars(each).items()}
+    for name, member in members.items():
         if not name.startswith("_"):
             yield from _member(name, member)
 

@@ -60,7 +60,7 @@ def test_the_flag_ends_long_work_early() -> None:
                 stopped.set()
                 raise
 
-        task = asyncio.create_task(run_blocking(work, stop=stop))
+        task = asyncio.create_task(run_blocking(work, stop=stop.set))
         await asyncio.to_thread(started.wait)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
