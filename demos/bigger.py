@@ -16,11 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 import edge
-from demos.bench.clusters.control_groups import (
-    ControlGroup,
-    control_group,
-    remove_groups_of_the_dead,
-)
+from demos.bench.clusters.control_groups import ControlGroup, remove_groups_of_the_dead
 from demos.bench.limited.runs import stated_bytes
 from demos.bench.shapes import SHAPES, checkpoint
 from demos.bundled import require
@@ -56,7 +52,7 @@ def run() -> None:
             f"{format_size(whole.weight_bytes)} of weights in memory"
         )
         require(limit < whole.weight_bytes, "the limit should be below the model's size")
-        with _group(limit, folder) as group:
+        with _group(limit) as group:
             who = "a control group of the system" if group else "the peer alone"
             print(f"Again with a limit of {format_size(limit)}, kept by {who} ...\n")
             _run_limited(path, folder / "cache", whole, limit, group)
@@ -138,14 +134,13 @@ def _loaded(peer: LimitedPeer, path: Path) -> Iterator[edge.Model]:
 
 
 @contextlib.contextmanager
-def _group(limit: int, folder: Path) -> Iterator[ControlGroup | None]:
+def _group(limit: int) -> Iterator[ControlGroup | None]:
     """Where the system lets us make one: for root, and with a hierarchy that may be changed."""
     with contextlib.ExitStack() as stack:
         try:
             remove_groups_of_the_dead(PREFIX)
-            group = stack.enter_context(
-                control_group(f"{PREFIX}-{os.getpid()}", memory_bytes=limit + KERNEL_BYTES)
-            )
+            own = ControlGroup(f"{PREFIX}-{os.getpid()}", memory_bytes=limit + KERNEL_BYTES)
+            group = stack.enter_context(own)
         except OSError:
             group = None
         yield group

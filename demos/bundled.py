@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 
 from demos.world import QUESTIONS, is_right
-from edge import Model, Reply
+from edge import Cluster, Model, Reply
 from edge.host.free_memory import format_size
+from partition import Plan
 
 MODEL = Path(str(files("demos"))) / "model"
 """The checkpoint's folder, in a checkout as in an installed wheel."""
@@ -42,6 +44,19 @@ def answers(model: Model, questions: list[str]) -> list[tuple[int, ...]]:
     """The token ids of the greedy answers, end tokens included."""
     prompts = [model.tokenizer.encode_chat([{"role": "user", "content": q}]) for q in questions]
     return [model.generate(prompt).token_ids for prompt in prompts]
+
+
+def show_same_tokens(*, peers: int, plan_of: Callable[[list[str]], Plan], asked: list[str]) -> None:
+    """Local peers with a plan by hand, made of their names, give the same tokens as one alone."""
+    with Cluster.local(peers=peers, threads=1) as cluster:
+        with Cluster.connect([cluster.peers[0].address]) as one:
+            alone = answers(one.load(MODEL), asked)
+        split = cluster.load(MODEL, plan=plan_of([peer.name for peer in cluster.peers]))
+        together = answers(split, asked)
+        show_who_did_what(split)
+        require(alone == together, "the split changed the tokens")
+        count = sum(map(len, together))
+        print(f"\n  {count} tokens in {len(asked)} answers: the same as from one peer alone.")
 
 
 def show_who_did_what(model: Model) -> None:

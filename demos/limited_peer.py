@@ -6,9 +6,6 @@ Where control groups can be made (root), the system itself ends a daemon that ta
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,10 +14,7 @@ from pathlib import Path
 import psutil
 
 from demos.bench.clusters.control_groups import ControlGroup
-from edge.host.cache_paths import CACHE_VARIABLE
-from edge.host.huge_pages import with_huge_pages
-
-END_TIMEOUT_S = 15.0
+from demos.processes import child, daemon_address, peak_bytes
 
 KERNEL_BYTES = 16 << 20
 """What the kernel takes for a daemon counts in its group, too: tables of pages, sockets, pipes."""
@@ -44,12 +38,7 @@ class LimitedPeer:
     @property
     def peak_bytes(self) -> int:
         """The most it ever was, or since `reset_peak`; 0 once it has ended."""
-        try:
-            status = Path(f"/proc/{self.process.pid}/status").read_text(encoding="utf-8")
-        except OSError:
-            return 0
-        (peak,) = (line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:"))
-        return int(peak) << 10
+        return peak_bytes(self.process.pid)
 
     def reset_peak(self) -> None:
         """From now on `peak_bytes` is the most since now. Linux only."""
@@ -91,27 +80,6 @@ def limited_peer(
         command += ["--memory", str(memory_bytes)]
     if threads is not None:
         command += ["--threads", str(threads)]
-    process = subprocess.Popen(
-        command if group is None else group.joined(*command),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**with_huge_pages(os.environ), CACHE_VARIABLE: str(cache)},
-        start_new_session=True,  # Ctrl-C is for us, who end it in our time
-    )
-    with process:
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            if not line:
-                raise OSError(f"the daemon {name} did not start")
-            yield LimitedPeer(
-                address=json.loads(line)["addresses"][0], process=psutil.Process(process.pid)
-            )
-        finally:
-            assert process.stdin is not None
-            process.stdin.close()
-            try:
-                process.wait(END_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
+    with child(command if group is None else group.joined(*command), cache=cache) as process:
+        address = daemon_address(process, name)
+        yield LimitedPeer(address=address, process=psutil.Process(process.pid))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import edge
-from demos.bundled import MODEL, STORY, answers, require, show_who_did_what
+from demos.bundled import MODEL, STORY, show_same_tokens
 from partition import Plan, Shard, Stage, split_by_shares
 
 SHARES = (4, 2, 1)
@@ -28,13 +27,4 @@ def uneven_plan(devices: list[str]) -> Plan:
 
 def run() -> None:
     """The uneven split gives the same tokens as one peer alone."""
-    with edge.Cluster.local(peers=3, threads=1) as cluster:
-        devices = [peer.name for peer in cluster.peers]
-        with edge.Cluster.connect([cluster.peers[0].address]) as one:
-            alone = answers(one.load(MODEL), QUESTIONS)
-        split = cluster.load(MODEL, plan=uneven_plan(devices))
-        together = answers(split, QUESTIONS)
-        show_who_did_what(split)
-        require(alone == together, "the split changed the tokens")
-        count = sum(map(len, together))
-        print(f"\n  {count} tokens in {len(QUESTIONS)} answers: the same as from one peer alone.")
+    show_same_tokens(peers=3, plan_of=uneven_plan, asked=QUESTIONS)

@@ -6,11 +6,8 @@ python -m demos.bench.bench_decode --shape W --peers 2 --threads 1 --dtype int4 
 from __future__ import annotations
 
 import os
-import re
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +19,9 @@ import psutil
 import edge
 from demos.bench import results
 from demos.bench.options import append_option, folder_option, shape_option
-from demos.bench.results import Metric
+from demos.bench.results import Figures, Metric
 from demos.bench.shapes import checkpoint, described
+from demos.processes import peak_bytes
 from edge.host.cache_paths import CACHE_VARIABLE
 
 MIB = 1 << 20
@@ -68,9 +66,9 @@ def measure(settings: Settings) -> list[Metric]:
     """Load with every weight sent, answer again and again, look at memory, load once more."""
     path = checkpoint(settings.shape, settings.folder)
     with tempfile.TemporaryDirectory(dir=settings.folder, prefix="shards-") as shards:
-        with _cache(shards):  # the daemons start with an empty cache
-            cluster = edge.Cluster.local(settings.peers, threads=settings.threads)
-        with cluster, _cache(settings.folder / "cache"):
+        os.environ[CACHE_VARIABLE] = shards  # the daemons start with an empty cache
+        with edge.Cluster.local(settings.peers, threads=settings.threads) as cluster:
+            os.environ[CACHE_VARIABLE] = str(settings.folder / "cache")
             idle = _peak_bytes()
             phases: set[str] = set()
             started_s = time.perf_counter()
@@ -87,30 +85,21 @@ def measure(settings: Settings) -> list[Metric]:
             with cluster.load(path, **settings.load_options, progress=False):
                 cached_load_s = time.perf_counter() - started_s
     first_load = "load, quantising and sending" if "quantise" in phases else "load, sending"
-    first = [reply.statistics["first_token_s"] for reply in replies]
-    metrics = [
-        Metric(name="decode", unit="tok/s", values=[reply.tokens_per_s for reply in replies]),
-        Metric(name="first token", unit="s", values=first),
-        Metric(
-            name="prefill",
-            unit="tok/s",
-            values=[settings.prompt_tokens / each for each in first],
-        ),
-        Metric(name=first_load, unit="s", values=[load_s]),
-        Metric(name="load, shards cached", unit="s", values=[cached_load_s]),
-        Metric(name="bytes sent", unit="MiB", values=[sent_bytes / MIB]),
-    ]
+    figures = Figures()
+    for reply in replies:
+        first_s = reply.statistics["first_token_s"]
+        figures.add("decode", "tok/s", reply.tokens_per_s)
+        figures.add("first token", "s", first_s)
+        figures.add("prefill", "tok/s", settings.prompt_tokens / first_s)
+    figures.add(first_load, "s", load_s)
+    figures.add("load, shards cached", "s", cached_load_s)
+    figures.add("bytes sent", "MiB", sent_bytes / MIB)
     for row in rows:
-        metrics += [
-            Metric(name=f"{row.name}: {what}", unit="MiB", values=[num_bytes / MIB])
-            for what, num_bytes in (
-                ("weights planned", row.memory.weight_bytes),
-                ("KV planned", row.memory.kv_bytes),
-                ("peak resident, before loading", idle[row.name]),
-                ("peak resident", peak[row.name]),
-            )
-        ]
-    return metrics
+        figures.add(f"{row.name}: weights planned", "MiB", row.memory.weight_bytes / MIB)
+        figures.add(f"{row.name}: KV planned", "MiB", row.memory.kv_bytes / MIB)
+        figures.add(f"{row.name}: peak resident, before loading", "MiB", idle[row.name] / MIB)
+        figures.add(f"{row.name}: peak resident", "MiB", peak[row.name] / MIB)
+    return figures.metrics()
 
 
 def _answers(model: edge.Model, settings: Settings) -> list[edge.Reply]:
@@ -126,29 +115,13 @@ def _answers(model: edge.Model, settings: Settings) -> list[edge.Reply]:
 
 
 def _peak_bytes() -> dict[str, int]:
-    """The most memory each daemon ever held (VmHWM), by its name."""
+    """The most memory each daemon ever held, by its name."""
     found: dict[str, int] = {}
     for daemon in psutil.Process().children():
         command = daemon.cmdline()
-        status = Path(f"/proc/{daemon.pid}/status").read_text(encoding="utf-8")
-        peak = re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
-        if "--name" in command and peak is not None:
-            found[command[command.index("--name") + 1]] = int(peak[1]) * 1024
+        if "--name" in command:
+            found[command[command.index("--name") + 1]] = peak_bytes(daemon.pid)
     return found
-
-
-@contextmanager
-def _cache(folder: str | Path) -> Iterator[None]:
-    """What is started inside keeps its caches in the folder."""
-    before = os.environ.get(CACHE_VARIABLE)
-    os.environ[CACHE_VARIABLE] = str(folder)
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[CACHE_VARIABLE]
-        else:
-            os.environ[CACHE_VARIABLE] = before
 
 
 @click.command()
@@ -168,14 +141,14 @@ def main(append: bool, folder: Path, **options: Any) -> None:
     """Measure decoding, prefill, loading and memory through the public API."""
     settings = Settings(folder=folder, **options)
     print(f"{settings.shape}: {settings.variant}")
-    rows = results.rows(
+    results.publish(
         measure(settings),
         question="decode",
         variant=settings.variant,
         link="TCP over loopback",
         model=described(settings.shape),
+        keep=append,
     )
-    results.publish(rows, keep=append)
 
 
 if __name__ == "__main__":

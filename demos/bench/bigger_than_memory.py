@@ -1,4 +1,4 @@
-"""Models larger than memory: Edge beside llama.cpp and Accelerate, in control groups of one limit.
+"""Models larger than memory: Edge, llama.cpp and Accelerate, in control groups of one limit.
 
 python -m demos.bench.bigger_than_memory --only W-1-2 --llama-python OTHER/bin/python --append
 
@@ -12,12 +12,13 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import click
 
 import edge
 from demos.bench import results
-from demos.bench.clusters.control_groups import control_group, remove_groups_of_the_dead
+from demos.bench.clusters.control_groups import ControlGroup, remove_groups_of_the_dead
 from demos.bench.limited.cases import CASES, QUICK, Case
 from demos.bench.limited.runs import PREFIX, Setting, run_alone, run_pair, run_window
 from demos.bench.limited.sides import SideError, gguf_of
@@ -57,12 +58,9 @@ def main(
     quick: bool,
     is_list: bool,
     prepare: bool,
-    llama_python: str | None,
-    rounds: int,
-    threads: int,
-    block_size: int,
     folder: Path,
     append: bool,
+    **options: Any,
 ) -> None:
     """Tokens per second, memory and reading, in budgets smaller than the weights."""
     wanted = {*names, *(QUICK if quick else ())}
@@ -71,23 +69,17 @@ def main(
         for case in cases:
             click.echo(f"{case.name:<10} {case.words}")
         return
-    setting = Setting(
-        folder=folder,
-        rounds=rounds,
-        threads=threads,
-        block_size=block_size,
-        llama_python=llama_python,
-    )
+    setting = Setting(folder=folder, **options)
     for case in cases:
         checkpoint(case.shape, folder)
-        if llama_python is not None and case.kind == "alone":
-            gguf_of(case.shape, folder, python=llama_python)
+        if setting.llama_python is not None and case.kind == "alone":
+            gguf_of(case.shape, folder, python=setting.llama_python)
     if prepare:
         return
     os.environ[CACHE_VARIABLE] = str(setting.cache)
     try:
         remove_groups_of_the_dead(PREFIX)
-        with control_group(f"{PREFIX}-{os.getpid()}-try", memory_bytes=1 << 30, disk=folder):
+        with ControlGroup(f"{PREFIX}-{os.getpid()}-try", memory_bytes=1 << 30, disk=folder):
             pass
     except OSError as error:
         raise click.ClickException(f"no control groups can be made here: {error}") from None
@@ -105,22 +97,17 @@ def _run(case: Case, setting: Setting, *, append: bool) -> str | None:
         metrics, said = RUNS[case.kind](case, setting)
     except (edge.EdgeError, SideError, OSError) as error:
         return f"{case.name}: {error}"
-    rows = results.rows(
+    form = f"int4/{setting.block_size}" if case.dtype == "int4" else case.dtype
+    results.publish(
         metrics,
         question="bigger than memory, in one limit, in turn",
-        variant=f"{case.name}: {_format(case, setting)}, {setting.threads} threads; {said}",
+        variant=f"{case.name}: {form}, {setting.threads} threads; {said}",
         link="TCP over loopback" if case.kind == "two peers" else "none",
         model=described(case.shape),
+        keep=append,
     )
-    results.show(rows)
     click.echo(f"{time.monotonic() - start_s:.0f} s")
-    if append:
-        results.append(rows)
     return None
-
-
-def _format(case: Case, setting: Setting) -> str:
-    return f"int4/{setting.block_size}" if case.dtype == "int4" else case.dtype
 
 
 if __name__ == "__main__":

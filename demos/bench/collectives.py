@@ -1,4 +1,4 @@
-"""How long is one sum over all ranks, beside a raw socket exchange and torch.distributed's gloo?
+"""How long is one sum over all ranks, against a raw exchange and torch.distributed's gloo?
 
 python -m demos.bench.collectives --ranks 2 --ranks 4 --ranks 8 --wire float16 --wire int8
 
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from demos.bench import results
 from demos.bench.options import append_option
-from demos.bench.results import Metric
+from demos.bench.results import Figures, Metric
 from transport import WIRE_FORMATS, Link, TcpLink, WireFormatName, WireRule, open_mesh
 
 ROUNDS = 5
@@ -132,36 +132,28 @@ def measure(
     for process in processes:
         process.start()
     kinds = ["raw"] * (ranks == 2) + ["edge", *wires] + ["gloo"] * with_gloo
-    figures: dict[tuple[int, str], list[float]] = {}
+    figures = Figures()
     for _ in range(ROUNDS):
         for size in sizes:
+            name, times_us = f"{ranks} ranks, {size >> 10} KiB", {}
             for kind in kinds:
                 for pipe, _child in pipes:
                     pipe.send((kind, size, repeats))
-                times = [pipe.recv() for pipe, _child in pipes]
-                figures.setdefault((size, kind), []).append(float(np.median(times[0])))
+                of_rank_0, *_others = [pipe.recv() for pipe, _child in pipes]
+                times_us[kind] = float(np.median(of_rank_0))
+                figures.add(f"{name}, {kind}", "µs", times_us[kind])
+            if ranks == 2:
+                figures.add(f"{name}, edge / raw", "ratio", times_us["edge"] / times_us["raw"])
+            for kind in kinds[kinds.index("edge") + 1 :]:
+                ratio = times_us[kind] / times_us["edge"]
+                figures.add(f"{name}, {kind} / edge", "ratio", ratio)
     for pipe, _child in pipes:
         pipe.send(None)
     for process in processes:
         process.join()
     for each in sockets.values():
         each.close()
-    metrics = []
-    for size in sizes:
-        name = f"{ranks} ranks, {size >> 10} KiB"
-        ours = figures[size, "edge"]
-        for kind in kinds:
-            metrics.append(Metric(name=f"{name}, {kind}", unit="µs", values=figures[size, kind]))
-        if ranks == 2:
-            ratio = [a / b for a, b in zip(ours, figures[size, "raw"], strict=True)]
-            metrics.append(Metric(name=f"{name}, edge / raw", unit="ratio", values=ratio))
-        for wire in wires:
-            ratio = [b / a for a, b in zip(ours, figures[size, wire], strict=True)]
-            metrics.append(Metric(name=f"{name}, {wire} / edge", unit="ratio", values=ratio))
-        if with_gloo:
-            ratio = [b / a for a, b in zip(ours, figures[size, "gloo"], strict=True)]
-            metrics.append(Metric(name=f"{name}, gloo / edge", unit="ratio", values=ratio))
-    return metrics
+    return figures.metrics()
 
 
 @click.command()
@@ -189,14 +181,14 @@ def main(
     metrics: list[Metric] = []
     for ranks in rank_counts:
         metrics += measure(ranks, tuple(size << 10 for size in sizes), repeats, with_gloo, wires)
-    rows = results.rows(
+    results.publish(
         metrics,
         question="one sum over all ranks",
         variant=f"float32, {repeats} sums a round" + ("" if with_gloo else ", no torch here"),
         link="TCP over loopback",
         model="none",
+        keep=append,
     )
-    results.publish(rows, keep=append)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How fast does the back end for GPUs decode, from token to logits, beside what memory allows?
+"""How fast does the back end for GPUs decode, from token to logits, against what memory allows?
 
 python -m demos.bench.gpu_decode
 
@@ -18,62 +18,58 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from demos.bench import results
-from demos.bench.gpu_kernels import NO_GPU, copy, is_there_a_gpu
+from demos.bench.gpu import (
+    GROUP_SIZE,
+    NO_GPU,
+    decode,
+    int4_bytes,
+    is_there_a_gpu,
+    llama,
+    software,
+    whole_layout,
+)
+from demos.bench.gpu_kernels import copy
+from demos.bench.options import append_option
 from demos.bench.results import Metric
 from edge.backends.registry import open_backend
-from edge.models.attention import Attention
-from edge.models.gated_mlp import GatedMlp
-from edge.models.spec import LayerSpec, ModelSpec
+from edge.models.spec import ModelSpec
 from edge.profiling.random_weights import written_weights
-from edge.protocol.step import Step, StepEntry, StepLimits
+from edge.protocol.step import StepLimits
 from edge.weights.formats import weight_format
-from edge.weights.layout import shard_layout
-from partition import Plan, Shard, Stage
-from transport import SoloCollective
 
 if TYPE_CHECKING:
     import torch
 
-GROUP_SIZE = 128
-SCALE_BYTES = 2
-"""Of a block of weights, as a GPU keeps it."""
-
-SPEC = ModelSpec(
-    family="llama", hidden_size=4096, vocab_size=128256, context_tokens=4096, norm_epsilon=1e-5,
-    tied_embeddings=False, layers=(0,) * 32,
-    kinds=(
-        LayerSpec(
-            mixer=Attention(
-                num_heads=32, num_kv_heads=8, head_size=128, window=None, qkv_bias=False,
-                output_bias=False, query_key_norm=False,
-                inverse_frequencies=tuple(500000.0 ** -(i / 64) for i in range(64)),
-            ),
-            feed_forward=GatedMlp(columns=14336, activation="silu", bias=False),
-        ),
-    ),
-)  # fmt: skip
+SPEC = llama(
+    num_layers=32,
+    hidden_size=4096,
+    ffn_columns=14336,
+    num_heads=32,
+    num_kv_heads=8,
+    head_size=128,
+    vocab_size=128256,
+)
 """8 B parameters."""
 
-TINY = replace(
-    SPEC, hidden_size=128, vocab_size=64, layers=(0, 0),
-    kinds=(
-        LayerSpec(
-            mixer=replace(
-                SPEC.kinds[0].mixer, num_heads=4, num_kv_heads=2, head_size=32,
-                inverse_frequencies=tuple(100.0 ** -(i / 16) for i in range(16)),
-            ),
-            feed_forward=replace(SPEC.kinds[0].feed_forward, columns=256),
-        ),
-    ),
-)  # fmt: skip
+TINY = llama(
+    num_layers=2,
+    hidden_size=128,
+    ffn_columns=256,
+    num_heads=4,
+    num_kv_heads=2,
+    head_size=32,
+    vocab_size=64,
+)
 
 Decode = Callable[[int, int], None]
 """Computes `count` tokens from `position` on, and returns when their logits are on the host."""
@@ -100,12 +96,12 @@ DRY = Size(spec=TINY, prompt_tokens=4, warm_ups=1, steps=2)
 def decoding(size: Size, *, is_dry: bool, copy_rate: float) -> Iterator[Metric]:
     """Both sides decode the same positions in turn. copy_rate: in GB/s."""
     with (
-        edge_decoder(size.spec, size) as (ours, weights_gb),
+        edge_decoder(size) as (ours, weights_gb),
         static_cache_decoder(size, is_dry=is_dry) as theirs,
     ):
         sides = [ours] if theirs is None else [ours, theirs]
         seconds = timed(sides, size)
-    name = f"{parameters(size.spec)}, int4"
+    name = f"{'tiny' if is_dry else '8 B'} shape, int4"
     shares = [weights_gb / each / copy_rate for each in seconds[0]]
     yield Metric(name=f"{name}, speed", unit="tok/s", values=[1 / each for each in seconds[0]])
     yield Metric(name=f"{name}, weights / copy", unit="ratio", values=shares)
@@ -130,17 +126,10 @@ def timed(sides: list[Decode], size: Size) -> list[list[float]]:
 
 
 @contextmanager
-def edge_decoder(spec: ModelSpec, size: Size) -> Iterator[tuple[Decode, float]]:
+def edge_decoder(size: Size) -> Iterator[tuple[Decode, float]]:
     """And the gigabytes of weights that a token needs."""
     chosen = weight_format("int4", GROUP_SIZE)
-    whole = Shard(
-        device="gpu",
-        heads=range(spec.kinds[0].mixer.num_heads),
-        ffn_columns=range(spec.kinds[0].feed_forward.columns),
-        vocab=range(spec.vocab_size),
-    )
-    stage = Stage(layers=range(spec.num_layers), shards=(whole,))
-    layout = shard_layout(spec, Plan(model="bench", version=0, stages=(stage,)), stage=0, rank=0)
+    layout = whole_layout(size.spec)
     limits = StepLimits(
         context_tokens=size.context_tokens,
         chunk_tokens=size.prompt_tokens,
@@ -152,23 +141,16 @@ def edge_decoder(spec: ModelSpec, size: Size) -> Iterator[tuple[Decode, float]]:
         tempfile.TemporaryDirectory() as folder,
         written_weights(layout, chosen, Path(folder)) as weights,
     ):
-        program = backend.load(spec, layout, weights, chosen, limits=limits)
-
-    def decode(position: int, count: int) -> None:
-        entry = StepEntry(request="a", position=position, tokens=(7,) * count, logit_rows=1)
-        program.forward(Step(entries=(entry,)), None, SoloCollective())
-
-    try:
-        yield decode, layout.num_weights * (0.5 + SCALE_BYTES / GROUP_SIZE) / 1e9
-    finally:
-        program.close()
+        program = backend.load(size.spec, layout, weights, chosen, limits=limits)
+    with closing(program):
+        yield partial(decode, program), int4_bytes(layout.num_weights) / 1e9
 
 
 @contextmanager
 def static_cache_decoder(size: Size, *, is_dry: bool) -> Iterator[Decode | None]:
     """The same shape in `transformers`; None where that is not installed."""
     if importlib.util.find_spec("transformers") is None:
-        print("beside transformers: not run: it is not installed")
+        print("transformers: not run: it is not installed")
         yield None
         return
     import torch
@@ -197,7 +179,7 @@ def static_cache_decoder(size: Size, *, is_dry: bool) -> Iterator[Decode | None]
     compiled = torch.compile(model.forward, fullgraph=True, **options)
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
-    def decode(position: int, count: int) -> None:
+    def decode_theirs(position: int, count: int) -> None:
         places = torch.arange(position, position + count, device=device)
         forward = compiled if count == 1 else model.forward
         tokens = torch.full((1, count), 7, device=device)
@@ -212,21 +194,13 @@ def static_cache_decoder(size: Size, *, is_dry: bool) -> Iterator[Decode | None]
         rows.float().cpu()
 
     try:
-        yield decode
+        yield decode_theirs
     finally:
         torch.compiler.reset()
 
 
-def parameters(spec: ModelSpec) -> str:
-    return "8 B shape" if spec == SPEC else "tiny shape"
-
-
-def middle(metric: Metric) -> float:
-    return metric.percentiles[1]
-
-
 @click.command()
-@click.option("--append", is_flag=True, help="Add the figures to results.csv.")
+@append_option
 @click.option("--dry-run", "is_dry", is_flag=True, help="Tiny, on the CPU; figures of no meaning.")
 def main(append: bool, is_dry: bool) -> None:
     """Decoding on this machine's GPU, from token to logits."""
@@ -235,25 +209,18 @@ def main(append: bool, is_dry: bool) -> None:
     elif not is_there_a_gpu():
         print(NO_GPU)
         return
-    import torch
-    import triton
-
     one = Metric(name="of a dry run", unit="GB/s", values=[1.0])
     copied = one if is_dry else copy()
     size = DRY if is_dry else FULL
-    metrics = [copied, *decoding(size, is_dry=is_dry, copy_rate=middle(copied))]
-    where = "interpreted" if is_dry else torch.cuda.get_device_name()
-    rows = results.rows(
+    metrics = [copied, *decoding(size, is_dry=is_dry, copy_rate=median(copied.values))]
+    results.publish(
         metrics,
         question="decoding on a GPU, beside its memory and transformers",
-        variant=f"{where}, torch {torch.__version__}, Triton {triton.__version__}, "
-        f"int4 in blocks of {GROUP_SIZE}, after {size.prompt_tokens} tokens",
+        variant=f"{software()}, int4 in blocks of {GROUP_SIZE}, after {size.prompt_tokens} tokens",
         link="none",
         model="made up",
+        keep=append and not is_dry,
     )
-    results.show(rows)
-    if append and not is_dry:
-        results.append(rows)
 
 
 if __name__ == "__main__":

@@ -9,17 +9,18 @@ models are the business of gpu_decode.py.
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
+from statistics import median
 from typing import TYPE_CHECKING
 
 import click
 
 from demos.bench import results
+from demos.bench.gpu import GROUP_SIZE, NO_GPU, is_there_a_gpu, software
 from demos.bench.options import append_option
 from demos.bench.results import Metric
-from edge.host.cuda_driver import num_cuda_devices
 
 if TYPE_CHECKING:
     import torch
@@ -29,19 +30,6 @@ if TYPE_CHECKING:
 HEADS, KV_HEADS, HEAD_SIZE = 32, 8, 128
 DEVICE = "cuda"
 COPIED_BYTES = 1 << 30
-GROUP_SIZE = 128
-NO_GPU = "not run: there is no CUDA device"
-
-
-def is_there_a_gpu() -> bool:
-    """False without torch or Triton too; importing them takes seconds, asking the driver none."""
-    if not num_cuda_devices():
-        return False
-    if any(importlib.util.find_spec(name) is None for name in ("torch", "triton")):
-        return False
-    import torch
-
-    return bool(torch.cuda.is_available())
 
 
 def times_ms(call: Callable[[], object]) -> list[float]:
@@ -82,16 +70,9 @@ def norm(copy_rate: float) -> Iterator[Metric]:
     for rows in (1, 4096):
         x, addend, out, total = (bfloat16(rows, 4096) for _ in range(4))
         weight = torch.ones(4096, device=DEVICE)
-
-        def call(
-            x: torch.Tensor = x, addend: torch.Tensor = addend, weight: torch.Tensor = weight,
-            out: torch.Tensor = out, total: torch.Tensor = total,
-        ) -> object:  # fmt: skip
-            return add_rms_norm(x, addend, weight, epsilon=1e-5, out=out, total=total)
-
-        yield from moved(
-            f"RMSNorm + residual {rows} x 4096", 4 * x.nbytes + weight.nbytes, call, copy_rate
-        )
+        call = partial(add_rms_norm, x, addend, weight, epsilon=1e-5, out=out, total=total)
+        nbytes = 4 * x.nbytes + weight.nbytes
+        yield from moved(f"RMSNorm + residual {rows} x 4096", nbytes, call, copy_rate)
 
 
 def packed_products(copy_rate: float) -> Iterator[Metric]:
@@ -113,18 +94,14 @@ def packed_products(copy_rate: float) -> Iterator[Metric]:
         nbytes = weight.words.nbytes + weight.scales.nbytes
         one_row_us: list[float] = []
         for rows in (1, 2, 4, 16, 32, 64):
-            x = bfloat16(rows, inputs)
-
-            def call(x: torch.Tensor = x, weight: PackedWeight = weight) -> object:
-                return matmul_nbits(x, weight)
-
+            call = partial(matmul_nbits, bfloat16(rows, inputs), weight)
             name = f"int4 {outputs} x {inputs}, {rows} rows"
             found = moved(name, nbytes, call, copy_rate)
             yield from found
             if rows == 1:
                 one_row_us = list(found[0].values)
             else:
-                base = sorted(one_row_us)[len(one_row_us) // 2]
+                base = median(one_row_us)
                 ratio = [time_us / base for time_us in found[0].values]
                 yield Metric(name=f"{name}, time / one row's", unit="ratio", values=ratio)
 
@@ -141,16 +118,12 @@ def decoding(copy_rate: float) -> Iterator[Metric]:
             lengths = torch.full((batch,), keys, dtype=torch.int32, device=DEVICE)
             for bits in (16, 8, 4):
                 cache, nbytes = make_cache(batch, keys, bits)
-
-                def call(
-                    query: torch.Tensor = query, cache: KvCache = cache,
-                    starts: torch.Tensor = starts, lengths: torch.Tensor = lengths,
-                ) -> object:  # fmt: skip
-                    return attention(query, cache, starts=starts, lengths=lengths, max_queries=1)
-
+                call = partial(
+                    attention, query, cache, starts=starts, lengths=lengths, max_queries=1
+                )
                 name = f"decode {batch} x {keys} keys of {bits} bits"
                 yield from moved(name, nbytes, call, copy_rate)
-                del cache
+                del cache, call
 
 
 def prompts() -> Iterator[Metric]:
@@ -169,29 +142,18 @@ def prompts() -> Iterator[Metric]:
         lengths = starts[1:].contiguous()
         cache = KvCache(keys=keys, values=values)
         heads_first = query.transpose(0, 1)[None].contiguous()
-
-        def torch_call(
-            q: torch.Tensor = heads_first, k: torch.Tensor = keys, v: torch.Tensor = values
-        ) -> object:
-            return functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-
-        torch_times = sorted(times_ms(torch_call))
-        torch_ms = torch_times[len(torch_times) // 2]
+        theirs = partial(
+            functional.scaled_dot_product_attention,
+            *(heads_first, keys, values),
+            is_causal=True,
+            enable_gqa=True,
+        )
+        torch_ms = median(times_ms(theirs))
         operations = 2 * HEADS * HEAD_SIZE * tokens * (tokens + 1)
         for rows, num_warps in ((64, 4), (128, 8)):
             tiles = AttentionTiles(rows=rows, launch=Launch(num_warps=num_warps))
-
-            def call(
-                query: torch.Tensor = query, starts: torch.Tensor = starts,
-                cache: KvCache = cache,
-                lengths: torch.Tensor = lengths, tokens: int = tokens,
-                tiles: AttentionTiles = tiles,
-            ) -> object:  # fmt: skip
-                return attention(
-                    query, cache, starts=starts, lengths=lengths, max_queries=tokens, tiles=tiles
-                )
-
-            times = times_ms(call)
+            sizes = {"starts": starts, "lengths": lengths, "max_queries": tokens, "tiles": tiles}
+            times = times_ms(partial(attention, query, cache, **sizes))
             name = f"prompt of {tokens}, {rows} rows a tile"
             speeds = [operations / time_ms / 1e9 for time_ms in times]
             ratio = [torch_ms / time_ms for time_ms in times]
@@ -240,21 +202,16 @@ def main(append: bool) -> None:
     if not is_there_a_gpu():
         print(NO_GPU)
         return
-    import torch
-    import triton
-
     copied = copy()
-    copy_rate = sorted(copied.values)[len(copied.values) // 2]
-    metrics = [copied, *norm(copy_rate), *packed_products(copy_rate), *decoding(copy_rate)]
-    rows = results.rows(
-        [*metrics, *prompts()],
+    rate = median(copied.values)
+    results.publish(
+        [copied, *norm(rate), *packed_products(rate), *decoding(rate), *prompts()],
         question="Triton kernels beside the GPU's limits",
-        variant=f"{torch.cuda.get_device_name()}, torch {torch.__version__}, "
-        f"Triton {triton.__version__}, bfloat16, int4 in blocks of {GROUP_SIZE}",
+        variant=f"{software()}, bfloat16, int4 in blocks of {GROUP_SIZE}",
         link="none",
         model="none",
+        keep=append,
     )
-    results.publish(rows, keep=append)
 
 
 if __name__ == "__main__":

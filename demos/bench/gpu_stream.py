@@ -1,4 +1,4 @@
-"""How fast does a model of twice a GPU's budget decode, beside what its link to the host allows?
+"""How fast does a model of twice a GPU's budget decode, against what its link to the host allows?
 
 python -m demos.bench.gpu_stream
 
@@ -13,48 +13,46 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
 
 from demos.bench import results
+from demos.bench.gpu import (
+    GROUP_SIZE,
+    NO_GPU,
+    decode,
+    int4_bytes,
+    is_there_a_gpu,
+    llama,
+    software,
+    whole_layout,
+)
+from demos.bench.options import append_option
 from demos.bench.results import Metric
 from edge.backends.interface import Backend
 from edge.backends.registry import open_backend
-from edge.host.cuda_driver import num_cuda_devices
-from edge.models.attention import Attention
-from edge.models.gated_mlp import GatedMlp
-from edge.models.spec import LayerSpec, ModelSpec
+from edge.models.spec import ModelSpec
 from edge.profiling.random_weights import written_weights
-from edge.protocol.step import Step, StepEntry, StepLimits
+from edge.protocol.step import StepLimits
 from edge.weights.formats import weight_format
-from edge.weights.layout import ShardLayout, shard_layout
+from edge.weights.layout import ShardLayout
 from offload import DerivedCache
-from partition import Plan, Shard, Stage, weight_tiers
+from partition import weight_tiers
 from partition.plan.shard import WINDOW_LAYERS
-from transport import SoloCollective
 
-NOT_RUN = "not run: there is no CUDA device"
 LAYERS = 48
-GROUP_SIZE = 128
-SCALE_BYTES = 2
-"""Of a block of weights, as a GPU keeps it."""
-
-SPEC = ModelSpec(
-    family="llama", hidden_size=8192, vocab_size=32000, context_tokens=4096, norm_epsilon=1e-5,
-    tied_embeddings=False, layers=(0,) * LAYERS,
-    kinds=(
-        LayerSpec(
-            mixer=Attention(
-                num_heads=64, num_kv_heads=8, head_size=128, window=None, qkv_bias=False,
-                output_bias=False, query_key_norm=False,
-                inverse_frequencies=tuple(500000.0 ** -(i / 64) for i in range(64)),
-            ),
-            feed_forward=GatedMlp(columns=28672, activation="silu", bias=False),
-        ),
-    ),
-)  # fmt: skip
+SPEC = llama(
+    num_layers=LAYERS,
+    hidden_size=8192,
+    ffn_columns=28672,
+    num_heads=64,
+    num_kv_heads=8,
+    head_size=128,
+    vocab_size=32000,
+)
 """The layers of Llama 3 70B, 48 of them."""
 
 
@@ -82,7 +80,7 @@ def decoding(case: Case, backend: Backend, folder: Path, copy_rate: float) -> It
     copy_rate: of the link, in bytes per second.
     """
     chosen = weight_format("int4", GROUP_SIZE)
-    layout = _layout(case)
+    layout = whole_layout(case.spec, streamed_layers=case.streamed)
     layer_bytes = _layer_bytes(layout, case.spec.num_layers)
     tiers = weight_tiers(
         case.spec.num_layers,
@@ -100,14 +98,11 @@ def decoding(case: Case, backend: Backend, folder: Path, copy_rate: float) -> It
             weights, packed=packed, host_bytes=int((case.host_layers + 0.5) * layer_bytes)
         )
         program = backend.load(case.spec, layout, given, chosen, limits=limits)
-    try:
+    with closing(program):
         for position in range(case.warm_ups + case.steps):
-            entry = StepEntry(request="a", position=position, tokens=(7,), logit_rows=1)
             start_s = time.perf_counter()
-            program.forward(Step(entries=(entry,)), None, SoloCollective())
+            decode(program, position, 1)
             seconds.append(time.perf_counter() - start_s)
-    finally:
-        program.close()
     decoded = seconds[case.warm_ups :]
     name = (
         f"{case.spec.num_layers} layers, int4, {case.device_layers} in GPU memory, {tiers.pinned} "
@@ -121,28 +116,15 @@ def decoding(case: Case, backend: Backend, folder: Path, copy_rate: float) -> It
     )
 
 
-def _layout(case: Case) -> ShardLayout:
-    spec = case.spec
-    whole = Shard(
-        device="gpu",
-        heads=range(spec.kinds[0].mixer.num_heads),
-        ffn_columns=range(spec.kinds[0].feed_forward.columns),
-        vocab=range(spec.vocab_size),
-        streamed_layers=case.streamed,
-    )
-    stage = Stage(layers=range(spec.num_layers), shards=(whole,))
-    return shard_layout(spec, Plan(model="m", version=0, stages=(stage,)), stage=0, rank=0)
-
-
 def _layer_bytes(layout: ShardLayout, num_layers: int) -> int:
     weights = layout.num_weights - sum(
         each.num_rows * len(each.columns) for each in layout.matrices if each.name == "head"
     )
-    return int(weights // num_layers * (0.5 + SCALE_BYTES / GROUP_SIZE))
+    return int(int4_bytes(weights // num_layers))
 
 
 @click.command()
-@click.option("--append", is_flag=True, help="Add the figures to results.csv.")
+@append_option
 @click.option(
     "--folder",
     type=click.Path(file_okay=False, path_type=Path),
@@ -150,12 +132,9 @@ def _layer_bytes(layout: ShardLayout, num_layers: int) -> int:
 )
 def main(append: bool, folder: Path | None) -> None:
     """Streaming half of a model's layers into this machine's GPU."""
-    if not num_cuda_devices():
-        print(NOT_RUN)
+    if not is_there_a_gpu():
+        print(NO_GPU)
         return
-    import torch
-    import triton
-
     backend = open_backend("triton", threads=1)
     metrics: list[Metric] = []
     rates = []
@@ -166,17 +145,14 @@ def main(append: bool, folder: Path | None) -> None:
             metrics += decoding(case, backend, Path(own), rates[-1])
     rates.append(backend.copy_bytes_per_s() or 0.0)
     copied = Metric(name="copy from pinned memory", unit="GB/s", values=[r / 1e9 for r in rates])
-    rows = results.rows(
+    results.publish(
         [copied, *metrics],
         question="Layers streamed into a GPU beside the link to its host",
-        variant=f"{torch.cuda.get_device_name()}, torch {torch.__version__}, "
-        f"Triton {triton.__version__}, bfloat16, int4 in blocks of {GROUP_SIZE}",
+        variant=f"{software()}, bfloat16, int4 in blocks of {GROUP_SIZE}",
         link="none",
         model="none",
+        keep=append,
     )
-    results.show(rows)
-    if append:
-        results.append(rows)
 
 
 if __name__ == "__main__":

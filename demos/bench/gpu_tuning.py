@@ -13,18 +13,13 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from itertools import product
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from demos.bench.gpu_kernels import (
-    DEVICE,
-    NO_GPU,
-    bfloat16,
-    is_there_a_gpu,
-    make_cache,
-    times_ms,
-)
+from demos.bench.gpu import NO_GPU, is_there_a_gpu
+from demos.bench.gpu_kernels import DEVICE, bfloat16, make_cache, times_ms
 
 if TYPE_CHECKING:
     from edge.backends.triton.tuning import AttentionShape, ProductShape, Tiles
@@ -77,15 +72,12 @@ def fastest(shape: ProductShape, block_size: int) -> tuple[Tiles | None, float]:
             columns=shape.inputs,
         )
 
-    def time_ms(tiles: Tiles | None) -> float:
-        def call() -> object:
-            if isinstance(weight, PackedWeight):
-                return matmul_nbits(x, weight, tiles=tiles)
-            return matmul(x, weight, tiles=tiles)
+    def call(tiles: Tiles | None) -> object:
+        if isinstance(weight, PackedWeight):
+            return matmul_nbits(x, weight, tiles=tiles)
+        return matmul(x, weight, tiles=tiles)
 
-        return median_ms(call)
-
-    return fastest_of(candidates(shape), time_ms)
+    return fastest_of(candidates(shape), call)
 
 
 def attention_candidates(shape: AttentionShape) -> Iterator[AttentionTiles]:
@@ -112,43 +104,33 @@ def fastest_attention(
         1, KEYS, shape.bits or 16, num_kv_heads=num_kv_heads, head_size=shape.head_size
     )
     query = bfloat16(shape.queries, num_kv_heads * shape.group, shape.head_size)
-    starts = torch.tensor([0, shape.queries], dtype=torch.int32, device=DEVICE)
-    lengths = torch.tensor([KEYS], dtype=torch.int32, device=DEVICE)
-
-    def time_ms(tiles: AttentionTiles | None) -> float:
-        return median_ms(
-            lambda: attention(
-                query,
-                cache,
-                starts=starts,
-                lengths=lengths,
-                max_queries=shape.queries,
-                tiles=tiles,
-            )
-        )
-
-    return fastest_of(attention_candidates(shape), time_ms)
+    sizes = {
+        "starts": torch.tensor([0, shape.queries], dtype=torch.int32, device=DEVICE),
+        "lengths": torch.tensor([KEYS], dtype=torch.int32, device=DEVICE),
+        "max_queries": shape.queries,
+    }
+    return fastest_of(
+        attention_candidates(shape), lambda tiles: attention(query, cache, tiles=tiles, **sizes)
+    )
 
 
 def fastest_of(
-    candidates: Iterable[Kind], time_ms: Callable[[Kind | None], float]
+    candidates: Iterable[Kind], call: Callable[[Kind | None], object]
 ) -> tuple[Kind | None, float]:
     """The tiles, and the time of the defaults over theirs; None where the defaults are best."""
+
+    def time_ms(tiles: Kind | None) -> float:
+        try:
+            return median(times_ms(lambda: call(tiles)))
+        except Exception:  # more shared memory or registers than there are, by many names
+            return float("inf")
+
     default_ms = time_ms(None)
     best_ms, best = default_ms, None
     for each in candidates:
         if (now_ms := time_ms(each)) < best_ms:
             best_ms, best = now_ms, each
     return best, default_ms / best_ms if best is not None else 1.0
-
-
-def median_ms(call: Callable[[], object]) -> float:
-    """Infinite for what does not fit the GPU."""
-    try:
-        times = sorted(times_ms(call))
-    except Exception:  # more shared memory or registers than there are, by many names
-        return float("inf")
-    return times[len(times) // 2]
 
 
 def shapes(spec: ModelSpec, chosen: WeightFormat) -> list[ProductShape]:

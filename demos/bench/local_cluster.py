@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import get_args
 
 import click
-from rich.console import Console
 
 import edge
 from demos.bench import results
-from demos.bench.clusters.runs import ROUNDS, Row, measured_rows, summary, table
+from demos.bench.clusters.runs import ROUNDS, Report, measured_rows
 from demos.bench.options import folder_option
 from demos.bench.shapes import SHAPES, checkpoint, described
 from edge.host.cache_paths import CACHE_VARIABLE
@@ -43,8 +42,7 @@ def main(
     shapes: tuple[str, ...], counts: tuple[int, ...], rounds: int, folder: Path, append: bool
 ) -> None:
     """Hold the planner to its predictions on peers of this machine."""
-    console, conditions = Console(width=160), results.conditions()
-    rows: list[Row] = []
+    report, conditions = Report(LOCAL_CLUSTER if append else None), results.conditions()
     end_s = time.monotonic() + LIMIT_S
     made = {shape: checkpoint(shape, folder) for shape in shapes}
     with tempfile.TemporaryDirectory(dir=folder) as cache:
@@ -52,25 +50,22 @@ def main(
         for count in counts:
             for shape in shapes:
                 if time.monotonic() > end_s:
-                    console.print(f"not run for want of time: {count} peers, {shape}")
+                    report.console.print(f"not run for want of time: {count} peers, {shape}")
                     continue
                 asked: tuple[Parallel, ...] = get_args(Parallel) if count > 1 else ("auto",)
                 with edge.Cluster.local(count, threads=1) as cluster:
-                    found = measured_rows(
-                        cluster,
-                        made[shape],
-                        asked,
-                        name=f"{count} local",
-                        shape=described(shape),
-                        conditions=conditions,
-                        rounds=rounds,
+                    report.add(
+                        measured_rows(
+                            cluster,
+                            made[shape],
+                            asked,
+                            name=f"{count} local",
+                            shape=described(shape),
+                            conditions=conditions,
+                            rounds=rounds,
+                        )
                     )
-                rows += found
-                console.print(table(found))
-                if append:
-                    results.append(found, LOCAL_CLUSTER)
-    console.print(table(rows))
-    console.print(summary(rows), highlight=False)
+    report.end()
 
 
 if __name__ == "__main__":

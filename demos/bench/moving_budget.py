@@ -12,14 +12,16 @@ from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
 
 import edge
 from demos.bench import results
-from demos.bench.limited.runs import CONTEXT_TOKENS, Figures
+from demos.bench.limited.runs import CONTEXT_TOKENS
 from demos.bench.options import append_option, folder_option, shape_option
+from demos.bench.results import Figures
 from demos.bench.shapes import checkpoint, described
 from demos.limited_peer import LimitedPeer, limited_peer
 from edge.host.cache_paths import CACHE_VARIABLE
@@ -61,7 +63,7 @@ class Asking:
     under_way: dict[Future[Tokens], Tokens] = field(default_factory=dict)
 
     def until(self, count: int) -> None:
-        """Until so many more replies have ended, others always under way."""
+        """Until `count` more replies have ended, others always under way."""
         while count > 0:
             while len(self.under_way) < self.at_once:
                 question, tokens = self.expected[self.chance.integers(len(self.expected))]
@@ -216,7 +218,7 @@ def after_budgets(count: int) -> Iterator[bool]:
 @click.option("--dtype", type=click.Choice(["int4", "float32"]), default="int4", show_default=True)
 @click.option("--block-size", type=int, default=128, show_default=True)
 @click.option("--minutes", type=click.FloatRange(0), default=10.0, show_default=True)
-@click.option("--budgets", "count", type=click.IntRange(1), help="So many instead of minutes.")
+@click.option("--budgets", "count", type=click.IntRange(1), help="This many instead of minutes.")
 @click.option(
     "--at-once",
     type=click.IntRange(1),
@@ -230,49 +232,41 @@ def after_budgets(count: int) -> Iterator[bool]:
 @append_option
 def main(
     shape: str,
-    dtype: str,
-    block_size: int,
     minutes: float,
     count: int | None,
-    at_once: int,
-    threads: int,
-    seed: int,
     folder: Path,
     append: bool,
+    **options: Any,
 ) -> None:
     """Ends with 1 if a budget was exceeded, or a reply had other tokens."""
     os.environ[CACHE_VARIABLE] = str(folder / "limited")
     figures = run(
         checkpoint(shape, folder),
         cache=folder / "limited",
-        dtype=dtype,
-        block_size=block_size,
-        threads=threads,
-        at_once=at_once,
-        seed=seed,
+        **options,
         ends=after_minutes(minutes) if count is None else after_budgets(count),
     )
     length = f"{minutes:g} minutes" if count is None else f"{count} budgets"
-    form = f"int4/{block_size}" if dtype == "int4" else dtype
-    rows = results.rows(
+    dtype = options["dtype"]
+    form = f"int4/{options['block_size']}" if dtype == "int4" else dtype
+    results.publish(
         figures.metrics(),
         question="a budget that moves while replies go on",
-        variant=f"{form}, {threads} threads, {at_once} replies at once, {length}, seed {seed}",
+        variant=f"{form}, {options['threads']} threads, {options['at_once']} replies at once, "
+        f"{length}, seed {options['seed']}",
         link="none",
         model=described(shape),
+        keep=append,
     )
-    results.publish(rows, keep=append)
     sys.exit(not keeps_its_promise(figures))
 
 
 def keeps_its_promise(figures: Figures) -> bool:
-    def highest(name: str, unit: str) -> float:
-        return max(figures.values[name, unit])
-
+    most = {name: max(values) for (name, _unit), values in figures.values.items()}
     return (
-        highest("highest peak resident / budget", "ratio") <= 1
-        and highest("highest peak meanwhile / larger budget", "ratio") <= 1
-        and highest("replies with other tokens", "count") == 0
+        most["highest peak resident / budget"] <= 1
+        and most["highest peak meanwhile / larger budget"] <= 1
+        and most["replies with other tokens"] == 0
     )
 
 

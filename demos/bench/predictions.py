@@ -16,12 +16,11 @@ import tempfile
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 import edge
 from demos.bench import results
 from demos.bench.clusters.bed import open_bed, why_not
-from demos.bench.clusters.runs import Row, measured_rows, summary, table
+from demos.bench.clusters.runs import Report, Row, measured_rows
 from demos.bench.clusters.table import CASES, Case
 from demos.bench.options import folder_option
 from demos.bench.shapes import checkpoint, described
@@ -44,32 +43,25 @@ PREDICTIONS = Path(__file__).with_name("predictions.csv")
 @click.option("--append", is_flag=True, help="Add the rows to predictions.csv.")
 def main(names: tuple[str, ...], is_list: bool, folder: Path, append: bool) -> None:
     """Hold the planner to its predictions on pinned peers."""
-    console = Console(width=160)
+    report = Report(PREDICTIONS if append else None)
     cases = [case for case in CASES if not names or case.name in names]
     if is_list:
         for case in cases:
-            console.print(f"{case.name} ({case.shape}): {_devices(case)}", highlight=False)
+            report.console.print(f"{case.name} ({case.shape}): {_devices(case)}", highlight=False)
         return
     reason = why_not()
     if reason is not None:
         raise click.ClickException(f"no pinned peers here: {reason}")
     conditions = results.conditions()
-    rows: list[Row] = []
     failures: list[str] = []
     for case in cases:
         try:
-            found = _run(case, folder, conditions)
+            report.add(_run(case, folder, conditions))
         except (edge.EdgeError, OSError, ValueError, subprocess.CalledProcessError) as error:
             failures.append(f"{case.name}: {error}")
-            continue
-        rows += found
-        console.print(table(found))
-        if append:
-            results.append(found, PREDICTIONS)
-    console.print(table(rows))
-    console.print(summary(rows), highlight=False)
+    report.end()
     for failure in failures:
-        console.print(f"failed: {failure}", markup=False)
+        report.console.print(f"failed: {failure}", markup=False)
     sys.exit(1 if failures else 0)
 
 

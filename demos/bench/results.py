@@ -8,7 +8,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,19 @@ class Metric:
         return float(f"{low:.4g}"), float(f"{middle:.4g}"), float(f"{high:.4g}")
 
 
+@dataclass(slots=True)
+class Figures:
+    """The metrics of a run, as they are taken: by name and unit, a value for each round."""
+
+    values: dict[tuple[str, str], list[float]] = field(default_factory=dict)
+
+    def add(self, name: str, unit: str, value: float) -> None:
+        self.values.setdefault((name, unit), []).append(value)
+
+    def metrics(self) -> list[Metric]:
+        return [Metric(name=n, unit=u, values=values) for (n, u), values in self.values.items()]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
     """Under which anything is measured here and now."""
@@ -76,27 +89,12 @@ def rows(
     metrics: Iterable[Metric], *, question: str, variant: str, link: str, model: str
 ) -> list[Row]:
     """The metrics with everything that is the same for a whole run."""
-    same = conditions()
+    same = asdict(conditions())
+    same |= {"question": question, "variant": variant, "link": link, "model": model}
     found: list[Row] = []
     for metric in metrics:
         p20, p50, p80 = metric.percentiles
-        found.append(
-            Row(
-                date=same.date,
-                commit=same.commit,
-                question=question,
-                variant=variant,
-                metric=metric.name,
-                unit=metric.unit,
-                p20=p20,
-                p50=p50,
-                p80=p80,
-                hardware=same.hardware,
-                link=link,
-                model=model,
-                versions=same.versions,
-            )
-        )
+        found.append(Row(metric=metric.name, unit=metric.unit, p20=p20, p50=p50, p80=p80, **same))
     return found
 
 
@@ -107,8 +105,11 @@ def show(measured: Iterable[Row]) -> None:
         print(f"{row.metric:<44}{row.unit:<8}{row.p20:>10g}{row.p50:>10g}{row.p80:>10g}")
 
 
-def publish(measured: Sequence[Row], *, keep: bool) -> None:
+def publish(
+    metrics: Iterable[Metric], *, question: str, variant: str, link: str, model: str, keep: bool
+) -> None:
     """Show the figures, and add them to results.csv if they are to be kept."""
+    measured = rows(metrics, question=question, variant=variant, link=link, model=model)
     show(measured)
     if keep:
         append(measured)

@@ -17,7 +17,7 @@ import click
 
 from demos.bench import results
 from demos.bench.options import append_option, folder_option, shape_option
-from demos.bench.results import Metric
+from demos.bench.results import Figures
 from demos.bench.shapes import checkpoint, described
 from edge.host.cache_paths import CACHE_VARIABLE
 
@@ -55,18 +55,20 @@ def main(
     path = checkpoint(shape, folder)
     command = [sys.executable, "-m", "edge", "run", str(path), "-p", "hello", "-n", "8"]
     command += ["--local", "1", "--threads", str(threads), "--block-size", str(block_size)]
-    taken = [start(command, folder / "cache") for _ in range(rounds + 1)][1:]
-    rows = results.rows(
-        [
-            Metric(name="to the first token", unit="s", values=[first for first, _ in taken]),
-            Metric(name="to the end, 8 tokens", unit="s", values=[end for _, end in taken]),
-        ],
+    figures = Figures()
+    for number in range(rounds + 1):
+        first_s, end_s = start(command, folder / "cache")
+        if number:
+            figures.add("to the first token", "s", first_s)
+            figures.add("to the end, 8 tokens", "s", end_s)
+    results.publish(
+        figures.metrics(),
         question="start of a cached model",
         variant=f"edge run --local 1, int4/{block_size}, {threads} threads",
         link="TCP over loopback",
         model=described(shape),
+        keep=append,
     )
-    results.publish(rows, keep=append)
 
 
 if __name__ == "__main__":

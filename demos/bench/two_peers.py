@@ -1,4 +1,4 @@
-"""What a second peer gains on one machine, beside the most that its second core can gain.
+"""What a second peer gains on one machine, and the most that its second core can gain.
 
 python -m demos.bench.two_peers --shape W --block-size 128
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
@@ -18,7 +19,7 @@ import numpy as np
 import edge
 from demos.bench import results
 from demos.bench.options import append_option, folder_option, shape_option
-from demos.bench.results import Metric
+from demos.bench.results import Figures
 from demos.bench.shapes import checkpoint, described
 
 ARRANGEMENTS = {
@@ -28,15 +29,15 @@ ARRANGEMENTS = {
 }
 """Peers, threads of each, and the plan."""
 
-Figures = dict[str, list[tuple[float, float]]]
-"""(prefill, decode) in tokens per second of each round, by arrangement."""
-
 
 def measure(
     path: Path, *, block_size: int, prompt_tokens: int, new_tokens: int, rounds: int
 ) -> Figures:
-    """All arrangements loaded at once, answering one after the other in each round."""
-    found: Figures = {name: [] for name in ARRANGEMENTS}
+    """Speeds, and within each round the gain over one core.
+
+    All arrangements are loaded at once, and answer one after the other in each round.
+    """
+    found = Figures()
     with contextlib.ExitStack() as stack:
         models = {}
         for name, (peers, threads, plan) in ARRANGEMENTS.items():
@@ -52,34 +53,23 @@ def measure(
         vocab_size = models["1 x 1 thread"].vocab_size
         prompt = np.random.default_rng(1).integers(vocab_size, size=prompt_tokens).tolist()
         for number in range(rounds + 1):
+            prefill, decode = {}, {}
             for name, model in models.items():
                 reply = model.generate(prompt, max_new_tokens=new_tokens, ignore_eos=True)
-                figures = reply.statistics
-                if number:  # the first round warms up
-                    pair = prompt_tokens / figures["first_token_s"], reply.tokens_per_s
-                    found[name].append(pair)
+                prefill[name] = prompt_tokens / reply.statistics["first_token_s"]
+                decode[name] = reply.tokens_per_s
+            if not number:  # the first round warms up
+                continue
+            for what, speed in (
+                (f"prefill {prompt_tokens}", prefill),
+                (f"decode {new_tokens}", decode),
+            ):
+                for name in ARRANGEMENTS:
+                    found.add(f"{what}, {name}", "tok/s", speed[name])
+                for name in ("2 x 1 thread", "1 x 2 threads"):
+                    gain = speed[name] / speed["1 x 1 thread"]
+                    found.add(f"{what}, {name} / one core", "ratio", gain)
     return found
-
-
-def rows_of(found: Figures, *, prompt_tokens: int, new_tokens: int) -> list[Metric]:
-    """The speeds, and within each round the gain over one core."""
-    metrics: list[Metric] = []
-    for index, what in enumerate((f"prefill {prompt_tokens}", f"decode {new_tokens}")):
-        speed = {name: [pair[index] for pair in pairs] for name, pairs in found.items()}
-        one = speed["1 x 1 thread"]
-        metrics += [
-            Metric(name=f"{what}, {name}", unit="tok/s", values=values)
-            for name, values in speed.items()
-        ]
-        metrics += [
-            Metric(
-                name=f"{what}, {name} / one core",
-                unit="ratio",
-                values=[a / b for a, b in zip(speed[name], one, strict=True)],
-            )
-            for name in ("2 x 1 thread", "1 x 2 threads")
-        ]
-    return metrics
 
 
 @click.command()
@@ -90,31 +80,17 @@ def rows_of(found: Figures, *, prompt_tokens: int, new_tokens: int) -> list[Metr
 @click.option("--rounds", type=click.IntRange(1), default=7, show_default=True)
 @folder_option
 @append_option
-def main(
-    shape: str,
-    block_size: int,
-    prompt_tokens: int,
-    new_tokens: int,
-    rounds: int,
-    folder: Path,
-    append: bool,
-) -> None:
+def main(shape: str, block_size: int, folder: Path, append: bool, **options: Any) -> None:
     """Prefill and decode of the three arrangements, with the gain of each round."""
-    found = measure(
-        checkpoint(shape, folder),
-        block_size=block_size,
-        prompt_tokens=prompt_tokens,
-        new_tokens=new_tokens,
-        rounds=rounds,
-    )
-    rows = results.rows(
-        rows_of(found, prompt_tokens=prompt_tokens, new_tokens=new_tokens),
+    found = measure(checkpoint(shape, folder), block_size=block_size, **options)
+    results.publish(
+        found.metrics(),
         question="two peers against one core, in turn",
         variant=f"int4/{block_size}, float32 wire",
         link="TCP over loopback",
         model=described(shape),
+        keep=append,
     )
-    results.publish(rows, keep=append)
 
 
 if __name__ == "__main__":

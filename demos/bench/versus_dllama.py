@@ -1,4 +1,4 @@
-"""Two peers in tensor parallel beside distributed-llama in the same arrangement, in turn.
+"""Two peers in tensor parallel against distributed-llama in the same arrangement, in turn.
 
 python -m demos.bench.versus_dllama --dllama PATH/dllama --model W-q40.m --tokenizer W.t
 
@@ -21,7 +21,7 @@ import numpy as np
 import edge
 from demos.bench import results
 from demos.bench.options import append_option, folder_option, shape_option
-from demos.bench.results import Metric
+from demos.bench.results import Figures
 from demos.bench.shapes import checkpoint, described
 
 PREDICTION = re.compile(r"Prediction\s+nTokens: \d+\s+tokens/s: ([0-9.]+)")
@@ -79,9 +79,7 @@ def main(
 ) -> None:
     """Decode speed of three arrangements, and the ratios of each round."""
     path = checkpoint(shape, folder)
-    two: list[float] = []
-    one: list[float] = []
-    theirs: list[float] = []
+    figures = Figures()
     options = {"block_size": block_size, "context_tokens": 32 + new_tokens}
     with (
         edge.Cluster.local(2, threads=1) as pair,
@@ -96,37 +94,23 @@ def main(
             return reply.tokens_per_s
 
         for number in range(rounds + 1):
-            figures = (
-                speed(split),
-                distributed_llama(dllama, model, tokenizer, new_tokens),
-                speed(whole),
-            )
+            two = speed(split)
+            theirs = distributed_llama(dllama, model, tokenizer, new_tokens)
+            one = speed(whole)
             if number:  # the first round warms up
-                for values, figure in zip((two, theirs, one), figures, strict=True):
-                    values.append(figure)
-    metrics = [
-        Metric(name="decode, Edge 2 x 1 thread", unit="tok/s", values=two),
-        Metric(name="decode, distributed-llama 2 x 1 thread", unit="tok/s", values=theirs),
-        Metric(name="decode, Edge 1 x 1 thread", unit="tok/s", values=one),
-        Metric(
-            name="Edge / distributed-llama",
-            unit="ratio",
-            values=[a / b for a, b in zip(two, theirs, strict=True)],
-        ),
-        Metric(
-            name="Edge, two peers / one",
-            unit="ratio",
-            values=[a / b for a, b in zip(two, one, strict=True)],
-        ),
-    ]
-    rows = results.rows(
-        metrics,
+                figures.add("decode, Edge 2 x 1 thread", "tok/s", two)
+                figures.add("decode, distributed-llama 2 x 1 thread", "tok/s", theirs)
+                figures.add("decode, Edge 1 x 1 thread", "tok/s", one)
+                figures.add("Edge / distributed-llama", "ratio", two / theirs)
+                figures.add("Edge, two peers / one", "ratio", two / one)
+    results.publish(
+        figures.metrics(),
         question="two peers against distributed-llama, in turn",
         variant=f"int4/{block_size} float32 wire; distributed-llama q40 weights, q80 wire",
         link="TCP over loopback",
         model=described(shape),
+        keep=append,
     )
-    results.publish(rows, keep=append)
 
 
 if __name__ == "__main__":

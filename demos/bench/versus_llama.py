@@ -1,4 +1,4 @@
-"""Edge on one peer beside llama.cpp, in one call and in turn, so that the machine's mood is shared.
+"""Edge on one peer against llama.cpp, in one call and in turn: the machine's mood is shared.
 
 python -m demos.bench.versus_llama --llama-python OTHER_ENVIRONMENT/bin/python --block-size 128
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -14,34 +15,26 @@ import edge
 from demos.bench import results
 from demos.bench.limited.sides import gguf_of
 from demos.bench.options import append_option, folder_option, shape_option
-from demos.bench.results import Metric
+from demos.bench.results import Figures
 from demos.bench.shapes import checkpoint, described
 from edge.api.versus_llama_cpp import Comparison, Llama, compare
 
 
-def rows_of(measured: Comparison) -> list[Metric]:
+def figures_of(measured: Comparison) -> Figures:
     """Both programs' figures and the ratio, for each thing that was compared."""
-    found: list[Metric] = []
+    found = Figures()
     for name, pairs in (
         (f"prefill {measured.prompt_tokens}", measured.prefill),
         (f"decode {measured.new_tokens}", measured.decode),
         (f"decode {measured.requests} at once", measured.batch),
     ):
-        if pairs:
-            ours, theirs = [a for a, _ in pairs], [b for _, b in pairs]
-            ratio = [a / b for a, b in pairs]
-            found += [
-                Metric(name=f"{name}, Edge", unit="tok/s", values=ours),
-                Metric(name=f"{name}, llama.cpp Q4_0", unit="tok/s", values=theirs),
-                Metric(name=f"{name}, Edge / llama.cpp", unit="ratio", values=ratio),
-            ]
+        for ours, theirs in pairs:
+            found.add(f"{name}, Edge", "tok/s", ours)
+            found.add(f"{name}, llama.cpp Q4_0", "tok/s", theirs)
+            found.add(f"{name}, Edge / llama.cpp", "ratio", ours / theirs)
     if measured.batch:
-        gain = [
-            many / one for (many, _), (one, _) in zip(measured.batch, measured.decode, strict=True)
-        ]
-        found.append(
-            Metric(name=f"Edge, {measured.requests} at once / one", unit="ratio", values=gain)
-        )
+        for (many, _), (one, _) in zip(measured.batch, measured.decode, strict=True):
+            found.add(f"Edge, {measured.requests} at once / one", "ratio", many / one)
     return found
 
 
@@ -61,16 +54,13 @@ def main(
     shape: str,
     block_size: int,
     threads: int,
-    prompt_tokens: int,
-    new_tokens: int,
-    requests: int,
-    rounds: int,
     folder: Path,
     append: bool,
+    **options: Any,
 ) -> None:
     """Prefill and decode of both, with the ratio of each round."""
     path = checkpoint(shape, folder)
-    context = prompt_tokens + new_tokens
+    context, requests = options["prompt_tokens"] + options["new_tokens"], options["requests"]
     gguf = gguf_of(shape, folder, python=llama_python)
     with (
         Llama(
@@ -81,22 +71,15 @@ def main(
             path, block_size=block_size, context_tokens=context, concurrency=requests
         ) as model,
     ):
-        measured = compare(
-            model,
-            llama,
-            prompt_tokens=prompt_tokens,
-            new_tokens=new_tokens,
-            requests=requests,
-            rounds=rounds,
-        )
-    rows = results.rows(
-        rows_of(measured),
+        measured = compare(model, llama, **options)
+    results.publish(
+        figures_of(measured).metrics(),
         question="one peer against llama.cpp, in turn",
         variant=f"int4/{block_size}, {threads} threads; llama-cpp-python {measured.version} Q4_0",
         link="none",
         model=described(shape),
+        keep=append,
     )
-    results.publish(rows, keep=append)
 
 
 if __name__ == "__main__":

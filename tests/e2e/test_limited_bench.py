@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from demos.bench.clusters.control_groups import PARENTS, control_group
+from demos.bench.clusters.control_groups import PARENTS, ControlGroup
 from demos.bench.disk import direct_read_rate
 from demos.bench.limited.cases import CASES, QUICK
 from demos.bench.limited.runs import PREFIX
@@ -22,7 +22,7 @@ BENCH = [sys.executable, "-m", "demos.bench.bigger_than_memory"]
 @pytest.fixture
 def allowed(tmp_path: Path) -> None:
     try:
-        with control_group(f"{PREFIX}-{os.getpid()}-try", memory_bytes=1 << 30, disk=tmp_path):
+        with ControlGroup(f"{PREFIX}-{os.getpid()}-try", memory_bytes=1 << 30, disk=tmp_path):
             pass
     except OSError as error:
         pytest.skip(f"control groups cannot be made here: {error}")

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from demos.bench.limited.runs import Figures
 from demos.bench.moving_budget import after_budgets, budgets, keeps_its_promise, run
+from demos.bench.results import Figures
 from demos.bench.shapes import checkpoint
 
 

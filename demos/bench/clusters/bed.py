@@ -3,38 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from demos.bench.clusters.control_groups import ControlGroup, remove_groups_of_the_dead
-from demos.bench.clusters.networks import (
-    DATA,
-    PREFIX,
-    Network,
-    open_network,
-)
+from demos.bench.clusters.networks import DATA, PREFIX, open_network
 from demos.bench.clusters.table import CORES, Device
 from demos.bench.clusters.wire import NAMESPACES
-from edge.host.cache_paths import CACHE_VARIABLE
-from edge.host.huge_pages import with_huge_pages
+from demos.processes import child, daemon_address
 
-BESIDE_MODEL_BYTES = 768 << 20
-"""What a daemon may hold beside what it offers: Python, ONNX Runtime, and graphs while they are
+OVERHEAD_BYTES = 768 << 20
+"""What a daemon may hold as well as what it offers: Python, ONNX Runtime, and graphs while they are
 made. Less, and Linux ends it while it loads."""
 
 _GROUP_BYTES = 128 << 20
-"""Of that, what is left to the group beside the daemon: its page tables, and pages of files."""
+"""Of that, what the daemon leaves to the group: its page tables, and pages of files."""
 
 CACHE_LIMIT = "16GiB"
 """Of the daemons together: every plan cuts other shards out of a model."""
 
-END_TIMEOUT_S = 15.0
 _TOOLS = ("ip", "nsenter", "taskset")
 
 
@@ -75,25 +66,28 @@ def open_bed(devices: Sequence[Device], cache: Path) -> Iterator[tuple[str, ...]
     owner = os.getpid()
     with contextlib.ExitStack() as stack:
         network = stack.enter_context(open_network(devices, owner))
-        groups = [
-            stack.enter_context(
-                contextlib.closing(
-                    ControlGroup(
-                        network.namespace(index),
-                        memory_bytes=device.memory_bytes + BESIDE_MODEL_BYTES,
-                        quota=device.quota if device.quota < 1 else None,
-                    )
-                )
+        daemons = []
+        for index, device in enumerate(devices):
+            group = ControlGroup(
+                network.namespace(index),
+                memory_bytes=device.memory_bytes + OVERHEAD_BYTES,
+                quota=device.quota if device.quota < 1 else None,
             )
-            for index, device in enumerate(devices)
-        ]
-        daemons = [
-            stack.enter_context(
-                _daemon(device, network, groups[index], index, cores[device.core], cache)
+            command = stack.enter_context(group).joined(
+                *("nsenter", f"--net={network.file(index)}"),
+                *("taskset", "--cpu-list", str(cores[device.core])),
+                *(sys.executable, "-m", "edge", "peer"),
+                *("--supervised", "--listen", "0.0.0.0:0", "--interface", DATA),
+                *("--name", device.name, "--threads", "1"),
+                *("--memory", str(device.memory_bytes + OVERHEAD_BYTES - _GROUP_BYTES)),
+                *("--model-memory", str(device.memory_bytes), "--cache-limit", CACHE_LIMIT),
             )
-            for index, device in enumerate(devices)
-        ]
-        yield tuple(daemon.address() for daemon in daemons)
+            daemons.append(stack.enter_context(child(command, cache=cache)))
+        addresses = []
+        for index, (device, daemon) in enumerate(zip(devices, daemons, strict=True)):
+            port = daemon_address(daemon, device.name).rpartition(":")[2]
+            addresses.append(f"{network.control_addresses(index)[1]}:{port}")
+        yield tuple(addresses)
 
 
 def remove_leftovers() -> None:
@@ -107,57 +101,3 @@ def remove_leftovers() -> None:
 def _is_dead(name: str) -> bool:
     owner = name.split("-")[1]
     return owner.isdecimal() and not Path(f"/proc/{owner}").exists()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Daemon:
-    device: Device
-    process: subprocess.Popen[str]
-    host: str
-
-    def address(self) -> str:
-        """Where the coordinator reaches it. Raises OSError if it did not start."""
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            raise OSError(f"the daemon of {self.device.name} did not start")
-        port = json.loads(line)["addresses"][0].rpartition(":")[2]
-        return f"{self.host}:{port}"
-
-
-@contextlib.contextmanager
-def _daemon(
-    device: Device,
-    network: Network,
-    group: ControlGroup,
-    index: int,
-    core: int,
-    cache: Path,
-) -> Iterator[_Daemon]:
-    """`edge peer` on its core, in its group and its namespace. Ends when its input does."""
-    command = group.joined(
-        *("nsenter", f"--net={network.file(index)}", "taskset", "--cpu-list", str(core)),
-        *(sys.executable, "-m", "edge", "peer"),
-        *("--supervised", "--listen", "0.0.0.0:0", "--interface", DATA),
-        *("--name", device.name, "--threads", "1"),
-        *("--memory", str(device.memory_bytes + BESIDE_MODEL_BYTES - _GROUP_BYTES)),
-        *("--model-memory", str(device.memory_bytes), "--cache-limit", CACHE_LIMIT),
-    )
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**with_huge_pages(os.environ), CACHE_VARIABLE: str(cache)},
-        start_new_session=True,  # Ctrl-C is for us, who end it in our time
-    )
-    with process:
-        try:
-            yield _Daemon(device=device, process=process, host=network.control_addresses(index)[1])
-        finally:
-            assert process.stdin is not None
-            process.stdin.close()
-            try:
-                process.wait(END_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()

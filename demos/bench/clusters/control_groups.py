@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
@@ -26,7 +25,7 @@ exec "$@"
 """
 
 
-class ControlGroup:
+class ControlGroup(contextlib.AbstractContextManager["ControlGroup"]):
     """A group of processes with limited memory; `close` ends what still runs in it, removes it."""
 
     def __init__(
@@ -105,23 +104,8 @@ class ControlGroup:
         for folder in self._folders:
             remove_group(folder)
 
-
-@contextlib.contextmanager
-def control_group(
-    name: str,
-    *,
-    memory_bytes: int,
-    disk: Path | None = None,
-    read_bytes_per_s: int | None = None,
-) -> Iterator[ControlGroup]:
-    """A group that is gone after the block. OSError where there cannot be one."""
-    group = ControlGroup(
-        name, memory_bytes=memory_bytes, disk=disk, read_bytes_per_s=read_bytes_per_s
-    )
-    try:
-        yield group
-    finally:
-        group.close()
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
 
 
 def _device(path: Path) -> str:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from demos.bench.clusters.table import Device
 from demos.bench.clusters.wire import MTU, NAMESPACES
+from demos.processes import child
 
 PREFIX = "edgebed"
 DATA = "data0"
@@ -126,32 +127,14 @@ def _wire(network: Network, devices: Sequence[Device]) -> Iterator[None]:
         }
         for index, device in enumerate(devices)
     ]
-    with helper("demos.bench.clusters.wire", json.dumps(ports)):
+    command = [sys.executable, "-m", "demos.bench.clusters.wire", json.dumps(ports)]
+    with child(command) as process:
+        assert process.stdout is not None
+        if process.stdout.readline() != "ready\n":
+            raise OSError("the wire did not start; its own message, on standard error, says why")
         for index in range(len(devices)):
             _ip(f"link set {DATA} mtu {MTU}", namespace=network.namespace(index))
         yield
-
-
-@contextlib.contextmanager
-def helper(module: str, argument: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process of ours that says `ready` and ends with its standard input."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", module, argument],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        start_new_session=True,  # Ctrl-C is for us, who end it in our time
-    )
-    with process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            if process.stdout.readline() != b"ready\n":
-                raise OSError(
-                    f"{module} did not start; its own message, on standard error, says why"
-                )
-            yield process
-        finally:
-            process.stdin.close()
 
 
 @contextlib.contextmanager

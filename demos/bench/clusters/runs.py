@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
 import numpy as np
+from rich.console import Console
 from rich.table import Table
 
 import edge
-from demos.bench.results import Conditions, Metric
+from demos.bench.results import Conditions, Metric, append
 from partition import Estimate, Parallel, Plan, Stage, describe_plan_in_words
 from partition.plan.shard import whole_shard
 
@@ -86,8 +87,7 @@ def measured_rows(
         ratios = [each.times_solo for each in found]
         rows.append(
             Row(
-                date=conditions.date,
-                commit=conditions.commit,
+                **asdict(conditions),
                 cluster=name,
                 shape=shape,
                 asked=plan,
@@ -104,8 +104,6 @@ def measured_rows(
                 times_solo=None
                 if ratios[0] is None
                 else round(median(each for each in ratios if each is not None), 3),
-                hardware=conditions.hardware,
-                versions=conditions.versions,
             )
         )
     return rows
@@ -178,6 +176,25 @@ def _solo(proposal: edge.Proposal) -> Plan | None:
     whole = whole_shard(proposal.choice.solo.device, model, vocab=vocab)
     stage = Stage(layers=range(model.num_layers), shards=(whole,))
     return Plan(model=model.name, version=0, stages=(stage,))
+
+
+class Report:
+    """Rows as they come, in the terminal and, if they are to be kept, in a file."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.console = Console(width=160)
+        self.rows: list[Row] = []
+        self._path = path
+
+    def add(self, found: Sequence[Row]) -> None:
+        self.rows += found
+        self.console.print(table(found))
+        if self._path is not None:
+            append(found, self._path)
+
+    def end(self) -> None:
+        self.console.print(table(self.rows))
+        self.console.print(summary(self.rows), highlight=False)
 
 
 def table(rows: Iterable[Row]) -> Table:

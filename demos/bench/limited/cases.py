@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal
 
@@ -39,12 +39,14 @@ class Case:
     @property
     def words(self) -> str:
         what = {
-            "alone": "beside other programs in the same limit",
+            "alone": "in turn with other programs in the same limit",
             "two peers": "two peers of this size against one, a disk of its own for each",
             "sliding window": "what fits stays, against a window that all layers go through",
         }
         return f"{self.shape} {self.dtype}, {self.share} of the weights: {what[self.kind]}"
 
+
+_QUICK = Case(name="quick", shape="small", share=Fraction(1, 2), new_tokens=8)
 
 CASES = (
     *(
@@ -66,16 +68,9 @@ CASES = (
         kind="sliding window",
         dtype="float32",
     ),
-    Case(name="quick", shape="small", share=Fraction(1, 2), new_tokens=8),
-    Case(name="quick-pair", shape="small", share=Fraction(1, 2), new_tokens=8, kind="two peers"),
-    Case(
-        name="quick-float32",
-        shape="small",
-        share=Fraction(1, 2),
-        new_tokens=8,
-        kind="sliding window",
-        dtype="float32",
-    ),
+    _QUICK,
+    replace(_QUICK, name="quick-pair", kind="two peers"),
+    replace(_QUICK, name="quick-float32", kind="sliding window", dtype="float32"),
 )
 
 QUICK = ("quick", "quick-pair", "quick-float32")

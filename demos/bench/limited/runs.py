@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 
 import edge
-from demos.bench.clusters.control_groups import ControlGroup, control_group
+from demos.bench.clusters.control_groups import ControlGroup
 from demos.bench.disk import disk_rate, drop_page_cache
 from demos.bench.limited.cases import Case
 from demos.bench.limited.sides import PROMPT_TOKENS, Side, SideError, accelerate, gguf_of, llama
-from demos.bench.results import Metric
+from demos.bench.results import Figures, Metric
 from demos.bench.shapes import checkpoint
 from demos.limited_peer import KERNEL_BYTES, LimitedPeer, limited_peer
 from partition import Plan
@@ -53,19 +55,6 @@ class Setting:
         return self.folder / "limited"
 
 
-@dataclass(slots=True, kw_only=True)
-class Figures:
-    """By name, with their unit, a value for each round."""
-
-    values: dict[tuple[str, str], list[float]] = field(default_factory=dict)
-
-    def add(self, name: str, unit: str, value: float) -> None:
-        self.values.setdefault((name, unit), []).append(value)
-
-    def metrics(self) -> list[Metric]:
-        return [Metric(name=n, unit=u, values=values) for (n, u), values in self.values.items()]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
     token_ids: tuple[int, ...]
@@ -82,13 +71,13 @@ class Roomy:
     tokens_per_s: float
     weight_bytes: int
     kv_bytes: int
-    beside_bytes: int
-    """What the peer says that it takes beside them: the process, and buffers for this model."""
+    overhead_bytes: int
+    """What the peer says that it takes as well: the process, and buffers for this model."""
     plan: Plan
 
     def budget_bytes(self, case: Case) -> int:
         """Room for the case's share of the weights as stored, the KV cache and the process."""
-        return int(case.share * case.stored_bytes) + self.kv_bytes + self.beside_bytes
+        return int(case.share * case.stored_bytes) + self.kv_bytes + self.overhead_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,17 +114,22 @@ def prompt_of(model: edge.Model) -> list[int]:
     return np.random.default_rng(1).integers(model.vocab_size, size=PROMPT_TOKENS).tolist()  # type: ignore[no-any-return]
 
 
-def roomy(case: Case, setting: Setting, *, dtype: str | None = None) -> Roomy:
+def load(cluster: edge.Cluster, case: Case, setting: Setting, **options: Any) -> edge.Model:
+    return cluster.load(
+        checkpoint(case.shape, setting.folder),
+        dtype=case.dtype,
+        context_tokens=CONTEXT_TOKENS,
+        block_size=setting.block_size,
+        **options,
+    )
+
+
+def roomy(case: Case, setting: Setting) -> Roomy:
     """Runs the case's model on a peer without a limit."""
     with (
         limited_peer(cache=setting.cache, threads=setting.threads) as peer,
         edge.Cluster.connect([peer.address]) as cluster,
-        cluster.load(
-            checkpoint(case.shape, setting.folder),
-            dtype=dtype or case.dtype,
-            context_tokens=CONTEXT_TOKENS,
-            block_size=setting.block_size,
-        ) as model,
+        load(cluster, case, setting) as model,
     ):
         reply(model, case.new_tokens, [])
         found = model.generate(prompt_of(model), max_new_tokens=case.new_tokens, ignore_eos=True)
@@ -145,13 +139,13 @@ def roomy(case: Case, setting: Setting, *, dtype: str | None = None) -> Roomy:
             tokens_per_s=found.tokens_per_s,
             weight_bytes=row.memory.weight_bytes,
             kv_bytes=row.memory.kv_bytes,
-            beside_bytes=stated_bytes(peer.address),
+            overhead_bytes=stated_bytes(peer.address),
             plan=model.plan,
         )
 
 
 def stated_bytes(address: str) -> int:
-    """What the peer says that it takes beside weights and KV caches."""
+    """What the peer says that it takes without weights and KV caches."""
     with edge.Cluster.connect([address]) as cluster:
         (peer,) = cluster.peers
     return peer.floor_bytes + sum(model.buffer_bytes for model in peer.models)
@@ -164,9 +158,7 @@ def loaded(
     *,
     budget_bytes: int,
     plan: Plan | None = None,
-    dtype: str | None = None,
     name: str = "one",
-    threads: int | None = None,
     read_bytes_per_s: int | None = None,
 ) -> Iterator[Loaded]:
     """The model on a peer whose budget is its --memory; the system ends it should it take more."""
@@ -175,32 +167,25 @@ def loaded(
         limited_peer(
             cache=setting.cache,
             memory_bytes=budget_bytes,
-            threads=threads or setting.threads,
+            threads=setting.threads,
             name=name,
             group=group,
         ) as peer,
         edge.Cluster.connect([peer.address]) as cluster,
-        cluster.load(
-            checkpoint(case.shape, setting.folder),
-            dtype=dtype or case.dtype,
-            plan=plan or "auto",
-            context_tokens=CONTEXT_TOKENS,
-            block_size=setting.block_size,
-            stream="on",
-        ) as model,
+        load(cluster, case, setting, plan=plan or "auto", stream="on") as model,
     ):
         yield Loaded(peer, group, model)
 
 
 def run_alone(case: Case, setting: Setting) -> tuple[list[Metric], str]:
-    """Beside llama.cpp and Accelerate, each in a group of the same limit."""
+    """In turn with llama.cpp and Accelerate, each in a group of the same limit."""
     figures = Figures()
     free = roomy(case, setting)
     budget = free.budget_bytes(case)
     figures.add("decode, Edge without a limit", "tok/s", free.tokens_per_s)
     figures.add("weights as stored", "MiB", case.stored_bytes / MIB)
     figures.add("weights in memory without a limit", "MiB", free.weight_bytes / MIB)
-    figures.add("what a peer takes beside them", "MiB", free.beside_bytes / MIB)
+    figures.add("what a peer takes beside them", "MiB", free.overhead_bytes / MIB)
     figures.add("budget", "MiB", budget / MIB)
     said = "no other program"
     drop_page_cache()
@@ -217,7 +202,8 @@ def run_alone(case: Case, setting: Setting) -> tuple[list[Metric], str]:
             said = f"llama-cpp-python {theirs.hello['version']} Q4_0 mapped"
         for number in range(setting.rounds + 1):
             _round(figures if number else Figures(), case, free, ours, theirs)
-        _say_peak(figures, ours, budget)
+        figures.add("peak resident", "MiB", ours.peer.peak_bytes / MIB)
+        figures.add("peak resident / budget", "ratio", ours.peer.peak_bytes / budget)
     if setting.llama_python is not None:
         said += _against_accelerate(figures, case, setting, budget)
     return figures.metrics(), said
@@ -228,31 +214,19 @@ def run_pair(case: Case, setting: Setting) -> tuple[list[Metric], str]:
     figures = Figures()
     free = roomy(case, setting)
     budget = free.budget_bytes(case)
-    with loaded(case, setting, budget_bytes=budget, threads=1) as one:
+    setting = dataclasses.replace(setting, threads=1)
+    with loaded(case, setting, budget_bytes=budget) as one:
         real = _rate(one.peer)
     rate = int(DISK_SHARE * real) if real else None
-    options = {"cache": setting.cache, "memory_bytes": budget, "threads": 1}
+    peer = functools.partial(limited_peer, cache=setting.cache, memory_bytes=budget, threads=1)
     with (
         _group("a", setting, budget, rate) as a,
         _group("b", setting, budget, rate) as b,
-        limited_peer(name="a", group=a, **options) as first,  # type: ignore[arg-type]
-        limited_peer(name="b", group=b, **options) as second,  # type: ignore[arg-type]
+        peer(name="a", group=a) as first,
+        peer(name="b", group=b) as second,
         edge.Cluster.connect([first.address, second.address]) as cluster,
-        cluster.load(
-            checkpoint(case.shape, setting.folder),
-            dtype=case.dtype,
-            plan="tensor",
-            context_tokens=CONTEXT_TOKENS,
-            block_size=setting.block_size,
-            stream="on",
-        ) as pair,
-        loaded(
-            case,
-            setting,
-            budget_bytes=budget,
-            threads=1,
-            read_bytes_per_s=rate,
-        ) as one,
+        load(cluster, case, setting, plan="tensor", stream="on") as pair,
+        loaded(case, setting, budget_bytes=budget, read_bytes_per_s=rate) as one,
     ):
         for number in range(setting.rounds + 1):
             alone = one.reply(case.new_tokens)
@@ -264,8 +238,8 @@ def run_pair(case: Case, setting: Setting) -> tuple[list[Metric], str]:
                 figures.add("one peer reads for a token", "MB", alone.bytes_per_token / 1e6)
                 figures.add("two peers read for a token", "MB", both.bytes_per_token / 1e6)
                 figures.add("tokens as without a limit", "share", _same(alone, free))
-        for peer in (first, second, one.peer):
-            figures.add("peak resident / budget", "ratio", peer.peak_bytes / budget)
+        for each in (first, second, one.peer):
+            figures.add("peak resident / budget", "ratio", each.peak_bytes / budget)
     disk = f"each disk {rate / 1e6:.0f} MB/s" if rate else "one disk"
     return figures.metrics(), f"tensor, 1 thread each, {disk}"
 
@@ -274,13 +248,12 @@ def run_window(case: Case, setting: Setting) -> tuple[list[Metric], str]:
     """What fits stays in memory, against all layers going through a window (as TPI-LLM does)."""
     figures = Figures()
     free = roomy(case, setting)
-    budget = free.budget_bytes(case)
+    budget, streamed = free.budget_bytes(case), all_streamed(free.plan)
+    int4 = dataclasses.replace(case, dtype="int4")
     with (
         loaded(case, setting, name="kept", budget_bytes=budget) as kept,
-        loaded(
-            case, setting, name="window", plan=all_streamed(free.plan), budget_bytes=budget
-        ) as window,
-        loaded(case, setting, name="int4", dtype="int4", budget_bytes=budget) as rounded,
+        loaded(case, setting, name="window", plan=streamed, budget_bytes=budget) as window,
+        loaded(int4, setting, name="int4", budget_bytes=budget) as rounded,
     ):
         for number in range(setting.rounds + 1):
             replies = [each.reply(case.new_tokens) for each in (kept, window, rounded)]
@@ -354,11 +327,6 @@ def _against_accelerate(figures: Figures, case: Case, setting: Setting, budget: 
     return "; Accelerate does not run in this limit"
 
 
-def _say_peak(figures: Figures, ours: Loaded, budget: int) -> None:
-    figures.add("peak resident", "MiB", ours.peer.peak_bytes / MIB)
-    figures.add("peak resident / budget", "ratio", ours.peer.peak_bytes / budget)
-
-
 def _same(found: Reply, expected: Roomy) -> float:
     """1 if the tokens are those of the model in memory, else 0."""
     return float(found.token_ids == expected.token_ids)
@@ -374,8 +342,8 @@ def _rate(peer: LimitedPeer) -> float | None:
 
 def _group(
     name: str, setting: Setting, memory_bytes: int, read_bytes_per_s: int | None = None
-) -> contextlib.AbstractContextManager[ControlGroup]:
-    return control_group(
+) -> ControlGroup:
+    return ControlGroup(
         f"{PREFIX}-{os.getpid()}-{name}",
         memory_bytes=memory_bytes + KERNEL_BYTES,
         disk=setting.folder,

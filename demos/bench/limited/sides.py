@@ -15,11 +15,10 @@ from typing import Any
 from demos.bench import accelerate_side, gguf_file
 from demos.bench.clusters.control_groups import ControlGroup
 from demos.bench.shapes import checkpoint
+from demos.processes import child
 from edge.api import llama_cpp_process
 
 PROMPT_TOKENS = 8
-
-END_TIMEOUT_S = 15.0
 
 PATIENCE_S = 90.0
 """For one answer: a program that has too little memory may read the same pages for ever."""
@@ -69,33 +68,11 @@ class Side:
 
 
 @contextlib.contextmanager
-def side(command: list[str], group: ControlGroup) -> Iterator[Side]:
-    """Started in the group; ended with the block."""
-    with subprocess.Popen(
-        group.joined(*command),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        try:
-            yield Side(process, group)
-        finally:
-            assert process.stdin is not None
-            with contextlib.suppress(OSError):
-                process.stdin.close()
-            try:
-                process.wait(END_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-
-
-@contextlib.contextmanager
 def llama(python: str, gguf: Path, group: ControlGroup, *, threads: int) -> Iterator[Side]:
     """llama.cpp over its mapped file."""
     command = [python, llama_cpp_process.__file__, str(gguf), str(threads), "64", "1", "mapped"]
-    with side(command, group) as opened:
-        yield opened
+    with child(group.joined(*command)) as process:
+        yield Side(process, group)
 
 
 @contextlib.contextmanager
@@ -105,8 +82,8 @@ def accelerate(
     """Accelerate in bfloat16, with layers on disk."""
     with tempfile.TemporaryDirectory(prefix="edge-offloaded-") as folder:
         command = [python, accelerate_side.__file__, str(model), str(threads), str(limit_bytes)]
-        with side([*command, folder], group) as opened:
-            yield opened
+        with child(group.joined(*command, folder)) as process:
+            yield Side(process, group)
 
 
 def gguf_of(shape: str, folder: Path, *, python: str) -> Path:

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from demos.bench.gpu_kernels import NO_GPU
-from demos.bench.gpu_stream import NOT_RUN
+from demos.bench.gpu import NO_GPU
 from demos.bench.results import RESULTS
 
 REPOSITORY = Path(__file__).parents[3]
@@ -95,7 +94,7 @@ def test_the_bench_of_decoding_runs_dry_where_there_is_no_gpu(
 
 
 def test_the_bench_of_streamed_layers_is_not_run_either() -> None:
-    assert run("demos.bench.gpu_stream", CUDA_VISIBLE_DEVICES="").strip() == NOT_RUN
+    assert run("demos.bench.gpu_stream", CUDA_VISIBLE_DEVICES="").strip() == NO_GPU
 
 
 def run(module: str, *arguments: str, **environment: str) -> str:
