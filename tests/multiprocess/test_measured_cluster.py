@@ -165,7 +165,9 @@ def test_what_is_known_is_not_measured(
         questions.ask(peers)
         assert questions.measured == [""], "one link"
         forget_device(peers[1], cache_root=questions.cache)
-        assert questions.ask(peers, only_known=True).devices[1].rates is None
+        known = questions.ask(peers, only_known=True)
+        assert known.devices[1].rates == known.devices[0].rates, "as fast as the one like it"
+        assert questions.measured == []
         for daemon in daemons:
             daemon.kill()
     for refresh in (True, False):
