@@ -148,7 +148,7 @@ def shapes(spec: ModelSpec, chosen: WeightFormat) -> list[ProductShape]:
         (spec.vocab_size, spec.hidden_size),
     }
     return [
-        ProductShape(bits=chosen.bits, rows=rows, outputs=outputs, inputs=inputs)
+        ProductShape(bits=chosen.kind.bits, rows=rows, outputs=outputs, inputs=inputs)
         for (outputs, inputs), rows in product(sorted(sides), ROWS)
     ]
 

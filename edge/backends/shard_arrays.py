@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from edge.backends.interface import ShardWeights
 from edge.weights.formats import WeightFormat
 from edge.weights.layout import ShardLayout
-from kernels.matmul_nbits.reference import QuantizedMatrix, dequantize
 from offload import TensorEntry, numpy_dtype
 
 
@@ -58,23 +57,21 @@ class ShardArrays:
 
     def padding(self, name: str) -> int:
         """Zeros before a product's inputs: its slice begins inside a block of shared scales."""
-        if self.format.bits is None:
-            return 0
-        return self.layout.matrix(name).columns.start % self.format.block_size
+        return self.format.kind.padding(self.layout.matrix(name).columns.start)
 
-    def quantized(self, name: str, rows: Sequence[int] | None = None) -> QuantizedMatrix:
-        """A matrix of codes, or some of its rows."""
-        assert self.format.bits is not None
-        return QuantizedMatrix(
-            codes=self.read(f"{name}.codes", rows),
-            scales=self.read(f"{name}.scales", rows),
-            bits=self.format.bits,
-            block_size=self.format.block_size,
-            columns=len(self.layout.matrix(name).columns) + self.padding(name),
+    def columns(self, name: str) -> int:
+        """Of a matrix as it is stored."""
+        return len(self.layout.matrix(name).columns) + self.padding(name)
+
+    def matrix(self, name: str) -> Any:
+        """What kernels of the format's kind are given."""
+        return self.format.kind.matrix(
+            lambda suffix: self.read(f"{name}.{suffix}"), self.columns(name)
         )
 
     def floats(self, name: str, rows: Sequence[int]) -> NDArray[np.float32]:
         """What some rows of a matrix stand for [rows, columns], in any format."""
-        if self.format.bits is None:
-            return self.read(f"{name}.weight", rows)
-        return dequantize(self.quantized(name, rows))[:, self.padding(name) :]
+        stored = self.format.kind.floats(
+            lambda suffix: self.read(f"{name}.{suffix}", rows), self.columns(name)
+        )
+        return stored[:, self.padding(name) :]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,6 +24,8 @@ from edge.protocol.step import SamplingTerms
 from edge.protocol.step_times import PeerTimes
 from edge.protocol.topology import Place, Seat
 from partition import Plan
+
+_log = logging.getLogger(__name__)
 
 
 class LoadedModel:
@@ -213,6 +216,9 @@ class LoadedModel:
                         break
         except EdgeError as error:
             self.fail(error)
+        except Exception as error:  # a defect here: nobody is left waiting for a reply
+            _log.exception("deciding on the next step failed")
+            self.fail(EdgeError(f"the coordinator failed ({error!r}); load the model again"))
 
     async def _send(self, orders: Orders) -> None:
         peers, session = self._connections, self.session

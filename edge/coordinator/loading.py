@@ -27,8 +27,9 @@ from edge.protocol.step import StepLimits
 from edge.protocol.topology import Seat
 from edge.protocol.wire_rules import WireRules
 from edge.weights.checkpoint import Checkpoint
-from edge.weights.formats import KvDtype, WeightSource, weight_format
+from edge.weights.formats import KvDtype, weight_format
 from edge.weights.layout import shard_layout
+from edge.weights.matrix_kind import WeightSource
 from partition import Plan
 
 
@@ -172,7 +173,7 @@ class _Loading:
         model.adopt(seat, client)
         model.sent_bytes[peer.name] = sent_bytes
         model.token_weight_bytes[peer.name] = round(
-            layout.num_weights * options.weight_format.packed_bytes_per_weight
+            layout.num_weights * options.weight_format.kind.packed_bytes_per_weight
         )
         assignment = Assignment(
             session=model.session,

@@ -23,8 +23,9 @@ from edge.models.parts import MatrixSlice, VectorSlice
 from edge.progress import OnProgress, Progress
 from edge.protocol.client import PeerClient
 from edge.protocol.messages import Offer, Piece, Seal
-from edge.weights.formats import WeightFormat, WeightSource
+from edge.weights.formats import WeightFormat
 from edge.weights.layout import ShardLayout
+from edge.weights.matrix_kind import WeightSource
 from offload import PIECE_BYTES, Manifest, ManifestBuilder, StoreError
 
 PIECES_IN_FLIGHT = 4
@@ -111,7 +112,7 @@ def describe_shard(
 
     Describing reads and hashes every byte of the shard. Raises CheckpointError for damaged files.
     """
-    suffixes = weight_format.tensor_suffixes
+    suffixes = weight_format.kind.suffixes
     key = hashlib.sha256(repr((fingerprint, weight_format.storage, layout)).encode()).hexdigest()
     path = cache_root / f"{key}.json"
     with contextlib.suppress(OSError, StoreError):

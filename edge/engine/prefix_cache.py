@@ -162,7 +162,7 @@ def _shard_digest(assignment: Assignment) -> str:
         anywhere.to_json(),
         assignment.limits.exceeds_memory,
         (assignment.stage, assignment.rank),
-        (assignment.weight_format.name, assignment.weight_format.block_size),
+        assignment.weight_format.to_json(),
         (assignment.weight_format.accuracy, assignment.kv_dtype),
         dataclasses.asdict(assignment.wire_rules),
     ]

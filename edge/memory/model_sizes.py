@@ -28,7 +28,7 @@ def model_facts(
     hidden = spec.hidden_size
 
     def nbytes(weights: Weights) -> int:
-        matrix_bytes = round(weights.matrix * weight_format.packed_bytes_per_weight)
+        matrix_bytes = round(weights.matrix * weight_format.kind.packed_bytes_per_weight)
         return matrix_bytes + _FLOAT_BYTES * weights.vector
 
     def facts(layer: LayerSpec) -> LayerFacts:
@@ -51,7 +51,7 @@ def model_facts(
         kinds=tuple(map(facts, spec.kinds)),
         layers=spec.layers,
         tied_embeddings=spec.tied_embeddings,
-        column_multiple=1 if weight_format.bits is None else weight_format.block_size,
+        column_multiple=weight_format.kind.column_multiple,
         embedding_row_bytes=hidden * embedding_itemsize,
         head_row_bytes=nbytes(Weights(matrix=hidden)),
         wire_number_bytes=number_bytes(wire),

@@ -130,12 +130,12 @@ def _even_streamed(facts: ModelFacts, cluster: ClusterSpec, workload: Workload) 
 
 def _smaller(options: LoadOptions) -> Iterator[LoadOptions]:
     """The same in formats of fewer bytes, largest first."""
-    now_bytes = options.weight_format.packed_bytes_per_weight
+    now_bytes = options.weight_format.kind.packed_bytes_per_weight
     for dtype, block_size in (
         ("int8", options.block_size),
         ("int4", options.block_size),
         ("int4", 128),
     ):
         smaller = replace(options, dtype=dtype, block_size=block_size)
-        if smaller.weight_format.packed_bytes_per_weight < now_bytes:
+        if smaller.weight_format.kind.packed_bytes_per_weight < now_bytes:
             yield smaller

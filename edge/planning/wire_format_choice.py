@@ -61,8 +61,7 @@ def choose_wire_rules(
     if wire != "auto":
         rule = WireRule(format=wire)
         return WireRules(sums=(rule,) * len(stages), hops=(rule,) * (len(stages) - 1))
-    rounds_to_8_bits = weight_format.bits is not None and weight_format.accuracy == "fast"
-    chooser = _Chooser("int8" if rounds_to_8_bits else "float16", links)
+    chooser = _Chooser("int8" if weight_format.rounds_inputs else "float16", links)
     return WireRules(
         sums=tuple(chooser.sum_rule(devices) for devices in stages),
         hops=tuple(chooser.hop_rule(before, after) for before, after in pairwise(stages)),

@@ -19,7 +19,6 @@ from edge.errors import CapacityError
 from edge.host.disk_rate import TEMPORARY
 from edge.weights.formats import WeightFormat
 from edge.weights.layout import ShardLayout
-from kernels.matmul_nbits.reference import packed_shapes
 from offload import Manifest, TensorEntry
 
 _BLOCK_BYTES = 4 << 20
@@ -67,6 +66,7 @@ def _write(path: Path, layout: ShardLayout, weight_format: WeightFormat) -> Mani
     codes = np.frombuffer(np.random.default_rng(0).bytes(_BLOCK_BYTES), np.uint8)
     normal = np.random.default_rng(0).standard_normal(_BLOCK_BYTES // 4, dtype=np.float32)
     entries: list[TensorEntry] = []
+    kind = weight_format.kind
     with path.open("wb") as file:
 
         def add(name: str, shape: tuple[int, ...], block: NDArray[Any]) -> None:
@@ -85,15 +85,9 @@ def _write(path: Path, layout: ShardLayout, weight_format: WeightFormat) -> Mani
 
         for matrix in layout.matrices:
             columns = len(matrix.columns)
-            if weight_format.bits is None:
-                add(f"{matrix.name}.weight", (matrix.num_rows, columns), normal / columns**0.5)
-            else:
-                bits = weight_format.bits
-                shapes = packed_shapes((matrix.num_rows, columns), bits, weight_format.block_size)
-                # Uniform codes spread by 2^bits / sqrt(12): products then stay as large as inputs.
-                scale = 12**0.5 / 2**bits / columns**0.5
-                add(f"{matrix.name}.codes", shapes[0], codes)
-                add(f"{matrix.name}.scales", shapes[1], np.full(1 << 16, scale, np.float32))
+            made_up = kind.made_up(columns, normal=normal, codes=codes)
+            for array in kind.arrays(matrix.num_rows, columns):
+                add(f"{matrix.name}.{array.suffix}", array.shape, made_up[array.suffix])
         for vector in layout.vectors:
             length = sum(len(part) for _role, part in vector.parts)
             add(vector.name, (length,), np.full(1 << 16, 0.5, np.float32))

@@ -44,6 +44,9 @@ CONTEXT_TOKENS = 1024
 """The longer of two contexts whose difference says what attention costs."""
 
 
+_LEAST_HIDDEN = 32
+"""Of samples with next to nothing in them."""
+
 Width = Literal["whole", "half", "narrow"]
 
 _PARTS = {"half": 2, "narrow": 8}
@@ -197,7 +200,7 @@ def attention_sample(spec: ModelSpec, weight_format: WeightFormat, budget_bytes:
 
     No windows: what counts is the cost of a token that is attended.
     """
-    hidden = weight_format.block_size
+    hidden = max(_LEAST_HIDDEN, weight_format.kind.column_multiple)
     layer = LayerSpec(
         mixer=dataclasses.replace(spec.kinds[0].mixer, window=None),
         feed_forward=dataclasses.replace(spec.kinds[0].feed_forward, columns=hidden),
@@ -209,7 +212,7 @@ def attention_sample(spec: ModelSpec, weight_format: WeightFormat, budget_bytes:
 
 def step_sample(spec: ModelSpec, weight_format: WeightFormat) -> ModelSpec:
     """A whole model with so little in it that a step of it is all fixed cost."""
-    hidden = weight_format.block_size
+    hidden = max(_LEAST_HIDDEN, weight_format.kind.column_multiple)
     layer = LayerSpec(
         mixer=dataclasses.replace(
             spec.kinds[0].mixer,

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from edge.errors import CheckpointError, RequestError
 from edge.models.families import Family, read_family
 from edge.models.spec import ModelSpec, tensor_shapes
-from edge.progress import OnProgress, Progress
+from edge.progress import OnProgress
 from edge.text import GenerationDefaults, Tokenizer, read_generation_defaults
 from edge.text.files import read_json
-from edge.weights.formats import FloatSource, QuantizedSource, WeightFormat, WeightSource
-from edge.weights.quantize import open_quantized
+from edge.weights.formats import WeightFormat
+from edge.weights.matrix_kind import CheckpointTensors, WeightSource
 from offload import SafetensorsStore, StoreError, WeightStore
 
 
@@ -90,26 +89,17 @@ class Checkpoint:
     def source(
         self, weight_format: WeightFormat, *, cache_root: Path, on_progress: OnProgress
     ) -> WeightSource:
-        """The weights in a format; quantises the whole checkpoint once, then reads its cache."""
-        floats = FloatSource(self.store, self.tensor_name)
-        if weight_format.bits is None:
-            return floats
-        matrices = sorted(
-            {
-                self.tensor_name(role)
-                for role, shape in tensor_shapes(self.spec).items()
-                if len(shape) == 2 and role != "embedding"
-            }
+        """The weights in a format; what takes long of that is done once."""
+        matrices = {
+            self.tensor_name(role)
+            for role, shape in tensor_shapes(self.spec).items()
+            if len(shape) == 2 and role != "embedding"
+        }
+        tensors = CheckpointTensors(
+            store=self.store, tensor_name=self.tensor_name, matrices=sorted(matrices)
         )
-        quantized = open_quantized(
-            self.store,
-            matrices,
-            bits=weight_format.bits,
-            block_size=weight_format.block_size,
-            cache_root=cache_root,
-            progress=_quantise_progress(on_progress),
-        )
-        return QuantizedSource(floats, quantized, self.tensor_name)
+        assert weight_format.open_source is not None, "made by weight_format"
+        return weight_format.open_source(tensors, cache_root=cache_root, on_progress=on_progress)
 
     def close(self) -> None:
         self.store.close()
@@ -144,10 +134,3 @@ class Checkpoint:
                     f"{self.path}: tensor {name} is {dtype.name}; float32, float16 and bfloat16 "
                     "are supported"
                 )
-
-
-def _quantise_progress(on_progress: OnProgress) -> Callable[[int, int], None]:
-    def report(done: int, total: int) -> None:
-        on_progress(Progress(phase="quantise", peer="", done=done, total=total))
-
-    return report

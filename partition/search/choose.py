@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import permutations
 from typing import get_args
 
+from partition.cost.contention import shares_host
 from partition.cost.estimate import Estimate
 from partition.cost.pace import CHUNK_TOKENS
 from partition.errors import CapacityError, PlanError
@@ -36,6 +37,9 @@ _MOST_RUNNERS_UP = 5
 LEAST_GAIN = 0.05
 """Of time, for which another device is worth having: a prediction is not exacter than that, and
 every device more is one that may be lost."""
+
+LEAST_GAIN_ON_ONE_HOST = 0.1
+"""The same where devices share cores and memory: what that costs moves from minute to minute."""
 
 Planned = tuple[Plan, Estimate]
 
@@ -77,7 +81,7 @@ def choose(
     """A valid plan, version 1, that fits the memory of every device it uses.
 
     auto      Whatever is fastest: one device, whole layers, slices, or a mixture; any devices, but
-              no more of them for a gain below `LEAST_GAIN`.
+              no more of them for too small a gain.
     pipeline  A stage on every device, in the best order, with the layers that suit it.
     tensor    One stage with a shard on every device, with the shares that suit it.
 
@@ -167,7 +171,10 @@ def _measured_choice(search: Search, parallel: Parallel, *, stream: bool) -> Cho
 
 def _worth_it(ranked: Sequence[Planned], search: Search) -> list[Planned]:
     """First the one of the fewest devices that is as good as the fastest, in memory if one is."""
-    enough_s = (1 + LEAST_GAIN) * search.total_s(ranked[0])
+    devices = [search.situation.cluster.device(id) for id in ranked[0][0].devices]
+    shared = any(shares_host(devices, device) for device in devices)
+    least_gain = LEAST_GAIN_ON_ONE_HOST if shared else LEAST_GAIN
+    enough_s = (1 + least_gain) * search.total_s(ranked[0])
     first = min(
         (each for each in ranked if search.total_s(each) <= enough_s),
         key=lambda each: (_streams(each[0]), len(each[0].devices)),

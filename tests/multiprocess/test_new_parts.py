@@ -1,4 +1,4 @@
-"""A new model family, a new command: one file, and its name in one table.
+"""A new model family, weight format or command: one file, and its name in one table.
 
 Each test adds a made-up one from a file of its own; nothing else of Edge is touched.
 """
@@ -11,12 +11,16 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import ml_dtypes
+import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 import edge
 from edge.cli.main import COMMANDS
 from edge.models import families
+from edge.weights import formats
+from partition import Parallel
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.processes import edge as run_edge
 
@@ -57,6 +61,30 @@ import click
 @click.argument("name")
 def command(name: str) -> None:
     click.echo(f"Hello, {name}")
+'''
+
+
+FORMAT = '''
+"""Weights rounded to bfloat16, held as float32."""
+
+import ml_dtypes
+import numpy as np
+
+from edge.weights.float_matrices import Floats, FloatSource
+from edge.weights.matrix_kind import Encoding
+
+
+class Source(FloatSource):
+    def matrix(self, part):
+        (found,) = super().matrix(part).values()
+        return {"weight": found.astype(ml_dtypes.bfloat16).astype(np.float32)}
+
+
+def encoding(block_size):
+    def open_source(tensors, *, cache_root, on_progress):
+        return Source(tensors.store, tensors.tensor_name)
+
+    return Encoding(kind=Floats(), open=open_source)
 '''
 
 
@@ -109,6 +137,45 @@ def test_a_new_family(
     ):
         tokens = model.generate(prompt, max_new_tokens=8).token_ids
     assert list(tokens) == checkpoint.greedy(prompt, 8)
+
+
+@pytest.mark.parametrize("plan", ["pipeline", "tensor"])
+def test_a_new_weight_format(
+    plan: Parallel,
+    add_module: Callable[[str, str], None],
+    tiny_checkpoint: Callable[..., TinyCheckpoint],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Peers need not know it either: they know the kind of matrix that it makes."""
+    add_module("edge.weights", FORMAT)
+    made_up = importlib.import_module("edge.weights.made_up")
+    monkeypatch.setitem(formats.ENCODINGS, "made_up", made_up.encoding)
+    checkpoint = tiny_checkpoint("llama")
+    rounded = tmp_path / "rounded"
+    rounded.mkdir()
+    for name in ("config.json", "generation_config.json"):
+        if (checkpoint.path / name).exists():
+            (rounded / name).write_bytes((checkpoint.path / name).read_bytes())
+    tensors = load_file(checkpoint.path / "model.safetensors")
+    matrices = {name for name, each in tensors.items() if each.ndim == 2 and "embed" not in name}
+    save_file(
+        {
+            name: each.astype(ml_dtypes.bfloat16).astype(each.dtype) if name in matrices else each
+            for name, each in tensors.items()
+        },
+        rounded / "model.safetensors",
+    )
+    prompt = checkpoint.prompt(9)
+    with edge.Cluster.local(peers=2, threads=1) as cluster:
+        with cluster.load(checkpoint.path, dtype="made_up", plan=plan) as model:
+            found = model.logits(prompt)
+        with cluster.load(rounded, dtype="float32", plan=plan) as model:
+            wanted = model.logits(prompt)
+        with cluster.load(checkpoint.path, dtype="float32", plan=plan) as model:
+            exact = model.logits(prompt)
+    np.testing.assert_array_equal(found, wanted)
+    assert not np.array_equal(found, exact)
 
 
 def test_a_new_command(

@@ -18,8 +18,9 @@ from edge.backends.interface import ShardWeights, StageProgram
 from edge.coordinator.shipping import describe_shard
 from edge.protocol.step import Step, StepEntry, StepLimits
 from edge.weights.checkpoint import Checkpoint
-from edge.weights.formats import WeightFormat, WeightSource, kv_bits, weight_format
+from edge.weights.formats import WeightFormat, kv_bits, weight_format
 from edge.weights.layout import ShardLayout, shard_layout
+from edge.weights.matrix_kind import WeightSource
 from offload import DerivedCache, KVTier, padded
 from partition import Plan
 from tests.support.checkpoints import TinyCheckpoint
@@ -88,7 +89,7 @@ def triton_plan(
     from edge.backends.triton.loading import load
 
     chosen = weight_format(dtype)
-    multiple = chosen.block_size if chosen.bits else 1
+    multiple = chosen.kind.column_multiple
     plan = make_plan(checkpoint.spec, layout, model="m", column_multiple=multiple)
     plan = streaming(plan, streamed)
     packed = DerivedCache(folder / "packed", 1 << 30) if has_folder else None
@@ -125,12 +126,12 @@ def most_layer_bytes(layout: ShardLayout, chosen: WeightFormat) -> int:
     for matrix in layout.matrices:
         layer, _, name = matrix.name.rpartition(".")
         columns = len(matrix.columns)
-        if chosen.bits is None:
+        if chosen.kind.bits is None:
             arrays = [4 * matrix.num_rows * columns]
         else:
-            start = matrix.columns.start % chosen.block_size
-            blocks = -(-(start + columns) // chosen.block_size)
-            codes = matrix.num_rows * blocks * chosen.block_size * chosen.bits // 8
+            start = matrix.columns.start % chosen.kind.column_multiple
+            blocks = -(-(start + columns) // chosen.kind.column_multiple)
+            codes = matrix.num_rows * blocks * chosen.kind.column_multiple * chosen.kind.bits // 8
             arrays = [codes, 4 * matrix.num_rows * blocks]
         if name in {"qkv", "output", "gate_up", "down"}:
             sizes[layer] = sizes.get(layer, 0) + sum(map(padded, arrays))

@@ -21,7 +21,8 @@ from edge.memory.model_sizes import model_facts
 from edge.models.families import llama_tensor_name
 from edge.models.spec import tensor_shapes
 from edge.protocol.step import StepLimits
-from edge.weights.formats import FloatSource, weight_format
+from edge.weights.float_matrices import FloatSource
+from edge.weights.formats import weight_format
 from edge.weights.layout import shard_layout
 from offload import DerivedCache, MemoryStore
 from partition import (

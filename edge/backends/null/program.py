@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.backends.host_cache import HostCache
+from edge.backends.host_kv_storage import HostKvStorage
 from edge.backends.interface import HostLogits, Logits, check_step
 from edge.backends.kv_swap import CacheMoves
 from edge.backends.null.made_up import attention_words, logits, token_bits, word_bits
@@ -41,7 +41,7 @@ class Counts:
     """Requests, each time counted."""
 
 
-class NullProgram:
+class NullProgram(HostKvStorage):
     """See StageProgram. Its keys and values are the ids of their tokens."""
 
     device_sums = None
@@ -119,28 +119,12 @@ class NullProgram:
         self.release(request)
 
     def swap_out(self, request: str) -> None:
-        self._moves.swap_out(request)
+        super().swap_out(request)
         self.counts.swapped_out += 1
-
-    def reserve(self, request: str, tokens: int) -> None:
-        self._moves.reserve(request, tokens)
 
     @property
     def cache_digest(self) -> str:
         return f"null {__version__}"
-
-    def new_rows(self, tokens: int) -> list[NDArray[Any]]:
-        return self._cache.new_rows(tokens)
-
-    def rows(self, request: str, first: int, last: int) -> list[NDArray[Any]] | None:
-        return self._cache.rows(request, first, last) if self._moves.is_inside(request) else None
-
-    def put_rows(self, request: str, first: int, rows: Sequence[NDArray[Any]]) -> None:
-        self._cache.put_rows(request, first, rows)
-
-    def release(self, request: str) -> None:
-        self._cache.pool.release(request)
-        self._moves.drop(request)
 
     def stream(self, layers: int) -> None:
         if not 0 <= layers <= len(self._layout.layers):

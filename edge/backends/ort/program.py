@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.backends.embedding_rows import EmbeddingRows
+from edge.backends.host_kv_storage import HostKvStorage
 from edge.backends.interface import HostLogits, check_step
 from edge.backends.kv_swap import CacheMoves
 from edge.backends.ort.arena import Arena
@@ -79,7 +80,7 @@ class OpenGraphs:
 NO_GRAPHS = OpenGraphs((), (), None, None, None)
 
 
-class OrtProgram:
+class OrtProgram(HostKvStorage):
     """One shard's sessions, their shared buffers, and the KV of its requests. See StageProgram."""
 
     def __init__(
@@ -107,7 +108,7 @@ class OrtProgram:
         self._kv_bits = kv_bits
         self._kv_tier = kv_tier
         self._graph_bits: int | None = None
-        self._cache = OrtCache(layout, limits)
+        self._cache: OrtCache = OrtCache(layout, limits)
         self._moves = CacheMoves(self._cache.pool, self._cache.shape, kv_tier, limits)
         self._tables: dict[str, NDArray[np.float32]] = {}
         for number, rotation in enumerate(layout.rotations):
@@ -202,28 +203,9 @@ class OrtProgram:
                 self._graphs = self._open_graphs(self._graph_bits, 0)
                 raise
 
-    def swap_out(self, request: str) -> None:
-        self._moves.swap_out(request)
-
-    def reserve(self, request: str, tokens: int) -> None:
-        self._moves.reserve(request, tokens)
-
     @property
     def cache_digest(self) -> str:
         return f"onnxruntime {ort.__version__} {self._cache.digest}"
-
-    def new_rows(self, tokens: int) -> list[NDArray[Any]]:
-        return self._cache.new_rows(tokens)
-
-    def rows(self, request: str, first: int, last: int) -> list[NDArray[Any]] | None:
-        return self._cache.rows(request, first, last) if self._moves.is_inside(request) else None
-
-    def put_rows(self, request: str, first: int, rows: Sequence[NDArray[Any]]) -> None:
-        self._cache.put_rows(request, first, rows)
-
-    def release(self, request: str) -> None:
-        self._cache.pool.release(request)
-        self._moves.drop(request)
 
     def close(self) -> None:
         self._bindings.clear()

@@ -12,11 +12,10 @@ from typing import Literal
 
 import numpy as np
 
+from edge.backends.ort.products import pad, product
 from edge.models.spec import ModelSpec
 from edge.weights.formats import WeightFormat
 from edge.weights.layout import ShardLayout
-from kernels.matmul.onnx import matmul
-from kernels.matmul_nbits.onnx import matmul_nbits
 from kernels.onnx_graph import ExternalTensor, OnnxGraph
 from kernels.rms_norm.onnx import add_rms_norm, rms_norm
 
@@ -166,25 +165,15 @@ class SegmentBuilder:
     def linear(self, x: str, name: str) -> str:
         """The product with a matrix of the layout, and its bias."""
         part = self.layout.matrix(name)
-        bias = self.vector(f"{name}.bias")
-        if self._format.bits is None:
-            return matmul(self.graph, x, self.weight(f"{name}.weight"), bias)
-        padding = part.columns.start % self._format.block_size
-        if padding:
-            # The slice starts inside a block: zeros stand in for the columns of the neighbour.
-            pads = self.graph.constant(f"pad_{padding}", np.asarray([0, 0, padding, 0, 0, 0]))
-            x = self.graph.node("Pad", x, pads)
-        return matmul_nbits(
+        padding = self._format.kind.padding(part.columns.start)
+        return product(
             self.graph,
-            x,
-            self.weight(f"{name}.codes"),
-            self.weight(f"{name}.scales"),
-            bias,
+            pad(self.graph, x, padding),
+            lambda suffix: self.weight(f"{name}.{suffix}"),
+            self.vector(f"{name}.bias"),
+            self._format,
             rows=part.num_rows,
             columns=len(part.columns) + padding,
-            bits=self._format.bits,
-            block_size=self._format.block_size,
-            accuracy=self._format.accuracy,
         )
 
     def contribute(self, product: str) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.backends.ort.products import product
 from edge.backends.ort.runtime import ort
 from edge.backends.self_check import ROWS, Judge, heads_of, spread
 from edge.backends.shard_arrays import ShardArrays
@@ -25,9 +26,7 @@ from kernels.embedding.reference import embedding as embedding_reference
 from kernels.gated_mlp.onnx import gated_silu
 from kernels.gated_mlp.reference import gated_silu as gated_reference
 from kernels.kv_cache.cache_size import cache_row
-from kernels.matmul.onnx import matmul
 from kernels.matmul.reference import matmul as matmul_reference
-from kernels.matmul_nbits.onnx import matmul_nbits
 from kernels.onnx_graph import OnnxGraph
 from kernels.rms_norm.onnx import add_rms_norm
 from kernels.rms_norm.reference import add_rms_norm as norm_reference
@@ -113,7 +112,7 @@ class _Check:
             self._output(value, f"rms_norm ({name})", [each[index] for each in wanted])
 
     def product(self, name: str) -> None:
-        arrays, graph, form = self._arrays, self._graph, self._arrays.format
+        arrays, graph = self._arrays, self._graph
         padding = arrays.padding(name)
         part = arrays.layout.matrix(name)
         outputs = spread(part.num_rows, _OUTPUTS)
@@ -121,30 +120,25 @@ class _Check:
         x = self._input(name, weight.shape[1], padding=padding)
         bias = arrays.vector(f"{name}.bias")
         bias = None if bias is None else np.ascontiguousarray(bias[outputs])
-        added = None if bias is None else graph.weight(f"{name}.b", bias)
-        allowed = LARGEST_ERROR
-        if form.bits is None:
-            operator = "matmul"
-            value = matmul(graph, x, graph.weight(f"{name}.w", weight), added)
-        else:
-            operator = "matmul_nbits"
-            codes = arrays.quantized(name, outputs)
-            value = matmul_nbits(
-                graph,
-                x,
-                graph.weight(f"{name}.c", codes.codes),
-                graph.weight(f"{name}.s", codes.scales),
-                added,
-                rows=len(outputs),
-                columns=codes.columns,
-                bits=form.bits,
-                block_size=form.block_size,
-                accuracy=form.accuracy,
-            )
-            if form.accuracy == "fast":
-                allowed = LARGEST_ERROR_OF_INTEGER_INPUTS
+        value = product(
+            graph,
+            x,
+            lambda suffix: graph.weight(
+                f"{name}.{suffix}", arrays.read(f"{name}.{suffix}", outputs)
+            ),
+            None if bias is None else graph.weight(f"{name}.b", bias),
+            arrays.format,
+            rows=len(outputs),
+            columns=len(part.columns) + padding,
+        )
+        rounds = arrays.format.rounds_inputs
         wanted = [matmul_reference(feeds[x][..., padding:], weight, bias) for feeds in self._feeds]
-        self._output(value, f"{operator} ({name})", wanted, allowed)
+        self._output(
+            value,
+            f"{arrays.format.kind.operator} ({name})",
+            wanted,
+            LARGEST_ERROR_OF_INTEGER_INPUTS if rounds else LARGEST_ERROR,
+        )
 
     def gated(self, layer: int, part: GatedMlp) -> None:
         x = self._input(f"gated.{layer}", 2 * part.columns)

@@ -88,5 +88,4 @@ def usual_activations(device: Device, weight_format: WeightFormat) -> torch.dtyp
 
     The CPU's kernels round the same inputs to 8 bits then.
     """
-    is_fast = weight_format.bits is not None and weight_format.accuracy == "fast"
-    return torch.bfloat16 if device.is_gpu and is_fast else torch.float32
+    return torch.bfloat16 if device.is_gpu and weight_format.rounds_inputs else torch.float32

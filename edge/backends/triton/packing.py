@@ -9,18 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from edge.backends.interface import ShardWeights
 from edge.backends.shard_arrays import ShardArrays
-from edge.backends.triton.weights import Weight, gpu_matrix
+from edge.backends.triton.weights import Weight, gpu_arrays, placed
 from edge.errors import RequestError
-from kernels.matmul_nbits.triton import PackedWeight
 from offload import PIECE_BYTES, CachedShard, Span, TensorEntry, padded
 
 _VERSION = 1
@@ -71,16 +67,7 @@ class LayerRun:
 
     def weight(self, matrix: str, run: Tensor, arrays: ShardArrays) -> Weight:
         """A matrix as a view of the run, uint8 [nbytes] on the device."""
-        if arrays.format.bits is None:
-            return self._fields[matrix, "weight"].within(run)
-        columns = arrays.layout.matrix(matrix).columns
-        return PackedWeight(
-            words=self._fields[matrix, "words"].within(run),
-            scales=self._fields[matrix, "scales"].within(run),
-            bits=arrays.format.bits,
-            block_size=arrays.format.block_size,
-            columns=len(columns) + arrays.padding(matrix),
-        )
+        return placed(arrays, matrix, lambda array: self._fields[matrix, array].within(run))
 
 
 def open_packed(
@@ -101,7 +88,8 @@ def open_packed(
         for matrix in arrays.layout.matrices:
             layer = _layer_of(matrix.name)
             if layer is not None:
-                for name, array in _arrays(arrays, matrix.name, half_scales):
+                laid_out = gpu_arrays(arrays, matrix.name, half_scales=half_scales)
+                for name, array in laid_out.items():
                     writer.add(f"{layer}/{matrix.name}/{name}", array)
         return key, writer.finish()
 
@@ -110,17 +98,6 @@ def layer_runs(packed: CachedShard) -> dict[int, LayerRun]:
     """By layer, in order."""
     by_layer = groupby(packed.manifest.tensors, key=lambda entry: entry.name.split("/")[0])
     return {int(layer): LayerRun(list(entries)) for layer, entries in by_layer}
-
-
-def _arrays(
-    arrays: ShardArrays, name: str, half_scales: bool
-) -> Iterator[tuple[str, NDArray[Any]]]:
-    if arrays.format.bits is None:
-        yield "weight", arrays.read(f"{name}.weight")
-        return
-    matrix = gpu_matrix(arrays.quantized(name), half_scales=half_scales)
-    yield "words", matrix.words.view(np.int32)
-    yield "scales", matrix.scales
 
 
 def _layer_of(matrix: str) -> int | None:

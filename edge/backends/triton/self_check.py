@@ -146,12 +146,11 @@ class _Check:
         outputs = spread(product.num_rows, _OUTPUTS)
         weight = arrays.floats(name, outputs)
         bias = arrays.vector(f"{name}.bias")
-        operator = "matmul" if arrays.format.bits is None else "matmul_nbits"
         for rows in ROWS:
             x = self.normal(rows, weight.shape[1])
             given = product(self.tensor(x))
             expected = matmul(self.rounded(x), weight, None if bias is None else bias[outputs])
-            label = f"{operator} ({name}, {rows} row{'s' if rows > 1 else ''})"
+            label = f"{arrays.format.kind.operator} ({name}, {rows} row{'s' if rows > 1 else ''})"
             self.compare(label, given[:, outputs], expected)
             self.compare(label, torch.isfinite(given).all().float(), np.ones((), np.float32))
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from typing import Any, Protocol, TypeAlias
 
 import ml_dtypes
 import numpy as np
@@ -13,8 +14,11 @@ from torch import Tensor
 from edge.backends.shard_arrays import ShardArrays
 from edge.backends.triton.device import Device
 from edge.backends.triton.tuning import ProductShape, Tuning
+from edge.weights.block_matrices import Blocks
+from edge.weights.float_matrices import Floats
+from edge.weights.matrix_kind import MatrixKind
 from kernels.matmul.triton import matmul
-from kernels.matmul_nbits.gpu_layout import GpuMatrix, gpu_layout
+from kernels.matmul_nbits.gpu_layout import gpu_layout
 from kernels.matmul_nbits.reference import QuantizedMatrix
 from kernels.matmul_nbits.triton import PackedWeight, matmul_nbits
 
@@ -29,7 +33,7 @@ class Product:
     ) -> None:
         self.name = name
         self.padding = arrays.padding(name)
-        self._bits = arrays.format.bits
+        self._kind = arrays.format.kind
         self._tuning = tuning
         bias = arrays.vector(f"{name}.bias")
         self._bias = None if bias is None else to_device(bias, device)
@@ -46,20 +50,30 @@ class Product:
         if self.padding:
             x = torch.nn.functional.pad(x, (self.padding, 0))
         shape = ProductShape(
-            bits=self._bits, rows=x.shape[0], outputs=self.num_rows, inputs=x.shape[1]
+            bits=self._kind.bits, rows=x.shape[0], outputs=self.num_rows, inputs=x.shape[1]
         )
-        tiles = self._tuning.product(shape)
-        if isinstance(self._weight, PackedWeight):
-            return matmul_nbits(x, self._weight, self._bias, out=out, tiles=tiles)
-        return matmul(x, self._weight, self._bias, out=out, tiles=tiles)
+        multiply = _PRODUCTS[type(self._kind)].multiply
+        return multiply(x, self._weight, self._bias, out=out, tiles=self._tuning.product(shape))
 
 
 def read_weight(arrays: ShardArrays, name: str, device: Device, *, half_scales: bool) -> Weight:
     """A matrix of the shard's file, in memory of its own on the device."""
-    if arrays.format.bits is None:
-        return to_device(arrays.read(f"{name}.weight"), device)
-    matrix = gpu_matrix(arrays.quantized(name), half_scales=half_scales)
-    return PackedWeight.from_arrays(matrix, device.torch)
+    laid_out = gpu_arrays(arrays, name, half_scales=half_scales)
+    return placed(arrays, name, lambda array: to_device(laid_out[array], device))
+
+
+def gpu_arrays(arrays: ShardArrays, name: str, *, half_scales: bool) -> dict[str, NDArray[Any]]:
+    """The arrays that the kernels read, by name.
+
+    half_scales: keep scales as float16, if it holds them; a fifth less to read of int4.
+    """
+    return _PRODUCTS[type(arrays.format.kind)].arrays(arrays.matrix(name), half_scales)
+
+
+def placed(arrays: ShardArrays, name: str, tensor: Callable[[str], Tensor]) -> Weight:
+    """The matrix, of which these arrays lie on the device."""
+    kind = arrays.format.kind
+    return _PRODUCTS[type(kind)].weight(tensor, kind, arrays.columns(name))
 
 
 def to_device(array: NDArray[Any], device: Device) -> Tensor:
@@ -69,11 +83,48 @@ def to_device(array: NDArray[Any], device: Device) -> Tensor:
     return torch.from_numpy(array).to(device.torch)
 
 
-def gpu_matrix(matrix: QuantizedMatrix, *, half_scales: bool) -> GpuMatrix:
-    """half_scales: keep scales as float16, if it holds them; a fifth less to read of int4."""
-    if half_scales:
+class _Product(Protocol):
+    """What differs from one kind of matrix to another."""
+
+    def arrays(self, matrix: Any, half_scales: bool) -> dict[str, NDArray[Any]]: ...
+
+    def weight(self, tensor: Callable[[str], Tensor], kind: Any, columns: int) -> Weight: ...
+
+    def multiply(self, x: Tensor, weight: Any, bias: Tensor | None, **named: Any) -> Tensor: ...
+
+
+class _Floats:
+    def multiply(self, x: Tensor, weight: Tensor, bias: Tensor | None, **named: Any) -> Tensor:
+        return matmul(x, weight, bias, **named)
+
+    def arrays(self, matrix: NDArray[np.float32], half_scales: bool) -> dict[str, NDArray[Any]]:
+        return {"weight": matrix}
+
+    def weight(self, tensor: Callable[[str], Tensor], kind: Floats, columns: int) -> Tensor:
+        return tensor("weight")
+
+
+class _Blocks:
+    def multiply(
+        self, x: Tensor, weight: PackedWeight, bias: Tensor | None, **named: Any
+    ) -> Tensor:
+        return matmul_nbits(x, weight, bias, **named)
+
+    def arrays(self, matrix: QuantizedMatrix, half_scales: bool) -> dict[str, NDArray[Any]]:
         try:
-            return gpu_layout(matrix, half_scales=True)
-        except ValueError:
-            pass  # some scale is too large or too small for float16
-    return gpu_layout(matrix)
+            found = gpu_layout(matrix, half_scales=half_scales)
+        except ValueError:  # some scale is too large or too small for float16
+            found = gpu_layout(matrix)
+        return {"words": found.words.view(np.int32), "scales": found.scales}
+
+    def weight(self, tensor: Callable[[str], Tensor], kind: Blocks, columns: int) -> PackedWeight:
+        return PackedWeight(
+            words=tensor("words"),
+            scales=tensor("scales"),
+            bits=kind.bits,
+            block_size=kind.block_size,
+            columns=columns,
+        )
+
+
+_PRODUCTS: dict[type[MatrixKind[Any]], _Product] = {Floats: _Floats(), Blocks: _Blocks()}

@@ -49,7 +49,7 @@ def shard(
     form: tuple[str, str] = FORMATS[0],
 ) -> Iterator[ShardArrays]:
     chosen = weight_format(form[0], 32, form[1])
-    multiple = chosen.block_size if chosen.bits else 1
+    multiple = chosen.kind.column_multiple
     plan = make_plan(spec, layout, model="m", column_multiple=multiple)
     cut = shard_layout(spec, plan, stage=0, rank=rank)
     with written_weights(cut, chosen, folder) as weights:
@@ -72,9 +72,9 @@ def test_this_machine_agrees(
 @pytest.mark.parametrize(
     ("face", "form", "operator"),
     [
-        ("matmul", FORMATS[0], "matmul (layers.0.qkv), 1 row"),
-        ("matmul_nbits", FORMATS[1], "matmul_nbits (layers.0.qkv), 1 row"),
-        ("matmul_nbits", FORMATS[3], "matmul_nbits (layers.0.qkv), 1 row"),
+        ("product", FORMATS[0], "matmul (layers.0.qkv), 1 row"),
+        ("product", FORMATS[1], "matmul_nbits (layers.0.qkv), 1 row"),
+        ("product", FORMATS[3], "matmul_nbits (layers.0.qkv), 1 row"),
         ("gated_silu", FORMATS[0], "gated_mlp, 1 row"),
         ("embedding", FORMATS[0], "embedding, 1 row"),
         ("add_rms_norm", FORMATS[0], "rms_norm (layers.0.attention_norm), 1 row"),

@@ -13,7 +13,7 @@ from edge.backends.interface import HostLogits
 from edge.coordinator.kv_residency import Residency
 from edge.coordinator.loaded_model import LoadedModel
 from edge.coordinator.requests import Request
-from edge.coordinator.scheduler import Scheduler
+from edge.coordinator.scheduler import Orders, Scheduler
 from edge.engine.distributed_sampling import TokenChoice
 from edge.errors import PeerLostError, RequestError
 from edge.protocol.client import PeerClient
@@ -177,3 +177,27 @@ def test_a_request_that_never_fits_is_told_so() -> None:
             await model.aclose()
 
     asyncio.run(main())
+
+
+def test_a_defect_of_ours_leaves_nobody_waiting(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fall_over(_self: Scheduler) -> Orders:
+        raise KeyError("lost")
+
+    async def main() -> None:
+        owner = Owner()
+        async with peer(SamplingPeer(steps=None)) as address, asyncio.timeout(60):
+            model = await load(address, owner)
+            monkeypatch.setattr(Scheduler, "decide", fall_over)
+            asked = request((1,), Results())
+            model.submit(asked)
+            await owner.told.wait()
+            await model.aclose()
+        assert owner.unfinished == [asked]
+        assert "the coordinator failed (KeyError('lost')); load the model again" in str(
+            owner.failure
+        )
+
+    asyncio.run(main())
+    assert "deciding on the next step failed" in caplog.text

@@ -25,7 +25,7 @@ from partition import (
     estimate,
 )
 from partition.cost.message_times import NO_LINK_S
-from partition.search.choose import LEAST_GAIN
+from partition.search.choose import LEAST_GAIN, LEAST_GAIN_ON_ONE_HOST
 from tests.support.facts import plain_facts
 
 GIB = 2**30
@@ -167,13 +167,19 @@ def test_no_device_more_for_a_gain_that_no_prediction_can_promise() -> None:
         assert alone is not None
         return alone.estimate.total_s(Workload()) / both.total_s(Workload()) - 1
 
-    small_s = bisect(range(2000), -0.03, key=lambda us: -gain(us * 1e-6)) * 1e-6
-    assert 0 < gain(small_s) < LEAST_GAIN < gain(0.0)
+    small_s = bisect(range(2000), -0.07, key=lambda us: -gain(us * 1e-6)) * 1e-6
+    assert LEAST_GAIN < gain(small_s) < LEAST_GAIN_ON_ONE_HOST < gain(0.0)
     assert len(choose(SMALL, costing(0.0), Workload()).plan.devices) == 2
     choice = choose(SMALL, costing(small_s), Workload())
     assert choice.plan.devices == ("00",)
     (left_out,) = choice.left_out
     assert left_out.reason.startswith("too small a gain: with it an answer would take ")
+    apart = replace(
+        costing(small_s),
+        devices=tuple(replace(each, host=each.id) for each in devices.devices),
+        links=tuple(replace(link, latency_s=link.latency_s + small_s) for link in devices.links),
+    )
+    assert len(choose(SMALL, apart, Workload()).plan.devices) == 2, "each on a host of its own"
 
 
 def test_a_useless_device_is_left_out() -> None:

@@ -183,10 +183,12 @@ def test_the_file_holds_every_tensor_of_the_layout(
         assert weights.path.stat().st_size == weights.manifest.total_bytes == end
         for matrix in layout.matrices:
             shape = (matrix.num_rows, len(matrix.columns))
-            if format_.bits is None:
+            if format_.kind.bits is None:
                 assert entries.pop(f"{matrix.name}.weight").shape == shape
             else:
-                codes, scales = packed_shapes(shape, format_.bits, format_.block_size)
+                codes, scales = packed_shapes(
+                    shape, format_.kind.bits, format_.kind.column_multiple
+                )
                 assert entries.pop(f"{matrix.name}.codes").shape == codes
                 assert entries.pop(f"{matrix.name}.scales").shape == scales
                 block = values(weights, f"{matrix.name}.scales")

@@ -58,7 +58,7 @@ def test_it_arrives_as_it_was_sent(dtype: str, block_size: int, accuracy: str) -
     assert from_json(Assignment, json.loads(json.dumps(to_json(sent)))) == sent
 
 
-FORMAT = {"dtype": "int4", "block_size": 32, "accuracy": "fast"}
+FORMAT = weight_format("int4").to_json()
 
 
 @pytest.mark.parametrize(
@@ -66,9 +66,16 @@ FORMAT = {"dtype": "int4", "block_size": 32, "accuracy": "fast"}
     [
         ("weight_format", FORMAT | {"accuracy": "exact"}, "'exact' is not one of fast, high"),
         ("weight_format", FORMAT | {"accuracy": None}, "accuracy None is not one of"),
-        ("weight_format", FORMAT | {"dtype": "int3"}, "dtype 'int3' is not one of"),
-        ("weight_format", FORMAT | {"block_size": 48}, "block size 48 is not one of"),
-        ("weight_format", {"dtype": "int4", "block_size": 32}, "accuracy"),
+        ("weight_format", FORMAT | {"name": ""}, "without a name"),
+        ("weight_format", FORMAT | {"name": "int4\n"}, "without a name"),
+        ("weight_format", FORMAT | {"kind": "clouds"}, "matrices are 'clouds', not floats or"),
+        ("weight_format", FORMAT | {"kind": []}, "unhashable"),
+        ("weight_format", FORMAT | {"code_bits": 5}, "5 bits per weight are not supported"),
+        ("weight_format", FORMAT | {"block_size": 48}, "blocks of 48 weights are not supported"),
+        ("weight_format", FORMAT | {"block_size": 32.0}, "numbers are not whole"),
+        ("weight_format", FORMAT | {"more": 1}, "other fields than it has"),
+        ("weight_format", FORMAT | {"kind": "floats"}, "other fields than it has"),
+        ("weight_format", {"name": "int4", "kind": "blocks"}, "other fields"),
         ("stage", 2, "stage 2, which the plan has not"),
         ("rank", 3, "rank 3, which the stage has not"),
     ],

@@ -37,6 +37,8 @@ RATES = ComputeRates(
     step_s=1e-4,
     disk_bytes_per_s=None,
 )
+FORMAT = weight_format("int4").to_json()
+
 PROFILE = PeerProfile(
     rates=RATES,
     sample_bytes=1000,
@@ -58,12 +60,12 @@ TIMES = LinkTimes(latency_s=1e-4, there_bytes_per_s=1e8, back_bytes_per_s=2e8, g
         {"model": {}},
         {"model": {**SPEC.to_json(), "num_heads": 10**400}},
         {"model": {**SPEC.to_json(), "hidden_size": 1 << 40}},
-        {"weight_format": {"dtype": "int3", "block_size": 32, "accuracy": "fast"}},
-        {"weight_format": {"dtype": "int4", "block_size": 7, "accuracy": "fast"}},
-        {"weight_format": {"dtype": "int4", "block_size": 32.0, "accuracy": "fast"}},
-        {"weight_format": {"dtype": "int4", "block_size": "32", "accuracy": "fast"}},
-        {"weight_format": {"dtype": "int4", "block_size": 32, "accuracy": None}},
-        {"weight_format": {"dtype": "int4", "block_size": 32}},
+        {"weight_format": FORMAT | {"code_bits": 3}},
+        {"weight_format": FORMAT | {"block_size": 7}},
+        {"weight_format": FORMAT | {"block_size": 32.0}},
+        {"weight_format": FORMAT | {"block_size": "32"}},
+        {"weight_format": FORMAT | {"accuracy": None}},
+        {"weight_format": {"name": "int4", "kind": "blocks"}},
         {"weight_format": None},
     ],
     ids=lambda change: str(change)[:40],

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from edge.errors import CheckpointError
 from edge.models.parts import MatrixSlice, VectorSlice
-from edge.weights.formats import FloatSource
+from edge.weights.float_matrices import FloatSource
 from edge.weights.quantize import open_quantized
 from edge.weights.weight_limits import LARGEST_WEIGHT, largest_of
 from offload import SafetensorsStore

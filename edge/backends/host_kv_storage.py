@@ -1,0 +1,37 @@
+"""Verbs of KvStorage for programs whose keys and values lie in the host's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from numpy.typing import NDArray
+
+from edge.backends.host_cache import HostCache
+from edge.backends.kv_swap import CacheMoves
+
+
+class HostKvStorage:
+    """All but `calibrate` and `cache_digest`. A program that calibrates makes a new cache."""
+
+    _cache: HostCache
+    _moves: CacheMoves
+
+    def swap_out(self, request: str) -> None:
+        self._moves.swap_out(request)
+
+    def reserve(self, request: str, tokens: int) -> None:
+        self._moves.reserve(request, tokens)
+
+    def new_rows(self, tokens: int) -> list[NDArray[Any]]:
+        return self._cache.new_rows(tokens)
+
+    def rows(self, request: str, first: int, last: int) -> list[NDArray[Any]] | None:
+        return self._cache.rows(request, first, last) if self._moves.is_inside(request) else None
+
+    def put_rows(self, request: str, first: int, rows: Sequence[NDArray[Any]]) -> None:
+        self._cache.put_rows(request, first, rows)
+
+    def release(self, request: str) -> None:
+        self._cache.pool.release(request)
+        self._moves.drop(request)

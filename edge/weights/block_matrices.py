@@ -1,0 +1,132 @@
+"""Weights as integers in blocks of columns that share a scale."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.models.parts import MatrixSlice, VectorSlice
+from edge.progress import OnProgress, Progress
+from edge.weights.float_matrices import FloatSource
+from edge.weights.matrix_kind import CheckpointTensors, Encoding, MatrixKind, StoredArray
+from edge.weights.quantize import open_quantized
+from edge.weights.quantized_store import QuantizedStore
+from kernels.matmul_nbits.reference import QuantizedMatrix, check_format, dequantize, packed_shapes
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks(MatrixKind[QuantizedMatrix]):
+    """Codes of `bits` bits and float32 scales; see kernels.matmul_nbits.reference.
+
+    Raises ValueError for what no kernel has.
+    """
+
+    numbers = ("code_bits", "block_size")
+    suffixes = ("codes", "scales")
+    operator = "matmul_nbits"
+    can_round_inputs = True
+
+    code_bits: int
+    block_size: int
+
+    def __post_init__(self) -> None:
+        check_format(self.bits, self.block_size)
+
+    @property
+    def bits(self) -> int:
+        return self.code_bits
+
+    @property
+    def column_multiple(self) -> int:
+        return self.block_size
+
+    @property
+    def packed_bytes_per_weight(self) -> float:
+        # The integer kernels keep a float scale and a float sum for each block.
+        return self.bits / 8 + 8.0 / self.block_size
+
+    def arrays(self, rows: int, columns: int) -> tuple[StoredArray, ...]:
+        codes, scales = packed_shapes((rows, columns), self.bits, self.block_size)
+        return (
+            StoredArray(suffix="codes", dtype="uint8", shape=codes),
+            StoredArray(suffix="scales", dtype="float32", shape=scales, stays=True),
+        )
+
+    def matrix(self, stored: Callable[[str], NDArray[Any]], columns: int) -> QuantizedMatrix:
+        return QuantizedMatrix(
+            codes=stored("codes"),
+            scales=stored("scales"),
+            bits=self.bits,
+            block_size=self.block_size,
+            columns=columns,
+        )
+
+    def floats(self, stored: Callable[[str], NDArray[Any]], columns: int) -> NDArray[np.float32]:
+        return dequantize(self.matrix(stored, columns))
+
+    def made_up(
+        self, columns: int, *, normal: NDArray[np.float32], codes: NDArray[np.uint8]
+    ) -> dict[str, NDArray[Any]]:
+        # Uniform codes are spread by 2^bits / sqrt(12).
+        scale = 12**0.5 / 2**self.bits / columns**0.5
+        return {"codes": codes, "scales": np.full(1 << 16, scale, np.float32)}
+
+
+class QuantizedSource:
+    """Matrices from the quantised cache; the rest as float32."""
+
+    def __init__(self, tensors: CheckpointTensors, quantized: QuantizedStore) -> None:
+        self._floats = FloatSource(tensors.store, tensors.tensor_name)
+        self._quantized = quantized
+        self._tensor_name = tensors.tensor_name
+
+    def matrix(self, part: MatrixSlice) -> dict[str, NDArray[Any]]:
+        role, rows = part.parts[0]
+        name = self._tensor_name(role)
+        whole_rows, whole_columns = self._quantized.matrix(name)
+        if len(part.columns) != whole_columns:
+            assert rows == range(whole_rows)
+            assert len(part.parts) == 1
+            matrix, _padding = self._quantized.columns(name, part.columns)
+            return {"codes": matrix.codes, "scales": matrix.scales}
+        pieces = [self._quantized.rows(self._tensor_name(r), rows) for r, rows in part.parts]
+        return {
+            "codes": np.concatenate([piece.codes for piece in pieces]),
+            "scales": np.concatenate([piece.scales for piece in pieces]),
+        }
+
+    def vector(self, part: VectorSlice) -> NDArray[np.float32]:
+        return self._floats.vector(part)
+
+    def embedding(self, rows: range) -> NDArray[Any]:
+        return self._floats.embedding(rows)
+
+    def close(self) -> None:
+        self._quantized.close()
+
+
+def integers(bits: int, block_size: int) -> Encoding:
+    """Quantised once, as a whole; then read from the cache of that."""
+
+    def open_source(
+        tensors: CheckpointTensors, *, cache_root: Path, on_progress: OnProgress
+    ) -> QuantizedSource:
+        def progress(done: int, total: int) -> None:
+            on_progress(Progress(phase="quantise", peer="", done=done, total=total))
+
+        quantized = open_quantized(
+            tensors.store,
+            tensors.matrices,
+            bits=bits,
+            block_size=block_size,
+            cache_root=cache_root,
+            progress=progress,
+        )
+        return QuantizedSource(tensors, quantized)
+
+    return Encoding(kind=Blocks(bits, block_size), open=open_source)

@@ -1,0 +1,97 @@
+"""Weights as float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.models.parts import MatrixSlice, VectorSlice
+from edge.progress import OnProgress
+from edge.weights.matrix_kind import CheckpointTensors, Encoding, MatrixKind, StoredArray
+from edge.weights.weight_limits import check_weights, largest_of
+from offload import WeightStore
+
+
+@dataclass(frozen=True, slots=True)
+class Floats(MatrixKind[NDArray[np.float32]]):
+    """float32 [rows, columns]."""
+
+    numbers = ()
+    suffixes = ("weight",)
+    operator = "matmul"
+    can_round_inputs = False
+
+    @property
+    def bits(self) -> None:
+        return None
+
+    @property
+    def column_multiple(self) -> int:
+        return 1
+
+    @property
+    def packed_bytes_per_weight(self) -> float:
+        return 4.0
+
+    def arrays(self, rows: int, columns: int) -> tuple[StoredArray, ...]:
+        return (StoredArray(suffix="weight", dtype="float32", shape=(rows, columns)),)
+
+    def matrix(self, stored: Callable[[str], NDArray[Any]], columns: int) -> NDArray[np.float32]:
+        return stored("weight")
+
+    def floats(self, stored: Callable[[str], NDArray[Any]], columns: int) -> NDArray[np.float32]:
+        return stored("weight")
+
+    def made_up(
+        self, columns: int, *, normal: NDArray[np.float32], codes: NDArray[np.uint8]
+    ) -> dict[str, NDArray[Any]]:
+        return {"weight": normal / columns**0.5}
+
+
+class FloatSource:
+    """float32, widened from whatever the checkpoint holds.
+
+    Reading raises CheckpointError for weights that no model has.
+    """
+
+    def __init__(self, store: WeightStore, tensor_name: Callable[[str], str]) -> None:
+        self._store = store
+        self._tensor_name = tensor_name
+
+    def matrix(self, part: MatrixSlice) -> dict[str, NDArray[Any]]:
+        pieces = [self._read(role, rows=rows, columns=part.columns) for role, rows in part.parts]
+        return {"weight": pieces[0] if len(pieces) == 1 else np.concatenate(pieces)}
+
+    def vector(self, part: VectorSlice) -> NDArray[np.float32]:
+        return np.concatenate([self._read(role, rows=rows) for role, rows in part.parts])
+
+    def embedding(self, rows: range) -> NDArray[Any]:
+        name = self._tensor_name("embedding")
+        values = self._store.read(name, rows=rows)
+        check_weights(self._store, name, largest_of(values))
+        return values
+
+    def close(self) -> None:
+        """Nothing of its own is open."""
+
+    def _read(self, role: str, *, rows: range, columns: range | None = None) -> NDArray[np.float32]:
+        name = self._tensor_name(role)
+        values = self._store.read(name, rows=rows, columns=columns).astype(np.float32, copy=False)
+        check_weights(self._store, name, largest_of(values))
+        return values
+
+
+def float32(block_size: int) -> Encoding:
+    """Has no blocks."""
+
+    def open_source(
+        tensors: CheckpointTensors, *, cache_root: Path, on_progress: OnProgress
+    ) -> FloatSource:
+        return FloatSource(tensors.store, tensors.tensor_name)
+
+    return Encoding(kind=Floats(), open=open_source)

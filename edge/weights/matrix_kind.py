@@ -1,0 +1,133 @@
+"""What a kind of matrix is: its arrays in a shard's file, and what of it plans and buffers count.
+
+A weight format makes one of the kinds out of a checkpoint, whatever that holds; a back end has one
+product for each kind. So a format is a file here, and a kind is a product more in each back end.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.models.parts import MatrixSlice, VectorSlice
+from edge.progress import OnProgress
+from offload import WeightStore
+
+Matrix_co = TypeVar("Matrix_co", covariant=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredArray:
+    """One of the arrays that a matrix is stored as; in the shard's file `<matrix>.<suffix>`."""
+
+    suffix: str
+    dtype: str
+    shape: tuple[int, ...]
+    stays: bool = False
+    """Whether its pages stay in memory until the whole shard is packed."""
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+class MatrixKind(ABC, Generic[Matrix_co]):
+    """How matrices are stored and multiplied. Made of its numbers, in their order; hashable."""
+
+    numbers: ClassVar[tuple[str, ...]]
+    """Whole numbers that peers are told."""
+    suffixes: ClassVar[tuple[str, ...]]
+    operator: ClassVar[str]
+    """Of the product, as errors name it."""
+
+    can_round_inputs: ClassVar[bool]
+    """Whether fast products round their inputs to 8 bits."""
+
+    @property
+    @abstractmethod
+    def bits(self) -> int | None:
+        """Of a code; None where weights are floats. Products are tuned for it."""
+
+    @property
+    @abstractmethod
+    def column_multiple(self) -> int:
+        """Columns are shared out in multiples of this."""
+
+    @property
+    @abstractmethod
+    def packed_bytes_per_weight(self) -> float:
+        """As the CPU's kernels keep it."""
+
+    @abstractmethod
+    def arrays(self, rows: int, columns: int) -> tuple[StoredArray, ...]:
+        """What a matrix [rows, columns] is stored as, in the order of `suffixes`."""
+
+    def padding(self, first_column: int) -> int:
+        """Zeros before the inputs of a slice that begins at this column of the whole matrix."""
+        return first_column % self.column_multiple
+
+    @abstractmethod
+    def matrix(self, stored: Callable[[str], NDArray[Any]], columns: int) -> Matrix_co:
+        """What kernels are given, of the arrays by suffix; `columns` with padding."""
+
+    @abstractmethod
+    def floats(self, stored: Callable[[str], NDArray[Any]], columns: int) -> NDArray[np.float32]:
+        """The weights [rows, columns] that the arrays stand for."""
+
+    @abstractmethod
+    def made_up(
+        self, columns: int, *, normal: NDArray[np.float32], codes: NDArray[np.uint8]
+    ) -> dict[str, NDArray[Any]]:
+        """By suffix, random values to fill arrays with; products stay as large as inputs."""
+
+
+class WeightSource(Protocol):
+    """Reads slices of one checkpoint in one format; reads no more than the slice needs."""
+
+    def matrix(self, part: MatrixSlice) -> dict[str, NDArray[Any]]:
+        """The arrays that stand for the slice, by suffix."""
+        ...
+
+    def vector(self, part: VectorSlice) -> NDArray[np.float32]: ...
+
+    def embedding(self, rows: range) -> NDArray[Any]:
+        """Rows of the table in the checkpoint's own float type."""
+        ...
+
+    def close(self) -> None:
+        """Let go of files this source opened; the checkpoint itself stays open."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointTensors:
+    """The weights of a checkpoint, and what they are called there."""
+
+    store: WeightStore
+    tensor_name: Callable[[str], str]
+    """Of a role."""
+    matrices: Sequence[str]
+    """Names of all that are multiplied with."""
+
+
+class OpenSource(Protocol):
+    def __call__(
+        self, tensors: CheckpointTensors, *, cache_root: Path, on_progress: OnProgress
+    ) -> WeightSource:
+        """What takes long is done once, and kept below `cache_root`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoding:
+    """What a format makes of a checkpoint, and how."""
+
+    kind: MatrixKind[Any]
+    open: OpenSource
