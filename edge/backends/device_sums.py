@@ -50,7 +50,7 @@ class DeviceSums(Protocol):
 
     @property
     def version(self) -> str:
-        """Of all that must be the same on every rank."""
+        """A digest of all that must be the same on every rank."""
 
     @property
     def device(self) -> str:

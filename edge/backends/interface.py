@@ -50,7 +50,7 @@ class Logits(Protocol):
         ...
 
     def best(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.float32]] | None:
-        """Of each entry's last row: the columns that rank first (`kernels.sampling`), and their
+        """Each entry's last row: the columns that rank first (`kernels.sampling`), and their
         logits, [batch, count]; −1 in a row that is not finite. None where it cannot be told."""
         ...
 
@@ -143,7 +143,7 @@ class KvStorage(Protocol):
 
     @property
     def cache_digest(self) -> str:
-        """Of what keys and values depend on except tokens, weights and plan.
+        """A digest of what keys and values depend on except tokens, weights and plan.
 
         Those of equal digests may be exchanged. Empty: none are handed out.
         """
@@ -154,7 +154,7 @@ class KvStorage(Protocol):
         ...
 
     def rows(self, request: str, first: int, last: int) -> list[NDArray[Any]] | None:
-        """Of the request's tokens [first, last); None if not all are computed and in memory."""
+        """Keys and values of tokens [first, last); None if not all are computed and in memory."""
         ...
 
     def put_rows(self, request: str, first: int, rows: Sequence[NDArray[Any]]) -> None:

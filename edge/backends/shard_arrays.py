@@ -60,7 +60,7 @@ class ShardArrays:
         return self.format.kind.padding(self.layout.matrix(name).columns.start)
 
     def columns(self, name: str) -> int:
-        """Of a matrix as it is stored."""
+        """Columns of a matrix as it is stored, with padding."""
         return len(self.layout.matrix(name).columns) + self.padding(name)
 
     def matrix(self, name: str) -> Any:

@@ -97,7 +97,7 @@ class TokenChoice:
         )
 
     def offer(self, step: Step, own: Logits) -> None:
-        """Of a shard that is not the sampler: send what the choice needs of its columns.
+        """For shards that are not the sampler: send what the choice needs of its columns.
 
         own: this shard's logits [batch, rows, columns].
         """
@@ -114,7 +114,7 @@ class TokenChoice:
         self.collective.gather(np.ascontiguousarray(own.array()), None, root=0)
 
     def choose(self, step: Step, own: Logits, ask_all: Callable[[], None]) -> list[int]:
-        """Of the sampler: a token for each entry that wants one.
+        """For the sampler: a token for each entry that wants one.
 
         own: this shard's logits [batch, rows, columns]. ask_all: makes the other shards call
         `send_logits`. Raises PeerError for logits that are not finite.
@@ -136,7 +136,7 @@ class TokenChoice:
         ]
 
     def gather_logits(self, own: Logits) -> NDArray[np.float32]:
-        """Of the sampler: every shard's columns side by side [batch, rows, vocab]."""
+        """For the sampler: every shard's columns side by side [batch, rows, vocab]."""
         if len(self._columns) == 1:
             return own.array()
         shapes = [(*own.array().shape[:2], columns) for columns in self._columns]
@@ -146,7 +146,7 @@ class TokenChoice:
         return np.concatenate(self._gathered, axis=-1)
 
     def take(self, step: Step, tokens: Sequence[int]) -> list[FinishReason | None]:
-        """Of the sampler: count what was chosen. Why each token is its request's last, if it is."""
+        """For the sampler: count what was chosen. Why a token is its request's last, if it is."""
         ends: list[FinishReason | None] = []
         for token, (_index, _entry, request) in zip(tokens, self._choices(step), strict=True):
             request.new_tokens += 1

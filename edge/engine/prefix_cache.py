@@ -2,7 +2,7 @@
 
 In blocks of one chunk each, so that what follows is computed in the very steps in which it would be
 without them: the same bits. A block's key is the hash of all tokens up to its end and of all that
-its keys and values depend on beside them.
+its keys and values depend on as well.
 
 They are written behind the compute thread's back, while their request is computed, as fast as the
 disk takes them: what it does not take before the request is over is not kept. There is memory for
@@ -130,7 +130,7 @@ class PrefixCache:
         unkept.first += self._block_tokens
 
     def _keys(self, program: KvStorage, prompt: Sequence[int]) -> Iterator[str]:
-        """Of each whole block, in order."""
+        """Digests of whole blocks, in order."""
         size = self._block_tokens
         digest = hashlib.sha256(f"{self._shard} {program.cache_digest} {size}".encode())
         for first in range(0, len(prompt) - size + 1, size):
@@ -139,7 +139,7 @@ class PrefixCache:
 
 
 def _shard_digest(assignment: Assignment) -> str:
-    """Of all that decides what a token's keys and values are, but for the program's own ways.
+    """A digest of all that decides a token's keys and values, but for the program's own ways.
 
     Sums depend on how a stage is split, and everything on what comes before it: the whole plan
     counts, but not which devices run it.

@@ -29,7 +29,7 @@ class ShardLinks:
         self._sizes = tuple(len(stage.shards) for stage in assignment.plan.stages)
         self.neighbours = neighbours(self._sizes, self.seat)
         self.collective: Collective = SoloCollective()
-        """Of the stage's shards, to sum with."""
+        """The stage's shards, to sum with."""
         self.sums = OVER_LINKS
         """How they sum, for people."""
         self._sampler_seat = sampler_seat(self._sizes)
@@ -83,11 +83,11 @@ class ShardLinks:
         self._links[self._sampler_seat].receive(tokens)
 
     def tell_all(self, tokens: NDArray[np.int64]) -> None:
-        """Of the sampler: tell every shard of the plan."""
+        """For the sampler: tell every shard of the plan."""
         _send(self._links.values(), tokens)
 
     def tell_stage(self, tokens: NDArray[np.int64]) -> None:
-        """Of the sampler: tell every shard of the last stage."""
+        """For the sampler: tell every shard of the last stage."""
         _send(self._of_stage, tokens)
 
     def error(self, error: transport.TransportError) -> EdgeError:

@@ -22,7 +22,7 @@ class KvShare:
     memory_bytes: int
     disk_bytes: int
     host_bytes: int
-    """Of the memory of a device's host, where that is another: what is filled before the disk, and
+    """Memory of a device's host, where that is another: what is filled before the disk, and
     what a layer of a request that is longer than the device's memory passes through."""
     tier: KVTier | None
     """The host's memory and the disk, as one."""

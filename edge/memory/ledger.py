@@ -31,7 +31,7 @@ class Use:
     streamed_bytes: int = 0
     """Read from disk for each step; takes no memory."""
     host_bytes: int = 0
-    """Of a device with memory of its own: what its host holds for it. Not a part of the total."""
+    """What its host holds for a device with memory of its own. Not a part of the total."""
 
     @property
     def model_bytes(self) -> int:

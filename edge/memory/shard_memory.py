@@ -78,7 +78,7 @@ def shard_use(
 
 
 def host_share(free_bytes: int, assignment: Assignment, manifest: Manifest) -> int:
-    """Of its host's memory, what to keep for a shard: all it could use, whatever its budget is.
+    """What to keep of its host's memory for a shard: all it could use, whatever its budget is.
 
     Less what its keys and values may need there on their way.
     """

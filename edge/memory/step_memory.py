@@ -33,7 +33,7 @@ _BLOCK_TOKENS = 16
 """The same on a GPU, of keys and values."""
 
 _SPARE_PAGE_BYTES = 2 << 20
-"""Of the pages that are kept for streamed weights, what is in use for none of them."""
+"""Pages that are kept for streamed weights and in use for none of them."""
 
 MOST_CALIBRATION_TOKENS = 128
 """Enough that each channel's size is known to a few percent."""
@@ -47,7 +47,7 @@ class Widths:
 
     hidden_size: int
     parts: tuple[Mixer | FeedForward, ...]
-    """Of its layers, in local sizes: different ones."""
+    """Its layers' different kinds, in local sizes."""
     vocab_rows: int
     """Columns of the logits."""
     is_split: bool
@@ -55,11 +55,11 @@ class Widths:
     loose_layers: int = 0
     """With graphs of their own, so that their weights may be on disk."""
     cache_token_bytes: int = 0
-    """Of one token's keys and values."""
+    """Bytes of one token's keys and values."""
     cache_page_tokens: int = 0
     """What of them memory is given for at least."""
     measured_token_bytes: int = 0
-    """Of one token's keys and values in float32, where codes are made of them."""
+    """Bytes of one token's keys and values in float32, where codes are made of them."""
 
     @classmethod
     def of_shard(
@@ -90,7 +90,7 @@ def cache_token_bytes(layout: ShardLayout, kv_dtype: KvDtype) -> int:
 
 
 def page_tokens(spec: ModelSpec, kv_dtype: KvDtype) -> int:
-    """Of one request memory is given for this many tokens at once, and on a GPU, too.
+    """One request is given memory for this many tokens at once, on a GPU, too.
 
     Of the layers whose heads are smallest, which have most of them in a page.
     """
@@ -112,7 +112,7 @@ def held_tokens(tokens: int, spec: ModelSpec, limits: StepLimits, kv_dtype: KvDt
 
 
 def row_bytes(mixer: Mixer, kv_dtype: KvDtype) -> int:
-    """Of one token's key, or value, of one head."""
+    """Bytes of one token's key, or value, of one head."""
     dtype, elements = cache_row(mixer.head_size, kv_bits(kv_dtype))
     return elements * np.dtype(dtype).itemsize
 
@@ -126,7 +126,7 @@ def _layer_token_bytes(mixer: Mixer, kv_dtype: KvDtype) -> int:
 
 
 def calibration_tokens(limits: StepLimits) -> int:
-    """Of the chunk by which scales are chosen.
+    """Bytes of the chunk by which scales are chosen.
 
     No more than memory is kept for: all layers are looked at when it is computed.
     """
@@ -134,7 +134,7 @@ def calibration_tokens(limits: StepLimits) -> int:
 
 
 def passing_bytes(layout: ShardLayout, limits: StepLimits, kv_dtype: KvDtype) -> int:
-    """Of a request that is longer than memory, the largest layer's keys and values: what its host
+    """The largest layer's keys and values of a request longer than memory: what its host
     needs for them on their way to a device with memory of its own."""
     if not limits.exceeds_memory:
         return 0

@@ -47,7 +47,7 @@ MAX_WAITING_CALLS = 2
 64."""
 
 MAX_WAITING_POSTS = 8 * MAX_REQUESTS
-"""Of one session: each request that is under way may be swapped out, reserved, matched, stepped and
+"""For a session: each request that is under way may be swapped out, reserved, matched, stepped and
 finished."""
 
 _log = logging.getLogger(__name__)

@@ -53,7 +53,7 @@ class ProfilingCalls:
     def __init__(self, resources: PeerResources) -> None:
         self._peer = resources
         self._name = f"{MEASURING}{uuid.uuid4().hex}"
-        """Of what it takes, in the peer's ledger."""
+        """What it takes, in the peer's ledger."""
         self.calls: dict[type[Call[Any]], Callable[[Any], Awaitable[object]]] = {
             MemoryRate: self._memory_rate,
             Profile: self._profile,

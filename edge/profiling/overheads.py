@@ -1,4 +1,4 @@
-"""What a token costs beside its graphs, measured: choosing it, and everything around a step."""
+"""What a token costs over its graphs, measured: choosing it, and everything around a step."""
 
 from __future__ import annotations
 

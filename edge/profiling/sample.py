@@ -32,7 +32,7 @@ from partition import (
 )
 
 SAMPLE_BYTES = 192 << 20
-"""Of weights: more than caches hold, so a step reads memory as a step of the whole model does."""
+"""Bytes of weights: more than caches hold, so a step reads memory as the whole model's does."""
 
 CHUNK_ROWS = (256, 128, 64, 32)
 """Rows of the longest step that is measured; the first that fits into memory."""
@@ -45,12 +45,12 @@ CONTEXT_TOKENS = 1024
 
 
 _LEAST_HIDDEN = 32
-"""Of samples with next to nothing in them."""
+"""The hidden size of samples with next to nothing in them."""
 
 Width = Literal["whole", "half", "narrow"]
 
 _PARTS = {"half": 2, "narrow": 8}
-"""Of a layer: two slices, whose difference says what goes with bytes and what is fixed."""
+"""Parts of a layer: two slices, whose difference says what goes with bytes and what is fixed."""
 
 _LOADED = Fraction(5, 3)
 """All widths together, of the whole one: half, an eighth, and what does not divide."""
@@ -102,7 +102,7 @@ class Sample:
         )
 
     def layout(self, width: Width, weight_format: WeightFormat) -> ShardLayout:
-        """Of the middle stage's first shard."""
+        """The middle stage's first shard."""
         return shard_layout(self.spec, self.plan(width, weight_format), stage=1, rank=0)
 
     def shard_heads(self, width: Width, weight_format: WeightFormat) -> float:
@@ -123,7 +123,7 @@ class Sample:
         return memory_use(plan, self.facts(weight_format), workload)["a"].weight_bytes
 
     def part_bytes(self, width: Width, weight_format: WeightFormat) -> tuple[int, int]:
-        """Of a layer in the mean: attention, and feed-forward; norms and biases half in each."""
+        """Mean bytes of a layer: attention, and feed-forward; norms and biases half in each."""
         attention = feed_forward = 0
         for part, facts, count in self._counted(width, weight_format):
             columns_bytes = len(part.ffn_columns) * facts.ffn_column_bytes
@@ -196,7 +196,7 @@ def weights_sample(spec: ModelSpec, weight_format: WeightFormat, budget_bytes: i
 
 
 def attention_sample(spec: ModelSpec, weight_format: WeightFormat, budget_bytes: int) -> Sample:
-    """The model's attention with hardly any weights beside it, so that its cost can be seen.
+    """The model's attention with hardly any other weights, so that its cost can be seen.
 
     No windows: what counts is the cost of a token that is attended.
     """
@@ -261,7 +261,7 @@ def _layer_bytes(layer: LayerFacts, kv_heads: int, columns: int) -> int:
 
 
 def _work_bytes(spec: ModelSpec, rows: int) -> int:
-    """What a step of so many rows takes beside the weights: activations, rotary tables, KV."""
+    """What a step of so many rows takes over its weights: activations, rotary tables, KV."""
     return max(_layer_work_bytes(spec.hidden_size, kind, rows) for kind in spec.kinds)
 
 

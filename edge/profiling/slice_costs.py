@@ -25,15 +25,15 @@ from edge.protocol.step import Step
 from edge.weights.formats import WeightFormat
 
 _TURNS = 16
-"""Of a row, which decides most."""
+"""Steps of one row, which decide most."""
 
 _FEWER_TURNS = 6
 _FEWEST_TURNS = 2
 _SPAN_S = 1.0
-"""Of the fewer turns, where steps are slow."""
+"""The fewer turns take this long, where steps are slow."""
 
 _LEAST_PART = 0.1
-"""Of the time of whole layers goes with their bytes; what is measured less is noise."""
+"""The least part of whole layers' time that goes with their bytes; less is noise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +116,7 @@ def slice_costs(
 def byte_and_fixed_s(
     whole_s: float, half: SliceTimes, narrow: SliceTimes, run_s: float, layer_bytes: float
 ) -> tuple[float, float, float]:
-    """Seconds for each byte of a slice, and beside a run: for its attention, its feed-forward part.
+    """Seconds for each byte of a slice, and what is fixed in its attention, its feed-forward part.
 
     `whole_s` is for each byte of whole layers of `layer_bytes`. Both parts have one slope, and
     start where a line of that slope passes between their slices. A whole layer is measured best, so
@@ -143,7 +143,7 @@ class _Turns:
     half: NDArray[np.float64]
     narrow: NDArray[np.float64]
     cold_s: tuple[float, ...]
-    """Of steps of the half that began with cold caches."""
+    """Steps of the half that began with cold caches."""
 
 
 def _in_turn(
@@ -192,7 +192,7 @@ def _slice_times(
     runs: NDArray[np.float64],
     head_s: float,
 ) -> SliceTimes:
-    """Of a layer in the mean; `head_s` is what reading the cache takes for each head.
+    """Times of a layer in the mean; `head_s` is what reading the cache takes for each head.
 
     With the first attention a step begins: it is left out where there are more.
     """

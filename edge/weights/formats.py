@@ -43,7 +43,7 @@ class WeightFormat:
 
     name: str
     kind: MatrixKind[Any]
-    """Of its matrices."""
+    """The kind of its matrices."""
     accuracy: Accuracy
     """How products with integer weights are computed; float32 knows one way only."""
     open_source: OpenSource | None = field(default=None, compare=False, repr=False)

@@ -28,9 +28,9 @@ class ShardLayout:
 
     layers: range
     kinds: tuple[int, ...]
-    """Of each of the layers, as in ModelSpec."""
+    """The kind of each of the layers, as in ModelSpec."""
     local: tuple[LocalLayer, ...]
-    """Of each kind of the model."""
+    """By kind of the model."""
     vocab: range
     is_first_stage: bool
     is_last_stage: bool
@@ -123,7 +123,7 @@ _Units = tuple[range, bool]
 
 
 def _cut(shards: Sequence[Shard], rank: int, kind: int) -> tuple[_Units, _Units]:
-    """Of the mixer and the feed-forward block of layers of this kind."""
+    """The mixer's and the feed-forward block's in layers of this kind."""
     slices = [shard.slice(kind) for shard in shards]
     own, before = slices[rank], slices[:rank]
     return (

@@ -45,7 +45,7 @@ class MatrixKind(ABC, Generic[Matrix_co]):
     """Whole numbers that peers are told."""
     suffixes: ClassVar[tuple[str, ...]]
     operator: ClassVar[str]
-    """Of the product, as errors name it."""
+    """The product, as errors name it."""
 
     can_round_inputs: ClassVar[bool]
     """Whether fast products round their inputs to 8 bits."""
@@ -53,7 +53,7 @@ class MatrixKind(ABC, Generic[Matrix_co]):
     @property
     @abstractmethod
     def bits(self) -> int | None:
-        """Of a code; None where weights are floats. Products are tuned for it."""
+        """Bits of a code; None where weights are floats. Products are tuned for it."""
 
     @property
     @abstractmethod
@@ -112,7 +112,7 @@ class CheckpointTensors:
 
     store: WeightStore
     tensor_name: Callable[[str], str]
-    """Of a role."""
+    """The name of a role's tensor."""
     matrices: Sequence[str]
     """Names of all that are multiplied with."""
 

@@ -61,7 +61,7 @@ def word_bits(words: Words, bits: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 
 def logits(hidden: NDArray[np.float32], vocab: range) -> NDArray[np.float32]:
-    """Of hidden states [rows, hidden_size] these columns: [rows, len(vocab)]."""
+    """These columns of hidden states [rows, hidden_size]: [rows, len(vocab)]."""
     ids = _mixed(np.arange(vocab.start, vocab.stop, dtype=np.uint64))
     rows = [_peaked(_mixed(ids + seed)) for seed in _seeds(hidden > 0.5)]
     return np.array(rows, np.float32).reshape(len(hidden), len(vocab))

@@ -24,7 +24,7 @@ from offload import KVTier
 from transport import Collective
 
 _ID_BYTES = 4
-"""Of a token's id, at the start of each of its keys and values."""
+"""A token's id, at the start of each of its keys and values."""
 
 
 @dataclass(slots=True)

@@ -51,7 +51,7 @@ class OrtCache(HostCache):
 
     @property
     def digest(self) -> str:
-        """Of the scales; the same for every cache of float32."""
+        """A digest of the scales; the same for every cache of float32."""
         digest = hashlib.sha256()
         for each in self._scales:
             digest.update(each.keys.tobytes() + each.values.tobytes())

@@ -19,14 +19,14 @@ _MREMAP_MAYMOVE, _MREMAP_FIXED, _MREMAP_DONTUNMAP = 1, 2, 4
 
 
 class PageSupply:
-    """Of one program's parts, which `own_memory` made. Not for two threads at once."""
+    """Pages of one program's parts, which `own_memory` made. Not for two threads at once."""
 
     def __init__(self) -> None:
         self._libc = _libc()
         self._next = self._end = 0
-        """Of the huge page that is being cut."""
+        """What is left of the huge page that is being cut."""
         self._supplied: dict[int, tuple[int, ...]] = {}
-        """Of the ends that have their pages, by address: how many bytes were cut from each huge
+        """The ends that have their pages, by address: how many bytes were cut from each huge
         page. The system moves what was cut together only."""
 
     def supply(self, parts: Sequence[memoryview]) -> None:

@@ -28,12 +28,12 @@ from edge.host.mapped_file import Mapping, let_go_of, mappings_of
 from offload import StoreFullError, disk_errors_as_store_errors
 
 PART_ALIGNMENT = 2 << 20
-"""Of blobs in the file of a template: mapped at such an offset, memory comes in huge pages."""
+"""Blobs in a template's file are aligned to this: mapped there, memory comes in huge pages."""
 
 _MODEL, _DATA = "model.onnx", "model.data"
 _SAVED = "saved.onnx"
 _LAYOUT_VERSION = 1
-"""Of what is packed here, and in which order: count it up with every change."""
+"""Raised with every change of what is packed here, and in which order."""
 
 _SMALLEST_WEIGHT = "129"
 """Bytes. What is smaller is no matrix but a shape, which graphs need within the model."""

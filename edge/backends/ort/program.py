@@ -295,7 +295,7 @@ class OrtProgram(HostKvStorage):
         return shapes
 
     def _bindings_for(self, shape: _Shape) -> dict[int, Any]:
-        """Of the segments, by index; made at their first use.
+        """Bindings of the segments, by index; made at their first use.
 
         Decode repeats one shape for ever; the least recently used of the others are dropped.
         """
@@ -365,7 +365,7 @@ class _Shape:
     batch: int
     tokens: int
     rows: int
-    """Of logits."""
+    """Rows of logits."""
     half: int
     first_token: int
     first_row: int

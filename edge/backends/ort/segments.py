@@ -109,7 +109,7 @@ class SegmentBuilder:
         """A product not yet added to the hidden state; the next norm adds it on its way."""
         self.names = LayerNames()
         self.kind = ""
-        """Of the next segment, where a layer is streamed."""
+        """The next segment's, where a layer is streamed."""
         self._tensor = tensor
         self._format = weight_format
         self._knows_cache_layer = cut_layers or layout.is_split

@@ -79,7 +79,7 @@ class _Check:
         self._graph = OnnxGraph("agreement")
         self._feeds: list[dict[str, NDArray[Any]]] = [{} for _ in ROWS]
         self._expected: list[dict[str, tuple[str, Array, float]]] = [{} for _ in ROWS]
-        """Of each run, by output: the operator, its result, and the error that is allowed."""
+        """For each run, by output: the operator, its result, and the error that is allowed."""
         self._random = np.random.default_rng(0)
 
     def run(self, options: Callable[[], ort.SessionOptions]) -> None:

@@ -26,7 +26,7 @@ class AttentionBlock:
     qkv: Product
     output: Product
     norms: tuple[Tensor, Tensor] | None
-    """Of queries and keys."""
+    """The norms of queries and keys."""
     tables: tuple[Tensor, Tensor]
     cache: BlockCache
     epsilon: float

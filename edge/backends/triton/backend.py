@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from edge.backends.triton.program import TritonProgram
 
 KEPT_FREE_BYTES = 1 << 30
-"""Of a GPU's memory: for activations, CUDA's own, and a desktop that is drawn with it."""
+"""The part of a GPU's memory for activations, CUDA's own, and a desktop that is drawn with it."""
 
 
 def open_backend(*, threads: int) -> TritonBackend:

@@ -63,7 +63,7 @@ class Shop:
     tables: dict[tuple[float, ...], tuple[Tensor, Tensor]]
     """Rotary cos and sin, by frequencies."""
     product: Callable[[str], Product]
-    """Of a layer: its weights may move."""
+    """A layer's norm, whose weights may move."""
 
     def norm(self, name: str) -> Norm:
         return Norm(self.vector(name), self.spec.norm_epsilon, self.activations)

@@ -34,9 +34,9 @@ class Lane:
 
     batch: int
     num_tokens: int
-    """Of each entry."""
+    """For each entry."""
     logit_rows: int
-    """Of each entry; 0 for none."""
+    """For each entry; 0 for none."""
     max_keys: int
     """A bound on what each query attends to; one of few, because kernels are chosen by it."""
     first_row: int

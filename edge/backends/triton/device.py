@@ -25,7 +25,7 @@ from torch import Tensor
 from offload import Copier, Mark, Memory, MemoryCopier, Unpin, unpinned
 
 _MAX_SHAPES = 32
-"""Of decode steps, of which graphs are kept at once."""
+"""Decode steps whose graphs are kept at once."""
 
 _MEASURED_BYTES = 256 << 20
 _MEASURED_COPIES = 4
@@ -95,7 +95,7 @@ class Device:
         return found
 
     @contextlib.contextmanager
-    def beside(self) -> Iterator[None]:
+    def side_stream(self) -> Iterator[None]:
         """Copies in the block go next to what is computed, and are done at its end."""
         if not self.is_gpu:
             yield

@@ -103,7 +103,7 @@ class ShardOperators:
             product=self._layer_product,
         )
         self.blocks = {layer: _blocks(shop, layer) for layer in layout.layers}
-        """Of each layer: its mixer and its feed-forward block; None where the shard has none."""
+        """For each layer: its mixer and its feed-forward block; None where the shard has none."""
         self.head: Head | None = None
         if layout.is_last_stage and layout.vocab:
             self.head = Head(
@@ -111,7 +111,7 @@ class ShardOperators:
             )
 
     def let_go(self) -> None:
-        """Of what a shard that streams has elsewhere: its layers' matrices, and its embedding."""
+        """What a shard that streams has elsewhere: its layers' matrices, and its embedding."""
         self.embedding = None
         for product in self._products:
             product.place(None)

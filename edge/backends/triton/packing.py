@@ -20,7 +20,7 @@ from edge.errors import RequestError
 from offload import PIECE_BYTES, CachedShard, Span, TensorEntry, padded
 
 _VERSION = 1
-"""Of what is in the file."""
+"""Raised when the file's contents change."""
 
 _TORCH_DTYPES = {
     "float32": torch.float32,

@@ -33,7 +33,7 @@ _GROUP_SIZE = 32
 _SCALE_DTYPE = torch.float16
 
 _PIECE_TOKENS = 4096
-"""Moved to or from blocks at once: the device needs room for so many beside them."""
+"""Moved to or from blocks at once: the device needs room for so many as well."""
 
 Rows = NDArray[Any]
 
@@ -64,26 +64,26 @@ class BlockCache:
         self._table = Mirror(device, limits.requests * row_blocks, torch.int32)
         self._rows = self._table.host.reshape(limits.requests, row_blocks)
         self._in_table: list[tuple[str, int]] = []
-        """Of each row of the table: whose blocks they are, and how many."""
+        """For each row of the table: whose blocks they are, and how many."""
         self._free = list(range(self.num_blocks - 1, -1, -1))
         self._slots: dict[str, int] = {}
         self._blocks: dict[int, list[int]] = {}
-        """Of each slot."""
+        """By slot."""
         self._lengths: dict[int, int] = {}
         mixers = layout.mixers
         heads = [(each.num_kv_heads, each.head_size) for each in mixers.values()]
         self._wholes = [
             self._tensors(heads.count(each), *each, bits, dtype) for each in dict.fromkeys(heads)
         ]
-        """Of each size of heads: the layers that have it, one behind the other."""
+        """For each size of heads: the layers that have it, one behind the other."""
         groups = list(dict.fromkeys(heads))
         self._place_of = [
             (groups.index(each), heads[:index].count(each)) for index, each in enumerate(heads)
         ]
-        """Of each layer: which of these, and where in it."""
+        """For each layer: which of these, and where in it."""
         table = self._table.tensor.view(limits.requests, row_blocks)
         self.numbers = {layer: index for index, layer in enumerate(mixers)}
-        """Of the layers that have a cache: how they are counted here."""
+        """Numbers of the layers that have a cache, as they are counted here."""
         self._even = {
             layer: KvCache(**self._of_layer(index), block_table=table)
             for layer, index in self.numbers.items()
@@ -211,10 +211,10 @@ class BlockCache:
     @contextlib.contextmanager
     def filling(self, index: int, slot: int, tokens: int) -> Iterator[tuple[Rows, Rows]]:
         """Arrays as `rows` gives, for the first tokens; they are on the device in the end, and
-        went there beside what was computed meanwhile."""
+        went there while something else was computed."""
         keys, values = (self._host_rows(index, tokens) for _ in range(2))
         yield keys, values
-        with self._device.beside():
+        with self._device.side_stream():
             self.put(index, slot, 0, keys, values)
 
     def put(self, index: int, slot: int, first: int, keys: Rows, values: Rows) -> None:
@@ -260,7 +260,7 @@ class BlockCache:
         self._far_slot = slot
 
     def _parts(self, index: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Of keys and of values: the tensors [blocks, heads, block_tokens, n] that hold them."""
+        """For keys and for values: the tensors [blocks, heads, block_tokens, n] that hold them."""
         whole = self._wholes[self._place_of[index][0]]
         keys, values = (
             [whole[name] for name in (f"{which}s", f"{which}_scales") if name in whole]
@@ -337,7 +337,7 @@ class BlockCache:
 
 
 def _row_bytes(head_size: int, bits: int | None, dtype: torch.dtype) -> int:
-    """Of one token's key, or value, of one head, with its scales."""
+    """Bytes of one token's key, or value, of one head, with its scales."""
     if bits is None:
         return int(head_size * dtype.itemsize)
     return int(head_size * bits // 8 + _SCALE_DTYPE.itemsize * scale_groups(head_size, bits))

@@ -35,13 +35,13 @@ from kernels.sampling.shortlist import SHORTLIST_TOKENS
 from kernels.sampling.triton import top_k
 
 LARGEST_ERROR = {torch.float32: 1e-3, torch.bfloat16: 2e-2}
-"""Of an operator's result, over the largest value. What is wrong is wrong by far more."""
+"""Error of an operator's result over its largest value. What is wrong is wrong by far more."""
 
 LARGEST_CACHE_ERROR = {None: 0.0, 8: 2e-2, 4: 0.15}
 """More for attention over codes: a last bit may decide for the next code."""
 
 _OUTPUTS = 48
-"""Of a product; the others must only be finite."""
+"""Outputs of a product that are compared; the others must only be finite."""
 
 _REQUEST = "agreement"
 
@@ -155,7 +155,7 @@ class _Check:
             self.compare(label, torch.isfinite(given).all().float(), np.ones((), np.float32))
 
     def ranking(self) -> None:
-        """Of logits. A GPU's kernel for many of them takes seconds to compile: not in a reply."""
+        """The order of logits. A kernel for many compiles for seconds on a GPU: not in a reply."""
         columns = len(self._operators.layout.vocab)
         most = min(SHORTLIST_TOKENS, columns)
         logits = self.normal(1, columns)

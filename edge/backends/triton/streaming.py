@@ -29,7 +29,7 @@ from partition.fit.layer_tiers import WeightTiers, weight_tiers
 from partition.plan.shard import WINDOW_LAYERS
 
 _LEAST_WINDOW = 2
-"""Of what WeightStreamer takes, where everything stays in the host's memory."""
+"""The part of what WeightStreamer takes, where everything stays in the host's memory."""
 
 
 class StreamedLayers:
@@ -52,9 +52,9 @@ class StreamedLayers:
         self._layers = tuple(self._runs)
         self._run_bytes = max((run.nbytes for run in self._runs.values()), default=0)
         self._own: dict[int, Tensor] = {}
-        """Of the layers that stay on the device: their runs."""
+        """The runs of layers that stay on the device."""
         self._places: list[Tensor] = []
-        """Of the window on the device."""
+        """The window on the device."""
         self._window: DeviceWindow | None = None
         self._slots: HostSlots | None = None
         self._waited_s = 0.0
