@@ -3,20 +3,13 @@
 Knows nothing of models or plans. Faulty twins for tests are in ``transport.testing``.
 """
 
-from transport.address import format_address
+from transport.address import format_address, parse_address
 from transport.background import Work
 from transport.channel import Channel, MemoryChannel
 from transport.collective import Collective, MeshCollective, SoloCollective
-from transport.discovery.interface import (
-    Discovery,
-    DiscoveryBus,
-    MemoryDiscovery,
-    PeerEvent,
-    PeerFound,
-    PeerGone,
-    PeerRecord,
-    ZeroconfDiscovery,
-)
+from transport.discovery.interface import Discovery, DiscoveryBus, MemoryDiscovery
+from transport.discovery.peers import PeerEvent, PeerFound, PeerGone, PeerRecord
+from transport.discovery.zeroconf import ZeroconfDiscovery
 from transport.encoded import EncodedHop, open_mesh
 from transport.errors import (
     AddressError,
@@ -27,15 +20,13 @@ from transport.errors import (
     VersionMismatchError,
 )
 from transport.frame import MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES, PROTOCOL_VERSION, Frame
-from transport.link import EAGER_BYTES, Link, MemoryLink, TcpLink
-from transport.tcp import (
-    Listener,
-    TcpChannel,
-    connect,
-    connect_link,
-    listen,
-    parse_address,
-)
+from transport.link import Link
+from transport.link_guard import EAGER_BYTES
+from transport.listener import Listener, listen
+from transport.memory_link import MemoryLink
+from transport.tcp import connect, connect_link
+from transport.tcp_channel import TcpChannel
+from transport.tcp_link import TcpLink
 from transport.wire_format import WIRE_FORMATS, WireFormatName, WireRule
 
 __all__ = [

@@ -31,7 +31,8 @@ class AsyncSocket:
         self.peer = peer
         self._loop = asyncio.get_running_loop()
         self._socket = connected
-        self._is_closed = False
+        self.is_closed = False
+        """Whether :meth:`close` or :meth:`detach` was called."""
         self._reading: asyncio.Future[None] | None = None
         self._writing: asyncio.Future[None] | None = None
         self._turn_left = _TURN_BYTES
@@ -92,7 +93,7 @@ class AsyncSocket:
 
     def close(self) -> None:
         """Close the socket; pending calls raise ``ChannelClosedError``. May be called again."""
-        if not self._is_closed:
+        if not self.is_closed:
             self._release().close()
 
     def detach(self) -> socket.socket:
@@ -100,13 +101,8 @@ class AsyncSocket:
         self._check_open()
         return self._release()
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether :meth:`close` or :meth:`detach` was called."""
-        return self._is_closed
-
     def _release(self) -> socket.socket:
-        self._is_closed = True
+        self.is_closed = True
         # Before the descriptor goes: the number may be another socket's a moment later.
         self._loop.remove_reader(self._socket)
         self._loop.remove_writer(self._socket)
@@ -116,7 +112,7 @@ class AsyncSocket:
         return self._socket
 
     def _check_open(self) -> None:
-        if self._is_closed:
+        if self.is_closed:
             raise ChannelClosedError(f"the connection to {self.peer} was closed")
 
     async def _readable(self) -> None:
@@ -141,7 +137,7 @@ class AsyncSocket:
             await waiter
         finally:
             self._writing = None
-            if not self._is_closed:
+            if not self.is_closed:
                 self._loop.remove_writer(self._socket)
 
 

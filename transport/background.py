@@ -76,7 +76,6 @@ class _Call:
         self._done: Future[None] = Future()
 
     def wait(self) -> None:
-        """See :class:`Work`."""
         self._done.result()
 
     def make(self, failure: BaseException | None) -> BaseException | None:

@@ -78,8 +78,8 @@ class MemoryChannel:
         self, peer: str, remote_hello: Mapping[str, Any], incoming: _Pipe, outgoing: _Pipe
     ) -> None:
         """Use :meth:`pair`."""
-        self._peer = peer
-        self._remote_hello = remote_hello
+        self.peer = peer
+        self.remote_hello = remote_hello
         self._incoming = incoming
         self._outgoing = outgoing
         self._other: MemoryChannel = self
@@ -102,22 +102,11 @@ class MemoryChannel:
         end._other, other._other = other, end
         return end, other
 
-    @property
-    def peer(self) -> str:
-        """See :class:`Channel`."""
-        return self._peer
-
-    @property
-    def remote_hello(self) -> Mapping[str, Any]:
-        """See :class:`Channel`."""
-        return self._remote_hello
-
     def _check_open(self) -> None:
         if self._is_closed:
-            raise ChannelClosedError(f"the channel to {self._peer} was closed")
+            raise ChannelClosedError(f"the channel to {self.peer} was closed")
 
     async def send(self, frame: Frame) -> None:
-        """See :class:`Channel`."""
         self._check_open()
         data = b"".join(encode(frame))
         pipe = self._outgoing
@@ -128,15 +117,14 @@ class MemoryChannel:
                 await pipe.changed.wait()
             self._check_open()
             if self._other._is_closed:
-                raise PeerLostError(self._peer, "it closed the channel")
+                raise PeerLostError(self.peer, "it closed the channel")
             pipe.frames.append(data)
             pipe.changed.notify_all()
 
     async def receive(self) -> Frame:
-        """See :class:`Channel`."""
         self._check_open()
         if self._is_receiving:
-            raise RuntimeError(f"another task already receives from {self._peer}")
+            raise RuntimeError(f"another task already receives from {self.peer}")
         pipe = self._incoming
         self._is_receiving = True
         try:
@@ -145,7 +133,7 @@ class MemoryChannel:
                     await pipe.changed.wait()
                 self._check_open()
                 if not pipe.frames:
-                    raise PeerLostError(self._peer, "it closed the channel")
+                    raise PeerLostError(self.peer, "it closed the channel")
                 data = pipe.frames.popleft()
                 pipe.changed.notify_all()
         finally:
@@ -153,7 +141,6 @@ class MemoryChannel:
         return decode(data)
 
     async def aclose(self) -> None:
-        """See :class:`Channel`."""
         self._is_closed = True
         for pipe in (self._incoming, self._outgoing):
             async with pipe.changed:

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from transport.background import Background, DoneWork, Work
 from transport.errors import ChannelClosedError
-from transport.link import EAGER_BYTES, Link
+from transport.link import Link
+from transport.link_guard import EAGER_BYTES
 from transport.scratch import Scratch
 
 Array = NDArray[Any]
@@ -91,11 +92,9 @@ class SoloCollective:
         self._is_closed = False
 
     def all_reduce(self, array: Array) -> None:
-        """See :class:`Collective`."""
         self._check(array)
 
     def begin_all_reduce(self, array: Array) -> Work:
-        """See :class:`Collective`."""
         self._check(array)
         return DoneWork()
 
@@ -103,29 +102,24 @@ class SoloCollective:
         """See :class:`Collective`."""
 
     def all_gather(self, own: Array, into: Sequence[Array]) -> None:
-        """See :class:`Collective`."""
         self._check(own, *into)
         _check_count(into, 1)
         _copy(own, into[0])
 
     def gather(self, own: Array, into: Sequence[Array] | None, *, root: int) -> None:
-        """See :class:`Collective`."""
         _check_root(root, 1)
         if into is None:
             raise ValueError("the root of a gather needs buffers to gather into")
         self.all_gather(own, into)
 
     def broadcast(self, array: Array, *, root: int) -> None:
-        """See :class:`Collective`."""
         _check_root(root, 1)
         self._check(array)
 
     def barrier(self) -> None:
-        """See :class:`Collective`."""
         self._check()
 
     def close(self) -> None:
-        """See :class:`Collective`."""
         self._is_closed = True
 
     def _check(self, *arrays: Array) -> None:
@@ -153,8 +147,8 @@ class MeshCollective:
             raise ValueError(
                 f"rank {rank} of {size} needs links to all the others, not to {sorted(links)}"
             )
-        self._rank = rank
-        self._size = size
+        self.rank = rank
+        self.size = size
         self._links = {other: links[other] for other in sorted(links)}
         self._rounds = [(other, links[other]) for other in partners(rank, size)]
         self._scratch = Scratch(size - 1)
@@ -162,21 +156,10 @@ class MeshCollective:
         self._nothing = np.empty(0, np.uint8)
         self._nothings = [np.empty(0, np.uint8) for _ in range(size)]
 
-    @property
-    def rank(self) -> int:
-        """See :class:`Collective`."""
-        return self._rank
-
-    @property
-    def size(self) -> int:
-        """See :class:`Collective`."""
-        return self._size
-
     def all_reduce(self, array: Array) -> None:
-        """See :class:`Collective`."""
         check_contiguous(array)
         flat = array.reshape(-1)
-        if self._size == 2:
+        if self.size == 2:
             _other, link = self._rounds[0]
             term = self._scratch.take(flat.size, flat.dtype)[0]
             link.exchange(flat, term)
@@ -190,7 +173,6 @@ class MeshCollective:
         _sum_in_order(terms, flat)
 
     def begin_all_reduce(self, array: Array) -> Work:
-        """See :class:`Collective`."""
         check_contiguous(array)
         return self._background.begin(lambda: self.all_reduce(array))
 
@@ -198,41 +180,36 @@ class MeshCollective:
         """See :class:`Collective`."""
 
     def all_gather(self, own: Array, into: Sequence[Array]) -> None:
-        """See :class:`Collective`."""
         check_contiguous(own, *into)
-        _check_count(into, self._size)
-        _copy(own, into[self._rank])
+        _check_count(into, self.size)
+        _copy(own, into[self.rank])
         self._all_gather(own, into)
 
     def gather(self, own: Array, into: Sequence[Array] | None, *, root: int) -> None:
-        """See :class:`Collective`."""
-        _check_root(root, self._size)
-        if self._rank != root:
+        _check_root(root, self.size)
+        if self.rank != root:
             self._links[root].send(own)
             return
         if into is None:
             raise ValueError("the root of a gather needs buffers to gather into")
         check_contiguous(own, *into)
-        _check_count(into, self._size)
+        _check_count(into, self.size)
         _copy(own, into[root])
         for other, link in self._links.items():
             link.receive(into[other])
 
     def broadcast(self, array: Array, *, root: int) -> None:
-        """See :class:`Collective`."""
-        _check_root(root, self._size)
-        if self._rank != root:
+        _check_root(root, self.size)
+        if self.rank != root:
             self._links[root].receive(array)
             return
         for link in self._links.values():
             link.send(array)
 
     def barrier(self) -> None:
-        """See :class:`Collective`."""
         self._all_gather(self._nothing, self._nothings)
 
     def close(self) -> None:
-        """See :class:`Collective`."""
         for link in self._links.values():
             link.close()
         self._background.close()
@@ -240,11 +217,11 @@ class MeshCollective:
     def _terms(self, own: Array) -> list[Array]:
         """One array per rank, all like ``own``: ``own`` itself, and buffers for the others."""
         buffers = self._scratch.take(own.size, own.dtype)
-        return [*buffers[: self._rank], own, *buffers[self._rank :]]
+        return [*buffers[: self.rank], own, *buffers[self.rank :]]
 
     def _all_gather(self, own: Array, into: Sequence[Array]) -> None:
         """Receive the others' arrays; this rank's own place in ``into`` is not touched."""
-        if self._size == 2:
+        if self.size == 2:
             other, link = self._rounds[0]
             link.exchange(own, into[other])
         elif max(buffer.nbytes for buffer in into) <= EAGER_BYTES:
@@ -258,9 +235,9 @@ class MeshCollective:
 
     def _reduce_in_slices(self, flat: Array) -> None:
         """Each rank sums one slice, still in rank order: the same bits as summing it all."""
-        bounds = [flat.size * rank // self._size for rank in range(self._size + 1)]
+        bounds = [flat.size * rank // self.size for rank in range(self.size + 1)]
         slices = [flat[start:stop] for start, stop in pairwise(bounds)]
-        own = slices[self._rank]
+        own = slices[self.rank]
         terms = self._terms(own)
         for other, link in self._rounds:
             link.exchange(slices[other], terms[other])

@@ -34,22 +34,21 @@ class EncodedMeshCollective(MeshCollective):
         super().__init__(rank, links)
         self._rule = rule
         self._codec = open_codec(rule.format)
-        self._messages = Scratch(self._size)
+        self._messages = Scratch(self.size)
         self._packet = Scratch(1)
 
     def all_reduce(self, array: Array) -> None:
-        """See :class:`Collective`."""
         if not self._rule.encodes(array):
             super().all_reduce(array)
             return
         check_contiguous(array)
         flat = array.reshape(-1)
         nbytes = self._codec.num_bytes(flat.size)
-        if self._size > 2 and nbytes > SLICED_ABOVE_BYTES:
+        if self.size > 2 and nbytes > SLICED_ABOVE_BYTES:
             self._reduce_encoded_slices(flat)
             return
         messages = self._messages.take(nbytes, _BYTE)
-        own = messages[self._rank]
+        own = messages[self.rank]
         self._codec.encode(flat, own)
         self._all_gather(own, messages)
         self._sum_decoded(messages, flat)
@@ -65,11 +64,11 @@ class EncodedMeshCollective(MeshCollective):
     def _reduce_encoded_slices(self, flat: Array) -> None:
         """Each rank sums one slice. Slices end where blocks do, so a block is one rank's alone."""
         blocks = -(-flat.size // BLOCK_NUMBERS)
-        ends = [BLOCK_NUMBERS * (blocks * rank // self._size) for rank in range(1, self._size)]
+        ends = [BLOCK_NUMBERS * (blocks * rank // self.size) for rank in range(1, self.size)]
         slices = [flat[start:stop] for start, stop in pairwise((0, *ends, flat.size))]
-        codec, own = self._codec, slices[self._rank]
+        codec, own = self._codec, slices[self.rank]
         messages = self._messages.take(codec.num_bytes(own.size), _BYTE)
-        message = messages[self._rank]
+        message = messages[self.rank]
         codec.encode(own, message)
         for other, link in self._rounds:
             packet = self._packet_for(slices[other])

@@ -9,12 +9,6 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from transport.link_guard import EAGER_BYTES
-from transport.memory_link import MemoryLink
-from transport.tcp_link import TcpLink
-
-__all__ = ["EAGER_BYTES", "Link", "MemoryLink", "TcpLink"]
-
 Array = NDArray[Any]
 
 

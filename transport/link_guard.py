@@ -6,7 +6,6 @@ Knows threads and errors; moves no byte.
 import copy
 import threading
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 from numpy.typing import NDArray
@@ -60,11 +59,6 @@ class LinkGuard:
         self._failure: TransportError | None = None
         self._has_sender = False
         self._has_receiver = False
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether :meth:`close` was called."""
-        return self._is_closed
 
     def close(self) -> None:
         """Let nobody in any more and send away whoever is inside. May be called again."""
@@ -133,10 +127,5 @@ class _Passage:
     def __enter__(self) -> None:
         self._guard._enter(self._sends, self._receives)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         self._guard._leave(self._sends, self._receives, error)

@@ -17,8 +17,9 @@ from transport.channel import Channel
 from transport.errors import AddressError, PeerLostError, TransportError
 from transport.frame import Buffer
 from transport.handshake import Role, answer, display_name, encode_hello
-from transport.link import Link, TcpLink
+from transport.link import Link
 from transport.tcp_channel import DEATH_NOTICED_WITHIN_S, TcpChannel
+from transport.tcp_link import TcpLink
 
 HANDSHAKE_TIMEOUT_S = 5.0
 """A handshake is three small messages each way: seconds are plenty, also for a slow radio."""
@@ -61,8 +62,10 @@ class Listener:
         self._link_timeout_s = link_timeout_s
         self._handshake_timeout_s = handshake_timeout_s
         self._max_unfinished_handshakes = max_unfinished_handshakes
-        self._addresses = tuple(format_address(*bound.getsockname()[:2]) for bound in sockets)
-        self._port = int(sockets[0].getsockname()[1])
+        self.addresses = tuple(format_address(*bound.getsockname()[:2]) for bound in sockets)
+        """``host:port`` of each socket that is bound; a wildcard host is given as it is."""
+        self.port = int(sockets[0].getsockname()[1])
+        """The port, the same on every address."""
         # Insertion order is age: the first entry is the oldest handshake.
         self._unfinished: dict[asyncio.Task[None], AsyncSocket] = {}
         self._serving: set[asyncio.Task[None]] = set()
@@ -70,16 +73,6 @@ class Listener:
         self._retries: dict[socket.socket, asyncio.TimerHandle] = {}
         for bound in sockets:
             self._loop.add_reader(bound, self._accept, bound)
-
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        """``host:port`` of each socket that is bound; a wildcard host is given as it is."""
-        return self._addresses
-
-    @property
-    def port(self) -> int:
-        """The port, the same on every address."""
-        return self._port
 
     async def aclose(self) -> None:
         """Stop listening, cancel what is being served and wait for it. May be called again.
@@ -149,10 +142,11 @@ class Listener:
         del self._unfinished[task]
         self._serving.add(task)
         if role is Role.CHANNEL:
-            await self._hand_over_channel(TcpChannel(connection, remote_hello))
+            handler = self._on_channel(TcpChannel(connection, remote_hello))
+            await self._hand_over(handler, connection.peer, connection.close)
         else:
             link = TcpLink(connection.detach(), connection.peer, self._link_timeout_s)
-            await self._hand_over_link(link, remote_hello)
+            await self._hand_over(self._on_link(link, remote_hello), link.peer, link.close)
 
     def _refuse(self, connection: AsyncSocket, error: TransportError) -> None:
         connection.close()
@@ -160,25 +154,16 @@ class Listener:
         if self._on_refused is not None:
             self._on_refused(connection.peer, error)
 
-    async def _hand_over_channel(self, channel: TcpChannel) -> None:
+    async def _hand_over(
+        self, handler: Awaitable[None], peer: str, close: Callable[[], None]
+    ) -> None:
         try:
-            await self._on_channel(channel)
-        except Exception:
-            _log.exception("serving %s failed", channel.peer)
-            await channel.aclose()
-        except BaseException:
-            await channel.aclose()
-            raise
-
-    async def _hand_over_link(self, link: TcpLink, remote_hello: Mapping[str, Any]) -> None:
-        try:
-            await self._on_link(link, remote_hello)
-        except Exception:
-            _log.exception("serving the link of %s failed", link.peer)
-            link.close()
-        except BaseException:
-            link.close()
-            raise
+            await handler
+        except BaseException as error:
+            close()
+            if not isinstance(error, Exception):
+                raise
+            _log.exception("serving %s failed", peer)
 
 
 async def listen(

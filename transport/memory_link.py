@@ -37,6 +37,7 @@ class MemoryLink:
         outgoing: _Pipe,
     ) -> None:
         """Use :meth:`pair`."""
+        self.peer = peer
         self._timeout_s = timeout_s
         self._changed = changed
         self._incoming = incoming
@@ -56,26 +57,18 @@ class MemoryLink:
         end._other, other._other = other, end
         return end, other
 
-    @property
-    def peer(self) -> str:
-        """See :class:`Link`."""
-        return self._guard.peer
-
     def send(self, array: NDArray[Any]) -> None:
-        """See :class:`Link`."""
         check_outgoing(array)
         with self._guard.sending, self._changed:
             self._put(array)
             self._wait_until_taken()
 
     def receive(self, into: NDArray[Any]) -> None:
-        """See :class:`Link`."""
         check_incoming(into)
         with self._guard.receiving, self._changed:
             self._take(into)
 
     def exchange(self, outgoing: NDArray[Any], incoming: NDArray[Any]) -> None:
-        """See :class:`Link`."""
         check_outgoing(outgoing)
         check_incoming(incoming)
         with self._guard.exchanging, self._changed:
@@ -84,7 +77,6 @@ class MemoryLink:
             self._wait_until_taken()
 
     def close(self) -> None:
-        """See :class:`Link`."""
         self._guard.close()
 
     def _interrupt(self) -> None:

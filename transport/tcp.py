@@ -1,4 +1,4 @@
-"""Channels and links over TCP: connect to a peer, or listen for peers.
+"""Channels and links over TCP: connect to a peer that listens.
 
 Knows how a connection is made; what then moves over it is the business of ``TcpChannel`` and
 ``TcpLink``.
@@ -9,23 +9,12 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
-from transport.address import describe, parse_address, resolve
+from transport.address import describe, resolve
 from transport.async_socket import AsyncSocket, watch_for_death
 from transport.errors import AddressError, PeerLostError
 from transport.handshake import Role, display_name, encode_hello, greet
-from transport.link import TcpLink
-from transport.listener import Listener, listen
 from transport.tcp_channel import DEATH_NOTICED_WITHIN_S, TcpChannel
-
-__all__ = [
-    "Listener",
-    "TcpChannel",
-    "TcpLink",
-    "connect",
-    "connect_link",
-    "listen",
-    "parse_address",
-]
+from transport.tcp_link import TcpLink
 
 
 async def connect(address: str, *, hello: Mapping[str, Any], timeout_s: float = 5.0) -> TcpChannel:

@@ -21,25 +21,15 @@ class TcpChannel:
     """A channel over one TCP connection whose handshake is done. See :class:`Channel`."""
 
     def __init__(self, connection: AsyncSocket, remote_hello: Mapping[str, Any]) -> None:
+        self.peer = connection.peer
+        self.remote_hello: Mapping[str, Any] = MappingProxyType(dict(remote_hello))
         self._connection = connection
-        self._remote_hello = MappingProxyType(dict(remote_hello))
         self._assembler = FrameAssembler()
         self._sending = asyncio.Lock()
         self._is_receiving = False
         self._failure: TransportError | None = None
 
-    @property
-    def peer(self) -> str:
-        """See :class:`Channel`."""
-        return self._connection.peer
-
-    @property
-    def remote_hello(self) -> Mapping[str, Any]:
-        """See :class:`Channel`."""
-        return self._remote_hello
-
     async def send(self, frame: Frame) -> None:
-        """See :class:`Channel`."""
         self._check_open()
         buffers = encode(frame)
         async with self._sending:
@@ -47,7 +37,6 @@ class TcpChannel:
             await self._connection.send_all(buffers)
 
     async def receive(self) -> Frame:
-        """See :class:`Channel`."""
         self._check_open()
         if self._is_receiving:
             raise RuntimeError(f"another task already receives from {self.peer}")
@@ -66,7 +55,6 @@ class TcpChannel:
             self._is_receiving = False
 
     async def aclose(self) -> None:
-        """See :class:`Channel`."""
         self._connection.close()
 
     def _check_open(self) -> None:

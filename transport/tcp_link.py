@@ -54,18 +54,13 @@ class TcpLink:
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         if connected.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) < _LEAST_SEND_BUFFER_BYTES:
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LEAST_SEND_BUFFER_BYTES)
+        self.peer = peer
         self._socket = connected
         self._timeout_s = timeout_s
         self._size = bytearray(_SIZE.size)
         self._guard = LinkGuard(peer, interrupt=self._shut_down, release=connected.close)
 
-    @property
-    def peer(self) -> str:
-        """See :class:`Link`."""
-        return self._guard.peer
-
     def send(self, array: NDArray[Any]) -> None:
-        """See :class:`Link`."""
         check_outgoing(array)
         with self._guard.sending:
             try:
@@ -77,7 +72,6 @@ class TcpLink:
                 raise self._lost(error, "took") from None
 
     def receive(self, into: NDArray[Any]) -> None:
-        """See :class:`Link`."""
         check_incoming(into)
         with self._guard.receiving:
             try:
@@ -86,7 +80,6 @@ class TcpLink:
                 raise self._lost(error, "sent") from None
 
     def exchange(self, outgoing: NDArray[Any], incoming: NDArray[Any]) -> None:
-        """See :class:`Link`."""
         check_outgoing(outgoing)
         check_incoming(incoming)
         with self._guard.exchanging:
@@ -106,7 +99,6 @@ class TcpLink:
                 raise self._lost(error, "moved") from None
 
     def close(self) -> None:
-        """See :class:`Link`."""
         self._guard.close()
 
     def _shut_down(self) -> None:

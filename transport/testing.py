@@ -4,7 +4,6 @@ First-class twins rather than hooks in the real ones: they wrap any implementati
 """
 
 import enum
-from collections.abc import Mapping
 from typing import Any
 
 from numpy.typing import NDArray
@@ -50,16 +49,11 @@ class FaultyLink:
     """
 
     def __init__(self, inner: Link, fault: Fault, *, after_calls: int = 0) -> None:
+        self.peer = inner.peer
         self._inner = inner
         self._countdown = _Countdown(fault, after_calls)
 
-    @property
-    def peer(self) -> str:
-        """See :class:`Link`."""
-        return self._inner.peer
-
     def send(self, array: NDArray[Any]) -> None:
-        """See :class:`Link`."""
         fault = self._next_fault(sends=True)
         if fault is None:
             self._inner.send(array)
@@ -67,12 +61,10 @@ class FaultyLink:
             self._inner.send(_half(array))
 
     def receive(self, into: NDArray[Any]) -> None:
-        """See :class:`Link`."""
         self._next_fault(sends=False)
         self._inner.receive(into)
 
     def exchange(self, outgoing: NDArray[Any], incoming: NDArray[Any]) -> None:
-        """See :class:`Link`."""
         fault = self._next_fault(sends=True)
         if fault is Fault.DROP:
             self._inner.receive(incoming)
@@ -80,7 +72,6 @@ class FaultyLink:
             self._inner.exchange(_half(outgoing) if fault else outgoing, incoming)
 
     def close(self) -> None:
-        """See :class:`Link`."""
         self._inner.close()
 
     def _next_fault(self, *, sends: bool) -> Fault | None:
@@ -99,21 +90,12 @@ class FaultyChannel:
     """
 
     def __init__(self, inner: Channel, fault: Fault, *, after_calls: int = 0) -> None:
+        self.peer = inner.peer
+        self.remote_hello = inner.remote_hello
         self._inner = inner
         self._countdown = _Countdown(fault, after_calls)
 
-    @property
-    def peer(self) -> str:
-        """See :class:`Channel`."""
-        return self._inner.peer
-
-    @property
-    def remote_hello(self) -> Mapping[str, Any]:
-        """See :class:`Channel`."""
-        return self._inner.remote_hello
-
     async def send(self, frame: Frame) -> None:
-        """See :class:`Channel`."""
         fault = await self._next_fault(sends=True)
         if fault is None:
             await self._inner.send(frame)
@@ -122,12 +104,10 @@ class FaultyChannel:
             await self._inner.send(Frame(frame.kind, frame.header, payload[: len(payload) // 2]))
 
     async def receive(self) -> Frame:
-        """See :class:`Channel`."""
         await self._next_fault(sends=False)
         return await self._inner.receive()
 
     async def aclose(self) -> None:
-        """See :class:`Channel`."""
         await self._inner.aclose()
 
     async def _next_fault(self, *, sends: bool) -> Fault | None:

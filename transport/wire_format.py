@@ -86,11 +86,9 @@ class Float16Codec:
         self._clipped = np.empty(0, np.float32)
 
     def num_bytes(self, count: int) -> int:
-        """See :class:`Codec`."""
         return 2 * count
 
     def encode(self, numbers: NDArray[np.float32], into: NDArray[np.uint8]) -> None:
-        """See :class:`Codec`."""
         _check_sizes(self, numbers, into)
         if numbers.size > self._clipped.size:
             self._clipped = np.empty(numbers.size, np.float32)
@@ -99,7 +97,6 @@ class Float16Codec:
         np.copyto(into.view(np.float16), clipped, casting="same_kind")
 
     def decode(self, message: NDArray[np.uint8], into: NDArray[np.float32]) -> None:
-        """See :class:`Codec`."""
         _check_sizes(self, into, message)
         np.copyto(into, message.view(np.float16))
 
@@ -118,11 +115,9 @@ class Int8Codec:
         self._known: dict[int, _BlockScratch] = {}
 
     def num_bytes(self, count: int) -> int:
-        """See :class:`Codec`."""
         return _SCALE_BYTES * _num_blocks(count) + count
 
     def encode(self, numbers: NDArray[np.float32], into: NDArray[np.uint8]) -> None:
-        """See :class:`Codec`."""
         _check_sizes(self, numbers, into)
         count = numbers.size
         if count == 0:
@@ -148,7 +143,6 @@ class Int8Codec:
             np.copyto(codes, scratch.flat[:count], casting="unsafe")
 
     def decode(self, message: NDArray[np.uint8], into: NDArray[np.float32]) -> None:
-        """See :class:`Codec`."""
         _check_sizes(self, into, message)
         count = into.size
         if count == 0:

@@ -60,7 +60,8 @@ class DirectReader:
         """Raises StoreError if the file cannot be opened."""
         self._path = path
         self._mutex = threading.Lock()
-        self._is_direct = True
+        self.is_direct = True
+        """Whether the page cache is left out; else what was read is dropped from it."""
         self.bytes_read = 0
         """Since the reader was made, padding included."""
         try:
@@ -69,7 +70,7 @@ class DirectReader:
             except OSError as error:
                 if error.errno != errno.EINVAL:  # a file system in memory has no direct reads
                     raise
-                self._is_direct = False
+                self.is_direct = False
                 self._file = os.open(path, os.O_RDONLY)
             try:
                 self._buffered = os.open(path, os.O_RDONLY)
@@ -79,11 +80,6 @@ class DirectReader:
         except OSError as error:
             raise StoreError(f"{path} cannot be read: {error.strerror}") from error
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="edge-read")
-
-    @property
-    def is_direct(self) -> bool:
-        """Whether the page cache is left out; else what was read is dropped from it."""
-        return self._is_direct
 
     @property
     def version(self) -> tuple[int, ...]:
@@ -113,7 +109,7 @@ class DirectReader:
 
     def _read_one(self, read: Read) -> None:
         done, size = 0, len(read.into)
-        is_direct = self._is_direct and not read.offset % DIRECT_BYTES
+        is_direct = self.is_direct and not read.offset % DIRECT_BYTES
         file = self._file if is_direct else self._buffered
         try:
             while done < read.nbytes:

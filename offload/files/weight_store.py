@@ -26,26 +26,21 @@ class WeightStore(Protocol):
     @property
     def fingerprint(self) -> str:
         """Hex digits that change when the content does; found without reading the content."""
-        ...
 
     def names(self) -> tuple[str, ...]:
         """Every tensor, sorted."""
-        ...
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Raises StoreMissingError for an unknown name."""
-        ...
 
     def dtype(self, name: str) -> np.dtype[Any]:
         """The stored type, ml_dtypes' bfloat16 and float8 among them.
 
         Raises StoreMissingError; StoreUnsupportedError for a type numpy cannot hold.
         """
-        ...
 
     def where(self, name: str) -> str:
         """The place of a tensor, for people: its file. Raises StoreMissingError."""
-        ...
 
     def read(
         self, name: str, rows: range | None = None, columns: range | None = None
@@ -57,11 +52,9 @@ class WeightStore(Protocol):
         `dtype`, StoreCorruptError if the file shrank meanwhile, ValueError for a run that is not
         within the tensor or for a closed store.
         """
-        ...
 
     def close(self) -> None:
         """Lets go of the files; reading afterwards is an error, closing again is not."""
-        ...
 
 
 class MemoryStore:
@@ -74,12 +67,8 @@ class MemoryStore:
         for name, array in self._tensors.items():
             digest.update(f"{name}\0{array.dtype.name}\0{array.shape}\0".encode())
             digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-        self._fingerprint = digest.hexdigest()[:32]
-
-    @property
-    def fingerprint(self) -> str:
+        self.fingerprint = digest.hexdigest()[:32]
         """The hash of everything: this content is at hand."""
-        return self._fingerprint
 
     def names(self) -> tuple[str, ...]:
         return tuple(self._tensors)
@@ -132,12 +121,8 @@ class SafetensorsStore(Closing):
         for file in self._files:
             digest.update(f"{file.path.name}\0{file.size}\0{file.mtime_ns}\0".encode())
             digest.update(file.header_digest)
-        self._fingerprint = digest.hexdigest()[:32]
-
-    @property
-    def fingerprint(self) -> str:
+        self.fingerprint = digest.hexdigest()[:32]
         """From the names, sizes, times of change and headers of the files."""
-        return self._fingerprint
 
     def names(self) -> tuple[str, ...]:
         return tuple(sorted(self._places))
@@ -244,7 +229,7 @@ def _read_weight_map(index: Path) -> dict[str, str]:
         if not isinstance(name, str) or name in {"", ".", ".."} or name != Path(name).name:
             raise StoreCorruptError(
                 f"{index} places {tensor!r} in {json.dumps(name)}, which is not the plain name of "
-                "a file beside it; do not use this checkpoint"
+                "a file in its folder; do not use this checkpoint"
             )
         if "\0" in name or "\\" in name:
             raise StoreCorruptError(f"{index} holds the impossible file name {name!r}")

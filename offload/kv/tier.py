@@ -51,7 +51,6 @@ class KVPlace(Protocol):
 
     def tokens(self, layer: int) -> int:
         """The number of tokens that the layer has here."""
-        ...
 
     def reserve(self, tokens: int) -> None:
         """Make sure that every layer has room for `tokens`: `append` finds it then.
@@ -59,7 +58,6 @@ class KVPlace(Protocol):
         Raises StoreFullError where there is none, StoreError if the disk fails; what was here
         before is still.
         """
-        ...
 
     def append(self, layer: int, keys: Rows, values: Rows) -> None:
         """The tokens after those that are here.
@@ -67,7 +65,6 @@ class KVPlace(Protocol):
         Raises StoreFullError where there is no room, StoreError if the disk fails; what was here
         before is still.
         """
-        ...
 
     def read(self, layer: int, keys: Rows, values: Rows) -> None:
         """Fill both with all that the layer has here, `tokens` of it.
@@ -75,7 +72,6 @@ class KVPlace(Protocol):
         May be called for one layer while another is appended to. Raises StoreCorruptError for
         other bytes than were appended, StoreError if the disk fails.
         """
-        ...
 
 
 class KVTier(Protocol):
@@ -84,20 +80,16 @@ class KVTier(Protocol):
     @property
     def used_bytes(self) -> int:
         """Written or reserved."""
-        ...
 
     @property
     def written_bytes(self) -> int:
         """Bytes of all that was ever appended."""
-        ...
 
     def place(self, request: str, shape: KVShape) -> KVPlace:
         """The request's place; an empty one if it had none."""
-        ...
 
     def drop(self, request: str) -> None:
         """Forget what it has; unknown requests are ignored."""
-        ...
 
     def close(self) -> None: ...
 

@@ -25,19 +25,15 @@ class Copier(Protocol):
 
     def copy(self, memory: Memory, place: int, nbytes: int, *, after: Mark) -> Mark:
         """Begin to copy, once `after` is behind; the mark is when it is done."""
-        ...
 
     def used(self) -> Mark:
         """The mark behind all that the calling thread has launched."""
-        ...
 
     def wait(self, mark: Mark) -> None:
         """Until it is behind us."""
-        ...
 
     def close(self) -> None:
         """Waits for the copies that were begun."""
-        ...
 
 
 class MemoryCopier:

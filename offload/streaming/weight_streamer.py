@@ -35,7 +35,6 @@ class Reader(Protocol):
     @property
     def version(self) -> object:
         """Another one after each write to what is read; never None."""
-        ...
 
     def begin(self, reads: Sequence[Read]) -> Begun: ...
 
@@ -51,11 +50,9 @@ class Pages(Protocol):
 
     def supply(self, memory: Memory) -> None:
         """The memory is written next; it may have pages already."""
-        ...
 
     def hand_on(self, memory: Memory, to: Memory | None) -> None:
         """Empty the memory: its pages go to another, which is written next, or to the system."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,20 +51,16 @@ class Share(Protocol):
     @property
     def device(self) -> str:
         """The id of the device."""
-        ...
 
     def on(self, device: str) -> Self:
         """The same on another device."""
-        ...
 
     def to_json(self) -> dict[str, object]:
         """Built-in types only, without the kind; `read` of it is an equal share."""
-        ...
 
     @classmethod
     def read(cls, reader: Reader, value: Mapping[str, object], where: str) -> Self:
         """From untrusted JSON, the kind taken out; problems go to the reader."""
-        ...
 
     @classmethod
     def problems(
@@ -72,15 +68,12 @@ class Share(Protocol):
     ) -> Iterator[str]:
         """What keeps the shares of one stage, all of this kind, from being the whole stage of the
         model. `names` says in a sentence which share is meant."""
-        ...
 
     def memory(self, place: StagePlace, model: ModelFacts, workload: Workload) -> MemoryUse:
         """Of a share without problems."""
-        ...
 
     def in_words(self) -> str:
         """What it has, briefly, for a table."""
-        ...
 
 
 def tiling_problems(

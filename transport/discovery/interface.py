@@ -6,21 +6,9 @@ Knows records; whether a peer that was found can be reached is for whoever conne
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-from transport.discovery.peers import PeerEvent, PeerFound, PeerGone, PeerRecord, check_cluster
+from transport.discovery.peers import PeerEvent, PeerRecord, check_cluster
 from transport.discovery.watchers import Watchers
-from transport.discovery.zeroconf import ZeroconfDiscovery
 from transport.errors import ChannelClosedError
-
-__all__ = [
-    "Discovery",
-    "DiscoveryBus",
-    "MemoryDiscovery",
-    "PeerEvent",
-    "PeerFound",
-    "PeerGone",
-    "PeerRecord",
-    "ZeroconfDiscovery",
-]
 
 
 class Discovery(Protocol):
@@ -77,7 +65,6 @@ class MemoryDiscovery:
         bus.members.append(self)
 
     async def announce(self, record: PeerRecord) -> None:
-        """See :class:`Discovery`."""
         if self._is_closed:
             raise ChannelClosedError("the discovery was closed")
         check_cluster(record, self._cluster)
@@ -86,11 +73,9 @@ class MemoryDiscovery:
             member._watchers.seen(self._source(record.id), record)
 
     def watch(self) -> AsyncIterator[PeerEvent]:
-        """See :class:`Discovery`."""
         return self._watchers.watch()
 
     async def aclose(self) -> None:
-        """See :class:`Discovery`."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -101,7 +86,6 @@ class MemoryDiscovery:
         self._watchers.close()
 
     def describe(self) -> str:
-        """See :class:`Discovery`."""
         return f"memory within this process, cluster '{self._cluster}'"
 
     def _others(self) -> list["MemoryDiscovery"]:

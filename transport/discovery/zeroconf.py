@@ -78,7 +78,6 @@ class ZeroconfDiscovery:
                 ) from error
 
     async def watch(self) -> AsyncIterator[PeerEvent]:
-        """See :class:`Discovery`."""
         if self._browser is None and not self._is_closed:
             self._browser = AsyncServiceBrowser(
                 self._open().zeroconf, SERVICE_TYPE, handlers=[self._on_change]
@@ -103,7 +102,6 @@ class ZeroconfDiscovery:
                 await zeroconf.async_close()
 
     def describe(self) -> str:
-        """See :class:`Discovery`."""
         where = "all interfaces" if self._interfaces is None else ", ".join(self._interfaces)
         return f"zeroconf (multicast DNS) on {where}, cluster '{self._cluster}'"
 
