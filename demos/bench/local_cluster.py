@@ -26,8 +26,8 @@ from edge.host.cache_paths import CACHE_VARIABLE
 from partition import Parallel
 
 LOCAL_CLUSTER = Path(__file__).with_name("local_cluster.csv")
-LIMIT_S = 24 * 60.0
-"""After which no further cluster is begun; a cluster takes about a minute."""
+LIMIT_S = 45 * 60.0
+"""After which no further cluster is begun; a cluster takes about three minutes."""
 
 
 @click.command()
