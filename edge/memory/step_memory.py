@@ -11,12 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from edge.models.attention import Attention
-from edge.models.parts import MatrixSlice
 from edge.models.spec import FeedForward, Mixer, ModelSpec
 from edge.protocol.step import StepLimits
 from edge.weights.formats import KvDtype, WeightFormat, kv_bits
 from edge.weights.layout import ShardLayout
-from edge.weights.matrix_kind import StoredArray
 from kernels.kv_cache.cache_size import cache_row
 
 LOGIT_CHUNK_BYTES = 4 << 20
@@ -189,7 +187,7 @@ def load_bytes(layout: ShardLayout, weight_format: WeightFormat) -> int:
     until all are packed. Layers that may be read from disk are packed one by one, in the room that
     is kept for their window.
     """
-    stored = [_stored(matrix, weight_format) for matrix in layout.matrices]
+    stored = [weight_format.kind.arrays_of(matrix) for matrix in layout.matrices]
     stay = sum(array.nbytes for arrays in stored for array in arrays if array.stays)
     return stay + max(
         (sum(array.nbytes for array in arrays if not array.stays) for arrays in stored), default=0
@@ -202,11 +200,7 @@ def head_load_bytes(layout: ShardLayout, weight_format: WeightFormat) -> int:
     At that time it holds no layer and no cache. What the head is packed from stays until it is.
     """
     heads = [matrix for matrix in layout.matrices if matrix.name == "head"]
-    return sum(array.nbytes for head in heads for array in _stored(head, weight_format))
-
-
-def _stored(matrix: MatrixSlice, weight_format: WeightFormat) -> tuple[StoredArray, ...]:
-    return weight_format.kind.arrays(matrix.num_rows, len(matrix.columns))
+    return sum(array.nbytes for head in heads for array in weight_format.kind.arrays_of(head))
 
 
 def _made_once(widths: Widths, limits: StepLimits) -> int:

@@ -39,6 +39,7 @@ from edge.protocol.heartbeat import ALIVE, SILENT_AFTER_S, Hearing, show_life
 from edge.protocol.step import MAX_REQUESTS
 from edge.protocol.step_times import ShardTimes
 from edge.protocol.store_errors import map_store_error
+from edge.weights.shard_tensors import check_tensors
 from offload import CachedShard, DerivedCache, Manifest, ShardWriter
 from transport import Channel, Frame
 
@@ -220,6 +221,12 @@ class Connection:
         cached = self._sealed.get(assignment.manifest_digest)
         if cached is None:
             raise ProtocolError("a shard that was not sent")
+        check_tensors(
+            cached.manifest,
+            assignment.layout,
+            assignment.weight_format.kind,
+            hidden_size=assignment.model.hidden_size,
+        )
         return await self._load(assignment, cached.path, cached.manifest, self._peer.packed)
 
     async def _load_made_up(self, assignment: Assignment) -> messages.Opened:

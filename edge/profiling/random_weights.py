@@ -86,7 +86,7 @@ def _write(path: Path, layout: ShardLayout, weight_format: WeightFormat) -> Mani
         for matrix in layout.matrices:
             columns = len(matrix.columns)
             made_up = kind.made_up(columns, normal=normal, codes=codes)
-            for array in kind.arrays(matrix.num_rows, columns):
+            for array in kind.arrays_of(matrix):
                 add(f"{matrix.name}.{array.suffix}", array.shape, made_up[array.suffix])
         for vector in layout.vectors:
             length = sum(len(part) for _role, part in vector.parts)

@@ -73,6 +73,10 @@ class MatrixKind(ABC, Generic[Matrix_co]):
         """Zeros before the inputs of a slice that begins at this column of the whole matrix."""
         return first_column % self.column_multiple
 
+    def arrays_of(self, part: MatrixSlice) -> tuple[StoredArray, ...]:
+        """What a shard's slice of a matrix is stored as, with its padding."""
+        return self.arrays(part.num_rows, self.padding(part.columns.start) + len(part.columns))
+
     @abstractmethod
     def matrix(self, stored: Callable[[str], NDArray[Any]], columns: int) -> Matrix_co:
         """What kernels are given, of the arrays by suffix; `columns` with padding."""

@@ -1,0 +1,50 @@
+"""The tensors that a shard's file must have, whatever who sent it says of it."""
+
+from __future__ import annotations
+
+from edge.errors import ProtocolError
+from edge.weights.layout import ShardLayout
+from edge.weights.matrix_kind import MatrixKind
+from offload import Manifest
+
+_EMBEDDING_TYPES = ("float32", "float16", "bfloat16")
+
+_Tensor = tuple[tuple[str, ...], tuple[int, ...]]
+"""The types it may have, and its shape."""
+
+
+def check_tensors(
+    manifest: Manifest, layout: ShardLayout, kind: MatrixKind[object], *, hidden_size: int
+) -> None:
+    """Raise ProtocolError, naming a tensor, unless the file has just what the shard computes with.
+
+    Memory is counted from the layout. So what is loaded must be what was counted.
+    """
+    wanted = _wanted(layout, kind, hidden_size)
+    found: dict[str, _Tensor] = {
+        tensor.name: ((tensor.dtype,), tensor.shape) for tensor in manifest.tensors
+    }
+    for name in wanted.keys() - found.keys():
+        raise ProtocolError(f"a shard without {name}, which its layout has")
+    for name, ((dtype,), shape) in found.items():
+        if name not in wanted:
+            raise ProtocolError(f"a shard with {name[:80]!r}, which its layout has not")
+        types, right = wanted[name]
+        if dtype not in types or shape != right:
+            raise ProtocolError(
+                f"{name} is {dtype} {list(shape)}; its layout makes it {' or '.join(types)} "
+                f"{list(right)}"
+            )
+
+
+def _wanted(layout: ShardLayout, kind: MatrixKind[object], hidden_size: int) -> dict[str, _Tensor]:
+    wanted: dict[str, _Tensor] = {
+        f"{matrix.name}.{array.suffix}": ((array.dtype,), array.shape)
+        for matrix in layout.matrices
+        for array in kind.arrays_of(matrix)
+    }
+    for vector in layout.vectors:
+        wanted[vector.name] = (("float32",), (sum(len(part) for _role, part in vector.parts),))
+    if layout.embedding:
+        wanted["embedding"] = (_EMBEDDING_TYPES, (len(layout.embedding), hidden_size))
+    return wanted
