@@ -13,8 +13,8 @@ than one quantum of each of the others.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 QUANTUM_TOKENS = 64
@@ -26,14 +26,6 @@ Place = Literal["new", "reserving", "memory", "swapping out", "disk"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reservation:
-    """Tokens of a request for which every shard's disk must have room."""
-
-    request: str
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
     """What changed; each request is told of once."""
 
@@ -41,8 +33,9 @@ class Settled:
     """New in memory."""
     swap_out: tuple[str, ...] = ()
     """To be moved to disk by every shard; then `swapped_out`."""
-    reserve: tuple[Reservation, ...] = ()
-    """Longer than memory; then `reserved`, or `leave` where a disk has no room."""
+    reserve: Mapping[str, int] = field(default_factory=dict)
+    """Tokens of each that is longer than memory, for which every shard's disk must have room; then
+    `reserved`, or `leave` where one has not."""
     stuck: str | None = None
     """Who must leave for the others to go on, now that the disk takes nobody. Nothing else changed
     then."""
@@ -112,7 +105,7 @@ class Residency:
         self._inside: list[Member] = []
         """In memory or leaving it, in the order they came."""
         self._swap_out: list[str] = []
-        self._reserve: list[Reservation] = []
+        self._reserve: dict[str, int] = {}
         """What `settle` has to tell."""
         self._disk_is_full = False
 
@@ -169,7 +162,7 @@ class Residency:
         settled = Settled(
             came=tuple(member.request for member in came),
             swap_out=tuple(self._swap_out),
-            reserve=tuple(self._reserve),
+            reserve=dict(self._reserve),
             stuck=self._stuck,
         )
         self._swap_out.clear()
@@ -256,7 +249,7 @@ class Residency:
         if is_too_long and member.room > member.reserved:
             # While it computes, what does not fit must find room: no shard may fail in a step.
             member.place = "reserving"
-            self._reserve.append(Reservation(request=member.request, tokens=member.room))
+            self._reserve[member.request] = member.room
 
     def _shrink(self, member: Member) -> None:
         """Keep only what its quantum needs: somebody waits."""

@@ -227,22 +227,19 @@ class LoadedModel:
         for name in orders.finish:
             self._unannounced.pop(name, None)
             await peers.post(messages.Finish(session=session, request=name))
-        for given_up in orders.give_up:
-            if (request := self._forget(given_up.request)) is not None:  # else cancelled meanwhile
-                request.sink.failed(CapacityError(given_up.why))
+        for name, why in orders.give_up.items():
+            if (request := self._forget(name)) is not None:  # else cancelled meanwhile
+                request.sink.failed(CapacityError(why))
         for name in orders.swap_out:
             self._swap_outs.ask(name, peers.peers)
             await peers.post(messages.SwapOut(session=session, request=name))
-        for each in orders.reserve:
-            self._reservations.ask(each.request, peers.peers)
+        for name, tokens in orders.reserve.items():
+            self._reservations.ask(name, peers.peers)
+            await peers.post(messages.Reserve(session=session, request=name, tokens=tokens))
+        for name, prompt in orders.match_prefix.items():
+            self._prefix_matches.ask(name, peers.peers)
             await peers.post(
-                messages.Reserve(session=session, request=each.request, tokens=each.tokens)
-            )
-        for match in orders.match_prefix:
-            self._prefix_matches.ask(match.request, peers.peers)
-            prompt = token_bytes(match.prompt)
-            await peers.post(
-                messages.MatchPrefix(session=session, request=match.request, prompt=prompt)
+                messages.MatchPrefix(session=session, request=name, prompt=token_bytes(prompt))
             )
         if orders.step is not None:
             # Also of those that were cancelled meanwhile: the peers hear of that after the step.

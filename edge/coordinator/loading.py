@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Coroutine, Sequence
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,14 @@ async def load_model(
         on_end=on_end,
     )
     loading = _Loading(
-        model, checkpoint, peers, options, limits, wire_rules, cache_root, on_progress
+        model=model,
+        checkpoint=checkpoint,
+        peers={peer.id: peer for peer in peers},
+        options=options,
+        limits=limits,
+        wire_rules=wire_rules,
+        cache_root=cache_root,
+        tell=on_progress,
     )
     try:
         await loading.run()
@@ -82,7 +90,7 @@ def _scheduler(spec: ModelSpec, limits: StepLimits, plan: Plan, kv_dtype: KvDtyp
         residency=Residency(
             memory_tokens=limits.cached_tokens,
             disk_tokens=limits.disk_tokens,
-            longest_tokens=longest_tokens(limits, plan, facts),
+            longest_tokens=longest_tokens(limits.cached_tokens, plan, facts),
             requests=limits.requests,
             held=lambda tokens: held_tokens(tokens, spec, limits, kv_dtype),
         ),
@@ -91,77 +99,66 @@ def _scheduler(spec: ModelSpec, limits: StepLimits, plan: Plan, kv_dtype: KvDtyp
     )
 
 
+@dataclass(slots=True, kw_only=True)
 class _Loading:
     """One `load_model`: what every shard's way onto its peer needs to know."""
 
-    def __init__(
-        self,
-        model: LoadedModel,
-        checkpoint: Checkpoint,
-        peers: Sequence[PeerInfo],
-        options: LoadOptions,
-        limits: StepLimits,
-        wire_rules: WireRules,
-        cache_root: Path,
-        on_progress: OnProgress,
-    ) -> None:
-        self._limits = limits
-        self._model = model
-        self._checkpoint = checkpoint
-        self._options = options
-        self._cache_root = cache_root
-        self._wire_rules = wire_rules
-        by_id = {peer.id: peer for peer in peers}
-        self._devices: dict[Seat, PeerInfo] = {
-            (stage, rank): by_id[shard.device]
-            for stage, each in enumerate(model.plan.stages)
-            for rank, shard in enumerate(each.shards)
-        }
-        self._stop = StopFlag()
-        self._tell = on_progress
+    model: LoadedModel
+    checkpoint: Checkpoint
+    peers: Mapping[str, PeerInfo]
+    options: LoadOptions
+    limits: StepLimits
+    wire_rules: WireRules
+    cache_root: Path
+    tell: OnProgress
+    stop: StopFlag = field(default_factory=StopFlag)
 
     def _on_progress(self, event: Progress) -> None:
         """Also how the threads that quantise and hash learn that nobody waits any more."""
-        self._stop.check()
-        self._tell(event)
+        self.stop.check()
+        self.tell(event)
 
     async def run(self) -> None:
-        where = places(self._devices)
+        devices = {
+            (stage, rank): self.peers[shard.device]
+            for stage, each in enumerate(self.model.plan.stages)
+            for rank, shard in enumerate(each.shards)
+        }
+        where = places(devices)
         source = await run_blocking(
-            lambda: self._checkpoint.source(
-                self._options.weight_format,
-                cache_root=self._cache_root / "quantized",
+            lambda: self.checkpoint.source(
+                self.options.weight_format,
+                cache_root=self.cache_root / "quantized",
                 on_progress=self._on_progress,
             ),
-            stop=self._stop.set,
+            stop=self.stop.set,
             discard=WeightSource.close,
         )
         try:
-            await self._unless_it_fails(self._place_all(source))
+            await self._unless_it_fails(
+                gather_all(self._place(seat, peer, source) for seat, peer in devices.items())
+            )
         finally:
             source.close()
-        await self._unless_it_fails(self._model.start(where))
+        await self._unless_it_fails(self.model.start(where))
 
-    async def _place_all(self, source: WeightSource) -> None:
-        await gather_all(self._place(seat, source) for seat in self._devices)
-
-    async def _place(self, seat: Seat, source: WeightSource) -> None:
+    async def _place(self, seat: Seat, peer: PeerInfo, source: WeightSource) -> None:
         """Bring one shard onto its peer."""
-        model, options, peer = self._model, self._options, self._devices[seat]
+        model, options = self.model, self.options
         stage, rank = seat
-        layout = shard_layout(self._checkpoint.spec, model.plan, stage=stage, rank=rank)
+        layout = shard_layout(self.checkpoint.spec, model.plan, stage=stage, rank=rank)
         shipment = await run_blocking(
             lambda: describe_shard(
                 layout,
                 source,
                 options.weight_format,
-                fingerprint=self._checkpoint.store.fingerprint,
-                cache_root=self._cache_root / "manifests",
+                fingerprint=self.checkpoint.store.fingerprint,
+                cache_root=self.cache_root / "manifests",
                 on_progress=lambda done, total: self._on_progress(
                     Progress(phase="hash", peer=peer.name, done=done, total=total)
                 ),
             ),
-            stop=self._stop.set,
+            stop=self.stop.set,
         )
 
         def connect() -> Awaitable[PeerClient]:
@@ -177,16 +174,16 @@ class _Loading:
         )
         assignment = Assignment(
             session=model.session,
-            model=self._checkpoint.spec,
+            model=self.checkpoint.spec,
             plan=model.plan,
             stage=stage,
             rank=rank,
             weight_format=options.weight_format,
             manifest_digest=shipment.manifest.digest,
-            weights_digest=self._checkpoint.store.fingerprint,
-            limits=self._limits,
+            weights_digest=self.checkpoint.store.fingerprint,
+            limits=self.limits,
             kv_dtype=options.kv_dtype,
-            wire_rules=self._wire_rules,
+            wire_rules=self.wire_rules,
         )
         self._on_progress(Progress(phase="load", peer=peer.name, done=0, total=1))
         await client.call(Open(assignment=assignment))
@@ -195,7 +192,7 @@ class _Loading:
     async def _unless_it_fails(self, work: Coroutine[Any, Any, None]) -> None:
         """A peer that is lost ends the load at once, whatever the others are still busy with."""
         doing = asyncio.ensure_future(work)
-        failed = asyncio.ensure_future(self._model.failed.wait())
+        failed = asyncio.ensure_future(self.model.failed.wait())
         try:
             await asyncio.wait([doing, failed], return_when=asyncio.FIRST_COMPLETED)
             if doing.done():
@@ -204,5 +201,5 @@ class _Loading:
             for task in (doing, failed):
                 task.cancel()
             await asyncio.gather(doing, failed, return_exceptions=True)
-        if self._model.failure is not None:
-            raise self._model.failure
+        if self.model.failure is not None:
+            raise self.model.failure

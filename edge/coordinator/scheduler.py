@@ -10,27 +10,11 @@ cannot be reordered any more.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from edge.coordinator.kv_residency import Member, Reservation, Residency
+from edge.coordinator.kv_residency import Member, Residency
 from edge.protocol.step import FinishReason, Step, StepEntry
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GivenUp:
-    """A request that ends because there is room for it nowhere."""
-
-    request: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrefixMatch:
-    """A prompt whose beginning the peers may have; they are asked before any of it is computed."""
-
-    request: str
-    prompt: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,12 +29,14 @@ class Orders:
     """A run is under way while others could be served: it ends after its current token."""
     finish: tuple[str, ...] = ()
     """Requests that are over, those given up among them: every shard frees them."""
-    give_up: tuple[GivenUp, ...] = ()
-    """Whose caller must be told."""
+    give_up: Mapping[str, str] = field(default_factory=dict)
+    """Requests that end because there is room for them nowhere; why, for their callers."""
     swap_out: tuple[str, ...] = ()
     """Requests whose caches every shard moves to disk. Steps bring them back by themselves."""
-    reserve: tuple[Reservation, ...] = ()
-    match_prefix: tuple[PrefixMatch, ...] = ()
+    reserve: Mapping[str, int] = field(default_factory=dict)
+    """Tokens of requests for which every shard's disk must have room."""
+    match_prefix: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Prompts whose beginnings the peers may have; asked before any of one is computed."""
     step: Step | None = None
     """None while everything waits for an answer."""
 
@@ -105,7 +91,7 @@ class Scheduler:
         """How many tokens each of them gives."""
         self._decoded_last = False
         self._finished: list[str] = []
-        self._given_up: list[GivenUp] = []
+        self._given_up: dict[str, str] = {}
         self._disk_full = ""
 
     def add(self, request: str, tokens: Sequence[int], *, new_tokens: int) -> None:
@@ -135,21 +121,21 @@ class Scheduler:
         yields = self._should_yield
         while (settled := self._residency.settle()).stuck is not None:
             self._give_up(settled.stuck, self._disk_full)
-        match_prefix = []
+        match_prefix: dict[str, tuple[int, ...]] = {}
         for name in settled.came:
             entry = self._active[name]
             is_long = len(entry.tokens) > self._chunk_tokens
             if self._matches_prefixes and is_long and not entry.wants_logits:
-                match_prefix.append(PrefixMatch(request=name, prompt=tuple(entry.tokens)))
+                match_prefix[name] = tuple(entry.tokens)
             else:
                 self._turns.append(name)
         orders = Orders(
             yields=yields,
             finish=tuple(self._finished),
-            give_up=tuple(self._given_up),
+            give_up=dict(self._given_up),
             swap_out=settled.swap_out,
             reserve=settled.reserve,
-            match_prefix=tuple(match_prefix),
+            match_prefix=match_prefix,
             step=self._next_step(),
         )
         self._finished.clear()
@@ -230,7 +216,7 @@ class Scheduler:
 
     def _give_up(self, request: str, why: str) -> None:
         self.cancel(request)
-        self._given_up.append(GivenUp(request=request, why=why))
+        self._given_up[request] = why
 
     def _next_step(self) -> Step | None:
         if len(self._under_way) > self._stages:

@@ -9,7 +9,9 @@ import asyncio
 import contextlib
 import hashlib
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from numpy.typing import NDArray
 from edge.concurrency.blocking import run_blocking
 from edge.errors import CheckpointError, NetworkError, PeerLostError
 from edge.host.atomic_files import write_whole
-from edge.models.parts import MatrixSlice, VectorSlice
+from edge.models.parts import MatrixSlice
 from edge.progress import OnProgress, Progress
 from edge.protocol.client import PeerClient
 from edge.protocol.messages import Offer, Piece, Seal
@@ -40,33 +42,29 @@ FIRST_DELAY_S = 0.1
 whoever waits for a device that is gone does not wait long."""
 
 
+_Group = tuple[tuple[str, ...], Callable[[], dict[str, NDArray[Any]]]]
+"""Names of tensors, and how they are read."""
+
+
+@dataclass(frozen=True, slots=True)
 class ShardShipment:
     """One shard's tensors, readable again for the pieces that a peer lacks."""
 
-    def __init__(
-        self,
-        layout: ShardLayout,
-        source: WeightSource,
-        manifest: Manifest,
-        suffixes: tuple[str, ...],
-        remembered: Path,
-    ) -> None:
-        self.manifest = manifest
-        self._remembered = remembered
-        self._suffixes = suffixes
-        self._layout = layout
-        self._source = source
+    manifest: Manifest
+    groups: Sequence[_Group]
+    remembered: Path
+    """The manifest's file."""
 
     def forget(self) -> None:
         """Describe the shard anew next time: the files are not what they were."""
         with contextlib.suppress(OSError):
-            self._remembered.unlink()
+            self.remembered.unlink()
 
     def pieces(self, wanted: frozenset[str]) -> Iterator[tuple[str, memoryview]]:
         """(digest, bytes) of every wanted piece, once each; reads only tensors that hold one."""
         entries = {entry.name: entry for entry in self.manifest.tensors}
         left = set(wanted)
-        for names, read in _tensor_groups(self._layout, self._source, self._suffixes):
+        for names, read in self.groups:
             if left.isdisjoint(p.digest for name in names for p in entries[name].pieces):
                 continue
             for name, array in read().items():
@@ -80,23 +78,18 @@ class ShardShipment:
 
 def _tensor_groups(
     layout: ShardLayout, source: WeightSource, suffixes: tuple[str, ...]
-) -> Iterator[tuple[tuple[str, ...], Callable[[], dict[str, NDArray[Any]]]]]:
+) -> Iterator[_Group]:
     """The shard file's tensors in order, in groups that are read together."""
     if layout.embedding:
         yield ("embedding",), lambda: {"embedding": source.embedding(layout.embedding)}
+
+    def read(matrix: MatrixSlice) -> dict[str, NDArray[Any]]:
+        return {f"{matrix.name}.{s}": a for s, a in source.matrix(matrix).items()}
+
     for matrix in layout.matrices:
-        names = tuple(f"{matrix.name}.{suffix}" for suffix in suffixes)
-
-        def read(matrix: MatrixSlice = matrix) -> dict[str, NDArray[Any]]:
-            return {f"{matrix.name}.{s}": a for s, a in source.matrix(matrix).items()}
-
-        yield names, read
+        yield tuple(f"{matrix.name}.{suffix}" for suffix in suffixes), partial(read, matrix)
     for vector in layout.vectors:
-
-        def read_vector(vector: VectorSlice = vector) -> dict[str, NDArray[Any]]:
-            return {vector.name: source.vector(vector)}
-
-        yield (vector.name,), read_vector
+        yield (vector.name,), partial(lambda each: {each.name: source.vector(each)}, vector)
 
 
 def describe_shard(
@@ -112,14 +105,13 @@ def describe_shard(
 
     Describing reads and hashes every byte of the shard. Raises CheckpointError for damaged files.
     """
-    suffixes = weight_format.kind.suffixes
+    groups = list(_tensor_groups(layout, source, weight_format.kind.suffixes))
     key = hashlib.sha256(repr((fingerprint, weight_format.storage, layout)).encode()).hexdigest()
     path = cache_root / f"{key}.json"
     with contextlib.suppress(OSError, StoreError):
         manifest = Manifest.from_json(path.read_bytes())
-        return ShardShipment(layout, source, manifest, suffixes, path)
+        return ShardShipment(manifest, groups, path)
     builder = ManifestBuilder()
-    groups = list(_tensor_groups(layout, source, suffixes))
     try:
         for done, (_names, read) in enumerate(groups):
             on_progress(done, len(groups))
@@ -131,7 +123,7 @@ def describe_shard(
     manifest = builder.build()
     with contextlib.suppress(OSError):  # without it, the next load only takes longer
         write_whole(path, manifest.to_json())
-    return ShardShipment(layout, source, manifest, suffixes, path)
+    return ShardShipment(manifest, groups, path)
 
 
 async def ship(

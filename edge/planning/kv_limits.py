@@ -67,7 +67,7 @@ def kv_limits(
         cached = min(cached, free_bytes // each.kv_bytes)
         disk = min(disk, peer.kv_disk_bytes // each.kv_bytes)
     cached = max(cached, 0)
-    longest = max(cached, min(_longest_tokens(cached, plan, facts), disk))
+    longest = max(cached, min(longest_tokens(cached, plan, facts), disk))
     if limits.context_tokens > longest:
         raise CapacityError(
             f"a context of {limits.context_tokens} tokens does not fit: the peers have memory for "
@@ -78,12 +78,9 @@ def kv_limits(
     return replace(limits, cached_tokens=cached, disk_tokens=disk)
 
 
-def longest_tokens(limits: StepLimits, plan: Plan, facts: ModelFacts) -> int:
-    """Tokens of one request that a window of layers can compute, each layer whole in memory."""
-    return _longest_tokens(limits.cached_tokens, plan, facts)
-
-
-def _longest_tokens(cached_tokens: int, plan: Plan, facts: ModelFacts) -> int:
+def longest_tokens(cached_tokens: int, plan: Plan, facts: ModelFacts) -> int:
+    """Tokens of one request that a window of layers can compute, each layer whole in memory, which
+    is kept for `cached_tokens` of every layer."""
     found: list[int] = []
     for stage in plan.stages:
         for shard in stage.slices:

@@ -115,11 +115,11 @@ class Peers:
             orders = self.scheduler.decide()
             assert not orders.yields or self.out[-1].run > 1
             self.must_yield |= orders.yields
-            for given_up in orders.give_up:
-                assert given_up.why == "full"
-                assert not self.asked[given_up.request].is_done
+            for name, why in orders.give_up.items():
+                assert why == "full"
+                assert not self.asked[name].is_done
                 self.gave_up += 1
-                self.asked[given_up.request].is_cancelled = True
+                self.asked[name].is_cancelled = True
             for name in orders.finish:
                 assert self.asked[name].is_done
                 assert name not in self.finished, "each is told once"
@@ -127,13 +127,13 @@ class Peers:
             for name in orders.swap_out:
                 assert all(name not in [e.request for e in each.entries] for each in self.out)
                 self.leaving.append(name)
-            for each in orders.reserve:
-                assert self.capacity < each.tokens <= self.disk
-                self.reserving.append((each.request, each.tokens))
-            for match in orders.match_prefix:
-                assert list(match.prompt) == self.asked[match.request].tokens
-                self.matching.append(match.request)
-            concerned = {*orders.swap_out, *(each.request for each in orders.reserve)}
+            for name, tokens in orders.reserve.items():
+                assert self.capacity < tokens <= self.disk
+                self.reserving.append((name, tokens))
+            for name, prompt in orders.match_prefix.items():
+                assert list(prompt) == self.asked[name].tokens
+                self.matching.append(name)
+            concerned = {*orders.swap_out, *orders.reserve}
             assert not concerned & self.finished
             step = orders.step
             if step is None:

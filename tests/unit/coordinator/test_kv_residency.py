@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge.coordinator.kv_residency import Member, Reservation, Residency, Settled
+from edge.coordinator.kv_residency import Member, Residency, Settled
 
 
 def residency(
@@ -31,7 +31,7 @@ def came(*names: str) -> Settled:
 
 
 def reserve(name: str, tokens: int) -> Settled:
-    return Settled(reserve=(Reservation(request=name, tokens=tokens),))
+    return Settled(reserve={name: tokens})
 
 
 NOTHING = Settled()

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from edge.coordinator.kv_residency import Reservation, Residency
-from edge.coordinator.scheduler import GivenUp, Orders, PrefixMatch, Scheduler
+from edge.coordinator.kv_residency import Residency
+from edge.coordinator.scheduler import Orders, Scheduler
 from edge.protocol.step import FinishReason, Step
 
 
@@ -169,7 +169,7 @@ def test_a_prompt_is_matched_before_it_is_computed() -> None:
     steps.add("a", [1, 2, 3, 4, 5], new_tokens=1)
     steps.add("short", [1, 2], new_tokens=1)
     orders = steps.decide()
-    assert orders.match_prefix == (PrefixMatch(request="a", prompt=(1, 2, 3, 4, 5)),)
+    assert orders.match_prefix == {"a": (1, 2, 3, 4, 5)}
     assert shown(orders.step) == ([("short", 0, (1, 2), 1)], 1)
     assert steps.decide() == Orders()
     for wrong in (-2, 1, 3, 6):
@@ -211,7 +211,7 @@ def test_a_full_disk_ends_who_came_last_and_says_why() -> None:
     steps.swapped_out("a", why_not="no room on c")
     orders = steps.decide()
     assert orders.finish == ("b",)
-    assert orders.give_up == (GivenUp(request="b", why="no room on c"),)
+    assert orders.give_up == {"b": "no room on c"}
     assert orders.step is not None
     assert [entry.request for entry in orders.step.entries] == ["a"]
     assert steps.decide() == Orders()
@@ -221,11 +221,11 @@ def test_who_is_longer_than_memory_needs_room_on_disk() -> None:
     steps = scheduler(capacity=10, disk=40)
     for name in ("a", "b"):
         steps.add(name, [1] * 15, new_tokens=2)
-    assert steps.decide() == Orders(reserve=(Reservation(request="a", tokens=17),))
+    assert steps.decide() == Orders(reserve={"a": 17})
     steps.reserved("a", why_not="no room on c")
     orders = steps.decide()
-    assert (orders.finish, orders.give_up) == (("a",), (GivenUp(request="a", why="no room on c"),))
-    assert orders.reserve == (Reservation(request="b", tokens=17),)
+    assert (orders.finish, orders.give_up) == (("a",), {"a": "no room on c"})
+    assert orders.reserve == {"b": 17}
     steps.reserved("b", why_not=None)
     assert shown(steps.decide().step) == ([("b", 0, (1, 1, 1, 1), 0)], 1)
     steps.reserved("a", why_not=None)

@@ -98,7 +98,7 @@ def test_memory_that_is_free_beside_the_weights() -> None:
     found = found_limits(limits(100), plan, [peer("a", kv_disk=1 << 40, free=free)])
     assert (found.cached_tokens, found.disk_tokens) == (50, 400)
     assert found.exceeds_memory
-    assert longest_tokens(found, plan, FACTS) == 200
+    assert longest_tokens(found.cached_tokens, plan, FACTS) == 200
     steps = 4 * 10 * LAYER_BYTES
     peers = [peer("a", kv_disk=1 << 40, free=free)]
     assert found_limits(limits(100), plan, peers, buffer_bytes=steps).cached_tokens == 40
