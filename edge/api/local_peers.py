@@ -109,30 +109,22 @@ def _command_lines(
             own = folder / each[1] if isinstance(kv_disk, str) and peers > 1 else folder
             each += ["--kv-disk", f"{own}:{size_bytes}"]
     cores = len(os.sched_getaffinity(0))
-    for each, count in zip(options, _one_each(threads, peers, "threads"), strict=True):
-        each += ["--threads", str(_checked_threads(count, default=max(1, cores // peers)))]
+    for each, wanted in zip(options, _one_each(threads, peers, "threads"), strict=True):
+        count = max(1, cores // peers) if wanted is None else wanted
+        if type(count) is not int or not 1 <= count <= MAX_THREADS:
+            raise RequestError(
+                f"threads must be a whole number from 1 to {MAX_THREADS}, not {count!r}"
+            )
+        each += ["--threads", str(count)]
     gpus = num_cuda_devices()
-    for each, chosen in zip(options, _one_each(backend, peers, "backend"), strict=True):
-        each += ["--backend", _checked_backend(chosen)]
+    for each, named in zip(options, _one_each(backend, peers, "backend"), strict=True):
+        chosen = "auto" if named is None else named
+        if chosen not in BACKEND_CHOICES:
+            raise RequestError(f"backend {chosen!r} is not one of {', '.join(BACKEND_CHOICES)}")
+        each += ["--backend", chosen]
         if chosen == "triton" and gpus > 1:  # by turns
             each += ["--gpu", str(sum("--gpu" in other for other in options) % gpus)]
     return options
-
-
-def _checked_threads(count: int | None, *, default: int) -> int:
-    if count is None:
-        return default
-    if type(count) is not int or not 1 <= count <= MAX_THREADS:
-        raise RequestError(f"threads must be a whole number from 1 to {MAX_THREADS}, not {count!r}")
-    return count
-
-
-def _checked_backend(name: str | None) -> str:
-    if name is None:
-        return "auto"
-    if name not in BACKEND_CHOICES:
-        raise RequestError(f"backend {name!r} is not one of {', '.join(BACKEND_CHOICES)}")
-    return name
 
 
 T = TypeVar("T", str | int, int, str)

@@ -22,11 +22,10 @@ from edge.engine.timing import ShardTimes
 from edge.errors import PlanError
 from edge.protocol import messages
 from edge.protocol.assignment import Assignment
-from edge.protocol.error_codec import Failed
+from edge.protocol.error_codec import Failed, map_store_error
 from edge.protocol.frame_codec import Event
 from edge.protocol.step import SamplingTerms, Step
 from edge.protocol.step_times import StepTimes
-from edge.protocol.store_errors import map_store_error
 from edge.protocol.topology import Seat
 from edge.weights.layout import ShardLayout
 from kernels.sampling.shortlist import SHORTLIST_TOKENS

@@ -64,8 +64,8 @@ def keep_allocations_together() -> None:
     Weights then lie side by side, and huge pages cover them whole: of many mappings of a few MiB
     each, a third would be borders too short for one. Call it before large allocations.
     """
-    libc = _libc()
-    if libc is not None and hasattr(libc, "mallopt"):
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
         libc.mallopt(_M_ARENA_MAX, 1)
         libc.mallopt(_M_MMAP_THRESHOLD, _MOST_MMAP_THRESHOLD)
         libc.mallopt(_M_TRIM_THRESHOLD, 128 << 10)
@@ -77,9 +77,7 @@ def use_huge_pages() -> int:
     A decode step reads every weight once, so with pages of 4 KiB it walks the page table for each
     4 KiB it reads. Call it after the weights are loaded: it moves what is there, at 1 GB/s or more.
     """
-    libc = _libc()
-    if libc is None:
-        return 0
+    libc = ctypes.CDLL(None)
     done = 0
     for start, end in _anonymous_mappings():
         first = -(-start // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
@@ -94,16 +92,9 @@ def use_huge_pages() -> int:
 
 def release_freed_memory() -> None:
     """Give the system back what loading freed; glibc keeps 200 to 300 MB of it otherwise."""
-    libc = _libc()
-    if libc is not None and hasattr(libc, "malloc_trim"):
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(ctypes.c_size_t(0))
-
-
-def _libc() -> ctypes.CDLL | None:
-    try:
-        return ctypes.CDLL(None, use_errno=True)
-    except OSError:
-        return None
 
 
 def _anonymous_mappings() -> Iterator[tuple[int, int]]:

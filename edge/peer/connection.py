@@ -32,13 +32,12 @@ from edge.peer.resources import PeerResources
 from edge.protocol import messages
 from edge.protocol.assignment import Assignment
 from edge.protocol.description import PeerDescription
-from edge.protocol.error_codec import Failed
+from edge.protocol.error_codec import Failed, map_store_error
 from edge.protocol.fields import token_ids
 from edge.protocol.frame_codec import ANSWER, Call, Event, Post, from_frame, to_frame
 from edge.protocol.heartbeat import ALIVE, SILENT_AFTER_S, Hearing, show_life
 from edge.protocol.step import MAX_REQUESTS
 from edge.protocol.step_times import ShardTimes
-from edge.protocol.store_errors import map_store_error
 from edge.weights.shard_tensors import check_tensors
 from offload import CachedShard, DerivedCache, Manifest, ShardWriter
 from transport import Channel, Frame

@@ -1,8 +1,8 @@
-"""Where a token's time went, part by part, beside what was predicted of each part."""
+"""Where a token's time went, part by part, next to what was predicted of each part."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edge.protocol.step_times import PeerTimes
@@ -35,13 +35,14 @@ def step_parts(
         )
         for each in times
     ]
-    slowest = list(_slowest(times))
+    slowest = _slowest(times)
     load_s = sum(each.decode.each.load_s for each in slowest)
     if any(shard.streamed_layers for stage in plan.stages for shard in stage.slices):
         known_s = _sum(predicted, "load", "copy")
         found.append(Part(part="layers from disk", predicted_s=known_s, actual_s=load_s))
     reduce_s = sum(each.decode.each.reduce_s for each in slowest)
-    sample_s = _last(times).decode.each.sample_s
+    sampler = max(times, key=lambda each: (each.stage, -each.rank))  # rank 0 of the last stage
+    sample_s = sampler.decode.each.sample_s
     compute_s = sum(each.decode.each.compute_s for each in slowest)
     rest_s = max(0.0, token_s - compute_s - load_s - reduce_s - sample_s)
     return [
@@ -53,19 +54,13 @@ def step_parts(
     ]
 
 
-def _slowest(times: Iterable[PeerTimes]) -> Iterator[PeerTimes]:
+def _slowest(times: Sequence[PeerTimes]) -> list[PeerTimes]:
     """Of each stage the shard that waited least in its sums."""
-    stages: dict[int, PeerTimes] = {}
-    for each in times:
-        before = stages.get(each.stage)
-        if before is None or each.decode.reduce_s < before.decode.reduce_s:
-            stages[each.stage] = each
-    yield from stages.values()
-
-
-def _last(times: Sequence[PeerTimes]) -> PeerTimes:
-    """The sampler: rank 0 of the last stage."""
-    return max(times, key=lambda each: (each.stage, -each.rank))
+    stages = sorted({each.stage for each in times})
+    return [
+        min((each for each in times if each.stage == stage), key=lambda each: each.decode.reduce_s)
+        for stage in stages
+    ]
 
 
 def _sum(predicted: Estimate, *kinds: str) -> float:

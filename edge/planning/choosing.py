@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from itertools import permutations
 
 import partition
 from edge.memory.model_sizes import model_facts
 from edge.planning.load_options import LoadOptions
 from edge.weights.checkpoint import Checkpoint
-from partition import (
-    Choice,
-    ClusterSpec,
-    LeftOut,
-    ModelFacts,
-    Parallel,
-    Plan,
-    Solo,
-    Workload,
-)
+from partition import Choice, ClusterSpec, LeftOut, ModelFacts, Plan
 
 
 def facts_of(checkpoint: Checkpoint, options: LoadOptions) -> ModelFacts:
@@ -34,28 +27,26 @@ def facts_of(checkpoint: Checkpoint, options: LoadOptions) -> ModelFacts:
     )
 
 
-def choose_plan(
-    facts: ModelFacts,
-    cluster: ClusterSpec,
-    workload: Workload,
-    wanted: Parallel | Plan,
-    chunk_tokens: int,
-    *,
-    stream: bool,
-) -> Choice:
+def choose_plan(checkpoint: Checkpoint, cluster: ClusterSpec, options: LoadOptions) -> Choice:
+    """With `stream="on"` alone, layers may be read from disk. Raises a PartitionError."""
+    wanted = options.plan
+    facts = facts_of(checkpoint, options)
+    workload = options.planned_workload(checkpoint.spec)
+    chunk_tokens = options.limits(checkpoint.spec).chunk_tokens
+    choose = partial(partition.choose, facts, cluster, workload, chunk_tokens=chunk_tokens)
     if not isinstance(wanted, Plan):
-        return partition.choose(
-            facts, cluster, workload, parallel=wanted, chunk_tokens=chunk_tokens, stream=stream
-        )
+        return choose(parallel=wanted, stream=options.stream == "on")
     plan = by_id(wanted, cluster)
     partition.check_fit(plan, facts, cluster, workload)
-    predicted = None
+    predicted = solo = None
     if _is_measured(plan, cluster):
         predicted = partition.estimate(plan, facts, cluster, workload, chunk_tokens=chunk_tokens)
+    with contextlib.suppress(partition.PartitionError):
+        solo = choose().solo  # the best device alone, to compare with
     return Choice(
         plan=plan,
         predicted=predicted,
-        solo=_solo(facts, cluster, workload, chunk_tokens),
+        solo=solo,
         left_out=tuple(
             LeftOut(device=device.id, name=device.name, reason="the plan by hand does not use it")
             for device in cluster.devices
@@ -71,16 +62,6 @@ def _is_measured(plan: Plan, cluster: ClusterSpec) -> bool:
     return all(cluster.device(device).rates is not None for device in plan.devices) and all(
         pair in links for pair in permutations(plan.devices, 2)
     )
-
-
-def _solo(
-    facts: ModelFacts, cluster: ClusterSpec, workload: Workload, chunk_tokens: int
-) -> Solo | None:
-    """The best device alone, to compare a plan by hand with."""
-    try:
-        return partition.choose(facts, cluster, workload, chunk_tokens=chunk_tokens).solo
-    except partition.PartitionError:
-        return None
 
 
 def by_id(plan: Plan, cluster: ClusterSpec) -> Plan:

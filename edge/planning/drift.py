@@ -6,6 +6,7 @@ is told, with what to measure again.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -123,26 +124,26 @@ def _excesses(
     decoded = sum(each.new_tokens - 1 for each in answers)
     if not decoded:
         return found
-    weights = [(each.new_tokens - 1) / decoded for each in answers]
+    weights = [(each, (each.new_tokens - 1) / decoded) for each in answers]
 
     def predicted(kinds: frozenset[str]) -> float:
         return sum(
             weight * term.seconds
-            for each, weight in zip(answers, weights, strict=True)
+            for each, weight in weights
             for term in each.predicted.terms
             if term.kind in kinds
         )
 
-    compute_s: dict[str, float] = dict.fromkeys(plan.devices, 0.0)
-    for each, weight in zip(answers, weights, strict=True):
+    compute_s: dict[str, float] = defaultdict(float)
+    for each, weight in weights:
         for device, seconds in each.predicted.device_s:
             compute_s[device] += weight * seconds
-    shards_s: dict[int, list[float]] = {}
+    shards_s: dict[int, list[float]] = defaultdict(list)
+    sums_s: dict[int, list[float]] = defaultdict(list)
     loads: dict[int, tuple[float, str]] = {}
-    sums_s: dict[int, list[float]] = {}
     for peer in times:
-        device = plan.stages[peer.stage].shards[peer.rank].device
-        token = peer.decode.each
+        stage, token = plan.stages[peer.stage], peer.decode.each
+        device = stage.shards[peer.rank].device
         found.append(
             _Excess(
                 kind="compute",
@@ -154,11 +155,11 @@ def _excesses(
                 times=decoded,
             )
         )
-        if plan.stages[peer.stage].slices[peer.rank].streamed_layers:
+        if stage.slices[peer.rank].streamed_layers:
             loads[peer.stage] = max(loads.get(peer.stage, (0.0, "")), (token.load_s, device))
-        busy_s = token.compute_s + token.load_s + token.reduce_s
-        shards_s.setdefault(peer.stage, []).append(busy_s)
-        sums_s.setdefault(peer.stage, []).append(token.reduce_s)
+        shards_s[peer.stage].append(token.compute_s + token.load_s + token.reduce_s)
+        if len(stage.shards) > 1:
+            sums_s[peer.stage].append(token.reduce_s)
     if loads:
         readers = tuple(device for _load_s, device in loads.values())
         found.append(
@@ -174,11 +175,9 @@ def _excesses(
             )
         )
     # The slowest shard of a stage waits for nobody: what its sums take is the network's part.
-    least_s = {
-        stage: min(each) for stage, each in sums_s.items() if len(plan.stages[stage].shards) > 1
-    }
+    least_s = {number: min(each) for number, each in sums_s.items()}
     if least_s:
-        slowest = max(least_s, key=lambda stage: least_s[stage])
+        slowest = max(least_s, key=lambda number: least_s[number])
         devices = tuple(shard.device for shard in plan.stages[slowest].shards)
         found.append(
             _Excess(
@@ -202,10 +201,7 @@ def _excesses(
                 what="handing on between the stages",
                 why="the network between them is slower than when it was measured",
                 actual_s=max(0.0, whole_s - sum(max(each) for each in shards_s.values())),
-                predicted_s=sum(
-                    weight * each.predicted.token_s
-                    for each, weight in zip(answers, weights, strict=True)
-                )
+                predicted_s=sum(weight * each.predicted.token_s for each, weight in weights)
                 - predicted(parts),
                 times=decoded,
             )

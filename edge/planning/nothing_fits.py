@@ -10,15 +10,7 @@ from edge.host.free_memory import format_size
 from edge.planning.choosing import choose_plan, facts_of
 from edge.planning.load_options import LoadOptions
 from edge.weights.checkpoint import Checkpoint
-from partition import (
-    Choice,
-    ClusterSpec,
-    ModelFacts,
-    Plan,
-    Stage,
-    Workload,
-    whole_shard,
-)
+from partition import Choice, ClusterSpec, Plan, Stage, whole_shard
 
 
 def nothing_fits(
@@ -28,14 +20,10 @@ def nothing_fits(
     options: LoadOptions,
 ) -> str:
     """Who lacks how much for the longest context, and what would help."""
-    limits = options.limits(checkpoint.spec)
-    workload = options.planned_workload(checkpoint.spec)
-    facts = facts_of(checkpoint, options)
-    told = _of_context(error, limits.context_tokens)
+    told = _of_context(error, options.limits(checkpoint.spec).context_tokens)
     hint = _what_would_fit(checkpoint, cluster, options)
-    if options.stream == "on":
-        return f"{told} {hint}{_even_streamed(facts, cluster, workload)}"
-    return f"{told} {hint}{_if_streamed(facts, cluster, workload, options, limits.chunk_tokens)}"
+    streamed = _even_streamed if options.stream == "on" else _if_streamed
+    return f"{told} {hint}{streamed(checkpoint, cluster, options)}"
 
 
 def _of_context(error: partition.CapacityError, context_tokens: int) -> partition.CapacityError:
@@ -53,37 +41,21 @@ def _of_context(error: partition.CapacityError, context_tokens: int) -> partitio
 
 def _what_would_fit(checkpoint: Checkpoint, cluster: ClusterSpec, options: LoadOptions) -> str:
     """The most precise of the smaller formats for which there is a plan."""
-    workload = options.planned_workload(checkpoint.spec)
-    chunk_tokens = options.limits(checkpoint.spec).chunk_tokens
     for smaller in _smaller(options):
-        facts = facts_of(checkpoint, smaller)
         try:
-            choose_plan(
-                facts,
-                cluster,
-                workload,
-                options.plan,
-                chunk_tokens,
-                stream=options.stream == "on",
-            )
+            choose_plan(checkpoint, cluster, smaller)
         except partition.PartitionError:
             continue
         return f"With {smaller.dtype} in blocks of {smaller.block_size} it would fit."
     return "No smaller dtype would be enough by itself."
 
 
-def _if_streamed(
-    facts: ModelFacts,
-    cluster: ClusterSpec,
-    workload: Workload,
-    options: LoadOptions,
-    chunk_tokens: int,
-) -> str:
+def _if_streamed(checkpoint: Checkpoint, cluster: ClusterSpec, options: LoadOptions) -> str:
     """What reading layers from disk would do, if it would do."""
     if isinstance(options.plan, Plan):
         return ""
     try:
-        choice = choose_plan(facts, cluster, workload, options.plan, chunk_tokens, stream=True)
+        choice = choose_plan(checkpoint, cluster, replace(options, stream="on"))
     except partition.PartitionError:
         return ""
     return (
@@ -101,10 +73,12 @@ def layers_and_speed(choice: Choice) -> str:
     return f"{layers} of {choice.plan.stages[-1].layers.stop} layers, {speed}"
 
 
-def _even_streamed(facts: ModelFacts, cluster: ClusterSpec, workload: Workload) -> str:
+def _even_streamed(checkpoint: Checkpoint, cluster: ClusterSpec, options: LoadOptions) -> str:
     """What one device needs at least to run the model alone, from its disk."""
     if not cluster.devices:
         return ""
+    facts = facts_of(checkpoint, options)
+    workload = options.planned_workload(checkpoint.spec)
     device = max(cluster.devices, key=lambda each: each.memory_bytes)
     shard = whole_shard(
         device.id, facts, vocab=range(facts.vocab_size), streamed_layers=facts.num_layers

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from edge.errors import EdgeError
 from edge.host.atomic_files import write_whole
@@ -24,6 +24,8 @@ from edge.protocol.measurements import LinkTimes, PeerProfile
 from edge.protocol.peer_info import PeerInfo
 from edge.weights.formats import WeightFormat
 from partition import CrowdSpec
+
+Measured = TypeVar("Measured", PeerProfile, LinkTimes)
 
 MEASURED_AGAIN_AFTER_S = 24 * 3600.0
 
@@ -50,13 +52,7 @@ class FactsCache:
     def profile(
         self, peer: PeerInfo, spec: ModelSpec, weight_format: WeightFormat
     ) -> PeerProfile | None:
-        value = self._read(self._path(peer, spec, weight_format))
-        with contextlib.suppress(EdgeError, ValueError, KeyError, TypeError, OverflowError):
-            profile = from_json(PeerProfile, value["profile"])
-            age_s = self._now_s() - value["measured_at_s"]
-            if not profile.is_unsteady or age_s < UNSTEADY_AGAIN_AFTER_S:
-                return profile
-        return None
+        return self._known(self._path(peer, spec, weight_format), "profile", PeerProfile)
 
     def keep_profile(
         self, peer: PeerInfo, spec: ModelSpec, weight_format: WeightFormat, profile: PeerProfile
@@ -97,13 +93,7 @@ class FactsCache:
         shutil.rmtree(self._root / "devices" / device_key(peer), ignore_errors=True)
 
     def link(self, source: PeerInfo, target: PeerInfo) -> LinkTimes | None:
-        value = self._read(self._link_path(source, target))
-        with contextlib.suppress(EdgeError, KeyError, OverflowError):
-            times = from_json(LinkTimes, value["link"])
-            age_s = self._now_s() - value["measured_at_s"]
-            if not times.is_unsteady or age_s < UNSTEADY_AGAIN_AFTER_S:
-                return times
-        return None
+        return self._known(self._link_path(source, target), "link", LinkTimes)
 
     def keep_link(self, source: PeerInfo, target: PeerInfo, times: LinkTimes) -> None:
         self._write(self._link_path(source, target), {"link": to_json(times)})
@@ -123,6 +113,15 @@ class FactsCache:
     def _link_path(self, source: PeerInfo, target: PeerInfo) -> Path:
         ends = [(peer.host, peer.address, *peer.addresses) for peer in (source, target)]
         return self._root / "links" / f"{_digest(*ends)}.json"
+
+    def _known(self, path: Path, name: str, kind: type[Measured]) -> Measured | None:
+        value = self._read(path)
+        with contextlib.suppress(EdgeError, ValueError, KeyError, TypeError, OverflowError):
+            found = from_json(kind, value[name])
+            age_s = self._now_s() - value["measured_at_s"]
+            if not found.is_unsteady or age_s < UNSTEADY_AGAIN_AFTER_S:
+                return found
+        return None
 
     def _read(self, path: Path) -> Mapping[str, Any]:
         """What was written less than a day ago; empty if there is no such thing."""

@@ -13,15 +13,7 @@ from edge.planning.nothing_fits import layers_and_speed, nothing_fits
 from edge.planning.wire_format_choice import choose_wire_rules
 from edge.protocol.wire_rules import WireRules
 from edge.weights.checkpoint import Checkpoint
-from partition import (
-    Choice,
-    ClusterSpec,
-    Estimate,
-    ModelFacts,
-    Plan,
-    PlanRow,
-    Workload,
-)
+from partition import Choice, ClusterSpec, Estimate, ModelFacts, Plan, PlanRow, Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,14 +102,8 @@ def propose(
             cluster = partition.what_if(cluster, change)
         except ValueError as error:
             raise RequestError(str(error)) from error
-    workload = options.planned_workload(checkpoint.spec)
-    limits = options.limits(checkpoint.spec)
-    facts = facts_of(checkpoint, options)
-    stream = options.stream == "on"
     try:
-        choice = choose_plan(
-            facts, cluster, workload, options.plan, limits.chunk_tokens, stream=stream
-        )
+        choice = choose_plan(checkpoint, cluster, options)
         partition.check_links(choice.plan, cluster)
     except partition.PlanError as error:
         raise PlanError(" ".join(error.problems), error.problems) from error
@@ -125,10 +111,10 @@ def propose(
         raise CapacityError(nothing_fits(error, checkpoint, cluster, options)) from error
     return Proposal(
         choice=choice,
-        model=facts,
+        model=facts_of(checkpoint, options),
         cluster=cluster,
-        workload=workload,
-        chunk_tokens=limits.chunk_tokens,
+        workload=options.planned_workload(checkpoint.spec),
+        chunk_tokens=options.limits(checkpoint.spec).chunk_tokens,
         notes=tuple(notes),
         wire_rules=choose_wire_rules(
             options.wire,

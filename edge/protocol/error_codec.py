@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+import offload
 from edge.errors import (
     CapacityError,
     CheckpointError,
@@ -70,3 +71,15 @@ class Failed(Event):
 def _cut(error: BaseException) -> str:
     """A frame's header has a limit, and a message may quote anything."""
     return str(error)[:_LONGEST_MESSAGE]
+
+
+def map_store_error(error: Exception) -> Exception:
+    """An error of what is kept on disk as ours, so that a coordinator can raise it by kind.
+
+    A full disk is a matter of capacity, other bytes than were written one of the checkpoint.
+    """
+    if isinstance(error, offload.StoreFullError):
+        return CapacityError(str(error))
+    if isinstance(error, offload.StoreCorruptError):
+        return CheckpointError(f"{error}; load the model again: what arrived well is kept")
+    return EdgeError(str(error)) if isinstance(error, offload.StoreError) else error

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from edge.errors import EdgeError, NetworkError
-from edge.protocol.client import CONNECT_WITHIN_S, PeerClient
+from edge.protocol.client import CONNECT_WITHIN_S, Answer, PeerClient
 from edge.protocol.description import PeerDescription
 from edge.protocol.frame_codec import Call
 from edge.protocol.measurements import MemoryRate
@@ -42,24 +42,24 @@ async def set_memory(peer: PeerInfo, memory_bytes: int) -> PeerInfo:
 
 async def memory_rate(peer: PeerInfo) -> float:
     """Bytes per second the peer reads from memory; takes it a few tenths of a second."""
-    client = await PeerClient.connect(peer.address)
-    try:
-        return (await client.call(MemoryRate())).bytes_per_s
-    finally:
-        await client.aclose()
+    return (await _told(peer.address, MemoryRate())).bytes_per_s
 
 
 async def _described(
     address: str, call: Call[PeerDescription], *, timeout_s: float | None = None
 ) -> PeerInfo:
-    client = await PeerClient.connect(address, timeout_s=timeout_s or CONNECT_WITHIN_S)
-    try:
-        told = await client.call(call, limit_s=timeout_s)
-    finally:
-        await client.aclose()
+    told = await _told(address, call, timeout_s=timeout_s)
     return PeerInfo(
         address=address, **{each.name: getattr(told, each.name) for each in fields(told)}
     )
+
+
+async def _told(address: str, call: Call[Answer], *, timeout_s: float | None = None) -> Answer:
+    client = await PeerClient.connect(address, timeout_s=timeout_s or CONNECT_WITHIN_S)
+    try:
+        return await client.call(call, limit_s=timeout_s)
+    finally:
+        await client.aclose()
 
 
 async def describe_all(

@@ -27,16 +27,8 @@ class StepTimes:
     @property
     def each(self) -> StepTimes:
         """The times of one step, on average; all zeros when there was none."""
-        steps = max(1, self.steps)
-        return StepTimes(
-            steps=min(1, self.steps),
-            compute_s=self.compute_s / steps,
-            load_s=self.load_s / steps,
-            reduce_s=self.reduce_s / steps,
-            receive_s=self.receive_s / steps,
-            send_s=self.send_s / steps,
-            sample_s=self.sample_s / steps,
-        )
+        times = dataclasses.astuple(self)[1:]
+        return StepTimes(min(1, self.steps), *(each / max(1, self.steps) for each in times))
 
     def take(self) -> StepTimes:
         """The counters; they start again from zero."""

@@ -36,6 +36,9 @@ class SpecialToken:
     special: bool = True
 
 
+MATCHING_RULES = ("single_word", "lstrip", "rstrip", "normalized", "special")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerFiles:
     """The tokenizer of a checkpoint's folder, as its files describe it.
@@ -162,14 +165,9 @@ def _token(value: object, path: Path) -> SpecialToken:
         if not content.isascii() and any("\ud800" <= each <= "\udfff" for each in content):
             raise CheckpointError(_wrong(path, f"the token {shown(content)} is not valid Unicode"))
         special = bool(value.get("special", True))
-        return SpecialToken(
-            content=content,
-            single_word=bool(value.get("single_word", False)),
-            lstrip=bool(value.get("lstrip", False)),
-            rstrip=bool(value.get("rstrip", False)),
-            normalized=bool(value.get("normalized", not special)),
-            special=special,
-        )
+        rules = {"normalized": not special, **value, "special": special}
+        rules = {rule: bool(rules.get(rule, False)) for rule in MATCHING_RULES}
+        return SpecialToken(content=content, **rules)
     raise CheckpointError(_wrong(path, f"a token must be text or have content, not {shown(value)}"))
 
 

@@ -13,6 +13,7 @@ Where the two could differ, this follows transformers 5:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from edge.errors import CheckpointError, RequestError
 from edge.text.chat_template import ChatTemplate
 from edge.text.cleanup import clean_up_spaces
 from edge.text.detokenizer import Vocabulary
-from edge.text.files import SpecialToken, TokenizerFiles, read_tokenizer_files
+from edge.text.files import MATCHING_RULES, SpecialToken, TokenizerFiles, read_tokenizer_files
 
 _LLAMA_TOKENS = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
 
@@ -218,14 +219,7 @@ def _add_missing_tokens(
 ) -> None:
     """Make the declared and the special tokens known, those with an id first and in its order."""
     known = {
-        token.content: SpecialToken(
-            content=token.content,
-            single_word=token.single_word,
-            lstrip=token.lstrip,
-            rstrip=token.rstrip,
-            normalized=token.normalized,
-            special=token.special,
-        )
+        token.content: SpecialToken(content=token.content, **_rules(token))
         for token in backend.get_added_tokens_decoder().values()
     }
     wanted = {
@@ -244,12 +238,12 @@ def _add_missing_tokens(
         [
             tokenizers.AddedToken(
                 token.content,
-                single_word=token.single_word,
-                lstrip=token.lstrip,
-                rstrip=token.rstrip,
-                normalized=token.normalized,
-                special=token.special or token.content in named.values(),
+                **_rules(replace(token, special=token.special or token.content in named.values())),
             )
             for token in wanted.values()
         ]
     )
+
+
+def _rules(token: tokenizers.AddedToken | SpecialToken) -> dict[str, bool]:
+    return {rule: getattr(token, rule) for rule in MATCHING_RULES}
