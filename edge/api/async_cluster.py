@@ -147,7 +147,7 @@ class AsyncCluster:
                     name=checkpoint.name,
                     vocab_size=checkpoint.spec.vocab_size,
                     context_tokens=limits.context_tokens,
-                    end_ids=frozenset(checkpoint.defaults.eos_token_ids),
+                    end_ids=checkpoint.end_ids,
                     tokenizer=tokenizer,
                     peers={peer.id: peer for peer in peers},
                 )

@@ -162,11 +162,9 @@ def _await_ready(process: subprocess.Popen[str]) -> str:
     except (ValueError, KeyError, IndexError, TypeError):
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(STOP_TIMEOUT_S)
-        how = (
-            "says nothing of use"
-            if process.returncode is None
-            else (f"ended with exit code {process.returncode}")
-        )
+        how = f"ended with exit code {process.returncode}"
+        if process.returncode is None:
+            how = "says nothing of use"
         raise NetworkError(
             f"a local peer did not start: it {how}; its own message, on standard error, says why"
         ) from None

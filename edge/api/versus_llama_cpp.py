@@ -138,33 +138,38 @@ def compare(
             f"{model.vocab_size}: give a file of the same model"
         )
     prompt = np.random.default_rng(1).integers(model.vocab_size, size=prompt_tokens).tolist()
-    prefill: list[tuple[float, float]] = []
-    decode: list[tuple[float, float]] = []
-    batch: list[tuple[float, float]] = []
-    for number in range(rounds + 1):
+
+    def measured() -> dict[str, tuple[float, float]]:
+        """(Edge, llama.cpp) in tokens per second."""
         ours = model.generate(prompt, max_new_tokens=new_tokens, ignore_eos=True)
         theirs = llama.run(prompt_tokens, new_tokens)
-        together: tuple[float, float] | None = None
+        found = {
+            "prefill": (
+                prompt_tokens / ours.statistics["first_token_s"],
+                prompt_tokens / theirs["prefill_s"],
+            ),
+            "decode": (ours.tokens_per_s, (new_tokens - 1) / theirs["decode_s"]),
+        }
         if requests > 1:
-            mine = batch_tokens_per_s(
+            together = batch_tokens_per_s(
                 model, requests=requests, prompt_tokens=prompt_tokens, new_tokens=new_tokens
             )
             other = llama.run(prompt_tokens, new_tokens, requests)
-            together = (mine, requests * (new_tokens - 1) / other["decode_s"])
-        if number == 0:
-            continue
-        prefill.append(
-            (prompt_tokens / ours.statistics["first_token_s"], prompt_tokens / theirs["prefill_s"])
-        )
-        decode.append((ours.tokens_per_s, (new_tokens - 1) / theirs["decode_s"]))
-        if together is not None:
-            batch.append(together)
+            found["batch"] = (together, requests * (new_tokens - 1) / other["decode_s"])
+        return found
+
+    measured()
+    found = [measured() for _ in range(rounds)]
+    prefill, decode, batch = (
+        tuple(each[name] for each in found if name in each)
+        for name in ("prefill", "decode", "batch")
+    )
     return Comparison(
         version=llama.version,
         prompt_tokens=prompt_tokens,
         new_tokens=new_tokens,
         requests=requests,
-        prefill=tuple(prefill),
-        decode=tuple(decode),
-        batch=tuple(batch),
+        prefill=prefill,
+        decode=decode,
+        batch=batch,
     )

@@ -54,8 +54,10 @@ def _click_option(name: str, hint: Any, default: Any, facts: OptionFacts) -> Cal
     flags = facts.flags or (f"--{name.replace('_', '-')}",)
     kinds = [kind for kind in get_args(hint) or (hint,) if kind is not type(None)]
     shown: dict[str, Any] = {"default": default, "show_default": default is not None}
-    if facts.parse is not None:
-        shown = {"callback": functools.partial(_parsed, facts.parse)}
+    if (parse := facts.parse) is not None:
+        shown = {
+            "callback": lambda _context, _parameter, text: None if text is None else parse(text)
+        }
     elif choices := facts.choices or (get_args(hint) if get_origin(hint) is Literal else ()):
         named = {str(choice): choice for choice in choices}
         shown |= {
@@ -72,9 +74,3 @@ def _click_option(name: str, hint: Any, default: Any, facts: OptionFacts) -> Cal
     else:
         shown["type"] = kinds[0]
     return click.option(*flags, name, metavar=facts.metavar, help=facts.help, **shown)
-
-
-def _parsed(
-    parse: Callable[[str], Any], _context: click.Context, _parameter: click.Parameter, text: Any
-) -> Any:
-    return None if text is None else parse(text)

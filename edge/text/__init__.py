@@ -2,11 +2,11 @@
 
 Tokenizer            text ↔ token ids, chats → prompts        (tokenizer.py)
 TextStream           token ids → text that grows              (stream.py)
-GenerationDefaults   where answers end, how to sample         (generation_config.py)
+read_end_ids         where answers end                        (generation_config.py)
 """
 
-from edge.text.generation_config import GenerationDefaults, read_generation_defaults
+from edge.text.generation_config import read_end_ids
 from edge.text.stream import TextStream
 from edge.text.tokenizer import Tokenizer
 
-__all__ = ["GenerationDefaults", "TextStream", "Tokenizer", "read_generation_defaults"]
+__all__ = ["TextStream", "Tokenizer", "read_end_ids"]

@@ -8,7 +8,7 @@ from edge.errors import CheckpointError, RequestError
 from edge.models.families import Family, read_family
 from edge.models.spec import ModelSpec, tensor_shapes
 from edge.progress import OnProgress
-from edge.text import GenerationDefaults, Tokenizer, read_generation_defaults
+from edge.text import Tokenizer, read_end_ids
 from edge.text.files import read_json
 from edge.weights.formats import WeightFormat
 from edge.weights.matrix_kind import CheckpointTensors, WeightSource
@@ -24,7 +24,7 @@ class Checkpoint:
         self.store = store
         self.name = path.name
         self._family = family
-        self.defaults: GenerationDefaults = read_generation_defaults(path)
+        self.end_ids = frozenset(read_end_ids(path))
         self._tokenizer: Tokenizer | None = None
 
     @classmethod

@@ -57,7 +57,7 @@ def test_the_checkpoint_is_made_once_and_opens(tmp_path: Path) -> None:
     assert {file: file.stat().st_mtime_ns for file in path.iterdir()} == written
     with Checkpoint.open(path) as opened:
         assert opened.spec.num_layers == SHAPES["tiny"].num_layers
-        assert opened.defaults.eos_token_ids == ()
+        assert opened.end_ids == frozenset()
         assert opened.tokenizer.decode(opened.tokenizer.encode("größer 😀")) == "größer 😀"
         weights = opened.store.read("model.layers.0.mlp.up_proj.weight")
     assert weights.dtype.name == "bfloat16"

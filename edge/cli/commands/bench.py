@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import click
@@ -134,15 +134,7 @@ def _show(measured: Benchmark, *, title: str) -> None:
         title="each decoded token, ms", pad_edge=False, collapse_padding=True,
     )  # fmt: skip
     for share in measured.peers:
-        token = share.token
-        parts = (
-            token.compute_s,
-            token.load_s,
-            token.reduce_s,
-            token.receive_s,
-            token.send_s,
-            token.sample_s,
-        )
+        parts = astuple(share.token)[1:]  # in the order of the columns
         peers.add_row(
             share.times.name,
             *(f"{1e3 * part:.2f}" for part in parts),

@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from edge.errors import CheckpointError, RequestError
-from edge.text import GenerationDefaults, TextStream, Tokenizer, read_generation_defaults
+from edge.text import TextStream, Tokenizer, read_end_ids
 from tests.support.small_tokenizers import (
     KINDS,
     TEXTS,
@@ -181,43 +181,20 @@ def test_a_file_too_large_to_be_text_is_not_read(tmp_path: Path) -> None:
         Tokenizer.open(tmp_path)
 
 
-def test_generation_defaults_come_from_both_files(tmp_path: Path) -> None:
+def test_end_tokens_come_from_either_file(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": {"eos_token_id": 3}}))
+    assert read_end_ids(tmp_path) == (3,)
     (tmp_path / "config.json").write_text(
-        json.dumps({"eos_token_id": 7, "pad_token_id": 5, "text_config": {"bos_token_id": 3}})
+        json.dumps({"eos_token_id": 7, "text_config": {"eos_token_id": 3}})
     )
-    assert read_generation_defaults(tmp_path) == GenerationDefaults(
-        eos_token_ids=(7,), bos_token_id=3, pad_token_id=5
-    )
-    (tmp_path / "generation_config.json").write_text(
-        json.dumps(
-            {
-                "eos_token_id": [2, 9, 2],
-                "bos_token_id": 1,
-                "pad_token_id": -1,
-                "do_sample": True,
-                "temperature": 1,
-                "top_k": 20,
-                "top_p": 0.8,
-                "min_p": 0.05,
-                "repetition_penalty": 1.05,
-            }
-        )
-    )
-    assert read_generation_defaults(tmp_path) == GenerationDefaults(
-        eos_token_ids=(2, 9),
-        bos_token_id=1,
-        do_sample=True,
-        temperature=1.0,
-        top_k=20,
-        top_p=0.8,
-        min_p=0.05,
-        repetition_penalty=1.05,
-    )
+    assert read_end_ids(tmp_path) == (7,)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, -1, 9, 2]}))
+    assert read_end_ids(tmp_path) == (2, 9)
 
 
-def test_a_checkpoint_may_say_nothing_about_generation(tmp_path: Path) -> None:
+def test_a_checkpoint_may_say_nothing_about_ends(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"eos_token_id": null}')
-    assert read_generation_defaults(tmp_path) == GenerationDefaults()
+    assert read_end_ids(tmp_path) == ()
 
 
 @pytest.mark.parametrize(
@@ -226,13 +203,11 @@ def test_a_checkpoint_may_say_nothing_about_generation(tmp_path: Path) -> None:
         (None, r"config\.json is missing"),
         ({"eos_token_id": "</s>"}, r"eos_token_id must be whole numbers .*correct the file"),
         ({"eos_token_id": [1, True]}, "eos_token_id must be"),
-        ({"pad_token_id": 2**31}, "pad_token_id must be"),
-        ({"temperature": "hot"}, "temperature must be a number, not 'hot'"),
-        ({"do_sample": 1}, "do_sample must be true or false"),
+        ({"eos_token_id": 2**31}, "eos_token_id must be"),
     ],
 )
 def test_damaged_generation_settings_are_named(tmp_path: Path, content: Any, message: str) -> None:
     if content is not None:
         (tmp_path / "config.json").write_text(json.dumps(content))
     with pytest.raises(CheckpointError, match=message):
-        read_generation_defaults(tmp_path)
+        read_end_ids(tmp_path)
