@@ -1,9 +1,9 @@
-"""A reply on the terminal: its text, its figures beside what was predicted, what slowed it down."""
+"""A reply on the terminal: its text, its figures and what was predicted, what slowed it down."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -66,7 +66,7 @@ def show_reply(model: Model, prompt: Prompt, options: GenerationOptions) -> Repl
 
 
 def show_parts(model: Model, reply: Reply) -> Sequence[PeerTimes] | None:
-    """Where a reply's time went, on stderr, beside what was predicted for its length.
+    """Where a reply's time went, on stderr, next to what was predicted for its length.
 
     The peers' counters over this reply; None when one has gone since: the answer is there.
     """
@@ -101,35 +101,33 @@ def _add_part(table: Table, part: Part) -> None:
     table.add_row(escape(part.part), f"{1e3 * part.predicted_s:.2f}", f"{1e3 * part.actual_s:.2f}")
 
 
+def drift_of(model: Model, times: Sequence[PeerTimes] | None = None) -> Drift | None:
+    """What made the replies since the last time slower than predicted, if they were.
+
+    times: the peers' counters, where they were asked already.
+    """
+    try:
+        return model.check(times)
+    except EdgeError:
+        return None  # the answer is there; that a device has gone since is told by the next one
+
+
 def tell_drift(
     cluster: Cluster,
     model: Model,
+    path: Path,
+    options: LoadOptions,
+    drift: Drift,
     *,
     adapt: bool,
-    times: Sequence[PeerTimes] | None = None,
-    measured_again: Collection[tuple[str, ...]] = (),
-) -> Drift | None:
-    """One line on stderr if the replies since the last time were slower than predicted.
+) -> None:
+    """One line on stderr, with what is done about it or could be.
 
-    times: the peers' counters, where they were asked already. measured_again: what was to blame
-    before and is not measured at once again.
-    """
-    try:
-        drift = model.check(times)
-    except EdgeError:
-        return None  # the answer is there; that a device has gone since is told by the next one
-    if drift is not None:
-        tell(cluster, drift, adapt=adapt and drift.devices not in measured_again)
-    return drift
-
-
-def tell(cluster: Cluster, drift: Drift, *, adapt: bool) -> None:
-    """The line, with what is done about it or could be.
-
-    What is to blame is forgotten where the next load would measure it: not of a single peer.
+    What is to blame is forgotten where the next load would measure it: not of a single peer. With
+    `adapt` it is measured now, with the model closed that keeps it busy.
     """
     measures = len(cluster.peers) > 1
-    if measures:
+    if measures or adapt:
         cluster.forget_measured(drift.devices)
     remedy = "with --adapt it is measured again"
     if adapt:
@@ -137,12 +135,6 @@ def tell(cluster: Cluster, drift: Drift, *, adapt: bool) -> None:
     elif measures:
         remedy = "it is measured again at the next load, with --adapt at once"
     click.echo(f"edge: {drift.message}; {remedy}", err=True)
-
-
-def measure_again(
-    cluster: Cluster, model: Model, path: Path, options: LoadOptions, drift: Drift
-) -> None:
-    """Have what is to blame measured now, with the model closed that keeps it busy."""
-    model.close()
-    cluster.forget_measured(drift.devices)
-    cluster.propose(path, options)
+    if adapt:
+        model.close()
+        cluster.propose(path, options)

@@ -16,7 +16,7 @@ from edge.errors import (
     ProtocolError,
     RequestError,
 )
-from edge.protocol.fields import Coded, Printable, printable
+from edge.protocol.fields import Printable, ReadBy, printable
 from edge.protocol.frame_codec import Event
 
 _LONGEST_MESSAGE = 4000
@@ -29,7 +29,7 @@ _KINDS: dict[str, type[EdgeError]] = {
     "protocol": ProtocolError,
 }
 
-_Message = Annotated[str, Coded(str, lambda value, _name: printable(value, limit=_LONGEST_MESSAGE))]
+_Message = Annotated[str, ReadBy(lambda value, _name: printable(value, limit=_LONGEST_MESSAGE))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

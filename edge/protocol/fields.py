@@ -1,7 +1,7 @@
-"""Records as JSON and back: one codec for every dataclass, made from its annotations.
+"""Records as JSON and back: what comes from outside is read by the annotations of its dataclass.
 
-What comes from outside is checked against them. Classes with `to_json` and `from_json` of their own
-keep to these; ranges and what fields mean together are a record's own to check when it is made.
+Classes with `to_json` and `from_json` of their own keep to these; ranges and what fields mean
+together are a record's own to check when it is made.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -33,24 +33,43 @@ _LARGEST_INTEGER = 1 << 53
 _LARGEST_NUMBER = 1e18
 
 
+Reader = Callable[[Any, str], Any]
+"""Makes a value of JSON; gets the field's name, too, for its ProtocolError."""
+
+
 @dataclass(frozen=True, slots=True)
-class Coded:
-    """How a value is written as JSON, and read from it: `read` gets the field's name, too."""
+class ReadBy:
+    """Marks a field that has a reader of its own."""
 
-    write: Callable[[Any], Any]
-    read: Callable[[Any, str], Any]
-
-
-def to_json(record: object) -> Any:
-    """Built-in types only."""
-    cls: Any = type(record)
-    return codec(cls).write(record)
+    reader: Reader
 
 
-def from_json(cls: type[Record], value: object, name: str = "a record") -> Record:
+def to_json(value: Any) -> Any:
+    """Built-in types only. A mapping is an object, or a list of pairs where keys are no text."""
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if hasattr(value, "to_json"):
+        return value.to_json()
+    if dataclasses.is_dataclass(value):
+        names = [each.name for each in dataclasses.fields(value)]
+        return {name: to_json(getattr(value, name)) for name in names}
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {key: to_json(held) for key, held in value.items()}
+    if isinstance(value, Mapping):
+        value = tuple(value.items())
+    if isinstance(value, tuple | list):
+        return [to_json(each) for each in value]
+    if isinstance(value, frozenset):
+        return sorted(map(to_json, value))
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"no record holds {value!r:.80}")
+
+
+def from_json(cls: type[Record], value: object) -> Record:
     """Raises ProtocolError for anything `to_json` could not have written."""
     annotation: Any = cls
-    record: Record = codec(annotation).read(value, name)
+    record: Record = reader(annotation)(value, "a record")
     return record
 
 
@@ -95,10 +114,10 @@ def _address(value: object, name: str) -> str:
     return address
 
 
-Printable = Annotated[str, Coded(str, lambda value, name: printable(text(value, name)))]
+Printable = Annotated[str, ReadBy(lambda value, name: printable(text(value, name)))]
 """Shown to people."""
 
-Address = Annotated[str, Coded(str, _address)]
+Address = Annotated[str, ReadBy(_address)]
 """host:port."""
 
 
@@ -119,44 +138,42 @@ def token_ids(payload: Buffer, vocab_size: int, *, most_tokens: int) -> tuple[in
     return tuple(tokens.tolist())
 
 
-_PLAIN: dict[Any, Coded] = {
-    str: Coded(str, text),
-    int: Coded(int, integer),
-    float: Coded(float, number),
-    bool: Coded(bool, boolean),
-}
+_PLAIN: dict[Any, Reader] = {str: text, int: integer, float: number, bool: boolean}
 
 
 @cache
-def codec(annotation: Any) -> Coded:
-    """The codec of a field with this annotation. TypeError for one that no record may hold."""
+def reader(annotation: Any) -> Reader:
+    """The reader of a field with this annotation. TypeError for one that no record may hold."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        marks = [mark for mark in arguments[1:] if isinstance(mark, Coded)]
-        return marks[0] if marks else codec(arguments[0])
+        marks = [mark.reader for mark in arguments[1:] if isinstance(mark, ReadBy)]
+        return marks[0] if marks else reader(arguments[0])
     if origin is Literal:
-        return Coded(str, lambda value, name: _one_of(arguments, value, name))
+        return partial(_one_of, arguments)
     if origin in (Union, UnionType) and NoneType in arguments:
-        (held,) = (codec(each) for each in arguments if each is not NoneType)
-        return Coded(
-            lambda value: None if value is None else held.write(value),
-            lambda value, name: None if value is None else held.read(value, name),
-        )
+        (held,) = (reader(each) for each in arguments if each is not NoneType)
+        return lambda value, name: None if value is None else held(value, name)
     if origin is tuple and arguments[-1] is not Ellipsis:
-        return _fixed([codec(each) for each in arguments])
+        return partial(_fixed, [reader(each) for each in arguments])
     if origin in (tuple, frozenset):
-        return _many(origin, codec(arguments[0]))
+        item = reader(arguments[0])
+        return lambda value, name: origin([item(each, name) for each in _items(value, name)])
+    if origin is Mapping and arguments[0] is str:
+        item = reader(arguments[1])
+        return lambda value, name: {
+            text(key, name): item(held, name) for key, held in _object(value, name).items()
+        }
     if origin is Mapping:
-        return _mapping(arguments[0], codec(arguments[1]))
+        pairs = reader(tuple[tuple[arguments], ...])  # type: ignore[valid-type]
+        return lambda value, name: dict(pairs(value, name))
     if annotation in _PLAIN:
         return _PLAIN[annotation]
     if hasattr(annotation, "from_json"):
-        return Coded(
-            lambda value: value.to_json(),
-            lambda value, name: _made(name, lambda: annotation.from_json(value)),
-        )
+        return lambda value, name: _made(name, lambda: annotation.from_json(value))
     if dataclasses.is_dataclass(annotation):
-        return _record(annotation)
+        hints = get_type_hints(annotation, include_extras=True)
+        fields = [each.name for each in dataclasses.fields(annotation)]
+        return partial(_record, annotation, {each: reader(hints[each]) for each in fields})
     raise TypeError(f"no record holds {annotation}")
 
 
@@ -172,61 +189,26 @@ def _items(value: object, name: str) -> list[Any]:
     return list(value)
 
 
-def _fixed(parts: list[Coded]) -> Coded:
-    def read(value: object, name: str) -> tuple[Any, ...]:
-        items = _items(value, name)
-        if len(items) != len(parts):
-            raise ProtocolError(f"{name} must be a list of {len(parts)}")
-        return tuple(part.read(item, name) for part, item in zip(parts, items, strict=True))
-
-    return Coded(
-        lambda value: [part.write(each) for part, each in zip(parts, value, strict=True)], read
-    )
+def _object(value: object, name: str) -> Mapping[Any, Any]:
+    if not isinstance(value, Mapping):
+        raise ProtocolError(f"{name} must be an object, not {value!r:.80}")
+    return value
 
 
-def _many(kind: type[Any], item: Coded) -> Coded:
-    def write(value: Any) -> list[Any]:
-        written = [item.write(each) for each in value]
-        return sorted(written) if kind is frozenset else written
-
-    return Coded(
-        write, lambda value, name: kind([item.read(each, name) for each in _items(value, name)])
-    )
+def _fixed(parts: list[Reader], value: object, name: str) -> tuple[Any, ...]:
+    items = _items(value, name)
+    if len(items) != len(parts):
+        raise ProtocolError(f"{name} must be a list of {len(parts)}")
+    return tuple(part(item, name) for part, item in zip(parts, items, strict=True))
 
 
-def _mapping(key: Any, held: Coded) -> Coded:
-    """An object, or a list of pairs where keys are no text."""
-    if key is not str:
-        pairs = _many(tuple, _fixed([codec(key), held]))
-        return Coded(
-            lambda value: pairs.write(value.items()),
-            lambda value, name: dict(pairs.read(value, name)),
-        )
-
-    def read(value: object, name: str) -> dict[str, Any]:
-        if not isinstance(value, Mapping):
-            raise ProtocolError(f"{name} must be an object, not {value!r:.80}")
-        return {text(each, name): held.read(found, name) for each, found in value.items()}
-
-    return Coded(lambda value: {each: held.write(found) for each, found in value.items()}, read)
-
-
-def _record(cls: Any) -> Coded:
-    hints = get_type_hints(cls, include_extras=True)
-    parts = {each.name: codec(hints[each.name]) for each in dataclasses.fields(cls)}
-
-    def read(value: object, name: str) -> Any:
-        if not isinstance(value, Mapping):
-            raise ProtocolError(f"{name} must be an object, not {value!r:.80}")
-        for each in parts:
-            if each not in value:
-                raise ProtocolError(f"{name} has no {each}")
-        found = {each: part.read(value[each], each) for each, part in parts.items()}
-        return _made(name, lambda: cls(**found))
-
-    return Coded(
-        lambda value: {each: part.write(getattr(value, each)) for each, part in parts.items()}, read
-    )
+def _record(cls: Any, parts: Mapping[str, Reader], value: object, name: str) -> Any:
+    given = _object(value, name)
+    for each in parts:
+        if each not in given:
+            raise ProtocolError(f"{name} has no {each}")
+    found = {each: part(given[each], each) for each, part in parts.items()}
+    return _made(name, lambda: cls(**found))
 
 
 def _made(name: str, make: Callable[[], Any]) -> Any:

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Annotated, Any, ClassVar, Generic, TypeVar, get_args, get_origin, get_type_hints
 
 from edge.errors import ProtocolError
-from edge.protocol.fields import MALFORMED, Coded, codec
+from edge.protocol.fields import MALFORMED, Reader, reader, to_json
 from transport import Frame
 from transport.frame import Buffer
 
@@ -38,10 +38,10 @@ Raw = Annotated[Buffer, Payload(lambda value: value, lambda payload: payload)]
 
 def long_json(annotation: Any) -> Payload:
     """JSON of such a value."""
-    held = codec(annotation)
+    held = reader(annotation)
     return Payload(
-        lambda value: json.dumps(held.write(value)).encode(),
-        lambda payload: held.read(json.loads(bytes(payload)), "the payload"),
+        lambda value: json.dumps(to_json(value)).encode(),
+        lambda payload: held(json.loads(bytes(payload)), "the payload"),
     )
 
 
@@ -94,7 +94,7 @@ def to_frame(kind: str, body: object, *, call: int | None = None) -> Frame:
         if isinstance(part, Payload):
             payload = part.write(getattr(body, name))
         else:
-            header[name] = part.write(getattr(body, name))
+            header[name] = to_json(getattr(body, name))
     return Frame(kind, header, payload)
 
 
@@ -107,7 +107,7 @@ def from_frame(cls: type[Body], frame: Frame) -> Body:
             if isinstance(part, Payload):
                 found[name] = part.read(frame.payload)
             elif name in frame.header:
-                found[name] = part.read(frame.header[name], name)
+                found[name] = part(frame.header[name], name)
             else:
                 raise ProtocolError(f"it has no {name}")
         return cls(**found)
@@ -116,11 +116,11 @@ def from_frame(cls: type[Body], frame: Frame) -> Body:
 
 
 @cache
-def _parts(cls: type[Any]) -> Mapping[str, Coded | Payload]:
+def _parts(cls: type[Any]) -> Mapping[str, Reader | Payload]:
     hints = get_type_hints(cls, include_extras=True)
     return {each.name: _part(hints[each.name]) for each in dataclasses.fields(cls)}
 
 
-def _part(annotation: Any) -> Coded | Payload:
+def _part(annotation: Any) -> Reader | Payload:
     marks = [mark for mark in get_args(annotation)[1:] if isinstance(mark, Payload)]
-    return marks[0] if marks else codec(annotation)
+    return marks[0] if marks else reader(annotation)

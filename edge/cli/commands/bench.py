@@ -15,7 +15,7 @@ from edge.api.benchmark import Benchmark, BenchmarkOptions, run_benchmark
 from edge.api.versus_llama_cpp import Comparison, Llama, compare, spreads
 from edge.cli.field_options import given_options
 from edge.cli.options import ClusterOptions, cluster_options, model_options, open_cluster
-from edge.cli.reply_view import adapt_option, measure_again, tell, tell_why_not_predicted
+from edge.cli.reply_view import adapt_option, tell_drift, tell_why_not_predicted
 from edge.host.free_memory import format_size
 from edge.planning.load_options import LoadOptions
 
@@ -96,9 +96,7 @@ def command(
                     rounds=wanted.repeats,
                 )
         if measured.drift is not None:
-            tell(cluster, measured.drift, adapt=adapt)
-        if measured.drift is not None and adapt:
-            measure_again(cluster, loaded, model, options, measured.drift)
+            tell_drift(cluster, loaded, model, options, measured.drift, adapt=adapt)
     if as_json:
         found = measured.to_json()
         if comparison is not None:

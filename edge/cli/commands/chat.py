@@ -17,7 +17,7 @@ from edge.cli.options import (
 )
 from edge.cli.reply_view import (
     adapt_option,
-    measure_again,
+    drift_of,
     show_reply,
     tell_drift,
     tell_why_not_predicted,
@@ -71,10 +71,12 @@ def command(
                 messages.pop()
                 continue
             messages.append({"role": "assistant", "content": reply.text})
-            drift = tell_drift(cluster, loaded, adapt=adapt, measured_again=measured_again)
-            if drift is not None and adapt and drift.devices not in measured_again:
+            if (drift := drift_of(loaded)) is None:
+                continue
+            adapts = adapt and drift.devices not in measured_again
+            tell_drift(cluster, loaded, model, options, drift, adapt=adapts)
+            if adapts:
                 measured_again.add(drift.devices)  # once: a second time would find the same
-                measure_again(cluster, loaded, model, options, drift)
                 loaded = cluster.load(model, options)
 
 

@@ -21,7 +21,7 @@ from edge.cli.options import (
 )
 from edge.cli.reply_view import (
     adapt_option,
-    measure_again,
+    drift_of,
     show_parts,
     show_reply,
     tell_drift,
@@ -78,9 +78,8 @@ def command(
         else:
             reply = show_reply(loaded, text, generation)
         times = show_parts(loaded, reply) if explain else None
-        drift = tell_drift(cluster, loaded, adapt=adapt, times=times)
-        if drift is not None and adapt:
-            measure_again(cluster, loaded, model, options, drift)
+        if (drift := drift_of(loaded, times)) is not None:
+            tell_drift(cluster, loaded, model, options, drift, adapt=adapt)
 
 
 def _as_json(reply: Reply) -> dict[str, Any]:
