@@ -89,7 +89,7 @@ def read_tokenizer_files(path: Path) -> TokenizerFiles:
     if isinstance(extra, Mapping):  # newer settings name the tokens of other modalities
         named, extra = {**named, **extra}, []
     if not isinstance(extra, list):
-        raise CheckpointError(_wrong(settings_file, "extra_special_tokens must be a list"))
+        raise _damaged(settings_file, "extra_special_tokens must be a list")
     by_content = {token.content: token for token in declared.values()}
     return TokenizerFiles(
         path=path,
@@ -113,9 +113,7 @@ def read_text(path: Path) -> str:
     """A text file of the checkpoint. Raises CheckpointError where it cannot be read as UTF-8."""
     try:
         if path.stat().st_size > _LARGEST_FILE_BYTES:
-            raise CheckpointError(
-                _wrong(path, f"it is larger than {_LARGEST_FILE_BYTES >> 20} MiB, so not text")
-            )
+            raise _damaged(path, f"it is larger than {_LARGEST_FILE_BYTES >> 20} MiB, so not text")
         return path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
         raise CheckpointError(
@@ -127,7 +125,7 @@ def read_text(path: Path) -> str:
             f"{path} cannot be read ({error.strerror}); check its permissions and the disk"
         ) from error
     except UnicodeDecodeError as error:
-        raise CheckpointError(_wrong(path, "it is not UTF-8 text")) from error
+        raise _damaged(path, "it is not UTF-8 text") from error
 
 
 def read_json(path: Path) -> dict[str, object]:
@@ -140,20 +138,20 @@ def parse_json(text: str, path: Path) -> dict[str, object]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(_wrong(path, f"it is not JSON ({error})")) from error
+        raise _damaged(path, f"it is not JSON ({error})") from error
     if not isinstance(value, dict):
-        raise CheckpointError(_wrong(path, f"it holds a {type(value).__name__}, not an object"))
+        raise _damaged(path, f"it holds a {type(value).__name__}, not an object")
     return value
 
 
-def _wrong(path: Path, cause: str) -> str:
-    return f"{path} is damaged: {cause}; download it again"
+def _damaged(path: Path, cause: str) -> CheckpointError:
+    return CheckpointError(f"{path} is damaged: {cause}; download it again")
 
 
 def _text(settings: Mapping[str, object], name: str, path: Path) -> str:
     value = settings.get(name) or ""
     if not isinstance(value, str):
-        raise CheckpointError(_wrong(path, f"{name} must be text, not {shown(value)}"))
+        raise _damaged(path, f"{name} must be text, not {shown(value)}")
     return value
 
 
@@ -163,22 +161,22 @@ def _token(value: object, path: Path) -> SpecialToken:
         value = {"content": value}
     if isinstance(value, Mapping) and isinstance(content := value.get("content"), str):
         if not content.isascii() and any("\ud800" <= each <= "\udfff" for each in content):
-            raise CheckpointError(_wrong(path, f"the token {shown(content)} is not valid Unicode"))
+            raise _damaged(path, f"the token {shown(content)} is not valid Unicode")
         special = bool(value.get("special", True))
         rules = {"normalized": not special, **value, "special": special}
         rules = {rule: bool(rules.get(rule, False)) for rule in MATCHING_RULES}
         return SpecialToken(content=content, **rules)
-    raise CheckpointError(_wrong(path, f"a token must be text or have content, not {shown(value)}"))
+    raise _damaged(path, f"a token must be text or have content, not {shown(value)}")
 
 
 def _declared_tokens(settings: Mapping[str, object], path: Path) -> dict[int, SpecialToken]:
     declared = settings.get("added_tokens_decoder") or {}
     if not isinstance(declared, Mapping):
-        raise CheckpointError(_wrong(path, "added_tokens_decoder must be an object"))
+        raise _damaged(path, "added_tokens_decoder must be an object")
     tokens = {}
     for token_id, value in declared.items():
         if not isinstance(token_id, str) or not re.fullmatch(r"[0-9]{1,10}", token_id):
-            raise CheckpointError(_wrong(path, f"{shown(token_id)} is no token id"))
+            raise _damaged(path, f"{shown(token_id)} is no token id")
         tokens[int(token_id)] = _token(value, path)
     return dict(sorted(tokens.items()))
 
@@ -206,11 +204,7 @@ def _chat_templates(
                     case {"name": str(name), "template": str(source)}:
                         named[name] = (source, str(settings_file))
                     case _:
-                        raise CheckpointError(
-                            _wrong(settings_file, "a chat_template lacks its name or template")
-                        )
+                        raise _damaged(settings_file, "a chat_template lacks its name or template")
             return named
         case other:
-            raise CheckpointError(
-                _wrong(settings_file, f"chat_template is a {type(other).__name__}, not text")
-            )
+            raise _damaged(settings_file, f"chat_template is a {type(other).__name__}, not text")
