@@ -12,6 +12,7 @@ import pytest
 import edge
 from tests.multiprocess.conftest import LONG_CONTEXT
 from tests.support.checkpoints import TinyCheckpoint
+from tests.support.plans import make_plan
 
 Checkpoints = Callable[..., TinyCheckpoint]
 
@@ -31,7 +32,7 @@ async def endless(
         await cluster.load(
             checkpoint.path,
             dtype="float32",
-            plan="tensor",
+            plan=make_plan(checkpoint.spec, "tensor_2", model=checkpoint.path.name),
             context_tokens=LONG_CONTEXT,
             concurrency=4,
         ) as model,
@@ -53,7 +54,7 @@ def test_local_peers_a_load_and_a_reply(tiny_checkpoint: Checkpoints) -> None:
 
     async def main() -> list[int]:
         async with await edge.AsyncCluster.local(peers=2, threads=1) as cluster:
-            assert (await cluster.propose(checkpoint.path, plan="tensor")).plan.devices
+            assert (await cluster.propose(checkpoint.path, dtype="float32")).plan.devices
             async with await cluster.load(checkpoint.path, dtype="float32") as model:
                 rows = await model.logits(prompt)
                 assert rows.shape == (5, model.vocab_size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -39,6 +40,14 @@ def endless_run(checkpoint: TinyCheckpoint, *options: str) -> tuple[str, ...]:
     )  # fmt: skip
 
 
+def by_hand(checkpoint: TinyCheckpoint, layout: str, folder: Path) -> tuple[str, str]:
+    """Options of a run over local daemons: so nothing is measured first."""
+    file = folder / "plan.json"
+    plan = make_plan(checkpoint.spec, layout, model=checkpoint.path.name)
+    file.write_text(json.dumps(plan.to_json()))
+    return "--plan", str(file)
+
+
 def children_of(process: subprocess.Popen[str], count: int) -> list[psutil.Process]:
     """Its daemons, once it has started so many."""
 
@@ -68,9 +77,10 @@ def test_a_killed_coordinator_leaves_the_daemon_free(
 
 
 def test_a_killed_coordinators_own_daemons_end_by_themselves(
-    endless_checkpoint: TinyCheckpoint,
+    endless_checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:
-    command = endless_run(endless_checkpoint, "--local", "2", "--parallel", "tensor")
+    plan = by_hand(endless_checkpoint, "tensor_2", tmp_path)
+    command = endless_run(endless_checkpoint, "--local", "2", *plan)
     with edge_process(*command) as process:
         assert process.stdout is not None
         assert process.stdout.read(1)
@@ -89,8 +99,11 @@ def test_ctrl_c_while_the_local_daemons_start(endless_checkpoint: TinyCheckpoint
     assert messages.strip() == "Interrupted; everything this command started was ended."
 
 
-def test_ctrl_c_while_tokens_are_written(endless_checkpoint: TinyCheckpoint) -> None:
-    command = endless_run(endless_checkpoint, "--local", "2", "--parallel", "pipeline")
+def test_ctrl_c_while_tokens_are_written(
+    endless_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    plan = by_hand(endless_checkpoint, "pipeline_2", tmp_path)
+    command = endless_run(endless_checkpoint, "--local", "2", *plan)
     with edge_process(*command) as process:
         assert process.stdout is not None
         assert process.stdout.read(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -192,12 +193,14 @@ def test_who_has_gone_is_named_when_the_rest_is_too_small(
 
 
 def test_the_command_line_names_the_lost_peer(
-    trio: Trio, endless_checkpoint: TinyCheckpoint
+    trio: Trio, endless_checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:
     options = [part for address in trio.addresses() for part in ("--peer", address)]
+    plan = tmp_path / "plan.json"
+    plan.write_text(json.dumps(cut(endless_checkpoint, "pipeline_3", trio.daemons).to_json()))
     with edge_process(
         "run", endless_checkpoint.path, "-p", "hi", "-n", 20_000, "--context", 20_100,
-        "--dtype", "float32", "--parallel", "pipeline", *options,
+        "--dtype", "float32", "--plan", plan, *options,
     ) as process:  # fmt: skip
         assert process.stdout is not None
         assert process.stdout.read(1)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -95,6 +96,24 @@ class Questions:
         )
 
 
+@pytest.fixture(scope="module")
+def first_answer(
+    pair: list[Daemon], checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Questions, ClusterSpec]:
+    """The pair, measured with nothing known."""
+    first = Questions(checkpoint, tmp_path_factory.mktemp("known"))
+    return first, first.ask(peers_of(pair))
+
+
+@pytest.fixture
+def known(
+    first_answer: tuple[Questions, ClusterSpec], checkpoint: TinyCheckpoint, tmp_path: Path
+) -> Questions:
+    """Somebody who has measured the pair."""
+    cache = shutil.copytree(first_answer[0].cache, tmp_path / "cache")
+    return Questions(checkpoint, Path(cache))
+
+
 @pytest.fixture
 def questions(checkpoint: TinyCheckpoint, tmp_path: Path) -> Questions:
     return Questions(checkpoint, tmp_path / "cache")
@@ -111,9 +130,11 @@ def steady(notes: list[str]) -> list[str]:
     return [note for note in notes if "is not steady" not in note]
 
 
-def test_peers_measure_themselves_and_their_link(pair: list[Daemon], questions: Questions) -> None:
+def test_peers_measure_themselves_and_their_link(
+    pair: list[Daemon], first_answer: tuple[Questions, ClusterSpec], known: Questions
+) -> None:
     peers = peers_of(pair)
-    cluster = questions.ask(peers)
+    questions, cluster = first_answer
     assert [device.id for device in cluster.devices] == [peer.id for peer in peers]
     assert len({device.host for device in cluster.devices}) == 1
     for device, peer in zip(cluster.devices, peers, strict=True):
@@ -137,7 +158,7 @@ def test_peers_measure_themselves_and_their_link(pair: list[Daemon], questions: 
     assert sorted(questions.measured) == ["", "a", "b"]
     assert {each.phase for each in questions.progress} == {"measure"}
     assert steady(questions.notes) == []
-    assert questions.ask(peers, only_known=True).crowds == (crowd,)
+    assert known.ask(peers, only_known=True).crowds == (crowd,)
 
 
 def test_what_is_known_is_not_measured(
@@ -178,19 +199,18 @@ def test_what_is_known_is_not_measured(
 
 @pytest.mark.parametrize("only_known", [True, False])
 def test_a_link_that_has_changed_is_measured_again(
-    only_known: bool, pair: list[Daemon], questions: Questions
+    only_known: bool, pair: list[Daemon], known: Questions
 ) -> None:
     peers = peers_of(pair)
-    questions.ask(peers)
-    cache = FactsCache(questions.cache / "measured")
+    cache = FactsCache(known.cache / "measured")
     times = cache.link(peers[0], peers[1])
     assert times is not None
     hour = Span(low_s=3600.0, middle_s=3600.0, high_s=3600.0)
     for glance in (replace(times.glance, echo_s=hour), replace(times.glance, back_s=hour)):
         changed = replace(times, latency_s=3600.0, glance=glance, is_unsteady=False)
         cache.keep_link(peers[0], peers[1], changed)
-        cluster = questions.ask(peers, only_known=only_known)
-        assert questions.measured == [""]
+        cluster = known.ask(peers, only_known=only_known)
+        assert known.measured == [""]
         assert all(link.latency_s < 3600.0 for link in cluster.links)
         now = cache.link(peers[0], peers[1])
         assert now is not None

@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 
 import edge
+from edge.weights.formats import DEFAULT_BLOCK_SIZE
 from partition import Plan
 from partition import PlanError as PartitionPlanError
 from tests.support.checkpoints import CONTEXT_TOKENS, TinyCheckpoint
+from tests.support.plans import make_plan
 from tests.support.processes import PATIENCE_S
 from tests.support.processes import edge as run_edge
 
@@ -34,9 +36,17 @@ def checkpoint(tiny_checkpoint: Callable[..., TinyCheckpoint]) -> TinyCheckpoint
     return tiny_checkpoint("llama")
 
 
+def cut(checkpoint: TinyCheckpoint, layout: str) -> Plan:
+    """By hand: so nothing is measured first."""
+    return make_plan(
+        checkpoint.spec, layout, model=checkpoint.path.name, column_multiple=DEFAULT_BLOCK_SIZE
+    )
+
+
 @pytest.fixture(scope="module")
 def model(cluster: edge.Cluster, checkpoint: TinyCheckpoint) -> Iterator[edge.Model]:
-    with cluster.load(checkpoint.path, dtype="float32", context_tokens=CONTEXT) as model:
+    plan = cut(checkpoint, "pipeline_2")
+    with cluster.load(checkpoint.path, dtype="float32", plan=plan, context_tokens=CONTEXT) as model:
         yield model
 
 
@@ -121,7 +131,7 @@ def test_what_is_no_path(cluster: edge.Cluster, path: Any) -> None:
 def test_every_call_says_the_same_of_a_closed_model(
     cluster: edge.Cluster, checkpoint: TinyCheckpoint
 ) -> None:
-    model = cluster.load(checkpoint.path, plan="tensor")
+    model = cluster.load(checkpoint.path, plan=cut(checkpoint, "tensor_2"))
     model.close()
     uses: list[Callable[[], object]] = [
         lambda: model.generate([1]),
@@ -241,8 +251,8 @@ def test_a_load_that_cannot_be(
         assert message in str(raised.value)
 
 
-def broken_plan(cluster: edge.Cluster, checkpoint: TinyCheckpoint) -> dict[str, Any]:
-    plan: dict[str, Any] = cluster.propose(checkpoint.path, plan="pipeline").plan.to_json()
+def broken_plan(checkpoint: TinyCheckpoint) -> dict[str, Any]:
+    plan: dict[str, Any] = cut(checkpoint, "pipeline_2").to_json()
     plan["stages"][0]["layers"] = [0, 2]
     plan["stages"][0]["shards"][0]["device"] = "nobody"
     plan["stages"][0]["shards"][0]["heads"] = [0, 7]
@@ -253,7 +263,7 @@ def broken_plan(cluster: edge.Cluster, checkpoint: TinyCheckpoint) -> dict[str, 
 def test_a_plan_by_hand_is_refused_with_everything_that_is_wrong(
     cluster: edge.Cluster, checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:
-    plan = broken_plan(cluster, checkpoint)
+    plan = broken_plan(checkpoint)
     wrong = ("layers from 3, where 2 would be next", "'nobody'", "heads")
     with pytest.raises(edge.PlanError) as raised:
         cluster.load(checkpoint.path, plan=Plan.from_json(plan))
@@ -280,7 +290,7 @@ def test_a_plan_by_hand_is_refused_with_everything_that_is_wrong(
 
 
 def test_a_plan_with_names_of_peers_runs(cluster: edge.Cluster, checkpoint: TinyCheckpoint) -> None:
-    plan: Any = cluster.propose(checkpoint.path, plan="tensor").plan.to_json()
+    plan: Any = cut(checkpoint, "tensor_2").to_json()
     for shard, name in zip(plan["stages"][0]["shards"], ("local-2", "local-1"), strict=True):
         shard["device"] = name
     with cluster.load(checkpoint.path, dtype="float32", plan=Plan.from_json(plan)) as model:
