@@ -102,23 +102,17 @@ def test_a_setting_that_cannot_be(
     assert message in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "message"),
-    [
+def test_a_prediction_that_cannot_be(cluster: edge.Cluster, checkpoint: TinyCheckpoint) -> None:
+    """Of peers that were measured: once, as peers that hold a model are not remembered."""
+    wrong: list[tuple[dict[str, int], str]] = [
         ({"prompt_tokens": -1, "output_tokens": 4}, "prompt_tokens"),
         ({"prompt_tokens": 4, "output_tokens": -1}, "output_tokens"),
         ({"prompt_tokens": 4, "output_tokens": 4, "concurrency": 0}, "concurrency"),
-    ],
-    ids=str,
-)
-def test_a_prediction_that_cannot_be(
-    cluster: edge.Cluster, checkpoint: TinyCheckpoint, sizes: dict[str, int], message: str
-) -> None:
-    with (
-        cluster.load(checkpoint.path, plan="tensor") as measured,
-        pytest.raises(edge.RequestError, match=message),
-    ):
-        measured.predict(**sizes)
+    ]
+    with cluster.load(checkpoint.path, plan="tensor") as measured:
+        for sizes, message in wrong:
+            with pytest.raises(edge.RequestError, match=message):
+                measured.predict(**sizes)
 
 
 @pytest.mark.parametrize("path", ["a\0b", 5, None, b"folder", "~nobody-of-this-name/x"], ids=str)
