@@ -334,7 +334,8 @@ def test_a_plan_file_that_is_garbage(
 def test_the_command_line_says_the_same(
     cluster: edge.Cluster, checkpoint: TinyCheckpoint, options: Sequence[str], message: str
 ) -> None:
-    outcome = run_edge("run", checkpoint.path, "-p", "x", *options, *peer_options(cluster))
+    one_peer = peer_options(cluster)[:2]
+    outcome = run_edge("run", checkpoint.path, "-p", "x", *options, *one_peer)
     assert message in outcome.sentence()
 
 
