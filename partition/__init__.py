@@ -9,10 +9,10 @@ from partition.cost.message_times import check_links
 from partition.cost.terms import Term
 from partition.errors import CapacityError, PartitionError, PlanError, Shortage
 from partition.fit.check import check_fit
-from partition.fit.layer_tiers import WeightTiers, weight_tiers
 from partition.fit.memory import memory_use
 from partition.fit.placement import Parallel
 from partition.fit.plan_table import HeldLayers, PlanRow, describe
+from partition.fit.resident_layers import WeightTiers, weight_tiers
 from partition.plan.facts import (
     ClusterSpec,
     CrowdSpec,

@@ -40,7 +40,7 @@ class HeldModel:
     peers: Mapping[str, PeerInfo]
 
 
-class ModelFacts:
+class DescribedModel:
     """What a model tells at once, with or without an event loop."""
 
     def __init__(self, held: HeldModel) -> None:
@@ -151,7 +151,7 @@ class ModelFacts:
         return tokens
 
 
-class AsyncModel(ModelFacts):
+class AsyncModel(DescribedModel):
     """A model on its peers. Made by `AsyncCluster.load`; an asynchronous context manager.
 
     For the loop that the cluster was opened on. Any number of replies may be under way at once.

@@ -10,7 +10,7 @@ from typing import Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.api.async_model import AsyncModel, ModelFacts, Prompt
+from edge.api.async_model import AsyncModel, DescribedModel, Prompt
 from edge.api.generation_options import GenerationOptions, GenerationOverrides
 from edge.api.reply import Reply, ReplyStream
 from edge.concurrency.loop_thread import LoopThread
@@ -19,7 +19,7 @@ from edge.planning.drift import Drift
 from edge.protocol.step_times import PeerTimes
 
 
-class Model(ModelFacts):
+class Model(DescribedModel):
     """A model on its peers. Made by `Cluster.load`; a context manager. For any thread.
 
     What its methods do, promise and raise, `AsyncModel` says of those of the same names.

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from partition.errors import PartitionError, PlanError
-from partition.fit.layer_tiers import WeightTiers, weight_tiers
 from partition.fit.memory import memory_use
 from partition.fit.placement import Parallel, check_count, place
+from partition.fit.resident_layers import WeightTiers, weight_tiers
 from partition.plan.facts import ClusterSpec, DeviceSpec, ModelFacts, Workload
 from partition.plan.plan import Plan
 from partition.plan.shard import WINDOW_LAYERS, Shard

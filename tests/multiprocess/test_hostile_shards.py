@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from edge.errors import ProtocolError
 from edge.protocol.assignment import Assignment
 from edge.protocol.client import PeerClient
-from edge.protocol.messages import Describe, Offer, Open, Piece, Seal
+from edge.protocol.messages import Close, Describe, Offer, Open, Piece, Seal
 from edge.protocol.step import StepLimits
 from edge.protocol.wire_rules import WireRules
 from edge.weights.checkpoint import Checkpoint
@@ -82,7 +82,9 @@ async def opened(daemon: Daemon, assignment: Assignment, tensors: Tensors) -> in
             )
         await client.call(Seal(manifest=manifest.digest))
         await client.call(Open(assignment=replace(assignment, manifest_digest=manifest.digest)))
-        return (await client.call(Describe())).free_bytes
+        free = (await client.call(Describe())).free_bytes
+        await client.call(Close(session=assignment.session))
+        return free
     finally:
         await client.aclose()
 

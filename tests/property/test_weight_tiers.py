@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from offload.streaming.device_window import previous_use
 from partition import WeightTiers, weight_tiers
-from partition.fit.layer_tiers import LEAST_STAGING_LAYERS
+from partition.fit.resident_layers import LEAST_STAGING_LAYERS
 
 LAYER_BYTES = 1000
 

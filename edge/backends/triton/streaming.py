@@ -25,7 +25,7 @@ from offload import (
     is_streamed,
     padded,
 )
-from partition.fit.layer_tiers import WeightTiers, weight_tiers
+from partition.fit.resident_layers import WeightTiers, weight_tiers
 from partition.plan.shard import WINDOW_LAYERS
 
 _LEAST_WINDOW = 2
