@@ -75,7 +75,7 @@ def test_logits_are_those_of_layers_in_memory(
 def test_a_budget_that_moves_changes_no_bit(tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
     """Between any two steps, also of one request, and for a shard that had all in memory before."""
     checkpoint = tiny_checkpoint("llama_with_biases", layers=4)
-    tokens = checkpoint.prompt(5)
+    tokens = checkpoint.prompt(4)
     with triton_plan(checkpoint, "solo", tmp_path, dtype="int4", host_layers=3) as model:
         (program,) = model.programs[0]
 
@@ -86,9 +86,9 @@ def test_a_budget_that_moves_changes_no_bit(tiny_checkpoint: Checkpoints, tmp_pa
                 found.append(model.forward(chunk(request, [token], position)))
             return np.concatenate(found)
 
-        in_memory = rows([0] * 5, "a")
+        in_memory = rows([0] * 4, "a")
         model.release("a")
-        assert np.array_equal(rows([0, 4, 4, 1, 4], "b"), in_memory)
+        assert np.array_equal(rows([0, 4, 1, 4], "b"), in_memory)
         assert program.disk_wait_s > 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import permutations
@@ -47,6 +48,18 @@ def daemons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Daemon]]:
         for daemon in pair:
             daemon.await_free()
             assert daemon.messages == ""
+
+
+@pytest.fixture
+def remembered(tmp_path: Path) -> Iterator[None]:
+    """What was measured before the test is known again after it."""
+    known, kept = cache_root() / "measured", tmp_path / "kept"
+    if known.exists():
+        shutil.copytree(known, kept)
+    yield
+    if kept.exists():
+        shutil.rmtree(known)
+        shutil.copytree(kept, known)
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +175,7 @@ def test_each_reply_is_told_with_the_prediction_for_its_own_lengths(
         assert (second.prompt.steps, second.decode.steps) == (2, 4 + 8)
 
 
+@pytest.mark.usefixtures("remembered")
 def test_loading_onto_one_device_does_not_wait_for_a_measurement(
     checkpoint: TinyCheckpoint, daemons: list[Daemon]
 ) -> None:
@@ -188,6 +202,7 @@ def test_loading_onto_one_device_does_not_wait_for_a_measurement(
     assert "measure" not in phases
 
 
+@pytest.mark.usefixtures("remembered")
 def test_a_plan_by_hand_is_loaded_without_measuring(
     checkpoint: TinyCheckpoint, daemons: list[Daemon]
 ) -> None:

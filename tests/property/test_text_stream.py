@@ -52,7 +52,7 @@ def cut(text: str, stop: list[str]) -> str:
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_a_stream_without_a_prompt_is_the_decoding(kind: str, data: st.DataObject) -> None:
     tokenizer, ids = tokenizer_of(kind), data.draw(tokens(kind))
     assert stream_text(TextStream(tokenizer), ids) == (tokenizer.decode(ids), len(ids))
@@ -60,7 +60,7 @@ def test_a_stream_without_a_prompt_is_the_decoding(kind: str, data: st.DataObjec
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in CLEANED_UP])
 @given(data=st.data())
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_a_stream_behind_a_prompt_continues_its_decoding(kind: str, data: st.DataObject) -> None:
     tokenizer = tokenizer_of(kind)
     prompt_ids = tokenizer.encode(data.draw(st.sampled_from(["fox", "The 🎉 quick", "a "])))
@@ -74,7 +74,7 @@ def test_a_stream_behind_a_prompt_continues_its_decoding(kind: str, data: st.Dat
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in CLEANED_UP])
 @given(data=st.data())
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_a_stream_ends_before_the_earliest_stop_string(kind: str, data: st.DataObject) -> None:
     tokenizer, ids = tokenizer_of(kind), data.draw(tokens(kind))
     text = tokenizer.decode(ids).replace("\ufffd", " ")

@@ -65,6 +65,16 @@ class TritonPlan:
 
 
 @contextmanager
+def without_self_check() -> Iterator[None]:
+    """Loads of programs whose results are compared anyway: interpreted, the check of each load
+    takes as long as the steps. tests/unit/backends/test_triton_self_check.py loads with it."""
+    assert device() == "cpu", "interpreted"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("edge.backends.triton.loading.check_agreement", lambda *_, **__: None)
+        yield
+
+
+@contextmanager
 def triton_plan(
     checkpoint: TinyCheckpoint,
     layout: str,
@@ -79,19 +89,15 @@ def triton_plan(
     has_folder: bool = True,
     kv_tier: KVTier | None = None,
 ) -> Iterator[TritonPlan]:
-    """Without the self check of each load, which interpreted takes as long as the steps: what is
-    computed is compared here, and the check is what tests/unit/backends/test_triton_self_check.py
-    and tests/contract/test_stage_program.py load with.
-
-    activations: what products compute with, if not the usual.
+    """activations: what products compute with, if not the usual.
 
     streamed: layers of each shard, the last ones, that are not in its device's memory;
     host_layers: how many of them its host has room for. has_folder: for packed weights."""
     assert device() == "cpu", "interpreted"
     import torch
 
-    from edge.backends.triton import loading
     from edge.backends.triton.device import Device
+    from edge.backends.triton.loading import load
 
     chosen = weight_format(dtype)
     multiple = chosen.kind.column_multiple
@@ -100,8 +106,7 @@ def triton_plan(
     packed = DerivedCache(folder / "packed", 1 << 30) if has_folder else None
     here = Device()
     with ExitStack() as stack:
-        patch = stack.enter_context(pytest.MonkeyPatch.context())
-        patch.setattr(loading, "check_agreement", lambda *_, **__: None)
+        stack.enter_context(without_self_check())
         programs: list[list[StageProgram]] = []
         members = []
         for number, stage in enumerate(plan.stages):
@@ -111,7 +116,7 @@ def triton_plan(
                 shard, weights = shard_weights(checkpoint, plan, number, rank, chosen, folder)
                 layer_bytes = most_layer_bytes(shard, chosen)
                 weights = replace(weights, packed=packed, host_bytes=host_layers * layer_bytes)
-                program = loading.load(
+                program = load(
                     here,
                     checkpoint.spec,
                     shard,
