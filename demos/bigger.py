@@ -133,14 +133,10 @@ def _loaded(peer: LimitedPeer, path: Path) -> Iterator[edge.Model]:
         yield model
 
 
-@contextlib.contextmanager
-def _group(limit: int) -> Iterator[ControlGroup | None]:
+def _group(limit: int) -> contextlib.AbstractContextManager[ControlGroup | None]:
     """Where the system lets us make one: for root, and with a hierarchy that may be changed."""
-    with contextlib.ExitStack() as stack:
-        try:
-            remove_groups_of_the_dead(PREFIX)
-            own = ControlGroup(f"{PREFIX}-{os.getpid()}", memory_bytes=limit + KERNEL_BYTES)
-            group = stack.enter_context(own)
-        except OSError:
-            group = None
-        yield group
+    try:
+        remove_groups_of_the_dead(PREFIX)
+        return ControlGroup(f"{PREFIX}-{os.getpid()}", memory_bytes=limit + KERNEL_BYTES)
+    except OSError:
+        return contextlib.nullcontext()

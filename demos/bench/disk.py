@@ -7,7 +7,7 @@ import itertools
 import mmap
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -30,35 +30,21 @@ def direct_read_rate(
             # Shared memory, or none asked for, comes in pages of 4 KiB: a third of the rate here.
             memory.madvise(mmap.MADV_HUGEPAGE)
             memory.write(bytes(len(memory)))  # they are there before the clock runs
-            with memoryview(memory) as whole:
-                return _timed(descriptor, whole, offsets, threads, piece_bytes, end)
+            first = -ctypes.addressof(ctypes.c_char.from_buffer(memory)) % HUGE_PAGE_BYTES
+
+            def work(number: int) -> int:
+                start, done = first + number * piece_bytes, 0
+                with memoryview(memory) as whole, whole[start : start + piece_bytes] as buffer:
+                    while (offset := next(offsets)) < end:
+                        done += os.preadv(descriptor, [buffer], offset)
+                return done
+
+            with ThreadPoolExecutor(threads) as pool:
+                start_s = time.perf_counter()
+                done = sum(pool.map(work, range(threads)))
+                return done / (time.perf_counter() - start_s)
     finally:
         os.close(descriptor)
-
-
-def _timed(
-    descriptor: int,
-    memory: memoryview,
-    offsets: Iterator[int],
-    threads: int,
-    piece_bytes: int,
-    end: int,
-) -> float:
-    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    first = -address % HUGE_PAGE_BYTES
-
-    def work(number: int) -> int:
-        start = first + number * piece_bytes
-        done = 0
-        with memory[start : start + piece_bytes] as buffer:
-            while (offset := next(offsets)) < end:
-                done += os.preadv(descriptor, [buffer], offset)
-        return done
-
-    with ThreadPoolExecutor(threads) as pool:
-        start_s = time.perf_counter()
-        done = sum(pool.map(work, range(threads)))
-        return done / (time.perf_counter() - start_s)
 
 
 def disk_rate(path: Path, *, threads: Sequence[int] = (1, 4, 8)) -> float:

@@ -70,7 +70,7 @@ SHAPES = {
         head_size=32,
         vocab_size=512,
     ),
-    # Made in a second; in float32 larger than all that a peer takes beside it.
+    # Made in a second; in float32 larger than a peer's overhead.
     "small": Shape(
         num_layers=12,
         hidden_size=768,

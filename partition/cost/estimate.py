@@ -33,7 +33,7 @@ class Estimate:
     token_s: float
     """A step in which every request gets a token."""
     tokens_per_s: float
-    """Of all requests together, while they decode."""
+    """All requests together, while they decode."""
     terms: tuple[Term, ...]
     """The parts of `token_s`, which is their sum; the largest first."""
     bottleneck: str
@@ -82,10 +82,10 @@ def estimate(
         own_s + max(waited[shard.device] for shard in stage.shards)
         for own_s, stage in zip(stages_s, plan.stages, strict=True)
     ]
-    beside_s = beside_stages_s(view.hops_s(chunk, view.network.hop_busy_s))
+    passing_s = passing_stages_s(view.hops_s(chunk, view.network.hop_busy_s))
     first_token_s = (
         sum(stages_s)
-        + (num_chunks - 1) * max(map(sum, zip(stages_s, beside_s, strict=True)))
+        + (num_chunks - 1) * max(map(sum, zip(stages_s, passing_s, strict=True)))
         + sum(term.seconds for term in view.outside_stages(chunk))
     )
     device_s = view.device_seconds(decode)
@@ -229,21 +229,14 @@ class _View:
 
     def _pace(self, shard: Share, stage: Stage, phase: Phase) -> Pace:
         device = self._devices[shard.device]
-        return Pace.of(
-            device,
-            phase,
-            in_stage=len(stage.shards),
-            is_crowded=phase.overlaps
-            and shares_host(
-                [
-                    self._devices[each.device]
-                    for other in self._plan.stages
-                    if other is not stage
-                    for each in other.shards
-                ],
-                device,
-            ),
-        )
+        others = [
+            self._devices[each.device]
+            for other in self._plan.stages
+            if other is not stage
+            for each in other.shards
+        ]
+        is_crowded = phase.overlaps and shares_host(others, device)
+        return Pace.of(device, phase, in_stage=len(stage.shards), is_crowded=is_crowded)
 
     def _layers(self, stage: Stage, paces: Sequence[Pace]) -> list[Term]:
         """Two segments for each layer, each as long as its slowest shard."""
@@ -270,10 +263,8 @@ class _View:
 
         Those are a few bytes, and all of them travel at the same time.
         """
-        segments = [
-            pace.head(self._model, len(shard.vocab))
-            for pace, shard in zip(paces, stage.slices, strict=True)
-        ]
+        pairs = zip(paces, stage.slices, strict=True)
+        segments = [pace.head(self._model, len(shard.vocab)) for pace, shard in pairs]
         latency_s = gather_latency_s(self.network, _ids(stage.shards))
         way = self._term("sample", stage.shards, 1, latency_s)
         return [*self._computed(stage, segments, 1), way]
@@ -281,11 +272,7 @@ class _View:
     def _computed(self, stage: Stage, segments: Sequence[Segment], count: int) -> list[Term]:
         """`count` times the slowest of these segments, one for each shard of the stage."""
         slowest = max(range(len(segments)), key=lambda index: segments[index].total_s)
-        return self._parts([stage.shards[slowest]], stage, segments[slowest], count)
-
-    def _parts(
-        self, own: Sequence[Share], stage: Stage, segment: Segment, count: int
-    ) -> list[Term]:
+        own, segment = [stage.shards[slowest]], segments[slowest]
         wait_s = segment.total_s - segment.mean_s
         terms = [
             self._term("compute", own, count, count * segment.weights_s),
@@ -304,8 +291,8 @@ def _attention(pace: Pace, part: LayerSlice, layer: LayerFacts) -> Segment:
     return pace.attention(layer, len(part.heads), num_local_kv_heads(part.heads, layer))
 
 
-def beside_stages_s(hops_s: Sequence[float]) -> list[float]:
-    """What each stage does for a chunk beside computing: hearing of it, and handing it on.
+def passing_stages_s(hops_s: Sequence[float]) -> list[float]:
+    """What each stage does for a chunk as well as computing: hearing of it, and handing it on.
 
     A stage's thread is in both, so it can begin the next chunk only after them.
     """

@@ -1,6 +1,6 @@
 """How long one device takes for its part of a step: weights, attention, graph runs.
 
-The roofline of one device, measured rather than derived: a step of r rows takes so many seconds for
+The roofline of one device, measured rather than derived: a step of r rows takes a time for
 each byte of weights, whatever limits it, memory or arithmetic. Knows one device at a time.
 """
 
@@ -88,22 +88,15 @@ class Pace:
     """Per query head and layer."""
     run_s: float
     attention_run_s: float
-    """Of a slice with heads, however few."""
+    """A slice with heads, however few."""
     feed_forward_run_s: float
-    """Of a slice with columns, however few."""
+    """A slice with columns, however few."""
     step_s: float
     slack: float
 
     @classmethod
-    def of(
-        cls,
-        device: DeviceSpec,
-        phase: Phase,
-        *,
-        in_stage: int,
-        is_crowded: bool,
-    ) -> "Pace":
-        """Of a device with rates in a stage of `in_stage` devices.
+    def of(cls, device: DeviceSpec, phase: Phase, *, in_stage: int, is_crowded: bool) -> "Pace":
+        """A device with rates in a stage of `in_stage` devices.
 
         `is_crowded`: others of its host, in other stages, compute all the while.
         """

@@ -45,11 +45,11 @@ class _Costs:
         return len(self.reach_bytes) - 1
 
     def run_bytes(self, count: int) -> int:
-        """The most that any so many layers in a row take: where a stage will begin is not known."""
+        """The most that any `count` layers in a row take: where a stage will begin is not known."""
         return _largest_run(self.reach_bytes, count)
 
     def ends(self, count: int) -> list[int]:
-        """Bytes beside the layers for each of `count` stages."""
+        """Bytes of embedding and head for each of `count` stages."""
         ends = [0] * count
         ends[0] += self.embedding_bytes
         ends[-1] += self.head_bytes

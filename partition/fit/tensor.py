@@ -245,7 +245,7 @@ def _fill(
     rooms: Sequence[int],
     heads: Sequence[tuple[range, ...]],
 ) -> Plan | None:
-    """The plan with these heads of each shape, if columns and rows find room beside them."""
+    """The plan with these heads of each shape, if columns and rows find room then."""
     for kind, parts in zip(costs.shapes, heads, strict=True):
         rooms = _left(rooms, map(kind.attention_bytes, parts))
     columns: list[tuple[range, ...]] = []

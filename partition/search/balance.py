@@ -10,6 +10,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
+from typing import TypeVar
+
+Way = TypeVar("Way")
 
 _THINNED_TO = 16
 """Points on a frontier where many pieces make more of them than are worth telling apart."""
@@ -159,6 +162,14 @@ def compositions(total: int, parts: int, *, most: int) -> list[tuple[int, ...]] 
         edges = (-1, *bars, total + parts - 1)
         found.append(tuple(right - left - 1 for left, right in pairwise(edges)))
     return found
+
+
+def thinned(ways: Sequence[Way], most: int) -> list[Way]:
+    """All of them, or `most` (two or more) from the first to the last."""
+    last = len(ways) - 1
+    if last < most:
+        return list(ways)
+    return [ways[index * last // (most - 1)] for index in range(most)]
 
 
 def _largest(costs: Sequence[Cost], counts: Sequence[int]) -> float:

@@ -21,7 +21,7 @@ from partition.plan.ranges import consecutive
 from partition.plan.shard import LayerSlice, Shard
 from partition.search.arrangements import canonical, is_canonical, twins
 from partition.search.cuts import Cut, best_cut
-from partition.search.situation import Arrangement, Group, Situation
+from partition.search.situation import Arrangement, Situation, StageKey
 from partition.search.stage_bound import StageBound, layers_bound_s, stage_bound
 from partition.search.stage_options import StageOptions
 
@@ -44,8 +44,6 @@ _RUNNERS_UP = 5
 
 _NEARLY_ONE = 1 - 1e-9
 
-_Key = tuple[Group, bool, bool, frozenset[int]]
-
 
 @dataclass(frozen=True, slots=True)
 class Solved:
@@ -66,8 +64,8 @@ class Search:
     """Bounds and solutions of arrangements in one situation, each worked out once."""
 
     situation: Situation
-    _options: dict[_Key, StageOptions] = field(init=False, default_factory=dict)
-    _bounds: dict[_Key, StageBound] = field(init=False, default_factory=dict)
+    _options: dict[StageKey, StageOptions] = field(init=False, default_factory=dict)
+    _bounds: dict[StageKey, StageBound] = field(init=False, default_factory=dict)
 
     def bound_s(self, arrangement: Arrangement) -> float:
         """Seconds of a whole answer that the arrangement cannot beat.
@@ -80,9 +78,8 @@ class Search:
         whole, smallest = self.situation.reached_size[-1], min(self.situation.sizes)
         if min(bound.most for bound in bounds) < smallest:
             return float("inf")
-        if len(bounds) > self.situation.model.num_layers:
-            return float("inf")
-        if sum(bound.most for bound in bounds) < whole:
+        most = sum(bound.most for bound in bounds)
+        if len(bounds) > self.situation.model.num_layers or most < whole:
             return float("inf")
         more_chunks = self.situation.num_chunks - 1
         least_s = layers_bound_s(bounds, whole, smallest, more_chunks)
@@ -99,7 +96,7 @@ class Search:
             self.situation,
             [self._stage(key) for key in keys],
             [self._bound(key) for key in keys],
-            self.situation.beside_s(arrangement),
+            self.situation.passing_s(arrangement),
             beat_s=beat_s - outside_s,
         )
         if cut is None:
@@ -199,38 +196,25 @@ class Search:
         """Seconds of a whole answer; equal where only rounding differs."""
         return _rounded(planned[1].total_s(self.situation.workload))
 
-    def _keys(self, arrangement: Arrangement) -> list[_Key]:
+    def _keys(self, arrangement: Arrangement) -> list[StageKey]:
         crowded = self.situation.crowded(arrangement)
         last = len(arrangement) - 1
         return [
-            (group, number == 0, number == last, crowded.intersection(group))
+            StageKey(group, number == 0, number == last, crowded.intersection(group))
             for number, group in enumerate(arrangement)
         ]
 
-    def _stage(self, key: _Key) -> StageOptions:
+    def _stage(self, key: StageKey) -> StageOptions:
         if key not in self._options:
-            group, is_first, is_last, crowded = key
-            self._options[key] = StageOptions(
-                self.situation,
-                group,
-                is_first=is_first,
-                is_last=is_last,
-                crowded=crowded,
-            )
+            self._options[key] = StageOptions(self.situation, key)
         return self._options[key]
 
-    def _bound(self, key: _Key) -> StageBound:
-        group, is_first, is_last, crowded = key
-        ordered = (group[0], *sorted(group[1:])) if is_last else tuple(sorted(group))
-        key = (ordered, is_first, is_last, crowded)
+    def _bound(self, key: StageKey) -> StageBound:
+        group = key.group
+        ordered = (group[0], *sorted(group[1:])) if key.is_last else tuple(sorted(group))
+        key = key._replace(group=ordered)
         if key not in self._bounds:
-            self._bounds[key] = stage_bound(
-                self.situation,
-                ordered,
-                is_first=is_first,
-                is_last=is_last,
-                crowded=crowded,
-            )
+            self._bounds[key] = stage_bound(self.situation, key)
         return self._bounds[key]
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from partition.search.balance import thinned
 from partition.search.situation import Situation
 from partition.search.stage_bound import StageBound
 from partition.search.stage_options import Option, StageOptions
@@ -44,13 +45,13 @@ def best_cut(
     situation: Situation,
     stages: Sequence[StageOptions],
     bounds: Sequence[StageBound],
-    beside_s: Sequence[float],
+    passing_s: Sequence[float],
     *,
     beat_s: float,
 ) -> Cut | None:
     """The fastest way to give all layers to these stages, or None when none beats `beat_s`.
 
-    beside_s: of each stage, what it is busy with for a chunk beside computing.
+    passing_s: what each stage is busy with for a chunk as well as computing.
 
     Stage options that turn out too large for memory are settled and the search is repeated, so what
     comes back fits. Of many layers it is repeated near the cuts before, or all over where there is
@@ -59,9 +60,9 @@ def best_cut(
     has_few = situation.model.num_layers <= _FEW_LAYERS
     near: Sequence[range] | None = None
     while True:
-        cut = _search(situation, stages, bounds, beside_s, beat_s, near)
+        cut = _search(situation, stages, bounds, passing_s, beat_s, near)
         if cut is None and near is not None:
-            cut = _search(situation, stages, bounds, beside_s, beat_s, None)
+            cut = _search(situation, stages, bounds, passing_s, beat_s, None)
         if cut is None:
             return None
         if not has_few:
@@ -82,7 +83,7 @@ def _search(
     situation: Situation,
     stages: Sequence[StageOptions],
     bounds: Sequence[StageBound],
-    beside_s: Sequence[float],
+    passing_s: Sequence[float],
     beat_s: float,
     near: Sequence[range] | None,
 ) -> Cut | None:
@@ -109,7 +110,7 @@ def _search(
                     own_s = situation.steps * option.decode_s + option.chunk_s
                     for label in labels:
                         sum_s = label.sum_s + own_s
-                        slowest_s = max(label.slowest_s, option.chunk_s + beside_s[number])
+                        slowest_s = max(label.slowest_s, option.chunk_s + passing_s[number])
                         if sum_s + more_chunks * slowest_s + rest_s < beat_s:
                             found.setdefault(used + layers, []).append(
                                 _Label(sum_s, slowest_s, layers, option, label)
@@ -138,7 +139,4 @@ def _undominated(situation: Situation, labels: list[_Label]) -> list[_Label]:
     for label in sorted(labels, key=lambda one: (one.sum_s, one.slowest_s)):
         if not kept or label.slowest_s < kept[-1].slowest_s:
             kept.append(label)
-    if situation.model.num_layers <= _FEW_LAYERS or len(kept) <= _LABELS_KEPT:
-        return kept
-    last = len(kept) - 1
-    return [kept[index * last // (_LABELS_KEPT - 1)] for index in range(_LABELS_KEPT)]
+    return kept if situation.model.num_layers <= _FEW_LAYERS else thinned(kept, _LABELS_KEPT)

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from partition.cost.estimate import gather_latency_s
 from partition.cost.pace import Pace
 from partition.fit.memory import units_that_fit
-from partition.plan.facts import LayerFacts
+from partition.plan.facts import LayerFacts, ModelFacts
 from partition.plan.ranges import apportion
 from partition.search.balance import Cost, Split, all_splits, frontier
 from partition.search.head_balance import HeadCost, all_head_splits, head_frontier, kv_counts
-from partition.search.situation import Group, Situation
+from partition.search.situation import Situation, StageKey
 
 _ALL_SPLITS_UP_TO = 40
 """Splits that are all given when every one is asked for; of more, their frontier."""
@@ -29,28 +29,24 @@ class GroupSplits:
     columns and rows; seconds are for one layer, or for the head."""
 
     situation: Situation
-    group: Group
-    is_first: bool
-    is_last: bool
-    crowded: frozenset[int]
-    """Devices whose memory is also read by others during the chunks of a prompt."""
+    stage: StageKey
     _paces: tuple[list[Pace], list[Pace]] = field(init=False)
-    """Of each rank: when decoding, in a chunk."""
+    """Each rank's: when decoding, in a chunk."""
 
     def __post_init__(self) -> None:
         decode, chunk = (
-            self.situation.paces(self.group, is_chunk=is_chunk, crowded=self.crowded)
+            self.situation.paces(self.stage.group, is_chunk=is_chunk, crowded=self.stage.crowded)
             for is_chunk in (False, True)
         )
         self._paces = (decode, chunk)
 
     def fixed_s(self, layers: int, *, is_chunk: bool) -> float:
         """What does not depend on the shares: sums, graphs without weights, latency, the step."""
-        situation, paces = self.situation, self._paces[is_chunk]
-        sums_s = (2 * layers + self.is_first) * situation.sum_s(self.group, is_chunk=is_chunk)
-        bare_s = max(pace.bare().total_s for pace in paces) * (self.is_first + (not self.is_last))
-        ids = situation.ids(self.group)
-        latency_s = gather_latency_s(situation.network, ids) if self.is_last else 0.0
+        situation, paces, stage = self.situation, self._paces[is_chunk], self.stage
+        sums_s = (2 * layers + stage.is_first) * situation.sum_s(stage.group, is_chunk=is_chunk)
+        bare_s = max(pace.bare().total_s for pace in paces) * (stage.is_first + (not stage.is_last))
+        ids = situation.ids(stage.group)
+        latency_s = gather_latency_s(situation.network, ids) if stage.is_last else 0.0
         return sums_s + bare_s + latency_s + max(pace.step_s for pace in paces)
 
     def heads(
@@ -68,7 +64,7 @@ class GroupSplits:
         one that takes the fewest bytes in all, if one fits.
         """
         table = kv_counts(layer.num_heads, layer.num_kv_heads)
-        decode, chunk = (self._head_costs(layer, is_chunk) for is_chunk in (False, True))
+        decode, chunk = (_head_costs(layer, own) for own in self._paces)
         if rooms is None:
             rooms = [ENDLESS_BYTES] * len(decode)
         elif every:
@@ -93,13 +89,11 @@ class GroupSplits:
         multiple = self.situation.model.column_multiple
         units, rest = divmod(layer.ffn_columns, multiple)
         unit_bytes = multiple * column_bytes
-        count = len(self.group)
+        count = len(self.stage.group)
         splits: list[Split] = []
         for holder in range(count) if rest else [count - 1]:
             rests = [rest * (rank == holder) for rank in range(count)]
-            decode, chunk = (
-                self._column_costs(layer, rests, is_chunk) for is_chunk in (False, True)
-            )
+            decode, chunk = (column_costs(layer, multiple, own, rests) for own in self._paces)
             caps = [units if rank <= holder else 0 for rank in range(count)]
             if rooms is not None:
                 caps = [
@@ -124,49 +118,56 @@ class GroupSplits:
     def rows(
         self, row_bytes: int, rooms: Sequence[int] | None, least: Sequence[int]
     ) -> list[Split]:
-        """Splits of the vocabulary with at least so many rows each; none in a stage between."""
-        count, vocab = len(self.group), self.situation.model.vocab_size
-        if not (self.is_first or self.is_last):
+        """Splits of the vocabulary with at least `least` rows each; none in a stage between."""
+        count, model = len(self.stage.group), self.situation.model
+        vocab = model.vocab_size
+        if not (self.stage.is_first or self.stage.is_last):
             return [] if any(least) else [Split(0.0, 0.0, (0,) * count)]
         caps = [vocab] * count
         if rooms is not None:
             caps = [units_that_fit(room, row_bytes, vocab) for room in rooms]
-        if self.is_last:
-            return frontier(vocab, self._row_costs(False), self._row_costs(True), caps, least)
+        if self.stage.is_last:
+            decode, chunk = (row_costs(model, own) for own in self._paces)
+            return frontier(vocab, decode, chunk, caps, least)
         # Looking up an embedding takes no time to speak of: rows go where there is room.
         counts = apportion(vocab, [max(1, cap) for cap in caps], least=least, most=caps)
         return [] if counts is None else [Split(0.0, 0.0, tuple(counts))]
 
-    def _head_costs(self, layer: LayerFacts, is_chunk: bool) -> list[HeadCost]:
-        return [
-            HeadCost(
-                pace.attention_from(layer).total_s,
-                (layer.query_head_bytes * pace.weight_s + pace.attention_s) * pace.slack,
-                layer.kv_head_bytes * pace.weight_s * pace.slack,
-                pace.attention(layer, 0, 0).total_s,
-            )
-            for pace in self._paces[is_chunk]
-        ]
 
-    def _column_costs(self, layer: LayerFacts, rests: Sequence[int], is_chunk: bool) -> list[Cost]:
-        unit_bytes = self.situation.model.column_multiple * layer.ffn_column_bytes
-        return [
-            Cost(
-                pace.feed_forward_from(layer, extra).total_s,
-                unit_bytes * pace.weight_s * pace.slack,
-                pace.feed_forward(layer, extra).total_s,
-            )
-            for pace, extra in zip(self._paces[is_chunk], rests, strict=True)
-        ]
+def _head_costs(layer: LayerFacts, paces: Sequence[Pace]) -> list[HeadCost]:
+    return [
+        HeadCost(
+            pace.attention_from(layer).total_s,
+            (layer.query_head_bytes * pace.weight_s + pace.attention_s) * pace.slack,
+            layer.kv_head_bytes * pace.weight_s * pace.slack,
+            pace.attention(layer, 0, 0).total_s,
+        )
+        for pace in paces
+    ]
 
-    def _row_costs(self, is_chunk: bool) -> list[Cost]:
-        """Computing the logits of a row."""
-        row_bytes = self.situation.model.head_row_bytes
-        return [
-            Cost(
-                pace.head_from(self.situation.model, 0).total_s,
-                row_bytes * pace.head_weight_s * pace.slack,
-                0.0,
-            )
-            for pace in self._paces[is_chunk]
-        ]
+
+def column_costs(
+    layer: LayerFacts, multiple: int, paces: Sequence[Pace], rests: Sequence[int]
+) -> list[Cost]:
+    """Each device's, for `multiple` columns at a time and its rest, if it has one."""
+    unit_bytes = multiple * layer.ffn_column_bytes
+    return [
+        Cost(
+            pace.feed_forward_from(layer, extra).total_s,
+            unit_bytes * pace.weight_s * pace.slack,
+            pace.feed_forward(layer, extra).total_s,
+        )
+        for pace, extra in zip(paces, rests, strict=True)
+    ]
+
+
+def row_costs(model: ModelFacts, paces: Sequence[Pace]) -> list[Cost]:
+    """Computing the logits of a row."""
+    return [
+        Cost(
+            pace.head_from(model, 0).total_s,
+            model.head_row_bytes * pace.head_weight_s * pace.slack,
+            0.0,
+        )
+        for pace in paces
+    ]

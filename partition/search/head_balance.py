@@ -5,13 +5,14 @@ depends on where they start: dynamic programming over the cuts, in rank order.
 """
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from partition.fit.memory import units_that_fit
 from partition.plan.ranges import kv_group_size
-from partition.search.balance import Cost, Split, compositions, least_maximum
+from partition.search.balance import Cost, Split, compositions, least_maximum, thinned
 
 _Label = tuple[float, float, int, int]
 
@@ -74,7 +75,7 @@ def head_frontier(
     num_heads = len(table) - 1
     known = None if frugal else _plain(table, decode, chunk, nbytes, rooms)
     limit_s, chunk_limit_s = (known.decode_s, known.chunk_s) if known else (math.inf, math.inf)
-    keep = 1 if frugal else math.inf if num_heads <= _ALL_LABELS_UP_TO else _LABELS_PER_CUT
+    keep = 1 if frugal else sys.maxsize if num_heads <= _ALL_LABELS_UP_TO else _LABELS_PER_CUT
     # A label: (key, second key, start of the last device's heads, index of its label there).
     reached: dict[int, list[_Label]] = {0: [(0.0, 0.0, -1, -1)]}
     history = [reached]
@@ -176,14 +177,9 @@ def _plain(
     return None if counts is None else measured(counts, table, decode, chunk)
 
 
-def _undominated(labels: list[_Label], keep: float) -> list[_Label]:
+def _undominated(labels: list[_Label], keep: int) -> list[_Label]:
     kept: list[_Label] = []
     for label in sorted(labels):
         if not kept or label[1] < kept[-1][1]:
             kept.append(label)
-    if len(kept) <= keep:
-        return kept
-    if keep == 1:
-        return kept[:1]
-    points = int(keep)
-    return [kept[index * (len(kept) - 1) // (points - 1)] for index in range(points)]
+    return kept[:1] if keep == 1 else thinned(kept, keep)

@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise, permutations
+from typing import NamedTuple
 
 from partition.cost.contention import shares_host
-from partition.cost.estimate import TOKEN_BYTES, beside_stages_s
+from partition.cost.estimate import TOKEN_BYTES, passing_stages_s
 from partition.cost.message_times import Network
 from partition.cost.overlap import stage_sum_s
 from partition.cost.pace import Pace, Phase, chunk_phase, decode_phase
@@ -17,7 +18,17 @@ Arrangement = tuple[Group, ...]
 """The groups of the stages, first stage first; no layers or shares yet."""
 
 Counts = tuple[int, ...]
-"""Of a run of layers: how many have each of the model's shapes."""
+"""How many of a run of layers have each of the model's shapes."""
+
+
+class StageKey(NamedTuple):
+    """One group as one stage: all that its options depend on."""
+
+    group: Group
+    is_first: bool
+    is_last: bool
+    crowded: frozenset[int]
+    """Devices whose memory is also read by others during the chunks of a prompt."""
 
 
 @dataclass(slots=True)
@@ -34,11 +45,11 @@ class Situation:
     chunk: Phase = field(init=False)
     num_chunks: int = field(init=False)
     shapes: tuple[LayerFacts, ...] = field(init=False)
-    """Of layers; kinds that are alike in all that counts here are one shape."""
+    """The layers' kinds; those that are alike in all that counts here are one shape."""
     shape_of_kind: tuple[int, ...] = field(init=False)
     sizes: tuple[int, ...] = field(init=False)
-    """Of a layer of each shape: 1 where there is one, else its bytes. Layers that are more work are
-    larger, so what bounds the work of a stage is counted in sizes."""
+    """A layer of each shape counts as this: 1 where there is one, else its bytes. Layers that are
+    more work are larger, so what bounds the work of a stage is counted in sizes."""
     reached_size: tuple[int, ...] = field(init=False)
     """All sizes of the first n layers."""
     _reached: tuple[Counts, ...] = field(init=False)
@@ -74,11 +85,11 @@ class Situation:
 
     @property
     def steps(self) -> int:
-        """Decoding steps of an answer: the weight of a step's time beside the first token's."""
+        """Decoding steps of an answer: the weight of a step's time against the first token's."""
         return self.workload.output_tokens
 
     def counts(self, start: int, stop: int) -> Counts:
-        """Of the layers from `start` to before `stop`."""
+        """The layers from `start` to before `stop`, counted."""
         if len(self.shapes) == 1:
             return (stop - start,)
         pairs = zip(self._reached[start], self._reached[stop], strict=True)
@@ -86,6 +97,11 @@ class Situation:
 
     def ids(self, group: Group) -> tuple[str, ...]:
         return tuple(self.devices[index].id for index in group)
+
+    def row_bytes(self, stage: StageKey) -> int:
+        """One vocabulary row on such a stage: of the embedding, of the head, or both."""
+        model = self.model
+        return model.embedding_row_bytes * stage.is_first + model.head_row_bytes * stage.is_last
 
     def are_linked(self, arrangement: Arrangement) -> bool:
         """Whether the sampler reaches every device; who else must talk, times of messages tell."""
@@ -95,8 +111,7 @@ class Situation:
         )
 
     def crowded(self, arrangement: Arrangement) -> frozenset[int]:
-        """Those devices beside which other stages compute all the while in the steps of a prompt,
-        on the same host."""
+        """The devices on whose host other stages compute all the while in the steps of a prompt."""
         if not self.chunk.overlaps:
             return frozenset()
         found: set[int] = set()
@@ -108,7 +123,7 @@ class Situation:
     def paces(
         self, group: Group, *, is_chunk: bool, crowded: frozenset[int] = frozenset()
     ) -> list[Pace]:
-        """Of the devices of one stage, in rank order; `crowded` counts in chunks only."""
+        """One for each device of a stage, in rank order; `crowded` counts in chunks only."""
         return [
             self._pace(index, group, is_chunk, is_chunk and index in crowded) for index in group
         ]
@@ -136,17 +151,17 @@ class Situation:
         return found
 
     def outside_s(self, arrangement: Arrangement) -> float:
-        """Seconds of a whole answer between and beside the stages: hops and choosing tokens."""
+        """Seconds of a whole answer outside the stages: hops and choosing tokens."""
         total_s = self._token_s(arrangement)
         for before, after in pairwise(arrangement):
             decode_s, chunk_s = self._hop_s(before, after)
             total_s += self.steps * decode_s + chunk_s
         return total_s
 
-    def beside_s(self, arrangement: Arrangement) -> list[float]:
-        """Seconds that each stage is busy with a chunk beside computing."""
+    def passing_s(self, arrangement: Arrangement) -> list[float]:
+        """Seconds that each stage is busy with passing a chunk on."""
         nbytes = self.chunk.rows * self.model.wire_row_bytes
-        return beside_stages_s(
+        return passing_stages_s(
             [
                 self.network.hop_busy_s(self.ids(before), self.ids(after), nbytes)
                 for before, after in pairwise(arrangement)
@@ -154,7 +169,7 @@ class Situation:
         )
 
     def _hop_s(self, before: Group, after: Group) -> tuple[float, float]:
-        """Of a decoding step and of a chunk."""
+        """Seconds in a decoding step, and for a chunk."""
         found = self._hops.get((before, after))
         if found is None:
             row_bytes = self.model.wire_row_bytes

@@ -12,7 +12,8 @@ from partition.cost.estimate import gather_latency_s
 from partition.cost.pace import Pace
 from partition.plan.facts import LayerFacts
 from partition.search.balance import Cost, least_maximum
-from partition.search.situation import Group, Situation
+from partition.search.group_splits import column_costs, row_costs
+from partition.search.situation import Situation, StageKey
 
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
@@ -28,38 +29,31 @@ class StageBound:
     """Seconds as a line in the size of the layers (see `Situation.sizes`)."""
 
     base_s: float
-    """Of a whole answer, beside its layers: every step that decodes, and one chunk."""
+    """A whole answer without its layers: every step that decodes, and one chunk."""
     layer_s: float
     chunk_base_s: float
-    """Of one chunk."""
+    """One chunk without its layers."""
     chunk_layer_s: float
     most: int
     """The size that the devices have room for together; 0 when not even for one layer."""
 
 
-def stage_bound(
-    situation: Situation,
-    group: Group,
-    *,
-    is_first: bool,
-    is_last: bool,
-    crowded: frozenset[int],
-) -> StageBound:
-    """`group` with rank 0 first; the order of the others makes no difference."""
+def stage_bound(situation: Situation, stage: StageKey) -> StageBound:
+    """The group has rank 0 first; the order of the others makes no difference."""
     lines: list[tuple[float, float]] = []
     for is_chunk in (False, True):
-        paces = situation.paces(group, is_chunk=is_chunk, crowded=crowded)
-        if len(group) == 1:
-            lines.append(_alone(situation, paces[0], is_last))
+        paces = situation.paces(stage.group, is_chunk=is_chunk, crowded=stage.crowded)
+        if len(stage.group) == 1:
+            lines.append(_alone(situation, paces[0], stage.is_last))
         else:
-            lines.append(_together(situation, group, paces, is_first, is_last, is_chunk))
+            lines.append(_together(situation, stage, paces, is_chunk))
     (base_s, layer_s), (chunk_base_s, chunk_layer_s) = lines
     return StageBound(
         base_s=situation.steps * base_s + chunk_base_s,
         layer_s=situation.steps * layer_s + chunk_layer_s,
         chunk_base_s=chunk_base_s,
         chunk_layer_s=chunk_layer_s,
-        most=_most(situation, group, is_first, is_last),
+        most=_most(situation, stage),
     )
 
 
@@ -75,32 +69,16 @@ def _alone(situation: Situation, pace: Pace, is_last: bool) -> tuple[float, floa
 
 
 def _together(
-    situation: Situation,
-    group: Group,
-    paces: Sequence[Pace],
-    is_first: bool,
-    is_last: bool,
-    is_chunk: bool,
+    situation: Situation, stage: StageKey, paces: Sequence[Pace], is_chunk: bool
 ) -> tuple[float, float]:
     model = situation.model
-    sum_s = situation.sum_s(group, is_chunk=is_chunk)
+    sum_s = situation.sum_s(stage.group, is_chunk=is_chunk)
     bare_s = max(pace.bare().total_s for pace in paces)
     base_s = max(pace.step_s for pace in paces)
-    base_s += is_first * (sum_s + bare_s)
-    if is_last:
-        ids = situation.ids(group)
-        base_s += gather_latency_s(situation.network, ids)
-        base_s += _least_s(
-            model.vocab_size,
-            [
-                Cost(
-                    pace.head_from(model, 0).total_s,
-                    model.head_row_bytes * pace.head_weight_s * pace.slack,
-                    0.0,
-                )
-                for pace in paces
-            ],
-        )
+    base_s += stage.is_first * (sum_s + bare_s)
+    if stage.is_last:
+        base_s += gather_latency_s(situation.network, situation.ids(stage.group))
+        base_s += _least_s(model.vocab_size, row_costs(model, paces))
     else:
         base_s += bare_s
     layer_s = min(
@@ -125,19 +103,8 @@ def _layer_s(layer: LayerFacts, paces: Sequence[Pace], column_multiple: int) -> 
             for pace in paces
         ],
     )
-    unit_bytes = column_multiple * layer.ffn_column_bytes
-    columns_s = _least_s(
-        layer.ffn_columns // column_multiple,
-        [
-            Cost(
-                pace.feed_forward_from(layer, 0).total_s,
-                unit_bytes * pace.weight_s * pace.slack,
-                pace.feed_forward(layer, 0).total_s,
-            )
-            for pace in paces
-        ],
-    )
-    return heads_s + columns_s
+    columns = column_costs(layer, column_multiple, paces, [0] * len(paces))
+    return heads_s + _least_s(layer.ffn_columns // column_multiple, columns)
 
 
 def _least_whole_s(total: int, costs: Sequence[Cost]) -> float:
@@ -167,17 +134,15 @@ def _least_s(total: float, costs: Sequence[Cost]) -> float:
     return max(floor_s, least_s)
 
 
-def _most(situation: Situation, group: Group, is_first: bool, is_last: bool) -> int:
+def _most(situation: Situation, stage: StageKey) -> int:
     """As if all layers had the shape whose bytes are fewest for their size."""
-    model = situation.model
-    row_bytes = model.embedding_row_bytes * is_first + model.head_row_bytes * is_last
-    room = sum(situation.devices[index].memory_bytes for index in group)
-    room -= model.vocab_size * row_bytes
+    room = sum(situation.devices[index].memory_bytes for index in stage.group)
+    room -= situation.model.vocab_size * situation.row_bytes(stage)
     if room < 0:
         return 0
     most = 0
     for shape, size in zip(situation.shapes, situation.sizes, strict=True):
-        layer_bytes = shape.weight_bytes + (len(group) - 1) * shape.layer_bytes
+        layer_bytes = shape.weight_bytes + (len(stage.group) - 1) * shape.layer_bytes
         layer_bytes += situation.workload.cached_tokens * shape.token_bytes
         if not layer_bytes:
             return situation.reached_size[-1]

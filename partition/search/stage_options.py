@@ -1,4 +1,4 @@
-"""What it costs to run so many layers on one group of devices, and with which shares.
+"""What it costs to run a number of layers on one group of devices, and with which shares.
 
 Shares are first balanced as if heads, columns and rows each had all memory: a bound that nothing
 beats. Only where that does not fit are they looked at together, and only for the numbers of layers
@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from partition.plan.facts import LayerFacts
-from partition.search.balance import Split
+from partition.search.balance import Split, Way, thinned
 from partition.search.group_splits import GroupSplits
 from partition.search.head_balance import HeadCost, kv_counts, kv_of
-from partition.search.situation import Counts, Group, Situation
+from partition.search.situation import Counts, Situation, StageKey
 
-_Way = TypeVar("_Way")
 _Timed = TypeVar("_Timed", "LayerSplit", "_Layers", "Option")
 
 _OPTIONS_KEPT = 4
@@ -37,7 +36,7 @@ class LayerSplit:
     columns: tuple[int, ...]
 
     def with_columns(self, columns: Split) -> "LayerSplit":
-        """Of which the heads alone were known."""
+        """The same, where the heads alone were known."""
         return LayerSplit(
             self.decode_s + columns.decode_s,
             self.chunk_s + columns.chunk_s,
@@ -53,7 +52,7 @@ class Option:
     decode_s: float
     chunk_s: float
     layers: tuple[LayerSplit, ...]
-    """Of each shape."""
+    """For each shape."""
     rows: tuple[int, ...]
     """Vocabulary rows; all 0 in a stage between."""
 
@@ -67,7 +66,7 @@ class _Layers:
     splits: tuple[LayerSplit, ...]
 
     def with_layers(self, count: int, split: LayerSplit) -> "_Layers":
-        """And so many layers of a further shape."""
+        """And `count` layers of a further shape."""
         return _Layers(
             self.decode_s + count * split.decode_s,
             self.chunk_s + count * split.chunk_s,
@@ -78,27 +77,16 @@ class _Layers:
 class StageOptions:
     """The options of one group as one stage, by how many layers of each shape it has."""
 
-    def __init__(
-        self,
-        situation: Situation,
-        group: Group,
-        *,
-        is_first: bool,
-        is_last: bool,
-        crowded: frozenset[int],
-    ) -> None:
+    def __init__(self, situation: Situation, stage: StageKey) -> None:
         model = situation.model
         self._situation = situation
-        self._group = group
-        self._is_last = is_last
-        self._crowded = crowded
-        self._vocab = model.vocab_size if is_first or is_last else 0
-        self._row_bytes = model.embedding_row_bytes * is_first + model.head_row_bytes * is_last
-        self._splits: GroupSplits | None = None
-        if len(group) > 1:
-            self._splits = GroupSplits(situation, group, is_first, is_last, crowded)
+        self._stage = stage
+        self._group = stage.group
+        self._vocab = model.vocab_size if stage.is_first or stage.is_last else 0
+        self._row_bytes = situation.row_bytes(stage)
+        self._splits = GroupSplits(situation, stage) if len(stage.group) > 1 else None
         self._bounds: tuple[list[list[LayerSplit]], list[Split]] | None = None
-        """Of each shape, and of the rows: the ways that nothing beats where memory is endless."""
+        """The ways that nothing beats where memory is endless: for each shape, and for the rows."""
         self._found: dict[Counts, list[Option]] = {}
         self._settled: set[Counts] = set()
 
@@ -130,7 +118,7 @@ class StageOptions:
         return list(zip(self._situation.shapes, counts, strict=True))
 
     def _rooms(self, counts: Counts) -> list[int]:
-        """Bytes of each device beside the norms and biases of the layers."""
+        """Bytes that the norms and biases of the layers leave each device."""
         fixed = sum(count * shape.layer_bytes for shape, count in self._shapes(counts))
         return [self._situation.devices[index].memory_bytes - fixed for index in self._group]
 
@@ -140,7 +128,7 @@ class StageOptions:
         return HeadCost(0, count * shape.query_head_bytes, count * (shape.kv_head_bytes + cache), 0)
 
     def _least_bytes(self, counts: Counts) -> float:
-        """What the stage takes beside norms and biases, nothing held twice."""
+        """What the stage takes without norms and biases, nothing held twice."""
         return self._vocab * self._row_bytes + sum(
             self._head_bytes(shape, count).of(shape.num_heads, shape.num_kv_heads)
             + count * shape.feed_forward_bytes
@@ -153,8 +141,10 @@ class StageOptions:
         model, shapes = self._situation.model, self._shapes(counts)
         seconds: list[float] = []
         for is_chunk in (False, True):
-            (pace,) = self._situation.paces(self._group, is_chunk=is_chunk, crowded=self._crowded)
-            whole = pace.whole(model, shapes, self._vocab if self._is_last else 0)
+            (pace,) = self._situation.paces(
+                self._group, is_chunk=is_chunk, crowded=self._stage.crowded
+            )
+            whole = pace.whole(model, shapes, self._vocab if self._stage.is_last else 0)
             seconds.append(whole.total_s + pace.step_s)
         layers = tuple(
             LayerSplit(0.0, 0.0, (shape.num_heads,), (shape.ffn_columns,)) for shape, _ in shapes
@@ -207,7 +197,7 @@ class StageOptions:
         heads: Sequence[int],
         columns: Sequence[int],
     ) -> list[int]:
-        """Bytes of each device beside these heads and columns of so many layers."""
+        """Bytes that these heads and columns of `count` layers leave each device."""
         cost = self._head_bytes(shape, count)
         held = kv_of(heads, kv_counts(shape.num_heads, shape.num_kv_heads))
         return [
@@ -268,22 +258,17 @@ class StageOptions:
             rows.counts,
         )
 
-    def _some(self, ways: list[_Way]) -> list[_Way]:
+    def _some(self, ways: list[Way]) -> list[Way]:
         """All of them where layers have one shape, else some from first to last."""
-        if len(self._situation.shapes) == 1 or len(ways) <= _WAYS_KEPT:
-            return ways
-        last = len(ways) - 1
-        return [ways[index * last // (_WAYS_KEPT - 1)] for index in range(_WAYS_KEPT)]
+        return ways if len(self._situation.shapes) == 1 else thinned(ways, _WAYS_KEPT)
 
     def _thinned(self, options: list[Option]) -> list[Option]:
         if self._situation.num_chunks == 1:
             # Nothing waits for the slowest stage then, so only the sum counts.
             steps = self._situation.steps
             return sorted(options, key=lambda one: steps * one.decode_s + one.chunk_s)[:1]
-        if self._situation.model.num_layers <= _FEW_LAYERS or len(options) <= _OPTIONS_KEPT:
-            return options
-        last = len(options) - 1
-        return [options[index * last // (_OPTIONS_KEPT - 1)] for index in range(_OPTIONS_KEPT)]
+        is_small = self._situation.model.num_layers <= _FEW_LAYERS
+        return options if is_small else thinned(options, _OPTIONS_KEPT)
 
 
 def _layer_splits(splits: GroupSplits, shape: LayerFacts) -> list[LayerSplit]:
