@@ -23,7 +23,7 @@ from partition.plan.facts import (
     Workload,
 )
 from partition.plan.plan import Plan, Stage
-from partition.plan.ranges import kv_heads, split_by_shares, split_evenly
+from partition.plan.ranges import kv_heads, split_by_shares
 from partition.plan.rates import ComputeRates
 from partition.plan.shard import LayerSlice, Shard, whole_shard
 from partition.plan.share import MemoryUse
@@ -67,7 +67,6 @@ __all__ = [
     "kv_heads",
     "memory_use",
     "split_by_shares",
-    "split_evenly",
     "weight_tiers",
     "what_if",
     "whole_shard",

@@ -6,8 +6,6 @@ cap c a score s becomes c · tanh(s / c). A sink is one more score of each head,
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -51,13 +49,3 @@ def attention(
     weights = weights[..., : keys.shape[0]]
     result: Array = np.einsum("hts,shd->thd", weights, v).astype(np.float32)
     return result
-
-
-def gather_blocks(pool: NDArray[Any], blocks: NDArray[np.integer], length: int) -> NDArray[Any]:
-    """pool [blocks, num_kv_heads, block_tokens, n], one sequence's blocks in order → its tokens.
-
-    The result is [length, num_kv_heads, n].
-    """
-    in_order = pool[blocks].transpose(0, 2, 1, 3)
-    tokens: NDArray[Any] = in_order.reshape(-1, *in_order.shape[2:])[:length]
-    return tokens

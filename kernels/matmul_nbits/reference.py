@@ -141,18 +141,6 @@ def matmul(x: NDArray[np.generic], matrix: QuantizedMatrix) -> NDArray[np.float3
     return product
 
 
-def slice_rows(matrix: QuantizedMatrix, rows: range) -> QuantizedMatrix:
-    """The outputs in `rows`; shares memory with `matrix`. ValueError outside it."""
-    check_range(rows, len(matrix.codes), "rows")
-    return QuantizedMatrix(
-        codes=matrix.codes[rows.start : rows.stop],
-        scales=matrix.scales[rows.start : rows.stop],
-        bits=matrix.bits,
-        block_size=matrix.block_size,
-        columns=matrix.columns,
-    )
-
-
 def slice_columns(matrix: QuantizedMatrix, columns: range) -> tuple[QuantizedMatrix, int]:
     """The inputs in `columns`, and the zeros the caller pads its activation with on the left.
 

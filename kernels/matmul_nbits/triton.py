@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.matmul.triton import FEW_ROWS, check_bias, split_output, store_rows, sum_splits
-from kernels.matmul_nbits.gpu_layout import BITS_PER_WORD, GpuMatrix
+from kernels.matmul_nbits.gpu_layout import BITS_PER_WORD
 from kernels.matmul_nbits.reference import check_format
 from kernels.triton_launch import (
     FLOATS,
@@ -61,19 +61,6 @@ class PackedWeight:
                 "zero_points", self.zero_points, dtypes=(torch.uint8,), shape=shape,
                 like=self.words,
             )  # fmt: skip
-
-    @classmethod
-    def from_arrays(cls, matrix: GpuMatrix, device: torch.device | str) -> PackedWeight:
-        """Copied to `device`."""
-        zeros = matrix.zero_points
-        return cls(
-            words=torch.from_numpy(matrix.words.view("int32")).to(device),
-            scales=torch.from_numpy(matrix.scales).to(device),
-            zero_points=None if zeros is None else torch.from_numpy(zeros).to(device),
-            bits=matrix.bits,
-            block_size=matrix.block_size,
-            columns=matrix.columns,
-        )
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""The highest scores, found on a GPU: one token id of each row, or the k best, ranked.
+"""The k highest scores of each row, found on a GPU and ranked.
 
 A score and its id make one integer that sorts as `reference.py` ranks: by falling score, equal
 scores by rising id. Each chunk of a row gives its best such keys, and so on over those, until one
@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton_launch import FLOATS, Launch, check, output, padded
+from kernels.triton_launch import FLOATS, Launch, check, padded
 
 LARGEST_TOP_K = 256
 """More takes the compiler tens of seconds, and no one asks for it."""
@@ -73,48 +73,25 @@ def _unpack_kernel(keys, scores, ids, count, keep, block: tl.constexpr):
     tl.store(ids + row * count + at, token, mask=inside)
 
 
-def greedy(logits: Tensor, *, out: Tensor | None = None, launch: Launch | None = None) -> Tensor:
-    """logits [rows, vocab] → int64 [rows]: the best id of each row, the lowest among equal ones.
-
-    −1 for a row that holds a NaN or an infinity. Raises ValueError.
-    """
-    _check_logits(logits)
-    rows = logits.shape[0]
-    out = output("out", out, shape=(rows,), like=logits, dtype=torch.int64, dtypes=(torch.int64,))
-    scores = torch.empty((rows, 1), dtype=torch.float32, device=logits.device)
-    _ranked(logits, 1, scores, out, launch)
-    return out
-
-
 def top_k(logits: Tensor, k: int, *, launch: Launch | None = None) -> tuple[Tensor, Tensor]:
-    """The k best of each row: (scores float32 [rows, k], ids int64 [rows, k]).
+    """logits [rows, vocab] → the k best of each row: (scores float32, ids int64), both [rows, k].
 
     Ranked by falling score, equal scores by rising id. A row that holds a NaN or an infinity gives
     NaN and −1 throughout. Raises ValueError.
     """
-    _check_logits(logits)
+    check("logits", logits, dtypes=FLOATS, shape=(None, None), contiguous=False)
     rows, vocabulary = logits.shape
+    if not 0 < vocabulary < 1 << 31:
+        raise ValueError(f"logits need at least one column, not the shape {list(logits.shape)}")
     if not 1 <= k <= min(LARGEST_TOP_K, vocabulary):
         raise ValueError(f"k is {k}, not 1 to {min(LARGEST_TOP_K, vocabulary)}")
     scores = torch.empty((rows, k), dtype=torch.float32, device=logits.device)
     ids = torch.empty((rows, k), dtype=torch.int64, device=logits.device)
-    _ranked(logits, k, scores, ids, launch)
-    return scores, ids
-
-
-def _check_logits(logits: Tensor) -> None:
-    check("logits", logits, dtypes=FLOATS, shape=(None, None), contiguous=False)
-    if not 0 < logits.shape[1] < 1 << 31:
-        raise ValueError(f"logits need at least one column, not the shape {list(logits.shape)}")
-
-
-def _ranked(logits: Tensor, k: int, scores: Tensor, ids: Tensor, launch: Launch | None) -> None:
-    rows = logits.shape[0]
     if not rows:
-        return
+        return scores, ids
     options = (launch or Launch(num_warps=8, num_stages=1)).options()
     keep = padded(k)
-    source, stride, count, ranks = logits, logits.stride(0), logits.shape[1], True
+    source, stride, count, ranks = logits, logits.stride(0), vocabulary, True
     while ranks or count > keep:
         # One chunk at the end always: a chunk is at least twice what it keeps, so this shrinks.
         chunk = min(CHUNK, max(padded(count), 2 * keep))
@@ -126,3 +103,4 @@ def _ranked(logits: Tensor, k: int, scores: Tensor, ids: Tensor, launch: Launch 
         source, stride, count, ranks = best, parts * keep, parts * keep, False
     options = Launch(num_warps=1, num_stages=1).options()
     _unpack_kernel[(rows,)](source, scores, ids, k, keep, block=keep, **options)
+    return scores, ids

@@ -41,11 +41,6 @@ class WeightTiers:
         return self.streamed - self.pinned
 
     @property
-    def device_places(self) -> int:
-        """Layers that the device's memory holds at once."""
-        return self.resident + self.window
-
-    @property
     def host_places(self) -> int:
         """Layers that the host's memory holds at once."""
         return self.pinned + self.staging

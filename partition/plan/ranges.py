@@ -8,11 +8,6 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 
-def split_evenly(total: int, parts: int, multiple: int = 1) -> tuple[range, ...]:
-    """`split_by_shares` for `parts` equal shares."""
-    return split_by_shares(total, (1,) * parts, multiple)
-
-
 def split_by_shares(total: int, shares: Sequence[float], multiple: int = 1) -> tuple[range, ...]:
     """Cut 0..total into one contiguous range for each share, proportional to the shares.
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from partition import kv_heads, split_by_shares, split_evenly
+from partition import kv_heads, split_by_shares
 from partition.plan.ranges import apportion
 from tests.property.plan_situations import PLANS
 
@@ -47,7 +47,7 @@ def test_splits_by_measured_shares_tile_too(total: int, shares: list[float], mul
 def test_even_splits_differ_by_one_multiple_and_the_rest(
     total: int, parts: int, multiple: int
 ) -> None:
-    sizes = [len(part) for part in split_evenly(total, parts, multiple)]
+    sizes = [len(part) for part in split_by_shares(total, (1,) * parts, multiple)]
     assert sum(sizes) == total
     assert max(sizes) - min(sizes) <= multiple + total % multiple
 

@@ -45,7 +45,7 @@ def test_every_layer_is_in_one_tier(situation: tuple[int, int, int, int]) -> Non
 def test_budgets_are_kept_and_used(situation: tuple[int, int, int, int]) -> None:
     layers, streamed, window, host_bytes = situation
     tiers = made(situation)
-    assert tiers.device_places == min(layers, layers - streamed + window)
+    assert tiers.resident + tiers.window == min(layers, layers - streamed + window)
     least = LEAST_STAGING_LAYERS * LAYER_BYTES if tiers.on_disk else 0
     assert tiers.host_places * LAYER_BYTES <= max(host_bytes, least)
     if tiers.on_disk:

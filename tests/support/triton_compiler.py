@@ -23,7 +23,7 @@ from kernels.matmul.triton import matmul
 from kernels.matmul_nbits.triton import PackedWeight, matmul_nbits
 from kernels.rms_norm.triton import add_rms_norm
 from kernels.rope.triton import rope, rope_store
-from kernels.sampling.triton import greedy, top_k
+from kernels.sampling.triton import top_k
 from kernels.triton_launch import GemmTiles
 
 HEADS, KV_HEADS, HEAD_SIZE, HIDDEN = 8, 2, 128, 1024
@@ -86,7 +86,7 @@ def launch_rows() -> None:
     embedding(_INDICES, x)
     for activation in ("silu", "gelu", "gelu_tanh"):
         gated(x, activation=activation)
-    greedy(x)
+    top_k(x, 1)
     top_k(x[:, :256], 4)
     angles = torch.zeros(4, HEAD_SIZE // 2)
     rope(x.view(1, -1, HEAD_SIZE), angles, angles, _INDICES)

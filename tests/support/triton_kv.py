@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.attention.reference import gather_blocks
 from kernels.kv_cache.token_cache import dequantize_heads, quantize_heads
 from tests.support.triton_face import array, rounded, tensor
 
@@ -99,10 +98,20 @@ def read_cache(
     return values, whole
 
 
+def _gather_blocks(pool: NDArray[Any], blocks: NDArray[np.integer], length: int) -> NDArray[Any]:
+    """pool [blocks, num_kv_heads, block_tokens, n], one sequence's blocks in order → its tokens.
+
+    The result is [length, num_kv_heads, n].
+    """
+    in_order = pool[blocks].transpose(0, 2, 1, 3)
+    tokens: NDArray[Any] = in_order.reshape(-1, *in_order.shape[2:])[:length]
+    return tokens
+
+
 def _in_order(pool: NDArray[Any], cache: KvCache) -> NDArray[Any]:
     if cache.block_table is None:
         return pool.transpose(0, 2, 1, 3)
-    rows = [gather_blocks(pool, row, cache.capacity) for row in array(cache.block_table)]
+    rows = [_gather_blocks(pool, row, cache.capacity) for row in array(cache.block_table)]
     return np.stack(rows)
 
 

@@ -140,13 +140,11 @@ def test_gated_reference_is_that_of_torch(activation: Any) -> None:
 def test_greedy_takes_the_first_of_equal_scores(
     seed: int, rows: int, vocabulary: int, dtype: str
 ) -> None:
-    from kernels.sampling.triton import greedy
+    from kernels.sampling.triton import top_k
 
     logits = rounded(np.rint(2 * normal(seed, rows, vocabulary)), dtype)
-    out = output(rows, dtype="int64")
-    assert greedy(tensor(logits, dtype), out=out) is out
-    np.testing.assert_array_equal(array(out), logits.argmax(axis=-1))
-    assert_only_inside_written(out)
+    _scores, ids = top_k(tensor(logits, dtype), 1)
+    np.testing.assert_array_equal(array(ids)[:, 0], logits.argmax(axis=-1))
 
 
 @settings(FEW, max_examples=8)
@@ -172,12 +170,12 @@ def test_top_k_ranks_by_score_then_by_id(
 
 @pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
 def test_a_row_that_is_not_finite_has_no_token(broken: float) -> None:
-    from kernels.sampling.triton import greedy, top_k
+    from kernels.sampling.triton import top_k
 
     logits = normal(3, 3, 16)
     logits[1, 10] = broken
-    ids = array(greedy(tensor(logits)))
-    assert ids.tolist() == [logits[0].argmax(), -1, logits[2].argmax()]
+    _scores, ids = top_k(tensor(logits), 1)
+    assert array(ids)[:, 0].tolist() == [logits[0].argmax(), -1, logits[2].argmax()]
     scores, ranked = top_k(tensor(logits[1:]), 2)
     assert array(ranked)[0].tolist() == [-1, -1]
     assert np.isnan(array(scores)[0]).all()
@@ -185,11 +183,12 @@ def test_a_row_that_is_not_finite_has_no_token(broken: float) -> None:
 
 
 def test_rows_of_logits_may_be_part_of_a_wider_matrix() -> None:
-    from kernels.sampling.triton import greedy
+    from kernels.sampling.triton import top_k
 
     logits = normal(4, 3, 50)
     wide = tensor(np.concatenate([logits, np.full((3, 6), 99, np.float32)], axis=1))
-    assert array(greedy(wide[:, :50])).tolist() == logits.argmax(axis=-1).tolist()
+    _scores, ids = top_k(wide[:, :50], 1)
+    assert array(ids)[:, 0].tolist() == logits.argmax(axis=-1).tolist()
 
 
 def test_nothing_is_launched_for_nothing() -> None:
@@ -198,12 +197,12 @@ def test_nothing_is_launched_for_nothing() -> None:
     from kernels.embedding.triton import embedding
     from kernels.gated_mlp.triton import gated
     from kernels.rms_norm.triton import rms_norm
-    from kernels.sampling.triton import greedy
+    from kernels.sampling.triton import top_k
 
     none = torch.zeros(0, 8)
     assert rms_norm(none, torch.ones(8), epsilon=EPSILON).shape == (0, 8)
     assert gated(none).shape == (0, 4)
-    assert greedy(none).shape == (0,)
+    assert top_k(none, 1)[1].shape == (0, 1)
     assert embedding(torch.zeros(0, dtype=torch.int64), torch.zeros(3, 8)).shape == (0, 8)
 
 

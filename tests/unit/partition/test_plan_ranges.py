@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from partition import kv_heads, split_by_shares, split_evenly
+from partition import kv_heads, split_by_shares
 from partition.plan.ranges import apportion, kv_group_size, largest_remainders
 
 
@@ -31,9 +31,9 @@ def test_split_by_shares(
     assert [index for part in ranges for index in part] == list(range(total))
 
 
-def test_split_evenly() -> None:
-    assert split_evenly(10, 3) == (range(4), range(4, 7), range(7, 10))
-    assert split_evenly(96, 2, 32) == (range(64), range(64, 96))
+def test_equal_shares() -> None:
+    assert split_by_shares(10, (1, 1, 1)) == (range(4), range(4, 7), range(7, 10))
+    assert split_by_shares(96, (1, 1), 32) == (range(64), range(64, 96))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Matrices are rounded once, and every slice of them comes out the same."""
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ from safetensors import safe_open
 
 from edge.errors import CapacityError, CheckpointError
 from edge.weights.quantize import QuantizedStore
-from kernels.matmul_nbits.reference import quantize, slice_columns, slice_rows
+from kernels.matmul_nbits.reference import quantize, slice_columns
 from offload import FolderCache
 from tests.support.quantized import MATRICES, TENSORS, assert_same, files, open_here, weight
 
@@ -23,7 +24,8 @@ def test_slices_are_slices_of_the_whole(tmp_path: Path, bits: int, block_size: i
             whole = quantize(TENSORS[name], bits=bits, block_size=block_size)
             assert store.matrix(name) == (rows, columns)
             assert_same(store.rows(name, range(rows)), whole)
-            assert_same(store.rows(name, range(3, 8)), slice_rows(whole, range(3, 8)))
+            some = replace(whole, codes=whole.codes[3:8], scales=whole.scales[3:8])
+            assert_same(store.rows(name, range(3, 8)), some)
             for part in (range(columns), range(5), range(40, columns), range(33, 35)):
                 got, left_padding = store.columns(name, part)
                 expected, expected_padding = slice_columns(whole, part)
