@@ -14,12 +14,14 @@ from partition import (
     Parallel,
     Plan,
     PlanError,
+    Workload,
     check_fit,
     choose,
     describe,
     estimate,
 )
 from partition.cost.message_times import Network
+from partition.search.choose import LEAST_GAIN_ON_ONE_HOST
 from tests.property.measured_situations import every_plan, measured_situations, rates, scaled
 from tests.property.plan_situations import Situation, parallels, with_more
 from tests.support.facts import facts_of
@@ -29,13 +31,19 @@ NEARLY_ONE = 1 + 1e-9
 
 
 def total_s(situation: Situation) -> float:
-    """The predicted time of an answer; infinite where memory is short."""
+    """The predicted time of an answer by the fastest plan found; infinite where memory is short."""
     try:
         choice = choose(*situation)
     except CapacityError:
         return float("inf")
+    return fastest_s(choice, situation[2])
+
+
+def fastest_s(choice: Choice, workload: Workload) -> float:
+    """The chosen plan has no device more for a small gain: then the fastest is the first after."""
     assert choice.predicted is not None
-    return choice.predicted.total_s(situation[2])
+    others_s = [predicted.total_s(workload) for _plan, predicted in choice.runners_up]
+    return min([choice.predicted.total_s(workload), *others_s])
 
 
 def least_s(situation: Situation) -> float:
@@ -112,13 +120,16 @@ def check_choice(choice: Choice, situation: Situation) -> None:
     assert sorted([*choice.plan.devices, *left_out]) == sorted(
         device.id for device in cluster.devices
     )
-    before_s = predicted_s
+    assert predicted_s <= fastest_s(choice, workload) * (1 + LEAST_GAIN_ON_ONE_HOST) * NEARLY_ONE
+    before_s = 0.0
     for plan, predicted in choice.runners_up:
         check_fit(plan, model, cluster, workload)
         assert predicted == estimate(plan, model, cluster, workload)
         assert plan != choice.plan
         assert before_s <= predicted.total_s(workload) * NEARLY_ONE
         before_s = predicted.total_s(workload)
+        if before_s < predicted_s / NEARLY_ONE:
+            assert len(plan.devices) > len(choice.plan.devices)
 
 
 @settings(max_examples=30)
