@@ -19,6 +19,7 @@ from edge.coordinator.requests import fail_all
 from edge.errors import CapacityError, NetworkError, PlanError, RequestError
 from edge.host.cache_paths import cache_root
 from edge.host.free_memory import parse_size
+from edge.planning.cluster_profile import set_up_like
 from edge.planning.forecast import Forecast
 from edge.planning.kv_limits import kv_limits
 from edge.planning.load_options import LoadOptions, LoadOverrides
@@ -195,7 +196,7 @@ class AsyncCluster:
 
         A single peer is loaded without that: `propose` measures it.
         """
-        forget_measured([peer for peer in self.peers if peer.id in devices])
+        forget_measured(set_up_like(devices, self.peers))
 
     async def aclose(self) -> None:
         """Free everything on the peers; end local daemons. May be called again.

@@ -163,7 +163,7 @@ def _shard_digest(assignment: Assignment) -> str:
         assignment.limits.exceeds_memory,
         (assignment.stage, assignment.rank),
         assignment.weight_format.to_json(),
-        (assignment.weight_format.accuracy, assignment.kv_dtype),
+        assignment.kv_dtype,
         dataclasses.asdict(assignment.wire_rules),
     ]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

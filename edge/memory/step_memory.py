@@ -45,7 +45,7 @@ class Widths:
 
     hidden_size: int
     parts: tuple[Mixer | FeedForward, ...]
-    """Its layers' different kinds, in local sizes."""
+    """Mixers and feed-forwards of its layers in local sizes, each kind once."""
     vocab_rows: int
     """Columns of the logits."""
     is_split: bool
@@ -124,7 +124,7 @@ def _layer_token_bytes(mixer: Mixer, kv_dtype: KvDtype) -> int:
 
 
 def calibration_tokens(limits: StepLimits) -> int:
-    """Bytes of the chunk by which scales are chosen.
+    """Tokens of the chunk by which scales are chosen.
 
     No more than memory is kept for: all layers are looked at when it is computed.
     """

@@ -180,28 +180,23 @@ class _Hosts:
         """What the trials add to rates, at the pace that rates and trials have in the median."""
         paces = [(1.0, 1.0), *(trial.alone for trial in trials if trial.alone is not None)]
         token, first = (median(each) for each in zip(*paces, strict=True))
-        bare = [trial.crowd(cluster, (token, first)) for trial in trials]
-        at_pace = _crowded(cluster, bare)
+        if not trials:
+            return []
+        host = cluster.device(trials[0].plan.devices[0]).host
+        at_pace = _at_pace(cluster, host, trials[0].rows, (token, first))
         return [trial.crowd(at_pace, (token, first)) for trial in trials]
 
 
 def _crowded(cluster: ClusterSpec, crowds: Sequence[CrowdSpec]) -> ClusterSpec:
     """With what devices of one host take from each other, and at the pace they had then."""
     largest = {each.host: each for each in sorted(crowds, key=lambda each: each.count)}
-    fastest = {
-        host: min(
-            (each.rates for each in cluster.devices if each.host == host and each.rates),
-            key=lambda rates: rates.seconds_per_byte[0],
-        )
-        for host in largest
-    }
+    for host, crowd in largest.items():
+        cluster = _at_pace(cluster, host, crowd.rows, crowd.pace)
 
     def device(known: DeviceSpec) -> DeviceSpec:
         if known.host not in largest or known.rates is None:
             return known
         crowd, rates = largest[known.host], known.rates
-        if rates == fastest[known.host]:  # it, or one like it, was also tried alone
-            rates = rates.at_pace(crowd.rows, crowd.pace)
         # Company makes nobody faster: what seems so is noise.
         shared = tuple(
             each * max(1.0, between(crowd.rows, crowd.slower, rows))
@@ -210,6 +205,21 @@ def _crowded(cluster: ClusterSpec, crowds: Sequence[CrowdSpec]) -> ClusterSpec:
         return replace(known, rates=replace(rates, shared_seconds_per_byte=shared))
 
     return replace(cluster, crowds=tuple(crowds), devices=tuple(map(device, cluster.devices)))
+
+
+def _at_pace(
+    cluster: ClusterSpec, host: str, rows: Sequence[int], pace: Sequence[float]
+) -> ClusterSpec:
+    """With this pace for the fastest of a host and those like it: one of them was tried alone."""
+    measured = [each.rates for each in cluster.devices if each.host == host and each.rates]
+    fastest = min(measured, key=lambda rates: rates.seconds_per_byte[0])
+
+    def device(known: DeviceSpec) -> DeviceSpec:
+        if known.host != host or known.rates != fastest:
+            return known
+        return replace(known, rates=fastest.at_pace(rows, pace))
+
+    return replace(cluster, devices=tuple(map(device, cluster.devices)))
 
 
 def _as_alike(
@@ -230,6 +240,12 @@ def _as_alike(
             same = [each for each in known if each.rows == known[0].rows]
             rates[peer.id] = ComputeRates.median(same)
     return rates
+
+
+def set_up_like(devices: Sequence[str], peers: Sequence[PeerInfo]) -> list[PeerInfo]:
+    """These peers (by id), and those whose measurements stand for theirs."""
+    kinds = {(peer.host, peer.identity) for peer in peers if peer.id in devices}
+    return [peer for peer in peers if (peer.host, peer.identity) in kinds]
 
 
 def by_host(peers: Sequence[PeerInfo]) -> list[list[PeerInfo]]:

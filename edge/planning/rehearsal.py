@@ -100,6 +100,11 @@ class Trial:
     alone: tuple[float, float] | None
     """Times over predicted, of a token and of the first; None: one has not the memory."""
 
+    @property
+    def rows(self) -> tuple[int, int]:
+        """Rows of a token's step, and of the prompt's."""
+        return 1, self.workload.prompt_tokens
+
     def crowd(self, cluster: ClusterSpec, pace: tuple[float, float]) -> CrowdSpec:
         """What of that the rates of these devices do not explain."""
         chunk_tokens = self.workload.prompt_tokens
@@ -110,7 +115,7 @@ class Trial:
         return CrowdSpec(
             host=cluster.device(self.plan.devices[0]).host,
             count=len(self.plan.devices),
-            rows=(1, self.workload.prompt_tokens),
+            rows=self.rows,
             sum_s=(
                 (self.together.token_s - predicted.token_s) / sums,
                 (self.together.first_token_s - predicted.first_token_s) / sums,

@@ -219,7 +219,7 @@ def _steps(loaded: LoadedSample) -> tuple[Step, ...]:
 
 
 def _times(loaded: LoadedSample, step: Step, check: Check, caches: Caches) -> list[float]:
-    """As many repeats as go into a short span; a few at least, where a step is slow."""
+    """Seconds of each repeat: what goes into a short span; a few at least, where a step is slow."""
     check()
     begin_s = time.perf_counter()
     seconds = [caches.cold_seconds(loaded, step)]

@@ -25,7 +25,7 @@ from edge.protocol.step import Step
 from edge.weights.formats import WeightFormat
 
 _TURNS = 16
-"""Steps of one row, which decide most."""
+"""How often a step of one row is timed: these decide most."""
 
 _FEWER_TURNS = 6
 _FEWEST_TURNS = 2

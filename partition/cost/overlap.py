@@ -13,9 +13,9 @@ from partition.cost.pace import Phase
 from partition.plan.facts import DeviceSpec, ModelFacts
 
 SHOWN_BYTE_S = 2e-9
-"""Each byte of a hidden sum: sending, receiving and adding up take the processor, too. Over two
-devices of one core, 256 tokens of a 1.1 B model (45 sums of 2 MiB) took 1.47 s, of which 1.31 were
-predicted for everything but sums: 1.7 ns a byte."""
+"""Seconds per byte that show of a hidden sum: sending, receiving and adding up take the processor,
+too. Over two devices of one core, 256 tokens of a 1.1 B model (45 sums of 2 MiB) took 1.47 s, of
+which 1.31 were predicted for everything but sums: 1.7 ns a byte."""
 
 
 def stage_sum_s(

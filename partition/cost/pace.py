@@ -88,15 +88,15 @@ class Pace:
     """Per query head and layer."""
     run_s: float
     attention_run_s: float
-    """A slice with heads, however few."""
+    """The fixed time of a slice with heads, however few."""
     feed_forward_run_s: float
-    """A slice with columns, however few."""
+    """The fixed time of a slice with columns, however few."""
     step_s: float
     slack: float
 
     @classmethod
     def of(cls, device: DeviceSpec, phase: Phase, *, in_stage: int, is_crowded: bool) -> "Pace":
-        """A device with rates in a stage of `in_stage` devices.
+        """The pace of a device with rates in a stage of `in_stage` devices.
 
         `is_crowded`: others of its host, in other stages, compute all the while.
         """

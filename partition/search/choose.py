@@ -35,8 +35,8 @@ from partition.search.situation import Arrangement, Situation
 _MOST_RUNNERS_UP = 5
 
 LEAST_GAIN = 0.05
-"""Of time, for which another device is worth having: a prediction is not exacter than that, and
-every device more is one that may be lost."""
+"""The share of time for which another device is worth having: a prediction is not exacter than
+that, and every device more is one that may be lost."""
 
 LEAST_GAIN_ON_ONE_HOST = 0.1
 """The same where devices share cores and memory: what that costs moves from minute to minute."""

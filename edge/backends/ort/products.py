@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -13,40 +14,24 @@ from edge.weights.formats import WeightFormat
 from edge.weights.matrix_kind import MatrixKind
 from kernels.matmul.onnx import matmul
 from kernels.matmul_nbits.onnx import matmul_nbits
-from kernels.matmul_nbits.reference import Accuracy
 from kernels.onnx_graph import OnnxGraph
 
 
-class _Product(Protocol):
-    def __call__(
-        self,
-        graph: OnnxGraph,
-        x: str,
-        weight: Callable[[str], str],
-        bias: str | None,
-        kind: Any,
-        *,
-        rows: int,
-        columns: int,
-        accuracy: Accuracy,
-    ) -> str: ...
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matrix:
+    """A matrix [rows, columns] of a graph, and the bias that is added to its products."""
+
+    format: WeightFormat
+    rows: int
+    columns: int
+    array: Callable[[str], str]
+    """The graph's value for one of the arrays it is stored as, by the array's name."""
+    bias: str | None
 
 
-def product(
-    graph: OnnxGraph,
-    x: str,
-    weight: Callable[[str], str],
-    bias: str | None,
-    weight_format: WeightFormat,
-    *,
-    rows: int,
-    columns: int,
-) -> str:
-    """x [..., columns] times a matrix [rows, columns], and its bias; `weight` names its arrays."""
-    kind = weight_format.kind
-    return _PRODUCTS[type(kind)](
-        graph, x, weight, bias, kind, rows=rows, columns=columns, accuracy=weight_format.accuracy
-    )
+def product(graph: OnnxGraph, x: str, matrix: Matrix) -> str:
+    """x [..., columns] → [..., rows]."""
+    return _PRODUCTS[type(matrix.format.kind)](graph, x, matrix)
 
 
 def pad(graph: OnnxGraph, x: str, padding: int) -> str:
@@ -57,43 +42,28 @@ def pad(graph: OnnxGraph, x: str, padding: int) -> str:
     return graph.node("Pad", x, pads)
 
 
-def _floats(
-    graph: OnnxGraph,
-    x: str,
-    weight: Callable[[str], str],
-    bias: str | None,
-    kind: Floats,
-    *,
-    rows: int,
-    columns: int,
-    accuracy: Accuracy,
-) -> str:
-    return matmul(graph, x, weight("weight"), bias)
+def _floats(graph: OnnxGraph, x: str, matrix: Matrix) -> str:
+    return matmul(graph, x, matrix.array("weight"), matrix.bias)
 
 
-def _blocks(
-    graph: OnnxGraph,
-    x: str,
-    weight: Callable[[str], str],
-    bias: str | None,
-    kind: Blocks,
-    *,
-    rows: int,
-    columns: int,
-    accuracy: Accuracy,
-) -> str:
+def _blocks(graph: OnnxGraph, x: str, matrix: Matrix) -> str:
+    kind = matrix.format.kind
+    assert isinstance(kind, Blocks)
     return matmul_nbits(
         graph,
         x,
-        weight("codes"),
-        weight("scales"),
-        bias,
-        rows=rows,
-        columns=columns,
+        matrix.array("codes"),
+        matrix.array("scales"),
+        matrix.bias,
+        rows=matrix.rows,
+        columns=matrix.columns,
         bits=kind.bits,
         block_size=kind.block_size,
-        accuracy=accuracy,
+        accuracy=matrix.format.accuracy,
     )
 
 
-_PRODUCTS: dict[type[MatrixKind[Any]], _Product] = {Floats: _floats, Blocks: _blocks}
+_PRODUCTS: dict[type[MatrixKind[Any]], Callable[[OnnxGraph, str, Matrix], str]] = {
+    Floats: _floats,
+    Blocks: _blocks,
+}

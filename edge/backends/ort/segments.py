@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from edge.backends.ort.products import pad, product
+from edge.backends.ort.products import Matrix, pad, product
 from edge.models.spec import ModelSpec
 from edge.weights.formats import WeightFormat
 from edge.weights.layout import ShardLayout
@@ -166,15 +166,14 @@ class SegmentBuilder:
         """The product with a matrix of the layout, and its bias."""
         part = self.layout.matrix(name)
         padding = self._format.kind.padding(part.columns.start)
-        return product(
-            self.graph,
-            pad(self.graph, x, padding),
-            lambda suffix: self.weight(f"{name}.{suffix}"),
-            self.vector(f"{name}.bias"),
-            self._format,
+        matrix = Matrix(
+            format=self._format,
             rows=part.num_rows,
             columns=len(part.columns) + padding,
+            array=lambda suffix: self.weight(f"{name}.{suffix}"),
+            bias=self.vector(f"{name}.bias"),
         )
+        return product(self.graph, pad(self.graph, x, padding), matrix)
 
     def contribute(self, product: str) -> None:
         """A part's product is to be added to the hidden state, once it is summed over shards."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.backends.ort.products import product
+from edge.backends.ort.products import Matrix, product
 from edge.backends.ort.runtime import ort
 from edge.backends.self_check import ROWS, Judge, heads_of, spread
 from edge.backends.shard_arrays import ShardArrays
@@ -120,17 +120,16 @@ class _Check:
         x = self._input(name, weight.shape[1], padding=padding)
         bias = arrays.vector(f"{name}.bias")
         bias = None if bias is None else np.ascontiguousarray(bias[outputs])
-        value = product(
-            graph,
-            x,
-            lambda suffix: graph.weight(
-                f"{name}.{suffix}", arrays.read(f"{name}.{suffix}", outputs)
-            ),
-            None if bias is None else graph.weight(f"{name}.b", bias),
-            arrays.format,
+        matrix = Matrix(
+            format=arrays.format,
             rows=len(outputs),
             columns=len(part.columns) + padding,
+            array=lambda suffix: graph.weight(
+                f"{name}.{suffix}", arrays.read(f"{name}.{suffix}", outputs)
+            ),
+            bias=None if bias is None else graph.weight(f"{name}.b", bias),
         )
+        value = product(graph, x, matrix)
         rounds = arrays.format.rounds_inputs
         wanted = [matmul_reference(feeds[x][..., padding:], weight, bias) for feeds in self._feeds]
         self._output(
