@@ -191,6 +191,10 @@ def test_what_is_known_is_not_measured(
         assert set(questions.measured) <= {""}
         for daemon in daemons:
             daemon.kill()
+    cache = FactsCache(questions.cache / "measured")
+    times = cache.link(peers[0], peers[1])
+    assert times is not None
+    cache.keep_link(peers[0], peers[1], replace(times, is_unsteady=False))  # or it is not looked at
     for refresh in (True, False):
         with pytest.raises(PeerLostError) as raised:
             questions.ask(peers, refresh=refresh, only_known=not refresh)
