@@ -11,6 +11,7 @@ from offload.errors import (
     StoreMissingError,
     StoreUnsupportedError,
 )
+from offload.files.bounded_json import check_values, parse_json, read_file
 from offload.files.closing import Closing
 from offload.files.direct_reader import DirectReader, Read
 from offload.files.durable import disk_errors_as_store_errors
@@ -87,10 +88,13 @@ __all__ = [
     "Unpin",
     "WeightStore",
     "WeightStreamer",
+    "check_values",
     "disk_errors_as_store_errors",
     "is_streamed",
     "numpy_dtype",
     "padded",
+    "parse_json",
     "piece_digest",
+    "read_file",
     "unpinned",
 ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,8 +17,11 @@ from edge.cli.field_options import given_options
 from edge.errors import PlanError, RequestError
 from edge.option_fields import option
 from edge.planning.load_options import LoadOptions
+from offload import parse_json, read_file
 from partition import Parallel, Plan
 from partition import PlanError as PartitionPlanError
+
+_MAX_PLAN_BYTES = 4 << 20
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -135,12 +137,12 @@ def _read_plan(plan_file: Path | None, parallel: Parallel) -> Parallel | Plan:
     if parallel != "auto":
         raise click.UsageError("give either --plan or --parallel, not both")
     try:
-        value = json.loads(plan_file.read_text(encoding="utf-8"))
+        value = parse_json(read_file(plan_file, _MAX_PLAN_BYTES))
         # `edge plan --json` prints the plan with other things.
         return Plan.from_json(
             value["plan"] if isinstance(value, dict) and "plan" in value else value
         )
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise RequestError(f"{plan_file} cannot be read as JSON: {error}") from error
     except PartitionPlanError as error:
         problems = " ".join(error.problems)

@@ -109,7 +109,7 @@ def describe_shard(
     key = hashlib.sha256(repr((fingerprint, weight_format.storage, layout)).encode()).hexdigest()
     path = cache_root / f"{key}.json"
     with contextlib.suppress(OSError, StoreError):
-        manifest = Manifest.from_json(path.read_bytes())
+        manifest = Manifest.read(path)
         return ShardShipment(manifest, groups, path)
     builder = ManifestBuilder()
     try:

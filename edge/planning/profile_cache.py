@@ -23,11 +23,14 @@ from edge.protocol.fields import from_json, to_json
 from edge.protocol.measurements import LinkTimes, PeerProfile
 from edge.protocol.peer_info import PeerInfo
 from edge.weights.formats import WeightFormat
+from offload import parse_json, read_file
 from partition import CrowdSpec
 
 Measured = TypeVar("Measured", PeerProfile, LinkTimes)
 
 MEASURED_AGAIN_AFTER_S = 24 * 3600.0
+
+_MAX_FILE_BYTES = 1 << 20
 
 UNSTEADY_AGAIN_AFTER_S = 600.0
 """A device whose samples disagreed was doing something else; by now it may be done."""
@@ -125,8 +128,8 @@ class FactsCache:
 
     def _read(self, path: Path) -> Mapping[str, Any]:
         """What was written less than a day ago; empty if there is no such thing."""
-        with contextlib.suppress(OSError, ValueError, RecursionError, TypeError, KeyError):
-            value = json.loads(path.read_bytes())
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            value = parse_json(read_file(path, _MAX_FILE_BYTES))
             if 0 <= self._now_s() - value["measured_at_s"] < MEASURED_AGAIN_AFTER_S:
                 return dict(value)
         return {}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from reprlib import repr as shown
 
+import offload
 from edge.errors import CheckpointError
 
 NAMED_SPECIAL_TOKENS = (
@@ -21,7 +21,11 @@ NAMED_SPECIAL_TOKENS = (
     "mask_token",
 )
 
-_LARGEST_FILE_BYTES = 256 << 20  # the largest published tokenizer.json is about 35 MB
+MAX_FILE_BYTES = 16 << 20
+"""Of every text file but `TOKENIZER`; settings with 10,000 added tokens are 2 MB."""
+TOKENIZER = "tokenizer.json"
+_MAX_TOKENIZER_BYTES = 64 << 20  # the largest published one is 35 MB
+_MAX_TOKENIZER_VALUES = 3_000_000  # 260,000 tokens and 515,000 merges as pairs: 1.9 million
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +47,7 @@ MATCHING_RULES = ("single_word", "lstrip", "rstrip", "normalized", "special")
 class TokenizerFiles:
     """The tokenizer of a checkpoint's folder, as its files describe it.
 
-    serialized: the text of tokenizer.json; `pipeline` is the same, parsed.
+    serialized: the text of tokenizer.json.
     tokenizer_class: as declared by the publisher, without its "Fast" ending; may be empty.
     model_type: of config.json; empty where there is none.
     named_tokens: bos_token, eos_token, … to their spelling, in the order templates receive them.
@@ -54,7 +58,6 @@ class TokenizerFiles:
 
     path: Path
     serialized: str
-    pipeline: Mapping[str, object]
     settings: Mapping[str, object]
     tokenizer_class: str
     model_type: str
@@ -69,7 +72,11 @@ def read_tokenizer_files(path: Path) -> TokenizerFiles:
 
     Raises CheckpointError naming the file for one that is absent, unreadable or of another shape.
     """
-    serialized = read_text(path / "tokenizer.json")
+    serialized = read_text(path / TOKENIZER, most_bytes=_MAX_TOKENIZER_BYTES)
+    try:
+        offload.check_values(serialized, _MAX_TOKENIZER_VALUES)
+    except ValueError as error:
+        raise _damaged(path / TOKENIZER, str(error)) from error
     settings_file = path / "tokenizer_config.json"
     settings = read_json(settings_file) if settings_file.is_file() else {}
     config_file = path / "config.json"
@@ -94,7 +101,6 @@ def read_tokenizer_files(path: Path) -> TokenizerFiles:
     return TokenizerFiles(
         path=path,
         serialized=serialized,
-        pipeline=parse_json(serialized, path / "tokenizer.json"),
         settings=settings,
         tokenizer_class=_text(settings, "tokenizer_class", settings_file).removesuffix("Fast")
         or _text(config, "tokenizer_class", config_file).removesuffix("Fast"),
@@ -109,12 +115,10 @@ def read_tokenizer_files(path: Path) -> TokenizerFiles:
     )
 
 
-def read_text(path: Path) -> str:
+def read_text(path: Path, *, most_bytes: int = MAX_FILE_BYTES) -> str:
     """A text file of the checkpoint. Raises CheckpointError where it cannot be read as UTF-8."""
     try:
-        if path.stat().st_size > _LARGEST_FILE_BYTES:
-            raise _damaged(path, f"it is larger than {_LARGEST_FILE_BYTES >> 20} MiB, so not text")
-        return path.read_text(encoding="utf-8")
+        return offload.read_file(path, most_bytes).decode()
     except FileNotFoundError as error:
         raise CheckpointError(
             f"{path} is missing; give the folder of a Hugging Face checkpoint that holds "
@@ -126,6 +130,8 @@ def read_text(path: Path) -> str:
         ) from error
     except UnicodeDecodeError as error:
         raise _damaged(path, "it is not UTF-8 text") from error
+    except ValueError as error:
+        raise _damaged(path, str(error)) from error
 
 
 def read_json(path: Path) -> dict[str, object]:
@@ -136,9 +142,9 @@ def read_json(path: Path) -> dict[str, object]:
 def parse_json(text: str, path: Path) -> dict[str, object]:
     """`text` as a JSON object; CheckpointError names `path` where it is none."""
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise _damaged(path, f"it is not JSON ({error})") from error
+        value = offload.parse_json(text)
+    except ValueError as error:
+        raise _damaged(path, f"it is not JSON that is read here ({error})") from error
     if not isinstance(value, dict):
         raise _damaged(path, f"it holds a {type(value).__name__}, not an object")
     return value

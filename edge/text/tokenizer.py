@@ -45,12 +45,13 @@ class Tokenizer:
 
     def __init__(self, files: TokenizerFiles) -> None:
         """Build from files already read; `Tokenizer.open` reads them."""
-        rebuilt = _is_rebuilt_llama(files)
+        serialized = _build_serialized(files)
+        rebuilt = _is_rebuilt_llama(files, serialized)
         named = {token: value.content for token, value in files.named_tokens.items()}
         self._special_tokens = (_LLAMA_TOKENS | named) if rebuilt else named
         self._templates = files.chat_templates
         self._path = files.path
-        self._backend = _build_llama(files) if rebuilt else _build_serialized(files)
+        self._backend = _build_llama(files, serialized) if rebuilt else serialized
         self._backend.no_truncation()
         self._backend.no_padding()
         self._backend.encode_special_tokens = bool(files.settings.get("split_special_tokens"))
@@ -170,26 +171,18 @@ def _build_serialized(files: TokenizerFiles) -> tokenizers.Tokenizer:
         ) from error
 
 
-def _is_rebuilt_llama(files: TokenizerFiles) -> bool:
+def _is_rebuilt_llama(files: TokenizerFiles, serialized: tokenizers.Tokenizer) -> bool:
     return (
         files.tokenizer_class == "LlamaTokenizer"
         and files.model_type not in _NOT_LLAMA
         and '"ByteLevel"' not in files.serialized
-        and "merges" in _model(files)
+        and isinstance(serialized.model, models.BPE)
     )
 
 
-def _model(files: TokenizerFiles) -> Mapping[str, object]:
-    model = files.pipeline.get("model")
-    return model if isinstance(model, Mapping) else {}
-
-
-def _build_llama(files: TokenizerFiles) -> tokenizers.Tokenizer:
+def _build_llama(files: TokenizerFiles, serialized: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
     """Byte-fallback BPE that marks spaces as ▁, with one before the text where so declared."""
-    serialized = _build_serialized(files)
     model = serialized.model
-    if not isinstance(model, models.BPE):
-        return serialized
     model.byte_fallback = True
     model.dropout = None
     model.unk_token = None

@@ -58,7 +58,7 @@ class DerivedCache:
         with self._folders.locked():
             folder = self._folders.root / name
             try:
-                manifest = Manifest.from_json((folder / MANIFEST).read_bytes())
+                manifest = Manifest.read(folder / MANIFEST)
                 size = (folder / WEIGHTS).stat().st_size
             except (FileNotFoundError, StoreCorruptError):
                 return None

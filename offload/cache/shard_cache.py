@@ -109,7 +109,7 @@ class ShardCache:
         except FileNotFoundError:
             return None
         try:
-            manifest = Manifest.from_json((folder / MANIFEST).read_bytes())
+            manifest = Manifest.read(folder / MANIFEST)
         except (FileNotFoundError, StoreCorruptError):
             manifest = None
         if manifest is None or manifest.digest != digest or manifest.total_bytes != size:

@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -17,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offload.errors import StoreCorruptError
+from offload.files.bounded_json import parse_json, read_file
 
 # Large enough that a round trip per piece costs little, small enough that a lost link wastes little
 # and that a buffer per piece is nothing on a small device.
@@ -30,6 +32,7 @@ _LINE_BYTES = 64
 MAX_TOTAL_BYTES = 1 << 40
 MAX_TENSORS = 100_000
 MAX_JSON_BYTES = 64 * 1024 * 1024
+_MAX_VALUES = 2_000_000  # 2^18 pieces, and some more for the tensors that they are of
 _MAX_NAME_LENGTH = 1000
 _MAX_AXES = 8
 
@@ -104,14 +107,22 @@ class Manifest:
         return json.dumps(content, separators=(",", ":"))
 
     @classmethod
+    def read(cls, path: Path) -> "Manifest":
+        """From a file of a cache. Raises OSError, and StoreCorruptError as `from_json` does."""
+        try:
+            return cls.from_json(read_file(path, MAX_JSON_BYTES))
+        except ValueError as error:
+            raise _refuse(f"{path} is damaged ({error})") from error
+
+    @classmethod
     def from_json(cls, text: str | bytes) -> "Manifest":
         """Reads text from anywhere; StoreCorruptError unless it describes one file."""
         if len(text) > MAX_JSON_BYTES:
             raise _refuse(f"{len(text):,} bytes are more than a manifest has")
         try:
-            content = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise _refuse("it is not JSON") from error
+            content = parse_json(text, most_values=_MAX_VALUES)
+        except ValueError as error:
+            raise _refuse(f"it is not JSON that is read here ({error})") from error
         if not isinstance(content, dict) or set(content) != {"total_bytes", "tensors"}:
             raise _refuse("it is not a table of total_bytes and tensors")
         entries, total_bytes = content["tensors"], content["total_bytes"]

@@ -5,9 +5,9 @@ SIGBUS, and what was read once does not stay counted as this process's memory.
 """
 
 import hashlib
-import json
 import math
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offload.errors import StoreCorruptError, StoreMissingError, StoreUnsupportedError
+from offload.files.bounded_json import collector_paused, parse_json
 from offload.files.closing import Closing
 
-# The format's own limit (safetensors/src/tensor.rs, MAX_HEADER_SIZE).
-MAX_HEADER_BYTES = 100_000_000
+# 140,000 tensors, as checkpoints of a trillion weights have them (61 layers of 384 experts), are
+# described by 20 MiB. The format allows 100 MB, which take 15 s and 2.5 GB to read.
+MAX_HEADER_BYTES = 32 << 20
 # Skipping less than this costs more than reading through it: a disk needs about 100 µs for a
 # separate read, in which it could have streamed as much.
 _READ_THROUGH_BYTES = 64 * 1024
@@ -30,6 +32,8 @@ _SCRATCH_BYTES = 4 * 1024 * 1024
 _MAX_CALL_BYTES = 1 << 30
 _MAX_AXES = 32
 _MAX_SIZE = 1 << 48
+_MAX_NAME_LENGTH = 1000
+_DTYPE = re.compile(r"[A-Z0-9_]{1,16}")
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "F64": np.dtype(np.float64),
@@ -79,17 +83,17 @@ class SafetensorsFile(Closing):
             status = os.fstat(self._file.fileno())
             self.size, self.mtime_ns = status.st_size, status.st_mtime_ns
             header, data_begin = self._read_header()
+            self.header_bytes = len(header)
             self.header_digest = hashlib.sha256(header).digest()
             content = loads(header, path)
             if not isinstance(content, dict):
                 raise _corrupt(path, "its header is not a table of tensors")
             content.pop("__metadata__", None)
-            self.tensors = {
-                name: self._place(name, entry, data_begin) for name, entry in content.items()
-            }
-            end = max((t.end for t in self.tensors.values()), default=data_begin)
-            if end != self.size:
-                raise _corrupt(path, f"it has {self.size:,} bytes but its header needs {end:,}")
+            with collector_paused():
+                self.tensors = {
+                    name: self._place(name, entry, data_begin) for name, entry in content.items()
+                }
+            self._check_places(data_begin)
         except BaseException:
             self._file.close()
             raise
@@ -157,19 +161,33 @@ class SafetensorsFile(Closing):
         if self.size < 8:
             raise _corrupt(self.path, f"it has only {self.size} bytes")
         length = int.from_bytes(os.pread(self._file.fileno(), 8, 0), "little")
-        if length > MAX_HEADER_BYTES or 8 + length > self.size:
+        if 8 + length > self.size:
             raise _corrupt(
                 self.path, f"it announces a header of {length:,} bytes but has {self.size:,}"
+            )
+        if length > MAX_HEADER_BYTES:
+            raise _corrupt(
+                self.path, f"its header of {length:,} bytes is longer than {MAX_HEADER_BYTES:,}"
             )
         header = np.empty(length, np.uint8)
         self._fill(header, 8)
         return header.tobytes(), 8 + length
 
     def _place(self, name: str, entry: object, data_begin: int) -> TensorPlace:
+        if not 0 < len(name) <= _MAX_NAME_LENGTH or not is_unicode(name):
+            raise _corrupt(
+                self.path,
+                f"its header holds a tensor without a name of 1 to {_MAX_NAME_LENGTH} characters",
+            )
         if not isinstance(entry, dict):
             raise _corrupt(self.path, f"its header has no description of {name!r}")
         dtype, shape, offsets = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))
-        if not isinstance(dtype, str) or not _sizes(shape) or not _sizes(offsets):
+        if (
+            not isinstance(dtype, str)
+            or not _DTYPE.fullmatch(dtype)
+            or not _sizes(shape)
+            or not _sizes(offsets)
+        ):
             raise _corrupt(self.path, f"its header describes {name!r} wrongly")
         if len(offsets) != 2 or not 0 <= offsets[0] <= offsets[1] <= self.size - data_begin:
             raise _corrupt(self.path, f"tensor {name!r} lies outside the file")
@@ -181,13 +199,32 @@ class SafetensorsFile(Closing):
         begin = data_begin + offsets[0]
         return TensorPlace(dtype=dtype, shape=tuple(shape), begin=begin, end=begin + nbytes)
 
+    def _check_places(self, data_begin: int) -> None:
+        """Every byte of the data belongs to one tensor: the format's own rule."""
+        end = data_begin
+        for name, place in sorted(
+            self.tensors.items(), key=lambda each: (each[1].begin, each[1].end)
+        ):
+            if place.begin != end:
+                raise _corrupt(
+                    self.path, f"tensor {name!r} begins at byte {place.begin:,}, not at {end:,}"
+                )
+            end = place.end
+        if end != self.size:
+            raise _corrupt(self.path, f"it has {self.size:,} bytes but its header needs {end:,}")
+
 
 def loads(text: bytes, path: Path) -> Any:
     """The JSON in `text`; StoreCorruptError naming `path` if it is none."""
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise _corrupt(path, "its description is not JSON") from error
+        return parse_json(text)
+    except ValueError as error:
+        raise _corrupt(path, f"its description is not JSON that is read here ({error})") from error
+
+
+def is_unicode(text: str) -> bool:
+    """Without halves of characters, which JSON can write and no other text holds."""
+    return text.isascii() or not any("\ud800" <= each <= "\udfff" for each in text)
 
 
 def _sizes(value: Any) -> TypeGuard[list[int]]:

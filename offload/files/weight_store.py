@@ -4,20 +4,30 @@ Knows files and their headers; knows nothing of models, plans or what a tensor m
 """
 
 import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
+from reprlib import repr as shown
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from offload.errors import StoreCorruptError, StoreMissingError
+from offload.files.bounded_json import read_file
 from offload.files.closing import Closing
-from offload.files.safetensors_file import MAX_HEADER_BYTES, SafetensorsFile, loads
+from offload.files.safetensors_file import (
+    MAX_HEADER_BYTES,
+    SafetensorsFile,
+    is_unicode,
+    loads,
+)
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+# Of one checkpoint; the largest published ones have 300 files, or 140,000 tensors. All stay open.
+MAX_FILES = 500
+MAX_TENSORS = 250_000
+_MAX_NAME_LENGTH = 255
 
 
 class WeightStore(Protocol):
@@ -159,7 +169,7 @@ class SafetensorsStore(Closing):
         if path.is_file():
             self._add(path)
         elif (path / SINGLE_FILE).is_file():
-            self._add(path / SINGLE_FILE)
+            self._add(_own_file(path / SINGLE_FILE))
         elif (path / INDEX_FILE).is_file():
             self._open_index(path / INDEX_FILE)
         else:
@@ -176,6 +186,13 @@ class SafetensorsStore(Closing):
     def _add(self, path: Path) -> SafetensorsFile:
         file = SafetensorsFile(path)
         self._files.append(file)
+        tensors = sum(len(each.tensors) for each in self._files)
+        header_bytes = sum(each.header_bytes for each in self._files)
+        if tensors > MAX_TENSORS or header_bytes > MAX_HEADER_BYTES:
+            raise StoreCorruptError(
+                f"{path.parent} holds more than {MAX_TENSORS:,} tensors, or more than "
+                f"{MAX_HEADER_BYTES:,} bytes that describe them: no model is read from it"
+            )
         if len(self._files) == 1:
             self._places = dict.fromkeys(file.tensors, file)
         return file
@@ -189,12 +206,12 @@ class SafetensorsStore(Closing):
                     f"{index.name} names {name}, which is not in {index.parent}; download the "
                     "rest of the checkpoint"
                 )
-            files[name] = self._add(index.parent / name)
+            files[name] = self._add(_own_file(index.parent / name))
         self._places = {tensor: files[name] for tensor, name in weight_map.items()}
         for tensor, file in self._places.items():
             if tensor not in file.tensors:
                 raise StoreCorruptError(
-                    f"{index.name} says that {file.path.name} holds {tensor!r}, but it does not; "
+                    f"{index} says that {file.path.name} holds {shown(tensor)}, but it does not; "
                     "download both again"
                 )
 
@@ -217,20 +234,43 @@ def checked_runs(
     return tuple(complete)
 
 
+def _own_file(path: Path) -> Path:
+    """`path`, unless it is a link to elsewhere. A Hugging Face cache links to its own blobs."""
+    if path.is_symlink():
+        target = path.resolve()
+        blobs = target.parent.name == "blobs" and target.parent.parent.name.startswith("models--")
+        if not blobs and not target.is_relative_to(path.parent.resolve()):
+            raise StoreCorruptError(
+                f"{path} is a link to {target}, which is not the checkpoint's; put the file itself "
+                "into the folder"
+            )
+    return path
+
+
 def _read_weight_map(index: Path) -> dict[str, str]:
     """The index's map from tensor to file name; every name is that of a file in its folder."""
-    if index.stat().st_size > MAX_HEADER_BYTES:
-        raise StoreCorruptError(f"{index} is larger than any index; download it again")
-    content = loads(index.read_bytes(), index)
+    try:
+        text = read_file(index, MAX_HEADER_BYTES)
+    except (OSError, ValueError) as error:
+        raise StoreCorruptError(
+            f"{index} cannot be read ({error}); download it again, or check its permissions"
+        ) from error
+    content = loads(text, index)
     weight_map = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(weight_map, dict):
         raise StoreCorruptError(f"{index} has no weight_map; download it again")
+    names: set[str] = set()
     for tensor, name in weight_map.items():
         if not isinstance(name, str) or name in {"", ".", ".."} or name != Path(name).name:
             raise StoreCorruptError(
-                f"{index} places {tensor!r} in {json.dumps(name)}, which is not the plain name of "
+                f"{index} places {shown(tensor)} in {shown(name)}, which is not the plain name of "
                 "a file in its folder; do not use this checkpoint"
             )
-        if "\0" in name or "\\" in name:
-            raise StoreCorruptError(f"{index} holds the impossible file name {name!r}")
+        if "\0" in name or "\\" in name or not is_unicode(name) or len(name) > _MAX_NAME_LENGTH:
+            raise StoreCorruptError(f"{index} holds the impossible file name {shown(name)}")
+        names.add(name)
+    if len(names) > MAX_FILES:
+        raise StoreCorruptError(
+            f"{index} names {len(names):,} files, and {MAX_FILES} are the most that are opened"
+        )
     return weight_map

@@ -24,6 +24,7 @@ from edge.host.cache_paths import cache_root
 from kernels.attention.triton import AttentionTiles
 from kernels.matmul.triton import FEW_ROWS
 from kernels.triton_launch import SMALLEST_DOT, GemmTiles, GemvTiles, Launch, padded
+from offload import parse_json, read_file
 
 Tiles = GemvTiles | GemmTiles
 
@@ -100,17 +101,17 @@ class TuningTable:
         return json.dumps(entries, indent=1)
 
     @classmethod
-    def from_json(cls, text: str) -> TuningTable:
+    def from_json(cls, text: str | bytes) -> TuningTable:
         """Raises ValueError for anything that `to_json` could not have written."""
         try:
-            entries = json.loads(text)
+            entries = parse_json(text)
             if not isinstance(entries, list):
                 raise TypeError("it is not a list")
             return cls(
                 products=dict(_product(each) for each in entries if "product" in each),
                 attentions=dict(_attention(each) for each in entries if "product" not in each),
             )
-        except (KeyError, TypeError, RecursionError) as error:
+        except (KeyError, TypeError) as error:
             raise ValueError(f"a tuning table is malformed: {error!r}") from error
 
 
@@ -160,9 +161,7 @@ def table_name(device_name: str) -> str:
 def _read(path: Path) -> TuningTable:
     """A table that is missing or damaged knows nothing: the defaults compute as well."""
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise ValueError(f"more than {_MOST_BYTES} bytes")
-        return TuningTable.from_json(path.read_text(encoding="utf-8"))
+        return TuningTable.from_json(read_file(path, _MOST_BYTES))
     except FileNotFoundError:
         return TuningTable()
     except (OSError, ValueError) as error:

@@ -72,6 +72,23 @@ def described(**changes: object) -> dict[str, object]:
         (header(described(), bytes(9)), "has .* bytes but its header needs"),
         (header(described(shape=[3]), bytes(8)), "8 bytes are not a tensor 't' of F32"),
         (header({"__metadata__": {"format": "pt"}}), "no tensors"),
+        (header(b'{"t":1,"t":2}'), "'t' twice"),
+        (header(described() | {"u": described()["t"]}, bytes(8)), "'[tu]' begins at byte"),
+        (header(described(data_offsets=[4, 12]), bytes(12)), "'t' begins at byte"),
+        (header(described(dtype="F32\x1b[2J"), bytes(8)), "describes 't' wrongly"),
+        (header({"": described()["t"]}, bytes(8)), "without a name"),
+        (header({"t" * 1001: described()["t"]}, bytes(8)), "without a name"),
+        (
+            header(b'{"\\ud800":{"dtype":"F32","shape":[],"data_offsets":[0,4]}}', bytes(4)),
+            "a name",
+        ),
+        (header(described(shape=[1 << 48] * 3), bytes(8)), "8 bytes are not a tensor"),
+        (header(b'{"t":NaN}'), "NaN"),
+        (header(b'{"t":' + b"1" * 400_000 + b"}"), "4300 digits"),
+        (header(b'{"t":' + b"[" * 65 + b"]" * 65 + b"}"), "nested deeper"),
+        (header(b"[" + b"{}," * 400_000 + b"{}]"), "values are more than"),
+        (header("{}".encode("utf-16")), "not JSON"),
+        (header(b" " * (33 << 20)), "longer than"),
     ],
 )
 def test_damaged_files(tmp_path: Path, content: bytes, message: str) -> None:
@@ -153,6 +170,39 @@ def test_an_index_cannot_point_elsewhere(tmp_path: Path, name: object) -> None:
     write_index(folder, {"matrix": name})
     with pytest.raises(StoreCorruptError):
         SafetensorsStore(folder)
+
+
+def test_a_link_to_elsewhere_is_not_followed(tmp_path: Path) -> None:
+    folder = tmp_path / "models--x" / "snapshots" / "1"
+    folder.mkdir(parents=True)
+    (tmp_path / "models--x" / "blobs").mkdir()
+    save_file(TENSORS, tmp_path / "models--x" / "blobs" / "0f")
+    save_file(TENSORS, tmp_path / "secret")
+    write_index(folder, dict.fromkeys(TENSORS, "a.safetensors"))
+    for link in (folder / "a.safetensors", folder / "model.safetensors"):
+        link.symlink_to(Path("..", "..", "..", "secret"))
+        with pytest.raises(StoreCorruptError, match=r"safetensors is a link to .*secret"):
+            SafetensorsStore(folder)
+        link.unlink()
+        link.symlink_to(Path("..", "..", "blobs", "0f"))  # as Hugging Face's cache does
+        with SafetensorsStore(folder) as opened:
+            assert opened.names() == tuple(sorted(TENSORS))
+
+
+def test_an_index_of_too_many_files(tmp_path: Path) -> None:
+    write_index(tmp_path, {f"t{i}": f"{i}.safetensors" for i in range(501)})
+    with pytest.raises(StoreCorruptError, match="names 501 files"):
+        SafetensorsStore(tmp_path)
+
+
+def test_headers_of_many_files_are_bounded_together(tmp_path: Path) -> None:
+    for name in ("1", "2"):
+        (tmp_path / name).write_bytes(
+            header(json.dumps(described()).encode().ljust(17 << 20), bytes(8))
+        )
+    write_index(tmp_path, {"t": "1", "u": "2"})
+    with pytest.raises(StoreCorruptError, match="no model is read"):
+        SafetensorsStore(tmp_path)
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b"{}", b'{"weight_map": []}', b"{" * 99_999])

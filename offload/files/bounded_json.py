@@ -1,0 +1,102 @@
+"""Files and JSON that anybody may have written, read within bounds.
+
+What is refused costs no more than looking at it: the size is known before memory is taken, and the
+number of values before any of them is made.
+"""
+
+import contextlib
+import gc
+import io
+import json
+import os
+import stat
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+MAX_DEPTH = 64
+"""Lists and objects within each other; a configuration has a handful."""
+MAX_VALUES = 800_000
+"""Of one file, unless its reader says otherwise: 100,000 tensors are described by as many."""
+
+
+def read_file(path: Path, most_bytes: int) -> bytes:
+    """The whole file. ValueError for one that is longer, or no regular file; OSError as `open`."""
+    with io.FileIO(path, "rb", opener=_open_at_once) as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("it is not a regular file")
+        if status.st_size > most_bytes:
+            raise ValueError(f"its {status.st_size:,} bytes are more than {most_bytes:,}")
+        content = bytearray()
+        while part := file.read(status.st_size + 1 - len(content)):
+            content += part
+            if len(content) > status.st_size:
+                raise ValueError("it grew while it was being read")
+        return bytes(content)
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """A pipe would be waited for."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def parse_json(text: str | bytes, *, most_values: int = MAX_VALUES) -> Any:
+    """The value in `text`, UTF-8 where it is bytes. ValueError, with the cause, where it is none.
+
+    Also for what JSON leaves open and readers disagree on, or are slow at: a name twice in an
+    object, NaN and Infinity, whole numbers of more than 4,300 digits, nesting beyond MAX_DEPTH,
+    more than `most_values` values.
+    """
+    check_values(text, most_values)
+    if isinstance(text, bytes):
+        text = text.decode()
+    try:
+        with collector_paused():
+            value = json.loads(text, object_pairs_hook=_object, parse_constant=_refuse_constant)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(MAX_DEPTH):
+        level = [
+            child
+            for each in level
+            for child in (each.values() if type(each) is dict else each)
+            if type(child) is dict or type(child) is list
+        ]
+    if not level:
+        return value
+    raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
+
+
+@contextlib.contextmanager
+def collector_paused() -> Iterator[None]:
+    """Without looking for cycles among a million new objects, again and again: half the time."""
+    paused = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if paused:
+            gc.enable()
+
+
+def check_values(text: str | bytes, most_values: int) -> None:
+    """Raises ValueError for JSON that may hold more values; commas and brackets count as one."""
+    marks: Sequence[Any] = ",[{" if isinstance(text, str) else (b",", b"[", b"{")
+    found = sum(map(text.count, marks))
+    if found > most_values:
+        raise ValueError(f"its {found:,} values are more than {most_values:,}")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"it holds the name {twice!r:.100} twice")
+    return found
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"it holds {name}, which is no number")
