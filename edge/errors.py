@@ -15,6 +15,16 @@ Errors of the lower packages are mapped to these once, where `edge` calls them.
 
 from __future__ import annotations
 
+import reprlib
+
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxlong = 2, 60, 40
+
+
+def shown(value: object) -> str:
+    """Any value from outside for a message, however large or deep, in a moment."""
+    return _SHORT.repr(value)[:80]
+
 
 class EdgeError(Exception):
     """Every error that Edge raises on purpose: one sentence with the cause and the remedy."""

@@ -22,7 +22,7 @@ from partition.plan.facts import (
     ModelFacts,
     Workload,
 )
-from partition.plan.plan import Plan, Stage
+from partition.plan.plan import MOST_SHARDS, Plan, Stage
 from partition.plan.ranges import kv_heads, split_by_shares
 from partition.plan.rates import ComputeRates
 from partition.plan.shard import LayerSlice, Shard, whole_shard
@@ -32,6 +32,7 @@ from partition.search.choose import Choice, Solo, choose, describe_plan_in_words
 from partition.search.left_out import LeftOut
 
 __all__ = [
+    "MOST_SHARDS",
     "CapacityError",
     "Choice",
     "ClusterSpec",

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol, Self
 
 from transport.errors import ChannelClosedError, PeerLostError
-from transport.frame import Frame, decode, encode
+from transport.frame import Frame, LimitsOf, decode, encode, no_other_limits
 
 MEMORY_QUEUE_FRAMES = 64
 """Frames that wait in one direction of a memory channel before ``send`` does, as on a socket."""
@@ -45,13 +45,15 @@ class Channel(Protocol):
             ProtocolError: the frame is not allowed; nothing was sent and the channel lives on.
         """
 
-    async def receive(self) -> Frame:
+    async def receive(self, limits_of: LimitsOf = no_other_limits) -> Frame:
         """The next frame. One task at a time. A cancelled receive loses nothing.
+
+        ``limits_of`` is asked how large a frame of a kind may be before its payload is read.
 
         Raises:
             ChannelClosedError: this side closed the channel, also while this call waited.
             PeerLostError: the other side closed it or died.
-            ProtocolError: what arrived is not a frame; the channel is closed.
+            ProtocolError: what arrived is not a frame, or over its limits; the channel is closed.
             RuntimeError: another task is in receive() already.
         """
 
@@ -121,7 +123,7 @@ class MemoryChannel:
             pipe.frames.append(data)
             pipe.changed.notify_all()
 
-    async def receive(self) -> Frame:
+    async def receive(self, limits_of: LimitsOf = no_other_limits) -> Frame:
         self._check_open()
         if self._is_receiving:
             raise RuntimeError(f"another task already receives from {self.peer}")
@@ -138,7 +140,7 @@ class MemoryChannel:
                 pipe.changed.notify_all()
         finally:
             self._is_receiving = False
-        return decode(data)
+        return decode(data, limits_of)
 
     async def aclose(self) -> None:
         self._is_closed = True

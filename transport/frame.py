@@ -11,12 +11,13 @@ header part           UTF-8 JSON: ``{"kind": text, "header": {...}}``
 payload               opaque bytes
 ====================  =====================================================
 
-Both sizes are compared with the limits before memory is set aside for them.
+Both sizes are compared with the limits before memory is set aside for them; once the kind is known,
+also with the limits of its own that a receiver may give.
 """
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -30,6 +31,10 @@ MAX_HEADER_BYTES = 1 << 20
 
 MAX_PAYLOAD_BYTES = 64 << 20
 """Largest payload of a frame: bulk data (shards of weights) is sent in pieces of at most this."""
+
+MAX_HEADER_CONTAINERS = 1 << 15
+"""Most lists and objects in a header: a MiB of empty lists would become 22 MiB in a tenth of a
+second."""
 
 Buffer = bytes | bytearray | memoryview
 
@@ -49,6 +54,26 @@ class Frame:
     kind: str
     header: Mapping[str, Any] = field(default_factory=dict)
     payload: Buffer = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameLimits:
+    """Largest parts that a receiver takes of one kind of frame."""
+
+    header_bytes: int = MAX_HEADER_BYTES
+    payload_bytes: int = MAX_PAYLOAD_BYTES
+
+
+LimitsOf = Callable[[str], FrameLimits]
+"""The limits of a kind of frame, which is any text; asked before memory is set aside for the
+payload."""
+
+_NO_OTHERS = FrameLimits()
+
+
+def no_other_limits(_kind: str) -> FrameLimits:
+    """Those of all frames."""
+    return _NO_OTHERS
 
 
 def encode(frame: Frame) -> list[Buffer]:
@@ -77,11 +102,11 @@ def encode(frame: Frame) -> list[Buffer]:
     return [head, payload.cast("B")]
 
 
-def decode(data: Buffer) -> Frame:
+def decode(data: Buffer, limits_of: LimitsOf = no_other_limits) -> Frame:
     """The one frame that ``data`` holds.
 
     Raises:
-        ProtocolError: ``data`` is not exactly one well-formed frame.
+        ProtocolError: ``data`` is not exactly one well-formed frame within its limits.
     """
     assembler = FrameAssembler()
     rest = memoryview(data)
@@ -90,7 +115,7 @@ def decode(data: Buffer) -> Frame:
         part = rest[: space.nbytes]
         space[: part.nbytes] = part
         rest = rest[part.nbytes :]
-        frame = assembler.advance(part.nbytes)
+        frame = assembler.advance(part.nbytes, limits_of)
         if frame is not None:
             if rest.nbytes:
                 raise ProtocolError(f"{rest.nbytes} bytes follow the end of the frame")
@@ -127,10 +152,11 @@ class FrameAssembler:
         """The space for the next bytes, never empty."""
         return self._space
 
-    def advance(self, count: int) -> Frame | None:
+    def advance(self, count: int, limits_of: LimitsOf = no_other_limits) -> Frame | None:
         """Note that ``count`` bytes were put at the start of :meth:`wanted`.
 
-        Returns the frame when it is complete. Raises ``ProtocolError`` for anything malformed.
+        Returns the frame when it is complete. Raises ``ProtocolError`` for anything malformed or
+        over its limits.
         """
         self._space = self._space[count:]
         if self._space.nbytes:
@@ -151,6 +177,14 @@ class FrameAssembler:
         if self._payload is None:
             # The header is read before the payload is set aside: garbage costs no 64 MiB.
             self._kind, self._header = _decode_document(self._document)
+            limits = limits_of(self._kind)
+            _check_sizes(
+                len(self._document),
+                self._payload_bytes,
+                limits.header_bytes,
+                limits.payload_bytes,
+                f"the incoming frame {self._kind[:80]!r}",
+            )
             self._payload = bytearray(self._payload_bytes)
             self._space = memoryview(self._payload)
             if self._payload_bytes:
@@ -186,6 +220,12 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def _decode_document(document: bytearray) -> tuple[str, dict[str, Any]]:
+    containers = document.count(b"[") + document.count(b"{")
+    if containers > MAX_HEADER_CONTAINERS:
+        raise ProtocolError(
+            f"the header of the incoming frame has {containers} lists and objects, over the limit "
+            f"of {MAX_HEADER_CONTAINERS}"
+        )
     try:
         # bytes.decode, not json's guess: its guess would also take UTF-16 and UTF-32.
         decoded = _DECODER.decode(document.decode("utf-8"))

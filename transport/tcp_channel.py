@@ -11,7 +11,7 @@ from typing import Any
 
 from transport.async_socket import AsyncSocket
 from transport.errors import ChannelClosedError, ProtocolError, TransportError
-from transport.frame import Frame, FrameAssembler, encode
+from transport.frame import Frame, FrameAssembler, LimitsOf, encode, no_other_limits
 
 DEATH_NOTICED_WITHIN_S = 20
 """A device that lost power is noticed in about this time, heartbeats or not."""
@@ -36,7 +36,7 @@ class TcpChannel:
             self._check_open()
             await self._connection.send_all(buffers)
 
-    async def receive(self) -> Frame:
+    async def receive(self, limits_of: LimitsOf = no_other_limits) -> Frame:
         self._check_open()
         if self._is_receiving:
             raise RuntimeError(f"another task already receives from {self.peer}")
@@ -45,7 +45,7 @@ class TcpChannel:
             frame = None
             while frame is None:
                 count = await self._connection.receive_into(self._assembler.wanted())
-                frame = self._assembler.advance(count)
+                frame = self._assembler.advance(count, limits_of)
             return frame
         except ProtocolError as error:
             self._failure = ProtocolError(f"{self.peer}: {error}")
@@ -56,6 +56,7 @@ class TcpChannel:
 
     async def aclose(self) -> None:
         self._connection.close()
+        self._assembler = FrameAssembler()  # half a frame is not kept for as long as the channel
 
     def _check_open(self) -> None:
         if self._failure is not None:

@@ -54,6 +54,8 @@ async def run_blocking(
         if future.exception() is None and discard is not None:
             discard(future.result())
         raise
+    finally:
+        del future  # its error's traceback has this frame: a cycle, with all that `work` knows
 
 
 async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:
@@ -66,6 +68,8 @@ async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:
         if not task.cancelled():
             task.exception()  # seen; being cancelled counts for more
         raise
+    finally:
+        del task  # likewise
 
 
 async def _settled(future: asyncio.Future[Any]) -> None:

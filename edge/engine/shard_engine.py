@@ -62,6 +62,9 @@ class ShardEngine:
             report,
             is_last_stage=self.layout.is_last_stage,
         )
+        self._steps_posted = 0
+        self._steps_begun = 0
+        """Each is written by one thread."""
         self._program: StageProgram | None = None
         self._prefixes: PrefixCache | None = None
         self._is_over = False
@@ -154,7 +157,10 @@ class ShardEngine:
             for request, each in terms.items():
                 self._choice.begin(request, each)
 
+        self._steps_posted += 1
+
         def work(program: StageProgram | None) -> None:
+            self._steps_begun += 1
             if program is None:
                 raise PlanError("a step before the shard was loaded")
             self._thread.safe_point()
@@ -171,6 +177,11 @@ class ShardEngine:
     def backlog(self) -> int:
         """How much waits for the compute thread."""
         return self._thread.backlog
+
+    @property
+    def waiting_steps(self) -> int:
+        """Steps that have not begun. None do after a failure."""
+        return 0 if self._is_over else self._steps_posted - self._steps_begun
 
     def yield_run(self) -> None:
         """End the run under way after its current token; others are waiting."""

@@ -73,6 +73,11 @@ def free_memory_bytes() -> int:
     return free if left is None else min(free, left)
 
 
+def machine_memory_bytes() -> int:
+    """All that this machine has, free or not."""
+    return int(psutil.virtual_memory().total)
+
+
 def process_memory() -> dict[str, int]:
     """This process: `resident_bytes`, `anonymous_bytes` (the part that is in no file), and
     `peak_bytes`, the most that ever was resident."""

@@ -77,6 +77,15 @@ def shard_use(
     )
 
 
+def check_plan(assignment: Assignment) -> None:
+    """Raise PlanError, with every problem, for a plan that cannot run the model."""
+    plan = assignment.plan
+    facts = model_facts(
+        assignment.model, assignment.weight_format, name=plan.model, embedding_itemsize=4
+    )
+    plan.validate(facts, None)
+
+
 def host_share(free_bytes: int, assignment: Assignment, manifest: Manifest) -> int:
     """What to keep of its host's memory for a shard: all it could use, whatever its budget is.
 

@@ -15,6 +15,7 @@ from edge.models.parts import (
     Weights,
     check_flags,
     check_sizes,
+    finite,
     whole_vector,
 )
 from partition import kv_heads
@@ -54,13 +55,10 @@ class Attention:
             )
         if not isinstance(self.inverse_frequencies, tuple | list):
             raise ValueError("inverse_frequencies must be a list of numbers")
-        try:
-            frequencies = tuple(float(each) for each in self.inverse_frequencies)
-        except (TypeError, OverflowError) as error:
-            raise ValueError(f"inverse_frequencies must be numbers: {error}") from error
-        object.__setattr__(self, "inverse_frequencies", frequencies)
-        if self.head_size % 2 or len(frequencies) != self.head_size // 2:
+        if self.head_size % 2 or len(self.inverse_frequencies) != self.head_size // 2:
             raise ValueError(f"head_size {self.head_size} needs one frequency for each pair")
+        frequencies = tuple(map(finite, self.inverse_frequencies))
+        object.__setattr__(self, "inverse_frequencies", frequencies)
         if self.window is not None and (type(self.window) is not int or self.window < 1):
             raise ValueError("a sliding window must be at least 1 token")
 

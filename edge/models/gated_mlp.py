@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from edge.errors import shown
 from edge.models.parts import (
     MatrixSlice,
     PartWeights,
@@ -33,7 +34,7 @@ class GatedMlp:
         check_sizes(ffn_columns=self.columns)
         check_flags(mlp_bias=self.bias)
         if self.activation != "silu":
-            raise ValueError(f"activation {self.activation!r} is not supported, only silu")
+            raise ValueError(f"activation {shown(self.activation)} is not supported, only silu")
 
     def shapes(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
         shapes: dict[str, tuple[int, ...]] = {}

@@ -14,8 +14,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, Self
 
+from edge.errors import shown
+
 MAX_SIZE = 1 << 24
 """No dimension of a model is larger than this; a larger one is a damaged file or a hostile peer."""
+
+_LARGEST_NUMBER = 1e38
+"""Float32 ends there."""
 
 Rows = tuple[tuple[str, range], ...]
 """(role, rows) of whole weights, in order."""
@@ -104,13 +109,20 @@ def whole_vector(role: str, length: int) -> VectorSlice:
 def check_sizes(**sizes: int) -> None:
     for name, value in sizes.items():
         if type(value) is not int or not 0 < value <= MAX_SIZE:
-            raise ValueError(f"{name} must be an integer in 1..{MAX_SIZE}, not {value!r}")
+            raise ValueError(f"{name} must be an integer in 1..{MAX_SIZE}, not {shown(value)}")
 
 
 def check_flags(**flags: bool) -> None:
     for name, value in flags.items():
         if type(value) is not bool:
-            raise ValueError(f"{name} must be true or false, not {value!r}")
+            raise ValueError(f"{name} must be true or false, not {shown(value)}")
+
+
+def finite(value: object) -> float:
+    """A finite number from JSON, as it is. ValueError for anything else."""
+    if type(value) not in (int, float) or not abs(value) < _LARGEST_NUMBER:  # type: ignore[arg-type]
+        raise ValueError(f"{shown(value)} is not a finite number")
+    return float(value)  # type: ignore[arg-type]
 
 
 def exact_fields(cls: Any, value: object, *others: str) -> Mapping[str, Any]:

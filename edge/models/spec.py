@@ -11,11 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from edge.errors import shown
 from edge.models.attention import Attention
 from edge.models.gated_mlp import GatedMlp
-from edge.models.parts import check_flags, check_sizes, exact_fields
+from edge.models.parts import check_flags, check_sizes, exact_fields, finite
 
 MAX_LAYERS = 4096
+MAX_KV_HEADS = 1 << 16
+"""In all layers together: a layout has slices of each. 126 layers of 128 are 16 thousand."""
+_LONGEST_FAMILY = 100
 MAX_KINDS = 64
 """Kinds of layers in one model."""
 
@@ -76,6 +80,8 @@ class ModelSpec:
             context_tokens=self.context_tokens,
         )
         check_flags(tied_embeddings=self.tied_embeddings)
+        if not isinstance(self.family, str) or not 0 < len(self.family) <= _LONGEST_FAMILY:
+            raise ValueError(f"a family must have a short name, not {shown(self.family)}")
         if not 0 < len(self.layers) <= MAX_LAYERS:
             raise ValueError(f"a model has 1 to {MAX_LAYERS} layers, not {len(self.layers)}")
         if not 0 < len(self.kinds) <= MAX_KINDS:
@@ -87,7 +93,11 @@ class ModelSpec:
         if len(set(self.kinds)) != len(self.kinds):
             raise ValueError("two kinds of layers are the same")
         if type(self.norm_epsilon) is not float or not 0.0 <= self.norm_epsilon < 1.0:
-            raise ValueError(f"norm_epsilon must lie in 0..1, not {self.norm_epsilon!r}")
+            raise ValueError(f"norm_epsilon must lie in 0..1, not {shown(self.norm_epsilon)}")
+        if sum(self.layer(number).mixer.num_kv_heads for number in range(self.num_layers)) > (
+            MAX_KV_HEADS
+        ):
+            raise ValueError(f"a model has at most {MAX_KV_HEADS} KV heads in all its layers")
 
     @property
     def num_layers(self) -> int:
@@ -108,10 +118,7 @@ class ModelSpec:
         for name, most in (("kinds", MAX_KINDS), ("layers", MAX_LAYERS)):
             if not isinstance(fields[name], list | tuple) or len(fields[name]) > most:
                 raise ValueError(f"{name} of a model must be a list of at most {most}")
-        try:
-            fields["norm_epsilon"] = float(fields["norm_epsilon"])
-        except (TypeError, OverflowError) as error:
-            raise ValueError(f"a model description is malformed: {error}") from error
+        fields["norm_epsilon"] = finite(fields["norm_epsilon"])
         kinds = tuple(map(LayerSpec.from_json, fields.pop("kinds")))
         return cls(**{**fields, "layers": tuple(fields["layers"])}, kinds=kinds)
 
@@ -145,7 +152,7 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 def _part(kinds: Mapping[str, type[_Kind]], value: object) -> _Kind:
     name = value.get("kind") if isinstance(value, Mapping) else None
     if not isinstance(name, str) or name not in kinds:
-        raise ValueError(f"a layer has a part of kind {name!r:.40}; known are {', '.join(kinds)}")
+        raise ValueError(f"a layer has a part of kind {shown(name)}; known are {', '.join(kinds)}")
     fields = dict(exact_fields(kinds[name], value, "kind"))
     del fields["kind"]
     return kinds[name](**fields)

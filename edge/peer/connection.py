@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import CancelledError
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from edge.errors import (
     ProtocolError,
 )
 from edge.host.free_memory import process_memory
-from edge.memory.shard_memory import host_share, shard_use
+from edge.memory.shard_memory import check_plan, host_share, shard_use
 from edge.peer.hosted_shard import HostedShard
 from edge.peer.profiling_calls import ProfilingCalls
 from edge.peer.resources import PeerResources
@@ -34,23 +34,25 @@ from edge.protocol.assignment import Assignment
 from edge.protocol.description import PeerDescription
 from edge.protocol.error_codec import Failed, map_store_error
 from edge.protocol.fields import token_ids
-from edge.protocol.frame_codec import ANSWER, Call, Event, Post, from_frame, to_frame
+from edge.protocol.frame_codec import ANSWER, SMALL, Call, Event, Post, from_frame, to_frame
 from edge.protocol.heartbeat import ALIVE, SILENT_AFTER_S, Hearing, show_life
 from edge.protocol.step import MAX_REQUESTS
 from edge.protocol.step_times import ShardTimes
 from edge.weights.shard_tensors import check_tensors
 from offload import CachedShard, DerivedCache, Manifest, ShardWriter
 from transport import Channel, Frame
+from transport.frame import FrameLimits
 
 MAX_WAITING_CALLS = 2
-"""Read ahead of the one that is being answered. A piece of weights has 4 MiB, any frame at most
-64."""
+"""Read ahead of the one that is being answered. A piece of weights has 4 MiB, a manifest at most
+16."""
+
+LARGE_BYTES = 256 << 10
+"""A frame that may be larger is read in a thread, next to the loop."""
 
 MAX_WAITING_POSTS = 8 * MAX_REQUESTS
 """For a session: each request that is under way may be swapped out, reserved, matched, stepped and
 finished."""
-
-_log = logging.getLogger(__name__)
 
 
 class Connection:
@@ -113,12 +115,18 @@ class Connection:
             task.cancel()
         for outcome in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(outcome, Exception) and not isinstance(outcome, transport.TransportError):
-                _log.error("serving %s failed", self._channel.peer, exc_info=outcome)
+                self._peer.failures.failed("serving a coordinator", outcome)
         for session in list(self._mine):
             await self._end_session(session)
         for writer in self._writers.values():
             await run_blocking(writer.close)
         await run_blocking(self._kept.close)
+        self._peer.offers.give_back_all(self)
+        self._peer.manifest_entries.give_back_all(self)
+        # Handlers are methods of this object: with them it would wait, buffers and all, until the
+        # garbage is collected, which a daemon that has nothing to do does not.
+        self._calls.clear()
+        self._posts.clear()
 
     async def _receive(self) -> None:
         """Hand posts to the compute threads, and calls to who answers them one after the other.
@@ -129,7 +137,7 @@ class Connection:
         """
         while True:
             self._hearing.heard()
-            frame = await self._channel.receive()
+            frame = await self._channel.receive(self._limits_of)
             self._hearing.not_listening()  # what follows takes as long as we do
             if frame.kind == ALIVE.kind:
                 continue
@@ -141,7 +149,20 @@ class Connection:
                 self._posts[cls](from_frame(cls, frame))
             except Exception as error:
                 # A sender of nonsense that does not read what it is told is not read any more.
-                await self._channel.send(to_frame(Failed.kind, Failed.of(_mapped(error))))
+                await self._channel.send(to_frame(Failed.kind, self._failed(error)))
+            del frame  # no payload is kept while the next is waited for
+
+    def _limits_of(self, kind: str) -> FrameLimits:
+        """As large as what has been agreed makes them: what nobody waits for is small."""
+        limits = messages.limits_of(kind)
+        if kind == messages.Piece.kind and not self._writers:
+            return SMALL
+        if kind == messages.MatchPrefix.kind:
+            contexts = [hosted.assignment.limits.context_tokens for hosted in self._mine.values()]
+            return replace(
+                limits, payload_bytes=max(SMALL.payload_bytes, 4 * max(contexts, default=0))
+            )
+        return limits
 
     async def _answer_calls(self) -> None:
         while True:
@@ -158,10 +179,25 @@ class Connection:
             cls = messages.FRAMES.get(frame.kind)
             if cls not in self._calls:
                 raise ProtocolError(f"{frame.kind[:80]!r} is not something a peer does")
-            answer = await self._calls[cls](from_frame(cls, frame))
+            call = await self._read(cls, frame)
+            del frame
+            answer = await self._calls[cls](call)
         except Exception as error:
-            return to_frame(Failed.kind, Failed.of(_mapped(error)), call=call_id)
+            return to_frame(Failed.kind, self._failed(error), call=call_id)
         return to_frame(ANSWER, answer, call=call_id)
+
+    async def _read(self, cls: type[Call[Any]], frame: Frame) -> Call[Any]:
+        limits = cls.limits
+        if max(limits.header_bytes, limits.payload_bytes) <= LARGE_BYTES:
+            return from_frame(cls, frame)
+        async with self._peer.reading:  # it may take many times its size for a moment
+            return await run_blocking(lambda: from_frame(cls, frame))
+
+    def _failed(self, error: Exception) -> Failed:
+        mapped = _mapped(error)
+        if not isinstance(mapped, EdgeError | OSError):
+            self._peer.failures.failed("handling a coordinator's frame", mapped)
+        return Failed.of(mapped)
 
     async def _describe(self, _call: messages.Describe) -> PeerDescription:
         return self._peer.describe()
@@ -176,9 +212,15 @@ class Connection:
         missing: tuple[str, ...] = ()
         if digest not in self._sealed:
             if digest not in self._writers:
-                begun = await run_blocking(
-                    lambda: self._peer.cache.begin(manifest), discard=lambda begun: begun.close()
-                )
+                self._take_offer(manifest)
+                try:
+                    begun = await run_blocking(
+                        lambda: self._peer.cache.begin(manifest),
+                        discard=lambda begun: begun.close(),
+                    )
+                except BaseException:
+                    self._give_back_offer(manifest)
+                    raise
                 if isinstance(begun, CachedShard):
                     self._keep(digest, begun)
                 else:
@@ -187,6 +229,18 @@ class Connection:
                 writer = self._writers[digest]
                 missing = await run_blocking(lambda: writer.missing)
         return messages.Missing(digests=missing)
+
+    def _take_offer(self, manifest: Manifest) -> None:
+        self._peer.offers.take(self)
+        try:
+            self._peer.manifest_entries.take(self, _entries(manifest))
+        except CapacityError:
+            self._peer.offers.give_back(self)
+            raise
+
+    def _give_back_offer(self, manifest: Manifest) -> None:
+        self._peer.offers.give_back(self)
+        self._peer.manifest_entries.give_back(self, _entries(manifest))
 
     async def _piece(self, call: messages.Piece) -> messages.Done:
         writer = self._writer(call.manifest)
@@ -215,6 +269,7 @@ class Connection:
         assignment = call.assignment
         if assignment.session in self._peer.sessions:
             raise ProtocolError("this session is open already")
+        await run_blocking(lambda: check_plan(assignment))
         if assignment.manifest_digest == messages.MADE_UP_WEIGHTS:
             return await uninterrupted(self._load_made_up(assignment))
         cached = self._sealed.get(assignment.manifest_digest)
@@ -241,6 +296,11 @@ class Connection:
     ) -> messages.Opened:
         use = shard_use(assignment, manifest, host_bytes=self._host_share(assignment, manifest))
         await self._peer.reserve(assignment.session, use)
+        try:
+            self._peer.shards.take(self)
+        except CapacityError:
+            self._peer.release(assignment.session)
+            raise
         host_free_bytes = self._peer.host_free_bytes
         host_bytes = self._host_share(assignment, manifest) or 0  # others may have come
         loop = asyncio.get_running_loop()
@@ -260,6 +320,7 @@ class Connection:
             )
         except BaseException:
             self._peer.release(assignment.session)
+            self._peer.shards.give_back(self)
             raise
         self._peer.sessions[assignment.session] = hosted
         self._mine[assignment.session] = hosted
@@ -316,6 +377,7 @@ class Connection:
             hosted.assignment.model.vocab_size,
             most_tokens=hosted.assignment.limits.context_tokens,
         )
+        hosted.announce(post.request, prompt_tokens=len(prompt))
         hosted.shard.match_prefix(post.request, prompt)
 
     def _reserve(self, post: messages.Reserve) -> None:
@@ -325,7 +387,16 @@ class Connection:
         hosted.shard.reserve(post.request, post.tokens)
 
     def _run_step(self, post: messages.RunStep) -> None:
-        self._waiting_session(post.session).shard.step(post.step, post.terms)
+        hosted = self._waiting_session(post.session)
+        vocab_size = hosted.assignment.model.vocab_size
+        for request, terms in post.terms.items():
+            if any(token >= vocab_size for token in terms.end_ids):
+                raise ProtocolError(f"a reply that ends outside a vocabulary of {vocab_size}")
+            hosted.announce(request)
+        stages = len(hosted.assignment.plan.stages)
+        if hosted.shard.waiting_steps >= 2 * stages + 4:  # a coordinator keeps one more than stages
+            raise ProtocolError(f"{hosted.shard.waiting_steps} steps wait to be computed")
+        hosted.shard.step(post.step, post.terms)
 
     def _yield_run(self, post: messages.YieldRun) -> None:
         self._waiting_session(post.session).shard.yield_run()
@@ -334,7 +405,9 @@ class Connection:
         self._waiting_session(post.session).shard.swap_out(post.request)
 
     def _finish(self, post: messages.Finish) -> None:
-        self._waiting_session(post.session).shard.finish(post.request)
+        hosted = self._waiting_session(post.session)
+        hosted.forget(post.request)
+        hosted.shard.finish(post.request)
 
     def _waiting_session(self, session: str) -> HostedShard:
         """One that has not been sent more than any coordinator waits for."""
@@ -354,6 +427,7 @@ class Connection:
         if hosted is not None:
             await hosted.aclose()
             self._peer.sessions.pop(session, None)
+            self._peer.shards.give_back(self)
             self._peer.release(session)
 
 
@@ -366,6 +440,9 @@ def _mapped(error: Exception) -> Exception:
         return PlanError(str(error), error.problems)
     if isinstance(error, CancelledError):
         return PlanError("the session was closed while it was loading")
-    if not isinstance(error, EdgeError | OSError):
-        _log.error("a coordinator's frame could not be handled", exc_info=error)
     return error
+
+
+def _entries(manifest: Manifest) -> int:
+    """Tensors and pieces: what its memory goes by."""
+    return sum(1 + len(tensor.pieces) for tensor in manifest.tensors)

@@ -13,6 +13,7 @@ from edge.memory.kv_budget import KvRoom
 from edge.protocol.assignment import Assignment
 from edge.protocol.frame_codec import Event
 from edge.protocol.heartbeat import LINK_TIMEOUT_S
+from edge.protocol.step import MAX_REQUESTS
 from edge.protocol.topology import Place, Seat
 from offload import Manifest
 from transport import Link
@@ -22,6 +23,10 @@ CONNECT_TIMEOUT_S = 20.0
 
 DIAL_TIMEOUT_S = 4.0
 """For one address of a neighbour: some of its addresses may lie in networks we cannot reach."""
+
+
+MAX_REQUESTS_UNDER_WAY = 4 * MAX_REQUESTS
+"""Of a session, those that are swapped out among them."""
 
 
 class HostedShard:
@@ -55,6 +60,8 @@ class HostedShard:
         except BaseException:
             kv_room.give_back(self.kv)
             raise
+        self._prompt_tokens: dict[str, int] = {}
+        """Of the requests under way, as far as it keeps their prompts."""
         self._arrived: dict[Seat, Link] = {}
         self._changed = asyncio.Event()
         self._is_connecting = False
@@ -70,6 +77,24 @@ class HostedShard:
         self._arrived[seat] = link
         self._changed.set()
         return True
+
+    def announce(self, request: str, *, prompt_tokens: int = 0) -> None:
+        """A request comes, or its prompt does; `forget` it at its end.
+
+        Raises ProtocolError for more than a coordinator can have under way.
+        """
+        known = self._prompt_tokens
+        if request not in known and len(known) >= MAX_REQUESTS_UNDER_WAY:
+            raise ProtocolError(f"more than {MAX_REQUESTS_UNDER_WAY} requests are under way")
+        limits = self.assignment.limits
+        most_tokens = 2 * (limits.cached_tokens + limits.disk_tokens)
+        if prompt_tokens and sum(known.values()) + prompt_tokens > most_tokens:
+            raise ProtocolError(f"prompts of more than {most_tokens} tokens are under way")
+        known[request] = known.get(request, 0) + prompt_tokens
+
+    def forget(self, request: str) -> None:
+        """The request is over; unknown ones are ignored."""
+        self._prompt_tokens.pop(request, None)
 
     async def connect(self, places: Mapping[Seat, Place], name: str) -> None:
         """Dial the neighbours that come after us, await those before.

@@ -54,7 +54,10 @@ class ProfilingCalls:
         self._peer = resources
         self._name = f"{MEASURING}{uuid.uuid4().hex}"
         """What it takes, in the peer's ledger."""
-        self.calls: dict[type[Call[Any]], Callable[[Any], Awaitable[object]]] = {
+
+    @property
+    def calls(self) -> dict[type[Call[Any]], Callable[[Any], Awaitable[object]]]:
+        return {
             MemoryRate: self._memory_rate,
             Profile: self._profile,
             Probe: self._probe,

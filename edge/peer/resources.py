@@ -6,6 +6,7 @@ Made by the daemon, handed to each connection. Knows no frames and no sockets.
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import uuid
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from edge.backends.registry import open_backend
 from edge.concurrency.blocking import run_blocking, uninterrupted
 from edge.errors import CapacityError, RequestError
 from edge.host.addresses import reachable
-from edge.host.free_memory import format_size, usable_memory_bytes
+from edge.host.free_memory import format_size, machine_memory_bytes, usable_memory_bytes
 from edge.host.identity import device_identity, host_id
 from edge.memory.baseline import budget_bytes, device_floor, process_floor
 from edge.memory.kv_budget import KvRoom
@@ -25,11 +26,21 @@ from edge.memory.ledger import MEASURING, Floor, Ledger, Use
 from edge.memory.rebalance import fit
 from edge.memory.shard_memory import elastic
 from edge.peer.hosted_shard import HostedShard
+from edge.peer.quota import Quota
+from edge.peer.rare_log import RareLog
 from edge.peer.settings import PeerSettings
 from edge.profiling.sample import SAMPLE_BYTES, sample_budget_bytes
-from edge.protocol.description import HostedModel, PeerDescription
+from edge.protocol.description import MAX_SESSIONS, HostedModel, PeerDescription
 from edge.version import __version__
 from offload import DerivedCache, ShardCache
+
+MAX_SHARDS = 16
+"""That one coordinator may offer to a peer, or run there, on one connection."""
+
+MAX_MANIFEST_ENTRIES = 1 << 18
+"""Of all offers together: 400 bytes of memory each, and a TiB of weights has as many pieces."""
+
+_log = logging.getLogger(__name__)
 
 MEASURED_TIMEOUT_S = 5.0
 """How long memory may be waited for that a measurement is just giving back."""
@@ -56,6 +67,14 @@ class PeerResources:
         """Held while the device is measured: two at once would measure each other."""
         self.loading = asyncio.Lock()
         """Held while a shard is loaded, which takes more for moments."""
+        self.reading = asyncio.Lock()
+        """Held while a large frame is read, likewise."""
+        self.shards = Quota("shards", of_one=MAX_SHARDS, of_all=MAX_SESSIONS)
+        self.offers = Quota("shards on offer", of_one=MAX_SHARDS, of_all=MAX_SESSIONS)
+        self.manifest_entries = Quota(
+            "tensors and pieces on offer", of_one=MAX_MANIFEST_ENTRIES, of_all=MAX_MANIFEST_ENTRIES
+        )
+        self.failures = RareLog(_log)
         try:
             self.cache = ShardCache(settings.cache_root / "shards", settings.cache_limit_bytes)
             self.packed = DerivedCache(settings.cache_root / "packed", settings.cache_limit_bytes)
@@ -138,9 +157,19 @@ class PeerResources:
         """Stay under another budget from now on; what is loaded goes on, with the same tokens.
 
         What is too much is given back before this returns. Raises RequestError, with the minimum,
-        for a budget that what is loaded cannot keep to, and what the disk raises where layers are
-        to come from it; then nothing has changed.
+        for a budget that what is loaded cannot keep to, or that is more than whoever started this
+        peer gave it, and what the disk raises where layers are to come from it; then nothing has
+        changed.
         """
+        given_bytes = self.settings.memory_bytes
+        most_bytes = machine_memory_bytes() if given_bytes is None else given_bytes
+        if asked_bytes > most_bytes:
+            whose = "this machine has" if given_bytes is None else "it was started with"
+            raise RequestError(
+                f"a budget of {format_size(asked_bytes)} is more than the "
+                f"{format_size(most_bytes)} that {whose}; ask for less, or start the peer there "
+                "with more --memory"
+            )
         await uninterrupted(self._promise(asked_bytes))
 
     async def _promise(self, asked_bytes: int) -> None:

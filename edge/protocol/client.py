@@ -17,7 +17,7 @@ from edge.protocol.error_codec import Failed
 from edge.protocol.fields import printable
 from edge.protocol.frame_codec import ANSWER, Call, Event, Post, from_frame, to_frame
 from edge.protocol.heartbeat import ALIVE, SILENT_AFTER_S, Hearing, show_life
-from edge.protocol.messages import FRAMES
+from edge.protocol.messages import FRAMES, limits_of
 from edge.version import __version__
 from transport import Channel, Frame
 
@@ -145,7 +145,7 @@ class PeerClient:
         failure: EdgeError = NetworkError(f"the connection to peer {self.name} is closed")
         try:
             while True:
-                frame = await self._channel.receive()
+                frame = await self._channel.receive(limits_of)
                 self._hearing.heard()
                 if frame.kind != ALIVE.kind:
                     self._hand_out(frame)

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from edge.protocol.fields import Address, Printable
 from partition import DeviceSpec
 
+MAX_SESSIONS = 64
+"""Shards that a peer runs at once, of all its coordinators."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostedModel:

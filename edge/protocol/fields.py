@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 import numpy as np
 
 import partition
-from edge.errors import EdgeError, ProtocolError
+from edge.errors import EdgeError, ProtocolError, shown
 from transport import TransportError, parse_address
 from transport.frame import Buffer
 
@@ -30,6 +30,8 @@ MALFORMED = (
 
 _LONGEST_TEXT = 1024
 _LARGEST_INTEGER = 1 << 53
+_MOST_ITEMS = 4096
+"""Of a list or an object that is not marked otherwise: tokens of a chunk, layers of a model."""
 _LARGEST_NUMBER = 1e18
 
 
@@ -42,6 +44,13 @@ class ReadBy:
     """Marks a field that has a reader of its own."""
 
     reader: Reader
+
+
+@dataclass(frozen=True, slots=True)
+class AtMost:
+    """Marks a list or an object whose limit is another than that of most."""
+
+    items: int
 
 
 def to_json(value: Any) -> Any:
@@ -63,7 +72,7 @@ def to_json(value: Any) -> Any:
         return sorted(map(to_json, value))
     if isinstance(value, np.generic):
         return value.item()
-    raise TypeError(f"no record holds {value!r:.80}")
+    raise TypeError(f"no record holds {shown(value)}")
 
 
 def from_json(cls: type[Record], value: object) -> Record:
@@ -76,29 +85,29 @@ def from_json(cls: type[Record], value: object) -> Record:
 def text(value: object, name: str) -> str:
     """1 to 1024 characters. Raises ProtocolError, as all of these do."""
     if not isinstance(value, str) or not 0 < len(value) <= _LONGEST_TEXT:
-        raise ProtocolError(f"{name} must be a short text, not {value!r:.80}")
+        raise ProtocolError(f"{name} must be a short text, not {shown(value)}")
     return value
 
 
 def integer(value: object, name: str) -> int:
     """0 or more."""
     if type(value) is not int or not 0 <= value < _LARGEST_INTEGER:
-        raise ProtocolError(f"{name} must be a whole number, not {value!r:.80}")
+        raise ProtocolError(f"{name} must be a whole number, not {shown(value)}")
     return value
 
 
 def number(value: object, name: str) -> float:
     """0 or more, finite, and no absurd one."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ProtocolError(f"{name} must be a number, not {value!r:.80}")
+        raise ProtocolError(f"{name} must be a number, not {shown(value)}")
     if not 0 <= value < _LARGEST_NUMBER:
-        raise ProtocolError(f"{name} must be a number of 0 or more, not {value!r:.80}")
+        raise ProtocolError(f"{name} must be a number of 0 or more, not {shown(value)}")
     return float(value)
 
 
 def boolean(value: object, name: str) -> bool:
     if not isinstance(value, bool):
-        raise ProtocolError(f"{name} must be true or false, not {value!r:.80}")
+        raise ProtocolError(f"{name} must be true or false, not {shown(value)}")
     return value
 
 
@@ -142,12 +151,19 @@ _PLAIN: dict[Any, Reader] = {str: text, int: integer, float: number, bool: boole
 
 
 @cache
-def reader(annotation: Any) -> Reader:
-    """The reader of a field with this annotation. TypeError for one that no record may hold."""
+def reader(annotation: Any, most: int = _MOST_ITEMS) -> Reader:
+    """The reader of a field with this annotation, of at most so many items.
+
+    TypeError for one that no record may hold.
+    """
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        marks = [mark.reader for mark in arguments[1:] if isinstance(mark, ReadBy)]
-        return marks[0] if marks else reader(arguments[0])
+        for mark in arguments[1:]:
+            if isinstance(mark, ReadBy):
+                return mark.reader
+            if isinstance(mark, AtMost):
+                return reader(arguments[0], mark.items)
+        return reader(arguments[0])
     if origin is Literal:
         return partial(_one_of, arguments)
     if origin in (Union, UnionType) and NoneType in arguments:
@@ -157,14 +173,14 @@ def reader(annotation: Any) -> Reader:
         return partial(_fixed, [reader(each) for each in arguments])
     if origin in (tuple, frozenset):
         item = reader(arguments[0])
-        return lambda value, name: origin([item(each, name) for each in _items(value, name)])
+        return lambda value, name: origin([item(each, name) for each in _items(value, name, most)])
     if origin is Mapping and arguments[0] is str:
         item = reader(arguments[1])
         return lambda value, name: {
-            text(key, name): item(held, name) for key, held in _object(value, name).items()
+            text(key, name): item(held, name) for key, held in _object(value, name, most).items()
         }
     if origin is Mapping:
-        pairs = reader(tuple[tuple[arguments], ...])  # type: ignore[valid-type]
+        pairs = reader(tuple[tuple[arguments], ...], most)  # type: ignore[valid-type]
         return lambda value, name: dict(pairs(value, name))
     if annotation in _PLAIN:
         return _PLAIN[annotation]
@@ -179,19 +195,23 @@ def reader(annotation: Any) -> Reader:
 
 def _one_of(choices: tuple[Any, ...], value: object, name: str) -> object:
     if not isinstance(value, str) or value not in choices:
-        raise ProtocolError(f"{name} must be one of {', '.join(choices)}, not {value!r:.80}")
+        raise ProtocolError(f"{name} must be one of {', '.join(choices)}, not {shown(value)}")
     return value
 
 
-def _items(value: object, name: str) -> list[Any]:
+def _items(value: object, name: str, most: int = _MOST_ITEMS) -> list[Any]:
     if not isinstance(value, list | tuple):
-        raise ProtocolError(f"{name} must be a list, not {value!r:.80}")
+        raise ProtocolError(f"{name} must be a list, not {shown(value)}")
+    if len(value) > most:
+        raise ProtocolError(f"{name} has {len(value)} items, and {most} is the most")
     return list(value)
 
 
-def _object(value: object, name: str) -> Mapping[Any, Any]:
+def _object(value: object, name: str, most: int = _MOST_ITEMS) -> Mapping[Any, Any]:
     if not isinstance(value, Mapping):
-        raise ProtocolError(f"{name} must be an object, not {value!r:.80}")
+        raise ProtocolError(f"{name} must be an object, not {shown(value)}")
+    if len(value) > most:
+        raise ProtocolError(f"{name} has {len(value)} items, and {most} is the most")
     return value
 
 

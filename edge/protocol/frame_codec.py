@@ -15,10 +15,15 @@ from typing import Annotated, Any, ClassVar, Generic, TypeVar, get_args, get_ori
 from edge.errors import ProtocolError
 from edge.protocol.fields import MALFORMED, Reader, reader, to_json
 from transport import Frame
-from transport.frame import Buffer
+from transport.frame import Buffer, FrameLimits
 
 ANSWER = "ok"
 """The kind of every answer; which call it answers says what is in it."""
+
+SMALL = FrameLimits(header_bytes=64 << 10, payload_bytes=64 << 10)
+"""For most kinds of frames, and for those that nobody knows: they are answered, not hung up on."""
+
+_MOST_CONTAINERS = 1000
 
 Answer_co = TypeVar("Answer_co", covariant=True)
 Body = TypeVar("Body")
@@ -37,12 +42,16 @@ Raw = Annotated[Buffer, Payload(lambda value: value, lambda payload: payload)]
 
 
 def long_json(annotation: Any) -> Payload:
-    """JSON of such a value."""
+    """JSON of such a value, with few lists and objects in it."""
     held = reader(annotation)
-    return Payload(
-        lambda value: json.dumps(to_json(value)).encode(),
-        lambda payload: held(json.loads(bytes(payload)), "the payload"),
-    )
+
+    def read(payload: Buffer) -> Any:
+        text = bytes(payload)
+        if text.count(b"[") + text.count(b"{") > _MOST_CONTAINERS:
+            raise ProtocolError("the payload has more lists and objects than such a value")
+        return held(json.loads(text), "the payload")
+
+    return Payload(lambda value: json.dumps(to_json(value)).encode(), read)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +59,7 @@ class Call(Generic[Answer_co]):
     """A frame from the coordinator that the peer answers, or refuses with the reason."""
 
     kind: ClassVar[str]
+    limits: ClassVar[FrameLimits] = SMALL
     limit_s: ClassVar[float]
     """The longest that the coordinator waits for the answer; a peer that falls silent is noticed
     before."""
@@ -68,6 +78,7 @@ class Post:
     """A frame from the coordinator that is not answered; one that fails is reported by `failed`."""
 
     kind: ClassVar[str]
+    limits: ClassVar[FrameLimits] = SMALL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +86,7 @@ class Event:
     """A frame from a peer that answers no call."""
 
     kind: ClassVar[str]
+    limits: ClassVar[FrameLimits] = SMALL
 
 
 FrameType = type[Call[Any]] | type[Post] | type[Event]

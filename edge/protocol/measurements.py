@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from edge.models.spec import ModelSpec
-from edge.protocol.fields import Printable
-from edge.protocol.frame_codec import Call
+from edge.protocol.fields import AtMost, Printable
+from edge.protocol.frame_codec import SMALL, Call
 from edge.protocol.topology import Place
 from edge.weights.formats import WeightFormat
 from partition import ComputeRates
+from transport.frame import MAX_HEADER_BYTES, FrameLimits
 
 MAX_MESSAGE_BYTES = 16 << 20
 """Of a probe: no step's hidden state is larger than what a peer buffers for a stranger."""
@@ -41,13 +43,11 @@ class PeerProfile:
     """How far its samples were apart: the slowest over the fastest, less 1."""
     is_unsteady: bool
     """A third sample agreed with neither of two that disagreed."""
-    busy: tuple[Printable, ...]
+    busy: Annotated[tuple[Printable, ...], AtMost(_MAX_BUSY)]
     """Models that were loaded there meanwhile: they were slowed down, and so was this."""
 
     def __post_init__(self) -> None:
         rates = self.rates
-        if len(self.busy) > _MAX_BUSY:
-            raise ValueError(f"more than {_MAX_BUSY} models were busy")
         if not self.sample_bytes or not all(rates.slice_seconds_per_byte):
             raise ValueError("a sample without weights, or one that took no time")
         pairs = zip(rates.slice_seconds_per_byte, rates.seconds_per_byte, strict=True)
@@ -135,6 +135,7 @@ class Profile(Call[PeerProfile]):
     """How fast do you compute this model, alone? Whoever needs longer is of no use for it."""
 
     kind, limit_s = "profile", 120.0
+    limits = FrameLimits(header_bytes=MAX_HEADER_BYTES, payload_bytes=SMALL.payload_bytes)
     model: ModelSpec
     weight_format: WeightFormat
 

@@ -13,14 +13,39 @@ from typing import Annotated
 from edge.protocol.assignment import Assignment
 from edge.protocol.description import PeerDescription
 from edge.protocol.error_codec import Failed
-from edge.protocol.frame_codec import Call, Event, Payload, Post, Raw, long_json, table
+from edge.protocol.fields import AtMost
+from edge.protocol.frame_codec import (
+    ANSWER,
+    SMALL,
+    Call,
+    Event,
+    Payload,
+    Post,
+    Raw,
+    long_json,
+    table,
+)
 from edge.protocol.measurements import Glance, MemoryRate, Probe, Profile
-from edge.protocol.step import FinishReason, SamplingTerms, Step
+from edge.protocol.step import MAX_REQUESTS, FinishReason, SamplingTerms, Step
 from edge.protocol.step_times import ShardTimes
 from edge.protocol.topology import Place, Seat
-from offload import Manifest
+from offload import PIECE_BYTES, Manifest
+from partition import MOST_SHARDS
+from transport.frame import MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES, FrameLimits
 
-_Digests = Annotated[tuple[str, ...], long_json(tuple[str, ...])]
+MAX_MANIFEST_BYTES = 16 << 20
+"""One of 400 layers with 64 tensors each takes 3.7 MB, and 700 GB of weights in pieces 11 MB."""
+
+_MOST_PIECES = MAX_MANIFEST_BYTES // 64
+"""That such a manifest can name."""
+
+_LARGE_HEADER = FrameLimits(header_bytes=MAX_HEADER_BYTES, payload_bytes=SMALL.payload_bytes)
+"""A plan for hundreds of devices, or a step of a thousand requests with their terms."""
+
+_ANSWER_LIMITS = FrameLimits(header_bytes=MAX_HEADER_BYTES, payload_bytes=MAX_MANIFEST_BYTES)
+"""Which call it answers is not known when they are asked for."""
+
+_Digests = Annotated[tuple[str, ...], long_json(Annotated[tuple[str, ...], AtMost(_MOST_PIECES)])]
 _SentManifest = Annotated[
     Manifest,
     Payload(
@@ -79,6 +104,7 @@ class Offer(Call[Missing]):
     """Which pieces of this shard do you lack? What is there is hashed, if it was written to."""
 
     kind, limit_s = "offer", 3600.0
+    limits = FrameLimits(header_bytes=SMALL.header_bytes, payload_bytes=MAX_MANIFEST_BYTES)
     manifest: _SentManifest
 
 
@@ -87,6 +113,7 @@ class Piece(Call[Done]):
     """Store this piece of a shard that was offered."""
 
     kind, limit_s = "piece", 600.0
+    limits = FrameLimits(header_bytes=SMALL.header_bytes, payload_bytes=PIECE_BYTES)
     manifest: str
     """Its digest."""
     digest: str
@@ -106,6 +133,7 @@ class Open(Call[Opened]):
     """Reserve memory, load the shard."""
 
     kind, limit_s = "open", 3600.0
+    limits = _LARGE_HEADER
     assignment: Assignment
 
 
@@ -114,8 +142,9 @@ class Connect(Call[Done]):
     """Link up with the other shards, and prepare with them what shards prepare together."""
 
     kind, limit_s = "connect", 900.0
+    limits = _LARGE_HEADER
     session: str
-    places: Mapping[Seat, Place]
+    places: Annotated[Mapping[Seat, Place], AtMost(MOST_SHARDS)]
 
 
 # Posts, in the order in which every peer gets them, and the events that tell their outcome
@@ -126,6 +155,7 @@ class MatchPrefix(Post):
     """Find the beginning of this prompt among what is on disk. Every shard reports."""
 
     kind = "match_prefix"
+    limits = FrameLimits(header_bytes=SMALL.header_bytes)
     session: str
     request: str
     prompt: Raw
@@ -165,9 +195,12 @@ class RunStep(Post):
     """Compute. The sampler reports `tokens` or `logits`."""
 
     kind = "step"
+    limits = _LARGE_HEADER
     session: str
     step: Step
-    terms: Mapping[str, SamplingTerms] = field(default_factory=dict)
+    terms: Annotated[Mapping[str, SamplingTerms], AtMost(MAX_REQUESTS)] = field(
+        default_factory=dict
+    )
     """Of each request whose first step this is and that wants tokens; others want logits."""
 
     def __post_init__(self) -> None:
@@ -180,8 +213,8 @@ class Tokens(Event):
     """A token of each entry of a step that wants one. A run gives tokens several times."""
 
     kind = "tokens"
-    tokens: tuple[int, ...]
-    ends: tuple[FinishReason | None, ...]
+    tokens: Annotated[tuple[int, ...], AtMost(MAX_REQUESTS)]
+    ends: Annotated[tuple[FinishReason | None, ...], AtMost(MAX_REQUESTS)]
     """Why each of them is its request's last, if it is."""
     last: bool
     """The step, or the run, is over."""
@@ -198,6 +231,7 @@ class Logits(Event):
     """Rows of logits of a step's request, as float32."""
 
     kind = "logits"
+    limits = FrameLimits(header_bytes=SMALL.header_bytes, payload_bytes=MAX_PAYLOAD_BYTES)
     rows: Raw
 
 
@@ -264,3 +298,10 @@ FRAMES = table(
     )
 )  # fmt: skip
 """By kind."""
+
+
+def limits_of(kind: str) -> FrameLimits:
+    """How large a frame of this kind, which is any text, may be."""
+    if kind == ANSWER:
+        return _ANSWER_LIMITS
+    return FRAMES[kind].limits if kind in FRAMES else SMALL

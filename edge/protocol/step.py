@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
+from edge.protocol.fields import AtMost
 from kernels.sampling.parameters import SamplingParameters
 
 FinishReason = Literal["stop", "length"]
@@ -14,6 +15,8 @@ was asked for."""
 
 MAX_CHUNK_TOKENS = 4096
 MAX_REQUESTS = 1024
+MAX_END_IDS = 64
+"""Tokens that end a reply; models have one to five."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +28,7 @@ class StepEntry:
 
     request: str
     position: int
-    tokens: tuple[int, ...]
+    tokens: Annotated[tuple[int, ...], AtMost(MAX_CHUNK_TOKENS)]
     logit_rows: int
 
     @property
@@ -42,7 +45,7 @@ class Step:
     until `run` tokens are sampled, a request ends, or the sampler is asked to yield.
     """
 
-    entries: tuple[StepEntry, ...]
+    entries: Annotated[tuple[StepEntry, ...], AtMost(MAX_REQUESTS)]
     run: int = 1
 
     def __post_init__(self) -> None:
@@ -92,7 +95,7 @@ class SamplingTerms:
     """What the shards of the last stage need to know of a request before its first token."""
 
     sampling: SamplingParameters
-    end_ids: frozenset[int]
+    end_ids: Annotated[frozenset[int], AtMost(MAX_END_IDS)]
     max_new_tokens: int
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from edge.protocol.fields import Address, Printable
+from edge.protocol.fields import Address, AtMost, Printable
 
 _MAX_ADDRESSES = 64
 
@@ -18,7 +19,7 @@ class Place:
 
     name: Printable
     """The device's, for messages."""
-    addresses: tuple[Address, ...]
+    addresses: Annotated[tuple[Address, ...], AtMost(_MAX_ADDRESSES)]
     """Tried in this order."""
 
     def __post_init__(self) -> None:

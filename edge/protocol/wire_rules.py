@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
+from edge.protocol.fields import AtMost
+from partition import MOST_SHARDS
 from transport import WireRule
 
 Wire = Literal["float32", "float16", "int8", "auto"]
@@ -17,9 +19,9 @@ WIRES: tuple[Wire, ...] = get_args(Wire)
 class WireRules:
     """One rule for each sum of a stage and each hop between stages of a plan."""
 
-    sums: tuple[WireRule, ...]
+    sums: Annotated[tuple[WireRule, ...], AtMost(MOST_SHARDS)]
     """By stage."""
-    hops: tuple[WireRule, ...]
+    hops: Annotated[tuple[WireRule, ...], AtMost(MOST_SHARDS)]
     """By the stage that sends; the last sends none."""
 
     def before(self, stage: int) -> WireRule:

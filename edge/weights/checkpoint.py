@@ -24,7 +24,7 @@ class Checkpoint:
         self.store = store
         self.name = path.name
         self._family = family
-        self.end_ids = frozenset(read_end_ids(path))
+        self.end_ids = frozenset(each for each in read_end_ids(path) if each < spec.vocab_size)
         self._tokenizer: Tokenizer | None = None
 
     @classmethod

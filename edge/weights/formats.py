@@ -5,12 +5,12 @@ A format is a file with its encoding, and its line in the table here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, get_args
 
-from edge.errors import RequestError
+from edge.errors import RequestError, shown
 from edge.weights.block_matrices import Blocks, integers
 from edge.weights.float_matrices import Floats, float32
 from edge.weights.matrix_kind import Encoding, MatrixKind, OpenSource
@@ -67,12 +67,14 @@ class WeightFormat:
 
     @classmethod
     def from_json(cls, value: Any) -> WeightFormat:
-        """Raises RequestError, KeyError or TypeError for anything else than `to_json` wrote."""
-        if value["kind"] not in KINDS:
-            raise RequestError(f"matrices are {value['kind']!r:.80}, not {' or '.join(KINDS)}")
-        name, kind = value["name"], KINDS[value["kind"]]
+        """Raises RequestError for anything else than `to_json` wrote."""
+        named = value.get("kind") if isinstance(value, Mapping) else None
+        if not isinstance(named, str) or named not in KINDS:
+            raise RequestError(f"matrices are {shown(named)}, not {' or '.join(KINDS)}")
+        kind = KINDS[named]
         if set(value) != {"name", "accuracy", "kind", *kind.numbers}:
             raise RequestError("a weight format with other fields than it has")
+        name = value["name"]
         if not (isinstance(name, str) and name.isprintable() and 0 < len(name) <= _LONGEST_NAME):
             raise RequestError("a weight format without a name")
         numbers = [value[each] for each in kind.numbers]
@@ -102,7 +104,7 @@ def _accuracy(name: object) -> Accuracy:
     for known in ACCURACIES:
         if name == known:
             return known
-    raise RequestError(f"accuracy {name!r} is not one of {', '.join(ACCURACIES)}")
+    raise RequestError(f"accuracy {name!r:.80} is not one of {', '.join(ACCURACIES)}")
 
 
 def kv_dtype(name: str) -> KvDtype:

@@ -35,6 +35,9 @@ MAX_JSON_BYTES = 64 * 1024 * 1024
 _MAX_VALUES = 2_000_000  # 2^18 pieces, and some more for the tensors that they are of
 _MAX_NAME_LENGTH = 1000
 _MAX_AXES = 8
+_MAX_VALUES = 16 * MAX_TENSORS
+"""In its JSON: name, type, place, lists, axes and pieces of each tensor. Counted before it is read,
+because 64 MiB of empty lists would become 1.8 GB."""
 
 _DTYPES: dict[str, np.dtype[Any]] = {
     np.dtype(kind).name: np.dtype(kind)
@@ -119,6 +122,8 @@ class Manifest:
         """Reads text from anywhere; StoreCorruptError unless it describes one file."""
         if len(text) > MAX_JSON_BYTES:
             raise _refuse(f"{len(text):,} bytes are more than a manifest has")
+        if _num_values(text) > _MAX_VALUES:
+            raise _refuse(f"it has more than {_MAX_VALUES:,} values")
         try:
             content = parse_json(text, most_values=_MAX_VALUES)
         except ValueError as error:
@@ -234,6 +239,12 @@ class _Layout:
             if self._sizes.setdefault(digest, size) != size:
                 raise _refuse(f"piece {digest} has two sizes")
         return tuple(Piece(digest=d, nbytes=n) for d, n in zip(digests, sizes, strict=True))
+
+
+def _num_values(text: str | bytes) -> int:
+    """The most that JSON can hold: each but the first of a list or an object follows a comma."""
+    signs = ("[", "{", ",")
+    return sum(text.count(s) if isinstance(text, str) else text.count(s.encode()) for s in signs)
 
 
 def _aligned(end: int, nbytes: int) -> int:

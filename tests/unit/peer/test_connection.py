@@ -4,7 +4,9 @@ end."""
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -126,3 +128,25 @@ def test_what_waits_for_a_compute_thread_has_a_limit(tmp_path: Path) -> None:
             await hosted.aclose()
 
     talk(tmp_path, coordinate)
+
+
+def test_nothing_of_a_connection_is_left_when_it_ends(tmp_path: Path) -> None:
+    """Not even until the garbage is collected: it may hold payloads."""
+    kept: list[weakref.ref[Connection]] = []
+
+    async def coordinate(
+        channel: MemoryChannel, _resources: PeerResources, connection: Connection
+    ) -> None:
+        kept.append(weakref.ref(connection))
+        for kind in ("describe?", "finish", "offer"):
+            await channel.send(Frame(kind, {"call": 1, "session": "s"}, bytes(50_000)))
+        for _ in range(3):
+            assert (await channel.receive()).kind == "failed"
+        await channel.send(Frame("offer", {"call": 1}, bytes(50_000)))
+
+    gc.disable()
+    try:
+        talk(tmp_path, coordinate)
+        assert [each() for each in kept] == [None]
+    finally:
+        gc.enable()

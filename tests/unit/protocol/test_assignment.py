@@ -69,7 +69,7 @@ FORMAT = weight_format("int4").to_json()
         ("weight_format", FORMAT | {"name": ""}, "without a name"),
         ("weight_format", FORMAT | {"name": "int4\n"}, "without a name"),
         ("weight_format", FORMAT | {"kind": "clouds"}, "matrices are 'clouds', not floats or"),
-        ("weight_format", FORMAT | {"kind": []}, "unhashable"),
+        ("weight_format", FORMAT | {"kind": []}, "matrices are"),
         ("weight_format", FORMAT | {"code_bits": 5}, "5 bits per weight are not supported"),
         ("weight_format", FORMAT | {"block_size": 48}, "blocks of 48 weights are not supported"),
         ("weight_format", FORMAT | {"block_size": 32.0}, "numbers are not whole"),

@@ -1,0 +1,44 @@
+"""How much of something all coordinators of a peer may hold at once, and how much one of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from edge.errors import CapacityError
+
+
+class Quota:
+    """Counts what each owner holds."""
+
+    def __init__(self, what: str, *, of_one: int, of_all: int) -> None:
+        """what: in words, for who is refused."""
+        self._what = what
+        self._of_one = of_one
+        self._of_all = of_all
+        self._held: Counter[object] = Counter()
+
+    @property
+    def held(self) -> int:
+        """By all together."""
+        return self._held.total()
+
+    def take(self, owner: object, count: int = 1) -> None:
+        """Raises CapacityError, and takes nothing, where that is more than may be held."""
+        if self._held[owner] + count > self._of_one:
+            raise CapacityError(
+                f"one coordinator may have {self._of_one} {self._what} at once; close some first"
+            )
+        if self.held + count > self._of_all:
+            raise CapacityError(
+                f"this peer has at most {self._of_all} {self._what} at once, of all coordinators; "
+                "wait until others close theirs"
+            )
+        self._held[owner] += count
+
+    def give_back(self, owner: object, count: int = 1) -> None:
+        self._held[owner] -= count
+        if self._held[owner] <= 0:
+            del self._held[owner]
+
+    def give_back_all(self, owner: object) -> None:
+        del self._held[owner]

@@ -1,0 +1,85 @@
+"""Limits of a kind of frame are asked once its header is read, and before its payload costs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import struct
+import tracemalloc
+from typing import Any
+
+import pytest
+
+from tests.support.transport_pairs import channel_pair
+from transport.errors import ProtocolError, TransportError
+from transport.frame import (
+    MAX_HEADER_CONTAINERS,
+    MAX_PAYLOAD_BYTES,
+    Frame,
+    FrameAssembler,
+    FrameLimits,
+    decode,
+    encode,
+)
+
+
+def announced(document: bytes, payload_bytes: int) -> bytes:
+    return struct.pack("!II", len(document), payload_bytes) + document
+
+
+def feed(assembler: FrameAssembler, data: bytes, limits: dict[str, FrameLimits]) -> None:
+    while data:
+        space = assembler.wanted()
+        part, data = data[: space.nbytes], data[space.nbytes :]
+        space[: len(part)] = part
+        assembler.advance(len(part), limits.__getitem__)
+
+
+def test_no_memory_is_set_aside_for_a_payload_that_its_kind_may_not_have() -> None:
+    data = announced(b'{"kind":"k","header":{}}', MAX_PAYLOAD_BYTES)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ProtocolError, match=r"frame 'k' has a payload .* limit of 5"):
+            feed(FrameAssembler(), data, {"k": FrameLimits(payload_bytes=5)})
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+        feed(FrameAssembler(), data, {"k": FrameLimits()})
+        assert tracemalloc.get_traced_memory()[1] >= MAX_PAYLOAD_BYTES
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_header_that_its_kind_may_not_have() -> None:
+    data = b"".join(bytes(each) for each in encode(Frame("k", {"text": "x" * 100})))
+    assert decode(data, lambda _kind: FrameLimits(header_bytes=200)).kind == "k"
+    with pytest.raises(ProtocolError, match=r"frame 'k' has a header .* limit of 100"):
+        decode(data, lambda _kind: FrameLimits(header_bytes=100))
+
+
+def test_a_header_of_nothing_but_lists_is_not_read() -> None:
+    lists = b",".join([b"[]"] * MAX_HEADER_CONTAINERS)
+    with pytest.raises(ProtocolError, match="lists and objects"):
+        decode(announced(b'{"kind":"k","header":{"a":[' + lists + b"]}}", 0))
+
+
+def test_half_a_frame_is_not_kept_for_as_long_as_its_channel() -> None:
+    frame = Frame("k", {}, bytes(32 << 20))
+
+    async def main() -> None:
+        async with channel_pair("tcp") as (ours, theirs):
+            tracemalloc.start()
+            try:
+                tasks: list[asyncio.Task[Any]] = [asyncio.create_task(ours.send(frame))]
+                tasks.append(asyncio.create_task(theirs.receive()))
+                while tracemalloc.get_traced_memory()[0] < 32 << 20:  # noqa: ASYNC110 - nobody tells
+                    await asyncio.sleep(0)
+                await theirs.aclose()
+                for task in tasks:
+                    task.cancel()
+                    with contextlib.suppress(TransportError, asyncio.CancelledError):
+                        await task
+                del tasks, task
+                assert tracemalloc.get_traced_memory()[0] < 1 << 20
+            finally:
+                tracemalloc.stop()
+
+    asyncio.run(main())
