@@ -20,6 +20,8 @@ from offload.files.durable import disk_errors_as_store_errors
 
 _LOCK = ".lock"
 _TRASH = ".trash-"
+_ROOM = ".room"
+"""A file as large as what its folder may take, while that is not all written."""
 
 
 class FolderUse(Closing):
@@ -57,7 +59,7 @@ class FolderCache:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Waits for the root's lock. `use`, `make_room` and `discard` are called within.
+        """Waits for the root's lock. All but `folders` is called within.
 
         A root that was removed meanwhile is made again. Raises StoreError where the disk or the
         folder fails, also within.
@@ -86,14 +88,40 @@ class FolderCache:
             (self.root / name).rename(trash)  # at once: nobody finds half a folder
             shutil.rmtree(trash, ignore_errors=True)
 
+    def room_bytes(self, name: str) -> int:
+        """What the folder may take, as long as that is not all written; 0 where nothing is said."""
+        try:
+            return (self.root / name / _ROOM).stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def set_room(self, name: str, total_bytes: int | None) -> None:
+        """The folder counts as that large from now on, and with None as large as its files are."""
+        path = self.root / name / _ROOM
+        if total_bytes is None:
+            path.unlink(missing_ok=True)
+        else:
+            path.touch()
+            os.truncate(path, total_bytes)
+
     def make_room(
         self, name: str, total_bytes: int, *, on_disk_bytes: int = 0, keep: Container[str] = ()
     ) -> None:
         """Evicts other folders until `name` may grow to `total_bytes`.
 
         `on_disk_bytes` of them it has already. Folders in `keep` go last. Raises StoreFullError
-        if neither the limit nor the disk has room even then, evicting nothing more than that.
+        if neither the limit nor the disk has room even then, evicting nothing.
         """
+        for other in self._in_the_way(name, total_bytes, on_disk_bytes, keep):
+            self.discard(other)
+
+    def check_room(self, name: str, total_bytes: int, *, on_disk_bytes: int = 0) -> None:
+        """The same check; evicts nothing."""
+        self._in_the_way(name, total_bytes, on_disk_bytes, ())
+
+    def _in_the_way(
+        self, name: str, total_bytes: int, on_disk_bytes: int, keep: Container[str]
+    ) -> list[str]:
         sizes = {other: _size_bytes(self.root / other) for other in self.folders()}
         sizes.pop(name, None)
         candidates = sorted(sizes, key=lambda other: other in keep)  # stable: by age within
@@ -113,11 +141,13 @@ class FolderCache:
                 ),
                 bytes_missing=still_lacking,
             )
+        found = []
         for other in evictable:
             if lacking <= 0:
                 break
-            self.discard(other)
+            found.append(other)
             lacking -= sizes[other]
+        return found
 
     def is_used(self, name: str) -> bool:
         """Whether somebody keeps the folder from eviction. Called under the root's lock."""
@@ -145,8 +175,10 @@ def _last_use_ns(folder: Path) -> int:
 
 
 def _size_bytes(folder: Path) -> int:
-    """Full sizes, also of files that are still being filled: their room is spoken for."""
+    """What it may take, where that is said, else full sizes, also of files with holes."""
     total = 0
+    with contextlib.suppress(FileNotFoundError):
+        return (folder / _ROOM).stat().st_size
     for path in folder.iterdir():
         with contextlib.suppress(FileNotFoundError):  # its user may just be renaming it
             total += path.stat().st_size

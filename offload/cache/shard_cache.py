@@ -10,15 +10,16 @@ from pathlib import Path
 from offload.cache.folder_cache import FolderCache
 from offload.cache.verified_shard import (
     MANIFEST,
-    MARK_BYTES,
     PARTIAL,
     WEIGHTS,
     CachedShard,
     ShardWriter,
+    allocated_bytes,
+    folder_bytes,
     is_marked_intact,
     mark_intact,
 )
-from offload.errors import StoreCorruptError
+from offload.errors import StoreCorruptError, StoreFullError
 from offload.files.manifest import Manifest, is_digest, piece_digest
 
 
@@ -56,31 +57,36 @@ class ShardCache:
         """The shard if it is complete (see `get`), else a writer that already has all that is here.
 
         That is: what an interrupted writer left, and equal pieces of other shards. Evicts others
-        first; raises StoreFullError if there is not enough room even so.
+        as pieces arrive; raises StoreFullError if there could not be enough room even so.
         """
         digest = manifest.digest
         shard = self.get(digest)
         if shard is not None:
             return shard
-        with contextlib.ExitStack() as donors:
-            with self._folders.locked():
-                shard = self._open(digest)
-                if shard is not None:  # another writer has just finished it
-                    return shard
-                helpful = self._helpful(manifest)
-                on_disk = _allocated_bytes(self._folders.root / digest / PARTIAL)
-                total_bytes = manifest.total_bytes + len(manifest.to_json()) + MARK_BYTES
-                self._folders.make_room(digest, total_bytes, on_disk_bytes=on_disk, keep=helpful)
-                opened = [self._open(name) for name in helpful]  # those that were not evicted
-                sources = [donors.enter_context(s) for s in opened if s is not None]
-                writer = self._start(digest, manifest)
-            try:
-                for source in sources:
-                    writer.copy_from(source)
-            except BaseException:
-                writer.close()
-                raise
+        with self._folders.locked():
+            shard = self._open(digest)
+            if shard is not None:  # another writer has just finished it
+                return shard
+            on_disk = allocated_bytes(self._folders.root / digest / PARTIAL)
+            self._folders.check_room(digest, folder_bytes(manifest), on_disk_bytes=on_disk)
+            helpful = self._helpful(manifest)
+            writer = self._start(digest, manifest)
+        try:
+            with contextlib.suppress(StoreFullError):  # they may go themselves for what arrives
+                self._copy(helpful, writer)
+        except BaseException:
+            writer.close()
+            raise
         return writer
+
+    def _copy(self, helpful: list[str], writer: ShardWriter) -> None:
+        """Put what these shards have, as far as they are not evicted meanwhile."""
+        for name in helpful:
+            with self._folders.locked():
+                source = self._open(name)
+            if source is not None:
+                with source:
+                    writer.copy_from(source, keep=helpful)
 
     def _start(self, digest: str, manifest: Manifest) -> ShardWriter:
         use = self._folders.use(digest)
@@ -89,6 +95,9 @@ class ShardCache:
             draft.write_text(manifest.to_json())
             draft.replace(use.folder / MANIFEST)
             (use.folder / PARTIAL).touch()
+            spoken_for = self._folders.room_bytes(digest)
+            on_disk = allocated_bytes(use.folder / PARTIAL)
+            self._folders.set_room(digest, max(spoken_for, on_disk))
             return ShardWriter(self._folders, use, manifest)
         except BaseException:
             use.close()
@@ -120,8 +129,8 @@ class ShardCache:
     def _helpful(self, manifest: Manifest) -> list[str]:
         """Other complete shards that together have what there is of this one's pieces.
 
-        No more than are needed for that, the last used first: while they are read they are in use,
-        and another peer that shares this cache cannot have their room.
+        No more than are needed for that, the last used first: while one is read it is in use, and
+        another peer that shares this cache cannot have its room.
         """
         lacking = {piece.digest for _, piece in manifest.placements()}
         helpful = []
@@ -145,10 +154,3 @@ def _is_intact(shard: CachedShard) -> bool:
             )
     except OSError:
         return False
-
-
-def _allocated_bytes(path: Path) -> int:
-    try:
-        return path.stat().st_blocks * 512
-    except FileNotFoundError:
-        return 0

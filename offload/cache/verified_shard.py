@@ -17,13 +17,14 @@ import contextlib
 import hashlib
 import os
 import threading
+from collections.abc import Container
 from pathlib import Path
 
 from offload.cache.folder_cache import FolderCache, FolderUse
-from offload.errors import StoreCorruptError
+from offload.errors import StoreCorruptError, StoreError, StoreFullError
 from offload.files.closing import Closing
 from offload.files.durable import disk_errors_as_store_errors, sync_folder, write_all
-from offload.files.manifest import Manifest, piece_digest
+from offload.files.manifest import PIECE_BYTES, Manifest, piece_digest
 
 MANIFEST = "manifest.json"
 WEIGHTS = "weights"
@@ -33,6 +34,9 @@ _INTACT = "intact"
 MARK_BYTES = 64
 """Size of that file."""
 _DIGEST_CHARACTERS = 64
+
+_ROOM_AHEAD_BYTES = 8 * PIECE_BYTES
+"""Room is made for so much at once: it looks at every folder."""
 
 
 class CachedShard(Closing):
@@ -67,6 +71,7 @@ class ShardWriter(Closing):
             self._offsets.setdefault(piece.digest, []).append(offset)
             self._sizes[piece.digest] = piece.nbytes
         self._received: set[str] = set()
+        self._room_left = 0
         self._journal_end = 0
         self._mutex = threading.Lock()
         with contextlib.ExitStack() as stack:
@@ -83,11 +88,18 @@ class ShardWriter(Closing):
             self._read_journal()
             return tuple(d for d in self._offsets if d not in self._received)
 
-    def put(self, digest: str, content: bytes | bytearray | memoryview) -> None:
+    def put(
+        self,
+        digest: str,
+        content: bytes | bytearray | memoryview,
+        *,
+        keep: Container[str] = (),
+    ) -> None:
         """Writes a piece to each of its places; one that is there already is checked and dropped.
 
-        Raises StoreCorruptError, with nothing written, if the shard has no such piece or `content`
-        is not it; StoreFullError if the disk is full, with all earlier pieces kept.
+        Evicts other shards for it, those in `keep` last. Raises StoreCorruptError, with nothing
+        written, if the shard has no such piece or `content` is not it; StoreFullError if there is
+        no room, with all earlier pieces kept.
         """
         if digest not in self._offsets:
             raise StoreCorruptError(f"piece {digest:.80} does not belong to this shard; ask anew")
@@ -100,6 +112,7 @@ class ShardWriter(Closing):
         with self._mutex:
             if digest in self._received:
                 return
+            self._take_room(len(view) * len(self._offsets[digest]), keep)
         with disk_errors_as_store_errors(self._use.folder):
             for offset in self._offsets[digest]:
                 write_all(self._data.fileno(), view, offset)
@@ -129,6 +142,7 @@ class ShardWriter(Closing):
                     f"{folder} was removed while it was written; begin the shard again"
                 )
             path.replace(folder / WEIGHTS)
+            self._folders.set_room(folder.name, None)
             (folder / _JOURNAL).unlink(missing_ok=True)
             mark_intact(folder)
             sync_folder(folder)
@@ -140,8 +154,44 @@ class ShardWriter(Closing):
         if not self._data.closed:
             self._files.close()
             self._use.close()
+            with contextlib.suppress(StoreError), self._folders.locked():
+                self._leave_nothing_for_nothing()
 
-    def copy_from(self, shard: CachedShard) -> None:
+    def _leave_nothing_for_nothing(self) -> None:
+        """A shard of which no piece ever came is forgotten: nobody made room for it."""
+        folder = self._use.folder
+        with contextlib.suppress(FileNotFoundError):
+            is_empty = not (folder / _JOURNAL).stat().st_size and not (folder / WEIGHTS).exists()
+            if is_empty and not self._folders.is_used(folder.name):
+                self._folders.discard(folder.name)
+
+    def _take_room(self, num_bytes: int, keep: Container[str]) -> None:
+        """Have room on disk before anything is written there, for this and some more."""
+        if num_bytes > self._room_left:
+            with self._folders.locked():
+                self._make_room(num_bytes, keep)
+        self._room_left = max(0, self._room_left - num_bytes)
+
+    def _make_room(self, num_bytes: int, keep: Container[str]) -> None:
+        folder, most = self._use.folder, folder_bytes(self.manifest)
+        if not folder.exists() or (folder / WEIGHTS).exists():
+            return  # removed, or finished by another: `finish` knows
+        before = self._folders.room_bytes(folder.name)
+        on_disk = allocated_bytes(folder / PARTIAL)
+        first = 0 if before else most - self.manifest.total_bytes
+        for ahead in (max(num_bytes, _ROOM_AHEAD_BYTES), num_bytes):
+            total = min(most, before + first + ahead)
+            try:
+                self._folders.make_room(folder.name, total, on_disk_bytes=on_disk, keep=keep)
+            except StoreFullError:
+                if ahead == num_bytes:
+                    raise
+            else:
+                self._folders.set_room(folder.name, total)
+                self._room_left += total - before
+                return
+
+    def copy_from(self, shard: CachedShard, *, keep: Container[str] = ()) -> None:
         """Puts the missing pieces that `shard` has; pieces damaged there stay missing."""
         missing = set(self.missing)
         with shard.path.open("rb", buffering=0) as file:
@@ -149,7 +199,7 @@ class ShardWriter(Closing):
                 if piece.digest in missing:
                     content = os.pread(file.fileno(), piece.nbytes, offset)
                     with contextlib.suppress(StoreCorruptError):
-                        self.put(piece.digest, content)
+                        self.put(piece.digest, content, keep=keep)
                         missing.discard(piece.digest)
 
     def _read_journal(self) -> None:
@@ -170,6 +220,19 @@ class ShardWriter(Closing):
             piece_digest(os.pread(self._data.fileno(), size, offset)) == digest
             for offset in self._offsets[digest]
         )
+
+
+def folder_bytes(manifest: Manifest) -> int:
+    """What the shard takes on disk."""
+    return manifest.total_bytes + len(manifest.to_json()) + MARK_BYTES
+
+
+def allocated_bytes(path: Path) -> int:
+    """What is written of a file with holes; 0 where it is not there."""
+    try:
+        return path.stat().st_blocks * 512
+    except FileNotFoundError:
+        return 0
 
 
 def mark_intact(folder: Path) -> None:

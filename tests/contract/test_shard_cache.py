@@ -126,7 +126,8 @@ def age(root: Path, tensors: Content, hours: int) -> None:
 def test_a_loaded_shard_is_never_evicted(tmp_path: Path) -> None:
     a, b, c = content(1), content(2), content(3)
     cache = ShardCache(tmp_path, 2 * size(a))
-    with fill(cache, a), start(cache, b):
+    with fill(cache, a), start(cache, b) as writer:
+        writer.put(*next(iter(pieces_of(b).items())))
         with pytest.raises(StoreFullError, match="raise the limit") as full:
             cache.begin(describe(c))
         assert full.value.bytes_missing == size(c)
@@ -146,6 +147,39 @@ def test_nothing_is_evicted_for_a_shard_that_cannot_fit(tmp_path: Path) -> None:
         cache.begin(describe(big))
     assert full.value.bytes_missing == size(big) - 2 * size(a)
     check(cache.get(describe(a).digest), a)
+
+
+def test_nothing_is_evicted_for_a_shard_of_which_nothing_comes(tmp_path: Path) -> None:
+    """And nobody else's room is taken for it, nor anything left of it."""
+    a, b, c = content(1), content(2), content(3)
+    cache = ShardCache(tmp_path, 2 * size(a))
+    check(fill(cache, a), a)
+    check(fill(cache, b), b)
+    with start(cache, c) as writer:
+        assert shards_in(tmp_path) == 3
+        check(cache.get(describe(a).digest), a)
+        check(cache.get(describe(b).digest), b)
+        age(tmp_path, a, 1)
+        check(fill(cache, content(4)), content(4))  # in the place of another
+        check(cache.get(describe(b).digest), b)
+        assert cache.get(describe(a).digest) is None
+        writer.put(*next(iter(pieces_of(c).items())))
+        assert cache.get(describe(b).digest) is None
+    with start(cache, content(5)):
+        pass
+    assert not (tmp_path / describe(content(5)).digest).exists()
+    assert (tmp_path / describe(c).digest).exists()  # a piece of it came
+
+
+def test_room_is_made_for_every_place_of_a_piece_before_it_is_written(tmp_path: Path) -> None:
+    a = {f"t{number}": bytes(PIECE_BYTES) for number in range(20)}
+    cache = ShardCache(tmp_path, size(a))
+    with start(cache, a) as writer, start(cache, content(1)) as other:
+        other.put(*next(iter(pieces_of(content(1)).items())))
+        with pytest.raises(StoreFullError, match="raise the limit"):
+            writer.put(*next(iter(pieces_of(a).items())))
+        partial = tmp_path / describe(a).digest / "weights.partial"
+        assert partial.stat().st_blocks == 0
 
 
 def test_shards_that_have_wanted_pieces_go_last(tmp_path: Path) -> None:
@@ -171,12 +205,14 @@ def test_who_copies_holds_no_more_shards_than_needed(
         age(tmp_path, old, 9 - number)
     copy_from, held = ShardWriter.copy_from, []
 
-    def copy_while_another_begins(writer: ShardWriter, source: CachedShard) -> None:
+    def copy_while_another_begins(
+        writer: ShardWriter, source: CachedShard, *, keep: list[str]
+    ) -> None:
         monkeypatch.setattr(ShardWriter, "copy_from", copy_from)
         held.append(source.manifest)
         big = content(2, count=3 * len(same))
         check(fill(ShardCache(tmp_path, 5 * size(olds[0])), big), big)
-        copy_from(writer, source)
+        copy_from(writer, source, keep=keep)
 
     monkeypatch.setattr(ShardWriter, "copy_from", copy_while_another_begins)
     new = same | {"own": b"n" * 5000}
