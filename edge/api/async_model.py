@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from edge.api.generation_options import GenerationOptions, GenerationOverrides
 from edge.api.reply import AsyncReplyStream, BeginReply, Reply, ReplyUnderWay, evaluate
+from edge.concurrency.blocking import run_blocking
 from edge.coordinator.loaded_model import LoadedModel
 from edge.errors import RequestError
 from edge.planning.drift import Drift, find_drift
@@ -211,7 +212,11 @@ class AsyncModel(DescribedModel):
 
     async def aclose(self) -> None:
         """Free the model on its peers; replies under way end with RequestError. May be repeated."""
-        await self._held.loaded.aclose()
+        try:
+            await self._held.loaded.aclose()
+        finally:
+            if self._held.tokenizer is not None:
+                await run_blocking(self._held.tokenizer.close)
 
     async def __aenter__(self) -> AsyncModel:
         return self

@@ -1,43 +1,54 @@
 """Chat templates: messages to the prompt a model was trained on.
 
-Knows Jinja and the names templates expect (those of `transformers`); knows nothing of tokens.
-A template comes with the checkpoint and is somebody else's program: it runs in Jinja's sandbox and
-sees copies of plain data only.
+Knows the names templates expect (those of `transformers`); knows nothing of tokens, nor of Jinja. A
+template comes with the checkpoint and is somebody else's program: it sees copies of plain data
+only, in a process of its own (`template_process.py`) with limits of time and memory.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
-from typing import Any
-
-import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from edge.errors import CheckpointError, RequestError
+
+_PROGRAM = Path(__file__).with_name("template_process.py")
+_CPU_S = 1.5
+"""Of compiling a template and rendering it once: those of publishers take 0.1 s together."""
+_WALL_S = 60.0
+"""A process that uses no time of a processor is not heard of either."""
+_MEMORY_BYTES = 512 << 20
+_MAX_TEXT_BYTES = 32 << 20
+"""Of the messages, and of the prompt."""
+_MAX_SOURCE_CHARACTERS = 1 << 20  # the longest published one has 20,000
+_LENGTH_BYTES = 8
+_ENVIRONMENT = ("HOME", "LANG", "LC_ALL", "LC_TIME", "LD_LIBRARY_PATH", "TZ")
 
 # Reasoning comes under several names; templates read the first, gpt-oss the second.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 class ChatTemplate:
-    """One compiled template."""
+    """One template. Its process starts with the first chat; `close` ends it."""
 
     def __init__(self, source: str, origin: str) -> None:
-        """Raises CheckpointError, naming `origin`, for a template that is not valid Jinja."""
-        self._origin = origin
-        try:
-            self._template = _environment().from_string(source)
-        except jinja2.TemplateError as error:
+        """`origin` is the file that it comes from. Raises CheckpointError for one without end."""
+        if len(source) > _MAX_SOURCE_CHARACTERS:
             raise CheckpointError(
-                f"{origin}: the chat template is not valid Jinja ({error}); "
-                "replace it with the one of the model's publisher"
-            ) from error
+                f"{origin}: the chat template has {len(source):,} characters, and "
+                f"{_MAX_SOURCE_CHARACTERS:,} are the most that are read"
+            )
+        self._source = source
+        self._origin = origin
+        self._process = _TemplateProcess()
 
     def render(
         self,
@@ -50,7 +61,8 @@ class ChatTemplate:
         """The prompt as text. `variables` are further names the template may use.
 
         Raises RequestError for no messages, for data that JSON could not hold, and for whatever the
-        template itself refuses.
+        template itself refuses; CheckpointError, naming `origin`, for a template that is not valid
+        Jinja, or takes more time or memory than any template needs.
         """
         if not messages:
             raise RequestError("a chat needs at least one message, and there is none")
@@ -59,14 +71,130 @@ class ChatTemplate:
         values["tools"] = tools
         values["add_generation_prompt"] = add_generation_prompt
         try:
-            return self._template.render(_plain(values))
+            request = json.dumps({"source": self._source, "values": _plain(values)}).encode()
         except RequestError:
             raise
-        except Exception as error:  # a template is a program: it can fail in any way
+        except (ValueError, RecursionError) as error:
+            raise RequestError(f"the chat messages cannot be written as JSON: {error}") from error
+        if len(request) > _MAX_TEXT_BYTES:
             raise RequestError(
-                f"the chat template in {self._origin} refused these messages: "
-                f"{error or type(error).__name__}"
-            ) from error
+                f"the chat messages are longer than {_MAX_TEXT_BYTES >> 20} MiB as JSON; send less"
+            )
+        kind, text = self._process.ask(request)
+        if kind == "rendered":
+            return text
+        if kind == "refused":
+            raise RequestError(
+                f"the chat template in {self._origin} refused these messages: {text}"
+            )
+        remedy = "replace it with the one of the model's publisher"
+        if kind == "invalid":
+            raise CheckpointError(
+                f"{self._origin}: the chat template is not valid Jinja ({text}); {remedy}"
+            )
+        raise CheckpointError(
+            f"{self._origin}: the chat template cannot be used "
+            f"({text or 'its process ended'}); {remedy}"
+        )
+
+    def close(self) -> None:
+        """Ends its process; another chat starts one again."""
+        self._process.close()
+
+
+class _TemplateProcess:
+    """Asked from any thread, one request at a time; started when it is asked and does not run."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._running: subprocess.Popen[bytes] | None = None
+        self._stop: weakref.finalize[..., object] | None = None
+
+    def ask(self, request: bytes) -> tuple[str, str]:
+        """The kind of the reply and its text; "exhausted" where a limit has ended the process."""
+        with self._mutex:
+            if self._running is None:
+                self._start()
+            process = self._running
+            assert process is not None, "just started"
+            try:
+                reply = _exchange(process, request)
+                kind, _, text = reply.partition(b"\n")
+                return kind.decode(), text.decode("utf-8", "surrogatepass")
+            except (OSError, EOFError, ValueError) as error:
+                self._end()
+                return "exhausted", _cause(process, error)
+            except BaseException:  # its reply would be taken for the next one's
+                self._end()
+                raise
+
+    def close(self) -> None:
+        """It is started again if it is asked again."""
+        with self._mutex:
+            self._end()
+
+    def _end(self) -> None:
+        if self._stop is not None:
+            self._stop()
+        self._running = self._stop = None
+
+    def _start(self) -> None:
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if name in _ENVIRONMENT or name.startswith("PYTHON")
+        }
+        limits = map(str, (_CPU_S, _MEMORY_BYTES, _MAX_TEXT_BYTES))
+        self._running = subprocess.Popen(
+            [sys.executable, "-P", str(_PROGRAM), *limits],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+            cwd="/",
+            env=kept,
+            start_new_session=True,  # Ctrl-C is not for it
+        )
+        self._stop = weakref.finalize(self, _stop, self._running)
+
+
+def _exchange(process: subprocess.Popen[bytes], request: bytes) -> bytes:
+    """Raises EOFError or OSError for a process that has ended, ValueError for no proper reply."""
+    requests, replies = process.stdin, process.stdout
+    assert requests is not None, "a pipe"
+    assert replies is not None, "a pipe"
+    rest = memoryview(len(request).to_bytes(_LENGTH_BYTES, "little") + request)
+    while rest:
+        rest = rest[requests.write(rest) :]
+    with selectors.DefaultSelector() as selector:
+        selector.register(replies, selectors.EVENT_READ)
+
+        def read(count: int) -> bytes:
+            content = bytearray()
+            while len(content) < count:
+                if not selector.select(_WALL_S):
+                    raise ValueError(f"it did not answer within {_WALL_S:.0f} s")
+                part = os.read(replies.fileno(), min(count - len(content), 1 << 20))
+                if not part:
+                    raise EOFError
+                content += part
+            return bytes(content)
+
+        length = int.from_bytes(read(_LENGTH_BYTES), "little")
+        if length > _MAX_TEXT_BYTES + 100:
+            raise ValueError(f"it wrote {length:,} bytes")
+        return read(length)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    with process:  # closes its pipes and waits for it
+        process.kill()
+
+
+def _cause(process: subprocess.Popen[bytes], error: Exception) -> str:
+    if process.returncode == -signal.SIGPROF:
+        return f"it takes more than {_CPU_S} s"
+    return str(error) if isinstance(error, ValueError) else ""
 
 
 def _message(message: Mapping[str, object]) -> dict[str, object]:
@@ -92,86 +220,4 @@ def _plain(value: object) -> object:
         return [_plain(item) for item in value]
     raise RequestError(
         f"chat messages may hold text, numbers, lists and objects, not {type(value).__name__}"
-    )
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals.update(
-        raise_exception=_raise_exception,
-        strftime_now=_strftime_now,
-        dict=_DictMaker(),
-        namespace=_TemplateNamespace,
-    )
-    return environment
-
-
-class _Generation(Extension):
-    """`{% generation %}…{% endgeneration %}` marks answers for training; here it is its content."""
-
-    tags = {"generation"}  # noqa: RUF012 - Jinja's own interface
-
-    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body, lineno=line)
-
-
-class _TemplateNamespace(Namespace):
-    """Jinja's namespace without underscore names, which could reach into the interpreter."""
-
-    def __init__(*args: Any, **values: Any) -> None:
-        # No named parameters, as in Jinja's own, so that a template may store any name.
-        self, *rest = args
-        stored = dict(*rest, **values)
-        for name in stored:
-            _check_name(name)
-        Namespace.__init__(self, stored)
-
-    def __setitem__(self, name: str, value: object) -> None:
-        _check_name(name)
-        super().__setitem__(name, value)
-
-
-def _check_name(name: object) -> None:
-    if isinstance(name, str) and name.startswith("_"):
-        raise jinja2.exceptions.SecurityError(f"a namespace may not hold the name {name!r}")
-
-
-class _DictMaker:
-    """`dict(...)` and `dict.fromkeys(...)` for templates, with nothing else to climb on."""
-
-    def __call__(self, *args: Any, **values: Any) -> dict[Any, Any]:
-        return dict(*args, **values)
-
-    def fromkeys(self, names: Iterable[Any], value: object = None) -> dict[Any, Any]:
-        return dict.fromkeys(names, value)
-
-
-def _raise_exception(message: object) -> None:
-    raise jinja2.TemplateError(str(message))
-
-
-def _strftime_now(pattern: str) -> str:
-    """The local time: templates write today's date into the prompt."""
-    return datetime.now().strftime(pattern)
-
-
-def _to_json(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON as models were trained on: unlike Jinja's own filter, no HTML escapes."""
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
     )

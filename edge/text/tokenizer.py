@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 
 import tokenizers
@@ -49,7 +48,10 @@ class Tokenizer:
         rebuilt = _is_rebuilt_llama(files, serialized)
         named = {token: value.content for token, value in files.named_tokens.items()}
         self._special_tokens = (_LLAMA_TOKENS | named) if rebuilt else named
-        self._templates = files.chat_templates
+        self._templates = {
+            name: ChatTemplate(source, origin)
+            for name, (source, origin) in files.chat_templates.items()
+        }
         self._path = files.path
         self._backend = _build_llama(files, serialized) if rebuilt else serialized
         self._backend.no_truncation()
@@ -134,6 +136,11 @@ class Tokenizer:
         prompt = self.chat(messages, add_generation_prompt, tools=tools, variables=variables)
         return self._encode(prompt, add_special_tokens=False)
 
+    def close(self) -> None:
+        """End what runs the chat templates, if chats were written; another one starts it again."""
+        for template in self._templates.values():
+            template.close()
+
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         try:
             return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
@@ -144,21 +151,14 @@ class Tokenizer:
 
     def _template(self, *, with_tools: bool) -> ChatTemplate:
         if with_tools and "tool_use" in self._templates:
-            return self._compiled["tool_use"]
+            return self._templates["tool_use"]
         if "default" in self._templates:
-            return self._compiled["default"]
+            return self._templates["default"]
         known = f"; it has only {', '.join(sorted(self._templates))}" if self._templates else ""
         raise RequestError(
             f"the checkpoint in {self._path} has no default chat template{known}: "
             "send a plain prompt, or use the model's instruction-tuned checkpoint"
         )
-
-    @cached_property
-    def _compiled(self) -> Mapping[str, ChatTemplate]:
-        """Compiled at first use: a broken template does not hinder plain prompts."""
-        return {
-            name: ChatTemplate(source, origin) for name, (source, origin) in self._templates.items()
-        }
 
 
 def _build_serialized(files: TokenizerFiles) -> tokenizers.Tokenizer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -140,7 +141,8 @@ def test_settings_of_a_tokenizer(folder: Path, file: str, name: str, value: str)
         def read() -> None:
             tokenizer = Tokenizer.open(folder)
             tokenizer.decode(tokenizer.encode("hello"))
-            tokenizer.encode_chat([{"role": "user", "content": "x"}])
+            with contextlib.closing(tokenizer):
+                tokenizer.encode_chat([{"role": "user", "content": "x"}])
 
         check(read)
     finally:

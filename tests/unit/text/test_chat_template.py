@@ -1,5 +1,6 @@
 """Chats become the prompts that `transformers` makes of them."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,21 @@ from tests.support.small_tokenizers import (
     byte_level,
     write_checkpoint,
 )
+
+_opened: list[Tokenizer] = []
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    yield
+    while _opened:
+        _opened.pop().close()
+
+
+def opened(path: Path) -> Tokenizer:
+    _opened.append(Tokenizer.open(path))
+    return _opened[-1]
+
 
 MESSAGES = [
     {"role": "system", "content": "  Be brief.  "},
@@ -55,7 +71,7 @@ def test_chats_are_those_of_transformers(tmp_path: Path, source: str, layout: st
     write_checkpoint(tmp_path, byte_level(), settings)
     if layout == "file":
         (tmp_path / "chat_template.jinja").write_text(source)
-    theirs, ours = AutoTokenizer.from_pretrained(tmp_path), Tokenizer.open(tmp_path)
+    theirs, ours = AutoTokenizer.from_pretrained(tmp_path), opened(tmp_path)
     for prompt in (True, False):
         assert ours.chat(MESSAGES, add_generation_prompt=prompt) == theirs.apply_chat_template(
             MESSAGES, add_generation_prompt=prompt, tokenize=False
@@ -75,7 +91,7 @@ def test_chat_variables_absent_values_and_reasoning_reach_the_template(tmp_path:
     )
     write_checkpoint(tmp_path, byte_level(), {"chat_template": template})
     messages = [{"role": "assistant", "content": None, "reasoning": "hm"}]
-    ours = Tokenizer.open(tmp_path)
+    ours = opened(tmp_path)
     assert ours.chat(messages, variables={"enable_thinking": False}) == "False False hm"
     assert ours.chat(
         messages, variables={"enable_thinking": False}
@@ -86,7 +102,7 @@ def test_chat_variables_absent_values_and_reasoning_reach_the_template(tmp_path:
 
 def test_the_template_writes_all_special_tokens_of_a_chat(tmp_path: Path) -> None:
     settings = {"bos_token": "<|begin|>", "chat_template": CHAT_TEMPLATE}
-    ours = Tokenizer.open(write_checkpoint(tmp_path, byte_level(), settings))
+    ours = opened(write_checkpoint(tmp_path, byte_level(), settings))
     begin = ours.token_id("<|begin|>")
     assert begin is not None
     assert ours.encode_chat(MESSAGES).count(begin) == 1
@@ -114,7 +130,7 @@ def test_the_template_writes_all_special_tokens_of_a_chat(tmp_path: Path) -> Non
 def test_a_chat_that_cannot_be_rendered_is_the_callers_error(
     tmp_path: Path, template: Any, messages: Any, message: str
 ) -> None:
-    ours = Tokenizer.open(
+    ours = opened(
         write_checkpoint(tmp_path, byte_level(), {"chat_template": template} if template else {})
     )
     with pytest.raises(RequestError, match=message):
@@ -123,7 +139,7 @@ def test_a_chat_that_cannot_be_rendered_is_the_callers_error(
 
 def test_a_template_that_is_not_jinja_hinders_only_chats(tmp_path: Path) -> None:
     settings = {"chat_template": "{% if %}"}
-    ours = Tokenizer.open(write_checkpoint(tmp_path, byte_level(), settings))
+    ours = opened(write_checkpoint(tmp_path, byte_level(), settings))
     assert ours.encode("fox")
     with pytest.raises(CheckpointError, match=r"tokenizer_config\.json: .* not valid Jinja"):
         ours.chat(MESSAGES)

@@ -1,0 +1,186 @@
+"""Runs chat templates for `chat_template.py`: a program of its own, that a limit may kill.
+
+A template is somebody else's program. Jinja's sandbox keeps it from the interpreter, but not from
+endless loops or from filling memory: one `'a' * 10**10` is a single instruction that nothing in
+the same process can stop. So the kernel bounds the whole process, which writes and starts nothing.
+
+Reads requests from its standard input and writes a reply to each on its standard output, both
+after 8 bytes of length. A request is JSON: {"source": the template, "values": its names}. A reply
+is a line with one word, and text after it: "rendered" and the prompt; "invalid", "refused" or
+"exhausted" and the cause.
+
+Imports nothing of Edge: it starts in 0.1 s, most of which is Jinja's.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import sys
+import time
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any, BinaryIO
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+_LENGTH_BYTES = 8
+_LONGEST_CAUSE = 1000
+
+
+def main() -> None:
+    cpu_s, memory_bytes, most_bytes = float(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    time.tzset()  # `strftime_now` reads the zone's file now
+    datetime.now().strftime("%c")
+    _confine(memory_bytes)
+    requests, replies = sys.stdin.buffer, sys.stdout.buffer
+    jinja = environment()
+    compiled: dict[str, jinja2.Template] = {}
+    while head := requests.read(_LENGTH_BYTES):
+        text = requests.read(int.from_bytes(head, "little"))
+        signal.setitimer(signal.ITIMER_PROF, cpu_s)  # its signal kills
+        reply = _reply(jinja, compiled, text, most_bytes)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        _send(replies, reply)
+
+
+def _confine(memory_bytes: int) -> None:
+    """No file is written and nothing started; what takes too much time is killed."""
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
+    for limit, most in (
+        (resource.RLIMIT_AS, memory_bytes),
+        (resource.RLIMIT_NPROC, 0),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        hard = resource.getrlimit(limit)[1]
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)  # noqa: PLW2901
+        resource.setrlimit(limit, (most, most))
+
+
+def _reply(
+    jinja: jinja2.Environment, compiled: dict[str, jinja2.Template], request: bytes, most_bytes: int
+) -> bytes:
+    try:
+        asked = json.loads(request)
+        del request
+        source = asked["source"]
+        if source not in compiled:
+            try:
+                compiled[source] = jinja.from_string(source)
+            except (jinja2.TemplateError, SyntaxError, ValueError) as error:
+                return _failed(b"invalid", error)
+        prompt = compiled[source].render(asked["values"]).encode("utf-8", "surrogatepass")
+        if len(prompt) > most_bytes:
+            return b"exhausted\nits output is longer than %d bytes" % most_bytes
+        return b"rendered\n" + prompt
+    except (MemoryError, OverflowError):  # also of a range that the sandbox forbids
+        return b"exhausted\nit asked for too much memory"
+    except RecursionError:
+        return b"exhausted\nit calls itself too deeply"
+    except Exception as error:  # a template is a program: it can fail in any way
+        return _failed(b"refused", error)
+
+
+def _failed(kind: bytes, error: Exception) -> bytes:
+    cause = (str(error) or type(error).__name__)[:_LONGEST_CAUSE]
+    return kind + b"\n" + cause.encode("utf-8", "replace")
+
+
+def _send(replies: BinaryIO, reply: bytes) -> None:
+    replies.write(len(reply).to_bytes(_LENGTH_BYTES, "little"))
+    replies.write(reply)
+    replies.flush()
+
+
+def environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals.update(
+        raise_exception=_raise_exception,
+        strftime_now=_strftime_now,
+        dict=_DictMaker(),
+        namespace=_TemplateNamespace,
+    )
+    return environment
+
+
+class _Generation(Extension):
+    """`{% generation %}…{% endgeneration %}` marks answers for training; here it is its content."""
+
+    tags = {"generation"}  # noqa: RUF012 - Jinja's own interface
+
+    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+class _TemplateNamespace(Namespace):
+    """Jinja's namespace without underscore names, which could reach into the interpreter."""
+
+    def __init__(*args: Any, **values: Any) -> None:
+        # No named parameters, as in Jinja's own, so that a template may store any name.
+        self, *rest = args
+        stored = dict(*rest, **values)
+        for name in stored:
+            _check_name(name)
+        Namespace.__init__(self, stored)
+
+    def __setitem__(self, name: str, value: object) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"a namespace may not hold the name {name!r}")
+
+
+class _DictMaker:
+    """`dict(...)` and `dict.fromkeys(...)` for templates, with nothing else to climb on."""
+
+    def __call__(self, *args: Any, **values: Any) -> dict[Any, Any]:
+        return dict(*args, **values)
+
+    def fromkeys(self, names: Iterable[Any], value: object = None) -> dict[Any, Any]:
+        return dict.fromkeys(names, value)
+
+
+def _raise_exception(message: object) -> None:
+    raise jinja2.TemplateError(str(message))
+
+
+def _strftime_now(pattern: str) -> str:
+    """The local time: templates write today's date into the prompt."""
+    return datetime.now().strftime(pattern)
+
+
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as models were trained on: unlike Jinja's own filter, no HTML escapes."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+if __name__ == "__main__":
+    main()
