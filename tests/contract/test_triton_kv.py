@@ -28,6 +28,7 @@ LIMITS = StepLimits(
     disk_tokens=8 * CONTEXT,
 )
 NEW_TOKENS = 2
+HEADS = (2, 1)
 
 
 def begin(model: TritonPlan, name: str, prompt: list[int]) -> int:
@@ -36,11 +37,11 @@ def begin(model: TritonPlan, name: str, prompt: list[int]) -> int:
 
 def test_eight_requests_over_memory_for_two(tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
     """In turns of one token, two at a time; some find no room in the host's memory."""
-    checkpoint = tiny_checkpoint("llama", layers=1)
+    checkpoint = tiny_checkpoint("llama", layers=1, heads=HEADS)
     lengths = [*range(2, 9), LIMITS.chunk_tokens]  # the last one's next token needs a second block
     prompts = {str(n): checkpoint.prompt(length) for n, length in enumerate(lengths)}
     expected = {name: checkpoint.greedy(prompt, NEW_TOKENS) for name, prompt in prompts.items()}
-    memory, disk = MemoryKVTier(5_000), DiskKVTier(tmp_path / "kv", 1 << 30)
+    memory, disk = MemoryKVTier(2_500), DiskKVTier(tmp_path / "kv", 1 << 30)
     tier = KVTiers(memory, disk)
     with triton_plan(checkpoint, "solo", tmp_path, limits=LIMITS, kv_tier=tier) as model:
         (program,) = model.programs[0]
@@ -68,7 +69,7 @@ def test_packed_codes_that_were_swapped_out_come_back_to_the_bit(
     tiny_checkpoint: Checkpoints, tmp_path: Path
 ) -> None:
     """Codes with their scales; and only what is new is written again."""
-    checkpoint = tiny_checkpoint("qwen3", layers=1)
+    checkpoint = tiny_checkpoint("qwen3", layers=1, heads=HEADS)
     tokens = checkpoint.prompt(CONTEXT)
     tier = DiskKVTier(tmp_path / "kv", 1 << 30)
     with triton_plan(
@@ -100,7 +101,7 @@ def test_a_request_longer_than_memory_has_the_bits_of_one_that_is_not(
     tiny_checkpoint: Checkpoints, tmp_path: Path
 ) -> None:
     """Weights stream, too; the host has no room for all of it, and once it leaves altogether."""
-    checkpoint = tiny_checkpoint("llama", layers=3)
+    checkpoint = tiny_checkpoint("llama", layers=3, heads=HEADS)
     tokens = checkpoint.prompt(CONTEXT)
 
     def logits(limits: StepLimits, tier: KVTier | None, streamed: int) -> list[np.ndarray]:
@@ -117,7 +118,7 @@ def test_a_request_longer_than_memory_has_the_bits_of_one_that_is_not(
             return found
 
     expected = logits(replace(LIMITS, disk_tokens=0), None, 0)
-    tier = KVTiers(MemoryKVTier(500), DiskKVTier(tmp_path / "kv", 1 << 30))
+    tier = KVTiers(MemoryKVTier(250), DiskKVTier(tmp_path / "kv", 1 << 30))
     found = logits(replace(LIMITS, cached_tokens=12), tier, 2)
     assert tier.second.written_bytes > 0
     assert tier.used_bytes == 0
@@ -129,7 +130,7 @@ def test_a_request_longer_than_memory_has_the_bits_of_one_that_is_not(
 def test_what_is_longer_than_every_layer_of_memory_is_refused(
     tiny_checkpoint: Checkpoints, tmp_path: Path
 ) -> None:
-    checkpoint = tiny_checkpoint("llama", layers=1)
+    checkpoint = tiny_checkpoint("llama", layers=1, heads=HEADS)
     tokens = checkpoint.prompt(CONTEXT)
     limits = replace(LIMITS, cached_tokens=18)
     tier = MemoryKVTier(1 << 20)

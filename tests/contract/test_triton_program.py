@@ -32,11 +32,11 @@ TOKENS = 10
 @pytest.mark.parametrize(
     ("family", "layout", "variant"),
     [
-        ("llama", "pipeline_2", {"layers": 4, "stored_type": "bfloat16"}),
+        ("llama", "pipeline_2", {"layers": 4, "heads": (2, 1), "stored_type": "bfloat16"}),
         ("llama_with_biases", "tensor_3", {"layers": 2}),
-        ("mistral", "solo", {"layers": 2}),
-        ("qwen2", "tensor_2", {"layers": 2}),
-        ("qwen3", "solo", {"layers": 2, "stored_type": "float16"}),
+        ("mistral", "solo", {"layers": 2, "heads": (3, 1)}),
+        ("qwen2", "tensor_2", {"layers": 2, "heads": (2, 2)}),
+        ("qwen3", "solo", {"layers": 2, "heads": (2, 1), "stored_type": "float16"}),
     ],
 )
 def test_logits_are_those_of_transformers(
@@ -76,7 +76,7 @@ def test_products_in_bfloat16_err_as_little_as_that_allows(
     tiny_checkpoint: Checkpoints, tmp_path: Path
 ) -> None:
     """What a GPU computes with when accuracy is fast; caches and all."""
-    checkpoint = tiny_checkpoint("llama", layers=2)
+    checkpoint = tiny_checkpoint("llama", layers=2, heads=(2, 1))
     tokens = checkpoint.prompt(6)
     with triton_plan(checkpoint, "solo", tmp_path, dtype="int4", activations="bfloat16") as model:
         found = model.forward(chunk("a", tokens))[0]
@@ -89,7 +89,7 @@ def test_caches_of_codes_err_within_their_bounds(
     tiny_checkpoint: Checkpoints, kv_dtype: str, tmp_path: Path
 ) -> None:
     """They need no calibration: it only releases its request."""
-    checkpoint = tiny_checkpoint("qwen3", layers=1)
+    checkpoint = tiny_checkpoint("qwen3", layers=1, heads=(2, 1))
     tokens = checkpoint.prompt(7)
     with triton_plan(checkpoint, "solo", tmp_path, kv_dtype=kv_dtype) as model:
         model.forward(chunk("calibration", [1, 2, 3], rows=0))
@@ -106,7 +106,7 @@ def test_halves_of_a_chunk_have_the_bits_of_two_chunks(
     tiny_checkpoint: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A chunk of 12 as one of 8 and one of 4, whose sums are exchanged in turn."""
-    checkpoint = tiny_checkpoint("qwen3", layers=1)
+    checkpoint = tiny_checkpoint("qwen3", layers=1, heads=(2, 1))
     tokens = checkpoint.prompt(12)
     with triton_plan(checkpoint, "tensor_2", tmp_path) as model:
         model.forward(chunk("a", tokens[:8], rows=0))

@@ -20,6 +20,7 @@ LARGEST_DIFFERENCE = 1e-4
 
 PROMPT_TOKENS = 3
 TOKENS = 1
+HEADS = (2, 1)
 
 
 def answer(model: TritonPlan, tokens: list[int], request: str = "a") -> np.ndarray:
@@ -55,7 +56,7 @@ def test_logits_are_those_of_layers_in_memory(
     tmp_path: Path,
 ) -> None:
     """Bit for bit. Two layers are held at once; where there are no more, they stay."""
-    checkpoint = tiny_checkpoint(family, layers=layers)
+    checkpoint = tiny_checkpoint(family, layers=layers, heads=HEADS)
     tokens = checkpoint.prompt(PROMPT_TOKENS + TOKENS)
     with triton_plan(checkpoint, layout, tmp_path, dtype=dtype) as model:
         in_memory = answer(model, tokens)
@@ -74,7 +75,7 @@ def test_logits_are_those_of_layers_in_memory(
 
 def test_a_budget_that_moves_changes_no_bit(tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
     """Between any two steps, also of one request, and for a shard that had all in memory before."""
-    checkpoint = tiny_checkpoint("llama_with_biases", layers=4)
+    checkpoint = tiny_checkpoint("llama_with_biases", layers=4, heads=HEADS)
     tokens = checkpoint.prompt(4)
     with triton_plan(checkpoint, "solo", tmp_path, dtype="int4", host_layers=3) as model:
         (program,) = model.programs[0]
@@ -95,7 +96,7 @@ def test_a_budget_that_moves_changes_no_bit(tiny_checkpoint: Checkpoints, tmp_pa
 def test_a_damaged_file_is_noticed_and_made_again(
     tiny_checkpoint: Checkpoints, tmp_path: Path
 ) -> None:
-    checkpoint = tiny_checkpoint("llama", layers=4)
+    checkpoint = tiny_checkpoint("llama", layers=4, heads=HEADS)
 
     def first() -> np.ndarray:
         with triton_plan(checkpoint, "solo", tmp_path, dtype="int4", streamed=4) as model:
@@ -114,7 +115,7 @@ def test_a_damaged_file_is_noticed_and_made_again(
 def test_without_a_folder_for_packed_weights_nothing_changes(
     tiny_checkpoint: Checkpoints, tmp_path: Path
 ) -> None:
-    checkpoint = tiny_checkpoint("llama", layers=1)
+    checkpoint = tiny_checkpoint("llama", layers=1, heads=HEADS)
     with triton_plan(checkpoint, "solo", tmp_path, dtype="int4", has_folder=False) as model:
         (program,) = model.programs[0]
         before = model.forward(chunk("a", [1])).copy()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import edge
+from partition import Plan
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.plans import make_plan, streaming
 from tests.support.processes import Daemon
@@ -21,8 +22,11 @@ from tests.support.specs import shape
 Checkpoints = Callable[..., TinyCheckpoint]
 
 PROMPT_TOKENS = 9
-NEW_TOKENS = 4
+NEW_TOKENS = 3
 """Together more than mistral's window; a prompt is one step, each new token another."""
+SHORT_PROMPT_TOKENS = 3
+HEADS = (4, 2)
+DEVICES = {"triton": "local-1", "ort": "local-2"}
 LARGEST_DIFFERENCE = 1e-4
 LARGEST_ERROR_OF_CODES = 1e-3
 
@@ -30,72 +34,68 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def clusters(
-    nothing_left_running_by_the_module: None,
-) -> Iterator[dict[str, edge.Cluster]]:
-    """By the back end of the first peer, which is the first stage, or the first rank."""
+def cluster(nothing_left_running_by_the_module: None) -> Iterator[edge.Cluster]:
+    """A peer on Triton and one on ONNX Runtime."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
-        orders = (["triton", "ort"], ["ort", "triton"])
-        with ThreadPoolExecutor(2) as pool:
-            starts = [
-                pool.submit(edge.Cluster.local, peers=2, threads=1, backend=order)
-                for order in orders
-            ]
-            opened = [start.result() for start in starts]
-    try:
-        yield dict(zip(("triton", "ort"), opened, strict=True))
-    finally:
-        for cluster in opened:
-            cluster.close()
+        opened = edge.Cluster.local(peers=2, threads=1, backend=list(DEVICES))
+    with opened:
+        yield opened
+
+
+def plan_of(checkpoint: TinyCheckpoint, layout: str, first: str, *, multiple: int = 1) -> Plan:
+    """The peer on the back end `first` is the first stage, or the first rank."""
+    order = [DEVICES[first], *(name for kind, name in DEVICES.items() if kind != first)]
+    return make_plan(
+        checkpoint.spec, layout, model=checkpoint.path.name, column_multiple=multiple, devices=order
+    )
 
 
 @pytest.mark.parametrize(
     ("family", "layout", "first"),
     [
         ("llama", "pipeline_2", "triton"),
-        ("llama", "pipeline_2", "ort"),
         ("llama", "tensor_2", "triton"),
         ("llama", "tensor_2", "ort"),
         ("mistral", "tensor_2", "triton"),
     ],
 )
 def test_greedy_tokens_are_those_of_transformers(
-    clusters: dict[str, edge.Cluster],
+    cluster: edge.Cluster,
     tiny_checkpoint: Checkpoints,
     family: str,
     layout: str,
     first: str,
 ) -> None:
-    checkpoint = tiny_checkpoint(family, layers=4 if layout == "pipeline_2" else 2)
+    layers = 4 if layout == "pipeline_2" else 2
+    checkpoint = tiny_checkpoint(family, layers=layers, heads=HEADS)
     prompt = checkpoint.prompt(PROMPT_TOKENS)
-    plan = make_plan(checkpoint.spec, layout, model=checkpoint.path.name)
-    with clusters[first].load(checkpoint.path, dtype="float32", plan=plan) as model:
+    plan = plan_of(checkpoint, layout, first)
+    with cluster.load(checkpoint.path, dtype="float32", plan=plan) as model:
         reply = model.generate(prompt, max_new_tokens=NEW_TOKENS, ignore_eos=True)
     assert list(reply.token_ids) == checkpoint.greedy(prompt, NEW_TOKENS)
 
 
 def test_layers_that_stream_on_both_kinds_of_peer_change_no_token(
-    clusters: dict[str, edge.Cluster], tiny_checkpoint: Checkpoints
+    cluster: edge.Cluster, tiny_checkpoint: Checkpoints
 ) -> None:
-    """Of the GPU's three layers two are held at once."""
-    checkpoint = tiny_checkpoint("llama", layers=4)
-    prompt = checkpoint.prompt(PROMPT_TOKENS)
-    plan = make_plan(checkpoint.spec, "pipeline_2", model=checkpoint.path.name)
-    plan = streaming(plan, 3)
-    with clusters["ort"].load(checkpoint.path, dtype="float32", plan=plan) as model:
+    """Of the GPU's three layers, which are the last ones, two are held at once."""
+    checkpoint = tiny_checkpoint("llama", layers=4, heads=HEADS)
+    prompt = checkpoint.prompt(SHORT_PROMPT_TOKENS)
+    plan = streaming(plan_of(checkpoint, "pipeline_2", "ort"), 3)
+    with cluster.load(checkpoint.path, dtype="float32", plan=plan) as model:
         reply = model.generate(prompt, max_new_tokens=NEW_TOKENS, ignore_eos=True)
         assert model.proposal.rows[1].streamed_layers == 3
     assert list(reply.token_ids) == checkpoint.greedy(prompt, NEW_TOKENS)
 
 
 def test_both_kinds_of_peer_compute_with_the_same_codes(
-    clusters: dict[str, edge.Cluster], tiny_checkpoint: Checkpoints
+    cluster: edge.Cluster, tiny_checkpoint: Checkpoints
 ) -> None:
-    checkpoint = tiny_checkpoint("llama", layers=2)
-    prompt = checkpoint.prompt(PROMPT_TOKENS)
-    plan = make_plan(checkpoint.spec, "tensor_2", model=checkpoint.path.name, column_multiple=32)
-    with clusters["ort"].load(checkpoint.path, dtype="int4", accuracy="high", plan=plan) as model:
+    checkpoint = tiny_checkpoint("llama", layers=2, heads=HEADS)
+    prompt = checkpoint.prompt(SHORT_PROMPT_TOKENS)
+    plan = plan_of(checkpoint, "tensor_2", "ort", multiple=32)
+    with cluster.load(checkpoint.path, dtype="int4", accuracy="high", plan=plan) as model:
         found = model.logits(prompt)
     expected = ReferenceModel(checkpoint, bits=4).logits(prompt)
     error = np.linalg.norm(found - expected) / np.linalg.norm(expected)
@@ -103,13 +103,13 @@ def test_both_kinds_of_peer_compute_with_the_same_codes(
 
 
 def test_replies_at_once_with_rounded_caches(
-    clusters: dict[str, edge.Cluster], tiny_checkpoint: Checkpoints
+    cluster: edge.Cluster, tiny_checkpoint: Checkpoints
 ) -> None:
     """Each peer rounds keys and values in its own way; requests come, share steps and go."""
-    checkpoint = tiny_checkpoint("llama")
-    plan = make_plan(checkpoint.spec, "pipeline_2", model=checkpoint.path.name)
+    checkpoint = tiny_checkpoint("llama", layers=4, heads=HEADS)
+    plan = plan_of(checkpoint, "pipeline_2", "triton")
     prompts = [checkpoint.prompt(length) for length in (1, 2, 3)]
-    with clusters["triton"].load(
+    with cluster.load(
         checkpoint.path, dtype="float32", plan=plan, kv_dtype="int8", concurrency=2,
         context_tokens=16,
     ) as model:  # fmt: skip
@@ -122,8 +122,8 @@ def test_replies_at_once_with_rounded_caches(
             assert list(pool.map(answer, prompts)) == alone
 
 
-def test_every_peer_says_what_it_computes_with(clusters: dict[str, edge.Cluster]) -> None:
-    peers = clusters["triton"].peers
+def test_every_peer_says_what_it_computes_with(cluster: edge.Cluster) -> None:
+    peers = cluster.peers
     assert [(peer.backend, peer.processor) for peer in peers] == [
         ("triton", "CPU, Triton interpreted"),
         ("ort", "CPU"),
@@ -140,8 +140,8 @@ def test_a_host_holds_what_its_device_has_no_room_for(
     tiny_checkpoint: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    checkpoint = tiny_checkpoint("llama", layers=4)
-    prompt = checkpoint.prompt(PROMPT_TOKENS)
+    checkpoint = tiny_checkpoint("llama", layers=4, heads=(2, 1))
+    prompt = checkpoint.prompt(SHORT_PROMPT_TOKENS)
     options = ("--backend", "triton", "--name", "gpu", "--no-announce", "--host-memory", "1MiB")
     with (
         Daemon(tmp_path / "peer", *options, "--kv-disk", f"{tmp_path}/kv:1MiB") as daemon,
@@ -168,18 +168,18 @@ def test_a_request_longer_than_the_memory_of_both_kinds_of_peer(
 ) -> None:
     """Beside one that fits, and that takes turns with it."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    checkpoint = tiny_checkpoint("llama", layers=2)
+    checkpoint = tiny_checkpoint("llama", layers=2, heads=HEADS)
     prompts = [checkpoint.prompt(18), checkpoint.prompt(2)]
     spec = checkpoint.spec
     token_bytes = 2 * 4 * spec.num_layers * shape(spec).num_kv_heads * shape(spec).head_size
     with (
         edge.Cluster.local(
-            peers=2, threads=1, backend=["triton", "ort"], kv_memory=20 * token_bytes,
+            peers=2, threads=1, backend=list(DEVICES), kv_memory=20 * token_bytes,
             kv_disk=f"{tmp_path}:1MiB",
         ) as cluster,
         cluster.load(
             checkpoint.path, dtype="float32", context_tokens=22,
-            plan=make_plan(spec, "tensor_2", model=checkpoint.path.name),
+            plan=plan_of(checkpoint, "tensor_2", "triton"),
         ) as model,
     ):  # fmt: skip
 
@@ -193,10 +193,10 @@ def test_a_request_longer_than_the_memory_of_both_kinds_of_peer(
 
 
 def test_a_plan_is_chosen_for_unequal_back_ends(
-    clusters: dict[str, edge.Cluster], tiny_checkpoint: Checkpoints
+    cluster: edge.Cluster, tiny_checkpoint: Checkpoints
 ) -> None:
     """Both measure themselves, and the one that is interpreted does not take minutes for it."""
-    checkpoint = tiny_checkpoint("llama", layers=1)
-    with clusters["triton"].load(checkpoint.path, dtype="float32", plan="tensor") as model:
+    checkpoint = tiny_checkpoint("llama", layers=1, heads=HEADS)
+    with cluster.load(checkpoint.path, dtype="float32", plan="tensor") as model:
         reply = model.generate(checkpoint.prompt(3), max_new_tokens=2, ignore_eos=True)
     assert list(reply.token_ids) == checkpoint.greedy(checkpoint.prompt(3), 2)

@@ -224,16 +224,20 @@ def make_checkpoint(
     stored_type: StoredType = "float32",
     file_size: str | None = None,
     layers: int | None = None,
+    heads: tuple[int, int] | None = None,
 ) -> TinyCheckpoint:
     """Write the model called `name` in FAMILIES, LARGER or WORDY into `folder`.
 
     `file_size` ("100KB") cuts the weights into several files with an index. `layers`: fewer than
-    usual, where each takes its time; half of them keep a window if some would.
+    usual, where each takes its time; half of them keep a window if some would. `heads`: query and
+    KV heads, likewise: interpreted kernels run a program for each head of each token.
     """
     model_type, sizes = {**FAMILIES, **LARGER, **WORDY}[name]
     if layers is not None:
         fewer = {"num_hidden_layers": layers, "max_window_layers": layers // 2}
         sizes = {**sizes, **{key: value for key, value in fewer.items() if key in sizes}}
+    if heads is not None:
+        sizes = {**sizes, "num_attention_heads": heads[0], "num_key_value_heads": heads[1]}
     config = hub.AutoConfig.for_model(model_type, **_SHARED, **sizes)
     model = hub.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():

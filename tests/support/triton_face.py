@@ -8,6 +8,7 @@ seconds to import, so a test module imports this at its top and them inside its 
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,7 @@ def device() -> str:
     if os.environ["TRITON_INTERPRET"] != "1":
         return "cuda"
     _give_the_interpreter_bfloat16()
+    _spare_the_interpreter_searches()
     return "cpu"
 
 
@@ -128,6 +130,29 @@ def _give_the_interpreter_bfloat16() -> None:
 
     InterpreterBuilder.create_dot = create_dot
     InterpreterBuilder.cast_impl = cast_impl
+
+
+def _spare_the_interpreter_searches() -> None:
+    """Look up once which names of the language it replaces.
+
+    It goes through all of them for every call of a device function, although a launch has replaced
+    them already: half of what interpreting takes.
+    """
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    def replaced(language: Any) -> list[str]:
+        return [name for name, each in inspect.getmembers(language) if tl.core.is_builtin(each)]
+
+    names = functools.cache(replaced)
+
+    def patch_builtin(language: Any, *others: Any) -> None:
+        for name in names(language):
+            member = getattr(language, name)
+            if tl.core.is_builtin(member):
+                interpreter._patch_attr(language, name, member, *others)
+
+    interpreter._patch_builtin = patch_builtin
 
 
 def _poison(source: Tensor) -> int:
