@@ -10,6 +10,7 @@ import pytest
 
 import edge
 from tests.support.checkpoints import FAMILIES, TinyCheckpoint
+from tests.support.pairs import every_pair
 from tests.support.plans import LAYOUTS, make_plan
 from tests.support.specs import shape
 
@@ -80,13 +81,14 @@ def test_a_prompt_of_several_chunks_is_exact(
     assert_exact(five_peers, checkpoint, layout, prompt=prompt, new_tokens=16)
 
 
-@pytest.mark.parametrize("layout", ["pipeline_2", "tensor_3"])
 @pytest.mark.parametrize(
-    "variant",
-    [{"stored_type": "bfloat16"}, {"stored_type": "float16"}, {"file_size": "200KB"}],
-    ids=["bfloat16", "float16", "several_files"],
+    ("variant", "family", "layout"),
+    every_pair(
+        [{"stored_type": "bfloat16"}, {"stored_type": "float16"}, {"file_size": "200KB"}],
+        ["llama_with_biases", "qwen3"],
+        ["pipeline_2", "tensor_3"],
+    ),
 )
-@pytest.mark.parametrize("family", ["llama_with_biases", "qwen3"])
 def test_stored_types_and_several_files_are_exact(
     five_peers: edge.Cluster,
     tiny_checkpoint: Checkpoints,

@@ -19,7 +19,7 @@ from tests.support.plans import bundled_plan, make_plan, streaming
 Checkpoints = Callable[..., TinyCheckpoint]
 
 PROMPT_TOKENS = 24
-NEW_TOKENS = 12
+NEW_TOKENS = 8
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +36,7 @@ def answers(
 @pytest.mark.parametrize(
     ("family", "layout", "dtype"),
     every_pair(
-        ["llama", "mistral", "qwen2", "qwen3"],
+        ["llama", "qwen2", "qwen3"],  # qwen2: a window in half of its layers
         ["solo", "pipeline_2", "tensor_3", "mixed_2_then_3"],
         ["float32", "int4"],
     ),

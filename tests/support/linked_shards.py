@@ -228,10 +228,12 @@ def linked(
     tier: Callable[[Seat], KVTier | None] = lambda seat: None,
     store: Callable[[Seat], PrefixStore | None] = lambda seat: None,
     wrap: Callable[[Link, Seat], Link] = lambda link, seat: link,
+    link_timeout_s: float = 30.0,
 ) -> Iterator[Shards]:
     """A session for every shard of the plan of SPEC, loaded and linked.
 
     wrap: what the shard in a seat gets for each of its links.
+    link_timeout_s: how long a neighbour may say nothing.
     """
     found = Shards([], SimpleQueue())
     num_stages = len(plan.stages)
@@ -257,7 +259,9 @@ def linked(
     links: dict[Seat, dict[Seat, Link]] = {session.links.seat: {} for session in found.sessions}
     for first, second in itertools.combinations([each.links for each in found.sessions], 2):
         if second.seat in first.neighbours:
-            ends = [CountingLink(end) for end in link_ends(kind, str(first.seat), str(second.seat))]
+            names_of_ends = str(first.seat), str(second.seat)
+            pair = link_ends(kind, *names_of_ends, timeout_s=link_timeout_s)
+            ends = [CountingLink(end) for end in pair]
             found.links += ends
             links[first.seat][second.seat] = wrap(ends[0], first.seat)
             links[second.seat][first.seat] = wrap(ends[1], second.seat)

@@ -191,8 +191,11 @@ def test_a_step_that_fails_is_the_last_one() -> None:
 
 
 def test_whoever_misses_a_neighbour_names_it() -> None:
-    """In the middle of a run; the session that leaves says nothing."""
-    with linked(PLANS["mixed"]) as found:
+    """In the middle of a run; the session that leaves says nothing.
+
+    A stage before it waits for as long as a neighbour may say nothing.
+    """
+    with linked(PLANS["mixed"], link_timeout_s=5.0) as found:
         tokens = [*PROMPT, *found.reply("r", PROMPT, 1)]
         gone = found.sessions[2]
         leaving: list[threading.Thread] = []
