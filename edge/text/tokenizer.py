@@ -12,18 +12,25 @@ Where the two could differ, this follows transformers 5:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from edge.errors import CheckpointError, RequestError
+from edge.errors import CheckpointError, EdgeError, RequestError
 from edge.text.chat_template import ChatTemplate
 from edge.text.cleanup import clean_up_spaces
 from edge.text.detokenizer import Vocabulary
-from edge.text.files import MATCHING_RULES, SpecialToken, TokenizerFiles, read_tokenizer_files
+from edge.text.files import (
+    MATCHING_RULES,
+    TOKENIZER,
+    SpecialToken,
+    TokenizerFiles,
+    read_tokenizer_files,
+)
 
 _LLAMA_TOKENS = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
 
@@ -53,12 +60,13 @@ class Tokenizer:
             for name, (source, origin) in files.chat_templates.items()
         }
         self._path = files.path
-        self._backend = _build_llama(files, serialized) if rebuilt else serialized
-        self._backend.no_truncation()
-        self._backend.no_padding()
-        self._backend.encode_special_tokens = bool(files.settings.get("split_special_tokens"))
-        _add_missing_tokens(self._backend, files, self._special_tokens)
-        self.vocabulary = Vocabulary(self._backend)
+        with _refused(files.path):
+            self._backend = _build_llama(files, serialized) if rebuilt else serialized
+            self._backend.no_truncation()
+            self._backend.no_padding()
+            self._backend.encode_special_tokens = bool(files.settings.get("split_special_tokens"))
+            _add_missing_tokens(self._backend, files, self._special_tokens)
+            self.vocabulary = Vocabulary(self._backend)
         forced = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
         self.cleans_up_spaces = bool(files.settings.get("clean_up_tokenization_spaces")) and (
             not isinstance(self._backend.model, models.BPE) or bool(files.settings.get(forced))
@@ -143,11 +151,13 @@ class Tokenizer:
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         try:
-            return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
-        except (TypeError, UnicodeEncodeError) as error:  # lone surrogates are not Unicode text
+            text.encode()
+        except (AttributeError, UnicodeEncodeError) as error:  # lone surrogates are no Unicode text
             raise RequestError(
                 "the text cannot be encoded: it must be a string of valid Unicode characters"
             ) from error
+        with _refused(self._path):
+            return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def _template(self, *, with_tools: bool) -> ChatTemplate:
         if with_tools and "tool_use" in self._templates:
@@ -162,11 +172,20 @@ class Tokenizer:
 
 
 def _build_serialized(files: TokenizerFiles) -> tokenizers.Tokenizer:
-    try:
+    with _refused(files.path):
         return tokenizers.Tokenizer.from_str(files.serialized)
-    except Exception as error:  # the library raises bare Exception for whatever it cannot parse
+
+
+@contextlib.contextmanager
+def _refused(path: Path) -> Iterator[None]:
+    """The library raises bare Exception for what it cannot parse, and panics, which are none."""
+    try:
+        yield
+    except (EdgeError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
         raise CheckpointError(
-            f"{files.path / 'tokenizer.json'} is not a tokenizer this version can read "
+            f"{path / TOKENIZER} is not a tokenizer this version can read "
             f"({str(error)[:200]}); download it again, or update the `tokenizers` package"
         ) from error
 

@@ -19,7 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offload.cache.folder_cache import FolderCache, FolderUse
-from offload.cache.verified_shard import MANIFEST, WEIGHTS, CachedShard
+from offload.cache.verified_shard import (
+    MANIFEST,
+    WEIGHTS,
+    CachedShard,
+    is_intact,
+    is_marked_intact,
+    mark_intact,
+)
 from offload.errors import StoreCorruptError
 from offload.files.closing import Closing
 from offload.files.durable import disk_errors_as_store_errors, sync_folder, write_all
@@ -53,7 +60,10 @@ class DerivedCache:
             use.close()
 
     def get(self, key: str) -> CachedShard | None:
-        """The file made under this key, or None; one of another size than it should have goes."""
+        """The file made under this key, or None; one that is not as it was made goes.
+
+        All bytes are hashed where somebody wrote to the file since.
+        """
         name = _name(key)
         with self._folders.locked():
             folder = self._folders.root / name
@@ -65,7 +75,15 @@ class DerivedCache:
             if size != manifest.total_bytes:
                 self._folders.discard(name)
                 return None
-            return CachedShard(self._folders.use(name), manifest)
+            shard = CachedShard(self._folders.use(name), manifest)
+        if is_marked_intact(folder):
+            return shard
+        if is_intact(shard):
+            mark_intact(folder)
+            return shard
+        shard.close()
+        self.discard(key)
+        return None
 
     def _remove_scratch(self) -> None:
         for folder in self._folders.root.glob(f"{_SCRATCH}*"):
@@ -124,6 +142,7 @@ class DerivedWriter(Closing):
             described.write_text(manifest.to_json())
             described.replace(folder / MANIFEST)
             self._draft.replace(folder / WEIGHTS)
+            mark_intact(folder)
             sync_folder(folder)
         self._data.close()
         return CachedShard(self._use, manifest)

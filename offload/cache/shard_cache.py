@@ -4,7 +4,6 @@ Finds, evicts and begins; how a shard fills and what lies in its folder is `shar
 """
 
 import contextlib
-import os
 from pathlib import Path
 
 from offload.cache.folder_cache import FolderCache
@@ -16,11 +15,12 @@ from offload.cache.verified_shard import (
     ShardWriter,
     allocated_bytes,
     folder_bytes,
+    is_intact,
     is_marked_intact,
     mark_intact,
 )
 from offload.errors import StoreCorruptError, StoreFullError
-from offload.files.manifest import Manifest, is_digest, piece_digest
+from offload.files.manifest import Manifest, is_digest
 
 
 class ShardCache:
@@ -45,7 +45,7 @@ class ShardCache:
             shard = self._open(digest)
         if shard is None or (is_marked_intact(shard.path.parent) and not verify):
             return shard
-        if _is_intact(shard):
+        if is_intact(shard):
             mark_intact(shard.path.parent)
             return shard
         shard.close()
@@ -143,14 +143,3 @@ class ShardCache:
                 helpful.append(name)
                 lacking -= had
         return helpful
-
-
-def _is_intact(shard: CachedShard) -> bool:
-    try:
-        with shard.path.open("rb", buffering=0) as file:
-            return all(
-                piece_digest(os.pread(file.fileno(), piece.nbytes, offset)) == piece.digest
-                for offset, piece in shard.manifest.placements()
-            )
-    except OSError:
-        return False

@@ -235,6 +235,18 @@ def allocated_bytes(path: Path) -> int:
         return 0
 
 
+def is_intact(shard: CachedShard) -> bool:
+    """Reads and hashes every byte."""
+    try:
+        with shard.path.open("rb", buffering=0) as file:
+            return all(
+                piece_digest(os.pread(file.fileno(), piece.nbytes, offset)) == piece.digest
+                for offset, piece in shard.manifest.placements()
+            )
+    except OSError:
+        return False
+
+
 def mark_intact(folder: Path) -> None:
     """The folder's weights are what its manifest says: until somebody writes to them."""
     with contextlib.suppress(OSError):  # they are hashed once more then

@@ -28,6 +28,19 @@ def test_is_found_again_by_its_key(tmp_path: Path) -> None:
     assert cache.get("other key") is None
 
 
+def test_a_file_that_somebody_wrote_to_is_hashed_and_goes_if_it_is_another(tmp_path: Path) -> None:
+    cache = DerivedCache(tmp_path, 1 << 20)
+    fill(cache, "key", 7)
+    (weights,) = tmp_path.rglob("weights")
+    weights.write_bytes(bytes([7]) * 5000)
+    found = cache.get("key")
+    assert found is not None
+    found.close()
+    weights.write_bytes(bytes([7]) * 4999 + bytes([8]))
+    assert cache.get("key") is None
+    assert not weights.exists()
+
+
 def test_what_was_not_finished_is_not_there(tmp_path: Path) -> None:
     cache = DerivedCache(tmp_path, 1 << 20)
     with cache.begin("key", 5000) as writer:
