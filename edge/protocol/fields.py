@@ -17,6 +17,7 @@ import numpy as np
 
 import partition
 from edge.errors import EdgeError, ProtocolError, shown
+from offload import StoreError
 from transport import TransportError, parse_address
 from transport.frame import Buffer
 
@@ -24,7 +25,7 @@ Record = TypeVar("Record")
 
 MALFORMED = (
     ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError,
-    partition.PlanError, TransportError, EdgeError,
+    partition.PlanError, TransportError, StoreError, EdgeError,
 )  # fmt: skip
 """The errors of reading something that nobody wrote."""
 

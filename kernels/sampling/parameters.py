@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from reprlib import repr as shown
 
 _SEED_LIMIT = 1 << 64
 _COUNT_LIMIT = 1 << 31
@@ -74,12 +75,14 @@ def _require_number(
         or not at_least <= value <= at_most
     ):
         high = f" and at most {at_most:g}" if at_most < sys.float_info.max else " and finite"
-        raise ValueError(f"{name} must be a number of at least {at_least:g}{high}, not {value!r}")
+        raise ValueError(
+            f"{name} must be a number of at least {at_least:g}{high}, not {shown(value):.80}"
+        )
 
 
 def require_integer(name: str, value: object, *, below: int = _COUNT_LIMIT) -> None:
     """Raise ValueError naming the value and its range, unless it is within it."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < below:
         raise ValueError(
-            f"{name} must be a whole number of at least 0 and below {below}, not {value!r}"
+            f"{name} must be a whole number of at least 0 and below {below}, not {shown(value):.80}"
         )

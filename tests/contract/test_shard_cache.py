@@ -163,6 +163,7 @@ def test_nothing_is_evicted_for_a_shard_of_which_nothing_comes(tmp_path: Path) -
         check(fill(cache, content(4)), content(4))  # in the place of another
         check(cache.get(describe(b).digest), b)
         assert cache.get(describe(a).digest) is None
+        age(tmp_path, b, 1)
         writer.put(*next(iter(pieces_of(c).items())))
         assert cache.get(describe(b).digest) is None
     with start(cache, content(5)):
