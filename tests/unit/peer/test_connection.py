@@ -10,9 +10,12 @@ import weakref
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import pytest
+
+from edge.errors import ProtocolError
 from edge.memory.kv_budget import KvRoom
 from edge.peer.connection import MAX_WAITING_POSTS, Connection
-from edge.peer.hosted_shard import HostedShard
+from edge.peer.hosted_shard import MAX_REQUESTS_UNDER_WAY, HostedShard
 from edge.peer.resources import PeerResources
 from edge.peer.settings import PeerSettings
 from edge.protocol.frame_codec import to_frame
@@ -150,3 +153,30 @@ def test_nothing_of_a_connection_is_left_when_it_ends(tmp_path: Path) -> None:
         assert [each() for each in kept] == [None]
     finally:
         gc.enable()
+
+
+def test_what_is_under_way_in_a_session_has_a_limit() -> None:
+    async def main() -> None:
+        spec = plain_spec(num_layers=1)
+        hosted = HostedShard(
+            solo_assignment(spec, LIMITS, WireRules(sums=(WireRule(),), hops=())),
+            Manifest(tensors=(), total_bytes=0),
+            lambda _event: None,
+            KvRoom(memory_bytes=None, disk=None),
+        )
+        try:
+            most_tokens = 2 * LIMITS.cached_tokens
+            hosted.announce("long", prompt_tokens=most_tokens)
+            with pytest.raises(ProtocolError, match=f"prompts of more than {most_tokens} tokens"):
+                hosted.announce("longer", prompt_tokens=1)
+            for number in range(MAX_REQUESTS_UNDER_WAY - 1):
+                hosted.announce(str(number))
+            hosted.announce("0")
+            with pytest.raises(ProtocolError, match=f"than {MAX_REQUESTS_UNDER_WAY} requests"):
+                hosted.announce("one more")
+            hosted.forget("long")
+            hosted.announce("one more", prompt_tokens=1)
+        finally:
+            await hosted.aclose()
+
+    asyncio.run(main())
