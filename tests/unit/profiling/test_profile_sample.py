@@ -137,7 +137,7 @@ def test_a_layer_that_is_too_large_gets_narrower_in_its_real_depth() -> None:
         ({}, 0),
         ({}, 1 << 20),
         ({"hidden_size": 1 << 24, "ffn_columns": 1 << 24}, 1 << 30),
-        ({"num_heads": 1 << 24, "num_kv_heads": 1 << 24}, 1 << 34),
+        ({"num_heads": 1 << 24, "num_kv_heads": 1 << 10}, 1 << 34),
         ({"head_size": 1 << 20}, 1 << 28),
     ],
     ids=str,
