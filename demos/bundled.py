@@ -49,7 +49,7 @@ def answers(model: Model, questions: list[str]) -> list[tuple[int, ...]]:
 def show_same_tokens(*, peers: int, plan_of: Callable[[list[str]], Plan], asked: list[str]) -> None:
     """Local peers with a plan by hand, made of their names, give the same tokens as one alone."""
     with Cluster.local(peers=peers, threads=1) as cluster:
-        with Cluster.connect([cluster.peers[0].address]) as one:
+        with Cluster.connect([cluster.peers[0]]) as one:
             alone = answers(one.load(MODEL), asked)
         split = cluster.load(MODEL, plan=plan_of([peer.name for peer in cluster.peers]))
         together = answers(split, asked)

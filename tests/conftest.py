@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from edge.host.cache_paths import CACHE_VARIABLE
+from edge.membership.store import CONFIG_VARIABLE
 
 if TYPE_CHECKING:
     from tests.support.checkpoints import TinyCheckpoint
@@ -40,9 +41,11 @@ settings.load_profile("steady")
 
 @pytest.fixture(scope="session", autouse=True)
 def edge_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Every cache of this process and of the daemons it starts lies in a folder of the session."""
+    """Every cache, and every key, of this process and of the daemons it starts lies in folders of
+    the session: they are of one cluster."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(CACHE_VARIABLE, str(tmp_path_factory.mktemp("edge-cache")))
+        patch.setenv(CONFIG_VARIABLE, str(tmp_path_factory.mktemp("edge-keys")))
         yield
 
 

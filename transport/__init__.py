@@ -7,6 +7,7 @@ from transport.address import format_address, parse_address
 from transport.background import Work
 from transport.channel import Channel, MemoryChannel
 from transport.collective import Collective, MeshCollective, SoloCollective
+from transport.credentials import Credentials
 from transport.discovery.interface import Discovery, DiscoveryBus, MemoryDiscovery
 from transport.discovery.peers import PeerEvent, PeerFound, PeerGone, PeerRecord
 from transport.discovery.zeroconf import ZeroconfDiscovery
@@ -16,10 +17,12 @@ from transport.errors import (
     ChannelClosedError,
     PeerLostError,
     ProtocolError,
+    RefusedError,
     TransportError,
     VersionMismatchError,
 )
 from transport.frame import MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES, PROTOCOL_VERSION, Frame
+from transport.handshake import DEVICE
 from transport.link import Link
 from transport.link_guard import EAGER_BYTES
 from transport.listener import Listener, listen
@@ -30,6 +33,7 @@ from transport.tcp_link import TcpLink
 from transport.wire_format import WIRE_FORMATS, WireFormatName, WireRule
 
 __all__ = [
+    "DEVICE",
     "EAGER_BYTES",
     "MAX_HEADER_BYTES",
     "MAX_PAYLOAD_BYTES",
@@ -39,6 +43,7 @@ __all__ = [
     "Channel",
     "ChannelClosedError",
     "Collective",
+    "Credentials",
     "Discovery",
     "DiscoveryBus",
     "EncodedHop",
@@ -55,6 +60,7 @@ __all__ = [
     "PeerLostError",
     "PeerRecord",
     "ProtocolError",
+    "RefusedError",
     "SoloCollective",
     "TcpChannel",
     "TcpLink",

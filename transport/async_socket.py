@@ -10,7 +10,9 @@ handed to the compute thread with nothing taken from it.
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Sequence
+from typing import Any
 
 from transport.errors import ChannelClosedError, PeerLostError
 from transport.frame import Buffer
@@ -20,6 +22,12 @@ _TURN_BYTES = 1 << 20
 
 _LEAST_COST_BYTES = 16 << 10
 """The least that one read counts for: many small frames in a row must end a turn too."""
+
+
+_TLS_RECORD_BYTES = 16 << 10
+
+_NOT_READABLE = (BlockingIOError, InterruptedError, ssl.SSLWantReadError)
+_NOT_WRITABLE = (BlockingIOError, InterruptedError, ssl.SSLWantWriteError)
 
 
 class AsyncSocket:
@@ -51,12 +59,12 @@ class AsyncSocket:
                 continue
             try:
                 count = self._socket.recv_into(space[:_TURN_BYTES])
-            except (BlockingIOError, InterruptedError):
+            except _NOT_READABLE:
                 self._turn_left = _TURN_BYTES
                 await self._readable()
                 continue
             except OSError as error:
-                raise PeerLostError(self.peer, error.strerror or str(error)) from error
+                raise PeerLostError(self.peer, _reason(error)) from error
             if count == 0:
                 raise PeerLostError(self.peer, "it closed the connection")
             self._turn_left -= max(count, _LEAST_COST_BYTES)
@@ -74,14 +82,16 @@ class AsyncSocket:
             while rest:
                 self._check_open()
                 try:
-                    count = self._socket.sendmsg(_first_turn(rest))
-                except (BlockingIOError, InterruptedError):
+                    count = self._send(rest)
+                except _NOT_WRITABLE:
+                    # Of a record of TLS some bytes may have gone.
+                    in_the_middle |= isinstance(self._socket, ssl.SSLSocket)
                     await self._writable()
                     continue
                 except OSError as error:
                     # What the peer sent before it went may still be read: do not close.
                     in_the_middle = False
-                    raise PeerLostError(self.peer, error.strerror or str(error)) from error
+                    raise PeerLostError(self.peer, _reason(error)) from error
                 rest = drop_bytes(rest, count)
                 in_the_middle = bool(rest)
                 if count >= _TURN_BYTES:
@@ -91,15 +101,59 @@ class AsyncSocket:
                 self.close()
             raise
 
+    def _send(self, buffers: list[memoryview]) -> int:
+        """How many of their first bytes have gone."""
+        if not isinstance(self._socket, ssl.SSLSocket):
+            return self._socket.sendmsg(_first_turn(buffers))
+        # TLS cannot gather. A small frame in one record is one system call, too; and what did not
+        # go must be given again as it was, which joining the same buffers does.
+        if len(buffers) > 1 and sum(each.nbytes for each in buffers) <= _TLS_RECORD_BYTES:
+            return self._socket.send(b"".join(buffers))
+        return self._socket.send(buffers[0][:_TURN_BYTES])
+
+    async def start_tls(self, context: ssl.SSLContext, *, listens: bool) -> dict[str, Any]:
+        """Talk TLS from now on; the certificate of the other end, as TLS has verified it.
+
+        Nothing of TLS may be under way yet. Raises PeerLostError, also for a certificate that is
+        not accepted, here or there.
+        """
+        self._check_open()
+        assert self._reading is None
+        self._loop.remove_reader(self._socket)
+        secured = context.wrap_socket(
+            self._socket, server_side=listens, do_handshake_on_connect=False
+        )
+        self._socket = secured
+        while True:
+            try:
+                secured.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                await self._readable()
+            except ssl.SSLWantWriteError:
+                await self._writable()
+            except OSError as error:
+                raise PeerLostError(self.peer, _reason(error)) from error
+            self._check_open()
+        certificate = secured.getpeercert()
+        assert certificate  # both contexts require one
+        return certificate
+
     def close(self) -> None:
         """Close the socket; pending calls raise ``ChannelClosedError``. May be called again."""
         if not self.is_closed:
             self._release().close()
 
     def detach(self) -> socket.socket:
-        """Hand the socket over: this object is closed, the socket lives on, nothing was read."""
+        """Hand the socket over: this object is closed, the socket lives on, nothing was read.
+
+        What TLS said ends with that: what follows is as plain as before it.
+        """
         self._check_open()
-        return self._release()
+        released = self._release()
+        if isinstance(released, ssl.SSLSocket):  # OpenSSL reads no byte beyond a record
+            return socket.socket(released.family, released.type, fileno=released.detach())
+        return released
 
     def _release(self) -> socket.socket:
         self.is_closed = True
@@ -156,6 +210,10 @@ def watch_for_death(connected: socket.socket, *, within_s: int) -> None:
     for name, value in options.items():
         if hasattr(socket, name):  # Not every system has each of these.
             connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error)
 
 
 def drop_bytes(buffers: Sequence[memoryview], count: int) -> list[memoryview]:

@@ -7,6 +7,7 @@
     ├── PeerLostError              they closed it, died, or were silent for too long
     ├── ProtocolError              what arrived, or was to be sent, is not what the protocol allows
     │   └── VersionMismatchError   the other side speaks another version of the protocol
+    ├── RefusedError               the other side is not, or no longer, to be talked to
     └── AddressError               an address that cannot be read, listened on or connected to
 
 The operating system's own errors are mapped onto this tree once, where a socket is touched;
@@ -51,6 +52,10 @@ class VersionMismatchError(ProtocolError):
         self.peer = peer
         self.ours = ours
         self.theirs = theirs
+
+
+class RefusedError(TransportError):
+    """One of the two sides is not of the other's cluster. The message says what to do."""
 
 
 class AddressError(TransportError):

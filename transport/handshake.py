@@ -4,18 +4,31 @@ Each side sends a preamble of seven bytes: ``EDGE``, the protocol version (2 byt
 the role of the connection (1 byte). The side that listens answers only after it has read a correct
 magic, so a stranger (a port scanner, a browser) gets nothing; but it does answer a wrong version,
 so that both sides learn of it. The first six bytes stay as they are in every version to come.
+
+With credentials, the role says so, and three steps follow: a nonce of each side; a tag of each side
+over preamble and nonces, which only members of the cluster can make; TLS 1.3, in which each shows
+its certificate. The connecting side comes first each time.
+
 Then each side sends one frame of kind ``hello``, the connecting side first. Nothing is sent ahead
 of an answer: a listener that refuses would otherwise reset the connection, and its answer be lost.
+The hellos of a link carry a secret each, from which its keys are made; TLS ends with them.
 """
 
+import base64
 import enum
+import hashlib
+import hmac
+import os
 import struct
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from transport.async_socket import AsyncSocket
-from transport.errors import ProtocolError, VersionMismatchError
+from transport.credentials import NONCE_BYTES, TAG_BYTES, Credentials
+from transport.errors import PeerLostError, ProtocolError, RefusedError, VersionMismatchError
 from transport.frame import PREFIX_BYTES, PROTOCOL_VERSION, Buffer, Frame, FrameAssembler, encode
+from transport.records import PLAIN, SECRET_BYTES, LinkSecrets, Records, SealedRecords
 
 MAGIC = b"EDGE"
 
@@ -25,6 +38,12 @@ MAX_HELLO_BYTES = 64 << 10
 _PREAMBLE = struct.Struct("!4sHB")
 _HELLO = "hello"
 
+DEVICE = "device"
+"""In a hello that was received: whose certificate came with it. Nobody can say this of itself."""
+_NEWS = "news"
+_IS_SECURED = 0x10
+_CONNECTING, _LISTENING = b"connecting", b"listening"
+
 
 class Role(enum.IntEnum):
     """The purpose of a connection."""
@@ -33,43 +52,118 @@ class Role(enum.IntEnum):
     LINK = 2
 
 
-def encode_hello(hello: Mapping[str, Any]) -> list[Buffer]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Greeted:
+    """A connection whose handshake is done."""
+
+    role: Role
+    hello: dict[str, Any]
+    """What the other side says of itself; with credentials also its device, which it has
+    proved."""
+    records: Records
+    """How the bytes of a link travel."""
+
+
+def encode_hello(hello: Mapping[str, Any], secret: bytes = b"") -> list[Buffer]:
     """The hello as it is sent. Raises ``ProtocolError`` when it is not JSON or too large."""
-    buffers = encode(Frame(_HELLO, hello))
+    buffers = encode(Frame(_HELLO, hello, secret))
     size = len(buffers[0]) - PREFIX_BYTES
     if size > MAX_HELLO_BYTES:
         raise ProtocolError(f"the hello has {size} bytes, over the limit of {MAX_HELLO_BYTES}")
     return buffers
 
 
-async def greet(connection: AsyncSocket, role: Role, hello: list[Buffer]) -> dict[str, Any]:
-    """The connecting side's handshake. Returns the other side's hello.
+async def greet(
+    connection: AsyncSocket,
+    role: Role,
+    hello: Mapping[str, Any],
+    credentials: Credentials | None,
+) -> Greeted:
+    """The connecting side's handshake.
 
     Raises:
         VersionMismatchError: the other side speaks another version.
+        RefusedError: it is not of this cluster, or only one of the two is secured.
         ProtocolError: the other side is not Edge, or does not keep to the protocol.
         PeerLostError: the other side closed the connection.
     """
-    await _send_preamble(connection, role)
-    await _receive_preamble(connection)
-    await connection.send_all(hello)
-    return await _receive_hello(connection)
-
-
-async def answer(connection: AsyncSocket, hello: list[Buffer]) -> tuple[Role, dict[str, Any]]:
-    """The listening side's handshake. Returns the role asked for and the other side's hello.
-
-    Raises the same errors as :func:`greet`.
-    """
+    preamble = _preamble(role, credentials)
+    await connection.send_all([preamble])
+    answered = await _receive_preamble(connection)
+    _check_secured_alike(connection, answered, credentials)
+    if credentials is None:
+        await connection.send_all(encode_hello(hello))
+        theirs, _ = await _receive_hello(connection, 0)
+        theirs.pop(DEVICE, None)
+        return Greeted(role=role, hello=theirs, records=PLAIN)
+    nonces = os.urandom(NONCE_BYTES)
+    await connection.send_all([nonces])
+    nonces += await _receive_exactly(connection, NONCE_BYTES)
+    transcript = preamble + nonces
+    await connection.send_all([credentials.tag(_CONNECTING, transcript)])
     try:
-        role = await _receive_preamble(connection)
+        tag = await _receive_exactly(connection, TAG_BYTES)
+    except PeerLostError:
+        raise RefusedError(
+            f"{connection.peer} does not know this device: pair them with `edge pair`, and if they "
+            "were paired before, this device has been expelled or the cluster has a new key"
+        ) from None
+    if not hmac.compare_digest(tag, credentials.tag(_LISTENING, transcript)):
+        raise RefusedError(f"{connection.peer} is of another cluster: pair them with `edge pair`")
+    certificate = await connection.start_tls(credentials.connecting, listens=False)
+    credentials.admitted(certificate)
+    secret = os.urandom(SECRET_BYTES) if role is Role.LINK else b""
+    await connection.send_all(encode_hello(_with_news(hello, credentials), secret))
+    theirs, their_secret = await _receive_hello(connection, len(secret))
+    return Greeted(
+        role=role,
+        hello=_proved(theirs, certificate, credentials),
+        records=_records(secret, their_secret, transcript, listens=False),
+    )
+
+
+async def answer(
+    connection: AsyncSocket, hello: Mapping[str, Any], credentials: Credentials | None
+) -> Greeted:
+    """The listening side's handshake. Raises the same errors as :func:`greet`."""
+    try:
+        asked = await _receive_preamble(connection)
     except VersionMismatchError:
-        await _send_preamble(connection, Role.CHANNEL)
+        await connection.send_all([_preamble(Role.CHANNEL, credentials)])
         raise
-    await _send_preamble(connection, role)
-    remote_hello = await _receive_hello(connection)
-    await connection.send_all(hello)
-    return role, remote_hello
+    try:
+        role = Role(asked & ~_IS_SECURED)
+    except ValueError:
+        raise ProtocolError(
+            f"{connection.peer} asks for a connection of unknown role {asked}"
+        ) from None
+    preamble = _preamble(role, credentials)
+    await connection.send_all([preamble])
+    _check_secured_alike(connection, asked, credentials)
+    if credentials is None:
+        theirs, _ = await _receive_hello(connection, 0)
+        await connection.send_all(encode_hello(hello))
+        theirs.pop(DEVICE, None)
+        return Greeted(role=role, hello=theirs, records=PLAIN)
+    nonces = await _receive_exactly(connection, NONCE_BYTES)
+    nonce = os.urandom(NONCE_BYTES)
+    await connection.send_all([nonce])
+    transcript = preamble + nonces + nonce
+    tag = await _receive_exactly(connection, TAG_BYTES)
+    if not hmac.compare_digest(tag, credentials.tag(_CONNECTING, transcript)):
+        raise RefusedError(f"{connection.peer} is not of this cluster")
+    await connection.send_all([credentials.tag(_LISTENING, transcript)])
+    certificate = await connection.start_tls(credentials.listening, listens=True)
+    credentials.admitted(certificate)
+    secret = os.urandom(SECRET_BYTES) if role is Role.LINK else b""
+    theirs, their_secret = await _receive_hello(connection, len(secret))
+    proved = _proved(theirs, certificate, credentials)
+    await connection.send_all(encode_hello(_with_news(hello, credentials), secret))
+    return Greeted(
+        role=role,
+        hello=proved,
+        records=_records(their_secret, secret, transcript, listens=True),
+    )
 
 
 def display_name(hello: Mapping[str, Any], address: str) -> str:
@@ -84,11 +178,53 @@ def display_name(hello: Mapping[str, Any], address: str) -> str:
     return f"{printable} ({address})" if printable else address
 
 
-async def _send_preamble(connection: AsyncSocket, role: Role) -> None:
-    await connection.send_all([_PREAMBLE.pack(MAGIC, PROTOCOL_VERSION, role)])
+def _with_news(hello: Mapping[str, Any], credentials: Credentials) -> dict[str, Any]:
+    return {**hello, _NEWS: base64.b64encode(credentials.news()).decode()}
 
 
-async def _receive_preamble(connection: AsyncSocket) -> Role:
+def _proved(
+    theirs: dict[str, Any], certificate: Mapping[str, Any], credentials: Credentials
+) -> dict[str, Any]:
+    """A member's hello, with its device; its news are taken, and may have been of itself."""
+    try:
+        credentials.heard(base64.b64decode(theirs.pop(_NEWS), validate=True))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ProtocolError("a hello without news of the cluster") from error
+    return {**theirs, DEVICE: credentials.admitted(certificate)}
+
+
+def _preamble(role: Role, credentials: Credentials | None) -> bytes:
+    secured = 0 if credentials is None else _IS_SECURED
+    return _PREAMBLE.pack(MAGIC, PROTOCOL_VERSION, role | secured)
+
+
+def _check_secured_alike(
+    connection: AsyncSocket, theirs: int, credentials: Credentials | None
+) -> None:
+    if (theirs & _IS_SECURED) and credentials is None:
+        raise RefusedError(
+            f"{connection.peer} talks to members of its cluster only, and this side runs with "
+            "--insecure: leave that out, and pair the devices with `edge pair`"
+        )
+    if not (theirs & _IS_SECURED) and credentials is not None:
+        raise RefusedError(
+            f"{connection.peer} runs with --insecure, this device does not: start it without"
+        )
+
+
+def _records(
+    connector_secret: bytes, listener_secret: bytes, transcript: bytes, *, listens: bool
+) -> Records:
+    if not connector_secret:  # a channel, which stays with TLS
+        return PLAIN
+    digest = hashlib.sha256(transcript).digest()
+    return SealedRecords(
+        LinkSecrets.derived(connector_secret, listener_secret, digest, listens=listens)
+    )
+
+
+async def _receive_preamble(connection: AsyncSocket) -> int:
+    """The other side's role, with its bit for credentials."""
     data = bytearray(_PREAMBLE.size)
     filled = 0
     while filled < len(data):
@@ -104,16 +240,22 @@ async def _receive_preamble(connection: AsyncSocket) -> Role:
         )
     if version != PROTOCOL_VERSION:
         raise VersionMismatchError(connection.peer, ours=PROTOCOL_VERSION, theirs=version)
-    try:
-        return Role(role)
-    except ValueError:
-        raise ProtocolError(
-            f"{connection.peer} asks for a connection of unknown role {role}"
-        ) from None
+    return int(role)
 
 
-async def _receive_hello(connection: AsyncSocket) -> dict[str, Any]:
-    assembler = FrameAssembler(max_header_bytes=MAX_HELLO_BYTES, max_payload_bytes=0)
+async def _receive_exactly(connection: AsyncSocket, count: int) -> bytes:
+    data = bytearray(count)
+    filled = 0
+    while filled < count:
+        filled += await connection.receive_into(memoryview(data)[filled:])
+    return bytes(data)
+
+
+async def _receive_hello(
+    connection: AsyncSocket, secret_bytes: int
+) -> tuple[dict[str, Any], bytes]:
+    """What the other side says of itself, and its secret, which has that many bytes."""
+    assembler = FrameAssembler(max_header_bytes=MAX_HELLO_BYTES, max_payload_bytes=secret_bytes)
     frame = None
     try:
         while frame is None:
@@ -122,4 +264,6 @@ async def _receive_hello(connection: AsyncSocket) -> dict[str, Any]:
         raise ProtocolError(f"{connection.peer}: {error}") from error
     if frame.kind != _HELLO:
         raise ProtocolError(f"{connection.peer} began with '{frame.kind[:80]}' instead of a hello")
-    return dict(frame.header)
+    if len(frame.payload) != secret_bytes:
+        raise ProtocolError(f"{connection.peer} sent a secret of {len(frame.payload)} bytes")
+    return dict(frame.header), bytes(frame.payload)

@@ -8,15 +8,17 @@ import asyncio
 import errno
 import logging
 import socket
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from transport.address import describe, format_address, resolve
 from transport.async_socket import AsyncSocket, watch_for_death
 from transport.channel import Channel
-from transport.errors import AddressError, PeerLostError, TransportError
-from transport.frame import Buffer
-from transport.handshake import Role, answer, display_name, encode_hello
+from transport.credentials import Credentials
+from transport.errors import AddressError, PeerLostError, RefusedError, TransportError
+from transport.handshake import DEVICE, Role, answer, display_name, encode_hello
 from transport.link import Link
 from transport.tcp_channel import DEATH_NOTICED_WITHIN_S, TcpChannel
 from transport.tcp_link import TcpLink
@@ -25,8 +27,13 @@ HANDSHAKE_TIMEOUT_S = 5.0
 """A handshake is three small messages each way: seconds are plenty, also for a slow radio."""
 
 MAX_UNFINISHED_HANDSHAKES = 64
-"""When one more stranger comes, the oldest that has not finished is dropped: an honest peer
-finishes in milliseconds, so slow ones can fill the places but not keep them."""
+"""When one more stranger comes, the oldest is dropped of the address that has most: an honest peer
+finishes in milliseconds, so slow ones can fill the places but not keep them, and one address does
+not push out another."""
+
+MAX_CONNECTIONS = 512
+"""Served at once, all peers together; and of one device:"""
+MAX_CONNECTIONS_OF_ONE = 128
 
 _ACCEPT_RETRY_S = 0.2
 _OUT_OF_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
@@ -39,6 +46,14 @@ OnRefused = Callable[[str, TransportError], None]
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class _Stranger:
+    """Whoever has connected, before the handshake is done."""
+
+    connection: AsyncSocket
+    host: str
+
+
 class Listener:
     """Bound sockets and the tasks that serve what comes in. Made by :func:`listen`."""
 
@@ -46,7 +61,8 @@ class Listener:
         self,
         sockets: list[socket.socket],
         *,
-        hello: list[Buffer],
+        hello: Mapping[str, Any],
+        credentials: Credentials | None,
         on_channel: OnChannel,
         on_link: OnLink,
         on_refused: OnRefused | None,
@@ -56,6 +72,7 @@ class Listener:
     ) -> None:
         self._sockets = sockets
         self._hello = hello
+        self._credentials = credentials
         self._on_channel = on_channel
         self._on_link = on_link
         self._on_refused = on_refused
@@ -67,8 +84,10 @@ class Listener:
         self.port = int(sockets[0].getsockname()[1])
         """The port, the same on every address."""
         # Insertion order is age: the first entry is the oldest handshake.
-        self._unfinished: dict[asyncio.Task[None], AsyncSocket] = {}
-        self._serving: set[asyncio.Task[None]] = set()
+        self._unfinished: dict[asyncio.Task[None], _Stranger] = {}
+        self._serving: dict[asyncio.Task[None], object] = {}
+        """Whose each is."""
+        self._dropped: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
         self._retries: dict[socket.socket, asyncio.TimerHandle] = {}
         for bound in sockets:
@@ -87,7 +106,7 @@ class Listener:
             retry.cancel()
         self._retries.clear()
         # A handler may be what closes us; a task cannot wait for itself.
-        tasks = {*self._unfinished, *self._serving} - {asyncio.current_task()}
+        tasks = {*self._unfinished, *self._serving, *self._dropped} - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -109,44 +128,62 @@ class Listener:
             connected.close()  # It was reset before we could look at it.
             return
         if len(self._unfinished) >= self._max_unfinished_handshakes:
-            next(iter(self._unfinished)).cancel()
-        task = self._loop.create_task(self._serve(connection), name=f"edge {connection.peer}")
-        self._unfinished[task] = connection
+            self._drop_one()
+        stranger = _Stranger(connection, place[0])
+        task = self._loop.create_task(self._serve(stranger), name=f"edge {connection.peer}")
+        self._unfinished[task] = stranger
         task.add_done_callback(self._forget)
+
+    def _drop_one(self) -> None:
+        """Make room for one more handshake."""
+        crowd, _ = Counter(each.host for each in self._unfinished.values()).most_common(1)[0]
+        oldest = next(task for task, each in self._unfinished.items() if each.host == crowd)
+        self._unfinished.pop(oldest).connection.close()
+        self._dropped.add(oldest)
+        oldest.cancel()
 
     def _resume(self, bound: socket.socket) -> None:
         del self._retries[bound]
         self._loop.add_reader(bound, self._accept, bound)
 
     def _forget(self, task: asyncio.Task[None]) -> None:
-        self._serving.discard(task)
+        self._serving.pop(task, None)
+        self._dropped.discard(task)
         # A task that is cancelled before its first step never reaches its own clean-up.
-        connection = self._unfinished.pop(task, None)
-        if connection is not None:
-            connection.close()
+        stranger = self._unfinished.pop(task, None)
+        if stranger is not None:
+            stranger.connection.close()
 
-    async def _serve(self, connection: AsyncSocket) -> None:
+    async def _serve(self, stranger: "_Stranger") -> None:
+        connection = stranger.connection
         address = connection.peer
         try:
             async with asyncio.timeout(self._handshake_timeout_s):
-                role, remote_hello = await answer(connection, self._hello)
+                greeted = await answer(connection, self._hello, self._credentials)
         except TimeoutError:
             self._refuse(connection, PeerLostError(address, "its handshake took too long"))
             return
         except TransportError as error:
             self._refuse(connection, error)
             return
-        connection.peer = display_name(remote_hello, address)
+        connection.peer = display_name(greeted.hello, address)
         task = asyncio.current_task()
         assert task is not None
         del self._unfinished[task]
-        self._serving.add(task)
-        if role is Role.CHANNEL:
-            handler = self._on_channel(TcpChannel(connection, remote_hello))
+        whose = greeted.hello.get(DEVICE, stranger.host)
+        of_one = sum(each == whose for each in self._serving.values())
+        if len(self._serving) >= MAX_CONNECTIONS or of_one >= MAX_CONNECTIONS_OF_ONE:
+            self._refuse(connection, RefusedError(f"{connection.peer} has too many connections"))
+            return
+        self._serving[task] = whose
+        if greeted.role is Role.CHANNEL:
+            handler = self._on_channel(TcpChannel(connection, greeted.hello))
             await self._hand_over(handler, connection.peer, connection.close)
         else:
-            link = TcpLink(connection.detach(), connection.peer, self._link_timeout_s)
-            await self._hand_over(self._on_link(link, remote_hello), link.peer, link.close)
+            link = TcpLink(
+                connection.detach(), connection.peer, self._link_timeout_s, greeted.records
+            )
+            await self._hand_over(self._on_link(link, greeted.hello), link.peer, link.close)
 
     def _refuse(self, connection: AsyncSocket, error: TransportError) -> None:
         connection.close()
@@ -170,6 +207,7 @@ async def listen(
     address: str,
     *,
     hello: Mapping[str, Any],
+    credentials: Credentials | None,
     on_channel: OnChannel,
     on_link: OnLink,
     on_refused: OnRefused | None = None,
@@ -182,13 +220,14 @@ async def listen(
     Port 0 takes a free port, the same for every address that a name stands for. Each channel and
     link is given to its handler in a task of the listener. The handler owns what it is given and
     may keep it after it returns; when it raises or is cancelled, the listener closes it.
+    ``credentials`` are shown to every connection and wanted of it; None takes anybody's.
     ``on_refused`` is told the address and the error of each connection that failed its handshake.
 
     Raises:
         AddressError: the address cannot be listened on.
         ProtocolError: the hello is not JSON or too large.
     """
-    encoded_hello = encode_hello(hello)
+    encode_hello(hello)
     places = await resolve(address, to_listen=True)
     sockets: list[socket.socket] = []
     try:
@@ -203,7 +242,8 @@ async def listen(
                     raise
         return Listener(
             sockets,
-            hello=encoded_hello,
+            hello=hello,
+            credentials=credentials,
             on_channel=on_channel,
             on_link=on_link,
             on_refused=on_refused,

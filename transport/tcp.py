@@ -11,31 +11,41 @@ from typing import Any
 
 from transport.address import describe, resolve
 from transport.async_socket import AsyncSocket, watch_for_death
+from transport.credentials import Credentials
 from transport.errors import AddressError, PeerLostError
-from transport.handshake import Role, display_name, encode_hello, greet
+from transport.handshake import Greeted, Role, display_name, encode_hello, greet
 from transport.tcp_channel import DEATH_NOTICED_WITHIN_S, TcpChannel
 from transport.tcp_link import TcpLink
 
 
-async def connect(address: str, *, hello: Mapping[str, Any], timeout_s: float = 5.0) -> TcpChannel:
+async def connect(
+    address: str,
+    *,
+    hello: Mapping[str, Any],
+    credentials: Credentials | None,
+    timeout_s: float = 5.0,
+) -> TcpChannel:
     """A channel to the peer that listens on ``address``; ``hello`` is what it is told of us.
 
+    ``credentials`` are shown to the peer and wanted of it; None talks to a peer without.
     A text under ``name`` in the hello becomes part of the name that the other side prints.
 
     Raises:
         AddressError: the address cannot be used, nothing listens there, or nothing answers.
         VersionMismatchError: the peer speaks another version of the protocol; it is told as well.
+        RefusedError: it is of another cluster, or knows this device no longer.
         ProtocolError: what listens there is not Edge.
         PeerLostError: it closed the connection or fell silent during the handshake.
     """
-    connection, remote_hello = await _open(address, Role.CHANNEL, hello, timeout_s)
-    return TcpChannel(connection, remote_hello)
+    connection, greeted = await _open(address, Role.CHANNEL, hello, credentials, timeout_s)
+    return TcpChannel(connection, greeted.hello)
 
 
 async def connect_link(
     address: str,
     *,
     hello: Mapping[str, Any],
+    credentials: Credentials | None,
     timeout_s: float = 5.0,
     link_timeout_s: float = 30.0,
 ) -> TcpLink:
@@ -43,20 +53,24 @@ async def connect_link(
 
     The hello tells the peer which link this is. Raises the same errors as :func:`connect`.
     """
-    connection, _ = await _open(address, Role.LINK, hello, timeout_s)
-    return TcpLink(connection.detach(), connection.peer, link_timeout_s)
+    connection, greeted = await _open(address, Role.LINK, hello, credentials, timeout_s)
+    return TcpLink(connection.detach(), connection.peer, link_timeout_s, greeted.records)
 
 
 async def _open(
-    address: str, role: Role, hello: Mapping[str, Any], timeout_s: float
-) -> tuple[AsyncSocket, dict[str, Any]]:
-    """A connection whose handshake is done, and what the other side said of itself."""
-    encoded_hello = encode_hello(hello)
+    address: str,
+    role: Role,
+    hello: Mapping[str, Any],
+    credentials: Credentials | None,
+    timeout_s: float,
+) -> tuple[AsyncSocket, Greeted]:
+    """A connection whose handshake is done, and what came of it."""
+    encode_hello(hello)
     connection: AsyncSocket | None = None
     try:
         async with asyncio.timeout(timeout_s):
             connection = AsyncSocket(await _connect_to_first(address), address)
-            remote_hello = await greet(connection, role, encoded_hello)
+            greeted = await greet(connection, role, hello, credentials)
     except BaseException as error:
         if connection is not None:
             connection.close()
@@ -72,8 +86,8 @@ async def _open(
         if isinstance(error, PeerLostError):
             raise PeerLostError(address, f"{error.reason} during the handshake") from error
         raise
-    connection.peer = display_name(remote_hello, address)
-    return connection, remote_hello
+    connection.peer = display_name(greeted.hello, address)
+    return connection, greeted
 
 
 async def _connect_to_first(address: str) -> socket.socket:

@@ -17,15 +17,17 @@ import select
 import socket
 import struct
 import time
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from transport.async_socket import drop_bytes
 from transport.errors import PeerLostError, ProtocolError
 from transport.frame import Buffer
 from transport.link_guard import EAGER_BYTES, LinkGuard, check_incoming, check_outgoing
+from transport.records import PLAIN, BrokenRecordError, Part, Records, as_bytes, parts
 
 _SIZE = struct.Struct("!Q")
 
@@ -42,7 +44,13 @@ class TcpLink:
     the middle of a message may be noticed only after twice ``timeout_s``.
     """
 
-    def __init__(self, connected: socket.socket, peer: str, timeout_s: float = 30.0) -> None:
+    def __init__(
+        self,
+        connected: socket.socket,
+        peer: str,
+        timeout_s: float = 30.0,
+        records: Records = PLAIN,
+    ) -> None:
         if not timeout_s > 0:
             raise ValueError(f"a link's timeout is a time above 0 s, not {timeout_s}")
         fraction, seconds = math.modf(timeout_s)
@@ -57,6 +65,7 @@ class TcpLink:
         self.peer = peer
         self._socket = connected
         self._timeout_s = timeout_s
+        self._records = records
         self._size = bytearray(_SIZE.size)
         self._guard = LinkGuard(peer, interrupt=self._shut_down, release=connected.close)
 
@@ -65,9 +74,13 @@ class TcpLink:
         with self._guard.sending:
             try:
                 size = _SIZE.pack(array.nbytes)
-                sent = self._socket.sendmsg((size, array))  # type: ignore[arg-type]
-                if sent < _SIZE.size + array.nbytes:
-                    self._send_rest(drop_bytes((memoryview(size), _as_bytes(array)), sent))
+                first, others = self._cut(array)
+                part = self._records.seal(size, first)
+                sent = self._socket.sendmsg((size, part))
+                if sent < _SIZE.size + part.nbytes:
+                    self._send_rest(drop_bytes((memoryview(size), as_bytes(part)), sent))
+                for other in others:
+                    self._send_rest([as_bytes(self._records.seal(size, other))])
             except OSError as error:
                 raise self._lost(error, "took") from None
 
@@ -78,6 +91,8 @@ class TcpLink:
                 self._receive(into)
             except OSError as error:
                 raise self._lost(error, "sent") from None
+            except BrokenRecordError:
+                raise self._broken() from None
 
     def exchange(self, outgoing: NDArray[Any], incoming: NDArray[Any]) -> None:
         check_outgoing(outgoing)
@@ -85,18 +100,23 @@ class TcpLink:
         with self._guard.exchanging:
             try:
                 size = _SIZE.pack(outgoing.nbytes)
+                first, others = self._cut(outgoing)
+                part = self._records.seal(size, first)
                 try:
-                    sent = self._socket.sendmsg((size, outgoing), (), socket.MSG_DONTWAIT)  # type: ignore[arg-type]
+                    sent = self._socket.sendmsg((size, part), (), socket.MSG_DONTWAIT)
                 except BlockingIOError:
                     sent = 0
-                if sent == _SIZE.size + outgoing.nbytes:
+                if sent == _SIZE.size + part.nbytes and not others:
                     # All of it lies in the kernel's buffers: nothing to wait for but the answer.
                     self._receive(incoming)
                 else:
-                    rest = drop_bytes((memoryview(size), _as_bytes(outgoing)), sent)
-                    self._exchange_rest(rest, incoming)
+                    rest = drop_bytes((memoryview(size), as_bytes(part)), sent)
+                    sealed = (as_bytes(self._records.seal(size, each)) for each in others)
+                    self._exchange_rest(rest, sealed, incoming)
             except OSError as error:
                 raise self._lost(error, "moved") from None
+            except BrokenRecordError:
+                raise self._broken() from None
 
     def close(self) -> None:
         self._guard.close()
@@ -119,21 +139,37 @@ class TcpLink:
         if size != into.nbytes:
             raise ProtocolError(f"{self.peer} sent {size} bytes where {into.nbytes} were expected")
 
+    def _broken(self) -> ProtocolError:
+        return ProtocolError(f"{self.peer} sent what was not sealed for this link")
+
+    def _cut(self, array: NDArray[Any]) -> tuple[Part, Sequence[Part]]:
+        """What goes into the first record of an array, which mostly is all, and into others."""
+        if array.nbytes <= self._records.limit:
+            return array, ()
+        first, *others = parts(as_bytes(array), self._records.limit)
+        return first, others
+
     def _receive(self, into: NDArray[Any]) -> None:
         """Size and bytes in one system call, which is all that a small message takes."""
         header = _SIZE.size
-        if not into.nbytes:
+        first, others = self._cut(into)
+        space = self._records.space(first)
+        if not space.nbytes:
             count = self._socket.recv_into(self._size)
         else:
-            count = self._poll_for((self._size, into))  # type: ignore[arg-type]
+            count = self._poll_for((self._size, space))
         if count < header:
             self._receive_rest(memoryview(self._size)[count:], is_ended=count == 0)
             count = header
         self._check_size(into)
-        if count < header + into.nbytes:
-            self._receive_rest(_as_bytes(into)[count - header :], is_ended=False)
+        if count < header + space.nbytes:
+            self._receive_rest(as_bytes(space)[count - header :], is_ended=False)
+        self._records.open(self._size, first)
+        for other in others:
+            self._receive_rest(as_bytes(self._records.space(other)), is_ended=False)
+            self._records.open(self._size, other)
 
-    def _poll_for(self, buffers: tuple[Buffer, Buffer]) -> int:
+    def _poll_for(self, buffers: tuple[Buffer, Part]) -> int:
         """Receive into the buffers, asking again and again for a moment before sleeping.
 
         To sleep and be woken costs 10 to 50 µs, on a virtual machine more; shards that compute in
@@ -160,40 +196,41 @@ class TcpLink:
         while buffers:
             buffers = drop_bytes(buffers, self._socket.sendmsg(buffers))
 
-    def _exchange_rest(self, outgoing: list[memoryview], into: NDArray[Any]) -> None:
+    def _exchange_rest(
+        self, outgoing: list[memoryview], others: Iterator[memoryview], into: NDArray[Any]
+    ) -> None:
         """Move what can be moved in either direction until one of them is done."""
-        space = memoryview(self._size)
-        is_size_known = False
+        outgoing = outgoing or list(islice(others, 1))
+        spaces = self._spaces(into)
+        space = next(spaces, None)
         poller = select.poll()
         poller.register(self._socket, select.POLLIN | select.POLLOUT)
-        while outgoing:
+        while outgoing and space is not None:
             if not poller.poll(self._timeout_s * 1000):
                 raise BlockingIOError
             with contextlib.suppress(BlockingIOError):
-                outgoing = drop_bytes(
-                    outgoing, self._socket.sendmsg(outgoing, (), socket.MSG_DONTWAIT)
-                )
-            if space.nbytes:
-                with contextlib.suppress(BlockingIOError):
-                    count = self._socket.recv_into(space, 0, socket.MSG_DONTWAIT)
-                    if count == 0:
-                        raise self._ended()
-                    space = space[count:]
-            if not space.nbytes and not is_size_known:
-                self._check_size(into)
-                is_size_known = True
-                space = _as_bytes(into)
-            elif not space.nbytes:
-                # Everything is here: only the way out is left, and it may block.
-                self._send_rest(outgoing)
-                return
-        if not is_size_known:
+                sent = self._socket.sendmsg(outgoing, (), socket.MSG_DONTWAIT)
+                outgoing = drop_bytes(outgoing, sent) or list(islice(others, 1))
+            with contextlib.suppress(BlockingIOError):
+                count = self._socket.recv_into(space, 0, socket.MSG_DONTWAIT)
+                if count == 0:
+                    raise self._ended()
+                space = space[count:] if count < space.nbytes else next(spaces, None)
+        # One way is left, and it may block.
+        while space is not None:
             self._receive_rest(space, is_ended=False)
-            self._check_size(into)
-            space = _as_bytes(into)
-        self._receive_rest(space, is_ended=False)
+            space = next(spaces, None)
+        while outgoing:
+            self._send_rest(outgoing)
+            outgoing = list(islice(others, 1))
 
-
-def _as_bytes(array: NDArray[Any]) -> memoryview:
-    """The bytes of a C-contiguous array, shared."""
-    return array.reshape(-1).view(np.uint8).data
+    def _spaces(self, into: NDArray[Any]) -> Iterator[memoryview]:
+        """Where a message's bytes go; what has been filled is checked before the next is told."""
+        yield memoryview(self._size)
+        self._check_size(into)
+        first, others = self._cut(into)
+        for part in (first, *others):
+            space = self._records.space(part)
+            if space.nbytes:
+                yield as_bytes(space)
+            self._records.open(self._size, part)

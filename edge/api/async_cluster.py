@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,9 @@ from edge.coordinator.requests import fail_all
 from edge.errors import CapacityError, NetworkError, PlanError, RequestError
 from edge.host.cache_paths import cache_root
 from edge.host.free_memory import parse_size
+from edge.membership.membership import Membership, credentials
+from edge.membership.own import OwnMembership
+from edge.membership.store import token
 from edge.planning.cluster_profile import set_up_like
 from edge.planning.forecast import Forecast
 from edge.planning.kv_limits import kv_limits
@@ -29,6 +33,10 @@ from edge.progress import OnProgress
 from edge.protocol.discovery import find_peers
 from edge.protocol.peer_info import PeerInfo, describe_all, describe_each, memory_rate, set_memory
 from edge.weights.checkpoint import Checkpoint
+from transport import Credentials
+
+Peer = str | PeerInfo
+"""Where a peer is, or one that was found before."""
 
 _log = logging.getLogger(__name__)
 
@@ -54,48 +62,71 @@ class AsyncCluster:
         timeout_s: float = 5.0,
         at_least: int = 1,
         interfaces: Sequence[str] | None = None,
+        insecure: bool = False,
     ) -> AsyncCluster:
         """Every peer of the named cluster that zeroconf finds on the local network.
 
         It looks until no new one was found for a second, once there are `at_least` of them, and
-        for `timeout_s` at most. Raises NetworkError, saying what was tried, when none is found.
+        for `timeout_s` at most. `insecure`: peers that run with --insecure, instead of those that
+        this device was paired with. Raises NetworkError, saying what was tried, when none is found.
         """
         if type(at_least) is not int or at_least < 1:
             raise RequestError(f"at_least must be a whole number of 1 or more, not {at_least!r}")
+        shown = await _own_credentials(insecure=insecure)
         return cls(
-            await find_peers(cluster, timeout_s=timeout_s, at_least=at_least, interfaces=interfaces)
+            await find_peers(
+                cluster, shown, timeout_s=timeout_s, at_least=at_least, interfaces=interfaces
+            )
         )
 
     @classmethod
-    async def connect(cls, addresses: str | Sequence[str]) -> AsyncCluster:
-        """The peers at "host:port"; for networks where zeroconf does not reach."""
-        wanted = [addresses] if isinstance(addresses, str) else list(addresses)
-        if not wanted or not all(isinstance(address, str) for address in wanted):
+    async def connect(cls, peers: Peer | Sequence[Peer], *, insecure: bool = False) -> AsyncCluster:
+        """The peers at "host:port"; for networks where zeroconf does not reach.
+
+        A peer of another cluster object, as `cluster.peers` has it, may stand for its address.
+        `insecure`: they run with --insecure.
+        """
+        wanted = [peers] if isinstance(peers, str | PeerInfo) else list(peers)
+        if not wanted or not all(isinstance(peer, str | PeerInfo) for peer in wanted):
             raise RequestError("give at least one address, as a text host:port")
-        return cls(await describe_each(wanted))
+        known = [peer for peer in wanted if isinstance(peer, PeerInfo)]
+        if known:
+            shown = known[0].credentials
+        else:
+            shown = await _own_credentials(insecure=insecure)
+        addresses = [peer.address if isinstance(peer, PeerInfo) else peer for peer in wanted]
+        return cls(await describe_each(addresses, shown))
 
     @classmethod
-    async def local(cls, peers: int = 2, **settings: Unpack[LocalSettings]) -> AsyncCluster:
+    async def local(
+        cls, peers: int = 2, *, insecure: bool = False, **settings: Unpack[LocalSettings]
+    ) -> AsyncCluster:
         """Daemons started on this machine, as processes of their own with real sockets.
 
+        They and this process are a cluster of their own, for as long as they run; `insecure`
+        leaves out its keys, to measure what they cost.
         settings: memory, model_memory, threads, backend, kv_memory, kv_disk; `LocalSettings` says
         what they mean.
         """
         daemons = LocalPeers()
         try:
-            return await cls._of_daemons(daemons, peers, settings)
+            return await cls._of_daemons(daemons, peers, settings, insecure=insecure)
         except BaseException:
             await uninterrupted(run_blocking(daemons.close))
             raise
 
     @classmethod
     async def _of_daemons(
-        cls, daemons: LocalPeers, peers: int, settings: LocalSettings
+        cls, daemons: LocalPeers, peers: int, settings: LocalSettings, *, insecure: bool
     ) -> AsyncCluster:
         """The cluster of daemons that it starts; from then on they are its own to end."""
-        await run_blocking(lambda: daemons.start(peers, settings))
+        shown, handed = None, None
+        if not insecure:
+            cluster = await run_blocking(lambda: Membership.founded("local"))
+            shown, handed = credentials(lambda: cluster), token(cluster)
+        await run_blocking(lambda: daemons.start(peers, settings, handed))
         addresses = await run_blocking(daemons.addresses, stop=daemons.hang_up)
-        return cls(await describe_each(addresses), daemons)
+        return cls(await describe_each(addresses, shown), daemons)
 
     async def memory_rates(self) -> dict[str, float]:
         """Bytes per second that each peer reads from memory, by name; measured one by one."""
@@ -229,7 +260,9 @@ class AsyncCluster:
             self._models = [model for model in self._models if not model.is_over]
             for model in over:
                 await model.aclose()
-            infos, failures = await describe_all([peer.address for peer in self.peers])
+            infos, failures = await describe_all(
+                [peer.address for peer in self.peers], self.peers[0].credentials
+            )
             gone = [peer.name for peer in self.peers if peer.address in failures]
             if not infos:
                 raise NetworkError(
@@ -249,3 +282,10 @@ class AsyncCluster:
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+
+async def _own_credentials(*, insecure: bool) -> Credentials | None:
+    """What this process shows to peers."""
+    if insecure:
+        return None
+    return await run_blocking(lambda: OwnMembership(socket.gethostname()).credentials())

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
-from edge.api.async_cluster import AsyncCluster
+from edge.api.async_cluster import AsyncCluster, Peer
 from edge.api.local_peers import LocalPeers, LocalSettings, Size
 from edge.api.model import Model
 from edge.concurrency.loop_thread import LoopThread
@@ -42,33 +42,50 @@ class Cluster:
         timeout_s: float = 5.0,
         at_least: int = 1,
         interfaces: Sequence[str] | None = None,
+        insecure: bool = False,
     ) -> Cluster:
         """Every peer of the named cluster that zeroconf finds on the local network.
 
         It looks until no new one was found for a second, once there are `at_least` of them, and
-        for `timeout_s` at most. Raises NetworkError, saying what was tried, when none is found.
+        for `timeout_s` at most. `insecure`: peers that run with --insecure, instead of those that
+        this device was paired with. Raises NetworkError, saying what was tried, when none is found.
         """
         return cls._open(
             lambda: AsyncCluster.discover(
-                cluster, timeout_s=timeout_s, at_least=at_least, interfaces=interfaces
+                cluster,
+                timeout_s=timeout_s,
+                at_least=at_least,
+                interfaces=interfaces,
+                insecure=insecure,
             )
         )
 
     @classmethod
-    def connect(cls, addresses: str | Sequence[str]) -> Cluster:
-        """The peers at "host:port"; for networks where zeroconf does not reach."""
-        return cls._open(lambda: AsyncCluster.connect(addresses))
+    def connect(cls, peers: Peer | Sequence[Peer], *, insecure: bool = False) -> Cluster:
+        """The peers at "host:port"; for networks where zeroconf does not reach.
+
+        A peer of another cluster object, as `cluster.peers` has it, may stand for its address.
+        `insecure`: they run with --insecure.
+        """
+        return cls._open(lambda: AsyncCluster.connect(peers, insecure=insecure))
 
     @classmethod
-    def local(cls, peers: int = 2, **settings: Unpack[LocalSettings]) -> Cluster:
+    def local(
+        cls, peers: int = 2, *, insecure: bool = False, **settings: Unpack[LocalSettings]
+    ) -> Cluster:
         """Daemons started on this machine, as processes of their own with real sockets.
 
+        They and this process are a cluster of their own, for as long as they run; `insecure`
+        leaves out its keys, to measure what they cost.
         settings: memory, model_memory, threads, backend, kv_memory, kv_disk; `LocalSettings` says
         what they mean.
         """
         daemons = LocalPeers()
         try:
-            return cls._open(lambda: AsyncCluster._of_daemons(daemons, peers, settings), daemons)
+            return cls._open(
+                lambda: AsyncCluster._of_daemons(daemons, peers, settings, insecure=insecure),
+                daemons,
+            )
         except BaseException:
             daemons.close()
             raise

@@ -27,7 +27,7 @@ class LocalSettings(TypedDict, total=False):
     """What local daemons may be given: each takes one value, or one for each peer.
 
     memory: the most that each process may have in memory ("2GiB" or bytes), itself included; a
-    daemon below its minimum, of about 125 MiB, does not start; of a GPU its own memory.
+    daemon below its minimum, of about 135 MiB, does not start; of a GPU its own memory.
     model_memory: of that, the most for weights and KV caches. kv_memory: the part that keys and
     values may take; kv_disk ("FOLDER:SIZE"): where they go beyond that, see `edge peer`; of one
     folder for several peers each takes a folder within, and the whole size. threads: of each; the
@@ -49,15 +49,17 @@ class LocalPeers:
     """
 
     def __init__(self) -> None:
-        self._processes: list[subprocess.Popen[str]] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
 
-    def start(self, peers: int, settings: LocalSettings) -> None:
-        """Raises RequestError for counts that do not match.
+    def start(self, peers: int, settings: LocalSettings, token: bytes | None) -> None:
+        """`token` makes them members of a cluster; without it they talk to anybody.
+
+        Raises RequestError for counts that do not match.
 
         Not for the main thread: a Ctrl-C could come between a process and its place in the list.
         """
         for options in _command_lines(peers, **settings):
-            self._processes.append(_spawn(options))
+            self._processes.append(_spawn(options, token))
 
     def addresses(self) -> list[str]:
         """Where they listen, once all do. Raises NetworkError if one does not start."""
@@ -140,20 +142,25 @@ def _one_each(value: T | Sequence[T] | None, peers: int, name: str) -> Sequence[
     return [value] * peers
 
 
-def _spawn(options: list[str]) -> subprocess.Popen[str]:
+def _spawn(options: list[str], token: bytes | None) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "edge", "peer", "--listen", "127.0.0.1:0", "--supervised"]
-    return subprocess.Popen(
-        command + options,
+    process = subprocess.Popen(
+        command + options + ["--handed-token" if token else "--insecure"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        text=True,
         env=with_huge_pages(os.environ),
         # Ctrl-C is for the program; it ends its daemons in its own time.
         start_new_session=True,
     )
+    if token:
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # why it ended is for it to say
+            process.stdin.write(token + b"\n")
+            process.stdin.flush()
+    return process
 
 
-def _await_ready(process: subprocess.Popen[str]) -> str:
+def _await_ready(process: subprocess.Popen[bytes]) -> str:
     """A supervised daemon writes one line of JSON once it listens."""
     assert process.stdout is not None
     line = process.stdout.readline()

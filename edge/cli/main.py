@@ -25,6 +25,8 @@ from edge.version import __version__
 COMMANDS = {
     "peer": "Run the daemon that lends this device to the cluster.",
     "peers": "Show the peers of a cluster.",
+    "pair": "Make two devices members of one cluster.",
+    "cluster": "Show this device's cluster, expel a device.",
     "memory": "Tell a running peer how much memory it may use.",
     "plan": "Show what would run where and how fast, without running it.",
     "run": "Answer one prompt.",
@@ -57,6 +59,7 @@ def cli() -> None:
     """Run a language model that no single device of yours can hold, on the devices you have.
 
     \b
+    Once, on two:        edge pair; then edge pair and the words that it shows
     On each device:      edge peer
     Then, on any one:    edge run path/to/checkpoint -p "Why is the sky blue?"
 

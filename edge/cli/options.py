@@ -61,6 +61,11 @@ class ClusterOptions:
         metavar="NAME|IP",
         help="Look for peers only on this network interface.",
     )
+    insecure: bool = option(
+        False,
+        help="For peers that run with --insecure: no keys, and whoever is on the network reads "
+        "along.",
+    )
 
 
 cluster_options = given_options("peers", ClusterOptions)
@@ -121,11 +126,14 @@ def open_cluster(options: ClusterOptions) -> Iterator[Cluster]:
             memory=options.memory,
             model_memory=options.model_memory,
             threads=options.threads,
+            insecure=options.insecure,
         )
     elif options.addresses:
-        opened = Cluster.connect(options.addresses)
+        opened = Cluster.connect(options.addresses, insecure=options.insecure)
     else:
-        opened = Cluster.discover(options.cluster, interfaces=options.interfaces or None)
+        opened = Cluster.discover(
+            options.cluster, interfaces=options.interfaces or None, insecure=options.insecure
+        )
     with opened:
         yield opened
 

@@ -162,7 +162,7 @@ class _Loading:
         )
 
         def connect() -> Awaitable[PeerClient]:
-            return PeerClient.connect(peer.address, on_event=model.on_event)
+            return peer.connect(on_event=model.on_event)
 
         client, sent_bytes = await ship(
             shipment, connect, peer=peer.name, on_progress=self._on_progress

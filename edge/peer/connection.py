@@ -350,7 +350,7 @@ class Connection:
 
     async def _connect(self, call: messages.Connect) -> messages.Done:
         hosted = self._session(call.session)
-        await hosted.connect(call.places, self._peer.settings.name)
+        await hosted.connect(call.places, self._peer.settings.name, self._peer.credentials)
         await asyncio.wrap_future(hosted.shard.prepare())
         return messages.Done()
 

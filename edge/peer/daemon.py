@@ -7,7 +7,9 @@ session): a coordinator's frames are `connection`'s, a session's links are `host
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import uuid
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,11 +23,14 @@ from edge.protocol.client import map_transport_error, software_difference
 from edge.protocol.fields import integer, text
 from edge.protocol.heartbeat import LINK_TIMEOUT_S
 from edge.version import __version__
-from transport import Channel, Link
+from transport import Channel, Credentials, Link
 
 MAX_PROBES = 4
 """Links that are answered at once; further ones wait, or are given up by who made them."""
 
+
+MAX_ADDRESSES = 8
+"""Of a member, that are tried."""
 
 MAX_TOLD = 16
 """Other versions of which the daemon says that somebody has them."""
@@ -36,12 +41,15 @@ _log = logging.getLogger(__name__)
 class PeerDaemon:
     """`start`, then `aclose`; everything it made is gone after that."""
 
-    def __init__(self, settings: PeerSettings) -> None:
+    def __init__(
+        self, settings: PeerSettings, credentials: Credentials | None, id: str | None = None
+    ) -> None:
         """Raises what `PeerResources` raises for settings that cannot be."""
-        self.resources = PeerResources(settings)
+        self.resources = PeerResources(settings, credentials, id)
         self._probes = asyncio.Semaphore(MAX_PROBES)
         self._listener: transport.Listener | None = None
         self._discovery: transport.Discovery | None = None
+        self._gossip: asyncio.Task[None] | None = None
         self._told: set[object] = set()
 
     async def start(self) -> None:
@@ -51,12 +59,13 @@ class PeerDaemon:
         name that cannot be announced or a budget below the minimum.
         """
         resources = self.resources
-        settings = resources.settings
+        settings, credentials = resources.settings, resources.credentials
         await resources.open()
         try:
             self._listener = await transport.listen(
                 settings.listen,
                 hello={"name": settings.name, "id": resources.id, "software": __version__},
+                credentials=credentials,
                 on_channel=self._serve,
                 on_link=self._take_link,
                 on_refused=self._refused,
@@ -65,18 +74,23 @@ class PeerDaemon:
             resources.listens_at = self._listener.addresses
             if settings.announce:
                 self._discovery = transport.ZeroconfDiscovery(
-                    cluster=settings.cluster, interfaces=settings.interfaces or None
+                    cluster=settings.cluster,
+                    key=None if credentials is None else credentials.tag_key,
+                    interfaces=settings.interfaces or None,
                 )
+                # Strangers hear it: nothing in it tells this device, or this start, from another.
                 await self._discovery.announce(
                     transport.PeerRecord(
-                        id=resources.id,
-                        name=settings.name,
+                        id=resources.id if credentials is None else uuid.uuid4().hex,
+                        name=settings.name if credentials is None else "",
                         cluster=settings.cluster,
                         addresses=self._listener.addresses,
                         protocol=transport.PROTOCOL_VERSION,
                         properties={},
                     )
                 )
+                if credentials is not None:
+                    self._gossip = asyncio.create_task(self._tell_members(credentials))
         except transport.TransportError as error:
             raise map_transport_error(error, settings.name) from error
         except OSError as error:
@@ -86,11 +100,35 @@ class PeerDaemon:
 
     async def aclose(self) -> None:
         """Stop listening and announcing, end every session. May be called again."""
+        if self._gossip is not None:
+            self._gossip.cancel()
+            await asyncio.gather(self._gossip, return_exceptions=True)
         if self._discovery is not None:
             await self._discovery.aclose()
         if self._listener is not None:
             await self._listener.aclose()
         self.resources.close()
+
+    async def _tell_members(self, credentials: Credentials) -> None:
+        """Exchange news of the cluster with each member that is there or comes.
+
+        A handshake does that. One of two that start at once may have been away for long.
+        """
+        assert self._discovery is not None
+        with contextlib.suppress(transport.TransportError):
+            async for event in self._discovery.watch():
+                if not isinstance(event, transport.PeerFound):
+                    continue
+                for address in event.record.addresses[:MAX_ADDRESSES]:
+                    try:
+                        hello = {"name": self.resources.settings.name, "software": __version__}
+                        channel = await transport.connect(
+                            address, hello=hello, credentials=credentials
+                        )
+                    except transport.TransportError:
+                        continue
+                    await channel.aclose()
+                    break
 
     def _refused(self, _peer: str, error: transport.TransportError) -> None:
         if isinstance(error, transport.VersionMismatchError):

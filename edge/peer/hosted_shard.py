@@ -16,7 +16,7 @@ from edge.protocol.heartbeat import LINK_TIMEOUT_S
 from edge.protocol.step import MAX_REQUESTS
 from edge.protocol.topology import Place, Seat
 from offload import Manifest
-from transport import Link
+from transport import Credentials, Link
 
 CONNECT_TIMEOUT_S = 20.0
 """How long the shards of a plan may take to link up with each other."""
@@ -96,7 +96,9 @@ class HostedShard:
         """The request is over; unknown ones are ignored."""
         self._prompt_tokens.pop(request, None)
 
-    async def connect(self, places: Mapping[Seat, Place], name: str) -> None:
+    async def connect(
+        self, places: Mapping[Seat, Place], name: str, credentials: Credentials | None
+    ) -> None:
         """Dial the neighbours that come after us, await those before.
 
         Raises NetworkError naming the devices that cannot be reached, ProtocolError for a second
@@ -114,7 +116,7 @@ class HostedShard:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 for seat in sorted(self.shard.links.neighbours):
                     if seat > self.shard.links.seat:
-                        self._arrived[seat] = await dial(places[seat], hello)
+                        self._arrived[seat] = await dial(places[seat], hello, credentials)
                 while self.shard.links.neighbours - set(self._arrived):
                     self._changed.clear()
                     await self._changed.wait()
@@ -140,7 +142,11 @@ class HostedShard:
 
 
 async def dial(
-    place: Place, hello: Mapping[str, object], *, timeout_s: float = DIAL_TIMEOUT_S
+    place: Place,
+    hello: Mapping[str, object],
+    credentials: Credentials | None,
+    *,
+    timeout_s: float = DIAL_TIMEOUT_S,
 ) -> Link:
     """A link to the first of the neighbour's addresses that answers, each within `timeout_s`.
 
@@ -150,7 +156,11 @@ async def dial(
     for address in place.addresses:
         try:
             return await transport.connect_link(
-                address, hello=hello, timeout_s=timeout_s, link_timeout_s=LINK_TIMEOUT_S
+                address,
+                hello=hello,
+                credentials=credentials,
+                timeout_s=timeout_s,
+                link_timeout_s=LINK_TIMEOUT_S,
             )
         except transport.TransportError as error:
             failure = failure or error

@@ -132,4 +132,4 @@ class ProfilingCalls:
 
     async def _link(self, call: LinkQuestion) -> Link:
         hello = {"name": self._peer.settings.name, "probe": True}
-        return await dial(call.place, hello, timeout_s=_DIAL_TIMEOUT_S)
+        return await dial(call.place, hello, self._peer.credentials, timeout_s=_DIAL_TIMEOUT_S)

@@ -33,6 +33,7 @@ from edge.profiling.sample import SAMPLE_BYTES, sample_budget_bytes
 from edge.protocol.description import MAX_SESSIONS, HostedModel, PeerDescription
 from edge.version import __version__
 from offload import DerivedCache, ShardCache
+from transport import Credentials
 
 MAX_SHARDS = 16
 """That one coordinator may offer to a peer, or run there, on one connection."""
@@ -49,8 +50,13 @@ MEASURED_TIMEOUT_S = 5.0
 class PeerResources:
     """One daemon's. `open` before its first use, `close` at the end."""
 
-    def __init__(self, settings: PeerSettings) -> None:
-        """Raises RequestError when the cache, or the folder for keys and values, cannot be used, or
+    def __init__(
+        self, settings: PeerSettings, credentials: Credentials | None, id: str | None = None
+    ) -> None:
+        """`credentials` are shown to other members; without them it talks to anybody, and `id` is
+        as good as any other.
+
+        Raises RequestError when the cache, or the folder for keys and values, cannot be used, or
         these may take more memory than there is."""
         kv_bytes = settings.kv_memory_bytes or 0
         if settings.memory_bytes is not None and kv_bytes > settings.memory_bytes:
@@ -59,7 +65,8 @@ class PeerResources:
                 f"{format_size(settings.memory_bytes)}; give less, or more --memory"
             )
         self.settings = settings
-        self.id = uuid.uuid4().hex
+        self.credentials = credentials
+        self.id = id or uuid.uuid4().hex
         self.listens_at: tuple[str, ...] = ()
         """Addresses, 0.0.0.0 among them."""
         self.sessions: dict[str, HostedShard] = {}

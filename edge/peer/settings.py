@@ -103,3 +103,7 @@ class PeerSettings:
     def __post_init__(self) -> None:
         if not self.name.isprintable() or len(self.name) > 100:
             raise RequestError("a peer's name must be printable and at most 100 characters")
+        if not (self.cluster and self.cluster.isprintable() and len(self.cluster) <= 100):
+            raise RequestError(
+                "a cluster's name must be printable, and have 1 to at most 100 characters"
+            )

@@ -228,7 +228,7 @@ class _Rehearsal:
     async def __aenter__(self) -> Self:
         try:
             for seat, peer in self._peers.items():
-                client = await PeerClient.connect(peer.address, on_event=self._hear)
+                client = await peer.connect(on_event=self._hear)
                 self._stack.push_async_callback(client.aclose)
                 self._clients[seat] = client
                 client.watch(self._told.put_nowait)

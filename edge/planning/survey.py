@@ -33,7 +33,7 @@ class PeerClients:
         """Raises PeerLostError when it does not answer any more."""
         if peer.id not in self._clients:
             try:
-                client = await PeerClient.connect(peer.address)
+                client = await peer.connect()
             except ProtocolError:
                 raise
             except NetworkError as error:

@@ -19,12 +19,14 @@ from edge.protocol.frame_codec import ANSWER, Call, Event, Post, from_frame, to_
 from edge.protocol.heartbeat import ALIVE, SILENT_AFTER_S, Hearing, show_life
 from edge.protocol.messages import FRAMES, limits_of
 from edge.version import __version__
-from transport import Channel, Frame
+from transport import DEVICE, Channel, Credentials, Frame
 
 Answer = TypeVar("Answer")
 Body = TypeVar("Body")
 
 CONNECT_WITHIN_S = 5.0
+
+OnEvent = Callable[["PeerClient", Event], None]
 
 _log = logging.getLogger(__name__)
 
@@ -41,10 +43,12 @@ class PeerClient:
         address: str,
         *,
         silent_after_s: float,
-        on_event: Callable[[PeerClient, Event], None] | None,
+        on_event: OnEvent | None,
     ) -> None:
         self.address = address
         self.name = printable(channel.remote_hello.get("name", address))
+        self.device: str | None = channel.remote_hello.get(DEVICE)
+        """Whose certificate it has shown; None: it has none."""
         self._channel = channel
         self._on_event = on_event
         self._on_lost: Callable[[EdgeError], None] | None = None
@@ -62,17 +66,22 @@ class PeerClient:
     async def connect(
         cls,
         address: str,
+        credentials: Credentials | None,
         *,
         timeout_s: float = CONNECT_WITHIN_S,
         silent_after_s: float = SILENT_AFTER_S,
-        on_event: Callable[[PeerClient, Event], None] | None = None,
+        on_event: OnEvent | None = None,
     ) -> PeerClient:
-        """Raises NetworkError when nothing usable answers there; ProtocolError, a kind of it, when
-        that is of another version."""
+        """`credentials` are ours, None for a peer that wants none.
+
+        Raises NetworkError when nothing usable answers there; ProtocolError, a kind of it, when
+        that is of another version.
+        """
         try:
             channel = await transport.connect(
                 address,
                 hello={"name": "coordinator", "software": __version__},
+                credentials=credentials,
                 timeout_s=timeout_s,
             )
         except transport.TransportError as error:

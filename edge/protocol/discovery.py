@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import transport
 from edge.errors import EdgeError, NetworkError
 from edge.protocol.peer_info import PeerInfo, describe_peer
-from transport import Discovery, PeerFound, PeerGone, PeerRecord
+from transport import Credentials, Discovery, PeerFound, PeerGone, PeerRecord
 
 SETTLE_S = 1.0
 """Once one peer is found, how long to go on listening for others: answers to one question arrive
@@ -39,13 +39,22 @@ async def browse(
 
 
 async def find_peers(
-    cluster: str, *, timeout_s: float, interfaces: Sequence[str] | None, at_least: int = 1
+    cluster: str,
+    credentials: Credentials | None,
+    *,
+    timeout_s: float,
+    interfaces: Sequence[str] | None,
+    at_least: int = 1,
 ) -> list[PeerInfo]:
     """Peers of the cluster that can be reached, each once, by name.
 
     Raises NetworkError saying what was tried, when there is none.
     """
-    discovery = transport.ZeroconfDiscovery(cluster=cluster, interfaces=interfaces)
+    discovery = transport.ZeroconfDiscovery(
+        cluster=cluster,
+        key=None if credentials is None else credentials.tag_key,
+        interfaces=interfaces,
+    )
     try:
         records = await browse(discovery, timeout_s=timeout_s, at_least=at_least)
         tried = discovery.describe()
@@ -53,10 +62,10 @@ async def find_peers(
         raise NetworkError(f"cannot look for peers: {error}") from error
     finally:
         await discovery.aclose()
-    answers = await asyncio.gather(*(_reach(record) for record in records))
+    answers = await asyncio.gather(*(_reach(record, credentials) for record in records))
     peers = {answer.id: answer for answer in answers if isinstance(answer, PeerInfo)}
     if peers:
-        return list(peers.values())
+        return sorted(peers.values(), key=lambda peer: (peer.name, peer.id))
     failures = "; ".join(dict.fromkeys(str(answer) for answer in answers))
     raise NetworkError(
         f"no peers found within {timeout_s:g} s by {tried}. "
@@ -66,12 +75,12 @@ async def find_peers(
     )
 
 
-async def _reach(record: PeerRecord) -> PeerInfo | EdgeError:
+async def _reach(record: PeerRecord, credentials: Credentials | None) -> PeerInfo | EdgeError:
     """The peer by the first of its addresses that answers, else the last error."""
     failure: EdgeError = NetworkError(f"{record.name} announces no address")
     for address in record.addresses:
         try:
-            return await describe_peer(address, timeout_s=3.0)
+            return await describe_peer(address, credentials, timeout_s=3.0)
         except EdgeError as error:
             failure = error
     return failure

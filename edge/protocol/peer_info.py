@@ -6,17 +6,18 @@ import asyncio
 import contextlib
 import ipaddress
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from edge.errors import EdgeError, NetworkError
-from edge.protocol.client import CONNECT_WITHIN_S, Answer, PeerClient
+from edge.errors import EdgeError, NetworkError, ProtocolError
+from edge.membership.identity import is_peer_of
+from edge.protocol.client import CONNECT_WITHIN_S, Answer, OnEvent, PeerClient
 from edge.protocol.description import PeerDescription
 from edge.protocol.frame_codec import Call
 from edge.protocol.measurements import MemoryRate
 from edge.protocol.messages import Describe, SetMemory
 from edge.protocol.topology import Place, Seat
-from transport import parse_address
+from transport import Credentials, parse_address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,46 +25,73 @@ class PeerInfo(PeerDescription):
     """A peer as it described itself, and where we reached it."""
 
     address: str
+    credentials: Credentials | None = field(repr=False, compare=False)
+    """What we showed it; None: it wants none."""
+
+    async def connect(self, *, on_event: OnEvent | None = None) -> PeerClient:
+        """Raises what `PeerClient.connect` raises."""
+        return await PeerClient.connect(self.address, self.credentials, on_event=on_event)
+
+    def to_json(self) -> dict[str, Any]:
+        """What it said, for scripts; nothing of keys."""
+        told = asdict(replace(self, credentials=None))
+        del told["credentials"]
+        return told
 
 
-async def describe_peer(address: str, *, timeout_s: float = 5.0) -> PeerInfo:
+async def describe_peer(
+    address: str, credentials: Credentials | None, *, timeout_s: float = 5.0
+) -> PeerInfo:
     """Ask the peer at `address` who it is.
 
     Raises NetworkError when nobody is there, PeerError when it does not say in time, ProtocolError
     when it says what makes no sense.
     """
-    return await _described(address, Describe(), timeout_s=timeout_s)
+    return await _described(address, credentials, Describe(), timeout_s=timeout_s)
 
 
 async def set_memory(peer: PeerInfo, memory_bytes: int) -> PeerInfo:
     """Give the peer another budget; the peer as it is then. Raises RequestError when it refuses."""
-    return await _described(peer.address, SetMemory(bytes=memory_bytes))
+    return await _described(peer.address, peer.credentials, SetMemory(bytes=memory_bytes))
 
 
 async def memory_rate(peer: PeerInfo) -> float:
     """Bytes per second the peer reads from memory; takes it a few tenths of a second."""
-    return (await _told(peer.address, MemoryRate())).bytes_per_s
+    told, _ = await _told(peer.address, peer.credentials, MemoryRate())
+    return told.bytes_per_s
 
 
 async def _described(
-    address: str, call: Call[PeerDescription], *, timeout_s: float | None = None
+    address: str,
+    credentials: Credentials | None,
+    call: Call[PeerDescription],
+    *,
+    timeout_s: float | None = None,
 ) -> PeerInfo:
-    told = await _told(address, call, timeout_s=timeout_s)
-    return PeerInfo(
-        address=address, **{each.name: getattr(told, each.name) for each in fields(told)}
-    )
+    told, device = await _told(address, credentials, call, timeout_s=timeout_s)
+    if device is not None and not is_peer_of(told.id, device):
+        raise ProtocolError(f"peer {told.name} calls itself by the id of another device")
+    described = {each.name: getattr(told, each.name) for each in fields(told)}
+    return PeerInfo(address=address, credentials=credentials, **described)
 
 
-async def _told(address: str, call: Call[Answer], *, timeout_s: float | None = None) -> Answer:
-    client = await PeerClient.connect(address, timeout_s=timeout_s or CONNECT_WITHIN_S)
+async def _told(
+    address: str,
+    credentials: Credentials | None,
+    call: Call[Answer],
+    *,
+    timeout_s: float | None = None,
+) -> tuple[Answer, str | None]:
+    """The answer, and whose certificate came with it."""
+    client = await PeerClient.connect(address, credentials, timeout_s=timeout_s or CONNECT_WITHIN_S)
     try:
-        return await client.call(call, limit_s=timeout_s)
+        return await client.call(call, limit_s=timeout_s), client.device
     finally:
         await client.aclose()
 
 
 async def describe_all(
-    addresses: Sequence[str],
+    addresses: Sequence[str], credentials: Credentials | None
 ) -> tuple[list[PeerInfo], dict[str, EdgeError]]:
     """Every peer that answers, once each, in the order given; and why the others do not."""
     infos: dict[str, PeerInfo] = {}
@@ -71,7 +99,7 @@ async def describe_all(
 
     async def ask(address: str) -> None:
         try:
-            infos[address] = await describe_peer(address)
+            infos[address] = await describe_peer(address, credentials)
         except EdgeError as error:
             failures[address] = error
 
@@ -83,9 +111,11 @@ async def describe_all(
     return list(by_id.values()), failures
 
 
-async def describe_each(addresses: Sequence[str]) -> list[PeerInfo]:
+async def describe_each(
+    addresses: Sequence[str], credentials: Credentials | None
+) -> list[PeerInfo]:
     """Every peer; raises the error of the first that does not answer."""
-    infos, failures = await describe_all(addresses)
+    infos, failures = await describe_all(addresses, credentials)
     for address in addresses:
         if address in failures:
             raise failures[address]

@@ -4,7 +4,7 @@ A comment above a block says how it is run:
 
     <!-- run: TEXT -->      its standard output must contain TEXT
     <!-- daemons: N -->     N times in the background, while the page's `run` blocks are run
-    <!-- tested by … -->    by something else, which is checked here too
+    <!-- tested by … -->    by .ci/run or the test named, which is checked here too
     <!-- needs a GPU -->    not run here; only on the page about GPUs
 
 Blocks of a page run in its order and in one empty folder, in which only `demos` is found. Daemons
@@ -68,6 +68,7 @@ BLOCKS = [block for page in PAGES for block in read_blocks(page)]
 RUN = [block for block in BLOCKS if block.how == "run"]
 DAEMONS = [block for block in BLOCKS if block.how == "daemons"]
 ELSEWHERE = [block for block in BLOCKS if block.how.startswith("tested by .ci/run")]
+IN_A_TEST = [block for block in BLOCKS if block.how.startswith("tested by tests/")]
 NEED_A_GPU = [block for block in BLOCKS if block.how == "needs a GPU"]
 
 
@@ -87,6 +88,7 @@ class Page:
             f"here='--cluster docs-{uuid.uuid4().hex} --interface 127.0.0.1'\n"
             'case "$* " in\n'
             "  *'--local '*) here= ;;\n"
+            "  cluster\\ *) here= ;;\n"
             '  peer\\ *) here="$here --listen 127.0.0.1:0" ;;\n'
             "esac\n"
             f'exec {python} -m edge "$@" $here\n'
@@ -155,7 +157,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Path, Page]
 
 def test_every_block_is_tested_somewhere() -> None:
     assert RUN
-    assert len(RUN) + len(DAEMONS) + len(ELSEWHERE) + len(NEED_A_GPU) == len(BLOCKS)
+    others = len(DAEMONS) + len(ELSEWHERE) + len(IN_A_TEST) + len(NEED_A_GPU)
+    assert len(RUN) + others == len(BLOCKS)
     assert all(block.note for block in RUN)
     assert all(block.page == GPU_PAGE for block in NEED_A_GPU)
 
@@ -171,6 +174,15 @@ def test_what_ci_runs_is_what_the_pages_say(block: Block) -> None:
         assert "pip install" in install
         assert '"${@:-.}"' in install
         assert "\nscripts/install-cpu " in script
+
+
+@pytest.mark.parametrize("block", IN_A_TEST, ids=str)
+def test_what_a_test_runs_is_what_the_pages_say(block: Block) -> None:
+    test = (REPOSITORY / block.how.removeprefix("tested by ")).read_text()
+    for line in block.code.splitlines():
+        program, command, *_ = line.split()
+        assert program == "edge"
+        assert f'"{command}"' in test
 
 
 def test_the_daemons_say_where_they_listen(pages: dict[Path, Page]) -> None:

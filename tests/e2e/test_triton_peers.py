@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ import edge
 from partition import Plan
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.plans import make_plan, streaming
-from tests.support.processes import Daemon
+from tests.support.processes import Daemon, cluster_of_daemons
 from tests.support.processes import edge as run_edge
 from tests.support.reference_model import ReferenceModel
 from tests.support.specs import shape
@@ -34,12 +35,16 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def cluster(nothing_left_running_by_the_module: None) -> Iterator[edge.Cluster]:
+def cluster(
+    nothing_left_running_by_the_module: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[edge.Cluster]:
     """A peer on Triton and one on ONNX Runtime."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")
-        opened = edge.Cluster.local(peers=2, threads=1, backend=list(DEVICES))
-    with opened:
+    folder = tmp_path_factory.mktemp("daemons")
+    with contextlib.ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TRITON_INTERPRET", "1")
+            options = [("--backend", backend) for backend in DEVICES]
+            opened = stack.enter_context(cluster_of_daemons(folder, *options))
         yield opened
 
 

@@ -18,17 +18,17 @@ Checkpoints = Callable[..., TinyCheckpoint]
 
 
 @pytest.fixture(scope="module")
-def addresses() -> Iterator[list[str]]:
+def peers() -> Iterator[list[edge.PeerInfo]]:
     with edge.Cluster.local(peers=2, threads=1) as cluster:
-        yield [peer.address for peer in cluster.peers]
+        yield list(cluster.peers)
 
 
 @contextlib.asynccontextmanager
 async def endless(
-    addresses: list[str], checkpoint: TinyCheckpoint
+    peers: list[edge.PeerInfo], checkpoint: TinyCheckpoint
 ) -> AsyncIterator[edge.AsyncModel]:
     async with (
-        await edge.AsyncCluster.connect(addresses) as cluster,
+        await edge.AsyncCluster.connect(peers) as cluster,
         await cluster.load(
             checkpoint.path,
             dtype="float32",
@@ -69,13 +69,13 @@ def test_local_peers_a_load_and_a_reply(tiny_checkpoint: Checkpoints) -> None:
 
 
 def test_several_streams_at_once_on_one_loop(
-    addresses: list[str], endless_checkpoint: TinyCheckpoint
+    peers: list[edge.PeerInfo], endless_checkpoint: TinyCheckpoint
 ) -> None:
     """They are under way together: each waits for a token of every other."""
     prompts = [endless_checkpoint.prompt(3 + number) for number in range(3)]
 
     async def main() -> None:
-        async with endless(addresses, endless_checkpoint) as model:
+        async with endless(peers, endless_checkpoint) as model:
             everyone = asyncio.Barrier(len(prompts))
 
             async def read(prompt: list[int]) -> tuple[int, ...]:
@@ -94,10 +94,10 @@ def test_several_streams_at_once_on_one_loop(
 
 
 def test_a_cancelled_task_cancels_its_reply(
-    addresses: list[str], endless_checkpoint: TinyCheckpoint
+    peers: list[edge.PeerInfo], endless_checkpoint: TinyCheckpoint
 ) -> None:
     async def main() -> None:
-        async with endless(addresses, endless_checkpoint) as model:
+        async with endless(peers, endless_checkpoint) as model:
             for count in (0, 1, 5):
                 seen = asyncio.Event()
 
@@ -126,10 +126,10 @@ def test_a_cancelled_task_cancels_its_reply(
 
 
 def test_leaving_the_loop_early_cancels_the_reply(
-    addresses: list[str], endless_checkpoint: TinyCheckpoint
+    peers: list[edge.PeerInfo], endless_checkpoint: TinyCheckpoint
 ) -> None:
     async def main() -> None:
-        async with endless(addresses, endless_checkpoint) as model:
+        async with endless(peers, endless_checkpoint) as model:
             async for token in model.stream([1, 2], max_new_tokens=LONG_CONTEXT - 2):
                 assert token.finish_reason is None
                 break
@@ -149,10 +149,10 @@ def test_leaving_the_loop_early_cancels_the_reply(
 
 
 def test_a_second_task_is_told_that_the_stream_is_read(
-    addresses: list[str], endless_checkpoint: TinyCheckpoint
+    peers: list[edge.PeerInfo], endless_checkpoint: TinyCheckpoint
 ) -> None:
     async def main() -> None:
-        async with endless(addresses, endless_checkpoint) as model:
+        async with endless(peers, endless_checkpoint) as model:
             stream = model.stream([1, 2], max_new_tokens=20)
             first = asyncio.create_task(anext(stream))
             await asyncio.sleep(0)
@@ -165,10 +165,10 @@ def test_a_second_task_is_told_that_the_stream_is_read(
 
 
 def test_closing_the_model_ends_its_replies(
-    addresses: list[str], endless_checkpoint: TinyCheckpoint
+    peers: list[edge.PeerInfo], endless_checkpoint: TinyCheckpoint
 ) -> None:
     async def main() -> None:
-        async with endless(addresses, endless_checkpoint) as model:
+        async with endless(peers, endless_checkpoint) as model:
             stream = model.stream([1, 2], max_new_tokens=LONG_CONTEXT - 2)
             await anext(stream)
             await model.aclose()

@@ -15,6 +15,7 @@ import pytest
 import edge
 from edge.protocol.discovery import find_peers
 from tests.support.checkpoints import TinyCheckpoint
+from tests.support.keys import own_credentials
 from tests.support.plans import make_plan
 from tests.support.processes import PATIENCE_S, Daemon, poll_until, start_together
 from tests.support.processes import edge as run_edge
@@ -108,10 +109,14 @@ def test_announced_but_not_reachable(cluster_name: str) -> None:
     """A firewall, or a peer that died without a word: the address and the reason are told."""
 
     async def look_for(record: PeerRecord) -> None:
-        announcer = ZeroconfDiscovery(cluster=cluster_name, interfaces=[LOOPBACK])
+        announcer = ZeroconfDiscovery(
+            cluster=cluster_name, key=own_credentials().tag_key, interfaces=[LOOPBACK]
+        )
         try:
             await announcer.announce(record)
-            await find_peers(cluster_name, timeout_s=PATIENCE_S, interfaces=[LOOPBACK])
+            await find_peers(
+                cluster_name, own_credentials(), timeout_s=PATIENCE_S, interfaces=[LOOPBACK]
+            )
         finally:
             await announcer.aclose()
 

@@ -16,6 +16,7 @@ from edge.peer.resources import MAX_SHARDS
 from edge.protocol.client import PeerClient
 from edge.protocol.messages import Offer, SetMemory
 from offload import Manifest, ManifestBuilder
+from tests.support.keys import own_credentials
 from tests.support.processes import Daemon, poll_until
 from transport import Frame
 
@@ -44,7 +45,9 @@ def test_a_payload_that_nobody_waits_for_is_not_read(
     """It is hung up on, while others are served."""
 
     async def main() -> None:
-        channel = await transport.connect(daemon.address, hello={"name": "test"})
+        channel = await transport.connect(
+            daemon.address, credentials=own_credentials(), hello={"name": "test"}
+        )
         before = resident_bytes(daemon)
 
         async def flood() -> None:
@@ -64,7 +67,9 @@ def test_a_payload_that_nobody_waits_for_is_not_read(
 
 def test_a_payload_of_nothing_but_lists_costs_next_to_nothing(daemon: Daemon) -> None:
     async def main() -> None:
-        channel = await transport.connect(daemon.address, hello={"name": "test"})
+        channel = await transport.connect(
+            daemon.address, credentials=own_credentials(), hello={"name": "test"}
+        )
         payload = b"[" + b"[]," * (5 * MIB) + b"[]]"
         try:
             await channel.send(Frame("offer", {"call": 1}, payload))
@@ -82,7 +87,7 @@ def test_a_payload_of_nothing_but_lists_costs_next_to_nothing(daemon: Daemon) ->
 
 def test_one_coordinator_may_offer_some_shards_at_once(daemon: Daemon) -> None:
     async def main() -> None:
-        client = await PeerClient.connect(daemon.address)
+        client = await PeerClient.connect(daemon.address, own_credentials())
         try:
             for number in range(MAX_SHARDS):
                 await client.call(Offer(manifest=manifest(number)))
@@ -106,7 +111,7 @@ def test_one_coordinator_may_offer_some_shards_at_once(daemon: Daemon) -> None:
 
 def test_a_budget_is_no_more_than_there_is(daemon: Daemon, tmp_path: Path) -> None:
     async def ask(address: str, num_bytes: int) -> int:
-        client = await PeerClient.connect(address)
+        client = await PeerClient.connect(address, own_credentials())
         try:
             return (await client.call(SetMemory(bytes=num_bytes))).memory_bytes
         finally:

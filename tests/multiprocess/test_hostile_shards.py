@@ -22,6 +22,7 @@ from edge.weights.formats import weight_format
 from offload import PIECE_BYTES, ManifestBuilder
 from tests.support.assignments import solo_assignment
 from tests.support.checkpoints import TinyCheckpoint
+from tests.support.keys import own_credentials
 from tests.support.processes import Daemon
 from transport import WireRule
 
@@ -73,7 +74,7 @@ async def opened(daemon: Daemon, assignment: Assignment, tensors: Tensors) -> in
         for number, piece in enumerate(entry.pieces):
             start = number * PIECE_BYTES
             pieces[piece.digest] = bytes(flat[start : start + piece.nbytes])
-    client = await PeerClient.connect(daemon.address)
+    client = await PeerClient.connect(daemon.address, own_credentials())
     try:
         missing = await client.call(Offer(manifest=manifest))
         for digest in missing.digests:
@@ -90,7 +91,7 @@ async def opened(daemon: Daemon, assignment: Assignment, tensors: Tensors) -> in
 
 
 async def free_bytes(daemon: Daemon) -> int:
-    client = await PeerClient.connect(daemon.address)
+    client = await PeerClient.connect(daemon.address, own_credentials())
     try:
         return (await client.call(Describe())).free_bytes
     finally:

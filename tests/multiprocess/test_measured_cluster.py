@@ -32,6 +32,7 @@ from edge.weights.formats import WeightFormat, weight_format
 from partition import ClusterSpec
 from partition.cost.message_times import NO_LINK_S
 from tests.support.checkpoints import TinyCheckpoint
+from tests.support.keys import own_credentials
 from tests.support.processes import Daemon, start_together
 from transport import Channel, Frame
 
@@ -120,7 +121,9 @@ def questions(checkpoint: TinyCheckpoint, tmp_path: Path) -> Questions:
 
 
 def peers_of(daemons: list[Daemon]) -> list[PeerInfo]:
-    infos, failures = asyncio.run(describe_all([daemon.address for daemon in daemons]))
+    infos, failures = asyncio.run(
+        describe_all([daemon.address for daemon in daemons], own_credentials())
+    )
     assert not failures
     return infos
 
@@ -299,7 +302,11 @@ async def odd_peer(answers: dict[str, dict[str, Any]]) -> Any:
         link.close()
 
     listener = await transport.listen(
-        "127.0.0.1:0", hello={"name": "odd"}, on_channel=serve, on_link=hang_up
+        "127.0.0.1:0",
+        credentials=own_credentials(),
+        hello={"name": "odd"},
+        on_channel=serve,
+        on_link=hang_up,
     )
     try:
         yield listener.addresses[0]
@@ -315,7 +322,7 @@ def test_two_that_cannot_link_are_never_planned_together(
     known: dict[str, Any] = {}
 
     async def ask() -> ClusterSpec:
-        client = await PeerClient.connect(sound.address)
+        client = await PeerClient.connect(sound.address, own_credentials())
         order = Profile(model=questions._spec, weight_format=FORMAT)
         known["profile"] = to_json(await client.call(order))
         known["describe"] = to_json(await client.call(Describe()))
@@ -361,7 +368,9 @@ def refusal(daemon: Daemon, frame: Frame) -> str:
     """How the daemon refuses the call; it goes on to answer on the same connection."""
 
     async def send() -> str:
-        channel = await transport.connect(daemon.address, hello={"name": "test"})
+        channel = await transport.connect(
+            daemon.address, credentials=own_credentials(), hello={"name": "test"}
+        )
         try:
             await channel.send(frame)
             refused = await channel.receive()

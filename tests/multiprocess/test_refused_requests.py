@@ -19,15 +19,15 @@ from partition import Plan
 from partition import PlanError as PartitionPlanError
 from tests.support.checkpoints import CONTEXT_TOKENS, TinyCheckpoint
 from tests.support.plans import make_plan
-from tests.support.processes import PATIENCE_S
+from tests.support.processes import PATIENCE_S, cluster_of_daemons
 from tests.support.processes import edge as run_edge
 
 CONTEXT = 64
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[edge.Cluster]:
-    with edge.Cluster.local(peers=2, threads=1) as cluster:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[edge.Cluster]:
+    with cluster_of_daemons(tmp_path_factory.mktemp("daemons"), (), ()) as cluster:
         yield cluster
 
 
@@ -173,7 +173,7 @@ def child(model, stream, cluster):
             print(error, flush=True)
     cluster.close()
 
-with edge.Cluster.connect([sys.argv[1]]) as cluster, cluster.load(sys.argv[2]) as model:
+with edge.Cluster.local(1, threads=1) as cluster, cluster.load(sys.argv[1]) as model:
     stream = model.stream([1], max_new_tokens=3, ignore_eos=True)
     process = multiprocessing.get_context("fork").Process(
         target=child, args=(model, stream, cluster)
@@ -185,10 +185,10 @@ with edge.Cluster.connect([sys.argv[1]]) as cluster, cluster.load(sys.argv[2]) a
 
 
 def test_a_forked_child_is_told_that_the_cluster_is_its_parents(
-    cluster: edge.Cluster, checkpoint: TinyCheckpoint
+    checkpoint: TinyCheckpoint,
 ) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", FORKED, cluster.peers[0].address, checkpoint.path],
+        [sys.executable, "-c", FORKED, checkpoint.path],
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,

@@ -57,11 +57,13 @@ def load_once(
     checkpoint: TinyCheckpoint,
     dtype: str = "float32",
     accuracy: Accuracy = "fast",
+    *,
+    insecure: bool = False,
 ) -> int:
     """Load, compare an answer with `transformers`, close; the bytes that were sent."""
     prompt = checkpoint.prompt(5)
     with (
-        edge.Cluster.connect([address]) as cluster,
+        edge.Cluster.connect([address], insecure=insecure) as cluster,
         cluster.load(checkpoint.path, dtype=dtype, accuracy=accuracy) as model,
     ):
         reply = model.generate(prompt, max_new_tokens=4)
@@ -147,18 +149,34 @@ def test_a_daemon_killed_while_it_receives_keeps_what_it_has(
         assert load_once(second.address, checkpoint) == 0
 
 
-def test_a_damaged_piece_is_refused_and_the_next_load_mends_it(
-    checkpoint: TinyCheckpoint, daemon: Daemon, shard_bytes: int
+DAMAGE = Fault(corrupt_at=1_000_000)
+"""A byte that TCP's checksum missed, in the middle of a piece."""
+
+
+def test_a_damaged_record_ends_the_connection_and_the_next_one_goes_on(
+    checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:
-    """A byte that TCP's checksum missed, in the middle of a piece."""
-    damage = Fault(corrupt_at=1_000_000)
-    with Relay(daemon.address, Fault(), Fault(), damage) as relay:
+    with (
+        Daemon(tmp_path, "--no-announce") as fresh,
+        Relay(fresh.address, Fault(), Fault(), DAMAGE) as relay,
+    ):
+        load_once(relay.address, checkpoint)
+        assert not relay.faults
+
+
+def test_a_damaged_piece_is_refused_and_the_next_load_mends_it(
+    checkpoint: TinyCheckpoint, shard_bytes: int, tmp_path: Path
+) -> None:
+    """Without encryption nothing else notices it."""
+    with (
+        Daemon(tmp_path, "--no-announce", "--name", "far", "--insecure") as daemon,
+        Relay(daemon.address, Fault(), Fault(), DAMAGE) as relay,
+    ):
         with pytest.raises(edge.CheckpointError) as raised:
-            load_once(relay.address, checkpoint)
+            load_once(relay.address, checkpoint, insecure=True)
         assert str(raised.value).startswith("peer far: ")
         assert "load the model again" in str(raised.value)
-        daemon.await_free()
-        assert 0 < load_once(relay.address, checkpoint) < shard_bytes
+        assert 0 < load_once(relay.address, checkpoint, insecure=True) < shard_bytes
 
 
 def test_files_that_changed_in_place_are_described_anew(

@@ -270,7 +270,7 @@ def test_the_cluster_shows_what_is_loaded(
     cluster: edge.Cluster, checkpoint: TinyCheckpoint
 ) -> None:
     def loaded() -> list[int]:
-        with edge.Cluster.connect([peer.address for peer in cluster.peers]) as view:
+        with edge.Cluster.connect(cluster.peers) as view:
             return [len(peer.models) for peer in view.peers]
 
     before = loaded()

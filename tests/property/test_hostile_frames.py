@@ -122,7 +122,7 @@ async def attack(address: str, frames: list[Frame], chance: random.Random) -> No
 async def say(address: str, frames: list[Frame]) -> list[str]:
     """What kinds of answers come, until it is hung up on."""
     kinds = []
-    channel = await transport.connect(address, hello={"name": "hostile"})
+    channel = await transport.connect(address, credentials=None, hello={"name": "hostile"})
     try:
         for frame in frames:
             if frame.kind in (MemoryRate.kind, Profile.kind):
@@ -146,7 +146,7 @@ async def check_free(daemon: PeerDaemon, free_bytes: int) -> None:
     resources = daemon.resources
     while resources.sessions or resources.offers.held:  # noqa: ASYNC110 - it ends by itself
         await asyncio.sleep(0)
-    client = await PeerClient.connect(resources.addresses[0])
+    client = await PeerClient.connect(resources.addresses[0], None)
     try:
         await client.call(messages.SetMemory(bytes=1 << 30))
         described = await client.call(messages.Describe())
@@ -162,7 +162,7 @@ def test_a_peer_lives_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> No
         async with null_peers(tmp_path, 1, kv_disk_bytes=1 << 20) as (daemon,):
             address = daemon.resources.addresses[0]
             frames = talk(address)
-            client = await PeerClient.connect(address)
+            client = await PeerClient.connect(address, None)
             await client.call(messages.SetMemory(bytes=1 << 30))
             free_bytes = (await client.call(messages.Describe())).free_bytes
             await client.aclose()

@@ -51,7 +51,7 @@ async def null_peers(
                 kv_disk=(folder / f"{number}-kv", kv_disk_bytes) if kv_disk_bytes else None,
                 backend="null",
             )
-            daemon = PeerDaemon(settings)
+            daemon = PeerDaemon(settings, None)
             await daemon.start()
             stack.push_async_callback(daemon.aclose)
             daemons.append(daemon)
@@ -62,7 +62,7 @@ async def load(
     daemons: Sequence[PeerDaemon], layout: str, limits: StepLimits, owner: Owner, folder: Path
 ) -> LoadedModel:
     """The bundled model, cut by the layout of that name."""
-    peers = [await describe_peer(daemon.resources.addresses[0]) for daemon in daemons]
+    peers = [await describe_peer(daemon.resources.addresses[0], None) for daemon in daemons]
     plan = bundled_plan(layout, devices=[peer.id for peer in peers])
     stages = len(plan.stages)
     with Checkpoint.open(MODEL) as checkpoint:

@@ -14,13 +14,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from edge.api.cluster import Cluster
 from edge.cli.main import main
 from edge.protocol.peer_info import PeerInfo, describe_peer
+from tests.support.keys import own_credentials
 
 EDGE = (sys.executable, "-m", "edge")
 PATIENCE_S = 240.0
@@ -63,7 +66,7 @@ class Daemon:
         return self.cache / "shards"
 
     def describe(self) -> PeerInfo:
-        return asyncio.run(describe_peer(self.address))
+        return asyncio.run(describe_peer(self.address, own_credentials()))
 
     def kill(self) -> None:
         """As a power cut would end it."""
@@ -107,6 +110,20 @@ def start_together(*starts: Callable[[], Daemon]) -> Iterator[list[Daemon]]:
         daemons = [stack.enter_context(future.result()) for future in futures]
         pool.shutdown()
         yield daemons
+
+
+@contextlib.contextmanager
+def cluster_of_daemons(folder: Path, *options: tuple[str, ...]) -> Iterator[Cluster]:
+    """Peers with the keys of the session, which command lines have, too; named as local ones."""
+    starts = [
+        partial(Daemon, folder / str(number), "--no-announce", "--name", f"local-{number}", *each)
+        for number, each in enumerate(options, start=1)
+    ]
+    with (
+        start_together(*starts) as daemons,
+        Cluster.connect([daemon.address for daemon in daemons]) as cluster,
+    ):
+        yield cluster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,8 +32,8 @@ This page is made from the program: `python -m tests.support.reference_page` wri
 Every command says the same with `--help`.
 
 Sizes are bytes, or have a unit: `500MiB`, `2GiB`.
-The environment variable `EDGE_CACHE` names the folder of all caches.
-Without it they are where the system keeps a user's caches.
+The environment variable `EDGE_CONFIG` names the folder of keys, `EDGE_CACHE` that of all caches.
+Without them, these are where the system keeps a user's settings and caches.
 The exit code is 0, 1 after an error (one sentence on standard error), 2 for wrong usage, or
 130 after Ctrl-C.
 """
@@ -54,6 +54,9 @@ def _commands() -> Iterator[str]:
         command = cli.get_command(context, name)
         assert command is not None
         commands[name] = command
+        if isinstance(command, click.Group):
+            for own in command.list_commands(context):
+                commands[f"{name} {own}"] = command.commands[own]
     users: dict[str, list[str]] = {}
     """Each option, as a row of a table, and the commands that have it."""
     for name, command in commands.items():

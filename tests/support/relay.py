@@ -30,16 +30,20 @@ class Passage:
     """One connection that came through."""
 
     to_target_bytes: int = 0
+    seen: bytearray = field(default_factory=bytearray)
+    """What came back, and what went there, as far as it was kept."""
     writers: list[asyncio.StreamWriter] = field(default_factory=list)
 
 
 class Relay:
     """Listens until `close`; every connection takes the next of `faults`, or none."""
 
-    def __init__(self, target: str, *faults: Fault) -> None:
+    def __init__(self, target: str, *faults: Fault, keeps: bool = False) -> None:
+        """`keeps` all that passes."""
         host, _, port = target.rpartition(":")
         self._target = (host, int(port))
         self.faults = deque(faults)
+        self._keeps = keeps
         self.passages: list[Passage] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
@@ -88,7 +92,7 @@ class Relay:
             passage.writers.append(target_writer)
             pumps = [
                 asyncio.create_task(self._forward(reader, target_writer, passage, fault)),
-                asyncio.create_task(self._return(target_reader, writer)),
+                asyncio.create_task(self._return(target_reader, writer, passage)),
             ]
             try:
                 await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
@@ -122,12 +126,18 @@ class Relay:
                 assert fault.cut_after is not None
                 del content[fault.cut_after - start :]
             writer.write(content)
+            if self._keeps:
+                passage.seen += content
             passage.to_target_bytes += len(content)
             await writer.drain()
             if is_cut:
                 return
 
-    async def _return(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _return(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, passage: Passage
+    ) -> None:
         while content := await reader.read(CHUNK_BYTES):
             writer.write(content)
+            if self._keeps:
+                passage.seen += content
             await writer.drain()

@@ -107,7 +107,7 @@ async def peer(
             await channel.aclose()
 
     listener = await transport.listen(
-        "127.0.0.1:0", hello={"name": name}, on_channel=serve, on_link=refuse
+        "127.0.0.1:0", credentials=None, hello={"name": name}, on_channel=serve, on_link=refuse
     )
     try:
         yield listener.addresses[0]

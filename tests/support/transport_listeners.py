@@ -10,6 +10,7 @@ from tests.support.transport_pairs import refuse_link
 from transport import (
     PROTOCOL_VERSION,
     Channel,
+    Credentials,
     Frame,
     Listener,
     PeerLostError,
@@ -32,7 +33,7 @@ async def echo(channel: Channel) -> None:
 async def echoing(**options: Any) -> AsyncIterator[Listener]:
     listener = await listen(
         "127.0.0.1:0",
-        **{"hello": {}, "on_channel": echo, "on_link": refuse_link, **options},
+        **{"hello": {}, "credentials": None, "on_channel": echo, "on_link": refuse_link, **options},
     )
     try:
         yield listener
@@ -40,8 +41,8 @@ async def echoing(**options: Any) -> AsyncIterator[Listener]:
         await listener.aclose()
 
 
-async def check_echo(listener: Listener) -> None:
-    channel = await connect(listener.addresses[0], hello={})
+async def check_echo(listener: Listener, credentials: Credentials | None = None) -> None:
+    channel = await connect(listener.addresses[0], credentials=credentials, hello={})
     await channel.send(Frame("ping"))
     assert (await channel.receive()).kind == "ping"
     await channel.aclose()

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -10,9 +11,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from edge.membership.membership import Membership, credentials
 from transport import (
     Channel,
     Collective,
+    Credentials,
     Link,
     MemoryChannel,
     MemoryLink,
@@ -24,9 +27,10 @@ from transport import (
     listen,
     open_mesh,
 )
+from transport.records import PLAIN, SECRET_BYTES, LinkSecrets, Records, SealedRecords
 
-CHANNEL_KINDS = ("memory", "tcp")
-LINK_KINDS = ("memory", "tcp")
+CHANNEL_KINDS = ("memory", "tcp", "tls")
+LINK_KINDS = ("memory", "tcp", "sealed")
 DEVICE_KIND = "gloo"
 """A group that sums tensors from device to device, beside links in memory."""
 
@@ -56,10 +60,15 @@ async def channel_pair(kind: str) -> AsyncIterator[tuple[Channel, Channel]]:
             await end.aclose()
         return
     accepted: asyncio.Queue[Channel] = asyncio.Queue()
+    ours, theirs = members(2) if kind == "tls" else (None, None)
     listener = await listen(
-        "127.0.0.1:0", hello=hello_b, on_channel=accepted.put, on_link=refuse_link
+        "127.0.0.1:0",
+        hello=hello_b,
+        credentials=theirs,
+        on_channel=accepted.put,
+        on_link=refuse_link,
     )
-    alice = await connect(listener.addresses[0], hello=hello_a)
+    alice = await connect(listener.addresses[0], hello=hello_a, credentials=ours)
     bob = await accepted.get()
     try:
         yield alice, bob
@@ -84,7 +93,38 @@ def link_ends(
     if kind == "memory":
         return MemoryLink.pair(first, second, timeout_s=timeout_s)
     one, other = socket_pair()
-    return TcpLink(one, second, timeout_s), TcpLink(other, first, timeout_s)
+    records: tuple[Records, Records] = (PLAIN, PLAIN)
+    if kind == "sealed":
+        records = sealed_pair()
+    return (
+        TcpLink(one, second, timeout_s, records[0]),
+        TcpLink(other, first, timeout_s, records[1]),
+    )
+
+
+def sealed_pair(records_per_key: int = 3) -> tuple[Records, Records]:
+    """Both ends of a link with keys of its own, which soon wear out."""
+    secrets = os.urandom(SECRET_BYTES), os.urandom(SECRET_BYTES), b"transcript"
+    one, other = (
+        SealedRecords(LinkSecrets.derived(*secrets, listens=listens), records_per_key)
+        for listens in (False, True)
+    )
+    return one, other
+
+
+def members(count: int) -> list[Credentials]:
+    """Devices of one cluster."""
+    first = Membership.founded("first")
+    assert first.authority is not None
+    others = [
+        Membership.enrolled(first.authority, first.tag_key, f"device {index}")
+        for index in range(1, count)
+    ]
+    return [credentials(partial(_itself, each)) for each in (first, *others)]
+
+
+def _itself(membership: Membership) -> Membership:
+    return membership
 
 
 @contextlib.contextmanager

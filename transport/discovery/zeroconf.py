@@ -4,7 +4,10 @@ Knows zeroconf; what its records mean is in ``zeroconf_record``, who is there is
 """
 
 import asyncio
+import hashlib
+import hmac
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 
 from zeroconf import Error, NonUniqueNameException, ServiceStateChange, Zeroconf
 from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
@@ -33,10 +36,19 @@ class ZeroconfDiscovery:
     """
 
     def __init__(
-        self, *, cluster: str = "default", interfaces: Sequence[str] | None = None
+        self,
+        *,
+        cluster: str = "default",
+        key: bytes | None = None,
+        interfaces: Sequence[str] | None = None,
     ) -> None:
-        """``interfaces`` are names or IPv4 addresses; without them, all but loopback."""
+        """``interfaces`` are names or IPv4 addresses; without them, all but loopback.
+
+        With a ``key`` the cluster is announced as a tag, by which others who have the key know it
+        again; it says nothing to anybody else, and differs with each id.
+        """
         self._cluster = cluster
+        self._key = key
         self._interfaces = None if interfaces is None else tuple(interfaces)
         self._watchers = Watchers()
         self._own: dict[str, dict[str, AsyncServiceInfo]] = {}
@@ -50,7 +62,8 @@ class ZeroconfDiscovery:
     async def announce(self, record: PeerRecord) -> None:
         """See :class:`Discovery`. Takes about a second: the name is first checked to be free."""
         check_cluster(record, self._cluster)
-        services = services_of(record, interface_addresses(self._interfaces))
+        told = replace(record, cluster=self._told_cluster(record.id))
+        services = services_of(told, interface_addresses(self._interfaces))
         async with self._changing:
             if self._is_closed:
                 raise ChannelClosedError("the discovery was closed")
@@ -149,7 +162,16 @@ class ZeroconfDiscovery:
             record = record_of(info.properties, info.parsed_scoped_addresses(), info.port)
         except (Error, ValueError):
             return  # What a stranger sent cannot even be read: it is not one of ours.
-        if record is None or record.cluster != self._cluster:
+        if record is None or not hmac.compare_digest(
+            record.cluster.encode(), self._told_cluster(record.id).encode()
+        ):
             self._watchers.lost(name)  # It may have been one of ours before it changed.
         else:
-            self._watchers.seen(name, record)
+            self._watchers.seen(name, replace(record, cluster=self._cluster))
+
+    def _told_cluster(self, id: str) -> str:
+        """The cluster as a peer with this id announces it."""
+        if self._key is None:
+            return self._cluster
+        told = f"edge announces {self._cluster}\0{id}"
+        return hmac.digest(self._key, told.encode(), hashlib.sha256).hex()[:32]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from dataclasses import replace
 
@@ -18,7 +17,7 @@ from edge.protocol.peer_info import PeerInfo
 @click.command("memory", short_help="Tell a running peer how much memory it may use.")
 @click.argument("peer")
 @click.argument("size")
-@given_options("wanted", ClusterOptions, only=("cluster", "interfaces"))
+@given_options("wanted", ClusterOptions, only=("cluster", "interfaces", "insecure"))
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
 def command(peer: str, size: str, wanted: ClusterOptions, as_json: bool) -> None:
     """Have PEER, a name or HOST:PORT, stay under SIZE from now on, whatever it is doing.
@@ -42,7 +41,7 @@ def command(peer: str, size: str, wanted: ClusterOptions, as_json: bool) -> None
                 f"{len(named)} peers are called {peer!r}; give the address, as `edge peers` shows"
             )
         changed = found.set_memory(named[0], size)
-    click.echo(json.dumps(dataclasses.asdict(changed), indent=2) if as_json else _words(changed))
+    click.echo(json.dumps(changed.to_json(), indent=2) if as_json else _words(changed))
 
 
 def _words(peer: PeerInfo) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -19,9 +20,15 @@ from edge.cli.field_options import field_options
 from edge.errors import RequestError
 from edge.host.cuda_driver import num_cuda_devices, use_only
 from edge.host.free_memory import format_size
+from edge.membership.identity import peer_id
+from edge.membership.own import OwnMembership
+from edge.membership.store import MembershipStore, config_root
 from edge.peer.daemon import PeerDaemon
 from edge.peer.resources import PeerResources
 from edge.peer.settings import PeerSettings
+from transport import Credentials
+
+_MOST_TOKEN_BYTES = 64 << 10
 
 EXIT_TIMEOUT_S = 5.0
 """Time for a step or a load that is under way when the daemon is told to end."""
@@ -38,12 +45,27 @@ EXIT_TIMEOUT_S = 5.0
 @click.option(
     "--no-announce", is_flag=True, help="Do not announce by zeroconf; others need the address."
 )
+@click.option(
+    "--insecure",
+    is_flag=True,
+    help="No keys and no encryption: anybody who reaches the port may use this device and read "
+    "along. For benches.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON when ready.")
+@click.option(
+    "--handed-token", is_flag=True, hidden=True, help="Read a cluster's token from standard input."
+)
 @click.option(
     "--supervised", is_flag=True, hidden=True, help="End when standard input ends; do not announce."
 )
 def command(
-    gpu: int | None, no_announce: bool, as_json: bool, supervised: bool, **named: Any
+    gpu: int | None,
+    no_announce: bool,
+    insecure: bool,
+    handed_token: bool,
+    as_json: bool,
+    supervised: bool,
+    **named: Any,
 ) -> None:
     """Lend this device to a cluster until Ctrl-C.
 
@@ -51,7 +73,7 @@ def command(
     Python program) to place a part of a model here. Weights it is sent stay in a cache on disk.
 
     --memory is a promise of the whole process: Python and ONNX Runtime themselves take about
-    115 MiB of it, stated at the start, and what a step computes with is counted as well.
+    125 MiB of it, stated at the start, and what a step computes with is counted as well.
 
     On a GPU, --memory is a promise of the GPU's memory. Layers that have no room there are copied
     into it for each token: from --host-memory, as far as that goes, the rest from disk. What that
@@ -68,7 +90,7 @@ def command(
 
     Several GPUs of a host are one daemon each. Where these share layers, they sum with NCCL.
 
-    There is no encryption yet: run it only on networks you trust.
+    Only devices of this one's cluster can use it, and what they say is encrypted: see `edge pair`.
     """
     given = {name: value for name, value in named.items() if value is not None}
     if gpu is not None:
@@ -85,7 +107,23 @@ def command(
     if backend != "ort":  # ONNX Runtime can wait for the first model; who has no GPU hears it now
         opened = open_backend(backend, threads=settings.threads)
         settings = replace(settings, processor=opened.device_name)
-    asyncio.run(_serve(settings, supervised=supervised, as_json=as_json or supervised))
+    serve = functools.partial(
+        _serve, settings, supervised=supervised, as_json=as_json or supervised
+    )
+    if insecure:
+        click.echo(
+            "edge: --insecure: anybody who reaches this port may use this device, and whoever is "
+            "on the network reads along",
+            err=True,
+        )
+        asyncio.run(serve(None, None))
+    elif handed_token:
+        own = OwnMembership(settings.name, sys.stdin.buffer.readline(_MOST_TOKEN_BYTES))
+        asyncio.run(serve(own.credentials(), own.current().identity.id))
+    else:
+        own = OwnMembership(settings.name)
+        with MembershipStore(config_root()).numbered() as number:
+            asyncio.run(serve(own.credentials(), peer_id(own.current().identity.id, number)))
 
 
 def _only(gpu: int, backend: str) -> str:
@@ -102,13 +140,20 @@ def _only(gpu: int, backend: str) -> str:
     return "triton"
 
 
-async def _serve(settings: PeerSettings, *, supervised: bool, as_json: bool) -> None:
+async def _serve(
+    settings: PeerSettings,
+    shown: Credentials | None,
+    id: str | None,
+    *,
+    supervised: bool,
+    as_json: bool,
+) -> None:
     """Run until a signal, or until the supervisor is gone."""
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, ended.set)
-    daemon = PeerDaemon(settings)
+    daemon = PeerDaemon(settings, shown, id)
     try:
         await daemon.start()
         _say_ready(daemon.resources, as_json=as_json)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 
@@ -31,7 +30,7 @@ LEAST_WANTED_LAST = (
 
 
 @click.command("peers", short_help="Show the peers of a cluster.")
-@given_options("wanted", ClusterOptions, only=("addresses", "cluster", "interfaces"))
+@given_options("wanted", ClusterOptions, only=("addresses", "cluster", "interfaces", "insecure"))
 @click.option("--wide", is_flag=True, help="Show all columns, however wide the terminal is.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
 def command(wanted: ClusterOptions, wide: bool, as_json: bool) -> None:
@@ -51,7 +50,7 @@ def command(wanted: ClusterOptions, wide: bool, as_json: bool) -> None:
     with open_cluster(wanted) as found:
         peers = found.peers
     if as_json:
-        click.echo(json.dumps([dataclasses.asdict(peer) for peer in peers], indent=2))
+        click.echo(json.dumps([peer.to_json() for peer in peers], indent=2))
         return
     console = Console()
     # A file, or another program, gets everything in one line for each peer.

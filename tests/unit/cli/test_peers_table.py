@@ -30,6 +30,7 @@ def peer(name: str, *, loaded: bool) -> PeerInfo:
         kv_disk_bytes=50 * MIB,
     )
     return PeerInfo(
+        credentials=None,
         id=name,
         name=name,
         address="192.168.178.117:50051",

@@ -46,7 +46,7 @@ async def run(behave: Behaviour, *, wants_logits: bool = False) -> Results:
     )
     async with peer(behave) as address:
         model = LoadedModel(plan(1), scheduler, vocab_size=VOCAB, on_end=fail_all)
-        client = await PeerClient.connect(address, on_event=model.on_event)
+        client = await PeerClient.connect(address, None, on_event=model.on_event)
         model.adopt((0, 0), client)
         await model.start({})
         results = Results()
@@ -180,7 +180,9 @@ async def run_on_two(odd: Behaviour, *, matches_prefixes: bool = False) -> list[
     async with peer(odd, "odd") as first, peer(sample, "fine") as second:
         model = LoadedModel(plan(2), scheduler, vocab_size=VOCAB, on_end=fail_all)
         for stage, address in enumerate((first, second)):
-            model.adopt((stage, 0), await PeerClient.connect(address, on_event=model.on_event))
+            model.adopt(
+                (stage, 0), await PeerClient.connect(address, None, on_event=model.on_event)
+            )
         await model.start({})
         results = Results(), Results()
         for each in results:
@@ -237,7 +239,7 @@ def test_closing_tells_those_who_wait() -> None:
         )
         async with peer(say_nothing) as address:
             model = LoadedModel(plan(1), scheduler, vocab_size=VOCAB, on_end=fail_all)
-            model.adopt((0, 0), await PeerClient.connect(address, on_event=model.on_event))
+            model.adopt((0, 0), await PeerClient.connect(address, None, on_event=model.on_event))
             await model.start({})
             results = Results()
             model.submit(Request(prompt=(1, 2), terms=None, sink=results))
@@ -255,7 +257,7 @@ def test_a_call_that_is_answered_by_something_else() -> None:
             await channel.send(Frame("poem", {"call": frame.header["call"]}))
 
         async with peer(behave) as address:
-            client = await PeerClient.connect(address)
+            client = await PeerClient.connect(address, None)
             try:
                 with pytest.raises(ProtocolError, match="odd answers 'strange' by 'poem'"):
                     await client.call(Strange())
@@ -277,7 +279,7 @@ def test_an_event_that_breaks_its_reader_ends_the_connection() -> None:
             raise LookupError("a defect")
 
         async with peer(behave) as address:
-            client = await PeerClient.connect(address, on_event=stumble)
+            client = await PeerClient.connect(address, None, on_event=stumble)
             lost: list[EdgeError] = []
             client.watch(lost.append)
             try:

@@ -93,7 +93,7 @@ async def load(address: str, owner: Owner) -> LoadedModel:
         stages=1,
     )
     model = LoadedModel(plan(1), scheduler, vocab_size=VOCAB, on_end=owner)
-    model.adopt((0, 0), await PeerClient.connect(address, on_event=model.on_event))
+    model.adopt((0, 0), await PeerClient.connect(address, None, on_event=model.on_event))
     await model.start({})
     return model
 

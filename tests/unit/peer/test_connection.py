@@ -46,7 +46,7 @@ def talk(
             cache_root=folder,
             cache_limit_bytes=1 << 20,
         )
-        resources = PeerResources(settings)
+        resources = PeerResources(settings, None)
         ours, theirs = MemoryChannel.pair("coordinator", "peer")
         connection = Connection(resources, theirs, silent_after_s=1e9)
         serving = asyncio.create_task(connection.run())

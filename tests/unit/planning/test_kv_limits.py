@@ -25,6 +25,7 @@ def peer(
     name: str, *, kv_memory: int | None = None, kv_disk: int = 0, free: int = 1 << 40
 ) -> PeerInfo:
     return PeerInfo(
+        credentials=None,
         id=name,
         name=name,
         address="127.0.0.1:1",

@@ -20,7 +20,7 @@ CLOSE = Close(session="s")
 def ask(behave: Behaviour, asking: Callable[[PeerClient], Awaitable[None]]) -> None:
     async def main() -> None:
         async with peer(behave, answers_calls=False) as address:
-            client = await PeerClient.connect(address, silent_after_s=1e9)
+            client = await PeerClient.connect(address, None, silent_after_s=1e9)
             try:
                 await asking(client)
             finally:

@@ -38,6 +38,7 @@ def test_this_machine_has_interfaces() -> None:
 
 def peer(name: str, address: str, *addresses: str) -> PeerInfo:
     return PeerInfo(
+        credentials=None,
         id=name,
         name=name,
         address=address,

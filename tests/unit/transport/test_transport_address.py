@@ -44,7 +44,9 @@ def test_what_is_not_an_address_is_refused_with_its_text(text: str) -> None:
 
 
 async def quiet_listener(address: str) -> Listener:
-    return await listen(address, hello={}, on_channel=refuse_channel, on_link=refuse_link)
+    return await listen(
+        address, credentials=None, hello={}, on_channel=refuse_channel, on_link=refuse_link
+    )
 
 
 @pytest.mark.parametrize(
@@ -58,7 +60,7 @@ async def quiet_listener(address: str) -> Listener:
 )
 def test_connecting_nowhere_names_cause_and_remedy(address: str, message: str) -> None:
     with pytest.raises(AddressError, match=message) as caught:
-        asyncio.run(connect(address, hello={}))
+        asyncio.run(connect(address, credentials=None, hello={}))
     assert address in str(caught.value)
 
 
@@ -67,7 +69,7 @@ def test_connecting_to_a_port_without_a_daemon() -> None:
         silent.bind(("127.0.0.1", 0))  # nobody listens there, nor can
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(AddressError, match="check that Edge is running") as caught:
-            asyncio.run(connect(address, hello={}))
+            asyncio.run(connect(address, credentials=None, hello={}))
     assert address in str(caught.value)
 
 
@@ -102,7 +104,9 @@ def test_every_form_of_address_can_be_listened_on(address: str) -> None:
     async def scenario() -> None:
         seen: asyncio.Queue[Channel] = asyncio.Queue()
         try:
-            listener = await listen(address, hello={}, on_channel=seen.put, on_link=refuse_link)
+            listener = await listen(
+                address, credentials=None, hello={}, on_channel=seen.put, on_link=refuse_link
+            )
         except AddressError as error:
             if address.startswith("[") and "no interface of this device" in str(error):
                 pytest.skip("this device has no IPv6")
@@ -110,7 +114,7 @@ def test_every_form_of_address_can_be_listened_on(address: str) -> None:
         try:
             host = "[::1]" if address.startswith("[") else "127.0.0.1"
             assert all(one.endswith(f":{listener.port}") for one in listener.addresses)
-            ours = await connect(f"{host}:{listener.port}", hello={})
+            ours = await connect(f"{host}:{listener.port}", credentials=None, hello={})
             theirs = await seen.get()
             await ours.aclose()
             await theirs.aclose()

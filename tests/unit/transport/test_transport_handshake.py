@@ -121,7 +121,7 @@ def test_connecting_to_something_else_says_what_it_is(
         async with answering(answer) as address:
             for dial in (connect, connect_link):
                 with pytest.raises(error, match=r"127\.0\.0\.1") as caught:
-                    await dial(address, hello={})
+                    await dial(address, credentials=None, hello={})
                 assert type(caught.value) is error
 
     run(scenario)
@@ -133,7 +133,9 @@ def test_connecting_to_something_silent_ends() -> None:
         with socket.create_server(("127.0.0.1", 0)) as silent:
             silent.setblocking(False)
             address = f"127.0.0.1:{silent.getsockname()[1]}"
-            connecting = asyncio.create_task(connect(address, hello={}, timeout_s=40))
+            connecting = asyncio.create_task(
+                connect(address, credentials=None, hello={}, timeout_s=40)
+            )
             connected, _ = await loop.sock_accept(silent)
             with connected:
                 assert await loop.sock_recv(connected, 1)

@@ -105,7 +105,9 @@ def test_a_link_is_handed_over_with_its_hello_and_works_at_once() -> None:
 
         async with echoing(on_channel=refuse_channel, on_link=on_link) as listener:
             hello = {"name": "rank 1", "rank": 1}
-            ours = await connect_link(listener.addresses[0], hello=hello, link_timeout_s=20)
+            ours = await connect_link(
+                listener.addresses[0], credentials=None, hello=hello, link_timeout_s=20
+            )
             # Sent before the other side has a link: not a byte of it may be lost on the way.
             array = np.arange(2048, dtype=np.float32)
             ours.send(array)
@@ -140,12 +142,12 @@ def test_a_handler_that_fails_closes_only_its_own_connection(
 
     async def scenario() -> None:
         async with echoing(on_channel=fail, on_link=fail_link) as listener:
-            channel = await connect(listener.addresses[0], hello={})
+            channel = await connect(listener.addresses[0], credentials=None, hello={})
             await channel.send(Frame("fail"))
             with pytest.raises(PeerLostError):
                 await channel.receive()
             await channel.aclose()
-            link = await connect_link(listener.addresses[0], hello={})
+            link = await connect_link(listener.addresses[0], credentials=None, hello={})
             with pytest.raises(PeerLostError):
                 await asyncio.to_thread(link.receive, np.zeros(1))
             link.close()
@@ -159,7 +161,7 @@ def test_a_handler_that_fails_closes_only_its_own_connection(
 def test_closing_a_listener_ends_what_it_serves() -> None:
     async def scenario() -> None:
         async with echoing() as listener:
-            channel = await connect(listener.addresses[0], hello={})
+            channel = await connect(listener.addresses[0], credentials=None, hello={})
             reader, writer = await stranger(listener)
             await listener.aclose()
             await listener.aclose()
@@ -168,7 +170,7 @@ def test_closing_a_listener_ends_what_it_serves() -> None:
             with contextlib.suppress(ConnectionResetError):
                 assert await reader.read() == b""
             with pytest.raises(AddressError, match="nothing listens there"):
-                await connect(listener.addresses[0], hello={})
+                await connect(listener.addresses[0], credentials=None, hello={})
             await hang_up(writer)
             await channel.aclose()
 
@@ -187,7 +189,7 @@ def test_a_handler_may_close_its_listener() -> None:
 
         async with echoing(on_channel=close) as listener:
             listeners.append(listener)
-            channel = await connect(listener.addresses[0], hello={})
+            channel = await connect(listener.addresses[0], credentials=None, hello={})
             await closed.wait()
             await channel.aclose()
 
@@ -223,8 +225,10 @@ def test_a_hello_too_large_is_refused_on_our_side() -> None:
     async def scenario() -> None:
         hello = {"name": "x" * MAX_HELLO_BYTES}
         with pytest.raises(ProtocolError, match="over the limit"):
-            await connect("127.0.0.1:1", hello=hello)
+            await connect("127.0.0.1:1", credentials=None, hello=hello)
         with pytest.raises(ProtocolError, match="over the limit"):
-            await listen("127.0.0.1:0", hello=hello, on_channel=echo, on_link=refuse_link)
+            await listen(
+                "127.0.0.1:0", credentials=None, hello=hello, on_channel=echo, on_link=refuse_link
+            )
 
     run(scenario)

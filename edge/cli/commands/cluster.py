@@ -1,0 +1,152 @@
+"""`edge cluster`: who is of this device's cluster, and who no longer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+from pathlib import Path
+
+import click
+
+from edge.errors import NetworkError, RequestError
+from edge.membership.identity import fingerprint
+from edge.membership.membership import Membership
+from edge.membership.own import OwnMembership
+from edge.membership.store import MembershipStore, config_root, write_token
+from edge.protocol.discovery import find_peers
+
+
+@click.group("cluster", short_help="Show this device's cluster, expel a device.")
+def command() -> None:
+    """Which devices are of this device's cluster. `edge pair` takes one in.
+
+    \b
+    Examples:
+      edge cluster show                    this device, and those that it was paired with
+      edge cluster expel kitchen           for good, and everywhere
+      edge cluster token ~/edge-token      for scripts, which cannot type words
+    """
+
+
+@command.command()
+@click.option("--leave", is_flag=True, help="Leave the cluster that this device is in.")
+@click.option(
+    "--token",
+    "token_file",
+    type=click.Path(path_type=Path),
+    help="Write a token, too: see `edge cluster token`.",
+)
+def create(leave: bool, token_file: Path | None) -> None:
+    """Make a new cluster, of this device alone."""
+    store = MembershipStore(config_root())
+    _check_alone(store.membership(), leave=leave)
+    made = store.keep(Membership.founded(socket.gethostname(), store.identity()))
+    if token_file is not None:
+        write_token(token_file, made)
+    click.echo(f"Made cluster {fingerprint(made.cluster_id)}.")
+
+
+@command.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
+def show(as_json: bool) -> None:
+    """This device, those that it was paired with, and those that were expelled."""
+    membership = OwnMembership(socket.gethostname()).current()
+    expelled = membership.expelled.ids
+    if as_json:
+        value = {
+            "cluster": membership.cluster_id,
+            "own": membership.identity.id,
+            "takes_others_in": membership.authority is not None,
+            "paired": {id: name for id, name in membership.others.items() if id not in expelled},
+            "expelled": sorted(expelled),
+            "epoch": membership.expelled.epoch,
+        }
+        click.echo(json.dumps(value, indent=2))
+        return
+    takes = "takes others in" if membership.authority is not None else "member"
+    click.echo(f"cluster      {fingerprint(membership.cluster_id)}")
+    click.echo(f"this device  {fingerprint(membership.identity.id)}  {takes}")
+    for id, name in membership.others.items():
+        click.echo(f"paired       {fingerprint(id)}  {name}{' (expelled)' * (id in expelled)}")
+    for id in sorted(expelled - set(membership.others)):
+        click.echo(f"expelled     {fingerprint(id)}")
+
+
+@command.command()
+@click.argument("device")
+@click.option(
+    "--interface",
+    "interfaces",
+    multiple=True,
+    metavar="NAME|IP",
+    help="Tell members only on this network interface.",
+)
+@click.option(
+    "--cluster", default="default", show_default=True, help="The name that peers announce."
+)
+def expel(device: str, interfaces: tuple[str, ...], cluster: str) -> None:
+    """Expel a device, by name or the beginning of its id, for good.
+
+    Members that are there are told at once; others when the first member that knows it talks to
+    them. The device can come back with a new key only: remove its folder of keys, and pair it.
+    """
+    own = OwnMembership(socket.gethostname())
+    id = _meant(own.current(), device)
+    own.keep(own.current().expelling(id))
+    told = 0
+    with contextlib.suppress(NetworkError):  # those who are not there hear it from another member
+        found = find_peers(cluster, own.credentials(), timeout_s=3.0, interfaces=interfaces or None)
+        told = len(asyncio.run(found))
+    click.echo(f"Expelled {fingerprint(id)}; {told} peers were told at once.")
+
+
+@command.command()
+@click.option("--leave", is_flag=True, help="Although other devices were paired with this one.")
+def rotate(leave: bool) -> None:
+    """A new key for the cluster, where the old one, or a token, may be in wrong hands.
+
+    Every other device has to be paired again.
+    """
+    own = OwnMembership(socket.gethostname())
+    _check_alone(own.current(), leave=leave)
+    own.keep(Membership.founded(socket.gethostname(), own.current().identity))
+    click.echo(
+        f"The cluster is {fingerprint(own.current().cluster_id)} now; pair its devices again."
+    )
+
+
+@command.command()
+@click.argument("file", type=click.Path(path_type=Path))
+def token(file: Path) -> None:
+    """Write a file that makes whoever has it a member: for scripts, which cannot type words.
+
+    Daemons and programs use it with EDGE_CLUSTER_TOKEN_FILE in their environment. It is as secret
+    as the keys themselves, and good until `edge cluster rotate`.
+    """
+    write_token(file, OwnMembership(socket.gethostname()).current())
+    click.echo(f"Wrote {file}; whoever can read it is of the cluster.")
+
+
+def _check_alone(membership: Membership | None, *, leave: bool) -> None:
+    if membership is not None and membership.others and not leave:
+        raise RequestError(
+            f"this device is in a cluster with {', '.join(membership.others.values())}, which "
+            "would have to be paired again; add --leave if you mean that"
+        )
+
+
+def _meant(membership: Membership, device: str) -> str:
+    wanted = device.replace(" ", "").lower()
+    found = {
+        id
+        for id, name in membership.others.items()
+        if name == device or (len(wanted) >= 4 and id.startswith(wanted))
+    }
+    if len(wanted) == 32 and set(wanted) <= set("0123456789abcdef"):
+        found.add(wanted)
+    if len(found) != 1:
+        which = "no device" if not found else "several devices"
+        raise RequestError(f"{device!r} names {which}; `edge cluster show` lists their ids")
+    return found.pop()

@@ -1,0 +1,130 @@
+"""`edge pair`: make two devices members of one cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import click
+import segno
+
+from edge.errors import RequestError
+from edge.host.addresses import reachable
+from edge.membership.identity import fingerprint
+from edge.membership.meeting import find_and_join, invite
+from edge.membership.own import OwnMembership
+from edge.membership.pairing import CODE_LASTS_S, Other, new_code, read_code
+from edge.membership.store import MembershipStore, config_root
+
+
+@click.command("pair", short_help="Make two devices members of one cluster.")
+@click.argument("code", nargs=-1)
+@click.option("--name", default=socket.gethostname, help="This device.  [default: the host's name]")
+@click.option(
+    "--peer",
+    "address",
+    metavar="HOST:PORT",
+    help="With a code: where the other device shows it, for networks without zeroconf.",
+)
+@click.option(
+    "--listen",
+    default="0.0.0.0:0",
+    show_default=True,
+    metavar="HOST:PORT",
+    help="Without a code: where to wait for the other device.",
+)
+@click.option(
+    "--interface",
+    "interfaces",
+    multiple=True,
+    metavar="NAME|IP",
+    help="Look, and be found, only on this network interface; may be repeated.",
+)
+@click.option("--leave", is_flag=True, help="Leave the cluster that this device is in.")
+@click.option("--json", "as_json", is_flag=True, help="Print lines of JSON.")
+def command(
+    code: tuple[str, ...],
+    name: str,
+    address: str | None,
+    listen: str,
+    interfaces: tuple[str, ...],
+    leave: bool,
+    as_json: bool,
+) -> None:
+    """Show a code of six words here; then give them to `edge pair` on the other device.
+
+    The other device becomes a member of this one's cluster. Members may compute for each other;
+    nobody else can use them, or read what they say to each other. A code is good for one device,
+    one try and five minutes. No file needs to be copied.
+
+    \b
+    Examples:
+      edge pair                                       shows six words
+      edge pair otter violin cedar atlas muffin kite  on the other device
+    """
+    if code:
+        _join(read_code(" ".join(code)), name, address, interfaces, leave=leave, as_json=as_json)
+    else:
+        _invite(name, listen, interfaces, as_json=as_json)
+
+
+def _invite(name: str, listen: str, interfaces: tuple[str, ...], *, as_json: bool) -> None:
+    own = OwnMembership(name)
+    words = new_code()
+
+    def show(addresses: Sequence[str]) -> None:
+        places = reachable(addresses, interfaces=interfaces or None)
+        if as_json:
+            click.echo(json.dumps({"code": words, "addresses": places}))
+            return
+        click.echo(f"On the other device, within {CODE_LASTS_S / 60:g} minutes:\n")
+        click.echo(f"    edge pair {words}\n")
+        segno.make(words, error="l").terminal(compact=True)
+        click.echo(f"Where zeroconf does not reach, add --peer {places[0]}.")
+
+    other = asyncio.run(
+        invite(
+            words,
+            own.current(),
+            name,
+            listen=listen,
+            interfaces=interfaces or None,
+            on_ready=show,
+        )
+    )
+    own.keep(own.current().knowing(other.id, other.name))
+    _tell(other, own.current().identity.id, as_json=as_json)
+
+
+def _join(
+    words: str,
+    name: str,
+    address: str | None,
+    interfaces: tuple[str, ...],
+    *,
+    leave: bool,
+    as_json: bool,
+) -> None:
+    store = MembershipStore(config_root())
+    present = store.membership()
+    if present is not None and present.others and not leave:
+        raise RequestError(
+            f"this device is in a cluster with {', '.join(present.others.values())}; add --leave "
+            "to leave that"
+        )
+    membership, other = asyncio.run(
+        find_and_join(words, store.identity(), name, address=address, interfaces=interfaces or None)
+    )
+    store.keep(membership)
+    _tell(other, membership.identity.id, as_json=as_json)
+
+
+def _tell(other: Other, own_id: str, *, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps({"paired": asdict(other), "own": own_id}))
+        return
+    click.echo(f"Paired with {other}; this device is {fingerprint(own_id)}.")
+    click.echo("A peer that was running here joins when it is started again.")

@@ -1,0 +1,1 @@
+"""Who is of this cluster, and how does a device show it?"""

@@ -1,0 +1,119 @@
+"""A cluster's key: whoever has it takes devices in, by certificates, and expels them.
+
+Certificates and lists of the expelled are X.509, which TLS checks by itself.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from cryptography import x509
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.x509.oid import NameOID
+
+from edge.membership.identity import PrivateKey, PublicKey, key_id, new_key
+
+_BEGIN = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)
+_END = datetime.datetime(2999, 1, 1, tzinfo=datetime.UTC)
+"""A device whose clock has stopped is a member all the same; who is none is said by a list."""
+
+ROLES = ("lend", "use")
+"""What a member may do: compute for others, and have others compute for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Authority:
+    """The cluster's key pair, on the devices that may take others in."""
+
+    key: PrivateKey
+    certificate: x509.Certificate
+
+    @classmethod
+    def made(cls) -> Authority:
+        key = new_key()
+        name = _name(key_id(key.public_key()))
+        extensions = (
+            (x509.BasicConstraints(ca=True, path_length=0), True),
+            (_usage(certificates=True), True),
+            (x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False),
+        )
+        return cls(key=key, certificate=_signed(name, key.public_key(), name, key, extensions))
+
+    def member(
+        self, device: PublicKey, name: str, roles: Iterable[str] = ROLES
+    ) -> x509.Certificate:
+        """A device's certificate. Its id is the serial number, which lists of the expelled name."""
+        own = self.certificate.public_key()
+        assert isinstance(own, PublicKey)
+        extensions = (
+            (x509.BasicConstraints(ca=False, path_length=None), True),
+            (_usage(certificates=False), True),
+            (x509.AuthorityKeyIdentifier.from_issuer_public_key(own), False),
+        )
+        subject = _name(name, roles)
+        return _signed(subject, device, self.certificate.subject, self.key, extensions)
+
+    def expelled(self, ids: Iterable[str], epoch: int) -> x509.CertificateRevocationList:
+        """The list of all that were ever expelled; a higher epoch replaces a lower one."""
+        builder = (
+            x509.CertificateRevocationListBuilder()
+            .issuer_name(self.certificate.subject)
+            .last_update(_BEGIN)
+            .next_update(_END)
+            .add_extension(x509.CRLNumber(epoch), critical=False)
+        )
+        for id in sorted(set(ids)):
+            entry = x509.RevokedCertificateBuilder().serial_number(int(id, 16))
+            builder = builder.add_revoked_certificate(entry.revocation_date(_BEGIN).build())
+        return builder.sign(self.key, SHA256())
+
+
+def _name(name: str, roles: Iterable[str] = ()) -> x509.Name:
+    return x509.Name(
+        [
+            x509.NameAttribute(NameOID.COMMON_NAME, _shortened(name)),
+            *(x509.NameAttribute(NameOID.ORGANIZATIONAL_UNIT_NAME, role) for role in roles),
+        ]
+    )
+
+
+def _shortened(name: str) -> str:
+    """X.520 allows 1 to 64 bytes."""
+    return name.encode()[:64].decode(errors="ignore") or "nameless"
+
+
+def _signed(
+    subject: x509.Name,
+    public_key: PublicKey,
+    issuer: x509.Name,
+    key: PrivateKey,
+    extensions: Iterable[tuple[x509.ExtensionType, bool]],
+) -> x509.Certificate:
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(public_key)
+        .serial_number(int(key_id(public_key), 16))
+        .not_valid_before(_BEGIN)
+        .not_valid_after(_END)
+    )
+    for extension, is_critical in extensions:
+        builder = builder.add_extension(extension, critical=is_critical)
+    return builder.sign(key, SHA256())
+
+
+def _usage(*, certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not certificates,
+        key_cert_sign=certificates,
+        crl_sign=certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )

@@ -1,0 +1,89 @@
+"""A device's own key: made once, never shown. Its id is a hash of the public half."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
+
+from edge.errors import RequestError
+
+PrivateKey = ec.EllipticCurvePrivateKey
+PublicKey = ec.EllipticCurvePublicKey
+
+_ID_BYTES = 16
+"""Against a second key of the same id: 128 bits."""
+
+MOST_PEERS = 64
+"""Daemons of one device at once."""
+
+_CURVE = ec.SECP256R1()
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """One device."""
+
+    key: PrivateKey
+
+    @classmethod
+    def made(cls) -> Identity:
+        return cls(new_key())
+
+    @property
+    def id(self) -> str:
+        return key_id(self.key.public_key())
+
+
+def new_key() -> PrivateKey:
+    """P-256: what TLS 1.3 has everywhere."""
+    return ec.generate_private_key(_CURVE)
+
+
+def key_id(key: PublicKey) -> str:
+    """Names whoever has the private half: 32 hexadecimal digits."""
+    public = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    # The first bit is none of a positive number: ids are serial numbers of certificates, too.
+    number = int.from_bytes(hashlib.sha256(public).digest()[:_ID_BYTES]) | 1 << 127
+    return f"{number:032x}"
+
+
+def peer_id(device: str, number: int = 0) -> str:
+    """Names a daemon of a device: the first as the device itself, others after it."""
+    if not number:
+        return device
+    return hashlib.sha256(f"edge peer {number} of {device}".encode()).hexdigest()[: 2 * _ID_BYTES]
+
+
+def is_peer_of(id: str, device: str) -> bool:
+    """Whether this is the id of one of the device's daemons."""
+    return any(id == peer_id(device, number) for number in range(MOST_PEERS))
+
+
+def fingerprint(id: str) -> str:
+    """An id for people to compare: its first 16 digits, in fours."""
+    return " ".join(id[start : start + 4] for start in range(0, 16, 4))
+
+
+def key_pem(key: PrivateKey) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def read_key(pem: bytes, whose: str) -> PrivateKey:
+    """Raises RequestError, naming `whose` it is, for anything but a P-256 key."""
+    try:
+        key = load_pem_private_key(pem, None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise RequestError(f"{whose} is not a private key: {error}") from error
+    if not isinstance(key, PrivateKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise RequestError(f"{whose} is not a key of the kind that Edge makes (P-256)")
+    return key

@@ -1,0 +1,196 @@
+"""Two devices whose users share six words become members of one cluster.
+
+The words are a password for SPAKE2 (RFC 9382): who does not know them learns nothing from the
+exchange and has one guess, after which they are void. What is then told, a public key one way and
+the membership the other, is sealed by AES-GCM under the key that both have found.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_der_public_key,
+)
+from spake2 import SPAKE2_A, SPAKE2_B, SPAKEError
+
+from edge.errors import RequestError
+from edge.membership.identity import Identity, PublicKey, fingerprint, key_id
+from edge.membership.membership import Membership, read_membership
+from edge.membership.words import WORDS
+from transport import Channel, Frame
+
+CODE_WORDS = 6
+_PLACE_WORDS = 2
+"""By which the devices find each other; the others, 32 bits, are the secret."""
+
+CODE_LASTS_S = 300.0
+
+_HELLO, _JOIN, _TAKEN_IN = "pair", "join", "taken in"
+_MOST_PAYLOAD_BYTES = 64 << 10
+_NONCE = bytes(12)
+"""Each key seals one message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Other:
+    """The device at the other end, for people."""
+
+    name: str
+    id: str
+
+    def __str__(self) -> str:
+        return f"{self.name} ({fingerprint(self.id)})"
+
+
+class WrongCodeError(RequestError):
+    """Somebody tried other words: the code is void."""
+
+
+def new_code() -> str:
+    """Six words."""
+    return " ".join(secrets.choice(WORDS) for _ in range(CODE_WORDS))
+
+
+def read_code(text: str) -> str:
+    """A code as somebody has typed it. Raises RequestError."""
+    words = text.lower().replace("-", " ").split()
+    if len(words) != CODE_WORDS:
+        raise RequestError(f"a code has {CODE_WORDS} words, not {len(words)}")
+    for word in words:
+        if word not in WORDS:
+            raise RequestError(
+                f"{word!r:.40} is no word of a code; compare it with the other device"
+            )
+    return " ".join(words)
+
+
+def meeting_place(code: str) -> str:
+    """Where devices with this code look for each other; it says nothing of the rest."""
+    return "pair-" + "-".join(code.split()[:_PLACE_WORDS])
+
+
+async def take_in(channel: Channel, code: str, membership: Membership, name: str) -> Other:
+    """The side that shows the code: make whoever knows it a member. `name` is our own.
+
+    Raises WrongCodeError, after which the code must not be used again; RequestError for a device
+    that does not keep to the protocol; the channel's errors.
+    """
+    if membership.authority is None:
+        raise RequestError(
+            "this device may not take others in: it has not the cluster's key; run `edge pair` on "
+            "the device that made the cluster"
+        )
+    spake = SPAKE2_B(code.encode())
+    theirs = await _payload(channel, _HELLO)
+    await channel.send(Frame(_HELLO, {}, spake.start()))
+    keys = _Keys.agreed(spake, theirs)
+    asked = keys.opened(keys.joining, await _payload(channel, _JOIN))
+    try:
+        device = load_der_public_key(_bytes(asked, "key"))
+    except ValueError as error:
+        raise RequestError(f"the other device has no key that can be used: {error}") from error
+    if not isinstance(device, PublicKey) or not isinstance(device.curve, ec.SECP256R1):
+        raise RequestError("the other device has a key of another kind; update Edge there")
+    other = Other(name=_name(asked), id=key_id(device))
+    answer = {
+        "certificate": membership.authority.member(device, other.name).public_bytes(Encoding.DER),
+        "cluster": membership.cluster.public_bytes(Encoding.DER),
+        "tag_key": membership.tag_key,
+        "expelled": membership.expelled.signed,
+        "name": name.encode(),
+        "id": membership.identity.id.encode(),
+    }
+    await channel.send(Frame(_TAKEN_IN, {}, keys.sealed(keys.inviting, answer)))
+    return other
+
+
+async def join(
+    channel: Channel, code: str, identity: Identity, name: str
+) -> tuple[Membership, Other]:
+    """The side that was told the code: this device's membership, and who has taken it in.
+
+    Raises WrongCodeError, RequestError and the channel's errors.
+    """
+    spake = SPAKE2_A(code.encode())
+    await channel.send(Frame(_HELLO, {}, spake.start()))
+    keys = _Keys.agreed(spake, await _payload(channel, _HELLO))
+    public = identity.key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    asked = {"key": public, "name": name.encode()}
+    await channel.send(Frame(_JOIN, {}, keys.sealed(keys.joining, asked)))
+    told = keys.opened(keys.inviting, await _payload(channel, _TAKEN_IN))
+    membership = read_membership(
+        identity=identity,
+        certificate=_bytes(told, "certificate"),
+        cluster=_bytes(told, "cluster"),
+        tag_key=_bytes(told, "tag_key"),
+        expelled=_bytes(told, "expelled"),
+    )
+    other = Other(name=_name(told), id=_bytes(told, "id").decode("ascii", "replace"))
+    return membership.knowing(other.id, other.name), other
+
+
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    """One for each way."""
+
+    joining: AESGCM
+    inviting: AESGCM
+
+    @classmethod
+    def agreed(cls, spake: Any, theirs: bytes) -> _Keys:
+        try:
+            shared = spake.finish(theirs)
+        except (SPAKEError, ValueError, AssertionError) as error:
+            raise RequestError("the other device does not pair as Edge does") from error
+        both = HKDF(SHA256(), 64, salt=None, info=b"edge pair").derive(shared)
+        return cls(AESGCM(both[:32]), AESGCM(both[32:]))
+
+    @staticmethod
+    def sealed(key: AESGCM, values: Mapping[str, bytes]) -> bytes:
+        texts = {name: base64.b64encode(value).decode() for name, value in values.items()}
+        return key.encrypt(_NONCE, json.dumps(texts).encode(), None)
+
+    @staticmethod
+    def opened(key: AESGCM, sealed: bytes) -> dict[str, Any]:
+        try:
+            values = json.loads(key.decrypt(_NONCE, sealed, None))
+        except InvalidTag:
+            raise WrongCodeError("the words of the two devices are not the same") from None
+        except (ValueError, RecursionError) as error:
+            raise RequestError(f"the other device does not pair as Edge does: {error}") from error
+        if not isinstance(values, dict):
+            raise RequestError("the other device does not pair as Edge does")
+        return values
+
+
+async def _payload(channel: Channel, kind: str) -> bytes:
+    frame = await channel.receive()
+    if frame.kind != kind or len(frame.payload) > _MOST_PAYLOAD_BYTES:
+        raise RequestError("the other device does not pair as Edge does; update Edge on both")
+    return bytes(frame.payload)
+
+
+def _bytes(values: Mapping[str, Any], name: str) -> bytes:
+    try:
+        return base64.b64decode(values[name], validate=True)
+    except (KeyError, TypeError, ValueError, binascii.Error):
+        raise RequestError("the other device does not pair as Edge does") from None
+
+
+def _name(values: Mapping[str, Any]) -> str:
+    text = _bytes(values, "name").decode("utf-8", "replace")[:64]
+    return "".join(letter for letter in text if letter.isprintable()) or "nameless"

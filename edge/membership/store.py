@@ -1,0 +1,258 @@
+"""Where a device keeps its key and its membership; and the token that stands for both.
+
+Files are for their owner alone: one that others can read, or write, is refused.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import fcntl
+import json
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from edge.errors import RequestError
+from edge.membership.authority import Authority
+from edge.membership.identity import MOST_PEERS, Identity, key_pem, read_key
+from edge.membership.membership import TAG_KEY_BYTES, Membership, read_membership
+
+CONFIG_VARIABLE = "EDGE_CONFIG"
+TOKEN_VARIABLE = "EDGE_CLUSTER_TOKEN_FILE"  # noqa: S105  a name
+
+_MOST_FILE_BYTES = 256 << 10
+_IDENTITY, _MEMBERSHIP, _AUTHORITY = "identity.pem", "membership.json", "cluster-key.pem"
+
+
+def config_root() -> Path:
+    """The folder of keys: EDGE_CONFIG, or the system's place for a user's settings."""
+    chosen = os.environ.get(CONFIG_VARIABLE)
+    return Path(chosen).expanduser() if chosen else Path(platformdirs.user_config_dir("edge"))
+
+
+class MembershipStore:
+    """One folder. Every method raises RequestError for files that cannot be used."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._read: tuple[int, Membership] | None = None
+
+    def identity(self) -> Identity:
+        """This device's key, made at the first call."""
+        with self._alone():
+            return self._identity()
+
+    def membership(self) -> Membership | None:
+        """This device's place in its cluster; read again when another process has changed it."""
+        path = self.folder / _MEMBERSHIP
+        try:
+            changed_ns = path.stat().st_mtime_ns
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise _unusable(path, error) from error
+        if self._read is None or self._read[0] != changed_ns:
+            with self._alone():
+                self._read = changed_ns, self._loaded(path)
+        return self._read[1]
+
+    def founded(self, name: str) -> Membership:
+        """The membership, of a new cluster where there is none."""
+        known = self.membership()
+        if known is not None:
+            return known
+        with self._alone():  # or two daemons that start at once would be of two clusters
+            path = self.folder / _MEMBERSHIP
+            if path.exists():
+                return self._loaded(path)
+            return self._kept(Membership.founded(name, self._identity()))
+
+    def keep(self, membership: Membership) -> Membership:
+        """From now on this is the device's place."""
+        with self._alone():
+            return self._kept(membership)
+
+    @contextlib.contextmanager
+    def numbered(self) -> Iterator[int]:
+        """The least number that no other daemon of this device has, for as long as it runs."""
+        with contextlib.ExitStack() as stack:
+            self.identity()  # the folder is there then
+            for number in range(MOST_PEERS):
+                lock = os.open(self.folder / f"peer-{number}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError:
+                    os.close(lock)
+                    continue
+                stack.callback(os.close, lock)
+                yield number
+                return
+        raise RequestError(f"{MOST_PEERS} peers run on this device already; end one of them")
+
+    def _identity(self) -> Identity:
+        path = self.folder / _IDENTITY
+        if not path.exists():
+            _write(path, key_pem(Identity.made().key))
+        return Identity(read_key(_private(path), str(path)))
+
+    def _kept(self, membership: Membership) -> Membership:
+        key = self.folder / _AUTHORITY
+        _write(self.folder / _IDENTITY, key_pem(membership.identity.key))
+        if membership.authority is not None:
+            _write(key, key_pem(membership.authority.key))
+        else:
+            key.unlink(missing_ok=True)
+        _write(self.folder / _MEMBERSHIP, _encoded(_told(membership)))
+        return membership
+
+    def _loaded(self, path: Path) -> Membership:
+        values = _decoded(_private(path), str(path))
+        if set(values) != {"certificate", "cluster", "tag_key", "expelled", "others"}:
+            raise RequestError(f"{path} is not a membership")
+        others = _names(values.pop("others"), str(path))
+        membership = read_membership(identity=self._identity(), **values)
+        membership = replace(membership, others=others)
+        key = self.folder / _AUTHORITY
+        if not key.exists():
+            return membership
+        authority = Authority(key=read_key(_private(key), str(key)), certificate=membership.cluster)
+        return replace(membership, authority=authority)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One process at a time, so that nobody reads half of a change."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                yield
+            finally:
+                os.close(lock)
+        except OSError as error:
+            raise _unusable(self.folder, error) from error
+
+
+def token(membership: Membership) -> bytes:
+    """What lets whoever holds it take itself into the cluster: for scripts, and as secret as keys.
+
+    Raises RequestError where the cluster's key is not here.
+    """
+    if membership.authority is None:
+        raise RequestError(
+            "this device has not the cluster's key; write the token on the device that made the "
+            "cluster"
+        )
+    return _encoded(
+        {
+            "cluster": membership.cluster.public_bytes(Encoding.DER),
+            "key": key_pem(membership.authority.key),
+            "tag_key": membership.tag_key,
+            "expelled": membership.expelled.signed,
+        }
+    )
+
+
+def enrolled_by_token(text: bytes, whose: str, name: str, identity: Identity) -> Membership:
+    """A device that holds a token, as a member. Raises RequestError naming `whose` token it is."""
+    values = _decoded(text, whose)
+    if set(values) != {"cluster", "key", "tag_key", "expelled"}:
+        raise RequestError(f"{whose} is not a cluster's token")
+    try:
+        certificate = x509.load_der_x509_certificate(values["cluster"])
+    except ValueError as error:
+        raise RequestError(f"{whose} is not a cluster's token: {error}") from error
+    key = read_key(values["key"], whose)
+    if certificate.public_key() != key.public_key() or len(values["tag_key"]) != TAG_KEY_BYTES:
+        raise RequestError(f"{whose} is damaged: its parts are of different clusters")
+    authority = Authority(key=key, certificate=certificate)
+    member = Membership.enrolled(authority, values["tag_key"], name, identity)
+    return member.hearing(values["expelled"]) if values["expelled"] else member
+
+
+def read_token(path: Path) -> bytes:
+    """Raises RequestError, also for a file that others may read."""
+    return _private(path)
+
+
+def write_token(path: Path, membership: Membership) -> None:
+    """Raises RequestError, also where something is already there."""
+    if path.exists():
+        raise RequestError(f"{path} is there already; remove it, or name another file")
+    _write(path, token(membership))
+
+
+def _told(membership: Membership) -> dict[str, bytes]:
+    return {
+        "certificate": membership.certificate.public_bytes(Encoding.DER),
+        "cluster": membership.cluster.public_bytes(Encoding.DER),
+        "tag_key": membership.tag_key,
+        "expelled": membership.expelled.signed,
+        "others": json.dumps(dict(membership.others)).encode(),
+    }
+
+
+def _names(text: bytes, whose: str) -> dict[str, str]:
+    try:
+        return {str(id): str(name) for id, name in json.loads(text).items()}
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise RequestError(f"{whose} cannot be read: {error}") from error
+
+
+def _encoded(values: Mapping[str, bytes]) -> bytes:
+    texts = {name: base64.b64encode(value).decode() for name, value in values.items()}
+    return json.dumps(texts).encode()
+
+
+def _decoded(text: bytes, whose: str) -> dict[str, bytes]:
+    try:
+        values: Any = json.loads(text)
+        return {name: base64.b64decode(value, validate=True) for name, value in values.items()}
+    except (ValueError, TypeError, AttributeError, RecursionError, binascii.Error) as error:
+        raise RequestError(f"{whose} cannot be read: {error}") from error
+
+
+def _private(path: Path) -> bytes:
+    """The content of a small file that is its owner's alone."""
+    try:
+        with path.open("rb") as file:
+            found = os.fstat(file.fileno())
+            if found.st_uid not in (os.getuid(), 0) or stat.S_IMODE(found.st_mode) & 0o077:
+                raise RequestError(
+                    f"{path} can be read or changed by others; make it yours alone: chmod 600"
+                )
+            content = file.read(_MOST_FILE_BYTES + 1)
+    except OSError as error:
+        raise _unusable(path, error) from error
+    if len(content) > _MOST_FILE_BYTES:
+        raise RequestError(f"{path} is too large to be what it should be")
+    return content
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Whole or not at all, and readable by nobody else at any moment. Raises RequestError."""
+    draft = path.with_name(f"{path.name}.partial")
+    try:
+        draft.unlink(missing_ok=True)
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except OSError as error:
+        raise _unusable(path, error) from error
+
+
+def _unusable(path: Path, error: OSError) -> RequestError:
+    return RequestError(
+        f"cannot use {path}: {error.strerror}; {CONFIG_VARIABLE} names another folder for keys"
+    )

@@ -1,0 +1,201 @@
+"""Devices with keys of their own: paired by words, by a token, expelled, and strangers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge.membership.store import CONFIG_VARIABLE, TOKEN_VARIABLE
+from tests.support.checkpoints import TinyCheckpoint
+from tests.support.processes import EDGE, PATIENCE_S, Daemon, Outcome, edge_process
+
+LOOPBACK = "127.0.0.1"
+ON_LOOPBACK = ("--interface", LOOPBACK)
+NEW_TOKENS = 3
+
+
+class Device:
+    """A user's device: a folder of keys."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.name = name
+        self.folder = folder / name
+        self.environment = {
+            CONFIG_VARIABLE: str(self.folder / "keys"),
+            "EDGE_CACHE": str(self.folder / "cache"),
+        }
+
+    def edge(self, *arguments: object, **environment: str) -> Outcome:
+        done = subprocess.run(
+            [*EDGE, *map(str, arguments)],
+            env={**os.environ, **self.environment, **environment},
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+        )
+        return Outcome(code=done.returncode, out=done.stdout, err=done.stderr)
+
+    def json(self, *arguments: object) -> Any:
+        outcome = self.edge(*arguments, "--json")
+        assert outcome.code == 0, outcome.err
+        return json.loads(outcome.out)
+
+    @contextmanager
+    def peer(self, *options: str) -> Iterator[Daemon]:
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in self.environment.items():
+                patch.setenv(name, value)
+            daemon = Daemon(self.folder / "peer", "--name", self.name, "--no-announce", *options)
+        with daemon:
+            yield daemon
+
+    @contextmanager
+    def inviting(self) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+        listen = ("--listen", f"{LOOPBACK}:0", *ON_LOOPBACK, "--name", self.name)
+        with edge_process("pair", *listen, "--json", environment=self.environment) as process:
+            assert process.stdout is not None
+            yield process, json.loads(process.stdout.readline())
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Callable[[str], Device]:
+    return lambda name: Device(tmp_path, name)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tiny_checkpoint: Callable[..., TinyCheckpoint]) -> TinyCheckpoint:
+    return tiny_checkpoint("llama")
+
+
+def pair(inviter: Device, joiner: Device) -> None:
+    with inviter.inviting() as (process, shown):
+        outcome = joiner.edge("pair", shown["code"], *ON_LOOPBACK, "--name", joiner.name)
+        assert outcome.code == 0, outcome.err
+        assert inviter.name in outcome.out
+        out, err = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 0, err
+        assert json.loads(out)["paired"]["name"] == joiner.name
+
+
+def answer(asker: Device, daemon: Daemon, checkpoint: TinyCheckpoint) -> Outcome:
+    return asker.edge(
+        *("run", checkpoint.path, "-p", "hi", "-n", NEW_TOKENS),
+        *("--dtype", "float32", "--peer", daemon.address),
+    )
+
+
+def test_two_fresh_devices_four_commands(
+    device: Callable[[str], Device], checkpoint: TinyCheckpoint
+) -> None:
+    attic, kitchen, stranger = device("attic"), device("kitchen"), device("stranger")
+    pair(attic, kitchen)
+    with kitchen.peer() as daemon:
+        assert answer(attic, daemon, checkpoint).code == 0
+        refused = answer(stranger, daemon, checkpoint).sentence()
+        assert "does not know this device" in refused
+        assert "edge pair" in refused
+        shown = attic.json("cluster", "show")
+        assert list(shown["paired"].values()) == ["kitchen"]
+        assert shown["takes_others_in"]
+        own = kitchen.json("cluster", "show")
+        assert own["cluster"] == shown["cluster"]
+        assert list(shown["paired"]) == [own["own"]]
+        assert not own["takes_others_in"]
+        (peer,) = attic.json("peers", "--peer", daemon.address)
+        assert peer["id"] == own["own"]
+
+        assert attic.edge("cluster", "expel", "kitchen", *ON_LOOPBACK).code == 0
+        refused = answer(attic, daemon, checkpoint).sentence()
+        assert "has been expelled" in refused
+        assert daemon.end() == 0
+
+
+def test_an_expelled_device_is_refused_by_a_member_that_was_away(
+    device: Callable[[str], Device], checkpoint: TinyCheckpoint
+) -> None:
+    """It hears of it from the next member that talks to it."""
+    attic, kitchen, cellar = device("attic"), device("kitchen"), device("cellar")
+    pair(attic, kitchen)
+    pair(attic, cellar)
+    with kitchen.peer() as daemon:
+        assert answer(cellar, daemon, checkpoint).code == 0
+    assert attic.edge("cluster", "expel", "cellar", *ON_LOOPBACK).code == 0
+    with kitchen.peer() as daemon:
+        assert answer(attic, daemon, checkpoint).code == 0
+        refused = answer(cellar, daemon, checkpoint)
+        assert refused.code == 1
+        assert kitchen.json("cluster", "show")["expelled"] == [
+            cellar.json("cluster", "show")["own"]
+        ]
+        assert daemon.end() == 0
+
+
+def test_wrong_words_void_the_code(device: Callable[[str], Device]) -> None:
+    attic, mallory = device("attic"), device("mallory")
+    with attic.inviting() as (process, shown):
+        *words, last = shown["code"].split()
+        wrong = " ".join([*words, "acorn" if last != "acorn" else "actor"])
+        assert mallory.edge("pair", wrong, *ON_LOOPBACK).code == 1
+        _, err = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 1
+        assert "words of the two devices are not the same" in err
+    assert mallory.json("cluster", "show")["paired"] == {}
+
+
+def test_a_token_for_scripts(
+    device: Callable[[str], Device], checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    attic, script = device("attic"), device("script")
+    token = tmp_path / "token"
+    assert attic.edge("cluster", "create", "--token", token).code == 0
+    with attic.peer() as daemon:
+        assert answer(script, daemon, checkpoint).code == 1
+        script.environment[TOKEN_VARIABLE] = str(token)
+        assert answer(script, daemon, checkpoint).code == 0
+        assert attic.edge("cluster", "rotate").code == 0
+    with attic.peer() as daemon:
+        refused = answer(script, daemon, checkpoint).sentence()
+        assert "the cluster has a new key" in refused
+
+
+def test_ctrl_c_leaves_no_pairing_behind(device: Callable[[str], Device]) -> None:
+    attic, kitchen = device("attic"), device("kitchen")
+    with attic.inviting() as (process, shown):
+        process.send_signal(2)
+        process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 130
+    address = shown["addresses"][0]
+    assert kitchen.edge("pair", shown["code"], "--peer", address).code == 1
+
+
+def test_a_device_in_a_cluster_leaves_it_on_demand_only(device: Callable[[str], Device]) -> None:
+    attic, kitchen, other = device("attic"), device("kitchen"), device("other")
+    pair(attic, kitchen)
+    with other.inviting() as (process, shown):
+        sentence = kitchen.edge("pair", shown["code"], *ON_LOOPBACK).sentence()
+        assert "in a cluster with attic; add --leave" in sentence
+        assert kitchen.edge("pair", shown["code"], *ON_LOOPBACK, "--leave").code == 0
+        process.communicate(timeout=PATIENCE_S)
+    assert list(kitchen.json("cluster", "show")["paired"].values()) == ["other"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["pair", "acorn"], "a code has 6 words"),
+        (["pair", *["acorn"] * 5, "xyzzy"], "is no word of a code"),
+        (["cluster", "expel", "nobody"], "names no device"),
+        (["cluster", "token", "/nowhere/token"], "cannot use /nowhere/token"),
+    ],
+)
+def test_what_cannot_be_done_is_said(
+    device: Callable[[str], Device], arguments: list[str], message: str
+) -> None:
+    assert message in device("attic").edge(*arguments).sentence()

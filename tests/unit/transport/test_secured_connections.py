@@ -1,0 +1,384 @@
+"""Who gets a connection where members of a cluster listen, and what the others learn."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import ssl
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import psutil
+import pytest
+
+from edge.membership.membership import Membership, credentials
+from tests.support.relay import Fault, Relay
+from tests.support.transport_listeners import (
+    GREETING,
+    Refusals,
+    check_echo,
+    echoing,
+    hang_up,
+    run,
+    stranger,
+)
+from tests.support.transport_pairs import members
+from transport import (
+    Channel,
+    Credentials,
+    Frame,
+    Link,
+    PeerLostError,
+    RefusedError,
+    TransportError,
+    connect,
+    connect_link,
+)
+from transport import listener as listener_module
+from transport.credentials import NONCE_BYTES, TAG_BYTES
+from transport.handshake import DEVICE
+from transport.listener import MAX_UNFINISHED_HANDSHAKES
+
+SECURED_GREETING = GREETING[:-1] + b"\x11"
+PROMPT = "the secret of the attic " * 40
+
+
+def shown(membership: Membership) -> Credentials:
+    return credentials(lambda: membership)
+
+
+def test_members_know_each_other_by_their_keys() -> None:
+    first = Membership.founded("first")
+    assert first.authority is not None
+    second = Membership.enrolled(first.authority, first.tag_key, "second")
+
+    async def scenario() -> None:
+        devices: asyncio.Queue[object] = asyncio.Queue()
+
+        async def on_channel(channel: Channel) -> None:
+            await devices.put(channel.remote_hello[DEVICE])
+            await channel.aclose()
+
+        async def on_link(link: Link, hello: object) -> None:
+            assert isinstance(hello, dict)
+            await devices.put(hello[DEVICE])
+            link.close()
+
+        async with echoing(
+            credentials=shown(first), on_channel=on_channel, on_link=on_link
+        ) as listener:
+            lie = {DEVICE: "somebody else"}
+            channel = await connect(listener.addresses[0], hello=lie, credentials=shown(second))
+            assert channel.remote_hello[DEVICE] == first.identity.id
+            assert await devices.get() == second.identity.id
+            await channel.aclose()
+            link = await connect_link(listener.addresses[0], hello=lie, credentials=shown(second))
+            assert await devices.get() == second.identity.id
+            link.close()
+
+    run(scenario)
+
+
+def test_nobody_proves_a_device_without_credentials() -> None:
+    async def scenario() -> None:
+        seen: asyncio.Queue[Channel] = asyncio.Queue()
+        async with echoing(on_channel=seen.put) as listener:
+            channel = await connect(
+                listener.addresses[0], hello={DEVICE: "of another"}, credentials=None
+            )
+            served = await seen.get()
+            assert DEVICE not in served.remote_hello
+            await served.aclose()
+            await channel.aclose()
+
+    run(scenario)
+
+
+def forged(member: Membership) -> Membership:
+    """Somebody who has got hold of the tag key, but is of no member's making."""
+    return replace(Membership.founded("mallory"), tag_key=member.tag_key)
+
+
+@pytest.mark.parametrize(
+    ("who", "error", "message"),
+    [
+        (lambda member: None, RefusedError, "leave that out, and pair"),
+        (lambda member: shown(Membership.founded("other")), RefusedError, "edge pair"),
+        (lambda member: shown(forged(member)), TransportError, "certificate"),
+    ],
+    ids=["without keys", "of another cluster", "with the tag key alone"],
+)
+def test_others_are_refused(
+    who: Callable[[Membership], Credentials | None], error: type[TransportError], message: str
+) -> None:
+    member = Membership.founded("member")
+
+    async def scenario() -> None:
+        refused = Refusals()
+        async with echoing(credentials=shown(member), on_refused=refused) as listener:
+            for dial in (connect, connect_link):
+                with pytest.raises(error, match=message):
+                    await dial(listener.addresses[0], hello={}, credentials=who(member))
+                await refused.queue.get()
+            await check_echo(listener, shown(member))
+
+    run(scenario)
+
+
+def test_a_member_does_not_talk_to_others() -> None:
+    member = shown(Membership.founded("member"))
+
+    async def scenario() -> None:
+        async with echoing() as listener:
+            with pytest.raises(RefusedError, match="--insecure"):
+                await connect(listener.addresses[0], hello={}, credentials=member)
+        async with echoing(credentials=shown(Membership.founded("other"))) as listener:
+            with pytest.raises(RefusedError, match="does not know this device"):
+                await connect(listener.addresses[0], hello={}, credentials=member)
+
+    run(scenario)
+
+
+def test_whoever_answers_for_a_member_is_found_out() -> None:
+    """With the tag key and a certificate of its own making, in the middle."""
+    member = Membership.founded("member")
+
+    async def scenario() -> None:
+        async with echoing(credentials=shown(forged(member))) as mallory:
+            with pytest.raises(PeerLostError, match="certificate"):
+                await connect(mallory.addresses[0], hello={}, credentials=shown(member))
+
+    run(scenario)
+
+
+def test_an_expelled_device_is_refused_from_then_on_on_both_sides() -> None:
+    first = Membership.founded("first")
+    assert first.authority is not None
+    second = Membership.enrolled(first.authority, first.tag_key, "second")
+    now = first
+
+    async def scenario() -> None:
+        nonlocal now
+        refused = Refusals()
+        ours = credentials(lambda: now)
+        async with echoing(credentials=ours, on_refused=refused) as listener:
+            await check_echo(listener, shown(second))
+            now = first.expelling(second.identity.id)
+            for dial in (connect, connect_link):
+                with pytest.raises(TransportError):
+                    await dial(listener.addresses[0], hello={}, credentials=shown(second))
+                assert "has been expelled" in str(await refused.queue.get())
+        async with echoing(credentials=shown(second)) as listener:
+            with pytest.raises(RefusedError, match="has been expelled"):
+                await connect(listener.addresses[0], hello={}, credentials=ours)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"GET / HTTP/1.1\r\n\r\n",
+        GREETING,
+        SECURED_GREETING,
+        SECURED_GREETING + bytes(NONCE_BYTES),
+        SECURED_GREETING + bytes(NONCE_BYTES + TAG_BYTES),
+        SECURED_GREETING + os.urandom(1000),
+    ],
+    ids=["nothing", "http", "no keys", "a greeting", "a nonce", "a tag", "more"],
+)
+def test_a_stranger_learns_a_version_and_random_bytes(said: bytes) -> None:
+    async def scenario() -> None:
+        (member,) = members(1)
+        async with echoing(credentials=member, handshake_timeout_s=0.2) as listener:
+            reader, writer = await stranger(listener)
+            writer.write(said)
+            heard = b""
+            with contextlib.suppress(ConnectionResetError):
+                while part := await reader.read(4096):
+                    heard += part
+            await hang_up(writer)
+            assert heard[: len(SECURED_GREETING)] in (b"", SECURED_GREETING)
+            assert len(heard) <= len(SECURED_GREETING) + NONCE_BYTES
+
+    run(scenario)
+
+
+class Recorder:
+    """A way between two that keeps what passes, each way for itself."""
+
+    def __init__(self, target: str) -> None:
+        self._host, _, self._port = target.rpartition(":")
+        self.sent, self.answered = bytearray(), bytearray()
+
+    async def __aenter__(self) -> Recorder:
+        self._tasks: set[asyncio.Task[None] | None] = set()
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Once both ends of every connection have hung up."""
+        self._server.close()
+        await asyncio.gather(*(task for task in self._tasks if task))
+        await self._server.wait_closed()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._tasks.add(asyncio.current_task())
+        back, to = await asyncio.open_connection(self._host, int(self._port))
+        await asyncio.gather(_copy(reader, to, self.sent), _copy(back, writer, self.answered))
+
+
+async def _copy(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kept: bytearray
+) -> None:
+    with contextlib.suppress(OSError):
+        while part := await reader.read(4096):
+            kept += part
+            writer.write(part)
+            await writer.drain()
+    await hang_up(writer)
+
+
+def test_what_passes_shows_nothing_of_what_is_said() -> None:
+    numbers = np.arange(4096, dtype=np.float32)
+
+    async def scenario() -> None:
+        ours, theirs = members(2)
+        links: asyncio.Queue[Link] = asyncio.Queue()
+
+        async def on_link(link: Link, _hello: object) -> None:
+            await links.put(link)
+
+        async with (
+            echoing(credentials=theirs, on_link=on_link, hello={"name": "attic"}) as listener,
+            Recorder(listener.addresses[0]) as recorder,
+        ):
+            channel = await connect(recorder.address, hello={"name": "kitchen"}, credentials=ours)
+            await channel.send(Frame("prompt", {"text": PROMPT}, numbers.tobytes()))
+            answer = await channel.receive()
+            assert answer.header["text"] == PROMPT
+            await channel.aclose()
+            link = await connect_link(recorder.address, hello={"name": "kitchen"}, credentials=ours)
+            await asyncio.to_thread(link.send, numbers)
+            into = np.empty_like(numbers)
+            other = await links.get()
+            await asyncio.to_thread(other.receive, into)
+            assert np.array_equal(into, numbers)
+            link.close()
+            other.close()
+        seen = bytes(recorder.sent + recorder.answered)
+        assert len(seen) > 3 * numbers.nbytes
+        for secret in (b"attic", b"kitchen", b"prompt", PROMPT[:12].encode()):
+            assert secret not in seen
+        content = numbers.tobytes()
+        assert not any(seen.find(content[i : i + 8]) >= 0 for i in range(8, len(content), 8))
+
+    run(scenario)
+
+
+def test_a_connection_played_again_is_refused() -> None:
+    async def scenario() -> None:
+        ours, theirs = members(2)
+        refused = Refusals()
+        async with echoing(credentials=theirs, on_refused=refused) as listener:
+            async with Recorder(listener.addresses[0]) as recorder:
+                channel = await connect(recorder.address, hello={}, credentials=ours)
+                await channel.send(Frame("ping"))
+                await channel.receive()
+                await channel.aclose()
+            reader, writer = await stranger(listener)
+            writer.write(recorder.sent)
+            assert isinstance(await refused.queue.get(), RefusedError)
+            heard = b""
+            with contextlib.suppress(ConnectionResetError):
+                heard = await reader.read()
+            assert len(heard) <= len(SECURED_GREETING) + NONCE_BYTES
+            await hang_up(writer)
+
+    run(scenario)
+
+
+def test_tls_is_of_the_newest_version_and_asks_for_certificates() -> None:
+    (member,) = members(1)
+    for context in (member.listening, member.connecting):
+        assert context.minimum_version == ssl.TLSVersion.TLSv1_3
+        assert context.verify_mode == ssl.CERT_REQUIRED
+
+
+@pytest.mark.parametrize("offset", [2, 10, 30, 60, 200, 500])
+def test_a_handshake_that_was_tampered_with_fails(offset: int) -> None:
+    async def scenario() -> None:
+        ours, theirs = members(2)
+        async with echoing(credentials=theirs) as listener:
+            with (
+                Relay(listener.addresses[0], Fault(corrupt_at=offset)) as relay,
+                pytest.raises(TransportError),
+            ):
+                await connect(relay.address, hello={}, credentials=ours)
+            await check_echo(listener, ours)
+
+    run(scenario)
+
+
+def test_strangers_who_wait_keep_no_member_out() -> None:
+    """Many at once from one address: they are dropped, oldest first, and cost a few descriptors."""
+
+    async def scenario() -> None:
+        ours, theirs = members(2)
+        async with echoing(credentials=theirs, handshake_timeout_s=1e9) as listener:
+            before = psutil.Process().num_fds()
+            waiting = []
+            for number in range(500):
+                reader, writer = await stranger(listener)
+                writer.write(SECURED_GREETING + bytes(NONCE_BYTES) if number % 2 else b"")
+                waiting.append((reader, writer))
+                if number % 100 == 99:
+                    await check_echo(listener, ours)
+            served = psutil.Process().num_fds() - before - len(waiting)
+            assert served <= MAX_UNFINISHED_HANDSHAKES + 1
+            for _, writer in waiting:
+                await hang_up(writer)
+
+    run(scenario)
+
+
+def test_one_address_does_not_push_out_another() -> None:
+    async def scenario() -> None:
+        (member,) = members(1)
+        async with echoing(
+            credentials=member, handshake_timeout_s=1e9, max_unfinished_handshakes=4
+        ) as listener:
+            reader, writer = await asyncio.open_connection(
+                "127.0.0.1", listener.port, local_addr=("127.0.0.2", 0)
+            )
+            crowd = [await stranger(listener) for _ in range(20)]
+            writer.write(SECURED_GREETING)
+            assert await reader.readexactly(len(SECURED_GREETING)) == SECURED_GREETING
+            for _, each in [*crowd, (reader, writer)]:
+                await hang_up(each)
+
+    run(scenario)
+
+
+def test_a_device_has_so_many_connections_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener_module, "MAX_CONNECTIONS_OF_ONE", 3)
+
+    async def scenario() -> None:
+        refused = Refusals()
+        ours, theirs, others = members(3)
+        async with echoing(credentials=theirs, on_refused=refused) as listener:
+            address = listener.addresses[0]
+            channels = [await connect(address, hello={}, credentials=ours) for _ in range(3)]
+            extra = await connect(address, hello={}, credentials=ours)
+            assert "too many connections" in str(await refused.queue.get())
+            with pytest.raises(PeerLostError):
+                await extra.receive()
+            await check_echo(listener, others)
+            for channel in (*channels, extra):
+                await channel.aclose()
+
+    run(scenario)

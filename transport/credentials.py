@@ -1,0 +1,38 @@
+"""What a device shows to others of its cluster, and how it knows them."""
+
+import hashlib
+import hmac
+import ssl
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+NONCE_BYTES = 16
+TAG_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credentials:
+    """Membership in a cluster, as connections need it.
+
+    A stranger is turned away by the tag, for which it would need the cluster's key: it costs a
+    hash, and sees no certificate. Members then show each other certificates by mutual TLS 1.3.
+    """
+
+    tag_key: bytes
+    """Known to members alone."""
+    listening: ssl.SSLContext
+    connecting: ssl.SSLContext
+    """Both require the certificate of the other end."""
+    admitted: Callable[[Mapping[str, Any]], str]
+    """The id of who shows this certificate, as `ssl` describes one that TLS has verified.
+    RefusedError for one that is not to be talked to (any more)."""
+
+    news: Callable[[], bytes]
+    """What members tell each other with every connection, signed: who has been expelled."""
+    heard: Callable[[bytes], None]
+    """Takes what another member has told; RefusedError for what nobody may tell."""
+
+    def tag(self, who: bytes, transcript: bytes) -> bytes:
+        """A member's proof that it is one, for these nonces only; ``who`` makes it."""
+        return hmac.digest(self.tag_key, b"edge " + who + b"\0" + transcript, hashlib.sha256)
