@@ -7,7 +7,7 @@ from transport.address import format_address, parse_address
 from transport.background import Work
 from transport.channel import Channel, MemoryChannel
 from transport.collective import Collective, MeshCollective, SoloCollective
-from transport.credentials import Credentials
+from transport.credentials import Credentials, Member
 from transport.discovery.interface import Discovery, DiscoveryBus, MemoryDiscovery
 from transport.discovery.peers import PeerEvent, PeerFound, PeerGone, PeerRecord
 from transport.discovery.zeroconf import ZeroconfDiscovery
@@ -22,7 +22,7 @@ from transport.errors import (
     VersionMismatchError,
 )
 from transport.frame import MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES, PROTOCOL_VERSION, Frame
-from transport.handshake import DEVICE
+from transport.handshake import MEMBER
 from transport.link import Link
 from transport.link_guard import EAGER_BYTES
 from transport.listener import Listener, listen
@@ -33,10 +33,10 @@ from transport.tcp_link import TcpLink
 from transport.wire_format import WIRE_FORMATS, WireFormatName, WireRule
 
 __all__ = [
-    "DEVICE",
     "EAGER_BYTES",
     "MAX_HEADER_BYTES",
     "MAX_PAYLOAD_BYTES",
+    "MEMBER",
     "PROTOCOL_VERSION",
     "WIRE_FORMATS",
     "AddressError",
@@ -50,6 +50,7 @@ __all__ = [
     "Frame",
     "Link",
     "Listener",
+    "Member",
     "MemoryChannel",
     "MemoryDiscovery",
     "MemoryLink",

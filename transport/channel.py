@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol, Self
 
 from transport.errors import ChannelClosedError, PeerLostError
-from transport.frame import Frame, LimitsOf, decode, encode, no_other_limits
+from transport.frame import Admit, Frame, LimitsOf, admit_all, decode, encode, no_other_limits
 
 MEMORY_QUEUE_FRAMES = 64
 """Frames that wait in one direction of a memory channel before ``send`` does, as on a socket."""
@@ -45,10 +45,14 @@ class Channel(Protocol):
             ProtocolError: the frame is not allowed; nothing was sent and the channel lives on.
         """
 
-    async def receive(self, limits_of: LimitsOf = no_other_limits) -> Frame:
+    async def receive(
+        self, limits_of: LimitsOf = no_other_limits, admit: Admit = admit_all
+    ) -> Frame:
         """The next frame. One task at a time. A cancelled receive loses nothing.
 
-        ``limits_of`` is asked how large a frame of a kind may be before its payload is read.
+        ``limits_of`` is asked how large a frame of a kind may be before its payload is read, and
+        ``admit`` is waited for before memory is set aside for a header or a payload. A receive that
+        goes on where a cancelled one stopped may ask for the same part again.
 
         Raises:
             ChannelClosedError: this side closed the channel, also while this call waited.
@@ -123,7 +127,9 @@ class MemoryChannel:
             pipe.frames.append(data)
             pipe.changed.notify_all()
 
-    async def receive(self, limits_of: LimitsOf = no_other_limits) -> Frame:
+    async def receive(
+        self, limits_of: LimitsOf = no_other_limits, admit: Admit = admit_all
+    ) -> Frame:
         self._check_open()
         if self._is_receiving:
             raise RuntimeError(f"another task already receives from {self.peer}")
@@ -140,6 +146,7 @@ class MemoryChannel:
                 pipe.changed.notify_all()
         finally:
             self._is_receiving = False
+        await admit(len(data))
         return decode(data, limits_of)
 
     async def aclose(self) -> None:

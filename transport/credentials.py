@@ -12,6 +12,18 @@ TAG_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """Who has shown a certificate."""
+
+    id: str
+    """Of the device."""
+    name: str
+    """As those who took it in know it; for people."""
+    roles: frozenset[str]
+    """What it may do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
     """Membership in a cluster, as connections need it.
 
@@ -24,14 +36,17 @@ class Credentials:
     listening: ssl.SSLContext
     connecting: ssl.SSLContext
     """Both require the certificate of the other end."""
-    admitted: Callable[[Mapping[str, Any]], str]
-    """The id of who shows this certificate, as `ssl` describes one that TLS has verified.
-    RefusedError for one that is not to be talked to (any more)."""
+    admitted: Callable[[Mapping[str, Any]], Member]
+    """Who shows this certificate, as `ssl` describes one that TLS has verified. RefusedError for
+    one that is not to be talked to (any more)."""
 
     news: Callable[[], bytes]
     """What members tell each other with every connection, signed: who has been expelled."""
     heard: Callable[[bytes], None]
     """Takes what another member has told; RefusedError for what nobody may tell."""
+
+    own_secret: bytes
+    """Known to this device alone: keys of what it leaves with others are made of it."""
 
     def tag(self, who: bytes, transcript: bytes) -> bytes:
         """A member's proof that it is one, for these nonces only; ``who`` makes it."""

@@ -17,13 +17,13 @@ also with the limits of its own that a receiver may give.
 
 import json
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from transport.errors import ProtocolError
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 """Raised by one whenever bytes on the wire change their meaning."""
 
 MAX_HEADER_BYTES = 1 << 20
@@ -67,6 +67,14 @@ class FrameLimits:
 LimitsOf = Callable[[str], FrameLimits]
 """The limits of a kind of frame, which is any text; asked before memory is set aside for the
 payload."""
+
+Admit = Callable[[int], Awaitable[None]]
+"""Returns once so many bytes, of a part of a frame, may be set aside."""
+
+
+async def admit_all(_num_bytes: int) -> None:
+    """For whoever needs no bound of all frames together."""
+
 
 _NO_OTHERS = FrameLimits()
 
@@ -147,9 +155,23 @@ class FrameAssembler:
         self._document: bytearray | None = None
         self._payload: bytearray | None = None
         self._space = memoryview(self._prefix)
+        self._due_bytes = 0
+
+    @property
+    def due_bytes(self) -> int:
+        """What the next :meth:`wanted` sets aside for a part of a frame; 0 if it has done so."""
+        return self._due_bytes
 
     def wanted(self) -> memoryview:
         """The space for the next bytes, never empty."""
+        if self._due_bytes:
+            part = bytearray(self._due_bytes)
+            self._due_bytes = 0
+            if self._document is None:
+                self._document = part
+            else:
+                self._payload = part
+            self._space = memoryview(part)
         return self._space
 
     def advance(self, count: int, limits_of: LimitsOf = no_other_limits) -> Frame | None:
@@ -170,9 +192,8 @@ class FrameAssembler:
                 self._max_payload_bytes,
                 "the incoming frame",
             )
-            self._document = bytearray(header_bytes)
+            self._due_bytes = header_bytes
             self._payload_bytes = payload_bytes
-            self._space = memoryview(self._document)
             return None
         if self._payload is None:
             # The header is read before the payload is set aside: garbage costs no 64 MiB.
@@ -185,10 +206,10 @@ class FrameAssembler:
                 limits.payload_bytes,
                 f"the incoming frame {self._kind[:80]!r}",
             )
-            self._payload = bytearray(self._payload_bytes)
-            self._space = memoryview(self._payload)
             if self._payload_bytes:
+                self._due_bytes = self._payload_bytes
                 return None
+            self._payload = bytearray()
         frame = Frame(self._kind, self._header, self._payload)
         self._start()
         return frame

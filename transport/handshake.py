@@ -11,7 +11,8 @@ its certificate. The connecting side comes first each time.
 
 Then each side sends one frame of kind ``hello``, the connecting side first. Nothing is sent ahead
 of an answer: a listener that refuses would otherwise reset the connection, and its answer be lost.
-The hellos of a link carry a secret each, from which its keys are made; TLS ends with them.
+With credentials the hellos carry a secret each. TLS ends with them, and the keys of the records
+that follow are made of both.
 """
 
 import base64
@@ -28,7 +29,7 @@ from transport.async_socket import AsyncSocket
 from transport.credentials import NONCE_BYTES, TAG_BYTES, Credentials
 from transport.errors import PeerLostError, ProtocolError, RefusedError, VersionMismatchError
 from transport.frame import PREFIX_BYTES, PROTOCOL_VERSION, Buffer, Frame, FrameAssembler, encode
-from transport.records import PLAIN, SECRET_BYTES, LinkSecrets, Records, SealedRecords
+from transport.records import SECRET_BYTES, RecordSecrets
 
 MAGIC = b"EDGE"
 
@@ -38,8 +39,9 @@ MAX_HELLO_BYTES = 64 << 10
 _PREAMBLE = struct.Struct("!4sHB")
 _HELLO = "hello"
 
-DEVICE = "device"
-"""In a hello that was received: whose certificate came with it. Nobody can say this of itself."""
+MEMBER = "member"
+"""In a hello that was received: the `Member` whose certificate came with it. Nobody can say this of
+itself."""
 _NEWS = "news"
 _IS_SECURED = 0x10
 _CONNECTING, _LISTENING = b"connecting", b"listening"
@@ -60,8 +62,8 @@ class Greeted:
     hello: dict[str, Any]
     """What the other side says of itself; with credentials also its device, which it has
     proved."""
-    records: Records
-    """How the bytes of a link travel."""
+    secrets: RecordSecrets | None
+    """Of the records that follow; None: what follows is plain."""
 
 
 def encode_hello(hello: Mapping[str, Any], secret: bytes = b"") -> list[Buffer]:
@@ -78,12 +80,14 @@ async def greet(
     role: Role,
     hello: Mapping[str, Any],
     credentials: Credentials | None,
+    device: str | None = None,
 ) -> Greeted:
-    """The connecting side's handshake.
+    """The connecting side's handshake. With `device`, nobody but this one is talked to.
 
     Raises:
         VersionMismatchError: the other side speaks another version.
-        RefusedError: it is not of this cluster, or only one of the two is secured.
+        RefusedError: it is not of this cluster, or another device, or only one of the two is
+            secured.
         ProtocolError: the other side is not Edge, or does not keep to the protocol.
         PeerLostError: the other side closed the connection.
     """
@@ -94,8 +98,8 @@ async def greet(
     if credentials is None:
         await connection.send_all(encode_hello(hello))
         theirs, _ = await _receive_hello(connection, 0)
-        theirs.pop(DEVICE, None)
-        return Greeted(role=role, hello=theirs, records=PLAIN)
+        theirs.pop(MEMBER, None)
+        return Greeted(role=role, hello=theirs, secrets=None)
     nonces = os.urandom(NONCE_BYTES)
     await connection.send_all([nonces])
     nonces += await _receive_exactly(connection, NONCE_BYTES)
@@ -111,14 +115,18 @@ async def greet(
     if not hmac.compare_digest(tag, credentials.tag(_LISTENING, transcript)):
         raise RefusedError(f"{connection.peer} is of another cluster: pair them with `edge pair`")
     certificate = await connection.start_tls(credentials.connecting, listens=False)
-    credentials.admitted(certificate)
-    secret = os.urandom(SECRET_BYTES) if role is Role.LINK else b""
+    member = credentials.admitted(certificate)
+    if device not in (None, member.id):
+        raise RefusedError(f"{connection.peer} is {member.name}, another device than was expected")
+    secret = os.urandom(SECRET_BYTES)
     await connection.send_all(encode_hello(_with_news(hello, credentials), secret))
     theirs, their_secret = await _receive_hello(connection, len(secret))
     return Greeted(
         role=role,
         hello=_proved(theirs, certificate, credentials),
-        records=_records(secret, their_secret, transcript, listens=False),
+        secrets=RecordSecrets.derived(
+            secret, their_secret, hashlib.sha256(transcript).digest(), listens=False
+        ),
     )
 
 
@@ -143,8 +151,8 @@ async def answer(
     if credentials is None:
         theirs, _ = await _receive_hello(connection, 0)
         await connection.send_all(encode_hello(hello))
-        theirs.pop(DEVICE, None)
-        return Greeted(role=role, hello=theirs, records=PLAIN)
+        theirs.pop(MEMBER, None)
+        return Greeted(role=role, hello=theirs, secrets=None)
     nonces = await _receive_exactly(connection, NONCE_BYTES)
     nonce = os.urandom(NONCE_BYTES)
     await connection.send_all([nonce])
@@ -155,14 +163,16 @@ async def answer(
     await connection.send_all([credentials.tag(_LISTENING, transcript)])
     certificate = await connection.start_tls(credentials.listening, listens=True)
     credentials.admitted(certificate)
-    secret = os.urandom(SECRET_BYTES) if role is Role.LINK else b""
+    secret = os.urandom(SECRET_BYTES)
     theirs, their_secret = await _receive_hello(connection, len(secret))
     proved = _proved(theirs, certificate, credentials)
     await connection.send_all(encode_hello(_with_news(hello, credentials), secret))
     return Greeted(
         role=role,
         hello=proved,
-        records=_records(their_secret, secret, transcript, listens=True),
+        secrets=RecordSecrets.derived(
+            their_secret, secret, hashlib.sha256(transcript).digest(), listens=True
+        ),
     )
 
 
@@ -190,7 +200,7 @@ def _proved(
         credentials.heard(base64.b64decode(theirs.pop(_NEWS), validate=True))
     except (KeyError, TypeError, ValueError) as error:
         raise ProtocolError("a hello without news of the cluster") from error
-    return {**theirs, DEVICE: credentials.admitted(certificate)}
+    return {**theirs, MEMBER: credentials.admitted(certificate)}
 
 
 def _preamble(role: Role, credentials: Credentials | None) -> bytes:
@@ -210,17 +220,6 @@ def _check_secured_alike(
         raise RefusedError(
             f"{connection.peer} runs with --insecure, this device does not: start it without"
         )
-
-
-def _records(
-    connector_secret: bytes, listener_secret: bytes, transcript: bytes, *, listens: bool
-) -> Records:
-    if not connector_secret:  # a channel, which stays with TLS
-        return PLAIN
-    digest = hashlib.sha256(transcript).digest()
-    return SealedRecords(
-        LinkSecrets.derived(connector_secret, listener_secret, digest, listens=listens)
-    )
 
 
 async def _receive_preamble(connection: AsyncSocket) -> int:

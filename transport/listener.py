@@ -16,10 +16,12 @@ from typing import Any
 from transport.address import describe, format_address, resolve
 from transport.async_socket import AsyncSocket, watch_for_death
 from transport.channel import Channel
-from transport.credentials import Credentials
+from transport.credentials import Credentials, Member
 from transport.errors import AddressError, PeerLostError, RefusedError, TransportError
-from transport.handshake import DEVICE, Role, answer, display_name, encode_hello
+from transport.handshake import MEMBER, Role, answer, display_name, encode_hello
 from transport.link import Link
+from transport.records import records_of
+from transport.sealed_socket import after_handshake
 from transport.tcp_channel import DEATH_NOTICED_WITHIN_S, TcpChannel
 from transport.tcp_link import TcpLink
 
@@ -170,19 +172,20 @@ class Listener:
         task = asyncio.current_task()
         assert task is not None
         del self._unfinished[task]
-        whose = greeted.hello.get(DEVICE, stranger.host)
+        member: Member | None = greeted.hello.get(MEMBER)
+        whose = stranger.host if member is None else member.id
         of_one = sum(each == whose for each in self._serving.values())
         if len(self._serving) >= MAX_CONNECTIONS or of_one >= MAX_CONNECTIONS_OF_ONE:
             self._refuse(connection, RefusedError(f"{connection.peer} has too many connections"))
             return
         self._serving[task] = whose
         if greeted.role is Role.CHANNEL:
-            handler = self._on_channel(TcpChannel(connection, greeted.hello))
-            await self._hand_over(handler, connection.peer, connection.close)
+            moved = after_handshake(connection, greeted.secrets)
+            handler = self._on_channel(TcpChannel(moved, greeted.hello))
+            await self._hand_over(handler, connection.peer, moved.close)
         else:
-            link = TcpLink(
-                connection.detach(), connection.peer, self._link_timeout_s, greeted.records
-            )
+            records = records_of(greeted.secrets)
+            link = TcpLink(connection.detach(), connection.peer, self._link_timeout_s, records)
             await self._hand_over(self._on_link(link, greeted.hello), link.peer, link.close)
 
     def _refuse(self, connection: AsyncSocket, error: TransportError) -> None:

@@ -34,14 +34,17 @@ array is a buffer typing learns in Python 3.12."""
 
 _NONCE = struct.Struct("!4xQ")
 
+_MOST_ROOMS = 64
+"""Views kept for reuse; a message may have any size, so there must be an end."""
+
 
 class BrokenRecordError(Exception):
     """A record that was not sealed by the other end of this link, as this record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinkSecrets:
-    """What the two directions of one link are sealed with."""
+class RecordSecrets:
+    """What the two directions of one connection are sealed with."""
 
     sending: bytes
     receiving: bytes
@@ -49,9 +52,9 @@ class LinkSecrets:
     @classmethod
     def derived(
         cls, connector_secret: bytes, listener_secret: bytes, transcript: bytes, *, listens: bool
-    ) -> "LinkSecrets":
+    ) -> "RecordSecrets":
         """From a secret of each side, told in private, and a digest of all that was said."""
-        both = HKDF(SHA256(), 2 * SECRET_BYTES, salt=transcript, info=b"edge link").derive(
+        both = HKDF(SHA256(), 2 * SECRET_BYTES, salt=transcript, info=b"edge records").derive(
             connector_secret + listener_secret
         )
         ways = both[:SECRET_BYTES], both[SECRET_BYTES:]
@@ -95,9 +98,9 @@ class SealedRecords:
 
     limit = RECORD_BYTES
 
-    def __init__(self, secrets: LinkSecrets, records_per_key: int = RECORDS_PER_KEY) -> None:
-        self._sending = _Way(secrets.sending, records_per_key)
-        self._receiving = _Way(secrets.receiving, records_per_key)
+    def __init__(self, secrets: RecordSecrets, records_per_key: int = RECORDS_PER_KEY) -> None:
+        self._sending = Way(secrets.sending, records_per_key)
+        self._receiving = Way(secrets.receiving, records_per_key)
 
     def seal(self, size: Buffer, part: Part) -> Part:
         way = self._sending
@@ -119,10 +122,10 @@ class SealedRecords:
             raise BrokenRecordError from None
 
 
-class _Way:
+class Way:
     """One direction: its key, how many records it has sealed, and room for the next one."""
 
-    def __init__(self, secret: bytes, records_per_key: int) -> None:
+    def __init__(self, secret: bytes, records_per_key: int = RECORDS_PER_KEY) -> None:
         self._records_per_key = records_per_key
         self._store = bytearray()
         self._rooms: dict[int, memoryview] = {}
@@ -154,11 +157,12 @@ class _Way:
         self._count = 0
 
 
-_MOST_ROOMS = 64
-"""Views kept for reuse; a message may have any size, so there must be an end."""
-
-
 PLAIN = PlainRecords()
+
+
+def records_of(secrets: RecordSecrets | None) -> Records:
+    """Those of a link with these secrets; None: without any."""
+    return PLAIN if secrets is None else SealedRecords(secrets)
 
 
 def as_bytes(part: Part) -> memoryview:

@@ -14,6 +14,8 @@ from transport.async_socket import AsyncSocket, watch_for_death
 from transport.credentials import Credentials
 from transport.errors import AddressError, PeerLostError
 from transport.handshake import Greeted, Role, display_name, encode_hello, greet
+from transport.records import records_of
+from transport.sealed_socket import after_handshake
 from transport.tcp_channel import DEATH_NOTICED_WITHIN_S, TcpChannel
 from transport.tcp_link import TcpLink
 
@@ -23,11 +25,13 @@ async def connect(
     *,
     hello: Mapping[str, Any],
     credentials: Credentials | None,
+    device: str | None = None,
     timeout_s: float = 5.0,
 ) -> TcpChannel:
     """A channel to the peer that listens on ``address``; ``hello`` is what it is told of us.
 
-    ``credentials`` are shown to the peer and wanted of it; None talks to a peer without.
+    ``credentials`` are shown to the peer and wanted of it; None talks to a peer without. With
+    ``device``, the peer must be that one's.
     A text under ``name`` in the hello becomes part of the name that the other side prints.
 
     Raises:
@@ -37,8 +41,8 @@ async def connect(
         ProtocolError: what listens there is not Edge.
         PeerLostError: it closed the connection or fell silent during the handshake.
     """
-    connection, greeted = await _open(address, Role.CHANNEL, hello, credentials, timeout_s)
-    return TcpChannel(connection, greeted.hello)
+    connection, greeted = await _open(address, Role.CHANNEL, hello, credentials, timeout_s, device)
+    return TcpChannel(after_handshake(connection, greeted.secrets), greeted.hello)
 
 
 async def connect_link(
@@ -46,15 +50,18 @@ async def connect_link(
     *,
     hello: Mapping[str, Any],
     credentials: Credentials | None,
+    device: str | None = None,
     timeout_s: float = 5.0,
     link_timeout_s: float = 30.0,
 ) -> TcpLink:
     """A link to the peer that listens on ``address``; it gives up after ``link_timeout_s`` silence.
 
-    The hello tells the peer which link this is. Raises the same errors as :func:`connect`.
+    The hello tells the peer which link this is. ``device`` as there.
+    Raises the same errors as :func:`connect`.
     """
-    connection, greeted = await _open(address, Role.LINK, hello, credentials, timeout_s)
-    return TcpLink(connection.detach(), connection.peer, link_timeout_s, greeted.records)
+    connection, greeted = await _open(address, Role.LINK, hello, credentials, timeout_s, device)
+    records = records_of(greeted.secrets)
+    return TcpLink(connection.detach(), connection.peer, link_timeout_s, records)
 
 
 async def _open(
@@ -63,6 +70,7 @@ async def _open(
     hello: Mapping[str, Any],
     credentials: Credentials | None,
     timeout_s: float,
+    device: str | None = None,
 ) -> tuple[AsyncSocket, Greeted]:
     """A connection whose handshake is done, and what came of it."""
     encode_hello(hello)
@@ -70,7 +78,7 @@ async def _open(
     try:
         async with asyncio.timeout(timeout_s):
             connection = AsyncSocket(await _connect_to_first(address), address)
-            greeted = await greet(connection, role, hello, credentials)
+            greeted = await greet(connection, role, hello, credentials, device)
     except BaseException as error:
         if connection is not None:
             connection.close()

@@ -11,7 +11,16 @@ from typing import Any
 
 from transport.async_socket import AsyncSocket
 from transport.errors import ChannelClosedError, ProtocolError, TransportError
-from transport.frame import Frame, FrameAssembler, LimitsOf, encode, no_other_limits
+from transport.frame import (
+    Admit,
+    Frame,
+    FrameAssembler,
+    LimitsOf,
+    admit_all,
+    encode,
+    no_other_limits,
+)
+from transport.sealed_socket import SealedSocket
 
 DEATH_NOTICED_WITHIN_S = 20
 """A device that lost power is noticed in about this time, heartbeats or not."""
@@ -20,7 +29,9 @@ DEATH_NOTICED_WITHIN_S = 20
 class TcpChannel:
     """A channel over one TCP connection whose handshake is done. See :class:`Channel`."""
 
-    def __init__(self, connection: AsyncSocket, remote_hello: Mapping[str, Any]) -> None:
+    def __init__(
+        self, connection: AsyncSocket | SealedSocket, remote_hello: Mapping[str, Any]
+    ) -> None:
         self.peer = connection.peer
         self.remote_hello: Mapping[str, Any] = MappingProxyType(dict(remote_hello))
         self._connection = connection
@@ -36,7 +47,9 @@ class TcpChannel:
             self._check_open()
             await self._connection.send_all(buffers)
 
-    async def receive(self, limits_of: LimitsOf = no_other_limits) -> Frame:
+    async def receive(
+        self, limits_of: LimitsOf = no_other_limits, admit: Admit = admit_all
+    ) -> Frame:
         self._check_open()
         if self._is_receiving:
             raise RuntimeError(f"another task already receives from {self.peer}")
@@ -44,6 +57,8 @@ class TcpChannel:
         try:
             frame = None
             while frame is None:
+                if self._assembler.due_bytes:
+                    await admit(self._assembler.due_bytes)
                 count = await self._connection.receive_into(self._assembler.wanted())
                 frame = self._assembler.advance(count, limits_of)
             return frame

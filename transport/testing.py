@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from transport.channel import Channel
 from transport.errors import PeerLostError
-from transport.frame import Frame, LimitsOf, no_other_limits
+from transport.frame import Admit, Frame, LimitsOf, admit_all, no_other_limits
 from transport.link import Link
 
 
@@ -103,9 +103,11 @@ class FaultyChannel:
             payload = bytes(frame.payload)
             await self._inner.send(Frame(frame.kind, frame.header, payload[: len(payload) // 2]))
 
-    async def receive(self, limits_of: LimitsOf = no_other_limits) -> Frame:
+    async def receive(
+        self, limits_of: LimitsOf = no_other_limits, admit: Admit = admit_all
+    ) -> Frame:
         await self._next_fault(sends=False)
-        return await self._inner.receive(limits_of)
+        return await self._inner.receive(limits_of, admit)
 
     async def aclose(self) -> None:
         await self._inner.aclose()

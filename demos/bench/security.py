@@ -2,9 +2,9 @@
 
 python -m demos.bench.security --shape W --block-size 128
 
-Two peers of one thread each, in tensor parallel over loopback TCP. Answers come from two clusters
-that stay loaded; starting and shipping are of fresh ones with empty caches, in float32, which needs
-no rounding.
+Two peers of one thread each, in halves of every layer over loopback TCP. Answers come from two
+clusters that stay loaded; starting and shipping are of fresh ones with empty caches, in float32,
+which needs no rounding.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ import edge
 from demos.bench import results
 from demos.bench.options import append_option, folder_option, shape_option
 from demos.bench.results import Figures
-from demos.bench.shapes import SHAPES, checkpoint, described
+from demos.bench.shapes import SHAPES, checkpoint, described, even_plan
 from edge.host.cache_paths import CACHE_VARIABLE
+from partition import Plan
 
 KINDS = {"insecure": True, "secure": False}
+DEVICES = ("local-1", "local-2")
 
 
 @contextlib.contextmanager
@@ -45,7 +47,7 @@ def empty_cache(folder: Path) -> Iterator[None]:
                 os.environ[CACHE_VARIABLE] = before
 
 
-def start_and_ship(path: Path, folder: Path, *, insecure: bool) -> tuple[float, float]:
+def start_and_ship(path: Path, plan: Plan, folder: Path, *, insecure: bool) -> tuple[float, float]:
     """Seconds until two peers have started; bytes per second that they were sent."""
     sent: list[float] = []
 
@@ -58,14 +60,14 @@ def start_and_ship(path: Path, folder: Path, *, insecure: bool) -> tuple[float, 
         with edge.Cluster.local(2, threads=1, insecure=insecure) as cluster:
             start_s = time.perf_counter() - begin_s
             with cluster.load(
-                path, plan="tensor", dtype="float32", context_tokens=64, progress=watch
+                path, plan=plan, dtype="float32", context_tokens=64, progress=watch
             ) as model:
                 shipped = sum(model.sent_bytes.values())
     return start_s, shipped / (sent[-1] - sent[0])
 
 
 def answers(
-    path: Path, *, block_size: int, prompt_tokens: int, new_tokens: int, rounds: int
+    path: Path, plan: Plan, *, block_size: int, prompt_tokens: int, new_tokens: int, rounds: int
 ) -> Figures:
     """Speeds with and without keys, and within each round what they cost."""
     found = Figures()
@@ -76,7 +78,7 @@ def answers(
             models[name] = stack.enter_context(
                 cluster.load(
                     path,
-                    plan="tensor",
+                    plan=plan,
                     block_size=block_size,
                     context_tokens=prompt_tokens + new_tokens,
                 )
@@ -103,11 +105,11 @@ def answers(
     return found
 
 
-def fresh(path: Path, folder: Path, rounds: int, found: Figures) -> None:
+def fresh(path: Path, plan: Plan, folder: Path, rounds: int, found: Figures) -> None:
     """What starting and shipping take, with and without keys."""
     for number in range(rounds + 1):
         took = {
-            name: start_and_ship(path, folder, insecure=KINDS[name])
+            name: start_and_ship(path, plan, folder, insecure=KINDS[name])
             for name in (list(KINDS) if number % 2 else reversed(KINDS))
         }
         if not number:
@@ -145,8 +147,9 @@ def main(
 ) -> None:
     """Decode, prefill, shipping and start of two peers, with and without keys."""
     path = checkpoint(shape, folder)
-    found = answers(path, block_size=block_size, rounds=rounds, **lengths)
-    fresh(checkpoint(shipped, folder), folder, rounds, found)
+    plan = even_plan(shape, DEVICES, block_size)
+    found = answers(path, plan, block_size=block_size, rounds=rounds, **lengths)
+    fresh(checkpoint(shipped, folder), even_plan(shipped, DEVICES, 1), folder, rounds, found)
     results.publish(
         found.metrics(),
         question="what keys and encryption cost, in turn",

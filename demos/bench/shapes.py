@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from partition import Plan, Shard, Stage, split_by_shares
 
 CONTEXT_TOKENS = 4096
 WEIGHT_DEVIATION = 0.02
@@ -128,6 +130,25 @@ SHAPES = {
 def described(name: str) -> str:
     """The named shape in the words of results.csv."""
     return f"{name} ({SHAPES[name].num_parameters / 1e9:.2g} B, random)"
+
+
+def even_plan(name: str, devices: Sequence[str], block_size: int) -> Plan:
+    """The named shape in one stage, each device with an equal part of every layer."""
+    shape, shares = SHAPES[name], [1] * len(devices)
+    cuts = zip(
+        devices,
+        split_by_shares(shape.num_heads, shares),
+        split_by_shares(shape.ffn_columns, shares, block_size),
+        split_by_shares(shape.vocab_size, shares),
+        strict=True,
+    )
+    shards = tuple(
+        Shard(device=device, heads=heads, ffn_columns=columns, vocab=vocab)
+        for device, heads, columns, vocab in cuts
+    )
+    return Plan(
+        model=name, version=1, stages=(Stage(layers=range(shape.num_layers), shards=shards),)
+    )
 
 
 def checkpoint(name: str, folder: Path) -> Path:

@@ -22,7 +22,7 @@ from edge.host.cache_paths import cache_root
 from edge.host.free_memory import parse_size
 from edge.membership.membership import Membership, credentials
 from edge.membership.own import OwnMembership
-from edge.membership.store import token
+from edge.membership.store import MembershipStore, config_root
 from edge.planning.cluster_profile import set_up_like
 from edge.planning.forecast import Forecast
 from edge.planning.kv_limits import kv_limits
@@ -84,18 +84,21 @@ class AsyncCluster:
         """The peers at "host:port"; for networks where zeroconf does not reach.
 
         A peer of another cluster object, as `cluster.peers` has it, may stand for its address.
-        `insecure`: they run with --insecure.
+        `insecure`: those that are given by an address run with --insecure.
         """
         wanted = [peers] if isinstance(peers, str | PeerInfo) else list(peers)
         if not wanted or not all(isinstance(peer, str | PeerInfo) for peer in wanted):
             raise RequestError("give at least one address, as a text host:port")
-        known = [peer for peer in wanted if isinstance(peer, PeerInfo)]
-        if known:
-            shown = known[0].credentials
-        else:
-            shown = await _own_credentials(insecure=insecure)
-        addresses = [peer.address if isinstance(peer, PeerInfo) else peer for peer in wanted]
-        return cls(await describe_each(addresses, shown))
+        own = None
+        if any(isinstance(peer, str) for peer in wanted):
+            own = await _own_credentials(insecure=insecure)
+        shown = {
+            peer if isinstance(peer, str) else peer.address: (
+                own if isinstance(peer, str) else peer.credentials
+            )
+            for peer in wanted
+        }
+        return cls(await describe_each(shown))
 
     @classmethod
     async def local(
@@ -122,11 +125,11 @@ class AsyncCluster:
         """The cluster of daemons that it starts; from then on they are its own to end."""
         shown, handed = None, None
         if not insecure:
-            cluster = await run_blocking(lambda: Membership.founded("local"))
-            shown, handed = credentials(lambda: cluster), token(cluster)
+            cluster = await run_blocking(lambda: _cluster_of_a_run(settings))
+            shown, handed = credentials(lambda: cluster), cluster.handed
         await run_blocking(lambda: daemons.start(peers, settings, handed))
         addresses = await run_blocking(daemons.addresses, stop=daemons.hang_up)
-        return cls(await describe_each(addresses, shown), daemons)
+        return cls(await describe_each(dict.fromkeys(addresses, shown)), daemons)
 
     async def memory_rates(self) -> dict[str, float]:
         """Bytes per second that each peer reads from memory, by name; measured one by one."""
@@ -261,7 +264,7 @@ class AsyncCluster:
             for model in over:
                 await model.aclose()
             infos, failures = await describe_all(
-                [peer.address for peer in self.peers], self.peers[0].credentials
+                {peer.address: peer.credentials for peer in self.peers}
             )
             gone = [peer.name for peer in self.peers if peer.address in failures]
             if not infos:
@@ -282,6 +285,13 @@ class AsyncCluster:
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+
+def _cluster_of_a_run(settings: LocalSettings) -> Membership:
+    """For local daemons and this process. What they keep on disk, a later run finds again."""
+    keeps = settings.get("kv_disk") is not None
+    identity = MembershipStore(config_root()).identity() if keeps else None
+    return Membership.founded("local", identity)
 
 
 async def _own_credentials(*, insecure: bool) -> Credentials | None:

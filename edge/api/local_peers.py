@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypedDict, TypeVar
 
 from edge.errors import NetworkError, RequestError
@@ -51,15 +51,15 @@ class LocalPeers:
     def __init__(self) -> None:
         self._processes: list[subprocess.Popen[bytes]] = []
 
-    def start(self, peers: int, settings: LocalSettings, token: bytes | None) -> None:
-        """`token` makes them members of a cluster; without it they talk to anybody.
+    def start(self, peers: int, settings: LocalSettings, keys: Callable[[], bytes] | None) -> None:
+        """`keys` makes those of one member of a cluster; without it they talk to anybody.
 
         Raises RequestError for counts that do not match.
 
         Not for the main thread: a Ctrl-C could come between a process and its place in the list.
         """
         for options in _command_lines(peers, **settings):
-            self._processes.append(_spawn(options, token))
+            self._processes.append(_spawn(options, None if keys is None else keys()))
 
     def addresses(self) -> list[str]:
         """Where they listen, once all do. Raises NetworkError if one does not start."""
@@ -142,20 +142,20 @@ def _one_each(value: T | Sequence[T] | None, peers: int, name: str) -> Sequence[
     return [value] * peers
 
 
-def _spawn(options: list[str], token: bytes | None) -> subprocess.Popen[bytes]:
+def _spawn(options: list[str], keys: bytes | None) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "edge", "peer", "--listen", "127.0.0.1:0", "--supervised"]
     process = subprocess.Popen(
-        command + options + ["--handed-token" if token else "--insecure"],
+        command + options + ["--handed-keys" if keys else "--insecure"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=with_huge_pages(os.environ),
         # Ctrl-C is for the program; it ends its daemons in its own time.
         start_new_session=True,
     )
-    if token:
+    if keys:
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # why it ended is for it to say
-            process.stdin.write(token + b"\n")
+            process.stdin.write(keys + b"\n")
             process.stdin.flush()
     return process
 

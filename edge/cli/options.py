@@ -81,7 +81,7 @@ def model_options(*, concurrency: bool = False) -> Callable[[F], F]:
         def command(
             *, plan_file: Path | None, parallel: Parallel, options: LoadOptions, **others: Any
         ) -> Any:
-            options = replace(options, plan=_read_plan(plan_file, parallel))
+            options = replace(options, plan=read_plan(plan_file, parallel))
             return function(options=options, **others)
 
         for add in (
@@ -138,7 +138,7 @@ def open_cluster(options: ClusterOptions) -> Iterator[Cluster]:
         yield opened
 
 
-def _read_plan(plan_file: Path | None, parallel: Parallel) -> Parallel | Plan:
+def read_plan(plan_file: Path | None, parallel: Parallel) -> Parallel | Plan:
     """The plan in the file, else the kind of plan. Raises PlanError for a file that is no plan."""
     if plan_file is None:
         return parallel

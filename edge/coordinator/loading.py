@@ -186,7 +186,8 @@ class _Loading:
             wire_rules=self.wire_rules,
         )
         self._on_progress(Progress(phase="load", peer=peer.name, done=0, total=1))
-        await client.call(Open(assignment=assignment))
+        secret = peer.prefix_secret(is_shared=options.share_prefixes)
+        await client.call(Open(assignment=assignment, prefix_secret=secret))
         self._on_progress(Progress(phase="load", peer=peer.name, done=1, total=1))
 
     async def _unless_it_fails(self, work: Coroutine[Any, Any, None]) -> None:

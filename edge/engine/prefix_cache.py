@@ -2,7 +2,8 @@
 
 In blocks of one chunk each, so that what follows is computed in the very steps in which it would be
 without them: the same bits. A block's key is the hash of all tokens up to its end and of all that
-its keys and values depend on as well.
+its keys and values depend on as well, made with the owner's secret: who has another one does not
+even learn that a block is there.
 
 They are written behind the compute thread's back, while their request is computed, as fast as the
 disk takes them: what it does not take before the request is over is not kept. There is memory for
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import hmac
 import json
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -41,8 +43,10 @@ class _Unkept:
 class PrefixCache:
     """One session's view of its peer's store. Used by the compute thread; `close` it."""
 
-    def __init__(self, store: PrefixStore, assignment: Assignment) -> None:
+    def __init__(self, store: PrefixStore, assignment: Assignment, secret: bytes) -> None:
+        """secret: of whom the beginnings belong to."""
         self._store = store
+        self._secret = secret
         self._block_tokens = assignment.limits.chunk_tokens
         self._most_tokens = assignment.limits.cached_tokens
         self._shard = _shard_digest(assignment)
@@ -66,7 +70,7 @@ class PrefixCache:
             if end >= len(prompt) or end > self._most_tokens:
                 break
             rows = self._rows(program)
-            if not self._store.get(keys[0], rows):
+            if not self._store.get(keys[0], rows, self._secret):
                 break
             program.put_rows(request, found, rows)
             keys.popleft()
@@ -91,7 +95,7 @@ class PrefixCache:
                 block = self._rows(program)
                 for into, some in zip(block, rows, strict=True):
                     into[...] = some
-                kept = self._writer.submit(self._store.put, unkept.keys[0], block)
+                kept = self._writer.submit(self._store.put, unkept.keys[0], block, self._secret)
                 self._writing = (request, kept)
                 self._next(unkept)
                 return
@@ -132,7 +136,8 @@ class PrefixCache:
     def _keys(self, program: KvStorage, prompt: Sequence[int]) -> Iterator[str]:
         """Digests of whole blocks, in order."""
         size = self._block_tokens
-        digest = hashlib.sha256(f"{self._shard} {program.cache_digest} {size}".encode())
+        facts = f"{self._shard} {program.cache_digest} {size}".encode()
+        digest = hmac.new(self._secret, facts, hashlib.sha256)
         for first in range(0, len(prompt) - size + 1, size):
             digest.update(np.asarray(prompt[first : first + size], "<i8").tobytes())
             yield digest.copy().hexdigest()

@@ -79,15 +79,16 @@ class ShardEngine:
         backend: Backend,
         weights: ShardWeights,
         kv_tier: KVTier | None = None,
-        prefixes: PrefixStore | None = None,
+        prefixes: tuple[PrefixStore, bytes] | None = None,
     ) -> Future[int]:
         """Make the program on the compute thread; the result is the bytes of its weights.
 
         kv_tier: where keys and values go that are swapped out. prefixes: where those of beginnings
-        of prompts are kept for other requests.
+        of prompts are kept for other requests, and the secret of whom they belong to.
         """
         if prefixes is not None:
-            self._prefixes = PrefixCache(prefixes, self.assignment)
+            store, secret = prefixes
+            self._prefixes = PrefixCache(store, self.assignment, secret)
 
         def work() -> int:
             self._program = backend.load(

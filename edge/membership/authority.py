@@ -10,17 +10,22 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.x509.oid import NameOID
 
 from edge.membership.identity import PrivateKey, PublicKey, key_id, new_key
+from edge.membership.roles import ROLES
 
 _BEGIN = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)
 _END = datetime.datetime(2999, 1, 1, tzinfo=datetime.UTC)
 """A device whose clock has stopped is a member all the same; who is none is said by a list."""
 
-ROLES = ("lend", "use")
-"""What a member may do: compute for others, and have others compute for it."""
+MALFORMED = (
+    ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm, x509.InvalidVersion,
+    x509.DuplicateExtension, x509.ExtensionNotFound, x509.UnsupportedGeneralNameType,
+)  # fmt: skip
+"""The errors of reading a certificate, or a list of the expelled, that nobody made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 from dataclasses import dataclass
 
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -27,6 +28,7 @@ MOST_PEERS = 64
 """Daemons of one device at once."""
 
 _CURVE = ec.SECP256R1()
+_KEY_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,12 @@ class Identity:
     @property
     def id(self) -> str:
         return key_id(self.key.public_key())
+
+    def secret(self, purpose: str) -> bytes:
+        """32 bytes that only this device can make, the same each time; of no use for another
+        purpose."""
+        private = self.key.private_numbers().private_value.to_bytes(_KEY_BYTES)
+        return hmac.digest(private, purpose.encode(), hashlib.sha256)
 
 
 def new_key() -> PrivateKey:

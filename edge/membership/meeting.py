@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 
 import transport
 from edge.errors import NetworkError, RequestError
@@ -16,10 +16,12 @@ from edge.membership.pairing import (
     CODE_LASTS_S,
     Other,
     WrongCodeError,
+    check_takes_in,
     join,
     meeting_place,
     take_in,
 )
+from edge.membership.roles import ROLES
 from transport import Channel, Link, PeerFound, PeerRecord, ZeroconfDiscovery
 
 _TALK_LIMIT_S = 20.0
@@ -36,11 +38,12 @@ async def invite(
     membership: Membership,
     name: str,
     *,
+    roles: Collection[str] = ROLES,
     listen: str = "0.0.0.0:0",
     interfaces: Sequence[str] | None = None,
     on_ready: Callable[[Sequence[str]], None],
 ) -> Other:
-    """Wait until a device with this code comes, and make it a member.
+    """Wait until a device with this code comes, and make it a member that may do what `roles` say.
 
     `on_ready` gets the addresses where that is waited for; zeroconf announces them, too. Somebody
     who does not get as far as a guess is passed over.
@@ -48,6 +51,26 @@ async def invite(
     Raises WrongCodeError when somebody guesses wrongly, NetworkError when nobody comes in time or
     the network cannot be used.
     """
+    check_takes_in(membership)
+    async with _waiting(code, listen, interfaces) as (came, addresses):
+        on_ready(addresses)
+        other: Other | None = None
+        try:
+            async with asyncio.timeout(CODE_LASTS_S):
+                while other is None:
+                    other = await _taken_in(await came.get(), code, membership, name, roles)
+        except TimeoutError:
+            raise NetworkError(
+                f"no device has come within {CODE_LASTS_S / 60:g} minutes; the code is void now"
+            ) from None
+        return other
+
+
+@contextlib.asynccontextmanager
+async def _waiting(
+    code: str, listen: str, interfaces: Sequence[str] | None
+) -> AsyncIterator[tuple[asyncio.Queue[Channel], Sequence[str]]]:
+    """Who comes, and where that is waited for."""
     came: asyncio.Queue[Channel] = asyncio.Queue(_MOST_WAITING)
     place = meeting_place(code)
 
@@ -68,30 +91,21 @@ async def invite(
             await discovery.announce(record)
         except (transport.TransportError, OSError) as error:
             raise NetworkError(f"cannot wait for another device: {error}") from error
-        on_ready(listener.addresses)
-        try:
-            async with asyncio.timeout(CODE_LASTS_S):
-                while True:
-                    channel = await came.get()
-                    with contextlib.suppress(TimeoutError, transport.TransportError):
-                        async with contextlib.aclosing(channel), asyncio.timeout(_TALK_LIMIT_S):
-                            return await _taken_in(channel, code, membership, name)
-        except TimeoutError:
-            raise NetworkError(
-                f"no device has come within {CODE_LASTS_S / 60:g} minutes; the code is void now"
-            ) from None
-    raise AssertionError
+        yield came, listener.addresses
 
 
-async def _taken_in(channel: Channel, code: str, membership: Membership, name: str) -> Other:
-    while True:
-        try:
-            return await take_in(channel, code, membership, name)
-        except WrongCodeError:
-            raise
-        except RequestError as error:
-            _log.info("%s does not pair: %s", channel.peer, error)
-            raise transport.ProtocolError(str(error)) from error
+async def _taken_in(
+    channel: Channel, code: str, membership: Membership, name: str, roles: Collection[str]
+) -> Other | None:
+    """None for somebody who does not get as far as a guess. Raises WrongCodeError."""
+    try:
+        async with contextlib.aclosing(channel), asyncio.timeout(_TALK_LIMIT_S):
+            return await take_in(channel, code, membership, name, roles)
+    except WrongCodeError:
+        raise
+    except (TimeoutError, RequestError, transport.TransportError) as error:
+        _log.info("%s does not pair: %s", channel.peer, error)
+        return None
 
 
 async def find_and_join(

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import ssl
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import NameOID
 
 from edge.errors import RequestError
-from edge.membership.authority import ROLES, Authority
+from edge.membership.authority import MALFORMED, Authority
 from edge.membership.identity import Identity, PublicKey, key_id, key_pem
-from transport import Credentials, RefusedError
+from edge.membership.roles import ROLES
+from edge.membership.shown import Shown, member_of
+from transport import Credentials, Member, RefusedError
 
 TAG_KEY_BYTES = 32
 MOST_EXPELLED = 1024
-_MOST_LIST_BYTES = 64 << 10
+_MOST_LIST_BYTES = 44 << 10
+"""More than MOST_EXPELLED take; a hello, of at most 64 KiB, holds so much as text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class Expelled:
             if not known.is_signature_valid(key):
                 raise RequestError("a list of expelled devices was not signed by the cluster's key")
             epoch = known.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
-        except (ValueError, TypeError, InvalidSignature, x509.ExtensionNotFound) as error:
+        except MALFORMED as error:
             raise RequestError(f"a list of expelled devices cannot be read: {error}") from error
         ids = frozenset(f"{entry.serial_number:032x}" for entry in known)
         return cls(epoch=epoch, ids=ids, signed=signed)
@@ -91,6 +91,29 @@ class Membership:
         assert isinstance(key, PublicKey)
         return key_id(key)
 
+    @property
+    def roles(self) -> frozenset[str]:
+        """What this device may do in the cluster."""
+        units = self.certificate.subject.get_attributes_for_oid(NameOID.ORGANIZATIONAL_UNIT_NAME)
+        return frozenset(str(unit.value) for unit in units) & frozenset(ROLES)
+
+    def shown(self) -> Shown:
+        """What others are shown, with the keys for that."""
+        return Shown(
+            id=self.identity.id,
+            certificate=self.certificate.public_bytes(Encoding.PEM).decode(),
+            key=key_pem(self.identity.key).decode(),
+            cluster=self.cluster.public_bytes(Encoding.PEM).decode(),
+            tag_key=self.tag_key.hex(),
+            own_secret=self.identity.secret("edge what others keep").hex(),
+        )
+
+    def handed(self) -> bytes:
+        """Keys of another member, for a daemon that this process starts."""
+        assert self.authority is not None
+        member = Membership.enrolled(self.authority, self.tag_key, "local")
+        return member.shown().to_bytes()
+
     def knowing(self, id: str, name: str) -> Membership:
         """With one more device that it has met."""
         return replace(self, others={**self.others, id: name})
@@ -125,10 +148,13 @@ def read_membership(
         own, root = map(x509.load_der_x509_certificate, (certificate, cluster))
         own.verify_directly_issued_by(root)
         root.verify_directly_issued_by(root)
-    except (ValueError, TypeError, InvalidSignature) as error:
+        key, root_key = own.public_key(), root.public_key()
+    except MALFORMED as error:
         raise RequestError(f"a membership cannot be read: {error}") from error
-    if len(tag_key) != TAG_KEY_BYTES or own.public_key() != identity.key.public_key():
+    if len(tag_key) != TAG_KEY_BYTES or key != identity.key.public_key():
         raise RequestError("a membership is another device's")
+    if not isinstance(root_key, PublicKey):
+        raise RequestError("a membership is of a cluster with a key of another kind")
     return Membership(
         identity=identity,
         certificate=own,
@@ -149,11 +175,13 @@ def credentials(
     membership when others have told of a newer list of the expelled."""
     membership = current()
 
-    def admitted(certificate: Mapping[str, Any]) -> str:
-        id = f"{int(certificate['serialNumber'], 16):032x}"
-        if id in current().expelled.ids:
-            raise RefusedError(f"device {id} has been expelled from the cluster")
-        return id
+    def admitted(certificate: Mapping[str, Any]) -> Member:
+        member = member_of(certificate)
+        if member.id in current().expelled.ids:
+            raise RefusedError(
+                f"device {member.name} ({member.id}) has been expelled from the cluster"
+            )
+        return member
 
     def heard(signed: bytes) -> None:
         known = current()
@@ -166,34 +194,4 @@ def credentials(
         except RequestError as error:
             raise RefusedError(str(error)) from error
 
-    return Credentials(
-        tag_key=hashlib.sha256(b"edge tag" + membership.tag_key).digest(),
-        listening=_context(membership, ssl.PROTOCOL_TLS_SERVER),
-        connecting=_context(membership, ssl.PROTOCOL_TLS_CLIENT),
-        admitted=admitted,
-        news=lambda: current().expelled.signed,
-        heard=heard,
-    )
-
-
-def roles(certificate: Mapping[str, Any]) -> frozenset[str]:
-    """What a member may do, by its certificate."""
-    named = {value for group in certificate["subject"] for _name, value in group}
-    return frozenset(named) & frozenset(ROLES)
-
-
-def _context(membership: Membership, protocol: ssl._SSLMethod) -> ssl.SSLContext:
-    context = ssl.SSLContext(protocol)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.check_hostname = False  # certificates name devices, not addresses
-    context.verify_mode = ssl.CERT_REQUIRED
-    context.load_verify_locations(cadata=membership.cluster.public_bytes(Encoding.DER))
-    if protocol == ssl.PROTOCOL_TLS_SERVER:
-        context.num_tickets = 0  # nothing may follow the handshake that the other end did not ask
-    # The standard library takes keys from files only; nobody else can read this one.
-    with tempfile.NamedTemporaryFile() as file:
-        file.write(membership.certificate.public_bytes(Encoding.PEM))
-        file.write(key_pem(membership.identity.key))
-        file.flush()
-        context.load_cert_chain(file.name)
-    return context
+    return membership.shown().credentials(admitted, lambda: current().expelled.signed, heard)

@@ -1,11 +1,10 @@
-"""Whose member this process is: by a token it was handed, by a token file, or by pairing."""
+"""Whose member this process is: by a token file, or by pairing."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from edge.membership.identity import Identity
 from edge.membership.membership import Membership, credentials
 from edge.membership.store import (
     TOKEN_VARIABLE,
@@ -20,15 +19,12 @@ from transport import Credentials
 class OwnMembership:
     """This process's place in its cluster. Raises RequestError for files that cannot be used.
 
-    `token`: handed to this process alone. A device that is in no cluster makes one of its own.
+    A device that is in no cluster makes one of its own.
     """
 
-    def __init__(self, name: str, token: bytes | None = None) -> None:
+    def __init__(self, name: str) -> None:
         self._name = name
         self._store: MembershipStore | None = None
-        if token is not None:
-            self._held = enrolled_by_token(token, "the token", name, Identity.made())
-            return
         store = MembershipStore(config_root())
         if path := os.environ.get(TOKEN_VARIABLE):
             self._held = enrolled_by_token(read_token(Path(path)), path, name, store.identity())

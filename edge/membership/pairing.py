@@ -1,8 +1,9 @@
 """Two devices whose users share six words become members of one cluster.
 
-The words are a password for SPAKE2 (RFC 9382): who does not know them learns nothing from the
-exchange and has one guess, after which they are void. What is then told, a public key one way and
-the membership the other, is sealed by AES-GCM under the key that both have found.
+The words are a password for SPAKE2 (Abdalla, Pointcheval, 2005; the variant of the package
+`spake2`, which is older than RFC 9382): who does not know them learns nothing from the exchange and
+has one guess, after which they are void. What is then told, a public key one way and the membership
+the other, is sealed by AES-GCM under the key that both have found.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import base64
 import binascii
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,8 +29,10 @@ from cryptography.hazmat.primitives.serialization import (
 from spake2 import SPAKE2_A, SPAKE2_B, SPAKEError
 
 from edge.errors import RequestError
+from edge.membership.authority import Authority
 from edge.membership.identity import Identity, PublicKey, fingerprint, key_id
 from edge.membership.membership import Membership, read_membership
+from edge.membership.roles import ROLES
 from edge.membership.words import WORDS
 from transport import Channel, Frame
 
@@ -83,17 +86,31 @@ def meeting_place(code: str) -> str:
     return "pair-" + "-".join(code.split()[:_PLACE_WORDS])
 
 
-async def take_in(channel: Channel, code: str, membership: Membership, name: str) -> Other:
-    """The side that shows the code: make whoever knows it a member. `name` is our own.
-
-    Raises WrongCodeError, after which the code must not be used again; RequestError for a device
-    that does not keep to the protocol; the channel's errors.
-    """
+def check_takes_in(membership: Membership) -> Authority:
+    """What takes others in. Raises RequestError where this device may not."""
     if membership.authority is None:
         raise RequestError(
             "this device may not take others in: it has not the cluster's key; run `edge pair` on "
             "the device that made the cluster"
         )
+    return membership.authority
+
+
+async def take_in(
+    channel: Channel,
+    code: str,
+    membership: Membership,
+    name: str,
+    roles: Collection[str] = ROLES,
+) -> Other:
+    """The side that shows the code: make whoever knows it a member that may do what `roles` say.
+
+    `name` is our own.
+
+    Raises WrongCodeError, after which the code must not be used again; RequestError for a device
+    that does not keep to the protocol; the channel's errors.
+    """
+    authority = check_takes_in(membership)
     spake = SPAKE2_B(code.encode())
     theirs = await _payload(channel, _HELLO)
     await channel.send(Frame(_HELLO, {}, spake.start()))
@@ -106,8 +123,9 @@ async def take_in(channel: Channel, code: str, membership: Membership, name: str
     if not isinstance(device, PublicKey) or not isinstance(device.curve, ec.SECP256R1):
         raise RequestError("the other device has a key of another kind; update Edge there")
     other = Other(name=_name(asked), id=key_id(device))
+    certificate = authority.member(device, other.name, roles)
     answer = {
-        "certificate": membership.authority.member(device, other.name).public_bytes(Encoding.DER),
+        "certificate": certificate.public_bytes(Encoding.DER),
         "cluster": membership.cluster.public_bytes(Encoding.DER),
         "tag_key": membership.tag_key,
         "expelled": membership.expelled.signed,

@@ -22,7 +22,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from edge.errors import RequestError
-from edge.membership.authority import Authority
+from edge.membership.authority import MALFORMED, Authority
 from edge.membership.identity import MOST_PEERS, Identity, key_pem, read_key
 from edge.membership.membership import TAG_KEY_BYTES, Membership, read_membership
 
@@ -169,10 +169,11 @@ def enrolled_by_token(text: bytes, whose: str, name: str, identity: Identity) ->
         raise RequestError(f"{whose} is not a cluster's token")
     try:
         certificate = x509.load_der_x509_certificate(values["cluster"])
-    except ValueError as error:
+        public_key = certificate.public_key()
+    except MALFORMED as error:
         raise RequestError(f"{whose} is not a cluster's token: {error}") from error
     key = read_key(values["key"], whose)
-    if certificate.public_key() != key.public_key() or len(values["tag_key"]) != TAG_KEY_BYTES:
+    if public_key != key.public_key() or len(values["tag_key"]) != TAG_KEY_BYTES:
         raise RequestError(f"{whose} is damaged: its parts are of different clusters")
     authority = Authority(key=key, certificate=certificate)
     member = Membership.enrolled(authority, values["tag_key"], name, identity)

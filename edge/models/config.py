@@ -17,6 +17,9 @@ from edge.models.gated_mlp import GatedMlp
 from edge.models.parts import MAX_SIZE
 from edge.models.spec import MAX_LAYERS, LayerSpec, ModelSpec, by_kind
 
+MAX_HEAD_SIZE = 4096
+"""Reading a configuration takes as long as this is; models have 64 to 512."""
+
 _MISSING = object()
 _LEAST_FLOAT32 = float(np.finfo(np.float32).tiny)
 _LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
@@ -160,8 +163,8 @@ def inverse_frequencies(config: Config, head_size: int) -> tuple[float, ...]:
         source=f"{config.source}: rope_parameters",
     )
     theta = scaling.positive("rope_theta", config.number("rope_theta", 10000.0))
-    if head_size % 2:
-        raise config.error(f"head_dim must be even, not {head_size}")
+    if head_size % 2 or head_size > MAX_HEAD_SIZE:
+        raise config.error(f"head_dim must be even and at most {MAX_HEAD_SIZE}, not {head_size}")
     if scaling.number("partial_rotary_factor", 1.0) != 1.0:
         raise config.error("partial_rotary_factor other than 1 is not supported")
     exponents = np.arange(0, head_size, 2, dtype=np.float32) / np.float32(head_size)

@@ -40,7 +40,7 @@ from edge.protocol.step import MAX_REQUESTS
 from edge.protocol.step_times import ShardTimes
 from edge.weights.shard_tensors import check_tensors
 from offload import CachedShard, DerivedCache, Manifest, ShardWriter
-from transport import Channel, Frame
+from transport import MEMBER, Channel, Frame, Member
 from transport.frame import FrameLimits
 
 MAX_WAITING_CALLS = 2
@@ -63,8 +63,13 @@ class Connection:
     ) -> None:
         self._peer = resources
         self._channel = channel
+        self._user: Member | None = channel.remote_hello.get(MEMBER)
         self._hearing = Hearing(silent_after_s=silent_after_s)
-        self._calls_read: asyncio.Queue[Frame] = asyncio.Queue(MAX_WAITING_CALLS)
+        self._calls_read: asyncio.Queue[tuple[Frame, int]] = asyncio.Queue(MAX_WAITING_CALLS)
+        """And what each has taken of the room for frames."""
+        self._frame_bytes = 0
+        """That the frame which is being read has taken, and all that wait:"""
+        self._all_frames_bytes = 0
         self._reports: asyncio.Queue[Event] = asyncio.Queue()
         self._writers: dict[str, ShardWriter] = {}
         self._sealed: dict[str, CachedShard] = {}
@@ -121,6 +126,7 @@ class Connection:
         for writer in self._writers.values():
             await run_blocking(writer.close)
         await run_blocking(self._kept.close)
+        self._let_go(self._all_frames_bytes)
         self._peer.offers.give_back_all(self)
         self._peer.manifest_entries.give_back_all(self)
         # Handlers are methods of this object: with them it would wait, buffers and all, until the
@@ -137,13 +143,15 @@ class Connection:
         """
         while True:
             self._hearing.heard()
-            frame = await self._channel.receive(self._limits_of)
+            frame = await self._channel.receive(self._limits_of, self._admit)
             self._hearing.not_listening()  # what follows takes as long as we do
+            taken, self._frame_bytes = self._frame_bytes, 0
             if frame.kind == ALIVE.kind:
+                self._let_go(taken)
                 continue
             cls = messages.FRAMES.get(frame.kind)
             if cls is None or not issubclass(cls, Post):
-                await self._calls_read.put(frame)
+                await self._calls_read.put((frame, taken))
                 continue
             try:
                 self._posts[cls](from_frame(cls, frame))
@@ -151,6 +159,26 @@ class Connection:
                 # A sender of nonsense that does not read what it is told is not read any more.
                 await self._channel.send(to_frame(Failed.kind, self._failed(error)))
             del frame  # no payload is kept while the next is waited for
+            self._let_go(taken)
+
+    async def _admit(self, num_bytes: int) -> None:
+        """What many coordinators send at once does not take more than was promised."""
+        if num_bytes > LARGE_BYTES:
+            self._hearing.not_listening()
+            await self._peer.frames.take(self._owner, num_bytes)
+            self._hearing.heard()
+            self._frame_bytes += num_bytes
+            self._all_frames_bytes += num_bytes
+
+    def _let_go(self, num_bytes: int) -> None:
+        if num_bytes:
+            self._all_frames_bytes -= num_bytes
+            self._peer.frames.give_back(self._owner, num_bytes)
+
+    @property
+    def _owner(self) -> object:
+        """Whose what is held counts as."""
+        return self if self._user is None else self._user.id
 
     def _limits_of(self, kind: str) -> FrameLimits:
         """As large as what has been agreed makes them: what nobody waits for is small."""
@@ -166,7 +194,11 @@ class Connection:
 
     async def _answer_calls(self) -> None:
         while True:
-            await self._channel.send(await self._answer(await self._calls_read.get()))
+            frame, taken = await self._calls_read.get()
+            answering = self._answer(frame)
+            del frame  # which may be large; it is not kept while its answer is sent
+            await self._channel.send(await answering)
+            self._let_go(taken)
 
     async def _send_reports(self) -> None:
         while True:
@@ -179,6 +211,7 @@ class Connection:
             cls = messages.FRAMES.get(frame.kind)
             if cls not in self._calls:
                 raise ProtocolError(f"{frame.kind[:80]!r} is not something a peer does")
+            self._peer.check_may_use(self._user)
             call = await self._read(cls, frame)
             del frame
             answer = await self._calls[cls](call)
@@ -200,11 +233,11 @@ class Connection:
         return Failed.of(mapped)
 
     async def _describe(self, _call: messages.Describe) -> PeerDescription:
-        return self._peer.describe()
+        return self._peer.describe(self._user)
 
     async def _set_memory(self, call: messages.SetMemory) -> PeerDescription:
         await self._peer.promise(call.bytes)
-        return self._peer.describe()
+        return self._peer.describe(self._user)
 
     async def _offer(self, call: messages.Offer) -> messages.Missing:
         manifest = call.manifest
@@ -215,7 +248,11 @@ class Connection:
                 self._take_offer(manifest)
                 try:
                     begun = await run_blocking(
-                        lambda: self._peer.cache.begin(manifest),
+                        lambda: self._peer.cache.begin(
+                            manifest,
+                            owner=None if self._user is None else self._user.id,
+                            owner_limit_bytes=self._peer.user_cache_bytes,
+                        ),
                         discard=lambda begun: begun.close(),
                     )
                 except BaseException:
@@ -271,7 +308,7 @@ class Connection:
             raise ProtocolError("this session is open already")
         await run_blocking(lambda: check_plan(assignment))
         if assignment.manifest_digest == messages.MADE_UP_WEIGHTS:
-            return await uninterrupted(self._load_made_up(assignment))
+            return await uninterrupted(self._load_made_up(call))
         cached = self._sealed.get(assignment.manifest_digest)
         if cached is None:
             raise ProtocolError("a shard that was not sent")
@@ -281,21 +318,22 @@ class Connection:
             assignment.weight_format.kind,
             hidden_size=assignment.model.hidden_size,
         )
-        return await self._load(assignment, cached.path, cached.manifest, self._peer.packed)
+        return await self._load(call, cached.path, cached.manifest, self._peer.packed)
 
-    async def _load_made_up(self, assignment: Assignment) -> messages.Opened:
+    async def _load_made_up(self, call: messages.Open) -> messages.Opened:
         """Random weights, which are gone from the disk once they are loaded."""
         with ExitStack() as stack:
             written = await run_blocking(
-                lambda: stack.enter_context(self._profiling.made_up_weights(assignment))
+                lambda: stack.enter_context(self._profiling.made_up_weights(call.assignment))
             )
-            return await self._load(assignment, written.path, written.manifest, None)
+            return await self._load(call, written.path, written.manifest, None)
 
     async def _load(
-        self, assignment: Assignment, path: Path, manifest: Manifest, packed: DerivedCache | None
+        self, call: messages.Open, path: Path, manifest: Manifest, packed: DerivedCache | None
     ) -> messages.Opened:
+        assignment = call.assignment
         use = shard_use(assignment, manifest, host_bytes=self._host_share(assignment, manifest))
-        await self._peer.reserve(assignment.session, use)
+        await self._peer.reserve(assignment.session, use, self._user)
         try:
             self._peer.shards.take(self)
         except CapacityError:
@@ -324,6 +362,8 @@ class Connection:
             raise
         self._peer.sessions[assignment.session] = hosted
         self._mine[assignment.session] = hosted
+        store = hosted.kv.prefixes
+        prefixes = None if store is None else (store, call.prefix_secret)
         try:
             backend = await run_blocking(self._peer.backend)
             async with self._peer.loading:  # two at once would take the same room
@@ -336,11 +376,18 @@ class Connection:
                     host_bytes=hosted.host_bytes,
                 )
                 loaded_bytes = await asyncio.wrap_future(
-                    hosted.shard.load(backend, weights, hosted.kv.tier, hosted.kv.prefixes)
+                    hosted.shard.load(
+                        backend,
+                        weights,
+                        hosted.kv.tier,
+                        prefixes,
+                    )
                 )
         except BaseException:
             await uninterrupted(self._end_session(assignment.session))
             raise
+        if assignment.manifest_digest != messages.MADE_UP_WEIGHTS:
+            self._peer.audit.loaded(self._user, assignment, use.total)
         return messages.Opened(weight_bytes=loaded_bytes)
 
     def _host_share(self, assignment: Assignment, manifest: Manifest) -> int | None:
@@ -429,6 +476,7 @@ class Connection:
             self._peer.sessions.pop(session, None)
             self._peer.shards.give_back(self)
             self._peer.release(session)
+            self._peer.audit.ended(session)
 
 
 def _mapped(error: Exception) -> Exception:

@@ -156,5 +156,5 @@ class PeerDaemon:
             seat = (integer(hello.get("stage"), "stage"), integer(hello.get("rank"), "rank"))
         except ProtocolError:
             hosted = None
-        if hosted is None or not hosted.offer(seat, link):
+        if hosted is None or not hosted.offer(seat, link, hello.get(transport.MEMBER)):
             link.close()

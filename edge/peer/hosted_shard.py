@@ -16,7 +16,7 @@ from edge.protocol.heartbeat import LINK_TIMEOUT_S
 from edge.protocol.step import MAX_REQUESTS
 from edge.protocol.topology import Place, Seat
 from offload import Manifest
-from transport import Credentials, Link
+from transport import Credentials, Link, Member
 
 CONNECT_TIMEOUT_S = 20.0
 """How long the shards of a plan may take to link up with each other."""
@@ -63,16 +63,22 @@ class HostedShard:
         self._prompt_tokens: dict[str, int] = {}
         """Of the requests under way, as far as it keeps their prompts."""
         self._arrived: dict[Seat, Link] = {}
+        self._from: dict[Seat, str | None] = {}
+        """Whose device each link comes from that was not dialled."""
+        self._places: Mapping[Seat, Place] | None = None
         self._changed = asyncio.Event()
         self._is_connecting = False
         self._is_connected = False
         self._is_closed = False
         self._kv_is_free = False
 
-    def offer(self, seat: Seat, link: Link) -> bool:
-        """A link from `seat`; False if it is not awaited."""
+    def offer(self, seat: Seat, link: Link, member: Member | None) -> bool:
+        """A link from `seat`; False if it is not awaited, or of another device than sits there."""
         is_awaited = seat in self.shard.links.neighbours and seat not in self._arrived
         if not is_awaited or self._is_connected or self._is_closed:
+            return False
+        self._from[seat] = None if member is None else member.id
+        if self._places is not None and self._from[seat] != self._places[seat].device:
             return False
         self._arrived[seat] = link
         self._changed.set()
@@ -110,6 +116,10 @@ class HostedShard:
         homeless = self.shard.links.neighbours - set(places)
         if homeless:
             raise ProtocolError(f"no address for the neighbours in seats {sorted(homeless)}")
+        self._places = places
+        for seat, device in self._from.items():
+            if device != places[seat].device:
+                self._arrived.pop(seat).close()
         stage, rank = self.shard.links.seat
         hello = {"name": name, "session": self.assignment.session, "stage": stage, "rank": rank}
         try:
@@ -159,6 +169,7 @@ async def dial(
                 address,
                 hello=hello,
                 credentials=credentials,
+                device=place.device,
                 timeout_s=timeout_s,
                 link_timeout_s=LINK_TIMEOUT_S,
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 
 from edge.errors import CapacityError
@@ -42,3 +43,33 @@ class Quota:
 
     def give_back_all(self, owner: object) -> None:
         del self._held[owner]
+
+
+class Room:
+    """Bytes that owners hold for moments; who finds too few free waits."""
+
+    def __init__(self, *, of_one: int, of_all: int) -> None:
+        self._of_one = of_one
+        self._of_all = of_all
+        self._held: Counter[object] = Counter()
+        self._freed = asyncio.Event()
+
+    async def take(self, owner: object, count: int) -> None:
+        """Wait until there are so many. One owner never waits for what it holds itself alone, if
+        that is nothing: so what is larger than its share passes, too."""
+        while not self._fits(owner, count):
+            self._freed.clear()
+            await self._freed.wait()
+        self._held[owner] += count
+
+    def give_back(self, owner: object, count: int) -> None:
+        """Others may have it."""
+        self._held[owner] -= count
+        if not self._held[owner]:
+            del self._held[owner]
+        self._freed.set()
+
+    def _fits(self, owner: object, count: int) -> bool:
+        held = self._held[owner]
+        free = self._of_all - self._held.total()
+        return count <= free and (not held or held + count <= self._of_one)

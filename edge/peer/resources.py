@@ -20,20 +20,22 @@ from edge.errors import CapacityError, RequestError
 from edge.host.addresses import reachable
 from edge.host.free_memory import format_size, machine_memory_bytes, usable_memory_bytes
 from edge.host.identity import device_identity, host_id
-from edge.memory.baseline import budget_bytes, device_floor, process_floor
+from edge.memory.baseline import LARGE_FRAMES_BYTES, budget_bytes, device_floor, process_floor
 from edge.memory.kv_budget import KvRoom
 from edge.memory.ledger import MEASURING, Floor, Ledger, Use
 from edge.memory.rebalance import fit
 from edge.memory.shard_memory import elastic
+from edge.peer.access import UserLimits, check_may_use
+from edge.peer.audit import Audit
 from edge.peer.hosted_shard import HostedShard
-from edge.peer.quota import Quota
+from edge.peer.quota import Quota, Room
 from edge.peer.rare_log import RareLog
 from edge.peer.settings import PeerSettings
 from edge.profiling.sample import SAMPLE_BYTES, sample_budget_bytes
 from edge.protocol.description import MAX_SESSIONS, HostedModel, PeerDescription
 from edge.version import __version__
 from offload import DerivedCache, ShardCache
-from transport import Credentials
+from transport import Credentials, Member
 
 MAX_SHARDS = 16
 """That one coordinator may offer to a peer, or run there, on one connection."""
@@ -76,12 +78,18 @@ class PeerResources:
         """Held while a shard is loaded, which takes more for moments."""
         self.reading = asyncio.Lock()
         """Held while a large frame is read, likewise."""
+        self.frames = Room(of_one=LARGE_FRAMES_BYTES * 4 // 5, of_all=LARGE_FRAMES_BYTES)
+        """For large ones, from their first byte until they are answered; by device."""
         self.shards = Quota("shards", of_one=MAX_SHARDS, of_all=MAX_SESSIONS)
         self.offers = Quota("shards on offer", of_one=MAX_SHARDS, of_all=MAX_SESSIONS)
         self.manifest_entries = Quota(
             "tensors and pieces on offer", of_one=MAX_MANIFEST_ENTRIES, of_all=MAX_MANIFEST_ENTRIES
         )
         self.failures = RareLog(_log)
+        self.audit = Audit(settings.audit)
+        self._user_limits = settings.each_user or UserLimits()
+        self._users: dict[str, str] = {}
+        """Ids of devices, by what they have reserved."""
         try:
             self.cache = ShardCache(settings.cache_root / "shards", settings.cache_limit_bytes)
             self.packed = DerivedCache(settings.cache_root / "packed", settings.cache_limit_bytes)
@@ -136,7 +144,16 @@ class PeerResources:
             each.host_bytes + each.kv.host_bytes for each in self.sessions.values()
         )
 
-    async def reserve(self, name: str, use: Use) -> None:
+    def check_may_use(self, member: Member | None) -> None:
+        """Raises RequestError for a device that may not have this one compute."""
+        check_may_use(member, self.id, self.settings.allow or ())
+
+    @property
+    def user_cache_bytes(self) -> int | None:
+        """The most that the weights sent by one device may take on disk."""
+        return self._user_limits.cache_bytes
+
+    async def reserve(self, name: str, use: Use, user: Member | None = None) -> None:
         """Write it down before anything is allocated. Raises CapacityError when it is not free.
 
         A measurement that its coordinator has just ended is waited for, and a change of the
@@ -147,7 +164,7 @@ class PeerResources:
         deadline_s = asyncio.get_running_loop().time() + MEASURED_TIMEOUT_S
         while True:
             try:
-                self._ledger = self.ledger.with_use(name, use)
+                self._take(name, use, user)
                 return
             except CapacityError:
                 if not any(each.startswith(MEASURING) for each in self.ledger.uses):
@@ -157,8 +174,36 @@ class PeerResources:
                     async with asyncio.timeout_at(deadline_s):
                         await self._released.wait()
                 except TimeoutError:
-                    self._ledger = self.ledger.with_use(name, use)
+                    self._take(name, use, user)
                     return
+
+    def _take(self, name: str, use: Use, user: Member | None) -> None:
+        ledger = self.ledger.with_use(name, use)
+        if user is not None:
+            self._check_limits(use, user)
+            self._users[name] = user.id
+        self._ledger = ledger
+
+    def _check_limits(self, use: Use, user: Member) -> None:
+        """Raises CapacityError for more than one device may take of this peer."""
+        limits, held = self._user_limits, self._held_by(user)
+        if limits.sessions is not None and len(held) >= limits.sessions:
+            raise CapacityError(
+                f"device {user.name} has {len(held)} shards loaded on this peer, which is the most "
+                "for each (--each-user): close a model first"
+            )
+        if limits.memory_bytes is not None:
+            free_bytes = limits.memory_bytes - sum(each.total for each in held)
+            if use.total > free_bytes:
+                raise CapacityError(
+                    f"this shard needs {format_size(use.total)}, and device {user.name} may have "
+                    f"{format_size(max(0, free_bytes))} more of this peer (--each-user): close a "
+                    "model first, or share this one with more peers"
+                )
+
+    def _held_by(self, user: Member) -> list[Use]:
+        uses = self.ledger.uses
+        return [use for name, use in uses.items() if self._users.get(name) == user.id]
 
     async def promise(self, asked_bytes: int) -> None:
         """Stay under another budget from now on; what is loaded goes on, with the same tokens.
@@ -215,6 +260,7 @@ class PeerResources:
     def release(self, name: str) -> None:
         """It is given back; an unknown one is no error."""
         self._ledger = self.ledger.without(name)
+        self._users.pop(name, None)
         self._released.set()
 
     def backend(self) -> Backend:
@@ -224,10 +270,14 @@ class PeerResources:
                 self._backend = open_backend(self.settings.backend, threads=self.settings.threads)
             return self._backend
 
-    def describe(self) -> PeerDescription:
-        """This peer for a coordinator: who it is, what it has, what it runs."""
+    def describe(self, user: Member | None = None) -> PeerDescription:
+        """This peer for a coordinator: who it is, what it has for this user, what it runs."""
         settings = self.settings
         ledger = self.ledger
+        free_bytes = ledger.free_bytes
+        if user is not None and self._user_limits.memory_bytes is not None:
+            held_bytes = sum(each.total for each in self._held_by(user))
+            free_bytes = max(0, min(free_bytes, self._user_limits.memory_bytes - held_bytes))
         sample_bytes = min(2 * SAMPLE_BYTES, sample_budget_bytes(ledger.room_bytes))
         return PeerDescription(
             id=self.id,
@@ -239,8 +289,8 @@ class PeerResources:
             threads=settings.threads,
             memory_bytes=ledger.budget_bytes,
             floor_bytes=ledger.floor.total,
-            free_bytes=ledger.free_bytes,
-            model_free_bytes=ledger.model_free_bytes,
+            free_bytes=free_bytes,
+            model_free_bytes=min(free_bytes, ledger.model_free_bytes),
             host_memory_bytes=self.host_free_bytes,
             kv_memory_bytes=self.kv_room.free_memory_bytes,
             kv_disk_bytes=self.kv_room.free_disk_bytes,

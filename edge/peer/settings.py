@@ -11,6 +11,7 @@ from edge.errors import RequestError
 from edge.host.cache_paths import cache_root
 from edge.host.free_memory import parse_folder_and_size, parse_size
 from edge.option_fields import option
+from edge.peer.access import UserLimits, parse_allowed, parse_user_limits
 from edge.protocol.peer_info import BACKEND_CHOICES
 
 
@@ -93,6 +94,27 @@ class PeerSettings:
         parse=parse_size,
         metavar="SIZE",
         help="Disk for cached shards; the least recently used go first.  [default: 64GiB]",
+    )
+    allow: tuple[str, ...] | None = option(
+        None,
+        parse=parse_allowed,
+        metavar="use=ID,…",
+        help="Which devices may have this one compute, besides itself: ids, or their first digits, "
+        "as `edge cluster show` lists them.  [default: every member that may use others]",
+    )
+    each_user: UserLimits | None = option(
+        None,
+        parse=parse_user_limits,
+        metavar="LIMITS",
+        help="The most that one device may take, as memory=4GiB,cache=20GiB,sessions=2: memory of "
+        "what it has loaded, disk for the weights it has sent, shards loaded at once.",
+    )
+    audit: Path | None = option(
+        None,
+        parse=Path,
+        metavar="FILE",
+        help="Append a line of JSON for each model that is loaded here, and when it ends: who, "
+        "what, when.",
     )
     cache_root: Path = field(default_factory=cache_root)
     announce: bool = True

@@ -98,6 +98,14 @@ class LoadOptions:
     and 12 % (of their norm), those of random models by 1.5 to 2.8 and 19 to 32 %. Prompts are read
     more slowly."""
 
+    share_prefixes: bool = option(
+        False,
+        help="Let other members of the cluster find the beginnings of prompts that peers keep on "
+        "disk (--kv-disk); else they are sealed for this device.",
+    )
+    """Keys and values on a peer's disk can be read by whoever has their key: this device, or each
+    member of the cluster."""
+
     workload: Workload | None = None
     """What the plan should be fast at; 512 tokens of prompt and 128 of answer if None."""
 
@@ -128,6 +136,10 @@ class LoadOptions:
             raise RequestError(f"wire must be one of {', '.join(WIRES)}, not {self.wire!r}")
         if self.stream not in get_args(Streaming):
             raise RequestError(f"stream must be 'auto', 'on' or 'off', not {self.stream!r}")
+        if type(self.share_prefixes) is not bool:
+            raise RequestError(
+                f"share_prefixes must be True or False, not {self.share_prefixes!r:.80}"
+            )
         weight_format(self.dtype, self.block_size, self.accuracy)
         kv_dtype(self.kv_dtype)
 
@@ -185,4 +197,5 @@ class LoadOverrides(TypedDict, total=False):
     wire: Wire
     kv_dtype: KvDtype
     workload: Workload | None
+    share_prefixes: bool
     stream: Streaming

@@ -128,7 +128,7 @@ class FactsCache:
 
     def _read(self, path: Path) -> Mapping[str, Any]:
         """What was written less than a day ago; empty if there is no such thing."""
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError, OverflowError):
             value = parse_json(read_file(path, _MAX_FILE_BYTES))
             if 0 <= self._now_s() - value["measured_at_s"] < MEASURED_AGAIN_AFTER_S:
                 return dict(value)

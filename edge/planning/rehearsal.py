@@ -29,7 +29,16 @@ from edge.protocol.assignment import Assignment
 from edge.protocol.client import PeerClient
 from edge.protocol.error_codec import Failed
 from edge.protocol.frame_codec import Event, Post
-from edge.protocol.messages import MADE_UP_WEIGHTS, Close, Connect, Finish, Open, RunStep, Tokens
+from edge.protocol.messages import (
+    MADE_UP_WEIGHTS,
+    SECRET_BYTES,
+    Close,
+    Connect,
+    Finish,
+    Open,
+    RunStep,
+    Tokens,
+)
 from edge.protocol.peer_info import PeerInfo, gather_all, places
 from edge.protocol.step import SamplingTerms, Step, StepEntry, StepLimits
 from edge.protocol.topology import Seat
@@ -233,7 +242,9 @@ class _Rehearsal:
                 self._clients[seat] = client
                 client.watch(self._told.put_nowait)
             await gather_all(
-                client.call(Open(assignment=self._assignment(seat)))
+                client.call(
+                    Open(assignment=self._assignment(seat), prefix_secret=bytes(SECRET_BYTES))
+                )
                 for seat, client in self._clients.items()
             )
             connect = Connect(session=self._session, places=places(self._peers))

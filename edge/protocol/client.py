@@ -13,13 +13,14 @@ from typing import Any, TypeVar
 
 import transport
 from edge.errors import EdgeError, NetworkError, PeerError, PeerLostError, ProtocolError
+from edge.membership.roles import LEND
 from edge.protocol.error_codec import Failed
 from edge.protocol.fields import printable
 from edge.protocol.frame_codec import ANSWER, Call, Event, Post, from_frame, to_frame
 from edge.protocol.heartbeat import ALIVE, SILENT_AFTER_S, Hearing, show_life
 from edge.protocol.messages import FRAMES, limits_of
 from edge.version import __version__
-from transport import DEVICE, Channel, Credentials, Frame
+from transport import MEMBER, Channel, Credentials, Frame, Member
 
 Answer = TypeVar("Answer")
 Body = TypeVar("Body")
@@ -47,7 +48,8 @@ class PeerClient:
     ) -> None:
         self.address = address
         self.name = printable(channel.remote_hello.get("name", address))
-        self.device: str | None = channel.remote_hello.get(DEVICE)
+        member: Member | None = channel.remote_hello.get(MEMBER)
+        self.device = None if member is None else member.id
         """Whose certificate it has shown; None: it has none."""
         self._channel = channel
         self._on_event = on_event
@@ -68,20 +70,23 @@ class PeerClient:
         address: str,
         credentials: Credentials | None,
         *,
+        device: str | None = None,
         timeout_s: float = CONNECT_WITHIN_S,
         silent_after_s: float = SILENT_AFTER_S,
         on_event: OnEvent | None = None,
     ) -> PeerClient:
-        """`credentials` are ours, None for a peer that wants none.
+        """`credentials` are ours, None for a peer that wants none. With `device`, it must be this
+        one's.
 
-        Raises NetworkError when nothing usable answers there; ProtocolError, a kind of it, when
-        that is of another version.
+        Raises NetworkError when nothing usable answers there, or a device that does not compute for
+        others; ProtocolError, a kind of it, when it is of another version.
         """
         try:
             channel = await transport.connect(
                 address,
                 hello={"name": "coordinator", "software": __version__},
                 credentials=credentials,
+                device=device,
                 timeout_s=timeout_s,
             )
         except transport.TransportError as error:
@@ -89,6 +94,13 @@ class PeerClient:
         if (difference := software_difference(channel)) is not None:
             await channel.aclose()
             raise ProtocolError(difference)
+        member: Member | None = channel.remote_hello.get(MEMBER)
+        if member is not None and LEND not in member.roles:
+            await channel.aclose()
+            raise NetworkError(
+                f"device {printable(member.name)} ({address}) may use others of its cluster, not "
+                "compute for them; pair it again with --role lend"
+            )
         return cls(channel, address, silent_after_s=silent_after_s, on_event=on_event)
 
     def watch(self, on_lost: Callable[[EdgeError], None]) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from edge.errors import ProtocolError
 from edge.protocol.assignment import Assignment
 from edge.protocol.description import PeerDescription
 from edge.protocol.error_codec import Failed
@@ -31,7 +32,7 @@ from edge.protocol.step_times import ShardTimes
 from edge.protocol.topology import Place, Seat
 from offload import PIECE_BYTES, Manifest
 from partition import MOST_SHARDS
-from transport.frame import MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES, FrameLimits
+from transport.frame import MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES, Buffer, FrameLimits
 
 MAX_MANIFEST_BYTES = 16 << 20
 """One of 400 layers with 64 tensors each takes 3.7 MB, and 700 GB of weights in pieces 11 MB."""
@@ -54,6 +55,17 @@ _SentManifest = Annotated[
     ),
 ]
 
+
+SECRET_BYTES = 32
+
+
+def _secret(payload: Buffer) -> bytes:
+    if len(payload) != SECRET_BYTES:
+        raise ProtocolError(f"a secret of {len(payload)} bytes")
+    return bytes(payload)
+
+
+_Secret = Annotated[bytes, Payload(lambda value: value, _secret)]
 
 MADE_UP_WEIGHTS = "made up"
 """Instead of a manifest's digest: random weights, which a peer makes itself, to measure with."""
@@ -135,6 +147,8 @@ class Open(Call[Opened]):
     kind, limit_s = "open", 3600.0
     limits = _LARGE_HEADER
     assignment: Assignment
+    prefix_secret: _Secret
+    """Of whom beginnings of prompts belong to that are kept on disk. Forgotten with the session."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

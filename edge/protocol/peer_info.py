@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import hmac
 import ipaddress
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
@@ -19,6 +21,9 @@ from edge.protocol.messages import Describe, SetMemory
 from edge.protocol.topology import Place, Seat
 from transport import Credentials, parse_address
 
+_NOBODYS_SECRET = bytes(32)
+"""Of peers that want no keys, and whose caches anybody may read."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerInfo(PeerDescription):
@@ -27,15 +32,26 @@ class PeerInfo(PeerDescription):
     address: str
     credentials: Credentials | None = field(repr=False, compare=False)
     """What we showed it; None: it wants none."""
+    device_id: str | None = None
+    """Whose certificate it has shown; None: it has none."""
 
     async def connect(self, *, on_event: OnEvent | None = None) -> PeerClient:
         """Raises what `PeerClient.connect` raises."""
-        return await PeerClient.connect(self.address, self.credentials, on_event=on_event)
+        return await PeerClient.connect(
+            self.address, self.credentials, device=self.device_id, on_event=on_event
+        )
+
+    def prefix_secret(self, *, is_shared: bool) -> bytes:
+        """What is to seal beginnings of prompts on its disk: this device's, or its cluster's."""
+        if self.credentials is None:
+            return _NOBODYS_SECRET
+        known = self.credentials.tag_key if is_shared else self.credentials.own_secret
+        return hmac.digest(known, b"edge prefixes", hashlib.sha256)
 
     def to_json(self) -> dict[str, Any]:
         """What it said, for scripts; nothing of keys."""
         told = asdict(replace(self, credentials=None))
-        del told["credentials"]
+        del told["credentials"], told["device_id"]
         return told
 
 
@@ -72,7 +88,7 @@ async def _described(
     if device is not None and not is_peer_of(told.id, device):
         raise ProtocolError(f"peer {told.name} calls itself by the id of another device")
     described = {each.name: getattr(told, each.name) for each in fields(told)}
-    return PeerInfo(address=address, credentials=credentials, **described)
+    return PeerInfo(address=address, credentials=credentials, device_id=device, **described)
 
 
 async def _told(
@@ -91,32 +107,33 @@ async def _told(
 
 
 async def describe_all(
-    addresses: Sequence[str], credentials: Credentials | None
+    peers: Mapping[str, Credentials | None],
 ) -> tuple[list[PeerInfo], dict[str, EdgeError]]:
-    """Every peer that answers, once each, in the order given; and why the others do not."""
+    """Every peer that answers, once each, in the order given; and why the others do not.
+
+    peers: what each is shown, by its address.
+    """
     infos: dict[str, PeerInfo] = {}
     failures: dict[str, EdgeError] = {}
 
-    async def ask(address: str) -> None:
+    async def ask(address: str, credentials: Credentials | None) -> None:
         try:
             infos[address] = await describe_peer(address, credentials)
         except EdgeError as error:
             failures[address] = error
 
-    await gather_all(ask(address) for address in dict.fromkeys(addresses))
+    await gather_all(ask(address, credentials) for address, credentials in peers.items())
     by_id: dict[str, PeerInfo] = {}
-    for address in addresses:
+    for address in peers:
         if address in infos:
             by_id.setdefault(infos[address].id, infos[address])
     return list(by_id.values()), failures
 
 
-async def describe_each(
-    addresses: Sequence[str], credentials: Credentials | None
-) -> list[PeerInfo]:
-    """Every peer; raises the error of the first that does not answer."""
-    infos, failures = await describe_all(addresses, credentials)
-    for address in addresses:
+async def describe_each(peers: Mapping[str, Credentials | None]) -> list[PeerInfo]:
+    """Every peer, see `describe_all`; raises the error of the first that does not answer."""
+    infos, failures = await describe_all(peers)
+    for address in peers:
         if address in failures:
             raise failures[address]
     return infos
@@ -139,7 +156,11 @@ def places(devices: Mapping[Seat, PeerInfo]) -> dict[Seat, Place]:
                     "devices cannot reach it; start it with --listen 0.0.0.0:0"
                 )
     return {
-        seat: Place(name=peer.name, addresses=tuple(dict.fromkeys(everywhere[seat])))
+        seat: Place(
+            name=peer.name,
+            device=peer.device_id,
+            addresses=tuple(dict.fromkeys(everywhere[seat])),
+        )
         for seat, peer in devices.items()
     }
 

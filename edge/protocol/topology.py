@@ -21,6 +21,8 @@ class Place:
     """The device's, for messages."""
     addresses: Annotated[tuple[Address, ...], AtMost(_MAX_ADDRESSES)]
     """Tried in this order."""
+    device: str | None = None
+    """Whose certificate it shows; None: it has none."""
 
     def __post_init__(self) -> None:
         if not 0 < len(self.addresses) <= _MAX_ADDRESSES:

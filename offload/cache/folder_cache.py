@@ -20,6 +20,8 @@ from offload.files.durable import disk_errors_as_store_errors
 
 _LOCK = ".lock"
 _TRASH = ".trash-"
+_OWNER = ".owner"
+"""Who has the folder, and the bytes that it may take in the end."""
 _ROOM = ".room"
 """A file as large as what its folder may take, while that is not all written."""
 
@@ -103,6 +105,45 @@ class FolderCache:
         else:
             path.touch()
             os.truncate(path, total_bytes)
+
+    def set_owner(self, name: str, owner: str, total_bytes: int) -> None:
+        """The folder is this one's from now on, unless it is another's."""
+        with contextlib.suppress(FileExistsError), (self.root / name / _OWNER).open("x") as file:
+            file.write(f"{owner} {total_bytes}")
+
+    def keep_within(self, owner: str, limit_bytes: int, name: str, total_bytes: int) -> None:
+        """Evicts the owner's other folders until it may have `name`, too, of that size.
+
+        Raises StoreFullError, evicting nothing, where they are in use.
+        """
+        sizes = {
+            other: size
+            for other in self.folders()
+            if other != name and (size := self._owned_bytes(other, owner))
+        }
+        lacking = sum(sizes.values()) + total_bytes - limit_bytes
+        going = []
+        for other, size in sizes.items():
+            if lacking > 0 and not self.is_used(other):
+                going.append(other)
+                lacking -= size
+        if lacking > 0:
+            raise StoreFullError(
+                f"{total_bytes:,} bytes are {lacking:,} more than one device may keep in the cache "
+                f"{self.root}, which are {limit_bytes:,}: raise its limit, or share the model with "
+                "more peers",
+                bytes_missing=lacking,
+            )
+        for other in going:
+            self.discard(other)
+
+    def _owned_bytes(self, name: str, owner: str) -> int:
+        """0 for another's folder."""
+        try:
+            whose, _, size = (self.root / name / _OWNER).read_text().partition(" ")
+            return int(size) if whose == owner else 0
+        except (OSError, ValueError):
+            return 0
 
     def make_room(
         self, name: str, total_bytes: int, *, on_disk_bytes: int = 0, keep: Container[str] = ()

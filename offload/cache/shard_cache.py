@@ -53,11 +53,19 @@ class ShardCache:
             self._folders.discard(digest)
         return None
 
-    def begin(self, manifest: Manifest) -> ShardWriter | CachedShard:
+    def begin(
+        self,
+        manifest: Manifest,
+        *,
+        owner: str | None = None,
+        owner_limit_bytes: int | None = None,
+    ) -> ShardWriter | CachedShard:
         """The shard if it is complete (see `get`), else a writer that already has all that is here.
 
         That is: what an interrupted writer left, and equal pieces of other shards. Evicts others
-        as pieces arrive; raises StoreFullError if there could not be enough room even so.
+        as pieces arrive; raises StoreFullError if there could not be enough room even so. What
+        comes first from `owner` counts as its own; with a limit, its others go at once until they
+        keep to it.
         """
         digest = manifest.digest
         shard = self.get(digest)
@@ -69,8 +77,12 @@ class ShardCache:
                 return shard
             on_disk = allocated_bytes(self._folders.root / digest / PARTIAL)
             self._folders.check_room(digest, folder_bytes(manifest), on_disk_bytes=on_disk)
+            if owner is not None and owner_limit_bytes is not None:
+                self._folders.keep_within(owner, owner_limit_bytes, digest, folder_bytes(manifest))
             helpful = self._helpful(manifest)
             writer = self._start(digest, manifest)
+            if owner is not None:
+                self._folders.set_owner(digest, owner, folder_bytes(manifest))
         try:
             with contextlib.suppress(StoreFullError):  # they may go themselves for what arrives
                 self._copy(helpful, writer)

@@ -1,7 +1,8 @@
 """Blocks of keys and values on disk, found again by what they were computed from.
 
-One file for a block, named by its key; it gets its name when it is whole. What is damaged, cut or
-of somebody else counts as not there. Requests that need the disk now come first: the least
+One file for a block, named by its key; it gets its name when it is whole. It is sealed with a
+secret that its owner alone has: records of AES-256-GCM under a key for this file. What is damaged,
+cut or of somebody else counts as not there. Requests that need the disk now come first: the least
 recently used blocks go when they need the room.
 """
 
@@ -10,21 +11,30 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import hmac
 import os
+import struct
 import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from numpy.typing import NDArray
 
 from offload.errors import StoreError
 from offload.files.manifest import is_digest
 
-_MAGIC = b"edge-kv1"
-_HEAD_BYTES = len(_MAGIC) + hashlib.sha256().digest_size
+_MAGIC = b"edge-kv2"
+_SALT_BYTES = 32
+_HEAD_BYTES = len(_MAGIC) + _SALT_BYTES
+_RECORD_BYTES = 1 << 20
+_TAG_BYTES = 16
+_NONCE = struct.Struct("!4xQ")
+"""The number of a record: its file's key seals nothing else."""
 _DRAFT = ".draft-"
 
 Arrays = Sequence[NDArray[Any]]
@@ -79,17 +89,17 @@ class PrefixStore:
             self._use(key)
             return True
 
-    def get(self, key: str, into: Arrays) -> bool:
+    def get(self, key: str, into: Arrays, secret: bytes) -> bool:
         """Fill the arrays, contiguous ones, with the block; False, contents lost, if there is none.
 
-        A block that is not what was kept, or of other sizes, is thrown away.
+        A block that is not what was kept, of other sizes or of another secret is thrown away.
         """
         with self._mutex:
             if key not in self._sizes:
                 return False
             try:
-                is_whole = self._read(self._folder / key, into)
-            except OSError:
+                is_whole = self._read(self._folder / key, into, secret)
+            except (OSError, InvalidTag):
                 is_whole = False
             if is_whole:
                 self._use(key)
@@ -97,10 +107,10 @@ class PrefixStore:
                 self._discard(key)
             return is_whole
 
-    def put(self, key: str, arrays: Arrays) -> bool:
+    def put(self, key: str, arrays: Arrays, secret: bytes) -> bool:
         """Keep a block; False if there is no room, or the disk fails."""
         parts = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays]
-        size = _HEAD_BYTES + sum(part.nbytes for part in parts)
+        size = _sealed_bytes(parts)
         with self._mutex:
             if size > self._limit_bytes - self._guests_bytes - self._drafts_bytes:
                 return False
@@ -109,7 +119,9 @@ class PrefixStore:
         draft = self._folder / f"{_DRAFT}{uuid.uuid4().hex}"
         is_kept = False
         try:
-            if self._write(draft, parts, size):  # nobody waits for it: others may use the store
+            if self._write(
+                draft, parts, size, secret
+            ):  # nobody waits for it: others may use the store
                 with self._mutex:
                     draft.replace(self._folder / key)
                     self._sizes.pop(key, None)
@@ -126,19 +138,21 @@ class PrefixStore:
                     draft.unlink(missing_ok=True)
         return is_kept
 
-    def _write(self, draft: Path, parts: Sequence[NDArray[Any]], size: int) -> bool:
-        """False if the disk is full. Readable by nobody else: what was said can be told from it."""
-        digest = hashlib.sha256()
-        for part in parts:
-            digest.update(part.data)
+    def _write(
+        self, draft: Path, parts: Sequence[NDArray[np.uint8]], size: int, secret: bytes
+    ) -> bool:
+        """False if the disk is full."""
         while True:
+            salt = os.urandom(_SALT_BYTES)
             try:
                 with open(
                     draft, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)
                 ) as file:
-                    file.write(_MAGIC + digest.digest())
-                    for part in parts:
-                        file.write(part.data)
+                    file.write(_MAGIC + salt)
+                    cipher = _cipher(secret, salt)
+                    for nonce, plain, sealed in _records(parts):
+                        cipher.encrypt_into(nonce, plain, None, sealed)
+                        file.write(sealed)
                 return True
             except OSError as error:
                 if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
@@ -146,19 +160,22 @@ class PrefixStore:
                 if not self.give_way(size):
                     return False
 
-    def _read(self, path: Path, into: Arrays) -> bool:
+    def _read(self, path: Path, into: Arrays, secret: bytes) -> bool:
+        """Raises InvalidTag for what was not sealed with this secret."""
         parts = [array.reshape(-1).view(np.uint8) for array in into]
         with path.open("rb") as file:
             head = file.read(_HEAD_BYTES)
-            if os.fstat(file.fileno()).st_size != _HEAD_BYTES + sum(part.nbytes for part in parts):
+            if os.fstat(file.fileno()).st_size != _sealed_bytes(parts) or not head.startswith(
+                _MAGIC
+            ):
                 return False
-            digest = hashlib.sha256()
-            for part in parts:
-                if file.readinto(part.data) != part.nbytes:
+            cipher = _cipher(secret, head[len(_MAGIC) :])
+            for nonce, plain, sealed in _records(parts):
+                if file.readinto(sealed) != sealed.nbytes:
                     return False
-                digest.update(part.data)
+                cipher.decrypt_into(nonce, sealed, None, plain)
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        return head == _MAGIC + digest.digest()
+        return True
 
     def _use(self, key: str) -> None:
         self._sizes[key] = self._sizes.pop(key)
@@ -184,6 +201,29 @@ class PrefixStore:
         del self._sizes[key]
         with contextlib.suppress(OSError):
             (self._folder / key).unlink(missing_ok=True)
+
+
+def _cipher(secret: bytes, salt: bytes) -> AESGCM:
+    return AESGCM(hmac.digest(secret, b"edge block" + salt, hashlib.sha256))
+
+
+def _records(
+    parts: Sequence[NDArray[np.uint8]],
+) -> Iterator[tuple[bytes, memoryview, memoryview]]:
+    """The nonce of each record, its plain bytes, and room for them sealed, the same for all."""
+    room = memoryview(bytearray(_RECORD_BYTES + _TAG_BYTES))
+    number = 0
+    for part in parts:
+        for begin in range(0, part.nbytes, _RECORD_BYTES):
+            plain = part[begin : begin + _RECORD_BYTES].data
+            yield _NONCE.pack(number), plain, room[: plain.nbytes + _TAG_BYTES]
+            number += 1
+
+
+def _sealed_bytes(parts: Sequence[NDArray[np.uint8]]) -> int:
+    """Of the whole file."""
+    records = sum(-(-part.nbytes // _RECORD_BYTES) for part in parts)
+    return _HEAD_BYTES + sum(part.nbytes for part in parts) + records * _TAG_BYTES
 
 
 def _is_key(path: Path) -> bool:

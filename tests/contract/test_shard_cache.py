@@ -284,3 +284,36 @@ def test_many_threads_put_into_one_writer(tmp_path: Path) -> None:
         for thread in threads:
             thread.join()
         check(writer.finish(), a)
+
+
+def test_each_owner_keeps_so_much(tmp_path: Path) -> None:
+    """Its own oldest go; those of others, and those in use, stay."""
+    cache = ShardCache(tmp_path, LIMIT)
+    contents = [content(number) for number in range(5)]
+    limit = 2 * size(contents[0]) + size(contents[0]) // 2
+
+    def begin(number: int, owner: str) -> CachedShard:
+        writer = cache.begin(describe(contents[number]), owner=owner, owner_limit_bytes=limit)
+        assert isinstance(writer, ShardWriter)
+        with writer:
+            for digest, piece in pieces_of(contents[number]).items():
+                writer.put(digest, piece)
+            return writer.finish()
+
+    begin(0, "b").close()
+    begin(1, "a").close()
+    used = begin(2, "a")
+    begin(3, "a").close()
+    found = [cache.get(describe(each).digest) for each in contents]
+    assert [each is not None for each in found] == [True, False, True, True, False]
+    for each in found:
+        if each is not None and each is not found[3]:
+            each.close()
+    # What is there already counts as whose it was first.
+    again = cache.begin(describe(contents[0]), owner="a", owner_limit_bytes=1)
+    assert isinstance(again, CachedShard)
+    with pytest.raises(StoreFullError, match="more than one device may keep"):
+        cache.begin(describe(contents[4]), owner="a", owner_limit_bytes=limit)
+    for each in (used, again, found[3]):
+        assert each is not None
+        each.close()

@@ -82,7 +82,12 @@ async def opened(daemon: Daemon, assignment: Assignment, tensors: Tensors) -> in
                 Piece(manifest=manifest.digest, digest=digest, content=pieces[digest])
             )
         await client.call(Seal(manifest=manifest.digest))
-        await client.call(Open(assignment=replace(assignment, manifest_digest=manifest.digest)))
+        await client.call(
+            Open(
+                assignment=replace(assignment, manifest_digest=manifest.digest),
+                prefix_secret=bytes(32),
+            )
+        )
         free = (await client.call(Describe())).free_bytes
         await client.call(Close(session=assignment.session))
         return free

@@ -122,7 +122,7 @@ def questions(checkpoint: TinyCheckpoint, tmp_path: Path) -> Questions:
 
 def peers_of(daemons: list[Daemon]) -> list[PeerInfo]:
     infos, failures = asyncio.run(
-        describe_all([daemon.address for daemon in daemons], own_credentials())
+        describe_all(dict.fromkeys((daemon.address for daemon in daemons), own_credentials()))
     )
     assert not failures
     return infos

@@ -57,8 +57,8 @@ class Device:
             yield daemon
 
     @contextmanager
-    def inviting(self) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
-        listen = ("--listen", f"{LOOPBACK}:0", *ON_LOOPBACK, "--name", self.name)
+    def inviting(self, *options: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+        listen = ("--listen", f"{LOOPBACK}:0", *ON_LOOPBACK, "--name", self.name, *options)
         with edge_process("pair", *listen, "--json", environment=self.environment) as process:
             assert process.stdout is not None
             yield process, json.loads(process.stdout.readline())
@@ -74,8 +74,8 @@ def checkpoint(tiny_checkpoint: Callable[..., TinyCheckpoint]) -> TinyCheckpoint
     return tiny_checkpoint("llama")
 
 
-def pair(inviter: Device, joiner: Device) -> None:
-    with inviter.inviting() as (process, shown):
+def pair(inviter: Device, joiner: Device, *options: str) -> None:
+    with inviter.inviting(*options) as (process, shown):
         outcome = joiner.edge("pair", shown["code"], *ON_LOOPBACK, "--name", joiner.name)
         assert outcome.code == 0, outcome.err
         assert inviter.name in outcome.out
@@ -134,6 +134,51 @@ def test_an_expelled_device_is_refused_by_a_member_that_was_away(
         assert kitchen.json("cluster", "show")["expelled"] == [
             cellar.json("cluster", "show")["own"]
         ]
+        assert daemon.end() == 0
+
+
+def test_a_device_does_what_it_was_paired_for(
+    device: Callable[[str], Device], checkpoint: TinyCheckpoint
+) -> None:
+    attic, phone, cellar = device("attic"), device("phone"), device("cellar")
+    pair(attic, phone, "--role", "use")
+    pair(attic, cellar, "--role", "lend")
+    assert phone.json("cluster", "show")["roles"] == ["use"]
+    assert "compute for others" in phone.edge("peer", "--no-announce").sentence()
+    with cellar.peer() as lent:
+        assert answer(phone, lent, checkpoint).code == 0
+        refused = answer(cellar, lent, checkpoint)  # its own
+        assert refused.code == 0, refused.err
+    with attic.peer() as daemon:
+        assert "not have them compute" in answer(cellar, daemon, checkpoint).sentence()
+        assert answer(phone, daemon, checkpoint).code == 0
+        assert not daemon.messages
+
+
+def test_a_peer_is_lent_to_whom_its_owner_allows(
+    device: Callable[[str], Device], checkpoint: TinyCheckpoint
+) -> None:
+    attic, kitchen, cellar = device("attic"), device("kitchen"), device("cellar")
+    pair(attic, kitchen)
+    pair(attic, cellar)
+    wanted = kitchen.json("cluster", "show")["own"]
+    with attic.peer("--allow", f"use={wanted[:8]}") as daemon:
+        assert answer(kitchen, daemon, checkpoint).code == 0
+        assert answer(attic, daemon, checkpoint).code == 0
+        assert "--allow use=" in answer(cellar, daemon, checkpoint).sentence()
+
+
+def test_a_peer_that_runs_joins_the_cluster_that_its_device_is_paired_into(
+    device: Callable[[str], Device], checkpoint: TinyCheckpoint
+) -> None:
+    attic, kitchen = device("attic"), device("kitchen")
+    with kitchen.peer() as daemon:
+        assert answer(attic, daemon, checkpoint).code == 1
+        pair(attic, kitchen)
+        assert daemon.process.stdout is not None
+        again = json.loads(daemon.process.stdout.readline())
+        assert again["addresses"] == list(daemon.addresses)
+        assert answer(attic, daemon, checkpoint).code == 0
         assert daemon.end() == 0
 
 

@@ -90,7 +90,7 @@ def talk(address: str) -> list[Frame]:
         messages.Offer(manifest=manifest),
         *(messages.Piece(manifest=digest, digest=d, content=c) for d, c in pieces.items()),
         messages.Seal(manifest=digest),
-        messages.Open(assignment=assignment),
+        messages.Open(assignment=assignment, prefix_secret=bytes(32)),
         messages.Connect(session="s", places={(0, 0): Place(name="n", addresses=(address,))}),
         messages.MatchPrefix(session="s", request="r", prompt=token_bytes([1, 2, 3])),
         messages.Reserve(session="s", request="r", tokens=4),

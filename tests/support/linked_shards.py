@@ -32,6 +32,7 @@ from transport import Link, WireRule
 LIMITS = StepLimits(context_tokens=64, chunk_tokens=16, requests=4, cached_tokens=256)
 RUN = 6
 REPORT_WITHIN_S = 60.0
+SECRET = b"of an owner".ljust(32)
 """Only a hanging session takes as long; it fails the test instead of holding it up."""
 
 
@@ -270,8 +271,10 @@ def linked(
         for session in found.sessions:
             seat = session.links.seat
             weights = ShardWeights(path=Path(), manifest=Manifest(tensors=(), total_bytes=0))
+            kept = store(seat)
+            prefixes = None if kept is None else (kept, SECRET)
             found.backends.append(backend())
-            session.load(found.backends[-1], weights, tier(seat), store(seat)).result()
+            session.load(found.backends[-1], weights, tier(seat), prefixes).result()
             session.connect(links[seat], names)
         for prepared in [session.prepare() for session in found.sessions]:
             prepared.result(REPORT_WITHIN_S)

@@ -27,7 +27,7 @@ from transport import (
     listen,
     open_mesh,
 )
-from transport.records import PLAIN, SECRET_BYTES, LinkSecrets, Records, SealedRecords
+from transport.records import PLAIN, SECRET_BYTES, Records, RecordSecrets, SealedRecords
 
 CHANNEL_KINDS = ("memory", "tcp", "tls")
 LINK_KINDS = ("memory", "tcp", "sealed")
@@ -106,7 +106,7 @@ def sealed_pair(records_per_key: int = 3) -> tuple[Records, Records]:
     """Both ends of a link with keys of its own, which soon wear out."""
     secrets = os.urandom(SECRET_BYTES), os.urandom(SECRET_BYTES), b"transcript"
     one, other = (
-        SealedRecords(LinkSecrets.derived(*secrets, listens=listens), records_per_key)
+        SealedRecords(RecordSecrets.derived(*secrets, listens=listens), records_per_key)
         for listens in (False, True)
     )
     return one, other

@@ -58,6 +58,7 @@ def show(as_json: bool) -> None:
         value = {
             "cluster": membership.cluster_id,
             "own": membership.identity.id,
+            "roles": sorted(membership.roles),
             "takes_others_in": membership.authority is not None,
             "paired": {id: name for id, name in membership.others.items() if id not in expelled},
             "expelled": sorted(expelled),
@@ -65,9 +66,10 @@ def show(as_json: bool) -> None:
         }
         click.echo(json.dumps(value, indent=2))
         return
-    takes = "takes others in" if membership.authority is not None else "member"
+    takes = ", takes others in" if membership.authority is not None else ""
+    may = " and ".join(sorted(membership.roles)) or "do nothing"
     click.echo(f"cluster      {fingerprint(membership.cluster_id)}")
-    click.echo(f"this device  {fingerprint(membership.identity.id)}  {takes}")
+    click.echo(f"this device  {fingerprint(membership.identity.id)}  may {may}{takes}")
     for id, name in membership.others.items():
         click.echo(f"paired       {fingerprint(id)}  {name}{' (expelled)' * (id in expelled)}")
     for id in sorted(expelled - set(membership.others)):

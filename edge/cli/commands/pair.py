@@ -17,6 +17,7 @@ from edge.membership.identity import fingerprint
 from edge.membership.meeting import find_and_join, invite
 from edge.membership.own import OwnMembership
 from edge.membership.pairing import CODE_LASTS_S, Other, new_code, read_code
+from edge.membership.roles import ROLES
 from edge.membership.store import MembershipStore, config_root
 
 
@@ -43,6 +44,14 @@ from edge.membership.store import MembershipStore, config_root
     metavar="NAME|IP",
     help="Look, and be found, only on this network interface; may be repeated.",
 )
+@click.option(
+    "--role",
+    "roles",
+    multiple=True,
+    type=click.Choice(ROLES),
+    help="Without a code: all that the other device may do; lend: compute for others, use: have "
+    "others compute for it.  [default: both]",
+)
 @click.option("--leave", is_flag=True, help="Leave the cluster that this device is in.")
 @click.option("--json", "as_json", is_flag=True, help="Print lines of JSON.")
 def command(
@@ -51,6 +60,7 @@ def command(
     address: str | None,
     listen: str,
     interfaces: tuple[str, ...],
+    roles: tuple[str, ...],
     leave: bool,
     as_json: bool,
 ) -> None:
@@ -63,15 +73,20 @@ def command(
     \b
     Examples:
       edge pair                                       shows six words
+      edge pair --role use                            for a phone that computes nothing
       edge pair otter violin cedar atlas muffin kite  on the other device
     """
+    if code and roles:
+        raise RequestError("the device that shows the code says what this one may do: --role there")
     if code:
         _join(read_code(" ".join(code)), name, address, interfaces, leave=leave, as_json=as_json)
     else:
-        _invite(name, listen, interfaces, as_json=as_json)
+        _invite(name, listen, interfaces, roles or ROLES, as_json=as_json)
 
 
-def _invite(name: str, listen: str, interfaces: tuple[str, ...], *, as_json: bool) -> None:
+def _invite(
+    name: str, listen: str, interfaces: tuple[str, ...], roles: tuple[str, ...], *, as_json: bool
+) -> None:
     own = OwnMembership(name)
     words = new_code()
 
@@ -90,6 +105,7 @@ def _invite(name: str, listen: str, interfaces: tuple[str, ...], *, as_json: boo
             words,
             own.current(),
             name,
+            roles=roles,
             listen=listen,
             interfaces=interfaces or None,
             on_ready=show,
@@ -127,4 +143,3 @@ def _tell(other: Other, own_id: str, *, as_json: bool) -> None:
         click.echo(json.dumps({"paired": asdict(other), "own": own_id}))
         return
     click.echo(f"Paired with {other}; this device is {fingerprint(own_id)}.")
-    click.echo("A peer that was running here joins when it is started again.")

@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import functools
 import json
+import logging
 import os
 import signal
 import socket
 import sys
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -21,14 +23,20 @@ from edge.errors import RequestError
 from edge.host.cuda_driver import num_cuda_devices, use_only
 from edge.host.free_memory import format_size
 from edge.membership.identity import peer_id
-from edge.membership.own import OwnMembership
-from edge.membership.store import MembershipStore, config_root
+from edge.membership.roles import LEND
+from edge.membership.shown import Shown
 from edge.peer.daemon import PeerDaemon
 from edge.peer.resources import PeerResources
 from edge.peer.settings import PeerSettings
-from transport import Credentials
+from transport import Credentials, format_address, parse_address
 
-_MOST_TOKEN_BYTES = 64 << 10
+if TYPE_CHECKING:
+    from edge.membership.own import OwnMembership
+
+_MOST_HANDED_BYTES = 64 << 10
+
+LOOK_EVERY_S = 1.0
+"""Whether this device has been paired with another one meanwhile."""
 
 EXIT_TIMEOUT_S = 5.0
 """Time for a step or a load that is under way when the daemon is told to end."""
@@ -52,9 +60,7 @@ EXIT_TIMEOUT_S = 5.0
     "along. For benches.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON when ready.")
-@click.option(
-    "--handed-token", is_flag=True, hidden=True, help="Read a cluster's token from standard input."
-)
+@click.option("--handed-keys", is_flag=True, hidden=True, help="Read them from standard input.")
 @click.option(
     "--supervised", is_flag=True, hidden=True, help="End when standard input ends; do not announce."
 )
@@ -62,7 +68,7 @@ def command(
     gpu: int | None,
     no_announce: bool,
     insecure: bool,
-    handed_token: bool,
+    handed_keys: bool,
     as_json: bool,
     supervised: bool,
     **named: Any,
@@ -110,20 +116,35 @@ def command(
     serve = functools.partial(
         _serve, settings, supervised=supervised, as_json=as_json or supervised
     )
+    if insecure and settings.allow:
+        raise RequestError(
+            "--allow needs keys, and --insecure leaves them out; give one of the two"
+        )
+    if not (supervised or as_json):
+        logging.getLogger("edge.peer.audit").setLevel(logging.INFO)
     if insecure:
         click.echo(
             "edge: --insecure: anybody who reaches this port may use this device, and whoever is "
             "on the network reads along",
             err=True,
         )
-        asyncio.run(serve(None, None))
-    elif handed_token:
-        own = OwnMembership(settings.name, sys.stdin.buffer.readline(_MOST_TOKEN_BYTES))
-        asyncio.run(serve(own.credentials(), own.current().identity.id))
+        asyncio.run(_until_ended(lambda ended: serve(None, None, ended)))
+    elif handed_keys:
+        handed = Shown.from_bytes(sys.stdin.buffer.readline(_MOST_HANDED_BYTES))
+        shown = handed.credentials_of_a_run()
+        asyncio.run(_until_ended(lambda ended: serve(shown, handed.id, ended)))
     else:
+        # A daemon that was handed its keys needs none of what makes and keeps them.
+        from edge.membership.own import OwnMembership
+        from edge.membership.store import MembershipStore, config_root
+
         own = OwnMembership(settings.name)
         with MembershipStore(config_root()).numbered() as number:
-            asyncio.run(serve(own.credentials(), peer_id(own.current().identity.id, number)))
+            asyncio.run(
+                _until_ended(
+                    lambda ended: _serve_clusters(settings, own, number, ended, as_json=as_json)
+                )
+            )
 
 
 def _only(gpu: int, backend: str) -> str:
@@ -140,27 +161,76 @@ def _only(gpu: int, backend: str) -> str:
     return "triton"
 
 
-async def _serve(
-    settings: PeerSettings,
-    shown: Credentials | None,
-    id: str | None,
-    *,
-    supervised: bool,
-    as_json: bool,
-) -> None:
-    """Run until a signal, or until the supervisor is gone."""
+async def _until_ended(serve: Callable[[asyncio.Event], Awaitable[object]]) -> None:
+    """`serve`, which a signal ends."""
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, ended.set)
+    await serve(ended)
+
+
+async def _serve_clusters(
+    settings: PeerSettings, own: OwnMembership, number: int, ended: asyncio.Event, *, as_json: bool
+) -> None:
+    """Serve the cluster of this device; when it is paired with another one, that one's."""
+    while not ended.is_set():
+        membership = own.current()
+        if LEND not in membership.roles:
+            raise RequestError(
+                "this device may use others of its cluster, not compute for others: pair it again, "
+                "with --role lend on the device that shows the code"
+            )
+        settings = await _serve(
+            settings,
+            own.credentials(),
+            peer_id(membership.identity.id, number),
+            ended,
+            moved=functools.partial(_moved, own, membership.cluster_id),
+            as_json=as_json,
+        )
+
+
+async def _moved(own: OwnMembership, cluster_id: str) -> None:
+    """Returns once this device is of another cluster."""
+    while own.current().cluster_id == cluster_id:  # noqa: ASYNC110  another process changes it
+        await asyncio.sleep(LOOK_EVERY_S)
+
+
+async def _serve(
+    settings: PeerSettings,
+    shown: Credentials | None,
+    id: str | None,
+    ended: asyncio.Event,
+    *,
+    moved: Callable[[], Coroutine[None, None, None]] | None = None,
+    supervised: bool = False,
+    as_json: bool,
+) -> PeerSettings:
+    """Run one daemon until `ended`, until the supervisor is gone or until `moved` returns.
+
+    The settings that let another one listen where this one has.
+    """
+    loop = asyncio.get_running_loop()
     daemon = PeerDaemon(settings, shown, id)
+    waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(ended.wait())]
     try:
         await daemon.start()
         _say_ready(daemon.resources, as_json=as_json)
         if supervised:
             loop.add_reader(sys.stdin, _on_input, ended)
-        await ended.wait()
+        if moved is not None:
+            waits.append(asyncio.ensure_future(moved()))
+        done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for each in done:
+            each.result()
+        host, _ = parse_address(settings.listen)
+        _, port = parse_address(daemon.resources.listens_at[0])
+        return replace(settings, listen=format_address(host, port))
     finally:
+        for each in waits:
+            each.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
         if supervised:
             with contextlib.suppress(ValueError):
                 loop.remove_reader(sys.stdin)

@@ -10,6 +10,7 @@ from rich.console import Console
 from edge.cli.commands.peers import COLUMNS, columns_that_fit, show_peers
 from edge.protocol.description import HostedModel
 from edge.protocol.peer_info import PeerInfo
+from tests.support.peer_infos import peer_info
 
 MIB = 1 << 20
 
@@ -29,24 +30,15 @@ def peer(name: str, *, loaded: bool) -> PeerInfo:
         kv_host_bytes=0,
         kv_disk_bytes=50 * MIB,
     )
-    return PeerInfo(
-        credentials=None,
-        id=name,
-        name=name,
+    return peer_info(
+        name,
         address="192.168.178.117:50051",
-        addresses=("192.168.178.117:50051",),
-        backend="ort",
-        software="0",
         processor="AMD EPYC 7B13 [64-Core]",
         threads=8,
         memory_bytes=3000 * MIB,
         floor_bytes=115 * MIB,
         free_bytes=2000 * MIB,
         model_free_bytes=2000 * MIB,
-        host="h",
-        identity="i",
-        kv_memory_bytes=None,
-        kv_disk_bytes=0,
         kv_prefix_bytes=7 * MIB,
         models=(model,) if loaded else (),
     )

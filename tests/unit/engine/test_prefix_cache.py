@@ -62,6 +62,9 @@ def cache() -> Cache:
     return Cache(np.zeros((2, 64, 3), np.float32))
 
 
+SECRET = b"of an owner".ljust(32)
+
+
 class SlowStore(PrefixStore):
     """A disk that takes a block when it is let."""
 
@@ -70,9 +73,9 @@ class SlowStore(PrefixStore):
         self.may_write = threading.Event()
         self.is_full = False
 
-    def put(self, key: str, arrays: Sequence[NDArray[Any]]) -> bool:
+    def put(self, key: str, arrays: Sequence[NDArray[Any]], secret: bytes) -> bool:
         self.may_write.wait()
-        return not self.is_full and super().put(key, arrays)
+        return not self.is_full and super().put(key, arrays, secret)
 
 
 @pytest.fixture
@@ -82,9 +85,9 @@ def store(tmp_path: Path) -> Iterator[SlowStore]:
     made.may_write.set()
 
 
-def known(store: PrefixStore) -> int:
+def known(store: PrefixStore, secret: bytes = SECRET) -> int:
     """Tokens of the prompt that another session finds, each as it was computed."""
-    prefixes, found = PrefixCache(store, ASSIGNMENT), cache()
+    prefixes, found = PrefixCache(store, ASSIGNMENT, secret), cache()
     tokens = prefixes.match(found.as_storage(), "other", PROMPT)
     assert (found.rows_there[:, :tokens, 0] == PROMPT[:tokens]).all()
     prefixes.close()
@@ -92,7 +95,7 @@ def known(store: PrefixStore) -> int:
 
 
 def test_a_block_is_kept_while_the_next_is_computed(store: SlowStore) -> None:
-    prefixes, program = PrefixCache(store, ASSIGNMENT), cache()
+    prefixes, program = PrefixCache(store, ASSIGNMENT, SECRET), cache()
     assert prefixes.match(program.as_storage(), "r", PROMPT) == 0
     prefixes.keep(program.as_storage())
     program.compute(BLOCK)
@@ -106,7 +109,7 @@ def test_a_block_is_kept_while_the_next_is_computed(store: SlowStore) -> None:
 
 
 def test_what_the_disk_did_not_take_before_the_end_is_not_kept(store: SlowStore) -> None:
-    prefixes, program = PrefixCache(store, ASSIGNMENT), cache()
+    prefixes, program = PrefixCache(store, ASSIGNMENT, SECRET), cache()
     prefixes.match(program.as_storage(), "r", PROMPT)
     program.compute(len(PROMPT))
     prefixes.keep(program.as_storage())
@@ -121,7 +124,7 @@ def test_what_the_disk_did_not_take_before_the_end_is_not_kept(store: SlowStore)
 def test_all_is_kept_by_a_disk_that_is_fast_enough(store: SlowStore) -> None:
     """Asking for the prompt again waits for the block that is being written."""
     store.may_write.set()
-    prefixes, program = PrefixCache(store, ASSIGNMENT), cache()
+    prefixes, program = PrefixCache(store, ASSIGNMENT, SECRET), cache()
     for tokens in range(0, len(PROMPT), BLOCK):
         again = cache()
         assert prefixes.match(again.as_storage(), "r", PROMPT) == tokens
@@ -130,12 +133,14 @@ def test_all_is_kept_by_a_disk_that_is_fast_enough(store: SlowStore) -> None:
     prefixes.forget(program.as_storage(), "r")
     prefixes.close()
     assert known(store) == 3 * BLOCK
+    assert known(store, b"of another".ljust(32)) == 0
+    assert known(store) == 3 * BLOCK
 
 
 def test_without_one_block_those_behind_it_are_not_written(store: SlowStore) -> None:
     store.is_full = True
     store.may_write.set()
-    prefixes, program = PrefixCache(store, ASSIGNMENT), cache()
+    prefixes, program = PrefixCache(store, ASSIGNMENT, SECRET), cache()
     prefixes.match(program.as_storage(), "r", PROMPT)
     program.compute(len(PROMPT))
     prefixes.keep(program.as_storage())

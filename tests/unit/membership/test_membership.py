@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import stat
@@ -15,7 +16,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from edge.errors import RequestError
 from edge.membership.identity import Identity, fingerprint, key_id
-from edge.membership.membership import Expelled, Membership
+from edge.membership.membership import MOST_EXPELLED, Expelled, Membership
 from edge.membership.own import OwnMembership
 from edge.membership.store import (
     CONFIG_VARIABLE,
@@ -26,6 +27,7 @@ from edge.membership.store import (
     token,
     write_token,
 )
+from transport.handshake import encode_hello
 
 
 @pytest.fixture
@@ -217,3 +219,13 @@ def test_names_of_any_kind_go_into_certificates() -> None:
     assert first.authority is not None
     Membership.enrolled(first.authority, first.tag_key, "")
     assert Expelled().ids == frozenset()
+
+
+def test_a_hello_has_room_for_the_longest_list() -> None:
+    founded = Membership.founded("attic")
+    assert founded.authority is not None
+    ids = [f"{number:032x}" for number in range(1 << 127, (1 << 127) + MOST_EXPELLED)]
+    signed = founded.authority.expelled(ids, 1 << 60).public_bytes(Encoding.DER)
+    assert len(Expelled.read(signed, founded.cluster).ids) == MOST_EXPELLED
+    news = base64.b64encode(signed).decode()
+    encode_hello({"name": "x" * 300, "id": "a" * 32, "software": "1.2.3", "news": news})

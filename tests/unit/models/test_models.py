@@ -188,6 +188,7 @@ def test_windows_of_qwen(model_type: str) -> None:
         ({"num_attention_heads": 0}, "num_attention_heads must lie in 1"),
         ({"num_key_value_heads": 3}, "must be a multiple of num_kv_heads"),
         ({"head_dim": 7}, "head_dim must be even"),
+        ({"head_dim": 1 << 24}, "at most 4096"),
         ({"head_dim": 0}, "head_dim must lie in 1"),
         ({"head_dim": 10**15}, "head_dim must lie in 1"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),

@@ -10,7 +10,8 @@ import pytest
 
 from offload import PrefixStore, StoreError
 
-BLOCK_BYTES = 40 + 2 * 48
+BLOCK_BYTES = 40 + 2 * (48 + 16)
+SECRET = b"s" * 32
 LARGE = 1 << 30
 
 
@@ -26,7 +27,7 @@ def block(seed: int) -> list[np.ndarray]:
 
 def found(store: PrefixStore, name: str) -> list[np.ndarray] | None:
     into: list[np.ndarray] = [np.zeros((2, 3, 8), np.uint8), np.zeros((2, 3, 2), np.float32)]
-    return into if store.get(key(name), into) else None
+    return into if store.get(key(name), into, SECRET) else None
 
 
 def same(found: list[np.ndarray] | None, seed: int) -> bool:
@@ -38,7 +39,7 @@ def test_a_block_is_found_again_also_after_a_restart(tmp_path: Path) -> None:
     store = PrefixStore(tmp_path / "new" / "folder", 10 * BLOCK_BYTES)
     assert found(store, "a") is None
     assert not store.has(key("a"))
-    assert store.put(key("a"), block(1))
+    assert store.put(key("a"), block(1), SECRET)
     for each in (store, PrefixStore(tmp_path / "new" / "folder", 10 * BLOCK_BYTES)):
         assert each.has(key("a"))
         assert each.used_bytes == BLOCK_BYTES
@@ -48,23 +49,23 @@ def test_a_block_is_found_again_also_after_a_restart(tmp_path: Path) -> None:
 def test_the_least_recently_used_go_first(tmp_path: Path) -> None:
     store = PrefixStore(tmp_path, 3 * BLOCK_BYTES)
     for seed, name in enumerate("abc"):
-        assert store.put(key(name), block(seed))
+        assert store.put(key(name), block(seed), SECRET)
     assert found(store, "a") is not None
     assert store.has(key("b"))
-    assert store.put(key("d"), block(4))
+    assert store.put(key("d"), block(4), SECRET)
     assert [store.has(key(name)) for name in "abcd"] == [True, True, False, True]
     assert len(list(tmp_path.iterdir())) == 3
     store.make_room(2 * BLOCK_BYTES)
     assert [store.has(key(name)) for name in "abd"] == [False, False, True]
-    assert not PrefixStore(tmp_path / "other", BLOCK_BYTES - 1).put(key("a"), block(1))
+    assert not PrefixStore(tmp_path / "other", BLOCK_BYTES - 1).put(key("a"), block(1), SECRET)
     store.make_room(-2 * BLOCK_BYTES)
-    assert store.put(key("a"), block(1))
+    assert store.put(key("a"), block(1), SECRET)
 
 
 def test_the_least_recently_used_give_way_on_a_full_disk(tmp_path: Path) -> None:
     store = PrefixStore(tmp_path, 10 * BLOCK_BYTES)
     for seed, name in enumerate("abc"):
-        assert store.put(key(name), block(seed))
+        assert store.put(key(name), block(seed), SECRET)
     assert store.give_way(BLOCK_BYTES + 1)
     assert [store.has(key(name)) for name in "abc"] == [False, False, True]
     assert store.give_way(LARGE)
@@ -74,21 +75,49 @@ def test_the_least_recently_used_give_way_on_a_full_disk(tmp_path: Path) -> None
 
 def test_nobody_else_may_read_them(tmp_path: Path) -> None:
     store = PrefixStore(tmp_path, 10 * BLOCK_BYTES)
-    store.put(key("a"), block(1))
-    assert (tmp_path / key("a")).stat().st_mode & 0o077 == 0
+    store.put(key("a"), block(1), SECRET)
+    path = tmp_path / key("a")
+    assert path.stat().st_mode & 0o077 == 0
+    content = path.read_bytes()
+    assert not any(part.tobytes() in content for part in block(1))
+    store.put(key("b"), block(1), SECRET)
+    assert (tmp_path / key("b")).read_bytes()[40:] != content[40:]  # equal blocks do not look equal
+    into: list[np.ndarray] = [np.zeros_like(part) for part in block(1)]
+    assert not store.get(key("a"), into, b"t" * 32)
+    assert not path.exists()
+
+
+def test_a_large_block_is_sealed_in_records(tmp_path: Path) -> None:
+    store = PrefixStore(tmp_path, LARGE)
+    large: list[np.ndarray] = [
+        np.arange(700_000, dtype=np.float32),
+        np.zeros((0, 3)),
+        np.ones(5, np.int8),
+    ]
+    assert store.put(key("a"), large, SECRET)
+    assert store.used_bytes == (tmp_path / key("a")).stat().st_size == 40 + 2_800_005 + 4 * 16
+    into = [np.zeros_like(part) for part in large]
+    assert store.get(key("a"), into, SECRET)
+    assert all(map(np.array_equal, into, large))
+    # Records do not change places.
+    path = tmp_path / key("a")
+    content, record = path.read_bytes(), (1 << 20) + 16
+    head, first, second = content[:40], content[40 : 40 + record], content[40 + record :]
+    path.write_bytes(head + second[:record] + first + second[record:])
+    assert not store.get(key("a"), into, SECRET)
 
 
 def test_what_is_too_large_throws_nothing_away(tmp_path: Path) -> None:
     store = PrefixStore(tmp_path, 3 * BLOCK_BYTES)
-    store.put(key("a"), block(1))
-    assert not store.put(key("b"), [np.zeros(4 * BLOCK_BYTES)])
+    store.put(key("a"), block(1), SECRET)
+    assert not store.put(key("b"), [np.zeros(4 * BLOCK_BYTES)], SECRET)
     assert same(found(store, "a"), 1)
 
 
 @pytest.mark.parametrize("damage", ["changed", "cut", "longer", "empty", "gone"])
 def test_what_is_damaged_counts_as_not_there(tmp_path: Path, damage: str) -> None:
     store = PrefixStore(tmp_path, 10 * BLOCK_BYTES)
-    store.put(key("a"), block(1))
+    store.put(key("a"), block(1), SECRET)
     path = tmp_path / key("a")
     content = path.read_bytes()
     changed = bytes([content[60] ^ 1])
@@ -104,7 +133,7 @@ def test_what_is_damaged_counts_as_not_there(tmp_path: Path, damage: str) -> Non
         path.write_bytes(wrong[damage])
     assert found(store, "a") is None
     assert list(tmp_path.iterdir()) == []
-    assert store.put(key("a"), block(1))
+    assert store.put(key("a"), block(1), SECRET)
     assert same(found(store, "a"), 1)
 
 
@@ -112,8 +141,8 @@ def test_files_of_others_stay_and_drafts_go(tmp_path: Path) -> None:
     (tmp_path / "holiday.jpg").write_bytes(b"0" * 1000)
     (tmp_path / ".draft-5").write_bytes(b"half")
     store = PrefixStore(tmp_path, BLOCK_BYTES)
-    store.put(key("a"), block(1))
-    store.put(key("b"), block(2))
+    store.put(key("a"), block(1), SECRET)
+    store.put(key("b"), block(2), SECRET)
     assert {path.name for path in tmp_path.iterdir()} == {"holiday.jpg", key("b")}
 
 

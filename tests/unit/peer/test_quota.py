@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from edge.errors import CapacityError
-from edge.peer.quota import Quota
+from edge.peer.quota import Quota, Room
 
 
 def test_one_owner_and_all_have_limits() -> None:
@@ -23,3 +25,23 @@ def test_one_owner_and_all_have_limits() -> None:
     quota.give_back_all("b")
     quota.give_back_all("nobody")
     assert quota.held == 0
+
+
+def test_who_finds_no_room_waits() -> None:
+    async def scenario() -> None:
+        room = Room(of_one=6, of_all=10)
+        await room.take("a", 6)
+        waiting = [asyncio.ensure_future(room.take(owner, 5)) for owner in "ab"]
+        large = asyncio.ensure_future(room.take("c", 9))  # more than its share: alone it may
+        await asyncio.sleep(0)
+        assert not any(each.done() for each in (*waiting, large))
+        room.give_back("a", 1)
+        await waiting[1]
+        room.give_back("b", 5)
+        room.give_back("a", 5)
+        await waiting[0]
+        assert not large.done()
+        room.give_back("a", 5)
+        await large
+
+    asyncio.run(scenario())

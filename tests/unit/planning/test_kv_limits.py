@@ -12,6 +12,7 @@ from edge.protocol.peer_info import PeerInfo
 from edge.protocol.step import StepLimits
 from edge.weights.formats import weight_format
 from partition import ClusterSpec, Plan, Shard, Stage, Workload, memory_use
+from tests.support.peer_infos import peer_info
 from tests.support.specs import plain_spec, shape
 
 SPEC = plain_spec()
@@ -24,26 +25,12 @@ LAYER_BYTES = FACTS.kinds[0].token_bytes
 def peer(
     name: str, *, kv_memory: int | None = None, kv_disk: int = 0, free: int = 1 << 40
 ) -> PeerInfo:
-    return PeerInfo(
-        credentials=None,
-        id=name,
-        name=name,
-        address="127.0.0.1:1",
-        addresses=("127.0.0.1:1",),
-        backend="ort",
-        software="0",
-        processor="CPU",
-        threads=1,
-        memory_bytes=1 << 40,
-        floor_bytes=0,
+    return peer_info(
+        name,
         free_bytes=free,
         model_free_bytes=free,
-        host="h",
-        identity="i",
         kv_memory_bytes=kv_memory,
         kv_disk_bytes=kv_disk,
-        kv_prefix_bytes=0,
-        models=(),
     )
 
 

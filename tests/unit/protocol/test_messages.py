@@ -86,7 +86,7 @@ FRAMES_SENT = (
     messages.Offer(manifest=Manifest(tensors=(), total_bytes=0)),
     messages.Piece(manifest="m", digest="d", content=b"\x00\xff"),
     messages.Seal(manifest="m"),
-    messages.Open(assignment=ASSIGNMENT),
+    messages.Open(assignment=ASSIGNMENT, prefix_secret=bytes(32)),
     Connect(session="s", places=PLACES),
     messages.MatchPrefix(session="s", request="r", prompt=token_bytes([1, 2])),
     messages.PrefixMatched(request="r", tokens=4),

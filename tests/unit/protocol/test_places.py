@@ -7,6 +7,7 @@ import pytest
 from edge.errors import NetworkError
 from edge.host.addresses import interface_addresses, reachable
 from edge.protocol.peer_info import PeerInfo, is_loopback, places
+from tests.support.peer_infos import peer_info
 
 PRESENT = {
     "lo": ["127.0.0.1", "::1"],
@@ -37,27 +38,7 @@ def test_this_machine_has_interfaces() -> None:
 
 
 def peer(name: str, address: str, *addresses: str) -> PeerInfo:
-    return PeerInfo(
-        credentials=None,
-        id=name,
-        name=name,
-        address=address,
-        addresses=addresses or (address,),
-        backend="ort",
-        software="0",
-        processor="CPU",
-        threads=1,
-        memory_bytes=1,
-        floor_bytes=0,
-        free_bytes=1,
-        kv_memory_bytes=None,
-        kv_disk_bytes=0,
-        kv_prefix_bytes=0,
-        model_free_bytes=1,
-        host="h",
-        identity="i",
-        models=(),
-    )
+    return peer_info(name, address=address, addresses=addresses or (address,))
 
 
 def test_beside_the_coordinator_everybody_is_reached_by_loopback() -> None:

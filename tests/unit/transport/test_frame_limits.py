@@ -42,7 +42,12 @@ def test_no_memory_is_set_aside_for_a_payload_that_its_kind_may_not_have() -> No
         with pytest.raises(ProtocolError, match=r"frame 'k' has a payload .* limit of 5"):
             feed(FrameAssembler(), data, {"k": FrameLimits(payload_bytes=5)})
         assert tracemalloc.get_traced_memory()[1] < 100_000
-        feed(FrameAssembler(), data, {"k": FrameLimits()})
+        assembler = FrameAssembler()
+        feed(assembler, data, {"k": FrameLimits()})
+        assert assembler.due_bytes == MAX_PAYLOAD_BYTES
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+        assembler.wanted()
+        assert assembler.due_bytes == 0
         assert tracemalloc.get_traced_memory()[1] >= MAX_PAYLOAD_BYTES
     finally:
         tracemalloc.stop()
@@ -59,6 +64,41 @@ def test_a_header_of_nothing_but_lists_is_not_read() -> None:
     lists = b",".join([b"[]"] * MAX_HEADER_CONTAINERS)
     with pytest.raises(ProtocolError, match="lists and objects"):
         decode(announced(b'{"kind":"k","header":{"a":[' + lists + b"]}}", 0))
+
+
+def test_large_parts_wait_until_they_are_admitted() -> None:
+    """Nothing is set aside meanwhile, and a receive that is given up goes on later."""
+    asked: list[int] = []
+    may_go_on = asyncio.Event()
+
+    async def admit(num_bytes: int) -> None:
+        asked.append(num_bytes)
+        if num_bytes > 1000:
+            await may_go_on.wait()
+
+    async def main() -> None:
+        async with channel_pair("tcp") as (ours, theirs):
+            sending = asyncio.create_task(ours.send(Frame("k", {}, bytes(32 << 20))))
+            tracemalloc.start()
+            try:
+                receiving = asyncio.create_task(theirs.receive(admit=admit))
+                while len(asked) < 2:  # noqa: ASYNC110 - nobody tells
+                    await asyncio.sleep(0)
+                receiving.cancel()
+                await asyncio.gather(receiving, return_exceptions=True)
+                assert tracemalloc.get_traced_memory()[1] < 1 << 20
+            finally:
+                tracemalloc.stop()
+            may_go_on.set()
+            frame = await theirs.receive(admit=admit)
+            assert len(frame.payload) == 32 << 20
+            await sending
+            await ours.send(Frame("k"))
+            await theirs.receive(admit=admit)
+
+    asyncio.run(main())
+    header = len(b'{"kind":"k","header":{}}')
+    assert asked == [header, 32 << 20, 32 << 20, header]
 
 
 def test_half_a_frame_is_not_kept_for_as_long_as_its_channel() -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import psutil
 import pytest
 
+from edge.membership.identity import Identity
 from edge.membership.membership import Membership, credentials
 from tests.support.relay import Fault, Relay
 from tests.support.transport_listeners import (
@@ -38,7 +39,7 @@ from transport import (
 )
 from transport import listener as listener_module
 from transport.credentials import NONCE_BYTES, TAG_BYTES
-from transport.handshake import DEVICE
+from transport.handshake import MEMBER
 from transport.listener import MAX_UNFINISHED_HANDSHAKES
 
 SECURED_GREETING = GREETING[:-1] + b"\x11"
@@ -58,20 +59,20 @@ def test_members_know_each_other_by_their_keys() -> None:
         devices: asyncio.Queue[object] = asyncio.Queue()
 
         async def on_channel(channel: Channel) -> None:
-            await devices.put(channel.remote_hello[DEVICE])
+            await devices.put(channel.remote_hello[MEMBER].id)
             await channel.aclose()
 
         async def on_link(link: Link, hello: object) -> None:
             assert isinstance(hello, dict)
-            await devices.put(hello[DEVICE])
+            await devices.put(hello[MEMBER].id)
             link.close()
 
         async with echoing(
             credentials=shown(first), on_channel=on_channel, on_link=on_link
         ) as listener:
-            lie = {DEVICE: "somebody else"}
+            lie = {MEMBER: "somebody else"}
             channel = await connect(listener.addresses[0], hello=lie, credentials=shown(second))
-            assert channel.remote_hello[DEVICE] == first.identity.id
+            assert channel.remote_hello[MEMBER].id == first.identity.id
             assert await devices.get() == second.identity.id
             await channel.aclose()
             link = await connect_link(listener.addresses[0], hello=lie, credentials=shown(second))
@@ -86,11 +87,56 @@ def test_nobody_proves_a_device_without_credentials() -> None:
         seen: asyncio.Queue[Channel] = asyncio.Queue()
         async with echoing(on_channel=seen.put) as listener:
             channel = await connect(
-                listener.addresses[0], hello={DEVICE: "of another"}, credentials=None
+                listener.addresses[0], hello={MEMBER: "of another"}, credentials=None
             )
             served = await seen.get()
-            assert DEVICE not in served.remote_hello
+            assert MEMBER not in served.remote_hello
             await served.aclose()
+            await channel.aclose()
+
+    run(scenario)
+
+
+def test_only_the_device_that_was_expected_is_talked_to() -> None:
+    first = Membership.founded("first")
+    assert first.authority is not None
+    second = Membership.enrolled(first.authority, first.tag_key, "second")
+
+    async def scenario() -> None:
+        async with echoing(credentials=shown(first)) as listener:
+            address = listener.addresses[0]
+            for dial in (connect, connect_link):
+                with pytest.raises(RefusedError, match="first, another device"):
+                    await dial(
+                        address, hello={}, credentials=shown(second), device=second.identity.id
+                    )
+            channel = await connect(
+                address, hello={}, credentials=shown(second), device=first.identity.id
+            )
+            await channel.aclose()
+
+    run(scenario)
+
+
+def test_what_a_device_may_do_stands_in_its_certificate() -> None:
+    """Not in its name, which it chooses."""
+    first = Membership.founded("first")
+    assert first.authority is not None
+    identity = Identity.made()
+    phone = replace(
+        first,
+        identity=identity,
+        certificate=first.authority.member(identity.key.public_key(), "lend", ["use"]),
+        authority=None,
+    )
+    assert phone.roles == {"use"}
+    assert first.roles == {"lend", "use"}
+
+    async def scenario() -> None:
+        async with echoing(credentials=shown(phone)) as listener:
+            channel = await connect(listener.addresses[0], hello={}, credentials=shown(first))
+            member = channel.remote_hello[MEMBER]
+            assert (member.id, member.name, member.roles) == (identity.id, "lend", {"use"})
             await channel.aclose()
 
     run(scenario)

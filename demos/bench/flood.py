@@ -1,0 +1,166 @@
+"""How long a member waits beside strangers who fill a peer's door.
+
+python -m demos.bench.flood
+
+One peer of one thread with the bundled model. A member asks who it is, over a connection of its own
+with handshake and all, and has it answer a prompt: alone, beside 500 connections that say nothing,
+beside 500 that stopped in the middle of a handshake, and beside 1,000 handshakes a second that have
+no key. Strangers are a process of their own, and come from one address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import statistics
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import click
+
+import edge
+from demos.bench import results
+from demos.bench.options import append_option
+from demos.bench.results import Figures
+from demos.bundled import MODEL
+from edge.protocol.peer_info import PeerInfo, describe_peer
+from transport import PROTOCOL_VERSION, parse_address
+
+CONNECTIONS = 500
+HANDSHAKES_PER_S = 1000
+NEW_TOKENS = 32
+_PREAMBLE = struct.pack("!4sHB", b"EDGE", PROTOCOL_VERSION, 0x11)
+_ROUND_S = 0.02
+
+
+async def _idle(address: str) -> None:
+    """Connections that say nothing; who is hung up on comes again."""
+    await asyncio.gather(*(_again_and_again(address, b"") for _ in range(CONNECTIONS)))
+
+
+async def _half(address: str) -> None:
+    """Connections that say what Edge says first, and no more."""
+    await asyncio.gather(*(_again_and_again(address, _PREAMBLE) for _ in range(CONNECTIONS)))
+
+
+async def _again_and_again(address: str, said: bytes) -> None:
+    while True:
+        with contextlib.suppress(OSError):
+            reader, writer = await asyncio.open_connection(*parse_address(address))
+            writer.write(said)
+            while await reader.read(100):
+                pass
+            writer.close()
+        await asyncio.sleep(1.0)
+
+
+async def _handshakes(address: str) -> None:
+    """With a proof of membership that is none."""
+    running: set[asyncio.Task[None]] = set()
+    due = 0.0
+    while True:
+        begin_s = time.perf_counter()
+        due += HANDSHAKES_PER_S * _ROUND_S
+        while due >= 1 and len(running) < CONNECTIONS:
+            due -= 1
+            task = asyncio.ensure_future(_handshake(address))
+            running.add(task)
+            task.add_done_callback(running.discard)
+        due = min(due, HANDSHAKES_PER_S * _ROUND_S)
+        await asyncio.sleep(max(0.0, begin_s + _ROUND_S - time.perf_counter()))
+
+
+async def _handshake(address: str) -> None:
+    with contextlib.suppress(OSError):
+        reader, writer = await asyncio.open_connection(*parse_address(address))
+        writer.write(_PREAMBLE + os.urandom(16) + os.urandom(32))
+        while await reader.read(100):
+            pass
+        writer.close()
+
+
+STRANGERS = {"idle": _idle, "half-open": _half, "handshakes": _handshakes}
+
+
+@contextlib.contextmanager
+def strangers(kind: str, address: str) -> Iterator[None]:
+    """At the peer's door for as long as this lasts."""
+    process = subprocess.Popen([sys.executable, "-m", __spec__.name, "--be", kind, address])
+    try:
+        time.sleep(2.0)  # they are there then
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def asked(peer: PeerInfo) -> float:
+    """Seconds until it has said who it is."""
+    begin_s = time.perf_counter()
+    asyncio.run(describe_peer(peer.address, peer.credentials))
+    return time.perf_counter() - begin_s
+
+
+def measure(rounds: int) -> Figures:
+    """A member's times; in each round alone and beside each kind."""
+    found = Figures()
+    with (
+        edge.Cluster.local(1, threads=1) as cluster,
+        cluster.load(MODEL) as model,
+    ):
+        (peer,) = cluster.peers
+
+        def times(beside: str) -> dict[str, float]:
+            questions = [asked(peer) for _ in range(20)]
+            replies = [
+                told["first_token_s"] + told["decode_s"]
+                for told in (
+                    model.generate([1], max_new_tokens=NEW_TOKENS, ignore_eos=True).statistics
+                    for _ in range(5)
+                )
+            ]
+            took = {
+                "describe": statistics.median(questions),
+                f"reply of {NEW_TOKENS} tokens": statistics.median(replies),
+            }
+            for what, each_s in took.items():
+                found.add(f"{what}, {beside}", "s", each_s)
+            return took
+
+        times("warming up")
+        found = Figures()
+        for _ in range(rounds):
+            alone = times("alone")
+            for kind in STRANGERS:
+                with strangers(kind, peer.address):
+                    took = times(f"beside {kind}")
+                for what, each_s in took.items():
+                    found.add(f"{what}, beside {kind} / alone", "ratio", each_s / alone[what])
+    return found
+
+
+@click.command()
+@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True)
+@click.option("--be", nargs=2, hidden=True, type=(click.Choice(list(STRANGERS)), str))
+@append_option
+def main(rounds: int, append: bool, be: tuple[str, str] | None) -> None:
+    """What a member notices of strangers."""
+    if be is not None:
+        asyncio.run(STRANGERS[be[0]](be[1]))
+        return
+    results.publish(
+        measure(rounds).metrics(),
+        question="a member beside strangers at the same peer",
+        variant=f"{CONNECTIONS} connections; {HANDSHAKES_PER_S} handshakes a second",
+        link="TCP over loopback",
+        model="bundled",
+        keep=append,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""Who may have this peer compute, and how much of it one device may take."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from edge.errors import RequestError
+from edge.host.free_memory import parse_size
+from edge.membership.identity import fingerprint, is_peer_of
+from edge.membership.roles import USE
+from transport import Member
+
+_LEAST_DIGITS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserLimits:
+    """Of one device that uses this peer. None: no other limit than the peer's own."""
+
+    memory_bytes: int | None = None
+    """Of what it has loaded, together."""
+    cache_bytes: int | None = None
+    """Of the weights that it has sent and that are kept."""
+    sessions: int | None = None
+    """Shards that it has loaded at once."""
+
+
+def parse_allowed(text: str) -> tuple[str, ...]:
+    """Beginnings of ids from "use=ID,ID". Raises RequestError otherwise."""
+    what, _, ids = text.partition("=")
+    found = tuple(each.replace(" ", "").lower() for each in ids.split(","))
+    for each in found:
+        is_id = _LEAST_DIGITS <= len(each) <= 32 and set(each) <= set("0123456789abcdef")
+        if what.strip() != "use" or not is_id:
+            raise RequestError(
+                f"{text!r:.80} does not say who may use this peer; write use=ID or use=ID,ID, with "
+                f"the ids that `edge cluster show` lists, or their first {_LEAST_DIGITS} digits or "
+                "more"
+            )
+    return found
+
+
+def parse_user_limits(text: str) -> UserLimits:
+    """From "memory=4GiB,cache=20GiB,sessions=2", each at most once. RequestError otherwise."""
+    given = [each.strip().partition("=") for each in text.split(",")]
+    values = {name: value for name, _, value in given}
+    if len(values) < len(given) or not values.keys() <= {"memory", "cache", "sessions"}:
+        raise RequestError(
+            f"{text!r:.80} is no limit for each user; write for example "
+            "memory=4GiB,cache=20GiB,sessions=2"
+        )
+    sessions = values.get("sessions")
+    if sessions is not None and not (sessions.isascii() and sessions.isdigit() and int(sessions)):
+        raise RequestError(f"sessions={sessions!r:.40}: a whole number of 1 or more is wanted")
+    return UserLimits(
+        memory_bytes=parse_size(values["memory"]) if "memory" in values else None,
+        cache_bytes=parse_size(values["cache"]) if "cache" in values else None,
+        sessions=None if sessions is None else int(sessions),
+    )
+
+
+def check_may_use(member: Member | None, peer: str, allowed: Collection[str]) -> None:
+    """Whether who is connected may have the peer with this id compute. None: it wants no keys.
+
+    `allowed` are beginnings of ids, and nothing where every member may. The peer's own device may
+    always. Raises RequestError saying what would help.
+    """
+    if member is None or is_peer_of(peer, member.id):
+        return
+    who = f"device {member.name} ({fingerprint(member.id)})"
+    if USE not in member.roles:
+        raise RequestError(
+            f"{who} may compute for others of its cluster, not have them compute; pair it again "
+            "with --role use"
+        )
+    if allowed and not any(member.id.startswith(each) for each in allowed):
+        raise RequestError(
+            f"{who} may not use this peer; it was started for others, with --allow use=…"
+        )

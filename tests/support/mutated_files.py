@@ -1,0 +1,370 @@
+"""Files that nobody wrote: one of every kind that is read, changed in its structure or its bytes.
+
+`python -m tests.support.mutated_files 100000 --seed 7` tries that many.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import contextlib
+import dataclasses
+import json
+import random
+import resource
+import shutil
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+import partition
+from edge.cli.options import read_plan
+from edge.errors import EdgeError
+from edge.membership.identity import Identity
+from edge.membership.membership import Expelled
+from edge.membership.store import MembershipStore, enrolled_by_token, token
+from edge.planning.profile_cache import FactsCache
+from edge.protocol.fields import to_json
+from edge.protocol.measurements import LinkGlance, LinkTimes, Span
+from edge.text import Tokenizer
+from edge.text.chat_template import ChatTemplate
+from edge.weights.checkpoint import Checkpoint
+from offload import (
+    CachedShard,
+    DerivedCache,
+    Manifest,
+    ManifestBuilder,
+    PrefixStore,
+    ShardCache,
+    StoreError,
+)
+from tests.support.mutated_frames import mutated, mutated_bytes
+from tests.support.peer_infos import peer_info
+from tests.support.small_tokenizers import CHAT_TEMPLATE, byte_level, write_checkpoint
+
+REFUSALS = (EdgeError, StoreError, partition.PlanError)
+"""The project's own errors: what is not read ends in one of them, told in a few lines."""
+
+_MOST_TOLD = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of file: a sound one, and who reads it."""
+
+    sound: bytes
+    read: Callable[[bytes], object]
+
+
+class Files:
+    """One of every kind, in a folder of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.kinds: Mapping[str, Kind] = {
+            **self._checkpoints(folder / "checkpoint"),
+            **self._tokenizers(folder / "tokenizer"),
+            **self._caches(folder / "caches"),
+            **self._memberships(folder / "keys"),
+            "plan": Kind(_plan(), self._read_plan),
+            "template": Kind(CHAT_TEMPLATE.encode(), self._render),
+        }
+
+    def try_one(self, seed: int) -> str:
+        """What became of one changed file: its kind, and "read" or "refused"."""
+        chance = random.Random(seed)
+        name = chance.choice(tuple(self.kinds))
+        kind = self.kinds[name]
+        try:
+            kind.read(changed(kind.sound, chance))
+        except REFUSALS as error:
+            return f"{name} refused" if len(str(error)) < _MOST_TOLD else f"{name} told at length"
+        return f"{name} read"
+
+    def _checkpoints(self, folder: Path) -> dict[str, Kind]:
+        model = Path(__file__).parents[2] / "demos" / "model"
+        shutil.copytree(model, folder / "whole")
+        weights = (folder / "whole" / "model.safetensors").read_bytes()
+        (folder / "whole" / "model.safetensors").unlink()
+        size = 8 + int.from_bytes(weights[:8], "little")
+
+        def open_with(name: str) -> Callable[[bytes], None]:
+            def read(content: bytes) -> None:
+                with replaced(folder / "whole" / name, content):
+                    Checkpoint.open(folder / "whole").close()
+
+            return read
+
+        def open_header(header: bytes) -> None:
+            """With the length that it has; what follows is cut or filled as the file was."""
+            length = len(header).to_bytes(8, "little")
+            open_with("model.safetensors")(length + header + weights[size:])
+
+        def open_front(front: bytes) -> None:
+            """Most of the weights stay as they are."""
+            open_with("model.safetensors")(front + weights[size + 64 :])
+
+        names = [name for name in json.loads(weights[8:size]) if name != "__metadata__"]
+        index = {"metadata": {}, "weight_map": dict.fromkeys(names, "a.safetensors")}
+        shutil.copytree(folder / "whole", folder / "parts")
+        (folder / "parts" / "a.safetensors").write_bytes(weights)
+        (folder / "whole" / "model.safetensors").write_bytes(weights)
+
+        def open_index(content: bytes) -> None:
+            (folder / "parts" / "model.safetensors.index.json").write_bytes(content)
+            Checkpoint.open(folder / "parts").close()
+
+        whole = folder / "whole"
+        return {
+            "safetensors": Kind(weights[: size + 64], open_front),
+            "safetensors header": Kind(weights[8:size], open_header),
+            "index": Kind(json.dumps(index).encode(), open_index),
+            **{
+                name: Kind((whole / name).read_bytes(), open_with(name))
+                for name in ("config.json", "generation_config.json")
+            },
+        }
+
+    def _tokenizers(self, folder: Path) -> dict[str, Kind]:
+        settings = {"bos_token": "<|begin|>", "chat_template": CHAT_TEMPLATE}
+        write_checkpoint(
+            folder, byte_level(), settings, special_tokens_map={"eos_token": "<|end|>"}
+        )
+
+        def open_with(name: str) -> Kind:
+            def read(content: bytes) -> None:
+                with replaced(folder / name, content):
+                    opened = Tokenizer.open(folder)
+                    opened.decode(opened.encode("The quick brown fox"))
+
+            return Kind((folder / name).read_bytes(), read)
+
+        names = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+        return {name: open_with(name) for name in names}
+
+    def _caches(self, folder: Path) -> dict[str, Kind]:
+        builder = ManifestBuilder()
+        content = {name: np.full(300, number, np.uint8) for number, name in enumerate("abc")}
+        for name, array in content.items():
+            builder.add(name, array)
+        manifest = builder.build()
+        shards, derived = ShardCache(folder / "shards", 1 << 20), folder / "derived"
+        writer = shards.begin(manifest)
+        assert not hasattr(writer, "path")
+        for name, array in content.items():
+            (entry,) = (each for each in manifest.tensors if each.name == name)
+            writer.put(entry.pieces[0].digest, array.tobytes())
+        writer.finish().close()
+        shard = folder / "shards" / manifest.digest
+        with DerivedCache(derived, 1 << 20).begin("key", 1 << 10) as made:
+            for name, array in content.items():
+                made.add(name, array)
+            made.finish().close()
+        (packed,) = (path for path in derived.iterdir() if path.is_dir())
+
+        def check_content(found: CachedShard | None) -> None:
+            """Tensors are as they were, or there are none; what lies between them nobody reads."""
+            if found is None:
+                return
+            with found:
+                weights = found.path.read_bytes()
+                for entry in manifest.tensors:
+                    place = slice(entry.offset, entry.offset + entry.nbytes)
+                    assert weights[place] == content[entry.name].tobytes()
+
+        def in_shard(name: str) -> Kind:
+            def read(changed: bytes) -> None:
+                with kept_folder(shard):
+                    (shard / name).write_bytes(changed)
+                    found = shards.get(manifest.digest)
+                    check_content(found)
+
+            return Kind((shard / name).read_bytes(), read)
+
+        def in_packed(name: str) -> Kind:
+            def read(changed: bytes) -> None:
+                with kept_folder(packed):
+                    (packed / name).write_bytes(changed)
+                    found = DerivedCache(derived, 1 << 20).get("key")
+                    check_content(found)
+
+            return Kind((packed / name).read_bytes(), read)
+
+        key, secret, block = "0" * 64, bytes(32), [np.arange(50, dtype=np.float32)]
+        assert PrefixStore(folder / "prefixes", 1 << 20).put(key, block, secret)
+
+        def get_block(changed: bytes) -> None:
+            (folder / "prefixes" / key).write_bytes(changed)
+            into = [np.zeros_like(block[0])]
+            if PrefixStore(folder / "prefixes", 1 << 20).get(key, into, secret):
+                assert np.array_equal(into[0], block[0])
+
+        facts = FactsCache(folder / "facts")
+        ends = peer_info("a"), peer_info("b")
+        span = Span(low_s=1e-4, middle_s=2e-4, high_s=3e-4)
+        glance = LinkGlance(echo_s=span, there_s=span, back_s=span)
+        times = LinkTimes(
+            latency_s=1e-4, there_bytes_per_s=1e8, back_bytes_per_s=2e8, glance=glance
+        )
+        facts.keep_link(*ends, times)
+        (link,) = (folder / "facts" / "links").iterdir()
+
+        def get_link(changed: bytes) -> None:
+            with replaced(link, changed):
+                facts.link(*ends)
+
+        return {
+            "manifest": Kind(manifest.to_json().encode(), lambda text: Manifest.from_json(text)),
+            "cached manifest": in_shard("manifest.json"),
+            "mark of a shard": in_shard("intact"),
+            "cached weights": in_shard("weights"),
+            "packed manifest": in_packed("manifest.json"),
+            "packed weights": in_packed("weights"),
+            "prefix": Kind((folder / "prefixes" / key).read_bytes(), get_block),
+            "link": Kind(link.read_bytes(), get_link),
+        }
+
+    def _memberships(self, folder: Path) -> dict[str, Kind]:
+        store = MembershipStore(folder)
+        founded = store.founded("attic").expelling("a" * 32)
+        store.keep(founded)
+        identity = Identity.made()
+
+        def open_with(name: str) -> Kind:
+            def read(content: bytes) -> None:
+                with replaced(folder / name, content):
+                    MembershipStore(folder).membership()
+
+            return Kind((folder / name).read_bytes(), read)
+
+        def reading_der(part: str) -> Kind:
+            """Inside of the file's base64, where text that is changed rarely gets."""
+            values = json.loads((folder / "membership.json").read_bytes())
+
+            def read(content: bytes) -> None:
+                changed = {**values, part: base64.b64encode(content).decode()}
+                with replaced(folder / "membership.json", json.dumps(changed).encode()):
+                    MembershipStore(folder).membership()
+
+            return Kind(base64.b64decode(values[part]), read)
+
+        return {
+            **{name: open_with(name) for name in ("membership.json", "identity.pem")},
+            **{part: reading_der(part) for part in ("certificate", "cluster")},
+            "token": Kind(
+                token(founded), lambda text: enrolled_by_token(text, "it", "cellar", identity)
+            ),
+            "the expelled": Kind(
+                founded.expelled.signed, lambda signed: Expelled.read(signed, founded.cluster)
+            ),
+        }
+
+    def _read_plan(self, content: bytes) -> None:
+        path = self._folder / "plan.json"
+        path.write_bytes(content)
+        read_plan(path, "auto")
+
+    def _render(self, source: bytes) -> None:
+        with contextlib.closing(ChatTemplate(source.decode(errors="replace"), "it")) as template:
+            template.render(
+                [{"role": "user", "content": "hi"}],
+                add_generation_prompt=True,
+                tools=None,
+                variables={"bos_token": "<s>", "eos_token": "</s>"},
+            )
+
+
+class replaced:
+    """A file with another content for a while."""
+
+    def __init__(self, path: Path, content: bytes) -> None:
+        self._path, self._content = path, content
+
+    def __enter__(self) -> None:
+        self._sound = self._path.read_bytes()
+        self._path.write_bytes(self._content)
+
+    def __exit__(self, *_: object) -> None:
+        self._path.write_bytes(self._sound)
+
+
+class kept_folder:
+    """A folder that is afterwards as it was, whatever became of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __enter__(self) -> None:
+        self._aside = Path(tempfile.mkdtemp()) / "aside"
+        shutil.copytree(self._folder, self._aside)
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.copytree(self._aside, self._folder)
+        shutil.rmtree(self._aside.parent)
+
+
+def changed(content: bytes, chance: random.Random) -> bytes:
+    """In its structure where it is JSON, in its bytes, or both."""
+    if chance.randrange(4):
+        try:
+            content = json.dumps(mutated(json.loads(content), chance)).encode()
+        except ValueError:
+            content = mutated_bytes(content, chance)
+    if not chance.randrange(3):
+        content = mutated_bytes(content, chance)
+    return content
+
+
+def _plan() -> bytes:
+    shard = partition.Shard(
+        device="d", heads=range(4), ffn_columns=range(8), vocab=range(50), streamed_layers=1
+    )
+    halves = [
+        dataclasses.replace(shard, device=name, heads=heads, vocab=vocab)
+        for name, heads, vocab in (("a", range(2), range(25)), ("b", range(2, 4), range(25, 50)))
+    ]
+    stages = (
+        partition.Stage(layers=range(2), shards=(shard,)),
+        partition.Stage(layers=range(2, 4), shards=tuple(halves)),
+    )
+    return json.dumps(to_json(partition.Plan(model="m", version=1, stages=stages))).encode()
+
+
+def main() -> None:
+    """Try many, and say what became of them."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("count", type=int)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="", help="kinds whose name has this in it")
+    given = parser.parse_args()
+    outcomes: Counter[str] = Counter()
+    began_s, slowest = time.perf_counter(), (0.0, 0)
+    with tempfile.TemporaryDirectory() as folder:
+        files = Files(Path(folder))
+        files.kinds = {name: kind for name, kind in files.kinds.items() if given.only in name}
+        for number in range(given.count):
+            seed = (given.seed << 40) + number
+            start_s = time.perf_counter()
+            try:
+                outcomes[files.try_one(seed)] += 1
+            except BaseException:
+                print(f"seed {seed} failed")
+                raise
+            slowest = max(slowest, (time.perf_counter() - start_s, seed))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+    print(
+        f"{given.count} files in {time.perf_counter() - began_s:.0f} s, the slowest in "
+        f"{1e3 * slowest[0]:.0f} ms (seed {slowest[1]}), with at most {peak} MiB:"
+    )
+    for outcome, count in sorted(outcomes.items()):
+        print(f"{count:8} {outcome}")
+
+
+if __name__ == "__main__":
+    main()
