@@ -29,7 +29,7 @@ from transport import (
 )
 from transport.records import PLAIN, SECRET_BYTES, Records, RecordSecrets, SealedRecords
 
-CHANNEL_KINDS = ("memory", "tcp", "tls")
+CHANNEL_KINDS = ("memory", "tcp", "sealed")
 LINK_KINDS = ("memory", "tcp", "sealed")
 DEVICE_KIND = "gloo"
 """A group that sums tensors from device to device, beside links in memory."""
@@ -60,7 +60,7 @@ async def channel_pair(kind: str) -> AsyncIterator[tuple[Channel, Channel]]:
             await end.aclose()
         return
     accepted: asyncio.Queue[Channel] = asyncio.Queue()
-    ours, theirs = members(2) if kind == "tls" else (None, None)
+    ours, theirs = members(2) if kind == "sealed" else (None, None)
     listener = await listen(
         "127.0.0.1:0",
         hello=hello_b,
