@@ -71,12 +71,19 @@ def _groups(controller: str, root: Path, membership: Path) -> Iterator[Path]:
 
 
 def _file_pages_bytes(group: Path) -> int:
-    """Pages of files that nobody uses just now, of the group and of those below it."""
+    """Pages of files, of the group and of those below it.
+
+    Also those that were used a moment ago: most are this process's own libraries, of which another
+    process may have paid for as many on another day.
+    """
     counts = dict(
         line.split() for line in _text(group / "memory.stat").splitlines() if len(line.split()) == 2
     )
-    count = counts.get("total_inactive_file", counts.get("inactive_file", "0"))
-    return int(count) if count.isdecimal() else 0
+    total = 0
+    for name in ("inactive_file", "active_file"):
+        count = counts.get(f"total_{name}", counts.get(name, "0"))
+        total += int(count) if count.isdecimal() else 0
+    return total
 
 
 def _integer(path: Path) -> int | None:

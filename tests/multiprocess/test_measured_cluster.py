@@ -393,7 +393,10 @@ GLANCE = Glance(place=NOWHERE.place, small_bytes=8, large_bytes=8)
     ("frame", "message"),
     [
         (Frame("profile", {"call": 1}), "a malformed 'profile'"),
-        (Frame("probe", {"call": 1, "place": {"name": "n", "addresses": []}}), "a place needs 1"),
+        (
+            Frame("probe", {"call": 1, "place": {"name": "n", "addresses": [], "device": None}}),
+            "a place needs 1",
+        ),
         (to_frame("probe", NOWHERE, call=1), "cannot link to nowhere"),
         (Frame("glance", {"call": 1, "place": 5}), "a malformed 'glance'"),
         (to_frame("glance", GLANCE, call=1), "cannot link to nowhere"),

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
 import itertools
 import json
@@ -51,7 +52,8 @@ def mutated(value: Any, chance: random.Random) -> Any:
     root = [copy.deepcopy(value)]
     for _ in range(chance.choice((1, 1, 1, 2, 4))):
         places = list(itertools.islice(_places(root), _MOST_PLACES))
-        _CHANGES[chance.randrange(len(_CHANGES))](places, chance)
+        with contextlib.suppress(RecursionError):  # what is nested so deeply is not copied again
+            _CHANGES[chance.randrange(len(_CHANGES))](places, chance)
     return root[0]
 
 

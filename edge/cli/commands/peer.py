@@ -113,14 +113,12 @@ def command(
     if backend != "ort":  # ONNX Runtime can wait for the first model; who has no GPU hears it now
         opened = open_backend(backend, threads=settings.threads)
         settings = replace(settings, processor=opened.device_name)
-    serve = functools.partial(
-        _serve, settings, supervised=supervised, as_json=as_json or supervised
-    )
+    serve = functools.partial(_serve, supervised=supervised, as_json=as_json or supervised)
     if insecure and settings.allow:
         raise RequestError(
             "--allow needs keys, and --insecure leaves them out; give one of the two"
         )
-    if not (supervised or as_json):
+    if sys.stderr.isatty() and not (supervised or as_json):
         logging.getLogger("edge.peer.audit").setLevel(logging.INFO)
     if insecure:
         click.echo(
@@ -128,11 +126,11 @@ def command(
             "on the network reads along",
             err=True,
         )
-        asyncio.run(_until_ended(lambda ended: serve(None, None, ended)))
+        asyncio.run(_until_ended(lambda ended: serve(settings, None, None, ended)))
     elif handed_keys:
         handed = Shown.from_bytes(sys.stdin.buffer.readline(_MOST_HANDED_BYTES))
         shown = handed.credentials_of_a_run()
-        asyncio.run(_until_ended(lambda ended: serve(shown, handed.id, ended)))
+        asyncio.run(_until_ended(lambda ended: serve(settings, shown, handed.id, ended)))
     else:
         # A daemon that was handed its keys needs none of what makes and keeps them.
         from edge.membership.own import OwnMembership
@@ -141,9 +139,7 @@ def command(
         own = OwnMembership(settings.name)
         with MembershipStore(config_root()).numbered() as number:
             asyncio.run(
-                _until_ended(
-                    lambda ended: _serve_clusters(settings, own, number, ended, as_json=as_json)
-                )
+                _until_ended(lambda ended: _serve_clusters(serve, settings, own, number, ended))
             )
 
 
@@ -171,7 +167,11 @@ async def _until_ended(serve: Callable[[asyncio.Event], Awaitable[object]]) -> N
 
 
 async def _serve_clusters(
-    settings: PeerSettings, own: OwnMembership, number: int, ended: asyncio.Event, *, as_json: bool
+    serve: Callable[..., Awaitable[PeerSettings]],
+    settings: PeerSettings,
+    own: OwnMembership,
+    number: int,
+    ended: asyncio.Event,
 ) -> None:
     """Serve the cluster of this device; when it is paired with another one, that one's."""
     while not ended.is_set():
@@ -181,14 +181,9 @@ async def _serve_clusters(
                 "this device may use others of its cluster, not compute for others: pair it again, "
                 "with --role lend on the device that shows the code"
             )
-        settings = await _serve(
-            settings,
-            own.credentials(),
-            peer_id(membership.identity.id, number),
-            ended,
-            moved=functools.partial(_moved, own, membership.cluster_id),
-            as_json=as_json,
-        )
+        id = peer_id(membership.identity.id, number)
+        moved = functools.partial(_moved, own, membership.cluster_id)
+        settings = await serve(settings, own.credentials(), id, ended, moved=moved)
 
 
 async def _moved(own: OwnMembership, cluster_id: str) -> None:
