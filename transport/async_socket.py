@@ -10,9 +10,7 @@ handed to the compute thread with nothing taken from it.
 
 import asyncio
 import socket
-import ssl
 from collections.abc import Sequence
-from typing import Any
 
 from transport.errors import ChannelClosedError, PeerLostError
 from transport.frame import Buffer
@@ -23,11 +21,7 @@ _TURN_BYTES = 1 << 20
 _LEAST_COST_BYTES = 16 << 10
 """The least that one read counts for: many small frames in a row must end a turn too."""
 
-
-_TLS_RECORD_BYTES = 16 << 10
-
-_NOT_READABLE = (BlockingIOError, InterruptedError, ssl.SSLWantReadError)
-_NOT_WRITABLE = (BlockingIOError, InterruptedError, ssl.SSLWantWriteError)
+_NOT_READY = (BlockingIOError, InterruptedError)
 
 
 class AsyncSocket:
@@ -59,7 +53,7 @@ class AsyncSocket:
                 continue
             try:
                 count = self._socket.recv_into(space[:_TURN_BYTES])
-            except _NOT_READABLE:
+            except _NOT_READY:
                 self._turn_left = _TURN_BYTES
                 await self._readable()
                 continue
@@ -82,10 +76,8 @@ class AsyncSocket:
             while rest:
                 self._check_open()
                 try:
-                    count = self._send(rest)
-                except _NOT_WRITABLE:
-                    # Of a record of TLS some bytes may have gone.
-                    in_the_middle |= isinstance(self._socket, ssl.SSLSocket)
+                    count = self._socket.sendmsg(_first_turn(rest))
+                except _NOT_READY:
                     await self._writable()
                     continue
                 except OSError as error:
@@ -101,59 +93,15 @@ class AsyncSocket:
                 self.close()
             raise
 
-    def _send(self, buffers: list[memoryview]) -> int:
-        """How many of their first bytes have gone."""
-        if not isinstance(self._socket, ssl.SSLSocket):
-            return self._socket.sendmsg(_first_turn(buffers))
-        # TLS cannot gather. A small frame in one record is one system call, too; and what did not
-        # go must be given again as it was, which joining the same buffers does.
-        if len(buffers) > 1 and sum(each.nbytes for each in buffers) <= _TLS_RECORD_BYTES:
-            return self._socket.send(b"".join(buffers))
-        return self._socket.send(buffers[0][:_TURN_BYTES])
-
-    async def start_tls(self, context: ssl.SSLContext, *, listens: bool) -> dict[str, Any]:
-        """Talk TLS from now on; the certificate of the other end, as TLS has verified it.
-
-        Nothing of TLS may be under way yet. Raises PeerLostError, also for a certificate that is
-        not accepted, here or there.
-        """
-        self._check_open()
-        assert self._reading is None
-        self._loop.remove_reader(self._socket)
-        secured = context.wrap_socket(
-            self._socket, server_side=listens, do_handshake_on_connect=False
-        )
-        self._socket = secured
-        while True:
-            try:
-                secured.do_handshake()
-                break
-            except ssl.SSLWantReadError:
-                await self._readable()
-            except ssl.SSLWantWriteError:
-                await self._writable()
-            except OSError as error:
-                raise PeerLostError(self.peer, _reason(error)) from error
-            self._check_open()
-        certificate = secured.getpeercert()
-        assert certificate  # both contexts require one
-        return certificate
-
     def close(self) -> None:
         """Close the socket; pending calls raise ``ChannelClosedError``. May be called again."""
         if not self.is_closed:
             self._release().close()
 
     def detach(self) -> socket.socket:
-        """Hand the socket over: this object is closed, the socket lives on, nothing was read.
-
-        What TLS said ends with that: what follows is as plain as before it.
-        """
+        """Hand the socket over: this object is closed, the socket lives on, nothing was read."""
         self._check_open()
-        released = self._release()
-        if isinstance(released, ssl.SSLSocket):  # OpenSSL reads no byte beyond a record
-            return socket.socket(released.family, released.type, fileno=released.detach())
-        return released
+        return self._release()
 
     def _release(self) -> socket.socket:
         self.is_closed = True

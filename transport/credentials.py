@@ -4,7 +4,7 @@ import hashlib
 import hmac
 import ssl
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 NONCE_BYTES = 16
@@ -31,22 +31,26 @@ class Credentials:
     hash, and sees no certificate. Members then show each other certificates by mutual TLS 1.3.
     """
 
-    tag_key: bytes
+    tag_key: bytes = field(repr=False)
     """Known to members alone."""
     listening: ssl.SSLContext
     connecting: ssl.SSLContext
     """Both require the certificate of the other end."""
-    admitted: Callable[[Mapping[str, Any]], Member]
-    """Who shows this certificate, as `ssl` describes one that TLS has verified. RefusedError for
-    one that is not to be talked to (any more)."""
+    admitted: Callable[[Mapping[str, Any], bytes], Member]
+    """Who shows this certificate, as `ssl` describes one that TLS has verified, and as it is (DER).
+    RefusedError for one that is not to be talked to (any more)."""
+    is_admitted: Callable[[str], bool]
+    """Whether the device with this id may still be talked to."""
 
     news: Callable[[], bytes]
     """What members tell each other with every connection, signed: who has been expelled."""
     heard: Callable[[bytes], None]
     """Takes what another member has told; RefusedError for what nobody may tell."""
 
-    own_secret: bytes
+    own_secret: bytes = field(repr=False)
     """Known to this device alone: keys of what it leaves with others are made of it."""
+    tells_apart: bool = True
+    """Whether each of the others gets keys of its own for that; else all are this user's own."""
 
     def tag(self, who: bytes, transcript: bytes) -> bytes:
         """A member's proof that it is one, for these nonces only; ``who`` makes it."""

@@ -7,7 +7,9 @@ so that both sides learn of it. The first six bytes stay as they are in every ve
 
 With credentials, the role says so, and three steps follow: a nonce of each side; a tag of each side
 over preamble and nonces, which only members of the cluster can make; TLS 1.3, in which each shows
-its certificate. The connecting side comes first each time.
+its certificate. The connecting side comes first each time. TLS is covered by records under a key
+that only members can make of the nonces: whoever passes nonces and tags on between two of them
+would else be shown a certificate.
 
 Then each side sends one frame of kind ``hello``, the connecting side first. Nothing is sent ahead
 of an answer: a listener that refuses would otherwise reset the connection, and its answer be lost.
@@ -30,6 +32,8 @@ from transport.credentials import NONCE_BYTES, TAG_BYTES, Credentials
 from transport.errors import PeerLostError, ProtocolError, RefusedError, VersionMismatchError
 from transport.frame import PREFIX_BYTES, PROTOCOL_VERSION, Buffer, Frame, FrameAssembler, encode
 from transport.records import SECRET_BYTES, RecordSecrets
+from transport.sealed_socket import SealedSocket
+from transport.tls_session import TlsSession
 
 MAGIC = b"EDGE"
 
@@ -114,19 +118,19 @@ async def greet(
         ) from None
     if not hmac.compare_digest(tag, credentials.tag(_LISTENING, transcript)):
         raise RefusedError(f"{connection.peer} is of another cluster: pair them with `edge pair`")
-    certificate = await connection.start_tls(credentials.connecting, listens=False)
-    member = credentials.admitted(certificate)
+    digest = hashlib.sha256(transcript).digest()
+    tls = _begin_tls(connection, credentials, digest, listens=False)
+    certificate = await tls.handshake()
+    member = credentials.admitted(*certificate)
     if device not in (None, member.id):
         raise RefusedError(f"{connection.peer} is {member.name}, another device than was expected")
     secret = os.urandom(SECRET_BYTES)
-    await connection.send_all(encode_hello(_with_news(hello, credentials), secret))
-    theirs, their_secret = await _receive_hello(connection, len(secret))
+    await tls.send_all(encode_hello(_with_news(hello, credentials), secret))
+    theirs, their_secret = await _receive_hello(tls, len(secret))
     return Greeted(
         role=role,
         hello=_proved(theirs, certificate, credentials),
-        secrets=RecordSecrets.derived(
-            secret, their_secret, hashlib.sha256(transcript).digest(), listens=False
-        ),
+        secrets=RecordSecrets.derived(secret + their_secret, digest, listens=False),
     )
 
 
@@ -161,19 +165,30 @@ async def answer(
     if not hmac.compare_digest(tag, credentials.tag(_CONNECTING, transcript)):
         raise RefusedError(f"{connection.peer} is not of this cluster")
     await connection.send_all([credentials.tag(_LISTENING, transcript)])
-    certificate = await connection.start_tls(credentials.listening, listens=True)
-    credentials.admitted(certificate)
+    digest = hashlib.sha256(transcript).digest()
+    tls = _begin_tls(connection, credentials, digest, listens=True)
+    certificate = await tls.handshake()
+    credentials.admitted(*certificate)
     secret = os.urandom(SECRET_BYTES)
-    theirs, their_secret = await _receive_hello(connection, len(secret))
+    theirs, their_secret = await _receive_hello(tls, len(secret))
     proved = _proved(theirs, certificate, credentials)
-    await connection.send_all(encode_hello(_with_news(hello, credentials), secret))
+    await tls.send_all(encode_hello(_with_news(hello, credentials), secret))
     return Greeted(
         role=role,
         hello=proved,
-        secrets=RecordSecrets.derived(
-            their_secret, secret, hashlib.sha256(transcript).digest(), listens=True
-        ),
+        secrets=RecordSecrets.derived(their_secret + secret, digest, listens=True),
     )
+
+
+def _begin_tls(
+    connection: AsyncSocket, credentials: Credentials, digest: bytes, *, listens: bool
+) -> TlsSession:
+    """Under a cover that only members can make and look through."""
+    cover = RecordSecrets.derived(
+        credentials.tag_key, digest, listens=listens, purpose=b"edge handshake"
+    )
+    context = credentials.listening if listens else credentials.connecting
+    return TlsSession(SealedSocket(connection, cover, reads_ahead=False), context, listens=listens)
 
 
 def display_name(hello: Mapping[str, Any], address: str) -> str:
@@ -193,14 +208,14 @@ def _with_news(hello: Mapping[str, Any], credentials: Credentials) -> dict[str, 
 
 
 def _proved(
-    theirs: dict[str, Any], certificate: Mapping[str, Any], credentials: Credentials
+    theirs: dict[str, Any], certificate: tuple[Mapping[str, Any], bytes], credentials: Credentials
 ) -> dict[str, Any]:
     """A member's hello, with its device; its news are taken, and may have been of itself."""
     try:
         credentials.heard(base64.b64decode(theirs.pop(_NEWS), validate=True))
     except (KeyError, TypeError, ValueError) as error:
         raise ProtocolError("a hello without news of the cluster") from error
-    return {**theirs, MEMBER: credentials.admitted(certificate)}
+    return {**theirs, MEMBER: credentials.admitted(*certificate)}
 
 
 def _preamble(role: Role, credentials: Credentials | None) -> bytes:
@@ -251,7 +266,7 @@ async def _receive_exactly(connection: AsyncSocket, count: int) -> bytes:
 
 
 async def _receive_hello(
-    connection: AsyncSocket, secret_bytes: int
+    connection: AsyncSocket | TlsSession, secret_bytes: int
 ) -> tuple[dict[str, Any], bytes]:
     """What the other side says of itself, and its secret, which has that many bytes."""
     assembler = FrameAssembler(max_header_bytes=MAX_HELLO_BYTES, max_payload_bytes=secret_bytes)

@@ -51,12 +51,10 @@ class RecordSecrets:
 
     @classmethod
     def derived(
-        cls, connector_secret: bytes, listener_secret: bytes, transcript: bytes, *, listens: bool
+        cls, known: bytes, transcript: bytes, *, listens: bool, purpose: bytes = b"edge records"
     ) -> "RecordSecrets":
-        """From a secret of each side, told in private, and a digest of all that was said."""
-        both = HKDF(SHA256(), 2 * SECRET_BYTES, salt=transcript, info=b"edge records").derive(
-            connector_secret + listener_secret
-        )
+        """From what both sides alone know, and a digest of all that was said before."""
+        both = HKDF(SHA256(), 2 * SECRET_BYTES, salt=transcript, info=purpose).derive(known)
         ways = both[:SECRET_BYTES], both[SECRET_BYTES:]
         sending, receiving = reversed(ways) if listens else ways
         return cls(sending=sending, receiving=receiving)

@@ -1,10 +1,10 @@
-"""What an AsyncSocket moves, sealed in records: how a channel travels once TLS has begun it.
+"""What an AsyncSocket moves, sealed in records: how a handshake travels, and then a channel.
 
-TLS itself would do. But its records have 16 KiB at most, each of them two system calls and a turn
-of Python, and weights are shipped half as fast that way; AES alone takes a tenth of a nanosecond a
-byte. So a channel's bytes go in records of up to 512 KiB, sealed as those of a link: eight bytes of
-size, in the clear but authenticated, then the ciphertext and its tag. The nonce of a record is its
-number, which is not sent.
+For a channel TLS itself would do. But its records have 16 KiB at most, each of them two system
+calls and a turn of Python, and weights are shipped half as fast that way; AES alone takes a tenth
+of a nanosecond a byte. So a channel's bytes go in records of up to 512 KiB, sealed as those of a
+link: eight bytes of size, in the clear but authenticated, then the ciphertext and its tag. The
+nonce of a record is its number, which is not sent.
 """
 
 import asyncio
@@ -38,21 +38,25 @@ _RECORDS_A_TURN = 2
 def after_handshake(
     connection: AsyncSocket, secrets: RecordSecrets | None
 ) -> "AsyncSocket | SealedSocket":
-    """What a channel goes on with: TLS has ended, or there was none."""
-    if secrets is None:
-        return connection
-    return SealedSocket(AsyncSocket(connection.detach(), connection.peer), secrets)
+    """What a channel goes on with; without secrets as it is."""
+    return connection if secrets is None else SealedSocket(connection, secrets)
 
 
 class SealedSocket:
     """Owns an AsyncSocket, of which it has the interface. A send that is given up closes it."""
 
-    def __init__(self, plain: AsyncSocket, secrets: RecordSecrets) -> None:
+    def __init__(
+        self, plain: AsyncSocket, secrets: RecordSecrets, *, reads_ahead: bool = True
+    ) -> None:
+        """reads_ahead: nothing but records of these secrets will ever follow."""
         self.peer = plain.peer
         self._plain = plain
+        self._reads_ahead = reads_ahead
         self._sending = Way(secrets.sending, _RECORDS_PER_KEY)
         self._receiving = Way(secrets.receiving, _RECORDS_PER_KEY)
         self._arrived = bytearray(_SPARE_BYTES)
+        self._last_bytes = 0
+        """Of the last record."""
         self._begin = self._end = 0
         """What of that has been received and not yet opened."""
         self._opened = memoryview(b"")
@@ -71,6 +75,7 @@ class SealedSocket:
             size = await self._record()
             record = memoryview(self._arrived)[self._begin : self._begin + _SIZE.size + size]
             self._begin += record.nbytes + TAG_BYTES
+            self._last_bytes = size
             if space.nbytes >= size:
                 self._open(record, space[:size])
                 return size
@@ -118,12 +123,16 @@ class SealedSocket:
                 if have >= needed:
                     return int(size)
             self._make_room(needed)
-            self._end += await self._plain.receive_into(memoryview(self._arrived)[self._end :])
+            stop = len(self._arrived) if self._reads_ahead else self._begin + needed
+            space = memoryview(self._arrived)[self._end : stop]
+            self._end += await self._plain.receive_into(space)
 
     def _make_room(self, needed: int) -> None:
         """So that a record of so many bytes fits behind where the next one begins."""
         if self._begin == self._end:
             self._begin = self._end = 0
+            if max(self._last_bytes, needed) <= _SPARE_BYTES < len(self._arrived):
+                self._arrived = bytearray(_SPARE_BYTES)  # a channel mostly waits
         if self._begin + needed <= len(self._arrived):
             return
         rest = self._arrived[self._begin : self._end]

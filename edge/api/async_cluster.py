@@ -20,7 +20,7 @@ from edge.coordinator.requests import fail_all
 from edge.errors import CapacityError, NetworkError, PlanError, RequestError
 from edge.host.cache_paths import cache_root
 from edge.host.free_memory import parse_size
-from edge.membership.membership import Membership, credentials
+from edge.membership.membership import Membership
 from edge.membership.own import OwnMembership
 from edge.membership.store import MembershipStore, config_root
 from edge.planning.cluster_profile import set_up_like
@@ -126,7 +126,7 @@ class AsyncCluster:
         shown, handed = None, None
         if not insecure:
             cluster = await run_blocking(lambda: _cluster_of_a_run(settings))
-            shown, handed = credentials(lambda: cluster), cluster.handed
+            shown, handed = cluster.shown().credentials_of_a_run(), cluster.handed
         await run_blocking(lambda: daemons.start(peers, settings, handed))
         addresses = await run_blocking(daemons.addresses, stop=daemons.hang_up)
         return cls(await describe_each(dict.fromkeys(addresses, shown)), daemons)

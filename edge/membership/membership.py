@@ -175,12 +175,21 @@ def credentials(
     membership when others have told of a newer list of the expelled."""
     membership = current()
 
-    def admitted(certificate: Mapping[str, Any]) -> Member:
+    def is_admitted(id: str) -> bool:
+        now = current()
+        return now.cluster_id == membership.cluster_id and id not in now.expelled.ids
+
+    def admitted(certificate: Mapping[str, Any], encoded: bytes) -> Member:
         member = member_of(certificate)
-        if member.id in current().expelled.ids:
+        if current().cluster_id != membership.cluster_id:
+            raise RefusedError("this device is of another cluster now; start this program again")
+        if not is_admitted(member.id):
             raise RefusedError(
                 f"device {member.name} ({member.id}) has been expelled from the cluster"
             )
+        key = x509.load_der_x509_certificate(encoded).public_key()
+        if not isinstance(key, PublicKey) or key_id(key) != member.id:
+            raise RefusedError(f"device {member.name} goes by the id of another key than its own")
         return member
 
     def heard(signed: bytes) -> None:
@@ -194,4 +203,6 @@ def credentials(
         except RequestError as error:
             raise RefusedError(str(error)) from error
 
-    return membership.shown().credentials(admitted, lambda: current().expelled.signed, heard)
+    return membership.shown().credentials(
+        admitted, is_admitted, lambda: current().expelled.signed, heard
+    )

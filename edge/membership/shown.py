@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import ssl
-import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from edge.errors import RequestError
@@ -28,12 +28,12 @@ class Shown:
     id: str
     certificate: str
     """PEM, as the next two."""
-    key: str
+    key: str = field(repr=False)
     cluster: str
     """The cluster's certificate."""
-    tag_key: str
+    tag_key: str = field(repr=False)
     """Hexadecimal digits, as the next."""
-    own_secret: str
+    own_secret: str = field(repr=False)
 
     def to_bytes(self) -> bytes:
         """One line."""
@@ -49,9 +49,12 @@ class Shown:
 
     def credentials(
         self,
-        admitted: Callable[[Mapping[str, Any]], Member],
+        admitted: Callable[[Mapping[str, Any], bytes], Member],
+        is_admitted: Callable[[str], bool],
         news: Callable[[], bytes],
         heard: Callable[[bytes], None],
+        *,
+        tells_apart: bool = True,
     ) -> Credentials:
         """What connections need. Raises RequestError for what is no certificate, or no key."""
         try:
@@ -60,16 +63,24 @@ class Shown:
                 listening=self._context(ssl.PROTOCOL_TLS_SERVER),
                 connecting=self._context(ssl.PROTOCOL_TLS_CLIENT),
                 admitted=admitted,
+                is_admitted=is_admitted,
                 news=news,
                 heard=heard,
                 own_secret=bytes.fromhex(self.own_secret),
+                tells_apart=tells_apart,
             )
         except (ValueError, ssl.SSLError) as error:
             raise RequestError(f"a membership cannot be used: {error}") from error
 
     def credentials_of_a_run(self) -> Credentials:
-        """For a cluster that nobody is expelled from."""
-        return self.credentials(member_of, bytes, _nothing_new)
+        """For a cluster of one user's processes, which nobody is expelled from."""
+        return self.credentials(
+            lambda certificate, _encoded: member_of(certificate),
+            lambda _id: True,
+            bytes,
+            _nothing_new,
+            tells_apart=False,
+        )
 
     def _context(self, protocol: ssl._SSLMethod) -> ssl.SSLContext:
         context = ssl.SSLContext(protocol)
@@ -79,11 +90,11 @@ class Shown:
         context.load_verify_locations(cadata=self.cluster)
         if protocol == ssl.PROTOCOL_TLS_SERVER:
             context.num_tickets = 0  # nothing follows the handshake that the other end did not ask
-        # The standard library takes keys from files only; nobody else can read this one.
-        with tempfile.NamedTemporaryFile() as file:
+        # The standard library takes keys from files only; this one is on no disk.
+        with os.fdopen(os.memfd_create("edge keys"), "wb") as file:
             file.write((self.certificate + self.key).encode())
             file.flush()
-            context.load_cert_chain(file.name)
+            context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
         return context
 
 

@@ -11,7 +11,8 @@ from edge.membership.identity import fingerprint, is_peer_of
 from edge.membership.roles import USE
 from transport import Member
 
-_LEAST_DIGITS = 8
+_LEAST_DIGITS = 16
+"""Fewer can be met by trying keys."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 from concurrent.futures import CancelledError
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,10 @@ from edge.errors import (
     EdgeError,
     PlanError,
     ProtocolError,
+    RequestError,
 )
 from edge.host.free_memory import process_memory
+from edge.memory.ledger import MEASURING
 from edge.memory.shard_memory import check_plan, host_share, shard_use
 from edge.peer.hosted_shard import HostedShard
 from edge.peer.profiling_calls import ProfilingCalls
@@ -33,6 +35,7 @@ from edge.protocol import messages
 from edge.protocol.assignment import Assignment
 from edge.protocol.description import PeerDescription
 from edge.protocol.error_codec import Failed, map_store_error
+from edge.protocol.expulsion import until_expelled
 from edge.protocol.fields import token_ids
 from edge.protocol.frame_codec import ANSWER, SMALL, Call, Event, Post, from_frame, to_frame
 from edge.protocol.heartbeat import ALIVE, SILENT_AFTER_S, Hearing, show_life
@@ -107,6 +110,7 @@ class Connection:
                 self._send_reports(),
                 show_life(self._channel),
                 self._hearing.until_silent(),  # the memory it holds may serve others
+                until_expelled(self._peer.credentials, self._devices),
             )
         ]
         try:
@@ -121,18 +125,24 @@ class Connection:
         for outcome in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(outcome, Exception) and not isinstance(outcome, transport.TransportError):
                 self._peer.failures.failed("serving a coordinator", outcome)
-        for session in list(self._mine):
-            await self._end_session(session)
-        for writer in self._writers.values():
-            await run_blocking(writer.close)
-        await run_blocking(self._kept.close)
-        self._let_go(self._all_frames_bytes)
-        self._peer.offers.give_back_all(self)
-        self._peer.manifest_entries.give_back_all(self)
+        async with AsyncExitStack() as stack:  # each of these whatever became of those before
+            stack.callback(self._peer.manifest_entries.give_back_all, self)
+            stack.callback(self._peer.offers.give_back_all, self)
+            stack.callback(self._let_go, self._all_frames_bytes)
+            stack.push_async_callback(run_blocking, self._kept.close)
+            for writer in self._writers.values():
+                stack.push_async_callback(run_blocking, writer.close)
+            for session in list(self._mine):
+                stack.push_async_callback(self._end_session, session)
         # Handlers are methods of this object: with them it would wait, buffers and all, until the
         # garbage is collected, which a daemon that has nothing to do does not.
         self._calls.clear()
         self._posts.clear()
+
+    def _devices(self) -> list[str | None]:
+        """All that it deals with: the coordinator's, and those of its sessions' neighbours."""
+        own = None if self._user is None else self._user.id
+        return [own, *(id for hosted in self._mine.values() for id in hosted.neighbour_devices)]
 
     async def _receive(self) -> None:
         """Hand posts to the compute threads, and calls to who answers them one after the other.
@@ -180,10 +190,17 @@ class Connection:
         """Whose what is held counts as."""
         return self if self._user is None else self._user.id
 
+    @property
+    def _may_use(self) -> bool:
+        with contextlib.suppress(RequestError):
+            self._peer.check_may_use(self._user)
+            return True
+        return False
+
     def _limits_of(self, kind: str) -> FrameLimits:
         """As large as what has been agreed makes them: what nobody waits for is small."""
         limits = messages.limits_of(kind)
-        if kind == messages.Piece.kind and not self._writers:
+        if not self._may_use or (kind == messages.Piece.kind and not self._writers):
             return SMALL
         if kind == messages.MatchPrefix.kind:
             contexts = [hosted.assignment.limits.context_tokens for hosted in self._mine.values()]
@@ -304,8 +321,9 @@ class Connection:
 
     async def _open(self, call: messages.Open) -> messages.Opened:
         assignment = call.assignment
-        if assignment.session in self._peer.sessions:
-            raise ProtocolError("this session is open already")
+        if assignment.session.startswith(MEASURING):
+            raise ProtocolError("a session with the name of a measurement")
+        self._check_new(assignment.session)
         await run_blocking(lambda: check_plan(assignment))
         if assignment.manifest_digest == messages.MADE_UP_WEIGHTS:
             return await uninterrupted(self._load_made_up(call))
@@ -319,6 +337,11 @@ class Connection:
             hidden_size=assignment.model.hidden_size,
         )
         return await self._load(call, cached.path, cached.manifest, self._peer.packed)
+
+    def _check_new(self, session: str) -> None:
+        """Raises ProtocolError for a name that another one has: it is that of its memory, too."""
+        if session in self._peer.sessions or session in self._peer.ledger.uses:
+            raise ProtocolError("this session is open already")
 
     async def _load_made_up(self, call: messages.Open) -> messages.Opened:
         """Random weights, which are gone from the disk once they are loaded."""
@@ -472,11 +495,13 @@ class Connection:
     async def _end_session(self, session: str) -> None:
         hosted = self._mine.pop(session, None)
         if hosted is not None:
-            await hosted.aclose()
-            self._peer.sessions.pop(session, None)
-            self._peer.shards.give_back(self)
-            self._peer.release(session)
-            self._peer.audit.ended(session)
+            try:
+                await hosted.aclose()
+            finally:
+                self._peer.sessions.pop(session, None)
+                self._peer.shards.give_back(self)
+                self._peer.release(session)
+                self._peer.audit.ended(session)
 
 
 def _mapped(error: Exception) -> Exception:

@@ -84,6 +84,11 @@ class HostedShard:
         self._changed.set()
         return True
 
+    @property
+    def neighbour_devices(self) -> frozenset[str | None]:
+        """Of those that it is linked with, or is to be."""
+        return frozenset(place.device for place in (self._places or {}).values())
+
     def announce(self, request: str, *, prompt_tokens: int = 0) -> None:
         """A request comes, or its prompt does; `forget` it at its end.
 

@@ -16,7 +16,7 @@ import offload
 from edge.backends.interface import Backend
 from edge.backends.registry import open_backend
 from edge.concurrency.blocking import run_blocking, uninterrupted
-from edge.errors import CapacityError, RequestError
+from edge.errors import CapacityError, ProtocolError, RequestError
 from edge.host.addresses import reachable
 from edge.host.free_memory import format_size, machine_memory_bytes, usable_memory_bytes
 from edge.host.identity import device_identity, host_id
@@ -178,6 +178,8 @@ class PeerResources:
                     return
 
     def _take(self, name: str, use: Use, user: Member | None) -> None:
+        if name in self.ledger.uses:
+            raise ProtocolError("two at once with one name in the ledger")
         ledger = self.ledger.with_use(name, use)
         if user is not None:
             self._check_limits(use, user)

@@ -99,8 +99,8 @@ class PeerSettings:
         None,
         parse=parse_allowed,
         metavar="use=ID,…",
-        help="Which devices may have this one compute, besides itself: ids, or their first digits, "
-        "as `edge cluster show` lists them.  [default: every member that may use others]",
+        help="Which devices may have this one compute, besides itself: ids, or their first 16 "
+        "digits, as `edge cluster show` lists them.  [default: every member that may use others]",
     )
     each_user: UserLimits | None = option(
         None,

@@ -15,6 +15,7 @@ import transport
 from edge.errors import EdgeError, NetworkError, PeerError, PeerLostError, ProtocolError
 from edge.membership.roles import LEND
 from edge.protocol.error_codec import Failed
+from edge.protocol.expulsion import until_expelled
 from edge.protocol.fields import printable
 from edge.protocol.frame_codec import ANSWER, Call, Event, Post, from_frame, to_frame
 from edge.protocol.heartbeat import ALIVE, SILENT_AFTER_S, Hearing, show_life
@@ -43,6 +44,7 @@ class PeerClient:
         channel: Channel,
         address: str,
         *,
+        credentials: Credentials | None,
         silent_after_s: float,
         on_event: OnEvent | None,
     ) -> None:
@@ -61,7 +63,13 @@ class PeerClient:
         self._ended: EdgeError | None = None
         self._hearing = Hearing(silent_after_s=silent_after_s)
         self._tasks = [
-            asyncio.create_task(work) for work in (self._read(), self._show_life(), self._watch())
+            asyncio.create_task(work)
+            for work in (
+                self._read(),
+                self._show_life(),
+                self._watch(),
+                self._watch_membership(credentials),
+            )
         ]
 
     @classmethod
@@ -101,7 +109,13 @@ class PeerClient:
                 f"device {printable(member.name)} ({address}) may use others of its cluster, not "
                 "compute for them; pair it again with --role lend"
             )
-        return cls(channel, address, silent_after_s=silent_after_s, on_event=on_event)
+        return cls(
+            channel,
+            address,
+            credentials=credentials,
+            silent_after_s=silent_after_s,
+            on_event=on_event,
+        )
 
     def watch(self, on_lost: Callable[[EdgeError], None]) -> None:
         """Have `on_lost` called, once, when the peer goes away of its own accord, or has gone."""
@@ -224,6 +238,11 @@ class PeerClient:
     async def _watch(self) -> None:
         await self._hearing.until_silent()
         self._end(PeerLostError(self.name, f"it was silent for {self._hearing.silent_after_s:g} s"))
+        await self._channel.aclose()
+
+    async def _watch_membership(self, credentials: Credentials | None) -> None:
+        await until_expelled(credentials, lambda: (self.device,))
+        self._end(PeerLostError(self.name, "its device has been expelled from the cluster"))
         await self._channel.aclose()
 
     def _end(self, error: EdgeError) -> None:

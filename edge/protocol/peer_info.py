@@ -42,11 +42,13 @@ class PeerInfo(PeerDescription):
         )
 
     def prefix_secret(self, *, is_shared: bool) -> bytes:
-        """What is to seal beginnings of prompts on its disk: this device's, or its cluster's."""
+        """What is to seal beginnings of prompts on its disk, and opens none of another device's:
+        made of what this device alone knows, or its cluster."""
         if self.credentials is None:
             return _NOBODYS_SECRET
         known = self.credentials.tag_key if is_shared else self.credentials.own_secret
-        return hmac.digest(known, b"edge prefixes", hashlib.sha256)
+        whose = self.id.encode() if self.credentials.tells_apart else b""
+        return hmac.digest(known, b"edge prefixes " + whose, hashlib.sha256)
 
     def to_json(self) -> dict[str, Any]:
         """What it said, for scripts; nothing of keys."""

@@ -98,7 +98,7 @@ class PrefixStore:
             if key not in self._sizes:
                 return False
             try:
-                is_whole = self._read(self._folder / key, into, secret)
+                is_whole = self._read(key, into, secret)
             except (OSError, InvalidTag):
                 is_whole = False
             if is_whole:
@@ -119,9 +119,8 @@ class PrefixStore:
         draft = self._folder / f"{_DRAFT}{uuid.uuid4().hex}"
         is_kept = False
         try:
-            if self._write(
-                draft, parts, size, secret
-            ):  # nobody waits for it: others may use the store
+            # Nobody waits for it: others may use the store.
+            if self._write(draft, key, parts, size, secret):
                 with self._mutex:
                     draft.replace(self._folder / key)
                     self._sizes.pop(key, None)
@@ -139,7 +138,7 @@ class PrefixStore:
         return is_kept
 
     def _write(
-        self, draft: Path, parts: Sequence[NDArray[np.uint8]], size: int, secret: bytes
+        self, draft: Path, key: str, parts: Sequence[NDArray[np.uint8]], size: int, secret: bytes
     ) -> bool:
         """False if the disk is full."""
         while True:
@@ -151,7 +150,7 @@ class PrefixStore:
                     file.write(_MAGIC + salt)
                     cipher = _cipher(secret, salt)
                     for nonce, plain, sealed in _records(parts):
-                        cipher.encrypt_into(nonce, plain, None, sealed)
+                        cipher.encrypt_into(nonce, plain, key.encode(), sealed)
                         file.write(sealed)
                 return True
             except OSError as error:
@@ -160,10 +159,10 @@ class PrefixStore:
                 if not self.give_way(size):
                     return False
 
-    def _read(self, path: Path, into: Arrays, secret: bytes) -> bool:
+    def _read(self, key: str, into: Arrays, secret: bytes) -> bool:
         """Raises InvalidTag for what was not sealed with this secret."""
         parts = [array.reshape(-1).view(np.uint8) for array in into]
-        with path.open("rb") as file:
+        with (self._folder / key).open("rb") as file:
             head = file.read(_HEAD_BYTES)
             if os.fstat(file.fileno()).st_size != _sealed_bytes(parts) or not head.startswith(
                 _MAGIC
@@ -173,7 +172,7 @@ class PrefixStore:
             for nonce, plain, sealed in _records(parts):
                 if file.readinto(sealed) != sealed.nbytes:
                     return False
-                cipher.decrypt_into(nonce, sealed, None, plain)
+                cipher.decrypt_into(nonce, sealed, key.encode(), plain)
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         return True
 

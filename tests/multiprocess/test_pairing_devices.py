@@ -162,7 +162,7 @@ def test_a_peer_is_lent_to_whom_its_owner_allows(
     pair(attic, kitchen)
     pair(attic, cellar)
     wanted = kitchen.json("cluster", "show")["own"]
-    with attic.peer("--allow", f"use={wanted[:8]}") as daemon:
+    with attic.peer("--allow", f"use={wanted[:16]}") as daemon:
         assert answer(kitchen, daemon, checkpoint).code == 0
         assert answer(attic, daemon, checkpoint).code == 0
         assert "--allow use=" in answer(cellar, daemon, checkpoint).sentence()

@@ -104,7 +104,7 @@ def link_ends(
 
 def sealed_pair(records_per_key: int = 3) -> tuple[Records, Records]:
     """Both ends of a link with keys of its own, which soon wear out."""
-    secrets = os.urandom(SECRET_BYTES), os.urandom(SECRET_BYTES), b"transcript"
+    secrets = os.urandom(2 * SECRET_BYTES), b"transcript"
     one, other = (
         SealedRecords(RecordSecrets.derived(*secrets, listens=listens), records_per_key)
         for listens in (False, True)

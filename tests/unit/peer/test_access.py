@@ -17,11 +17,23 @@ def member(id: str, *roles: str) -> Member:
 
 
 def test_ids_are_read_as_they_are_shown() -> None:
-    assert parse_allowed("use=0123 4567 89ab cdef,FFFFFFFF") == ("0123456789abcdef", "ffffffff")
+    assert parse_allowed("use=0123 4567 89ab cdef,FFFFFFFFFFFFFFFFF") == (
+        "0123456789abcdef",
+        "f" * 17,
+    )
 
 
 @pytest.mark.parametrize(
-    "text", ["", "use", "use=", "use=1234567", "use=kitchen1", "lend=01234567", "use=" + 33 * "a"]
+    "text",
+    [
+        "",
+        "use",
+        "use=",
+        "use=0123 4567 89ab cde",
+        "use=kitchen1",
+        "lend=01234567",
+        "use=" + 33 * "a",
+    ],
 )
 def test_what_names_nobody_is_refused(text: str) -> None:
     with pytest.raises(RequestError, match="write use=ID"):
@@ -46,11 +58,11 @@ def test_other_limits_are_refused(text: str) -> None:
 
 def test_roles_and_the_owners_wish_decide() -> None:
     check_may_use(member(FRIEND, "use"), OWN, ())
-    check_may_use(member(FRIEND, "use"), OWN, (FRIEND[:8],))
+    check_may_use(member(FRIEND, "use"), OWN, (FRIEND[:16],))
     check_may_use(None, OWN, ())  # it wants no keys
     for daemon in (OWN, peer_id(OWN, 3)):
-        check_may_use(member(OWN, "lend"), daemon, (FRIEND[:8],))
+        check_may_use(member(OWN, "lend"), daemon, (FRIEND[:16],))
     with pytest.raises(RequestError, match="not have them compute"):
         check_may_use(member(FRIEND, "lend"), OWN, ())
     with pytest.raises(RequestError, match="--allow"):
-        check_may_use(member(STRANGER, "lend", "use"), OWN, (FRIEND[:8],))
+        check_may_use(member(STRANGER, "lend", "use"), OWN, (FRIEND[:16],))

@@ -27,7 +27,7 @@ LARGE = Frame("weights", {}, random.Random(1).randbytes(3 * CHANNEL_RECORD_BYTES
 @asynccontextmanager
 async def between() -> AsyncIterator[tuple[TcpChannel, TcpChannel, socket.socket, socket.socket]]:
     """Alice's and Bob's ends, and the sockets of who sits between, hers first."""
-    secrets = os.urandom(SECRET_BYTES), os.urandom(SECRET_BYTES), b"transcript"
+    secrets = os.urandom(2 * SECRET_BYTES), b"transcript"
     ends, ways = [], []
     for name, listens in (("bob", False), ("alice", True)):
         own, to_own = socket_pair()

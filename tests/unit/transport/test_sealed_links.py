@@ -185,9 +185,9 @@ def test_the_bytes_on_the_wire_are_those_of_the_description() -> None:
     connector, listener, transcript = b"c" * SECRET_BYTES, b"l" * SECRET_BYTES, b"t" * 32
     root = hmac.digest(transcript, connector + listener, hashlib.sha256)
     both = expanded(root, b"edge records", 2 * SECRET_BYTES)
-    secrets = RecordSecrets.derived(connector, listener, transcript, listens=False)
+    secrets = RecordSecrets.derived(connector + listener, transcript, listens=False)
     assert (secrets.sending, secrets.receiving) == (both[:SECRET_BYTES], both[SECRET_BYTES:])
-    mirrored = RecordSecrets.derived(connector, listener, transcript, listens=True)
+    mirrored = RecordSecrets.derived(connector + listener, transcript, listens=True)
     assert (mirrored.receiving, mirrored.sending) == (secrets.sending, secrets.receiving)
 
     records = SealedRecords(secrets, records_per_key=2)

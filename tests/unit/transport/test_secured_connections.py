@@ -12,6 +12,8 @@ from dataclasses import replace
 import numpy as np
 import psutil
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.hashes import SHA256
 
 from edge.membership.identity import Identity
 from edge.membership.membership import Membership, credentials
@@ -140,6 +142,90 @@ def test_what_a_device_may_do_stands_in_its_certificate() -> None:
             await channel.aclose()
 
     run(scenario)
+
+
+def test_who_passes_proofs_on_is_shown_no_certificate() -> None:
+    """Between two members, up to the tags; then it begins TLS with one of them itself."""
+    first = Membership.founded("first")
+    assert first.authority is not None
+    second = Membership.enrolled(first.authority, first.tag_key, "second")
+
+    async def scenario() -> None:
+        seen: asyncio.Queue[object] = asyncio.Queue()
+
+        async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            there, back = await asyncio.open_connection("127.0.0.1", listener.port)
+            for nbytes in (7, NONCE_BYTES, TAG_BYTES):
+                for source, target in ((reader, back), (there, writer)):
+                    target.write(await source.readexactly(nbytes))
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+            incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+            tls = context.wrap_bio(incoming, outgoing)
+            with contextlib.suppress(ssl.SSLWantReadError):
+                tls.do_handshake()
+            back.write(outgoing.read())
+            answered = b""
+            with contextlib.suppress(ConnectionError):
+                answered = await there.read(1)
+            seen.put_nowait(answered)
+            for each in (back, writer):
+                each.close()
+
+        async with (
+            echoing(credentials=shown(first)) as listener,
+            await asyncio.start_server(pass_on, "127.0.0.1", 0) as relay,
+        ):
+            port = relay.sockets[0].getsockname()[1]
+            with pytest.raises(TransportError):
+                await connect(f"127.0.0.1:{port}", hello={}, credentials=shown(second))
+            assert await seen.get() == b""
+
+    run(scenario)
+
+
+def test_nobody_goes_by_the_id_of_another_device() -> None:
+    """Also not whoever has the cluster's key."""
+    first, own = Membership.founded("first"), Identity.made()
+    assert first.authority is not None
+    honest = first.authority.member(own.key.public_key(), "mallory")
+    forger = replace(
+        first,
+        identity=own,
+        certificate=x509.CertificateBuilder(
+            honest.issuer,
+            honest.subject,
+            honest.public_key(),
+            int(first.identity.id, 16),
+            honest.not_valid_before_utc,
+            honest.not_valid_after_utc,
+            list(honest.extensions),
+        ).sign(first.authority.key, SHA256()),
+    )
+
+    async def scenario() -> None:
+        refused = Refusals()
+        async with echoing(credentials=shown(first), on_refused=refused) as listener:
+            with pytest.raises(TransportError):
+                await connect(listener.addresses[0], hello={}, credentials=shown(forger))
+            assert "another key than its own" in str(await refused.queue.get())
+
+    run(scenario)
+
+
+def test_a_program_of_the_old_cluster_talks_to_nobody() -> None:
+    first, now = Membership.founded("first"), Membership.founded("other")
+    current = [first]
+    shown_before = credentials(lambda: current[0])
+    current[0] = now
+
+    async def scenario() -> None:
+        async with echoing(credentials=shown(first)) as listener:
+            with pytest.raises(RefusedError, match="of another cluster now"):
+                await connect(listener.addresses[0], hello={}, credentials=shown_before)
+
+    run(scenario)
+    assert not shown_before.is_admitted(first.identity.id)
 
 
 def forged(member: Membership) -> Membership:
