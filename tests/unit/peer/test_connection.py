@@ -12,12 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from edge.errors import ProtocolError
+from edge.errors import EdgeError, ProtocolError
+from edge.membership.identity import Identity
+from edge.membership.membership import Membership, credentials
+from edge.membership.roles import LEND, USE
 from edge.memory.kv_budget import KvRoom
+from edge.memory.ledger import Floor, Ledger, Use
 from edge.peer.connection import MAX_WAITING_POSTS, Connection
 from edge.peer.hosted_shard import MAX_REQUESTS_UNDER_WAY, HostedShard
 from edge.peer.resources import PeerResources
 from edge.peer.settings import PeerSettings
+from edge.protocol.client import PeerClient
 from edge.protocol.frame_codec import to_frame
 from edge.protocol.measurements import MemoryRate
 from edge.protocol.messages import Finish
@@ -26,10 +31,21 @@ from edge.protocol.wire_rules import WireRules
 from offload import Manifest
 from tests.support.assignments import solo_assignment
 from tests.support.specs import plain_spec
-from transport import Frame, MemoryChannel, WireRule
+from transport import MEMBER, Frame, Member, MemoryChannel, TransportError, WireRule
 
 LIMITS = StepLimits(context_tokens=8, chunk_tokens=8, requests=1, cached_tokens=8)
 FINISH = to_frame("finish", Finish(session="s", request="r"))
+
+
+def settings(folder: Path) -> PeerSettings:
+    return PeerSettings(
+        name="p",
+        listen="127.0.0.1:0",
+        threads=1,
+        announce=False,
+        cache_root=folder,
+        cache_limit_bytes=1 << 20,
+    )
 
 
 def talk(
@@ -38,15 +54,7 @@ def talk(
     """With a peer whose back end is never opened."""
 
     async def main() -> None:
-        settings = PeerSettings(
-            name="p",
-            listen="127.0.0.1:0",
-            threads=1,
-            announce=False,
-            cache_root=folder,
-            cache_limit_bytes=1 << 20,
-        )
-        resources = PeerResources(settings, None)
+        resources = PeerResources(settings(folder), None)
         ours, theirs = MemoryChannel.pair("coordinator", "peer")
         connection = Connection(resources, theirs, silent_after_s=1e9)
         serving = asyncio.create_task(connection.run())
@@ -178,5 +186,46 @@ def test_what_is_under_way_in_a_session_has_a_limit() -> None:
             hosted.announce("one more", prompt_tokens=1)
         finally:
             await hosted.aclose()
+
+    asyncio.run(main())
+
+
+def test_who_is_expelled_is_hung_up_on(tmp_path: Path) -> None:
+    """And a coordinator hangs up on a peer that is."""
+    founded, other = Membership.founded("attic"), Identity.made().id
+    now = [founded]
+    known = credentials(lambda: now[0])
+    member = Member(id=other, name="cellar", roles=frozenset({USE, LEND}))
+
+    async def main() -> None:
+        resources = PeerResources(settings(tmp_path), known)
+        ours, theirs = MemoryChannel.pair("coordinator", "peer", first_hello={MEMBER: member})
+        serving = asyncio.create_task(Connection(resources, theirs).run())
+        to_peer, _ = MemoryChannel.pair("coordinator", "peer", second_hello={MEMBER: member})
+        lost: asyncio.Queue[EdgeError] = asyncio.Queue()
+        client = PeerClient(to_peer, "h:1", credentials=known, silent_after_s=1e9, on_event=None)
+        client.watch(lost.put_nowait)
+        now[0] = founded.expelling(other)
+        async with asyncio.timeout(60):
+            await serving
+            with pytest.raises(TransportError):
+                await ours.receive()
+            assert "has been expelled" in str(await lost.get())
+        await client.aclose()
+        resources.close()
+
+    asyncio.run(main())
+
+
+def test_two_at_once_do_not_share_a_line_of_the_ledger(tmp_path: Path) -> None:
+    async def main() -> None:
+        resources = PeerResources(settings(tmp_path), None)
+        floor = Floor(process_bytes=0, work_bytes=0)
+        resources._ledger = Ledger(budget_bytes=1 << 30, floor=floor)
+        await resources.reserve("s", Use(weight_bytes=1 << 20))
+        with pytest.raises(ProtocolError, match="one name"):
+            await resources.reserve("s", Use(weight_bytes=1 << 20))
+        assert resources.ledger.free_bytes == (1 << 30) - (1 << 20)
+        resources.close()
 
     asyncio.run(main())
