@@ -61,7 +61,7 @@ class Authority:
         return _signed(subject, device, self.certificate.subject, self.key, extensions)
 
     def expelled(self, ids: Iterable[str], epoch: int) -> x509.CertificateRevocationList:
-        """The list of all that were ever expelled; a higher epoch replaces a lower one."""
+        """The list of all that were ever expelled; its epoch tells people which is newer."""
         builder = (
             x509.CertificateRevocationListBuilder()
             .issuer_name(self.certificate.subject)

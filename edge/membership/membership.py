@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,22 +22,22 @@ TAG_KEY_BYTES = 32
 MOST_EXPELLED = 1024
 _MOST_LIST_BYTES = 44 << 10
 """More than MOST_EXPELLED take; a hello, of at most 64 KiB, holds so much as text."""
+_MOST_LISTS = 16
+_LENGTH_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Expelled:
-    """The newest list of the expelled that this device has heard of."""
+class SignedList:
+    """One list of the expelled."""
 
-    epoch: int = 0
-    ids: frozenset[str] = frozenset()
-    signed: bytes = b""
-    """The list as the cluster's key has signed it (DER); none before the first."""
+    epoch: int
+    ids: frozenset[str]
+    signed: bytes
+    """As the cluster's key has signed it (DER)."""
 
     @classmethod
-    def read(cls, signed: bytes, authority: x509.Certificate) -> Expelled:
+    def read(cls, signed: bytes, authority: x509.Certificate) -> SignedList:
         """Raises RequestError for what the cluster's key has not signed."""
-        if len(signed) > _MOST_LIST_BYTES:
-            raise RequestError("a list of expelled devices is too long")
         try:
             known = x509.load_der_x509_crl(signed)
             key = authority.public_key()
@@ -45,10 +45,80 @@ class Expelled:
             if not known.is_signature_valid(key):
                 raise RequestError("a list of expelled devices was not signed by the cluster's key")
             epoch = known.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
+            ids = frozenset(f"{entry.serial_number:032x}" for entry in known)
         except MALFORMED as error:
             raise RequestError(f"a list of expelled devices cannot be read: {error}") from error
-        ids = frozenset(f"{entry.serial_number:032x}" for entry in known)
         return cls(epoch=epoch, ids=ids, signed=signed)
+
+
+@dataclass(frozen=True, slots=True)
+class Expelled:
+    """All who were expelled, as far as this device has heard.
+
+    Several devices may have the cluster's key, and expel without knowing of each other: so there
+    may be several lists, and who stands in any of them is expelled.
+    """
+
+    lists: tuple[SignedList, ...] = ()
+    """None of them says only what another one says."""
+
+    @classmethod
+    def of(cls, lists: Iterable[SignedList]) -> Expelled:
+        """The same for everybody who knows these lists. Raises RequestError for too much."""
+        kept: list[SignedList] = []
+        longest_first = sorted(
+            lists, key=lambda each: (len(each.ids), each.epoch, each.signed), reverse=True
+        )
+        for each in longest_first:
+            if not any(each.ids <= other.ids for other in kept):
+                kept.append(each)
+        expelled = cls(tuple(kept))
+        if len(kept) > _MOST_LISTS or len(expelled.signed) > _MOST_LIST_BYTES:
+            raise RequestError(
+                "the lists of expelled devices are too long; `edge cluster rotate` is due"
+            )
+        return expelled
+
+    @classmethod
+    def read(cls, signed: bytes, authority: x509.Certificate) -> Expelled:
+        """From `signed`. Raises RequestError for what the cluster's key has not signed."""
+        if len(signed) > _MOST_LIST_BYTES:
+            raise RequestError("a list of expelled devices is too long")
+        parts = list(_parts(signed))
+        if len(parts) > _MOST_LISTS:
+            raise RequestError("a list of expelled devices has too many parts")
+        return cls.of(SignedList.read(part, authority) for part in parts)
+
+    @property
+    def epoch(self) -> int:
+        """The highest; 0 before the first list."""
+        return max((each.epoch for each in self.lists), default=0)
+
+    @property
+    def ids(self) -> frozenset[str]:
+        return frozenset(id for each in self.lists for id in each.ids)
+
+    @property
+    def signed(self) -> bytes:
+        """What others are told: each list after its length; nothing before the first list."""
+        return b"".join(
+            len(each.signed).to_bytes(_LENGTH_BYTES) + each.signed for each in self.lists
+        )
+
+    def joined(self, other: Expelled) -> Expelled:
+        """All that stand in either. Raises RequestError for too much."""
+        return Expelled.of((*self.lists, *other.lists))
+
+
+def _parts(signed: bytes) -> Iterator[bytes]:
+    begin = 0
+    while begin < len(signed):
+        start = begin + _LENGTH_BYTES
+        end = start + int.from_bytes(signed[begin:start])
+        if end > len(signed):
+            raise RequestError("a list of expelled devices cannot be read: its end is missing")
+        yield signed[start:end]
+        begin = end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,15 +199,17 @@ class Membership:
             raise RequestError(f"more than {MOST_EXPELLED} expelled: `edge cluster rotate` is due")
         epoch = self.expelled.epoch + 1
         signed = self.authority.expelled(ids, epoch).public_bytes(Encoding.DER)
-        return replace(self, expelled=Expelled(epoch=epoch, ids=ids, signed=signed))
+        return replace(
+            self, expelled=Expelled.of([SignedList(epoch=epoch, ids=ids, signed=signed)])
+        )
 
     def hearing(self, signed: bytes) -> Membership:
-        """With a list of the expelled that somebody has told, if it is a newer one.
+        """With the lists of the expelled that somebody has told; itself where none is new.
 
-        Raises RequestError for what the cluster's key has not signed.
+        Raises RequestError for what the cluster's key has not signed, and for too much.
         """
-        told = Expelled.read(signed, self.cluster)
-        return replace(self, expelled=told) if told.epoch > self.expelled.epoch else self
+        joined = self.expelled.joined(Expelled.read(signed, self.cluster))
+        return self if joined == self.expelled else replace(self, expelled=joined)
 
 
 def read_membership(
@@ -160,19 +232,23 @@ def read_membership(
         certificate=own,
         cluster=root,
         tag_key=tag_key,
-        expelled=Expelled.read(expelled, root) if expelled else Expelled(),
+        expelled=Expelled.read(expelled, root),
     )
 
 
-def ignore_news(_: Membership) -> None:
+Change = Callable[[Membership], Membership]
+"""From what a membership is to what it shall be."""
+
+
+def ignore_news(_: Change) -> None:
     """For memberships that are not kept anywhere."""
 
 
 def credentials(
-    current: Callable[[], Membership], keep: Callable[[Membership], object] = ignore_news
+    current: Callable[[], Membership], change: Callable[[Change], object] = ignore_news
 ) -> Credentials:
-    """What connections need. `current` is asked whom to take at each of them, and `keep` gets the
-    membership when others have told of a newer list of the expelled."""
+    """What connections need. `current` is asked whom to take at each of them, and `change` changes
+    what is kept when others have told of a list of the expelled that is new."""
     membership = current()
 
     def is_admitted(id: str) -> bool:
@@ -197,9 +273,8 @@ def credentials(
         if not signed or signed == known.expelled.signed:
             return
         try:
-            now = known.hearing(signed)
-            if now is not known:
-                keep(now)
+            if known.hearing(signed) is not known:
+                change(lambda newest: newest.hearing(signed))
         except RequestError as error:
             raise RefusedError(str(error)) from error
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from edge.membership.membership import Membership, credentials
+from edge.membership.membership import Change, Membership, credentials
 from edge.membership.store import (
     TOKEN_VARIABLE,
     MembershipStore,
@@ -24,24 +24,37 @@ class OwnMembership:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._store: MembershipStore | None = None
-        store = MembershipStore(config_root())
+        self._store = store = MembershipStore(config_root())
+        self._held: Membership | None = None
+        """What a token stands for."""
         if path := os.environ.get(TOKEN_VARIABLE):
-            self._held = enrolled_by_token(read_token(Path(path)), path, name, store.identity())
+            held = enrolled_by_token(read_token(Path(path)), path, name, store.identity())
+            self._held = store.change_held(held, _unchanged)
         else:
-            self._held = store.founded(name)
-            self._store = store
+            store.founded(name)
 
     def current(self) -> Membership:
         """As it is now: another process may have paired this device, or expelled one."""
-        return self._held if self._store is None else self._store.founded(self._name)
+        if self._held is None:
+            return self._store.founded(self._name)
+        self._held = self._store.with_expelled(self._held)
+        return self._held
 
-    def keep(self, membership: Membership) -> None:
-        """From now on it is this."""
-        self._held = membership
-        if self._store is not None:
-            self._store.keep(membership)
+    def change(self, change: Change) -> Membership:
+        """What `change` makes of the newest, from now on; no other process changes it meanwhile.
+
+        By a token, only who was expelled outlasts this process. `change` must not use this object.
+        """
+        if self._held is None:
+            self._store.founded(self._name)
+            return self._store.change(change)
+        self._held = self._store.change_held(self._held, change)
+        return self._held
 
     def credentials(self) -> Credentials:
         """What connections need."""
-        return credentials(self.current, self.keep)
+        return credentials(self.current, self.change)
+
+
+def _unchanged(membership: Membership) -> Membership:
+    return membership

@@ -1,4 +1,4 @@
-"""Where a device keeps its key and its membership; and the token that stands for both.
+"""Where a device keeps its key and its membership; and the token that stands for a membership.
 
 Files are for their owner alone: one that others can read, or write, is refused.
 """
@@ -24,13 +24,13 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from edge.errors import RequestError
 from edge.membership.authority import MALFORMED, Authority
 from edge.membership.identity import MOST_PEERS, Identity, key_pem, read_key
-from edge.membership.membership import TAG_KEY_BYTES, Membership, read_membership
+from edge.membership.membership import TAG_KEY_BYTES, Change, Membership, read_membership
 
 CONFIG_VARIABLE = "EDGE_CONFIG"
 TOKEN_VARIABLE = "EDGE_CLUSTER_TOKEN_FILE"  # noqa: S105  a name
 
 _MOST_FILE_BYTES = 256 << 10
-_IDENTITY, _MEMBERSHIP, _AUTHORITY = "identity.pem", "membership.json", "cluster-key.pem"
+_IDENTITY, _MEMBERSHIP = "identity.pem", "membership.json"
 
 
 def config_root() -> Path:
@@ -44,7 +44,7 @@ class MembershipStore:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._read: tuple[int, Membership] | None = None
+        self._read: tuple[_Version, Membership] | None = None
 
     def identity(self) -> Identity:
         """This device's key, made at the first call."""
@@ -55,14 +55,14 @@ class MembershipStore:
         """This device's place in its cluster; read again when another process has changed it."""
         path = self.folder / _MEMBERSHIP
         try:
-            changed_ns = path.stat().st_mtime_ns
+            version = _version(path.stat())
         except FileNotFoundError:
             return None
         except OSError as error:
             raise _unusable(path, error) from error
-        if self._read is None or self._read[0] != changed_ns:
+        if self._read is None or self._read[0] != version:
             with self._alone():
-                self._read = changed_ns, self._loaded(path)
+                self._read = version, self._loaded(path)
         return self._read[1]
 
     def founded(self, name: str) -> Membership:
@@ -77,9 +77,44 @@ class MembershipStore:
             return self._kept(Membership.founded(name, self._identity()))
 
     def keep(self, membership: Membership) -> Membership:
-        """From now on this is the device's place."""
+        """From now on this is the device's place. Who was expelled from the cluster remains so."""
         with self._alone():
+            path = self.folder / _MEMBERSHIP
+            present = self._loaded(path) if path.exists() else None
+            if present is not None and present.cluster_id == membership.cluster_id:
+                membership = membership.hearing(present.expelled.signed)
             return self._kept(membership)
+
+    def change(self, change: Change) -> Membership:
+        """What `change` makes of the newest membership, which no other process changes meanwhile.
+
+        `change` must not use the store.
+        """
+        with self._alone():
+            newest = self._loaded(self.folder / _MEMBERSHIP)
+            changed = change(newest)
+            return newest if changed is newest else self._kept(changed)
+
+    def with_expelled(self, held: Membership) -> Membership:
+        """What a token stands for, with all whom this folder knows to be expelled."""
+        path = self._expelled_from(held)
+        signed = _private(path) if path.exists() else b""
+        if signed == held.expelled.signed:
+            return held
+        try:
+            return held.hearing(signed)
+        except RequestError as error:
+            raise RequestError(f"{path} cannot be used: {error}") from error
+
+    def change_held(self, held: Membership, change: Change) -> Membership:
+        """As `change`, for what a token stands for: only who was expelled is kept here."""
+        with self._alone():
+            path = self._expelled_from(held)
+            changed = change(self.with_expelled(held))
+            signed = changed.expelled.signed
+            if signed and not (path.exists() and _private(path) == signed):
+                _write(path, signed)
+            return changed
 
     @contextlib.contextmanager
     def numbered(self) -> Iterator[int]:
@@ -104,28 +139,26 @@ class MembershipStore:
             _write(path, key_pem(Identity.made().key))
         return Identity(read_key(_private(path), str(path)))
 
+    def _expelled_from(self, held: Membership) -> Path:
+        return self.folder / f"expelled-{held.cluster_id}"
+
     def _kept(self, membership: Membership) -> Membership:
-        key = self.folder / _AUTHORITY
-        _write(self.folder / _IDENTITY, key_pem(membership.identity.key))
-        if membership.authority is not None:
-            _write(key, key_pem(membership.authority.key))
-        else:
-            key.unlink(missing_ok=True)
+        path, pem = self.folder / _IDENTITY, key_pem(membership.identity.key)
+        if not path.exists() or _private(path) != pem:
+            _write(path, pem)
         _write(self.folder / _MEMBERSHIP, _encoded(_told(membership)))
         return membership
 
     def _loaded(self, path: Path) -> Membership:
         values = _decoded(_private(path), str(path))
-        if set(values) != {"certificate", "cluster", "tag_key", "expelled", "others"}:
+        if set(values) != {"certificate", "cluster", "key", "tag_key", "expelled", "others"}:
             raise RequestError(f"{path} is not a membership")
-        others = _names(values.pop("others"), str(path))
+        others, key = _names(values.pop("others"), str(path)), values.pop("key")
         membership = read_membership(identity=self._identity(), **values)
         membership = replace(membership, others=others)
-        key = self.folder / _AUTHORITY
-        if not key.exists():
+        if not key:
             return membership
-        authority = Authority(key=read_key(_private(key), str(key)), certificate=membership.cluster)
-        return replace(membership, authority=authority)
+        return replace(membership, authority=_authority(key, membership.cluster, str(path)))
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
@@ -169,15 +202,13 @@ def enrolled_by_token(text: bytes, whose: str, name: str, identity: Identity) ->
         raise RequestError(f"{whose} is not a cluster's token")
     try:
         certificate = x509.load_der_x509_certificate(values["cluster"])
-        public_key = certificate.public_key()
     except MALFORMED as error:
         raise RequestError(f"{whose} is not a cluster's token: {error}") from error
-    key = read_key(values["key"], whose)
-    if public_key != key.public_key() or len(values["tag_key"]) != TAG_KEY_BYTES:
-        raise RequestError(f"{whose} is damaged: its parts are of different clusters")
-    authority = Authority(key=key, certificate=certificate)
+    authority = _authority(values["key"], certificate, whose)
+    if len(values["tag_key"]) != TAG_KEY_BYTES:
+        raise RequestError(f"{whose} is damaged: it has no key for tags")
     member = Membership.enrolled(authority, values["tag_key"], name, identity)
-    return member.hearing(values["expelled"]) if values["expelled"] else member
+    return member.hearing(values["expelled"])
 
 
 def read_token(path: Path) -> bytes:
@@ -192,10 +223,23 @@ def write_token(path: Path, membership: Membership) -> None:
     _write(path, token(membership))
 
 
+def _authority(pem: bytes, certificate: x509.Certificate, whose: str) -> Authority:
+    key = read_key(pem, whose)
+    try:
+        public_key = certificate.public_key()
+    except MALFORMED as error:
+        raise RequestError(f"{whose} cannot be read: {error}") from error
+    if public_key != key.public_key():
+        raise RequestError(f"{whose} is damaged: its parts are of different clusters")
+    return Authority(key=key, certificate=certificate)
+
+
 def _told(membership: Membership) -> dict[str, bytes]:
+    authority = membership.authority
     return {
         "certificate": membership.certificate.public_bytes(Encoding.DER),
         "cluster": membership.cluster.public_bytes(Encoding.DER),
+        "key": b"" if authority is None else key_pem(authority.key),
         "tag_key": membership.tag_key,
         "expelled": membership.expelled.signed,
         "others": json.dumps(dict(membership.others)).encode(),
@@ -220,6 +264,14 @@ def _decoded(text: bytes, whose: str) -> dict[str, bytes]:
         return {name: base64.b64decode(value, validate=True) for name, value in values.items()}
     except (ValueError, TypeError, AttributeError, RecursionError, binascii.Error) as error:
         raise RequestError(f"{whose} cannot be read: {error}") from error
+
+
+_Version = tuple[int, int, int]
+
+
+def _version(found: os.stat_result) -> _Version:
+    """Another one for each content that a file gets."""
+    return found.st_mtime_ns, found.st_ino, found.st_size
 
 
 def _private(path: Path) -> bytes:

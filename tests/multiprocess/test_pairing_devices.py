@@ -210,6 +210,45 @@ def test_a_token_for_scripts(
         assert "the cluster has a new key" in refused
 
 
+def test_who_a_script_with_a_token_expels_stays_expelled(
+    device: Callable[[str], Device], tmp_path: Path
+) -> None:
+    attic, script = device("attic"), device("script")
+    token = tmp_path / "token"
+    assert attic.edge("cluster", "create", "--token", token).code == 0
+    script.environment[TOKEN_VARIABLE] = str(token)
+    assert script.edge("cluster", "expel", "a" * 32, *ON_LOOPBACK).code == 0
+    shown = script.json("cluster", "show")
+    assert (shown["expelled"], shown["epoch"]) == (["a" * 32], 1)
+    with attic.peer() as daemon:
+        assert script.edge("peers", "--peer", daemon.address).code == 0
+    assert attic.json("cluster", "show")["expelled"] == ["a" * 32]
+
+
+@pytest.mark.parametrize("name", ["create", "rotate"])
+def test_a_token_keeps_a_script_from_making_a_cluster_that_it_would_not_use(
+    device: Callable[[str], Device], tmp_path: Path, name: str
+) -> None:
+    attic, token = device("attic"), tmp_path / "token"
+    assert attic.edge("cluster", "token", token).code == 0
+    before = attic.json("cluster", "show")["cluster"]
+    sentence = attic.edge("cluster", name, **{TOKEN_VARIABLE: str(token)}).sentence()
+    assert f"{TOKEN_VARIABLE} names {token}" in sentence
+    assert "unset it" in sentence
+    assert "write a new token" in sentence
+    assert attic.json("cluster", "show")["cluster"] == before
+
+
+def test_no_name_keeps_a_device_from_being_expelled(device: Callable[[str], Device]) -> None:
+    attic, victim, mallory = device("attic"), device("victim"), device("mallory")
+    pair(attic, victim)
+    id = victim.json("cluster", "show")["own"]
+    mallory.name = id
+    pair(attic, mallory)
+    assert attic.edge("cluster", "expel", id, *ON_LOOPBACK).code == 0
+    assert attic.json("cluster", "show")["expelled"] == [id]
+
+
 def test_ctrl_c_leaves_no_pairing_behind(device: Callable[[str], Device]) -> None:
     attic, kitchen = device("attic"), device("kitchen")
     with attic.inviting() as (process, shown):

@@ -255,7 +255,7 @@ class Files:
 
         return {
             **{name: open_with(name) for name in ("membership.json", "identity.pem")},
-            **{part: reading_der(part) for part in ("certificate", "cluster")},
+            **{part: reading_der(part) for part in ("certificate", "cluster", "key")},
             "token": Kind(
                 token(founded), lambda text: enrolled_by_token(text, "it", "cellar", identity)
             ),

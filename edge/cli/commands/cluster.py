@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import socket
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from edge.errors import NetworkError, RequestError
 from edge.membership.identity import fingerprint
 from edge.membership.membership import Membership
 from edge.membership.own import OwnMembership
-from edge.membership.store import MembershipStore, config_root, write_token
+from edge.membership.store import TOKEN_VARIABLE, MembershipStore, config_root, write_token
 from edge.protocol.discovery import find_peers
 
 
@@ -40,9 +41,12 @@ def command() -> None:
 )
 def create(leave: bool, token_file: Path | None) -> None:
     """Make a new cluster, of this device alone."""
+    _check_no_token()
     store = MembershipStore(config_root())
-    _check_alone(store.membership(), leave=leave)
-    made = store.keep(Membership.founded(socket.gethostname(), store.identity()))
+    if store.membership() is None:
+        made = store.founded(socket.gethostname())
+    else:
+        made = store.change(lambda newest: _renewed(newest, leave=leave))
     if token_file is not None:
         write_token(token_file, made)
     click.echo(f"Made cluster {fingerprint(made.cluster_id)}.")
@@ -96,7 +100,7 @@ def expel(device: str, interfaces: tuple[str, ...], cluster: str) -> None:
     """
     own = OwnMembership(socket.gethostname())
     id = _meant(own.current(), device)
-    own.keep(own.current().expelling(id))
+    own.change(lambda newest: newest.expelling(id))
     told = 0
     with contextlib.suppress(NetworkError):  # those who are not there hear it from another member
         found = find_peers(cluster, own.credentials(), timeout_s=3.0, interfaces=interfaces or None)
@@ -111,12 +115,10 @@ def rotate(leave: bool) -> None:
 
     Every other device has to be paired again.
     """
+    _check_no_token()
     own = OwnMembership(socket.gethostname())
-    _check_alone(own.current(), leave=leave)
-    own.keep(Membership.founded(socket.gethostname(), own.current().identity))
-    click.echo(
-        f"The cluster is {fingerprint(own.current().cluster_id)} now; pair its devices again."
-    )
+    made = own.change(lambda newest: _renewed(newest, leave=leave))
+    click.echo(f"The cluster is {fingerprint(made.cluster_id)} now; pair its devices again.")
 
 
 @command.command()
@@ -131,24 +133,34 @@ def token(file: Path) -> None:
     click.echo(f"Wrote {file}; whoever can read it is of the cluster.")
 
 
-def _check_alone(membership: Membership | None, *, leave: bool) -> None:
-    if membership is not None and membership.others and not leave:
+def _check_no_token() -> None:
+    if path := os.environ.get(TOKEN_VARIABLE):
+        raise RequestError(
+            f"{TOKEN_VARIABLE} names {path}, whose cluster would be used all the same; unset it, "
+            "make a new cluster on one device, and write a new token there: `edge cluster token`"
+        )
+
+
+def _renewed(membership: Membership, *, leave: bool) -> Membership:
+    """The device in a new cluster. Raises RequestError where others would be left behind."""
+    if membership.others and not leave:
         raise RequestError(
             f"this device is in a cluster with {', '.join(membership.others.values())}, which "
             "would have to be paired again; add --leave if you mean that"
         )
+    return Membership.founded(socket.gethostname(), membership.identity)
 
 
 def _meant(membership: Membership, device: str) -> str:
     wanted = device.replace(" ", "").lower()
+    if len(wanted) == 32 and set(wanted) <= set("0123456789abcdef"):
+        return wanted  # whatever a device calls itself
     found = {
         id
         for id, name in membership.others.items()
         if name == device or (len(wanted) >= 4 and id.startswith(wanted))
     }
-    if len(wanted) == 32 and set(wanted) <= set("0123456789abcdef"):
-        found.add(wanted)
     if len(found) != 1:
         which = "no device" if not found else "several devices"
-        raise RequestError(f"{device!r} names {which}; `edge cluster show` lists their ids")
+        raise RequestError(f"{device!r} names {which}; `edge cluster show --json` has their ids")
     return found.pop()

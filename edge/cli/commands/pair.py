@@ -111,7 +111,7 @@ def _invite(
             on_ready=show,
         )
     )
-    own.keep(own.current().knowing(other.id, other.name))
+    own.change(lambda newest: newest.knowing(other.id, other.name))
     _tell(other, own.current().identity.id, as_json=as_json)
 
 

@@ -8,6 +8,7 @@ import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,12 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from edge.errors import RequestError
 from edge.membership.identity import Identity, fingerprint, key_id
-from edge.membership.membership import MOST_EXPELLED, Expelled, Membership
+from edge.membership.membership import (
+    MOST_EXPELLED,
+    Expelled,
+    Membership,
+    credentials,
+)
 from edge.membership.own import OwnMembership
 from edge.membership.store import (
     CONFIG_VARIABLE,
@@ -27,6 +33,7 @@ from edge.membership.store import (
     token,
     write_token,
 )
+from transport import RefusedError
 from transport.handshake import encode_hello
 
 
@@ -38,6 +45,17 @@ def store(tmp_path: Path) -> MembershipStore:
 def without_key(membership: Membership) -> Membership:
     """As a device has it that may not take others in."""
     return replace(membership, authority=None)
+
+
+def id_of(number: int) -> str:
+    return f"{1 << 127 | number:032x}"
+
+
+def listing(membership: Membership, *numbers: int, epoch: int = 1) -> bytes:
+    """What a holder of the cluster's key tells who has heard of nobody else's lists."""
+    assert membership.authority is not None
+    signed = membership.authority.expelled(map(id_of, numbers), epoch).public_bytes(Encoding.DER)
+    return len(signed).to_bytes(4) + signed
 
 
 def test_an_id_is_a_hash_of_the_public_key() -> None:
@@ -67,13 +85,98 @@ def test_what_was_kept_is_read_again(store: MembershipStore) -> None:
 def test_what_another_process_changed_is_seen(store: MembershipStore) -> None:
     founded = store.founded("attic")
     other = MembershipStore(store.folder)
-    other.keep(founded.expelling("f" * 32))
+    other.change(lambda newest: newest.expelling("f" * 32))
     now = store.membership()
     assert now is not None
     assert now.expelled.ids == {"f" * 32}
-    store.keep(without_key(now))
+    assert now.certificate == founded.certificate
+    store.change(without_key)
     assert (seen := other.membership()) is not None
     assert seen.authority is None
+
+
+def test_a_file_that_is_replaced_within_one_tick_of_the_clock_is_seen(
+    store: MembershipStore,
+) -> None:
+    store.founded("attic")
+    path = store.folder / "membership.json"
+    assert store.membership() is not None
+    was = path.stat().st_mtime_ns
+    MembershipStore(store.folder).change(lambda newest: newest.expelling("f" * 32))
+    os.utime(path, ns=(was, was))
+    assert (now := store.membership()) is not None
+    assert now.expelled.ids == {"f" * 32}
+
+
+def test_changes_at_once_are_all_kept(tmp_path: Path) -> None:
+    MembershipStore(tmp_path).founded("attic")
+
+    def meet(number: int) -> None:
+        def change(newest: Membership) -> Membership:
+            if number % 2:
+                return newest.expelling(id_of(number))
+            return newest.knowing(id_of(number), "one")
+
+        MembershipStore(tmp_path).change(change)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(meet, range(16)))
+    assert (now := MembershipStore(tmp_path).membership()) is not None
+    assert set(now.others) == {id_of(number) for number in range(0, 16, 2)}
+    assert now.expelled.ids == {id_of(number) for number in range(1, 16, 2)}
+
+
+def test_what_is_heard_leaves_a_pairing_made_meanwhile(store: MembershipStore) -> None:
+    founded = store.founded("attic")
+    other = MembershipStore(store.folder)
+
+    def current() -> Membership:
+        other.change(lambda newest: newest.knowing("b" * 32, "kitchen"))
+        return founded
+
+    credentials(current, store.change).heard(listing(founded, 1))
+    assert (now := store.membership()) is not None
+    assert now.others == {"b" * 32: "kitchen"}
+    assert now.expelled.ids == {id_of(1)}
+
+
+def test_no_crash_between_two_files_takes_the_clusters_key(
+    store: MembershipStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    founded = store.founded("attic")
+    replaced: list[str] = []
+    write = Path.replace
+
+    def crash(draft: Path, path: Path) -> Path:
+        replaced.append(path.name)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", crash)
+    renewed = Membership.founded("attic", founded.identity)
+    with pytest.raises(RequestError, match="No space left"):
+        store.keep(renewed)
+    monkeypatch.setattr(Path, "replace", write)
+    assert replaced == ["membership.json"]
+    assert (now := MembershipStore(store.folder).membership()) is not None
+    assert now.cluster_id == founded.cluster_id
+    assert now.authority is not None
+    store.keep(renewed)
+    assert (now := MembershipStore(store.folder).membership()) is not None
+    assert now.cluster_id == renewed.cluster_id
+    assert {path.name for path in store.folder.iterdir()} == {
+        "identity.pem",
+        "membership.json",
+        "lock",
+    }
+
+
+def test_a_clusters_key_of_another_cluster_is_refused(store: MembershipStore) -> None:
+    store.founded("attic")
+    path = store.folder / "membership.json"
+    others = json.loads(token(Membership.founded("other")))
+    path.write_text(json.dumps({**json.loads(path.read_bytes()), "key": others["key"]}))
+    with pytest.raises(RequestError, match="parts are of different clusters"):
+        MembershipStore(store.folder).membership()
 
 
 def test_all_that_start_at_once_are_of_one_cluster(tmp_path: Path) -> None:
@@ -84,7 +187,7 @@ def test_all_that_start_at_once_are_of_one_cluster(tmp_path: Path) -> None:
         assert len(set(pool.map(founded, range(8)))) == 1
 
 
-@pytest.mark.parametrize("name", ["identity.pem", "membership.json", "cluster-key.pem"])
+@pytest.mark.parametrize("name", ["identity.pem", "membership.json"])
 def test_a_file_that_others_can_read_is_refused(store: MembershipStore, name: str) -> None:
     store.founded("attic")
     (store.folder / name).chmod(0o644)
@@ -92,7 +195,7 @@ def test_a_file_that_others_can_read_is_refused(store: MembershipStore, name: st
         MembershipStore(store.folder).founded("attic")
 
 
-@pytest.mark.parametrize("name", ["identity.pem", "membership.json", "cluster-key.pem"])
+@pytest.mark.parametrize("name", ["identity.pem", "membership.json"])
 @pytest.mark.parametrize(
     "content",
     [b"", b"{", b"[]", b"{}", b'{"certificate": 5}', b"[" * 100_000, b"\xff" * 100, b"a" * 300_000],
@@ -144,15 +247,78 @@ def test_the_newest_list_of_the_expelled_counts() -> None:
     assert twice.expelled.ids == {"a" * 32, "b" * 32}
     assert (once.expelled.epoch, twice.expelled.epoch) == (1, 2)
     assert first.hearing(twice.expelled.signed).expelled.ids == twice.expelled.ids
-    assert twice.hearing(once.expelled.signed).expelled == twice.expelled
+    assert twice.hearing(once.expelled.signed) is twice
+
+
+def test_what_several_holders_of_the_key_have_signed_is_joined() -> None:
+    first = Membership.founded("first")
+    assert first.authority is not None
+    second = Membership.enrolled(first.authority, first.tag_key, "second")
+    one, other = first.expelling(id_of(1)), second.expelling(id_of(2))
+    assert one.expelled.epoch == other.expelled.epoch == 1
+    both = without_key(second).hearing(one.expelled.signed).hearing(other.expelled.signed)
+    assert both.expelled.ids == {id_of(1), id_of(2)}
+    again = without_key(second).hearing(other.expelled.signed).hearing(one.expelled.signed)
+    assert again.expelled == both.expelled
+    assert both.hearing(one.expelled.signed) is both
+    assert first.hearing(both.expelled.signed).expelled == both.expelled
+
+    later = one.expelling(id_of(3)).expelling(id_of(4))
+    everything = both.hearing(later.expelled.signed)
+    assert everything.expelled.ids == set(map(id_of, range(1, 5)))
+    assert len(everything.expelled.lists) == 2
+    assert everything.expelled.epoch == 3
+    last = replace(everything, authority=first.authority).expelling(id_of(5))
+    assert last.expelled.epoch == 4
+    assert len(last.expelled.lists) == 1
+    assert everything.hearing(last.expelled.signed).expelled == last.expelled
+
+
+def test_devices_agree_on_one_of_two_lists_that_say_the_same() -> None:
+    first = Membership.founded("first")
+    one, other = listing(first, 1, 2), listing(first, 2, 1)
+    newer = listing(first, 1, 2, epoch=2)
+    assert one != other
+    assert first.hearing(one).hearing(other).expelled == first.hearing(other).hearing(one).expelled
+    assert first.hearing(newer).hearing(one).expelled.signed == newer
+    assert first.hearing(one).hearing(newer).expelled.signed == newer
+
+
+def test_more_lists_than_a_hello_holds_are_refused() -> None:
+    first = Membership.founded("first")
+    now = first
+    for number in range(16):
+        now = now.hearing(listing(first, number))
+    with pytest.raises(RequestError, match="`edge cluster rotate` is due"):
+        now.hearing(listing(first, 16))
+    with pytest.raises(RequestError, match="list of expelled devices has too many parts"):
+        first.hearing(now.expelled.signed + listing(first, 16))
+    with pytest.raises(RefusedError, match="rotate"):
+        credentials(lambda: now).heard(listing(first, 16))
+    assert now.expelled.ids == set(map(id_of, range(16)))
+    assert len(now.expelling(id_of(16)).expelled.lists) == 1
+    large = first.hearing(listing(first, *range(MOST_EXPELLED)))
+    with pytest.raises(RequestError, match="`edge cluster rotate` is due"):
+        large.hearing(listing(first, *range(5000, 5300)))
+
+
+def test_a_device_that_is_paired_again_forgets_nobody(store: MembershipStore) -> None:
+    founded = store.founded("attic")
+    store.change(lambda newest: newest.expelling(id_of(1)))
+    other = replace(founded, others={}).expelling(id_of(2))
+    assert store.keep(other).expelled.ids == {id_of(1), id_of(2)}
+    assert store.keep(Membership.founded("attic", founded.identity)).expelled.ids == set()
 
 
 def test_a_list_that_the_cluster_has_not_signed_is_refused() -> None:
     first, other = Membership.founded("first"), Membership.founded("other")
     signed = other.expelling(first.identity.id).expelled.signed
-    for content in (signed, signed[:-1], b"", b"\0" * 100, bytes(100_000)):
+    for content in (signed, signed[:-1], signed[4:], b"\0", b"\0" * 100, bytes(100_000)):
         with pytest.raises(RequestError, match="list of expelled"):
             first.hearing(content)
+    half_own = listing(first, 1) + signed
+    with pytest.raises(RequestError, match="not signed by the cluster's key"):
+        first.hearing(half_own)
     with pytest.raises(RequestError, match="not the cluster's key"):
         without_key(first).expelling("a" * 32)
 
@@ -186,6 +352,65 @@ def test_a_token_makes_whoever_holds_it_a_member(
         OwnMembership("script")
 
 
+def test_who_was_expelled_outlasts_a_process_with_a_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Membership.founded("first")
+    path, keys = tmp_path / "token", tmp_path / "keys"
+    write_token(path, first.expelling(id_of(1)))
+    monkeypatch.setenv(CONFIG_VARIABLE, str(keys))
+    monkeypatch.setenv(TOKEN_VARIABLE, str(path))
+    running, own = OwnMembership("daemon"), OwnMembership("script")
+    own.credentials().heard(listing(first, 2))
+    own.change(lambda newest: newest.expelling(id_of(3)))
+    everybody = set(map(id_of, range(1, 4)))
+    for each in (own, running, OwnMembership("later")):
+        assert each.current().expelled.ids == everybody
+    running.change(lambda newest: newest.expelling(id_of(4)))
+    assert own.current().expelled.ids == everybody | {id_of(4)}
+    assert own.current().expelled.epoch == 3
+    kept = keys / f"expelled-{first.cluster_id}"
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    assert not (keys / "membership.json").exists()
+
+    other = tmp_path / "other"
+    write_token(other, Membership.founded("other"))
+    monkeypatch.setenv(TOKEN_VARIABLE, str(other))
+    assert OwnMembership("script").current().expelled.ids == set()
+
+    monkeypatch.setenv(TOKEN_VARIABLE, str(path))
+    signed = kept.read_bytes()
+    for content in (
+        b"\0",
+        signed[:-1],
+        Membership.founded("x").expelling("a" * 32).expelled.signed,
+    ):
+        kept.write_bytes(content)
+        with pytest.raises(RequestError, match=kept.name):
+            OwnMembership("script")
+    kept.write_bytes(signed)
+    kept.chmod(0o644)
+    with pytest.raises(RequestError, match="chmod 600"):
+        OwnMembership("script")
+
+
+def test_processes_with_a_token_expel_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_token(tmp_path / "token", Membership.founded("first"))
+    monkeypatch.setenv(CONFIG_VARIABLE, str(tmp_path / "keys"))
+    monkeypatch.setenv(TOKEN_VARIABLE, str(tmp_path / "token"))
+
+    def expel(number: int) -> None:
+        OwnMembership("script").change(partial(Membership.expelling, id=id_of(number)))
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(expel, range(8)))
+    expelled = OwnMembership("script").current().expelled
+    assert expelled.ids == set(map(id_of, range(8)))
+    assert expelled.epoch == 8
+
+
 def test_a_damaged_token_is_refused() -> None:
     first, other = Membership.founded("first"), Membership.founded("other")
     values, others = json.loads(token(first)), json.loads(token(other))
@@ -210,7 +435,7 @@ def test_a_device_in_no_cluster_makes_one(tmp_path: Path, monkeypatch: pytest.Mo
     current = OwnMembership("attic").current
     assert current().cluster_id == OwnMembership("attic").current().cluster_id
     store = MembershipStore(tmp_path / "keys")
-    store.keep(current().expelling("c" * 32))
+    store.change(lambda newest: newest.expelling("c" * 32))
     assert current().expelled.ids == {"c" * 32}
 
 
@@ -223,9 +448,7 @@ def test_names_of_any_kind_go_into_certificates() -> None:
 
 def test_a_hello_has_room_for_the_longest_list() -> None:
     founded = Membership.founded("attic")
-    assert founded.authority is not None
-    ids = [f"{number:032x}" for number in range(1 << 127, (1 << 127) + MOST_EXPELLED)]
-    signed = founded.authority.expelled(ids, 1 << 60).public_bytes(Encoding.DER)
+    signed = listing(founded, *range(MOST_EXPELLED), epoch=1 << 60)
     assert len(Expelled.read(signed, founded.cluster).ids) == MOST_EXPELLED
     news = base64.b64encode(signed).decode()
     encode_hello({"name": "x" * 300, "id": "a" * 32, "software": "1.2.3", "news": news})
