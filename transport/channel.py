@@ -30,6 +30,10 @@ class Channel(Protocol):
         """Printable name of the other end, for messages to people."""
 
     @property
+    def host(self) -> str:
+        """Address of the other end's device, without a port; empty within one process."""
+
+    @property
     def remote_hello(self) -> Mapping[str, Any]:
         """The other end's words about itself when the connection was made."""
 
@@ -85,6 +89,7 @@ class MemoryChannel:
     ) -> None:
         """Use :meth:`pair`."""
         self.peer = peer
+        self.host = ""
         self.remote_hello = remote_hello
         self._incoming = incoming
         self._outgoing = outgoing

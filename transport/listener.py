@@ -181,7 +181,7 @@ class Listener:
         self._serving[task] = whose
         if greeted.role is Role.CHANNEL:
             moved = after_handshake(connection, greeted.secrets)
-            handler = self._on_channel(TcpChannel(moved, greeted.hello))
+            handler = self._on_channel(TcpChannel(moved, greeted.hello, stranger.host))
             await self._hand_over(handler, connection.peer, moved.close)
         else:
             records = records_of(greeted.secrets)

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
-from transport.address import describe, resolve
+from transport.address import describe, parse_address, resolve
 from transport.async_socket import AsyncSocket, watch_for_death
 from transport.credentials import Credentials
 from transport.errors import AddressError, PeerLostError
@@ -42,7 +42,8 @@ async def connect(
         PeerLostError: it closed the connection or fell silent during the handshake.
     """
     connection, greeted = await _open(address, Role.CHANNEL, hello, credentials, timeout_s, device)
-    return TcpChannel(after_handshake(connection, greeted.secrets), greeted.hello)
+    moved = after_handshake(connection, greeted.secrets)
+    return TcpChannel(moved, greeted.hello, parse_address(address)[0])
 
 
 async def connect_link(

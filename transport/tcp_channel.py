@@ -30,9 +30,13 @@ class TcpChannel:
     """A channel over one TCP connection whose handshake is done. See :class:`Channel`."""
 
     def __init__(
-        self, connection: AsyncSocket | SealedSocket, remote_hello: Mapping[str, Any]
+        self,
+        connection: AsyncSocket | SealedSocket,
+        remote_hello: Mapping[str, Any],
+        host: str = "",
     ) -> None:
         self.peer = connection.peer
+        self.host = host
         self.remote_hello: Mapping[str, Any] = MappingProxyType(dict(remote_hello))
         self._connection = connection
         self._assembler = FrameAssembler()

@@ -91,6 +91,7 @@ class FaultyChannel:
 
     def __init__(self, inner: Channel, fault: Fault, *, after_calls: int = 0) -> None:
         self.peer = inner.peer
+        self.host = inner.host
         self.remote_hello = inner.remote_hello
         self._inner = inner
         self._countdown = _Countdown(fault, after_calls)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 import uuid
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 
 import transport
 from edge.errors import NetworkError, RequestError
@@ -14,21 +17,29 @@ from edge.membership.identity import Identity
 from edge.membership.membership import Membership
 from edge.membership.pairing import (
     CODE_LASTS_S,
+    Invitation,
     Other,
     WrongCodeError,
-    check_takes_in,
     join,
     meeting_place,
-    take_in,
 )
 from edge.membership.roles import ROLES
-from transport import Channel, Link, PeerFound, PeerRecord, ZeroconfDiscovery
+from transport import Channel, Discovery, Link, PeerFound, PeerRecord, ZeroconfDiscovery
 
 _TALK_LIMIT_S = 20.0
 """Of one pairing, once the devices have met."""
 
+_MOST_TALKS = 8
+"""Talked with at once, and half as many of one address. For one more, the oldest is hung up on
+of those that have said least."""
+
 _FIND_LIMIT_S = 20.0
-_MOST_WAITING = 8
+_GATHER_S = 1.0
+"""After the first announcement, for others of the same place: the first may be a squatter's."""
+
+_MOST_ASKED = 3
+_MOST_ADDRESSES = 8
+"""That are tried of one who announces."""
 
 _log = logging.getLogger(__name__)
 
@@ -41,71 +52,117 @@ async def invite(
     roles: Collection[str] = ROLES,
     listen: str = "0.0.0.0:0",
     interfaces: Sequence[str] | None = None,
+    discovery: Discovery | None = None,
     on_ready: Callable[[Sequence[str]], None],
 ) -> Other:
     """Wait until a device with this code comes, and make it a member that may do what `roles` say.
 
-    `on_ready` gets the addresses where that is waited for; zeroconf announces them, too. Somebody
-    who does not get as far as a guess is passed over.
+    `on_ready` gets the addresses where that is waited for; `discovery` announces them, too: without
+    one, zeroconf on `interfaces`. Somebody who does not get as far as a guess is passed over.
 
     Raises WrongCodeError when somebody guesses wrongly, NetworkError when nobody comes in time or
     the network cannot be used.
     """
-    check_takes_in(membership)
-    async with _waiting(code, listen, interfaces) as (came, addresses):
+    door = _Door(Invitation(code, membership, name, roles))
+    async with _open(door, code, listen, discovery or _zeroconf(code, interfaces)) as addresses:
         on_ready(addresses)
-        other: Other | None = None
         try:
             async with asyncio.timeout(CODE_LASTS_S):
-                while other is None:
-                    other = await _taken_in(await came.get(), code, membership, name, roles)
+                return await door.outcome
         except TimeoutError:
             raise NetworkError(
                 f"no device has come within {CODE_LASTS_S / 60:g} minutes; the code is void now"
             ) from None
-        return other
 
 
 @contextlib.asynccontextmanager
-async def _waiting(
-    code: str, listen: str, interfaces: Sequence[str] | None
-) -> AsyncIterator[tuple[asyncio.Queue[Channel], Sequence[str]]]:
-    """Who comes, and where that is waited for."""
-    came: asyncio.Queue[Channel] = asyncio.Queue(_MOST_WAITING)
+async def _open(
+    door: _Door, code: str, listen: str, discovery: Discovery
+) -> AsyncIterator[Sequence[str]]:
+    """Where devices come to this door; at the end, all that are there are hung up on."""
     place = meeting_place(code)
-
-    async def refuse(link: Link, _hello: object) -> None:
-        link.close()
-
     async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(discovery.aclose)
         try:
             listener = await transport.listen(
-                listen, hello={}, credentials=None, on_channel=came.put, on_link=refuse
+                listen, hello={}, credentials=None, on_channel=door.talk, on_link=_refuse
             )
             stack.push_async_callback(listener.aclose)
-            discovery = ZeroconfDiscovery(cluster=place, interfaces=interfaces)
-            stack.push_async_callback(discovery.aclose)
             record = PeerRecord(
                 id=uuid.uuid4().hex, name="", cluster=place, addresses=listener.addresses
             )
             await discovery.announce(record)
         except (transport.TransportError, OSError) as error:
             raise NetworkError(f"cannot wait for another device: {error}") from error
-        yield came, listener.addresses
+        yield listener.addresses
 
 
-async def _taken_in(
-    channel: Channel, code: str, membership: Membership, name: str, roles: Collection[str]
-) -> Other | None:
-    """None for somebody who does not get as far as a guess. Raises WrongCodeError."""
-    try:
-        async with contextlib.aclosing(channel), asyncio.timeout(_TALK_LIMIT_S):
-            return await take_in(channel, code, membership, name, roles)
-    except WrongCodeError:
-        raise
-    except (TimeoutError, RequestError, transport.TransportError) as error:
-        _log.info("%s does not pair: %s", channel.peer, error)
-        return None
+async def _refuse(link: Link, _hello: object) -> None:
+    link.close()
+
+
+@dataclass(eq=False, slots=True)
+class _Talk:
+    """With somebody who has come."""
+
+    host: str
+    task: asyncio.Task[None]
+    words: int = 0
+    """How many messages it has sent."""
+
+    def count(self) -> None:
+        self.words += 1
+
+
+class _Door:
+    """Talks with all who come, until one of them has guessed."""
+
+    def __init__(self, invitation: Invitation) -> None:
+        self.outcome: asyncio.Future[Other] = asyncio.get_running_loop().create_future()
+        """Who was taken in, or WrongCodeError."""
+        self._invitation = invitation
+        self._talks: dict[asyncio.Task[None], _Talk] = {}
+        """The oldest first."""
+
+    async def talk(self, channel: Channel) -> None:
+        """Serve one of them, in a task of its own."""
+        task = asyncio.current_task()
+        assert task is not None
+        async with contextlib.aclosing(channel):
+            if self.outcome.done():
+                return
+            self._make_room(channel.host)
+            self._talks[task] = talk = _Talk(channel.host, task)
+            try:
+                async with asyncio.timeout(_TALK_LIMIT_S):
+                    self._end(await self._invitation.take_in(channel, talk.count))
+            except WrongCodeError as error:
+                self._end(error)
+            except (TimeoutError, RequestError, transport.TransportError) as error:
+                _log.info("%s does not pair: %s", channel.peer, str(error) or "it takes too long")
+            finally:
+                self._talks.pop(task, None)
+
+    def _make_room(self, host: str) -> None:
+        """For one more talk."""
+        of_host = [talk for talk in self._talks.values() if talk.host == host]
+        if len(of_host) >= _MOST_TALKS // 2:
+            self._hang_up(of_host)
+        elif len(self._talks) >= _MOST_TALKS:
+            self._hang_up(self._talks.values())
+
+    def _hang_up(self, talks: Iterable[_Talk]) -> None:
+        least = min(talks, key=lambda talk: talk.words)
+        del self._talks[least.task]
+        least.task.cancel()
+
+    def _end(self, outcome: Other | WrongCodeError) -> None:
+        if self.outcome.done():
+            return
+        if isinstance(outcome, Other):
+            self.outcome.set_result(outcome)
+        else:
+            self.outcome.set_exception(outcome)
 
 
 async def find_and_join(
@@ -115,24 +172,25 @@ async def find_and_join(
     *,
     address: str | None = None,
     interfaces: Sequence[str] | None = None,
+    discovery: Discovery | None = None,
 ) -> tuple[Membership, Other]:
     """Look for the device that shows this code, or ask at its address; this device's membership.
 
+    It is looked for by `discovery`: without one, zeroconf on `interfaces`. Anybody can announce
+    the same meeting place, and whoever is asked there has one guess of the words. So at most three
+    are asked: of more, any three.
+
     Raises WrongCodeError, RequestError for an answer that makes no sense, and NetworkError when
-    there is nobody.
+    there is nobody, or nobody of those who announce the place takes this device in.
     """
+    asked = _Asked(code, identity, name)
+    if address is None:
+        records = await _announced(discovery or _zeroconf(code, interfaces))
+        return await asked.any_of([record.addresses for record in records])
     try:
-        addresses = (address,) if address else await _announced(code, interfaces)
-        failure: Exception | None = None
-        for each in addresses:
-            try:
-                channel = await transport.connect(each, hello={"name": name}, credentials=None)
-            except transport.TransportError as error:
-                failure = error
-                continue
-            async with contextlib.aclosing(channel), asyncio.timeout(_TALK_LIMIT_S):
-                return await join(channel, code, identity, name)
-        raise NetworkError(f"the device that shows the code cannot be reached: {failure}")
+        return await asked.at(address)
+    except _UnreachableError as error:
+        raise NetworkError(f"the device that shows the code cannot be reached: {error}") from error
     except TimeoutError:
         raise NetworkError("the other device does not answer; show a new code there") from None
     except transport.TransportError as error:
@@ -142,18 +200,83 @@ async def find_and_join(
         ) from error
 
 
-async def _announced(code: str, interfaces: Sequence[str] | None) -> tuple[str, ...]:
-    discovery = ZeroconfDiscovery(cluster=meeting_place(code), interfaces=interfaces)
+class _UnreachableError(Exception):
+    """Nobody there was asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Those whom a device with a code asks to take it in."""
+
+    code: str
+    identity: Identity
+    name: str
+
+    async def at(self, address: str) -> tuple[Membership, Other]:
+        """Raises _UnreachableError before anybody is asked."""
+        try:
+            channel = await transport.connect(address, hello={"name": self.name}, credentials=None)
+        except transport.TransportError as error:
+            raise _UnreachableError(str(error)) from error
+        async with contextlib.aclosing(channel), asyncio.timeout(_TALK_LIMIT_S):
+            return await join(channel, self.code, self.identity, self.name)
+
+    async def any_of(self, announced: Sequence[Sequence[str]]) -> tuple[Membership, Other]:
+        """Whoever of these has the same words; each has several addresses.
+
+        Nobody is asked at a second address before all others were at one.
+        """
+        few = secrets.SystemRandom().sample(announced, min(_MOST_ASKED, len(announced)))
+        waiting = deque(iter(addresses[:_MOST_ADDRESSES]) for addresses in few)
+        left = _MOST_ASKED
+        failure = "it has no address"
+        while waiting and left:
+            addresses = waiting.popleft()
+            for address in addresses:
+                try:
+                    return await self.at(address)
+                except _UnreachableError as error:
+                    failure = str(error)
+                    continue
+                except TimeoutError:
+                    failure = f"{address} does not answer"
+                except (RequestError, transport.TransportError) as error:
+                    failure = str(error)
+                left -= 1
+                waiting.append(addresses)
+                break
+        raise NetworkError(
+            f"no device that says it shows this code takes this one in ({failure}); if "
+            "the words were the same, somebody else may be answering for them: show a new code, "
+            "and add --peer with the address that is shown there, or use another network"
+        )
+
+
+async def _announced(discovery: Discovery) -> list[PeerRecord]:
+    """All that announce the place, never none. Raises NetworkError."""
+    found: dict[str, PeerRecord] = {}
     try:
-        async with asyncio.timeout(_FIND_LIMIT_S):
+        async with asyncio.timeout(_FIND_LIMIT_S) as limit:
             async for event in discovery.watch():
                 if isinstance(event, PeerFound):
-                    return event.record.addresses
+                    if not found:
+                        limit.reschedule(asyncio.get_running_loop().time() + _GATHER_S)
+                    found[event.record.id] = event.record
+                else:
+                    found.pop(event.id, None)
     except TimeoutError:
         pass
+    except (transport.TransportError, OSError) as error:
+        raise NetworkError(f"cannot look for the other device: {error}") from error
     finally:
         await discovery.aclose()
+    if found:
+        return list(found.values())
     raise NetworkError(
         f"no device shows this code within {_FIND_LIMIT_S:g} s; compare the words, and where "
         "zeroconf does not reach, add --peer with the address that the other device shows"
     )
+
+
+def _zeroconf(code: str, interfaces: Sequence[str] | None) -> Discovery:
+    return ZeroconfDiscovery(cluster=meeting_place(code), interfaces=interfaces)

@@ -8,15 +8,17 @@ the other, is sealed by AES-GCM under the key that both have found.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import json
+import re
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cryptography.exceptions import InvalidTag
+from cryptography.exceptions import InvalidTag, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
@@ -26,7 +28,7 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
     load_der_public_key,
 )
-from spake2 import SPAKE2_A, SPAKE2_B, SPAKEError
+from spake2 import SPAKE2_A, SPAKE2_B
 
 from edge.errors import RequestError
 from edge.membership.authority import Authority
@@ -34,7 +36,8 @@ from edge.membership.identity import Identity, PublicKey, fingerprint, key_id
 from edge.membership.membership import Membership, read_membership
 from edge.membership.roles import ROLES
 from edge.membership.words import WORDS
-from transport import Channel, Frame
+from transport import Channel, Frame, ProtocolError
+from transport.frame import FrameLimits
 
 CODE_WORDS = 6
 _PLACE_WORDS = 2
@@ -43,7 +46,11 @@ _PLACE_WORDS = 2
 CODE_LASTS_S = 300.0
 
 _HELLO, _JOIN, _TAKEN_IN = "pair", "join", "taken in"
-_MOST_PAYLOAD_BYTES = 64 << 10
+_LIMITS = FrameLimits(header_bytes=1 << 10, payload_bytes=64 << 10)
+_WORD_LIMIT_S = 3.0
+"""Until a device that comes has said what is waited for: it takes it milliseconds."""
+
+_ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _NONCE = bytes(12)
 """Each key seals one message."""
 
@@ -96,44 +103,73 @@ def check_takes_in(membership: Membership) -> Authority:
     return membership.authority
 
 
-async def take_in(
-    channel: Channel,
-    code: str,
-    membership: Membership,
-    name: str,
-    roles: Collection[str] = ROLES,
-) -> Other:
-    """The side that shows the code: make whoever knows it a member that may do what `roles` say.
+class Invitation:
+    """The side that shows the code, towards all who come: any number may talk, one may guess.
 
-    `name` is our own.
-
-    Raises WrongCodeError, after which the code must not be used again; RequestError for a device
-    that does not keep to the protocol; the channel's errors.
+    Nobody learns from the first answer whether their words are right: only the proof that follows
+    is a guess. While one proof is looked at no other is, and after a wrong one none ever.
     """
-    authority = check_takes_in(membership)
-    spake = SPAKE2_B(code.encode())
-    theirs = await _payload(channel, _HELLO)
-    await channel.send(Frame(_HELLO, {}, spake.start()))
-    keys = _Keys.agreed(spake, theirs)
-    asked = keys.opened(keys.joining, await _payload(channel, _JOIN))
-    try:
-        device = load_der_public_key(_bytes(asked, "key"))
-    except ValueError as error:
-        raise RequestError(f"the other device has no key that can be used: {error}") from error
-    if not isinstance(device, PublicKey) or not isinstance(device.curve, ec.SECP256R1):
-        raise RequestError("the other device has a key of another kind; update Edge there")
-    other = Other(name=_name(asked), id=key_id(device))
-    certificate = authority.member(device, other.name, roles)
-    answer = {
-        "certificate": certificate.public_bytes(Encoding.DER),
-        "cluster": membership.cluster.public_bytes(Encoding.DER),
-        "tag_key": membership.tag_key,
-        "expelled": membership.expelled.signed,
-        "name": name.encode(),
-        "id": membership.identity.id.encode(),
-    }
-    await channel.send(Frame(_TAKEN_IN, {}, keys.sealed(keys.inviting, answer)))
-    return other
+
+    def __init__(
+        self, code: str, membership: Membership, name: str, roles: Collection[str] = ROLES
+    ) -> None:
+        """Whoever comes may do what `roles` say; `name` is our own. Raises RequestError."""
+        self._authority = check_takes_in(membership)
+        self._code = code
+        self._membership = membership
+        self._name = name
+        self._roles = roles
+        self._is_guessed = False
+        """Somebody's proof is being looked at, was wrong, or has made a member."""
+
+    async def take_in(self, channel: Channel, on_word: Callable[[], None] = lambda: None) -> Other:
+        """Make whoever is at the other end a member, if it knows the words.
+
+        `on_word` is called after each of the two messages that it has to send.
+
+        Raises WrongCodeError, after which the code is void; RequestError for a device that does not
+        keep to the protocol, or comes too late; TimeoutError; the channel's errors.
+        """
+        spake = SPAKE2_B(self._code.encode())
+        async with asyncio.timeout(_WORD_LIMIT_S):
+            theirs = await _payload(channel, _HELLO)
+        on_word()
+        await channel.send(Frame(_HELLO, {}, spake.start()))
+        keys = _Keys.agreed(spake, theirs)
+        async with asyncio.timeout(_WORD_LIMIT_S):
+            proof = await _payload(channel, _JOIN)
+        on_word()
+        if self._is_guessed:
+            raise RequestError("another device has used the code")
+        self._is_guessed = True
+        try:
+            return await self._taken_in(channel, keys, keys.opened(keys.joining, proof))
+        except WrongCodeError:
+            raise
+        except BaseException:
+            self._is_guessed = False  # it knew the words: that was no guess
+            raise
+
+    async def _taken_in(self, channel: Channel, keys: _Keys, asked: Mapping[str, Any]) -> Other:
+        try:
+            device = load_der_public_key(_bytes(asked, "key"))
+        except (ValueError, UnsupportedAlgorithm) as error:
+            raise RequestError(f"the other device has no key that can be used: {error}") from error
+        if not isinstance(device, PublicKey) or not isinstance(device.curve, ec.SECP256R1):
+            raise RequestError("the other device has a key of another kind; update Edge there")
+        other = Other(name=_name(asked), id=key_id(device))
+        certificate = self._authority.member(device, other.name, self._roles)
+        membership = self._membership
+        answer = {
+            "certificate": certificate.public_bytes(Encoding.DER),
+            "cluster": membership.cluster.public_bytes(Encoding.DER),
+            "tag_key": membership.tag_key,
+            "expelled": membership.expelled.signed,
+            "name": self._name.encode(),
+            "id": membership.identity.id.encode(),
+        }
+        await channel.send(Frame(_TAKEN_IN, {}, keys.sealed(keys.inviting, answer)))
+        return other
 
 
 async def join(
@@ -157,7 +193,7 @@ async def join(
         tag_key=_bytes(told, "tag_key"),
         expelled=_bytes(told, "expelled"),
     )
-    other = Other(name=_name(told), id=_bytes(told, "id").decode("ascii", "replace"))
+    other = Other(name=_name(told), id=_id(told))
     return membership.knowing(other.id, other.name), other
 
 
@@ -172,7 +208,7 @@ class _Keys:
     def agreed(cls, spake: Any, theirs: bytes) -> _Keys:
         try:
             shared = spake.finish(theirs)
-        except (SPAKEError, ValueError, AssertionError) as error:
+        except Exception as error:  # the package has one of its own for each kind of nonsense
             raise RequestError("the other device does not pair as Edge does") from error
         both = HKDF(SHA256(), 64, salt=None, info=b"edge pair").derive(shared)
         return cls(AESGCM(both[:32]), AESGCM(both[32:]))
@@ -196,8 +232,11 @@ class _Keys:
 
 
 async def _payload(channel: Channel, kind: str) -> bytes:
-    frame = await channel.receive()
-    if frame.kind != kind or len(frame.payload) > _MOST_PAYLOAD_BYTES:
+    try:
+        frame = await channel.receive(lambda _kind: _LIMITS)
+    except ProtocolError as error:
+        raise RequestError(f"the other device does not pair as Edge does: {error}") from error
+    if frame.kind != kind:
         raise RequestError("the other device does not pair as Edge does; update Edge on both")
     return bytes(frame.payload)
 
@@ -212,3 +251,10 @@ def _bytes(values: Mapping[str, Any], name: str) -> bytes:
 def _name(values: Mapping[str, Any]) -> str:
     text = _bytes(values, "name").decode("utf-8", "replace")[:64]
     return "".join(letter for letter in text if letter.isprintable()) or "nameless"
+
+
+def _id(values: Mapping[str, Any]) -> str:
+    text = _bytes(values, "id").decode("ascii", "replace")
+    if not _ID.fullmatch(text):
+        raise RequestError("the other device does not pair as Edge does: its id is none")
+    return text

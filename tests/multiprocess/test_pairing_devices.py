@@ -32,10 +32,11 @@ class Device:
             "EDGE_CACHE": str(self.folder / "cache"),
         }
 
-    def edge(self, *arguments: object, **environment: str) -> Outcome:
+    def edge(self, *arguments: object, said: str | None = None, **environment: str) -> Outcome:
         done = subprocess.run(
             [*EDGE, *map(str, arguments)],
             env={**os.environ, **self.environment, **environment},
+            input=said,
             capture_output=True,
             text=True,
             timeout=PATIENCE_S,
@@ -192,6 +193,19 @@ def test_wrong_words_void_the_code(device: Callable[[str], Device]) -> None:
         assert process.returncode == 1
         assert "words of the two devices are not the same" in err
     assert mallory.json("cluster", "show")["paired"] == {}
+
+
+def test_words_are_told_on_standard_input(device: Callable[[str], Device]) -> None:
+    attic, kitchen = device("attic"), device("kitchen")
+    with attic.inviting() as (process, shown):
+        address = shown["addresses"][0]
+        joined = kitchen.edge("pair", "-", "--peer", address, said=shown["code"] + "\n")
+        assert joined.code == 0, joined.err
+        assert "attic" in joined.out
+        assert "words" not in joined.err  # nobody is asked where nobody sits
+        process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 0
+    assert "has 6 words, not 0" in kitchen.edge("pair", "-", "--leave", said="").sentence()
 
 
 def test_a_token_for_scripts(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -68,20 +69,30 @@ def command(
 
     The other device becomes a member of this one's cluster. Members may compute for each other;
     nobody else can use them, or read what they say to each other. A code is good for one device,
-    one try and five minutes. No file needs to be copied.
+    one try and five minutes. No file needs to be copied. Other users of this device can see the
+    words of a command while it runs: `edge pair -` asks for them on standard input instead.
 
     \b
     Examples:
       edge pair                                       shows six words
       edge pair --role use                            for a phone that computes nothing
       edge pair otter violin cedar atlas muffin kite  on the other device
+      edge pair -                                     the same, and asks for the words
     """
     if code and roles:
         raise RequestError("the device that shows the code says what this one may do: --role there")
     if code:
-        _join(read_code(" ".join(code)), name, address, interfaces, leave=leave, as_json=as_json)
+        words = _asked_for() if code == ("-",) else " ".join(code)
+        _join(read_code(words), name, address, interfaces, leave=leave, as_json=as_json)
     else:
         _invite(name, listen, interfaces, roles or ROLES, as_json=as_json)
+
+
+def _asked_for() -> str:
+    """The words that the user types, or a program writes."""
+    if sys.stdin.isatty():
+        click.echo("The six words: ", nl=False, err=True)
+    return sys.stdin.readline()
 
 
 def _invite(

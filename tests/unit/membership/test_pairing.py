@@ -8,23 +8,28 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from spake2 import SPAKE2_A
 
 from edge.errors import RequestError
 from edge.membership.identity import Identity
 from edge.membership.membership import Membership
 from edge.membership.pairing import (
     CODE_WORDS,
+    Invitation,
     Other,
     WrongCodeError,
     join,
     meeting_place,
     new_code,
     read_code,
-    take_in,
 )
 from edge.membership.roles import USE
 from edge.membership.words import WORDS
-from transport import Channel, Frame, MemoryChannel
+from tests.support.held_channels import HeldChannel
+from tests.support.passing_time import let_pass
+from transport import Channel, Frame, MemoryChannel, PeerLostError
+from transport.frame import Admit, LimitsOf, admit_all, no_other_limits
+from transport.testing import Fault, FaultyChannel
 
 
 def test_a_code_is_six_words() -> None:
@@ -74,7 +79,9 @@ def test_who_knows_the_words_becomes_a_member() -> None:
         first, code, identity = Membership.founded("attic"), new_code(), Identity.made()
         ends = MemoryChannel.pair("attic", "kitchen")
         seen, (member, inviter) = await paired(
-            take_in(ends[0], code, first, "attic"), join(ends[1], code, identity, "kitchen"), ends
+            Invitation(code, first, "attic").take_in(ends[0]),
+            join(ends[1], code, identity, "kitchen"),
+            ends,
         )
         assert seen == Other(name="kitchen", id=identity.id)
         assert inviter == Other(name="attic", id=first.identity.id)
@@ -92,7 +99,7 @@ def test_a_member_may_do_what_it_was_taken_in_for() -> None:
         first, code = Membership.founded("attic"), new_code()
         ends = MemoryChannel.pair("attic", "phone")
         _, (member, _) = await paired(
-            take_in(ends[0], code, first, "attic", [USE]),
+            Invitation(code, first, "attic", [USE]).take_in(ends[0]),
             join(ends[1], code, Identity.made(), "phone"),
             ends,
         )
@@ -104,12 +111,10 @@ def test_a_member_may_do_what_it_was_taken_in_for() -> None:
 def test_other_words_are_told_to_both_and_take_nobody_in() -> None:
     async def scenario() -> None:
         first, code = Membership.founded("attic"), new_code()
-        words = code.split()
-        wrong = " ".join([*words[:-1], next(word for word in WORDS if word != words[-1])])
         ends = MemoryChannel.pair("attic", "mallory")
         inviting, joining = await paired(
-            take_in(ends[0], code, first, "attic"),
-            join(ends[1], wrong, Identity.made(), "mallory"),
+            Invitation(code, first, "attic").take_in(ends[0]),
+            join(ends[1], other_words(code), Identity.made(), "mallory"),
             ends,
         )
         assert isinstance(inviting, WrongCodeError)
@@ -126,10 +131,27 @@ def test_other_words_are_told_to_both_and_take_nobody_in() -> None:
         [Frame("pair", {}, b"A" + bytes(32))],
         [Frame("pair", {}, b"B" + bytes(32))],
         [Frame("pair", {}, b"\xff" * 33)],
+        [Frame("pair", {}, b"A" + bytes([2]) + bytes(31))],
+        [Frame("pair", {}, b"B" + bytes([2]) + bytes(31))],
+        [Frame("pair", {}, b"A" + bytes([1]) + bytes(31))],
+        [Frame("pair", {}, b"B" + b"\xff" * 32)],
+        [Frame("pair", {"large": "x" * 2000})],
         [Frame("pair", {}, bytes(1 << 20))],
         [Frame("other", {}, bytes(33))],
     ],
-    ids=["empty", "a zero", "b zero", "ones", "large", "another kind"],
+    ids=[
+        "empty",
+        "a zero",
+        "b zero",
+        "ones",
+        "a no point",
+        "b no point",
+        "a order 1",
+        "b ones",
+        "large header",
+        "large",
+        "another kind",
+    ],
 )
 def test_nonsense_is_refused(inviter: bool, said: list[Frame]) -> None:
     async def scenario() -> None:
@@ -142,7 +164,7 @@ def test_nonsense_is_refused(inviter: bool, said: list[Frame]) -> None:
             await ends[1].receive()
 
         side = (
-            take_in(ends[0], code, first, "attic")
+            Invitation(code, first, "attic").take_in(ends[0])
             if inviter
             else join(ends[0], code, Identity.made(), "kitchen")
         )
@@ -171,12 +193,166 @@ def test_a_message_sent_back_is_refused() -> None:
 
 
 def test_a_member_without_the_clusters_key_takes_nobody_in() -> None:
+    member = replace(Membership.founded("attic"), authority=None)
+    with pytest.raises(RequestError, match="may not take others in"):
+        Invitation(new_code(), member, "attic")
+
+
+class Limited(FaultyChannel):
+    """Notes how large a payload may be."""
+
+    def __init__(self, inner: Channel) -> None:
+        super().__init__(inner, Fault.LOSE, after_calls=100)
+        self.largest: list[int] = []
+
+    async def receive(
+        self, limits_of: LimitsOf = no_other_limits, admit: Admit = admit_all
+    ) -> Frame:
+        self.largest.append(limits_of("pair").payload_bytes)
+        return await super().receive(limits_of, admit)
+
+
+def test_neither_side_sets_aside_much() -> None:
     async def scenario() -> None:
-        ends = MemoryChannel.pair("attic", "kitchen")
-        member = replace(Membership.founded("attic"), authority=None)
-        inviting, _ = await paired(
-            take_in(ends[0], new_code(), member, "attic"), ends[1].receive(), ends
+        code = new_code()
+        first, second = (Limited(end) for end in MemoryChannel.pair("attic", "kitchen"))
+        await paired(
+            Invitation(code, Membership.founded("attic"), "attic").take_in(first),
+            join(second, code, Identity.made(), "kitchen"),
+            (first, second),
         )
-        assert isinstance(inviting, RequestError)
+        for end in (first, second):
+            assert end.largest == [64 << 10] * 2
+
+    asyncio.run(scenario())
+
+
+def other_words(code: str) -> str:
+    *words, last = code.split()
+    return " ".join([*words, next(word for word in WORDS if word != last)])
+
+
+class Joining:
+    """A device that has heard the answer, and stops before it proves that it knows the words."""
+
+    def __init__(self, invitation: Invitation, code: str) -> None:
+        self.near, self.far = MemoryChannel.pair("kitchen", "attic")
+        self.held = HeldChannel(self.near, "join")
+        self._invitation = invitation
+        self._joining = asyncio.create_task(join(self.held, code, Identity.made(), "kitchen"))
+
+    def talk(self, end: Channel | None = None) -> asyncio.Task[Other]:
+        return asyncio.create_task(self._invitation.take_in(end or self.far))
+
+    async def end(self) -> None:
+        await self.near.aclose()
+        await self.far.aclose()
+        await asyncio.gather(self._joining, return_exceptions=True)
+
+
+@pytest.mark.parametrize("right_first", [True, False], ids=["right first", "wrong first"])
+def test_two_who_have_heard_the_answer_have_one_guess(right_first: bool) -> None:
+    async def scenario() -> None:
+        code = new_code()
+        invitation = Invitation(code, Membership.founded("attic"), "attic")
+        first = Joining(invitation, code if right_first else other_words(code))
+        second = Joining(invitation, code)
+        talks = [first.talk(), second.talk()]
+        for device in (first, second):
+            await device.held.reached.wait()
+        for device in (first, second):
+            device.held.goes_on.set()
+        outcomes = await asyncio.gather(*talks, return_exceptions=True)
+        assert isinstance(outcomes[0], Other if right_first else WrongCodeError)
+        assert type(outcomes[1]) is RequestError
+        for device in (first, second):
+            await device.end()
+
+    asyncio.run(scenario())
+
+
+def test_no_proof_is_looked_at_while_a_member_is_told() -> None:
+    async def scenario() -> None:
+        code = new_code()
+        invitation = Invitation(code, Membership.founded("attic"), "attic")
+        first, second = Joining(invitation, code), Joining(invitation, other_words(code))
+        telling = HeldChannel(first.far, "taken in")
+        talks = [first.talk(telling), second.talk()]
+        first.held.goes_on.set()
+        await telling.reached.wait()
+        second.held.goes_on.set()
+        with pytest.raises(RequestError, match="another device has used the code"):
+            await talks[1]
+        telling.goes_on.set()
+        assert isinstance(await talks[0], Other)
+        for device in (first, second):
+            await device.end()
+
+    asyncio.run(scenario())
+
+
+def test_who_has_proved_and_goes_away_leaves_the_code_as_it_was() -> None:
+    async def scenario() -> None:
+        code = new_code()
+        invitation = Invitation(code, Membership.founded("attic"), "attic")
+        gone = Joining(invitation, code)
+        telling = HeldChannel(gone.far, "taken in")
+        talk = gone.talk(telling)
+        gone.held.goes_on.set()
+        await telling.reached.wait()
+        await gone.near.aclose()
+        telling.goes_on.set()
+        with pytest.raises(PeerLostError):
+            await talk
+        await gone.end()
+        ends = MemoryChannel.pair("attic", "kitchen")
+        seen, _ = await paired(
+            invitation.take_in(ends[0]), join(ends[1], code, Identity.made(), "kitchen"), ends
+        )
+        assert isinstance(seen, Other)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("said", [[], [Frame("pair", {}, SPAKE2_A(b"acorn").start())]])
+def test_who_says_nothing_is_not_waited_for(said: list[Frame]) -> None:
+    async def scenario() -> None:
+        ends = MemoryChannel.pair("attic", "mallory")
+        invitation = Invitation(new_code(), Membership.founded("attic"), "attic")
+        waiting = asyncio.create_task(invitation.take_in(ends[0]))
+        for frame in said:
+            await ends[1].send(frame)
+            await ends[1].receive()
+        await asyncio.sleep(0)
+        let_pass(3.0)
+        with pytest.raises(TimeoutError):
+            await waiting
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "id", ["", "\x1b[2J" * 8, "0" * 31, "0" * 33, "G" * 32, "0" * 31 + "\n", "٠" * 32]
+)
+def test_an_inviters_id_is_one(id: str) -> None:
+    """It is shown to people."""
+
+    async def scenario() -> None:
+        code, first = new_code(), Membership.founded("attic")
+
+        class Named(Identity):
+            @property
+            def id(self) -> str:
+                return id
+
+        posing = replace(first, identity=Named(first.identity.key))
+        ends = MemoryChannel.pair("attic", "kitchen")
+        _, joining = await paired(
+            Invitation(code, posing, "attic").take_in(ends[0]),
+            join(ends[1], code, Identity.made(), "kitchen"),
+            ends,
+        )
+        assert isinstance(joining, RequestError)
+        assert "its id is none" in str(joining)
 
     asyncio.run(scenario())
