@@ -3,8 +3,8 @@
 python -m demos.bench.security --shape W --block-size 128
 
 Two peers of one thread each, in halves of every layer over loopback TCP. Answers come from two
-clusters that stay loaded; starting and shipping are of fresh ones with empty caches, in float32,
-which needs no rounding.
+clusters that are loaded at once; starting and shipping are of fresh ones with empty caches, in
+float32, which needs no rounding.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import contextlib
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ from partition import Plan
 
 KINDS = {"insecure": True, "secure": False}
 DEVICES = ("local-1", "local-2")
+ROUNDS_OF_A_LOAD = 4
+"""After one that warms up."""
 
 
 @contextlib.contextmanager
@@ -67,42 +69,50 @@ def start_and_ship(path: Path, plan: Plan, folder: Path, *, insecure: bool) -> t
 
 
 def answers(
-    path: Path, plan: Plan, *, block_size: int, prompt_tokens: int, new_tokens: int, rounds: int
+    path: Path, plan: Plan, *, block_size: int, prompt_tokens: int, new_tokens: int, loads: int
 ) -> Figures:
-    """Speeds with and without keys, and within each round what they cost."""
+    """Speeds with and without keys, and within each round what they cost.
+
+    Where a process lies in memory makes it faster or slower for as long as it runs. So both are
+    loaded again and again, each as often first as second.
+    """
     found = Figures()
-    with contextlib.ExitStack() as stack:
-        models = {}
-        for name, insecure in KINDS.items():
-            cluster = stack.enter_context(edge.Cluster.local(2, threads=1, insecure=insecure))
-            models[name] = stack.enter_context(
-                cluster.load(
+    for number in range(loads):
+        kinds = list(KINDS) if number % 2 else list(reversed(KINDS))
+        with contextlib.ExitStack() as stack:
+            models = {}
+            for name in kinds:
+                cluster = edge.Cluster.local(2, threads=1, insecure=KINDS[name])
+                models[name] = stack.enter_context(cluster).load(
                     path,
                     plan=plan,
                     block_size=block_size,
                     context_tokens=prompt_tokens + new_tokens,
                 )
-            )
-        vocab_size = models["secure"].vocab_size
-        prompt = np.random.default_rng(1).integers(vocab_size, size=prompt_tokens).tolist()
-        for number in range(rounds + 1):
-            replies = {
-                name: models[name].generate(prompt, max_new_tokens=new_tokens, ignore_eos=True)
-                for name in (list(KINDS) if number % 2 else reversed(KINDS))
-            }
-            assert replies["secure"].token_ids == replies["insecure"].token_ids
-            if not number:  # the first round warms up
-                continue
-            prefill = {name: replies[name].statistics["first_token_s"] for name in KINDS}
-            decode = {name: replies[name].statistics["decode_s"] for name in KINDS}
-            for what, took in (
-                (f"prefill {prompt_tokens}", prefill),
-                (f"decode {new_tokens}", decode),
-            ):
-                for name in KINDS:
-                    found.add(f"{what}, {name}", "s", took[name])
-                found.add(f"{what}, secure / insecure", "ratio", took["secure"] / took["insecure"])
+            for each in range(ROUNDS_OF_A_LOAD + 1):
+                _answer(models, prompt_tokens, new_tokens, Figures() if not each else found)
     return found
+
+
+def _answer(
+    models: Mapping[str, edge.Model], prompt_tokens: int, new_tokens: int, found: Figures
+) -> None:
+    """One answer of each, in turn."""
+    vocab_size = models["secure"].vocab_size
+    prompt = np.random.default_rng(1).integers(vocab_size, size=prompt_tokens).tolist()
+    replies = {
+        name: model.generate(prompt, max_new_tokens=new_tokens, ignore_eos=True)
+        for name, model in models.items()
+    }
+    assert replies["secure"].token_ids == replies["insecure"].token_ids
+    told = {name: replies[name].statistics for name in KINDS}
+    for what, took in (
+        (f"prefill {prompt_tokens}", {name: told[name]["first_token_s"] for name in KINDS}),
+        (f"decode {new_tokens}", {name: told[name]["decode_s"] for name in KINDS}),
+    ):
+        for name in KINDS:
+            found.add(f"{what}, {name}", "s", took[name])
+        found.add(f"{what}, secure / insecure", "ratio", took["secure"] / took["insecure"])
 
 
 def fresh(path: Path, plan: Plan, folder: Path, rounds: int, found: Figures) -> None:
@@ -133,13 +143,27 @@ def fresh(path: Path, plan: Plan, folder: Path, rounds: int, found: Figures) -> 
 @click.option("--block-size", type=int, default=32, show_default=True)
 @click.option("--prompt-tokens", type=click.IntRange(1), default=256, show_default=True)
 @click.option("--new-tokens", type=click.IntRange(2), default=64, show_default=True)
-@click.option("--rounds", type=click.IntRange(1), default=9, show_default=True)
+@click.option(
+    "--loads",
+    type=click.IntRange(1),
+    default=8,
+    show_default=True,
+    help=f"How often both are loaded; {ROUNDS_OF_A_LOAD} answers of each in turn count each time.",
+)
+@click.option(
+    "--rounds",
+    type=click.IntRange(1),
+    default=9,
+    show_default=True,
+    help="How often peers start and are shipped to.",
+)
 @folder_option
 @append_option
 def main(
     shape: str,
     shipped: str,
     block_size: int,
+    loads: int,
     rounds: int,
     folder: Path,
     append: bool,
@@ -148,7 +172,7 @@ def main(
     """Decode, prefill, shipping and start of two peers, with and without keys."""
     path = checkpoint(shape, folder)
     plan = even_plan(shape, DEVICES, block_size)
-    found = answers(path, plan, block_size=block_size, rounds=rounds, **lengths)
+    found = answers(path, plan, block_size=block_size, loads=loads, **lengths)
     fresh(checkpoint(shipped, folder), even_plan(shipped, DEVICES, 1), folder, rounds, found)
     results.publish(
         found.metrics(),

@@ -30,6 +30,7 @@ from edge.memory.ledger import MEASURING
 from edge.memory.shard_memory import check_plan, host_share, shard_use
 from edge.peer.hosted_shard import HostedShard
 from edge.peer.profiling_calls import ProfilingCalls
+from edge.peer.quota import Held
 from edge.peer.resources import PeerResources
 from edge.protocol import messages
 from edge.protocol.assignment import Assignment
@@ -67,6 +68,11 @@ class Connection:
         self._peer = resources
         self._channel = channel
         self._user: Member | None = channel.remote_hello.get(MEMBER)
+        self._owner = object() if self._user is None else self._user.id
+        """Whose what is held counts as."""
+        self._offers = Held(resources.offers, self._owner)
+        self._manifest_entries = Held(resources.manifest_entries, self._owner)
+        self._shards = Held(resources.shards, self._owner)
         self._hearing = Hearing(silent_after_s=silent_after_s)
         self._calls_read: asyncio.Queue[tuple[Frame, int]] = asyncio.Queue(MAX_WAITING_CALLS)
         """And what each has taken of the room for frames."""
@@ -126,8 +132,8 @@ class Connection:
             if isinstance(outcome, Exception) and not isinstance(outcome, transport.TransportError):
                 self._peer.failures.failed("serving a coordinator", outcome)
         async with AsyncExitStack() as stack:  # each of these whatever became of those before
-            stack.callback(self._peer.manifest_entries.give_back_all, self)
-            stack.callback(self._peer.offers.give_back_all, self)
+            stack.callback(self._manifest_entries.give_back_all)
+            stack.callback(self._offers.give_back_all)
             stack.callback(self._let_go, self._all_frames_bytes)
             stack.push_async_callback(run_blocking, self._kept.close)
             for writer in self._writers.values():
@@ -184,11 +190,6 @@ class Connection:
         if num_bytes:
             self._all_frames_bytes -= num_bytes
             self._peer.frames.give_back(self._owner, num_bytes)
-
-    @property
-    def _owner(self) -> object:
-        """Whose what is held counts as."""
-        return self if self._user is None else self._user.id
 
     @property
     def _may_use(self) -> bool:
@@ -285,16 +286,16 @@ class Connection:
         return messages.Missing(digests=missing)
 
     def _take_offer(self, manifest: Manifest) -> None:
-        self._peer.offers.take(self)
+        self._offers.take()
         try:
-            self._peer.manifest_entries.take(self, _entries(manifest))
+            self._manifest_entries.take(_entries(manifest))
         except CapacityError:
-            self._peer.offers.give_back(self)
+            self._offers.give_back()
             raise
 
     def _give_back_offer(self, manifest: Manifest) -> None:
-        self._peer.offers.give_back(self)
-        self._peer.manifest_entries.give_back(self, _entries(manifest))
+        self._offers.give_back()
+        self._manifest_entries.give_back(_entries(manifest))
 
     async def _piece(self, call: messages.Piece) -> messages.Done:
         writer = self._writer(call.manifest)
@@ -358,7 +359,7 @@ class Connection:
         use = shard_use(assignment, manifest, host_bytes=self._host_share(assignment, manifest))
         await self._peer.reserve(assignment.session, use, self._user)
         try:
-            self._peer.shards.take(self)
+            self._shards.take()
         except CapacityError:
             self._peer.release(assignment.session)
             raise
@@ -381,7 +382,7 @@ class Connection:
             )
         except BaseException:
             self._peer.release(assignment.session)
-            self._peer.shards.give_back(self)
+            self._shards.give_back()
             raise
         self._peer.sessions[assignment.session] = hosted
         self._mine[assignment.session] = hosted
@@ -499,7 +500,7 @@ class Connection:
                 await hosted.aclose()
             finally:
                 self._peer.sessions.pop(session, None)
-                self._peer.shards.give_back(self)
+                self._shards.give_back()
                 self._peer.release(session)
                 self._peer.audit.ended(session)
 

@@ -1,4 +1,4 @@
-"""How much of something all coordinators of a peer may hold at once, and how much one of them."""
+"""How much of something all users of a peer may hold at once, and how much one of them."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Quota:
         """Raises CapacityError, and takes nothing, where that is more than may be held."""
         if self._held[owner] + count > self._of_one:
             raise CapacityError(
-                f"one coordinator may have {self._of_one} {self._what} at once; close some first"
+                f"one device may have {self._of_one} {self._what} at once; close some first"
             )
         if self.held + count > self._of_all:
             raise CapacityError(
-                f"this peer has at most {self._of_all} {self._what} at once, of all coordinators; "
+                f"this peer has at most {self._of_all} {self._what} at once, of all devices; "
                 "wait until others close theirs"
             )
         self._held[owner] += count
@@ -41,8 +41,26 @@ class Quota:
         if self._held[owner] <= 0:
             del self._held[owner]
 
-    def give_back_all(self, owner: object) -> None:
-        del self._held[owner]
+
+class Held:
+    """What one connection of an owner has of a quota."""
+
+    def __init__(self, quota: Quota, owner: object) -> None:
+        self._quota = quota
+        self._owner = owner
+        self._count = 0
+
+    def take(self, count: int = 1) -> None:
+        """Raises CapacityError, and takes nothing, where that is more than may be held."""
+        self._quota.take(self._owner, count)
+        self._count += count
+
+    def give_back(self, count: int = 1) -> None:
+        self._quota.give_back(self._owner, count)
+        self._count -= count
+
+    def give_back_all(self) -> None:
+        self.give_back(self._count)
 
 
 class Room:

@@ -38,7 +38,7 @@ from offload import DerivedCache, ShardCache
 from transport import Credentials, Member
 
 MAX_SHARDS = 16
-"""That one coordinator may offer to a peer, or run there, on one connection."""
+"""That one device may offer to a peer, or run there."""
 
 MAX_MANIFEST_ENTRIES = 1 << 18
 """Of all offers together: 400 bytes of memory each, and a TiB of weights has as many pieces."""
@@ -83,7 +83,9 @@ class PeerResources:
         self.shards = Quota("shards", of_one=MAX_SHARDS, of_all=MAX_SESSIONS)
         self.offers = Quota("shards on offer", of_one=MAX_SHARDS, of_all=MAX_SESSIONS)
         self.manifest_entries = Quota(
-            "tensors and pieces on offer", of_one=MAX_MANIFEST_ENTRIES, of_all=MAX_MANIFEST_ENTRIES
+            "tensors and pieces on offer",
+            of_one=MAX_MANIFEST_ENTRIES * 3 // 4,
+            of_all=MAX_MANIFEST_ENTRIES,
         )
         self.failures = RareLog(_log)
         self.audit = Audit(settings.audit)

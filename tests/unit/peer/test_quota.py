@@ -7,13 +7,13 @@ import asyncio
 import pytest
 
 from edge.errors import CapacityError
-from edge.peer.quota import Quota, Room
+from edge.peer.quota import Held, Quota, Room
 
 
 def test_one_owner_and_all_have_limits() -> None:
     quota = Quota("cups", of_one=2, of_all=3)
     quota.take("a", 2)
-    with pytest.raises(CapacityError, match="one coordinator may have 2 cups"):
+    with pytest.raises(CapacityError, match="one device may have 2 cups"):
         quota.take("a")
     quota.take("b")
     with pytest.raises(CapacityError, match="at most 3 cups"):
@@ -21,9 +21,24 @@ def test_one_owner_and_all_have_limits() -> None:
     quota.give_back("a")
     quota.take("b")
     assert quota.held == 3
-    quota.give_back_all("a")
-    quota.give_back_all("b")
-    quota.give_back_all("nobody")
+    quota.give_back("a")
+    quota.give_back("b", 2)
+    assert quota.held == 0
+
+
+def test_connections_of_one_owner_share_and_give_back_their_own() -> None:
+    quota = Quota("cups", of_one=3, of_all=9)
+    first, second = Held(quota, "a"), Held(quota, "a")
+    first.take(2)
+    second.take()
+    with pytest.raises(CapacityError):
+        second.take()
+    first.give_back_all()
+    first.give_back_all()
+    assert quota.held == 1
+    second.take(2)
+    second.give_back()
+    second.give_back_all()
     assert quota.held == 0
 
 
