@@ -153,5 +153,4 @@ def read_plan(plan_file: Path | None, parallel: Parallel) -> Parallel | Plan:
     except (OSError, ValueError) as error:
         raise RequestError(f"{plan_file} cannot be read as JSON: {error}") from error
     except PartitionPlanError as error:
-        problems = " ".join(error.problems)
-        raise PlanError(f"{plan_file}: {problems}", error.problems) from error
+        raise PlanError(f"{plan_file}: {error}", error.problems) from error

@@ -106,7 +106,7 @@ def propose(
         choice = choose_plan(checkpoint, cluster, options)
         partition.check_links(choice.plan, cluster)
     except partition.PlanError as error:
-        raise PlanError(" ".join(error.problems), error.problems) from error
+        raise PlanError(str(error), error.problems) from error
     except partition.CapacityError as error:
         raise CapacityError(nothing_fits(error, checkpoint, cluster, options)) from error
     return Proposal(
