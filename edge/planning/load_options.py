@@ -16,6 +16,7 @@ from edge.weights.formats import (
     DTYPES,
     KvDtype,
     WeightFormat,
+    check_format,
     kv_dtype,
     weight_format,
 )
@@ -140,12 +141,12 @@ class LoadOptions:
             raise RequestError(
                 f"share_prefixes must be True or False, not {self.share_prefixes!r:.80}"
             )
-        weight_format(self.dtype, self.block_size, self.accuracy)
+        check_format(self.dtype, self.block_size, self.accuracy)
         kv_dtype(self.kv_dtype)
 
-    @property
-    def weight_format(self) -> WeightFormat:
-        return weight_format(self.dtype, self.block_size, self.accuracy)
+    def weight_format(self, spec: ModelSpec) -> WeightFormat:
+        """What this model's weights are held in."""
+        return weight_format(spec, self.dtype, self.block_size, self.accuracy)
 
     def limits(self, spec: ModelSpec) -> StepLimits:
         """How large steps of this model may get. RequestError for a context it does not have."""

@@ -120,6 +120,6 @@ def propose(
             options.wire,
             choice.plan,
             links=cluster.links,
-            weight_format=options.weight_format,
+            weight_format=options.weight_format(checkpoint.spec),
         ),
     )

@@ -90,13 +90,14 @@ class Checkpoint:
         self, weight_format: WeightFormat, *, cache_root: Path, on_progress: OnProgress
     ) -> WeightSource:
         """The weights in a format; what takes long of that is done once."""
+        spec = weight_format.graded(self.spec)
         matrices = {
-            self.tensor_name(role)
-            for role, shape in tensor_shapes(self.spec).items()
+            role: spec.layer(int(role.split(".")[1])).grade if role.startswith("layers.") else 0
+            for role, shape in tensor_shapes(spec).items()
             if len(shape) == 2 and role != "embedding"
         }
         tensors = CheckpointTensors(
-            store=self.store, tensor_name=self.tensor_name, matrices=sorted(matrices)
+            store=self.store, tensor_name=self.tensor_name, matrices=matrices
         )
         assert weight_format.open_source is not None, "made by weight_format"
         return weight_format.open_source(tensors, cache_root=cache_root, on_progress=on_progress)
