@@ -109,6 +109,7 @@ def _smaller(checkpoint: Checkpoint, options: LoadOptions) -> Iterator[LoadOptio
         ("int8", options.block_size),
         ("int4", options.block_size),
         ("int4", 128),
+        ("int4-pure", 128),
     ):
         smaller = replace(options, dtype=dtype, block_size=block_size)
         if _layer_bytes(checkpoint, smaller) < now_bytes:

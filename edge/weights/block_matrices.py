@@ -41,6 +41,10 @@ class Blocks(MatrixKind[QuantizedMatrix]):
         check_format(self.bits, self.block_size)
 
     @property
+    def words(self) -> str:
+        return f"{self.bits} bits in blocks of {self.block_size}"
+
+    @property
     def bits(self) -> int:
         return self.code_bits
 

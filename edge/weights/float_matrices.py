@@ -29,6 +29,10 @@ class Floats(MatrixKind[NDArray[np.float32]]):
     can_round_inputs = False
 
     @property
+    def words(self) -> str:
+        return "float32"
+
+    @property
     def bits(self) -> None:
         return None
 

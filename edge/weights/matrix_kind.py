@@ -49,6 +49,11 @@ class MatrixKind(ABC, Generic[Matrix_co]):
 
     @property
     @abstractmethod
+    def words(self) -> str:
+        """For people."""
+
+    @property
+    @abstractmethod
     def bits(self) -> int | None:
         """Bits of a code; None where weights are floats. Products are tuned for it."""
 

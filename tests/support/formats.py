@@ -2,36 +2,10 @@
 
 from __future__ import annotations
 
-from edge.models.attention import Attention
-from edge.models.gated_mlp import GatedMlp
-from edge.models.spec import LayerSpec, ModelSpec, by_kind
 from edge.weights.formats import DEFAULT_BLOCK_SIZE, WeightFormat, weight_format
+from tests.support.specs import plain_spec
 
-_ANY = ModelSpec(
-    family="any",
-    hidden_size=4,
-    vocab_size=4,
-    context_tokens=4,
-    norm_epsilon=1e-5,
-    tied_embeddings=False,
-    **by_kind(
-        [
-            LayerSpec(
-                mixer=Attention(
-                    num_heads=1,
-                    num_kv_heads=1,
-                    head_size=4,
-                    inverse_frequencies=(1.0, 0.5),
-                    window=None,
-                    qkv_bias=False,
-                    output_bias=False,
-                    query_key_norm=False,
-                ),
-                feed_forward=GatedMlp(columns=4, activation="silu", bias=False),
-            )
-        ]
-    ),
-)
+_ANY = plain_spec(num_layers=1, hidden_size=4, ffn_columns=4, vocab_size=4)
 
 
 def uniform_format(
