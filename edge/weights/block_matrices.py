@@ -84,6 +84,49 @@ class Blocks(MatrixKind[QuantizedMatrix]):
         return {"codes": codes, "scales": np.full(1 << 16, scale, np.float32)}
 
 
+@dataclass(frozen=True, slots=True)
+class OffsetBlocks(Blocks):
+    """The same with a float32 offset for each block: files that keep the least weight of each."""
+
+    operator = "matmul_nbits with offsets"
+
+    @property
+    def words(self) -> str:
+        return f"{self.bits} bits in blocks of {self.block_size} with offsets"
+
+    @property
+    def packed_bytes_per_weight(self) -> float:
+        return self.bits / 8 + 12.0 / self.block_size
+
+    def arrays(self, rows: int, columns: int) -> tuple[StoredArray, ...]:
+        codes, scales = packed_shapes((rows, columns), self.bits, self.block_size)
+        return (
+            StoredArray(suffix="codes", dtype="uint8", shape=codes),
+            StoredArray(suffix="scales", dtype="float32", shape=scales, stays=True),
+            StoredArray(suffix="offsets", dtype="float32", shape=scales, stays=True),
+        )
+
+    def matrix(self, stored: Callable[[str], NDArray[Any]], columns: int) -> QuantizedMatrix:
+        return QuantizedMatrix(
+            codes=stored("codes"),
+            scales=stored("scales"),
+            offsets=stored("offsets"),
+            bits=self.bits,
+            block_size=self.block_size,
+            columns=columns,
+        )
+
+    def made_up(
+        self, columns: int, *, normal: NDArray[np.float32], codes: NDArray[np.uint8]
+    ) -> dict[str, NDArray[Any]]:
+        scale = 12**0.5 / 2**self.bits / columns**0.5
+        return {
+            "codes": codes,
+            "scales": np.full(1 << 16, scale, np.float32),
+            "offsets": np.full(1 << 16, scale, np.float32),
+        }
+
+
 class QuantizedSource:
     """Matrices from quantised caches, one for each kind; the rest as float32."""
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 from edge.errors import RequestError, shown
 from edge.models.spec import MAX_KINDS, ModelSpec, graded
-from edge.weights.block_matrices import Blocks
+from edge.weights.block_matrices import Blocks, OffsetBlocks
 from edge.weights.encoding import Encoding, OpenSource
 from edge.weights.float_matrices import Floats, float32
 from edge.weights.integer_formats import int4, int8, pure_int4
@@ -36,7 +36,11 @@ KvDtype = Literal["float32", "int8", "int4"]
 KV_DTYPES: tuple[KvDtype, ...] = get_args(KvDtype)
 
 
-KINDS: dict[str, type[MatrixKind[Any]]] = {"floats": Floats, "blocks": Blocks}
+KINDS: dict[str, type[MatrixKind[Any]]] = {
+    "floats": Floats,
+    "blocks": Blocks,
+    "offset_blocks": OffsetBlocks,
+}
 """What peers have products for."""
 
 _LONGEST_NAME = 64

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from edge.weights.block_matrices import Blocks
+from edge.weights.block_matrices import Blocks, OffsetBlocks
 from edge.weights.float_matrices import Floats
 from edge.weights.matrix_kind import MatrixKind
 from kernels.matmul.onnx import matmul
@@ -54,6 +54,7 @@ def _blocks(graph: OnnxGraph, x: str, matrix: Matrix) -> str:
         x,
         matrix.array("codes"),
         matrix.array("scales"),
+        matrix.array("offsets") if isinstance(kind, OffsetBlocks) else None,
         rows=matrix.rows,
         columns=matrix.columns,
         bits=kind.bits,
@@ -65,4 +66,5 @@ def _blocks(graph: OnnxGraph, x: str, matrix: Matrix) -> str:
 _PRODUCTS: dict[type[MatrixKind[Any]], Callable[[OnnxGraph, str, Matrix], str]] = {
     Floats: _floats,
     Blocks: _blocks,
+    OffsetBlocks: _blocks,
 }

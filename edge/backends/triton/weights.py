@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 import ml_dtypes
@@ -14,7 +15,7 @@ from torch import Tensor
 from edge.backends.shard_arrays import ShardArrays
 from edge.backends.triton.device import Device
 from edge.backends.triton.tuning import ProductShape, Tuning
-from edge.weights.block_matrices import Blocks
+from edge.weights.block_matrices import Blocks, OffsetBlocks
 from edge.weights.float_matrices import Floats
 from edge.weights.matrix_kind import MatrixKind
 from edge.weights.recipe import StoredMatrix
@@ -23,7 +24,16 @@ from kernels.matmul_nbits.gpu_layout import gpu_layout
 from kernels.matmul_nbits.reference import QuantizedMatrix
 from kernels.matmul_nbits.triton import PackedWeight, matmul_nbits
 
-Weight: TypeAlias = Tensor | PackedWeight
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OffsetWeight:
+    """Codes, and an offset for each of their blocks: float32 [outputs, blocks]."""
+
+    packed: PackedWeight
+    offsets: Tensor
+
+
+Weight: TypeAlias = Tensor | PackedWeight | OffsetWeight
 
 
 class Product:
@@ -158,4 +168,36 @@ class _Blocks:
         )
 
 
-_PRODUCTS: dict[type[MatrixKind[Any]], _Product] = {Floats: _Floats(), Blocks: _Blocks()}
+class _OffsetBlocks:
+    """The product with codes, and one with the sums of each block of x."""
+
+    def multiply(
+        self,
+        x: Tensor,
+        weight: OffsetWeight,
+        bias: Tensor | None,
+        out: Tensor | None = None,
+        **named: Any,
+    ) -> Tensor:
+        out = matmul_nbits(x, weight.packed, bias, out=out, **named)
+        size = weight.packed.block_size
+        whole = torch.nn.functional.pad(x, (0, -x.shape[1] % size))
+        sums = whole.view(x.shape[0], -1, size).sum(-1, dtype=torch.float32)
+        return out.add_(matmul(sums, weight.offsets))
+
+    def arrays(self, matrix: QuantizedMatrix, half_scales: bool) -> dict[str, NDArray[Any]]:
+        assert matrix.offsets is not None
+        return {**_BLOCKS.arrays(matrix, half_scales), "offsets": matrix.offsets}
+
+    def weight(
+        self, tensor: Callable[[str], Tensor], kind: OffsetBlocks, columns: int
+    ) -> OffsetWeight:
+        return OffsetWeight(packed=_BLOCKS.weight(tensor, kind, columns), offsets=tensor("offsets"))
+
+
+_BLOCKS = _Blocks()
+_PRODUCTS: dict[type[MatrixKind[Any]], _Product] = {
+    Floats: _Floats(),
+    Blocks: _BLOCKS,
+    OffsetBlocks: _OffsetBlocks(),
+}
