@@ -137,13 +137,16 @@ def describe_gguf(
     values = {
         field: _value(metadata[key], key, source) for field, key in keys.items() if key in metadata
     }
-    values.setdefault("head_dim", _shared_out(values))
+    hidden, heads = values["hidden_size"], values["num_attention_heads"]
+    if "head_dim" not in values and type(hidden) is type(heads) is int and heads > 0:
+        values["head_dim"] = hidden // heads
     if "vocab_size" not in values:
         tokens = metadata.get("tokenizer.ggml.tokens")
         counted = len(tokens) if isinstance(tokens, tuple) else 0
         values["vocab_size"] = counted or shapes.get(EMBEDDING, (0,))[0]
         keys["vocab_size"] = "the number of tokens"
-    _check_heads(metadata, name, values["head_dim"], source)
+    if type(head_size := values.get("head_dim")) is int:
+        _check_heads(metadata, name, head_size, source)
     values["model_type"] = name
     window = values.pop("sliding_window", 0)
     if name == "llama" and window:
@@ -184,20 +187,14 @@ def _value(value: object, key: str, source: str) -> object:
     return value
 
 
-def _shared_out(values: Mapping[str, Any]) -> int:
-    """What a head has where the file does not say; 0, which is refused later, for odd values."""
-    hidden, heads = values["hidden_size"], values["num_attention_heads"]
-    return hidden // heads if type(hidden) is type(heads) is int and heads > 0 else 0
-
-
-def _check_heads(metadata: Mapping[str, Any], name: str, head_size: object, source: str) -> None:
+def _check_heads(metadata: Mapping[str, Any], name: str, head_size: int, source: str) -> None:
     for key, what in (
         ("attention.value_length", "values of another size than keys"),
         ("rope.dimension_count", "a rotation of a part of each head"),
     ):
         if (found := _of(metadata, f"{name}.{key}", head_size, source)) != head_size:
             raise CheckpointError(
-                f"{source}: {name}.{key} is {shown(found)} where a head has {shown(head_size)}; "
+                f"{source}: {name}.{key} is {shown(found)} where a head has {head_size}; "
                 f"{what} is not computed here, use another model"
             )
 

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.slow
     ],
 )
 def test_logits_and_greedy_tokens_equal_transformers(
-    five_peers: edge.Cluster, tmp_path: Path, name: str, kind: Type, layout: str
+    five_peers: edge.Cluster, tmp_path: Path, name: str, kind: int, layout: str
 ) -> None:
     made = make_checkpoint(tmp_path / "made", name)
     path = tmp_path / "model.gguf"
@@ -60,11 +60,11 @@ def test_int4_gives_what_the_same_weights_give_from_a_folder(
     for place in (path, meant.path):
         with five_peers.load(place, dtype="int4") as model:
             found.append(model.logits(prompt))
-    np.testing.assert_array_equal(*found)
+    np.testing.assert_array_equal(found[0], found[1])
 
 
 def test_commands_take_a_file(tmp_path: Path) -> None:
-    """`run`, with the chat template of the file, and `plan`; also a folder with nothing else."""
+    """`run` and `chat`, with the chat template of the file, and `plan`; also a folder of it."""
     made = make_checkpoint(tmp_path / "made", "larger_llama")
     byte_level().save(str(made.path / "tokenizer.json"))
     folder = tmp_path / "downloads"
@@ -87,3 +87,6 @@ def test_commands_take_a_file(tmp_path: Path) -> None:
     assert [reply.code for reply in replies] == [0, 0, 0], replies[-1].err
     assert replies[0].out == replies[1].out
     assert replies[0].out.strip()
+    talk = run_edge("chat", path, "--local", "1", "-n", "4", stdin="Hello\n")
+    assert talk.code == 0, talk.err
+    assert talk.out.strip()

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from tests.support.checkpoints import TinyCheckpoint
 
-Type = gguf.GGMLQuantizationType
+Type: Any = gguf.GGMLQuantizationType
 
 _TENSORS = {
     "self_attn.q_proj": "attn_q",
@@ -37,7 +37,7 @@ _WHOLE = {
     "lm_head.weight": "output.weight",
 }
 
-_HALVES: Mapping[Type, tuple[int, ...]] = {
+_HALVES: Mapping[int, tuple[int, ...]] = {
     Type.Q2_K: (80, 82),
     Type.Q3_K: (108,),
     Type.Q4_K: (0, 2),
@@ -57,7 +57,7 @@ def gguf_name(name: str) -> str:
     return f"blk.{index}.{_TENSORS['.'.join(part)]}.{suffix}"
 
 
-def raw_blocks(values: NDArray[np.float32], kind: Type, seed: int = 0) -> NDArray[np.uint8]:
+def raw_blocks(values: NDArray[np.float32], kind: int, seed: int = 0) -> NDArray[np.uint8]:
     """Bytes [rows, bytes] of a matrix in this type.
 
     Rounded where the package does that; else random codes, with scales that make weights of about
@@ -96,8 +96,8 @@ def write_gguf(
     path: Path,
     folder: Path,
     *,
-    kind: Type = Type.F32,
-    embedding: Type | None = None,
+    kind: int = Type.F32,
+    embedding: int | None = None,
     leave_out: Sequence[str] = (),
     change: Mapping[str, Any] | None = None,
     tokenizer_settings: Mapping[str, Any] | None = None,
