@@ -47,9 +47,11 @@ _END_NAMES = frozenset(
 )  # fmt: skip
 """Control tokens of these names end an answer, too: files name one end, models have several."""
 
-_MOST_CHARACTERS = 8 << 20
+_MOST_CHARACTERS = 4 << 20
 _LONGEST_PIECE = 512
-"""Of vocabularies whose merges are found by trying every cut of every token."""
+_MOST_MERGED = 32 << 20
+"""Of vocabularies whose merges are found by trying every cut of every token: characters of all
+tokens, of one, and of all merges. With 256,000 tokens there are 2 and 5 million."""
 _MOST_ADDED = 100_000
 
 
@@ -240,27 +242,29 @@ def _merges_by_score(
     SentencePiece joins the neighbours whose whole has the best score; here pairs are ranked so.
     """
     pieces = {
-        token
+        token: token
         for token, kind in zip(tokens, types.tolist(), strict=True)
         if kind not in (_UNKNOWN, _CONTROL, _BYTE)
     }
-    if (
-        sum(map(len, pieces)) > _MOST_CHARACTERS
-        or max(map(len, pieces), default=0) > _LONGEST_PIECE
-    ):
+    lengths = [len(piece) for piece in pieces]
+    if sum(lengths) > _MOST_CHARACTERS or max(lengths, default=0) > _LONGEST_PIECE:
         raise _refused(
             path,
             f"{_TOKENS} has more than {_MOST_CHARACTERS:,} characters, or a token of more than "
             f"{_LONGEST_PIECE}",
         )
     found: list[tuple[float, int, int, str, str]] = []
+    left = _MOST_MERGED
     for place in np.flatnonzero(types == _NORMAL).tolist():
         token = tokens[place]
         score = -float(scores[place])
         for cut in range(1, len(token)):
-            first, second = token[:cut], token[cut:]
-            if first in pieces and second in pieces:
+            first = pieces.get(token[:cut])
+            if first is not None and (second := pieces.get(token[cut:])) is not None:
                 found.append((score, cut, place, first, second))
+                left -= len(token)
+        if left < 0:
+            raise _refused(path, f"{_TOKENS} can be joined in more ways than any model's")
     found.sort(key=lambda each: each[:3])
     return [(first, second) for _score, _cut, _place, first, second in found]
 

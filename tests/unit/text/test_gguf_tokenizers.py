@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 import tokenizers
 from tokenizers import Regex, pre_tokenizers
@@ -286,6 +287,13 @@ def test_pieces_that_would_take_too_long_are_refused(tmp_path: Path) -> None:
     tokens = list(metadata["tokenizer.ggml.tokens"])
     metadata["tokenizer.ggml.tokens"] = (*tokens[:-1], "x" * 600)
     with pytest.raises(CheckpointError, match="a token of more than 512"):
+        opened(metadata)
+    many = [letter * count for letter in "ab" for count in range(1, 513)]
+    metadata["tokenizer.ggml.tokens"] = tuple(dict.fromkeys((*tokens, *many)))
+    count = len(metadata["tokenizer.ggml.tokens"])
+    metadata["tokenizer.ggml.token_type"] = np.ones(count, np.int32)
+    metadata["tokenizer.ggml.scores"] = np.zeros(count, np.float32)
+    with pytest.raises(CheckpointError, match="in more ways than any model's"):
         opened(metadata)
 
 
