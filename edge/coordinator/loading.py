@@ -51,7 +51,7 @@ async def load_model(
     Below `cache_root` the rounded checkpoint and the hashes of its pieces are kept. `on_end` is
     told when the model ends, also by closing it.
     """
-    weight_format = options.weight_format(checkpoint.spec)
+    weight_format = options.weight_format(checkpoint)
     spec = weight_format.graded(checkpoint.spec)
     model = LoadedModel(
         plan,

@@ -17,7 +17,7 @@ from partition import Choice, ClusterSpec, LeftOut, ModelFacts, Plan
 
 def facts_of(checkpoint: Checkpoint, options: LoadOptions) -> ModelFacts:
     """What each piece of the checkpoint weighs when it is loaded like this."""
-    weight_format = options.weight_format(checkpoint.spec)
+    weight_format = options.weight_format(checkpoint)
     return model_facts(
         weight_format.graded(checkpoint.spec),
         weight_format,

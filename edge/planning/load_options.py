@@ -10,7 +10,9 @@ from edge.models.spec import ModelSpec
 from edge.option_fields import option
 from edge.protocol.step import StepLimits
 from edge.protocol.wire_rules import WIRES, Wire
+from edge.weights.checkpoint import Checkpoint
 from edge.weights.formats import (
+    AUTO,
     BLOCK_SIZES,
     DEFAULT_BLOCK_SIZE,
     DTYPES,
@@ -45,9 +47,10 @@ class LoadOptions:
     before their first plan for a model; that is kept for the next time."""
 
     dtype: str = option(
-        "int4",
+        AUTO,
         choices=DTYPES,
-        help="What weights are held in. int4 keeps 8 bits where models are most sensitive (the "
+        help="What weights are held in. auto: as they are in a GGUF file, if they are quantised "
+        "there, else int4. int4 keeps 8 bits where models are most sensitive (the "
         "head, keys, values, and down in a part of the layers); int4-pure has 4 everywhere.",
     )
 
@@ -149,9 +152,15 @@ class LoadOptions:
         check_format(self.dtype, self.block_size, self.accuracy)
         kv_dtype(self.kv_dtype)
 
-    def weight_format(self, spec: ModelSpec) -> WeightFormat:
-        """What this model's weights are held in."""
-        return weight_format(spec, self.dtype, self.block_size, self.accuracy)
+    def weight_format(self, checkpoint: Checkpoint) -> WeightFormat:
+        """What its weights are held in."""
+        return weight_format(
+            checkpoint.spec,
+            self.dtype,
+            self.block_size,
+            self.accuracy,
+            own=checkpoint.own_encoding,
+        )
 
     def limits(self, spec: ModelSpec) -> StepLimits:
         """How large steps of this model may get. RequestError for a context it does not have."""

@@ -43,8 +43,10 @@ class Proposal:
     """What its user should know of the measuring: devices that were unsteady, or not measured."""
     wire_rules: WireRules
     """In which form activations travel between the shards of the plan."""
+    dtype: str
+    """The name of the format that weights are held in."""
     weights: str
-    """What they are held in, for people."""
+    """What that is, for people."""
     overhead: Mapping[str, Overhead] = field(default_factory=dict)
     """By device; of peers that were asked."""
 
@@ -112,7 +114,7 @@ def propose(
         raise PlanError(str(error), error.problems) from error
     except partition.CapacityError as error:
         raise CapacityError(nothing_fits(error, checkpoint, cluster, options)) from error
-    weight_format = options.weight_format(checkpoint.spec)
+    weight_format = options.weight_format(checkpoint)
     return Proposal(
         choice=choice,
         model=facts_of(checkpoint, options),
@@ -126,5 +128,6 @@ def propose(
             links=cluster.links,
             weight_format=weight_format,
         ),
+        dtype=weight_format.name,
         weights=in_words(checkpoint.spec, weight_format),
     )

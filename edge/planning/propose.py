@@ -41,7 +41,7 @@ async def measured_proposal(
     options.planned_workload(checkpoint.spec)  # what cannot be is refused before it is measured
     notes: list[str] = []
     options = with_kv_memory(options, checkpoint.spec, facts_of(checkpoint, options), peers)
-    weight_format = options.weight_format(checkpoint.spec)
+    weight_format = options.weight_format(checkpoint)
 
     def measured(*, only_known: bool) -> Awaitable[ClusterSpec]:
         return measured_cluster(

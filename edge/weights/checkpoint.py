@@ -8,6 +8,7 @@ from edge.errors import CheckpointError, RequestError
 from edge.models.spec import tensor_shapes
 from edge.progress import OnProgress
 from edge.text import Tokenizer
+from edge.weights.encoding import Encoding
 from edge.weights.folder_form import open_folder
 from edge.weights.form import CheckpointForm
 from edge.weights.formats import WeightFormat
@@ -71,6 +72,11 @@ class Checkpoint:
                 )
             self._tokenizer = tokenizer
         return self._tokenizer
+
+    @property
+    def own_encoding(self) -> Encoding | None:
+        """What its matrices are in where they are quantised on disk; None where they are floats."""
+        return self._form.own_encoding
 
     @property
     def embedding_itemsize(self) -> int:

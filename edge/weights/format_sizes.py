@@ -45,7 +45,7 @@ def in_words(spec: ModelSpec, weight_format: WeightFormat) -> str:
     bits = f"{8 * bytes_per_weight(spec, weight_format):.3g} bits a weight with their scales"
     if len(counts) == 1:
         (kind,) = counts
-        return f"{kind.words}: {bits}"
+        return f"{weight_format.name}: {kind.words}, {bits}"
     total = counts.total()
     parts = [f"{count / total:.0%} {kind.words}" for kind, count in counts.most_common()]
-    return f"{', '.join(parts)}: {bits}"
+    return f"{weight_format.name}: {', '.join(parts)}; {bits}"

@@ -26,7 +26,11 @@ ENCODINGS: dict[str, Callable[[ModelSpec, int], Encoding]] = {
     "int4-pure": pure_int4,
 }
 """By name: what a format makes of a model, with blocks of a size."""
-DTYPES = tuple(ENCODINGS)
+AS_STORED = "as stored"
+AUTO = "auto"
+"""As the checkpoint itself has its weights, where it has them quantised; else the default."""
+DEFAULT_FORMAT = "int4"
+DTYPES = (AUTO, *ENCODINGS)
 """Number formats of weights."""
 BLOCK_SIZES = (16, 32, 64, 128)
 DEFAULT_BLOCK_SIZE = 32
@@ -154,19 +158,29 @@ def _rule(value: object, kinds: Sequence[MatrixKind[Any]]) -> Rule:
 
 def check_format(name: str, block_size: int, accuracy: str) -> None:
     """Raises RequestError for an unknown name, block size or accuracy."""
-    if name not in ENCODINGS:
-        raise RequestError(f"dtype {name!r} is not one of {', '.join(ENCODINGS)}")
+    if name not in DTYPES:
+        raise RequestError(f"dtype {name!r} is not one of {', '.join(DTYPES)}")
     if type(block_size) is not int or block_size not in BLOCK_SIZES:
         raise RequestError(f"block size {block_size} is not one of {BLOCK_SIZES}")
     _accuracy(accuracy)
 
 
 def weight_format(
-    spec: ModelSpec, name: str, block_size: int = DEFAULT_BLOCK_SIZE, accuracy: str = "fast"
+    spec: ModelSpec,
+    name: str,
+    block_size: int = DEFAULT_BLOCK_SIZE,
+    accuracy: str = "fast",
+    *,
+    own: Encoding | None = None,
 ) -> WeightFormat:
-    """What the format makes of this model. Raises as `check_format` does."""
+    """What the format makes of this model; `own`: what the checkpoint itself has.
+
+    Raises as `check_format` does.
+    """
     check_format(name, block_size, accuracy)
-    made = ENCODINGS[name](spec, block_size)
+    if name == AUTO:
+        name = DEFAULT_FORMAT if own is None else AS_STORED
+    made = own if own is not None and name == AS_STORED else ENCODINGS[name](spec, block_size)
     return WeightFormat(
         name=name,
         recipe=made.recipe,

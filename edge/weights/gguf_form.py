@@ -1,7 +1,7 @@
 """A model in GGUF: one file, or its parts, with the weights, their description and the tokenizer.
 
-Quantised weights are made floats here, and then rounded to the format that was asked
-for, as those of any checkpoint are.
+Its weights may be computed with in the very codes that it holds, or made floats and rounded to
+another format, as those of any checkpoint are.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ from edge.models.gguf import (
     tensor_name,
     unknown_tensors,
 )
-from edge.models.spec import tensor_shapes
+from edge.models.spec import ModelSpec, tensor_shapes
 from edge.text import TokenizerFiles, read_tokenizer_files
 from edge.text.files import TOKENIZER
 from edge.text.gguf import gguf_end_ids, gguf_templates, gguf_tokenizer_files, has_tokenizer
+from edge.weights.encoding import Encoding
 from edge.weights.form import CheckpointForm
+from edge.weights.gguf_blocks import gguf_encoding
 from offload import GgufFile, GgufStore, StoreError, first_part, open_gguf, own_file
 
 _MOST_ROPE_FACTORS = 1 << 16
@@ -112,7 +114,23 @@ def _opened(files: Sequence[GgufFile]) -> CheckpointForm:
         store=store,
         end_ids=gguf_end_ids(metadata),
         read_tokenizer=_tokenizer_reader(first.path, metadata),
+        own_encoding=_own_encoding(store, spec, shapes),
     )
+
+
+def _own_encoding(
+    store: GgufStore, spec: ModelSpec, shapes: Mapping[str, tuple[int, ...]]
+) -> Encoding | None:
+    """None, too, for a file without all tensors as they should be, which is refused elsewhere."""
+    present = set(store.names())
+
+    def name(role: str) -> str:
+        return tensor_name("embedding" if role == "head" and spec.tied_embeddings else role)
+
+    used = {name(role) for role in tensor_shapes(spec)}
+    if not used <= present or any(store.shape(each) != shapes[each] for each in used):
+        return None
+    return gguf_encoding(store, spec, name)
 
 
 def _rope_factors(files: Sequence[GgufFile]) -> NDArray[np.float32] | None:

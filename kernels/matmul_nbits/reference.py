@@ -132,7 +132,7 @@ def quantize(
 
 def dequantize(matrix: QuantizedMatrix) -> NDArray[np.float32]:
     """The float32 weight [rows, columns] that the codes stand for."""
-    values = _unpack(matrix.codes, matrix.bits).astype(np.float32)
+    values = unpack(matrix.codes, matrix.bits).astype(np.float32)
     values -= matrix.zero_code
     values *= matrix.scales[:, :, None]
     if matrix.offsets is not None:
@@ -161,10 +161,10 @@ def slice_columns(matrix: QuantizedMatrix, columns: range) -> tuple[QuantizedMat
     codes = matrix.codes[:, first:last].copy()
     kept = columns.stop - first * matrix.block_size
     for block in {0, last - first - 1}:  # only the two ends hold foreign codes
-        unpacked = _unpack(codes[:, block], matrix.bits)
+        unpacked = unpack(codes[:, block], matrix.bits)
         position = np.arange(matrix.block_size) + block * matrix.block_size
         unpacked[:, (position < left_padding) | (position >= kept)] = matrix.zero_code
-        codes[:, block] = _pack(unpacked, matrix.bits)
+        codes[:, block] = pack(unpacked, matrix.bits)
     part = QuantizedMatrix(
         codes=codes,
         scales=matrix.scales[:, first:last].copy(),
@@ -190,7 +190,7 @@ def _is_float(dtype: np.dtype[np.generic]) -> bool:
     return True
 
 
-def _unpack(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
+def unpack(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
     """One code per byte: [..., block_size]; a copy."""
     if bits == 8:
         return codes.copy()
@@ -200,7 +200,8 @@ def _unpack(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
     return unpacked
 
 
-def _pack(unpacked: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
+def pack(unpacked: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
+    """Codes one per byte [..., block_size] as `QuantizedMatrix` holds them."""
     if bits == 8:
         return unpacked
     packed: NDArray[np.uint8] = unpacked[..., 0::2] | unpacked[..., 1::2] << np.uint8(4)

@@ -59,7 +59,7 @@ class GgufFile(Closing):
     def type(self, name: str) -> BlockType:
         """Raises StoreUnsupportedError for a type or a shape that is not read."""
         tensor = self.tensors[name]
-        if tensor.type.floats is None:
+        if not tensor.type.is_read:
             raise StoreUnsupportedError(
                 f"tensor {name} in {self.path} is of type {tensor.type.name}, which is not read "
                 f"here; fetch the model in one of {', '.join(READ_TYPES)}"

@@ -1,6 +1,7 @@
 """How tensors of GGUF files are stored: blocks of codes with scales, and what they stand for.
 
-One table, `BLOCK_TYPES`, has the facts of each type. Its formulas are pure: bytes in, float32 out.
+One table, `BLOCK_TYPES`, has the facts of each type. Its formulas are pure: bytes in, codes and
+their scales out.
 The layouts are those of ggml (`block_q4_0` and so on in its ggml-common.h); a "super-block" of 256
 weights has scales of its own for runs of 16 or 32 of them.
 """
@@ -17,20 +18,75 @@ Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Codes:
+    """Weights as whole numbers in runs that share a scale.
+
+    values: int8 [..., runs, run]. scales: float32 [..., runs]. offsets: as scales, or None; what is
+    added to each weight of a run.
+    """
+
+    values: NDArray[np.int8]
+    scales: Floats
+    offsets: Floats | None = None
+
+    def floats(self) -> Floats:
+        """[..., runs × run]."""
+        weights = self.values.astype(np.float32) * self.scales[..., None]
+        if self.offsets is not None:
+            weights += self.offsets[..., None]
+        return _flat(weights)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeType:
+    """The codes of a type.
+
+    codes: bytes [..., blocks, block_bytes] to Codes [..., blocks, runs, run]. bits: signed numbers
+    of so many bits hold the values, once `shift` is added. run: weights with one scale.
+    """
+
+    codes: Callable[[Bytes], Codes]
+    bits: int
+    run: int
+    has_offsets: bool = False
+    shift: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockType:
     """What is known of one type.
 
-    name: as ggml writes it. block_size: weights of a block. block_bytes: bytes of a block.
-    floats: bytes [..., blocks, block_bytes] to float32 [..., blocks, block_size]; None for a type
-    that is not read here. dtype: what it is read as where it holds plain floats.
+    name: as ggml writes it. block_size: weights of a block. block_bytes: bytes of a block. coded:
+    None for plain floats, and for a type that is not read here. dtype: that of plain floats.
     """
 
     name: str
     block_size: int
     block_bytes: int
-    floats: Callable[[Bytes], Floats] | None = None
+    coded: CodeType | None = None
     dtype: np.dtype[Any] | None = None
+
+    @property
+    def is_read(self) -> bool:
+        return self.coded is not None or self.dtype is not None
+
+    def codes(self, blocks: Bytes) -> Codes:
+        """Bytes [rows, blocks, block_bytes] as the codes [rows, runs, run]. ValueError for others.
+
+        Scales may be no numbers where the bytes are none that a quantiser wrote.
+        """
+        if self.coded is None:
+            raise ValueError(f"blocks of type {self.name} are not read")
+        with np.errstate(over="ignore", invalid="ignore"):
+            found = self.coded.codes(blocks)
+        rows, run = len(blocks), self.coded.run
+        offsets = found.offsets
+        return Codes(
+            values=found.values.reshape(rows, -1, run),
+            scales=found.scales.reshape(rows, -1),
+            offsets=None if offsets is None else offsets.reshape(rows, -1),
+        )
 
     def dequantize(self, blocks: Bytes) -> Floats:
         """Bytes [..., blocks, block_bytes] as the weights [..., blocks × block_size].
@@ -38,11 +94,14 @@ class BlockType:
         Every value is the float32 that ggml's own reference computes. Scales that are no numbers
         make weights that are none. ValueError for a type that is not read.
         """
-        if self.floats is None:
+        if self.dtype is not None:
+            values: Floats = np.ascontiguousarray(blocks).view(self.dtype).astype(np.float32)
+            return values.reshape(*blocks.shape[:-2], -1)
+        if self.coded is None:
             raise ValueError(f"blocks of type {self.name} are not read")
         with np.errstate(over="ignore", invalid="ignore"):
-            values = self.floats(blocks)
-        return values.reshape(*blocks.shape[:-2], -1)
+            weights = self.coded.codes(blocks).floats()
+        return weights.reshape(*blocks.shape[:-2], -1)
 
 
 def _half(blocks: Bytes, at: int) -> Floats:
@@ -76,52 +135,57 @@ def _fifth_bits(four_bytes: Bytes) -> Bytes:
     return bits << np.uint8(4)
 
 
-def _q4_0(blocks: Bytes) -> Floats:
-    codes = _halves_of_bytes(blocks[..., 2:18]).astype(np.float32)
-    return _half(blocks, 0) * (codes - 8)
+def _one_run(values: NDArray[Any], scales: Floats, offsets: Floats | None = None) -> Codes:
+    """Of blocks that are one run: values [..., 32], scales [..., 1]."""
+    return Codes(values=values.astype(np.int8)[..., None, :], scales=scales, offsets=offsets)
 
 
-def _q4_1(blocks: Bytes) -> Floats:
-    codes = _halves_of_bytes(blocks[..., 4:20]).astype(np.float32)
-    return _half(blocks, 0) * codes + _half(blocks, 2)
+def _q4_0(blocks: Bytes) -> Codes:
+    return _one_run(_halves_of_bytes(blocks[..., 2:18]).astype(np.int8) - 8, _half(blocks, 0))
 
 
-def _q5_0(blocks: Bytes) -> Floats:
+def _q4_1(blocks: Bytes) -> Codes:
+    return _one_run(_halves_of_bytes(blocks[..., 4:20]), _half(blocks, 0), _half(blocks, 2))
+
+
+def _q5_0(blocks: Bytes) -> Codes:
     codes = _halves_of_bytes(blocks[..., 6:22]) | _fifth_bits(blocks[..., 2:6])
-    return _half(blocks, 0) * (codes.astype(np.float32) - 16)
+    return _one_run(codes.astype(np.int8) - 16, _half(blocks, 0))
 
 
-def _q5_1(blocks: Bytes) -> Floats:
+def _q5_1(blocks: Bytes) -> Codes:
     codes = _halves_of_bytes(blocks[..., 8:24]) | _fifth_bits(blocks[..., 4:8])
-    return _half(blocks, 0) * codes.astype(np.float32) + _half(blocks, 2)
+    return _one_run(codes, _half(blocks, 0), _half(blocks, 2))
 
 
-def _q8_0(blocks: Bytes) -> Floats:
-    return blocks[..., 2:34].view(np.int8).astype(np.float32) * _half(blocks, 0)
+def _q8_0(blocks: Bytes) -> Codes:
+    return _one_run(np.ascontiguousarray(blocks[..., 2:34]).view(np.int8), _half(blocks, 0))
 
 
 _TWO_BITS = (0, 2, 4, 6)
 
 
-def _q2_k(blocks: Bytes) -> Floats:
+def _runs_of_16(values: NDArray[Any]) -> NDArray[np.int8]:
+    """[..., n, m] to [..., 16, 16]."""
+    return values.astype(np.int8).reshape(*values.shape[:-2], 16, 16)
+
+
+def _q2_k(blocks: Bytes) -> Codes:
     packed, codes = blocks[..., 0:16], blocks[..., 16:80]
     scales = _half(blocks, 80) * (packed & 15).astype(np.float32)
     minima = _half(blocks, 82) * (packed >> 4).astype(np.float32)
-    values = _fields(codes, 2, _TWO_BITS, 3)
-    runs = values.reshape(*values.shape[:-2], 16, 16).astype(np.float32)
-    return _flat(scales[..., None] * runs - minima[..., None])
+    values = _runs_of_16(_fields(codes, 2, _TWO_BITS, 3))
+    return Codes(values=values, scales=scales, offsets=-minima)
 
 
-def _q3_k(blocks: Bytes) -> Floats:
+def _q3_k(blocks: Bytes) -> Codes:
     mask, codes, packed = blocks[..., 0:32], blocks[..., 32:96], blocks[..., 96:108]
     low = _halves_of_bytes(packed[..., 0:8])
     high = _flat(_fields(packed[..., 8:12], 1, _TWO_BITS, 3))
     steps = (low | high << 4).astype(np.float32) - 32
-    scales = _half(blocks, 108) * steps
     is_absent = _fields(mask, 1, tuple(range(8)), 1) ^ 1  # a set bit means: nothing taken off
     values = _fields(codes, 2, _TWO_BITS, 3).astype(np.int8) - (is_absent << 2).astype(np.int8)
-    runs = values.reshape(*values.shape[:-2], 16, 16).astype(np.float32)
-    return _flat(scales[..., None] * runs)
+    return Codes(values=_runs_of_16(values), scales=_half(blocks, 108) * steps)
 
 
 def _scales_and_minima(packed: Bytes) -> tuple[Floats, Floats]:
@@ -132,52 +196,50 @@ def _scales_and_minima(packed: Bytes) -> tuple[Floats, Floats]:
     return scales.astype(np.float32), minima.astype(np.float32)
 
 
-def _with_minima(blocks: Bytes, values: Bytes) -> Floats:
-    """Q4_K's and Q5_K's values [..., 8, 32] times their scales, less their minima."""
+def _with_minima(blocks: Bytes, values: Bytes) -> Codes:
+    """Q4_K's and Q5_K's values [..., 8, 32], their scales and minima."""
     steps, least = _scales_and_minima(blocks[..., 4:16])
     scales, minima = _half(blocks, 0) * steps, _half(blocks, 2) * least
-    return _flat(scales[..., None] * values.astype(np.float32) - minima[..., None])
+    return Codes(values=values.astype(np.int8), scales=scales, offsets=-minima)
 
 
-def _q4_k(blocks: Bytes) -> Floats:
+def _q4_k(blocks: Bytes) -> Codes:
     return _with_minima(blocks, _fields(blocks[..., 16:144], 4, (0, 4), 15))
 
 
-def _q5_k(blocks: Bytes) -> Floats:
+def _q5_k(blocks: Bytes) -> Codes:
     fifth = _fields(blocks[..., 16:48], 1, tuple(range(8)), 1)
     return _with_minima(blocks, _fields(blocks[..., 48:176], 4, (0, 4), 15) | fifth << np.uint8(4))
 
 
-def _q6_k(blocks: Bytes) -> Floats:
+def _q6_k(blocks: Bytes) -> Codes:
     low = _fields(blocks[..., 0:128], 2, (0, 4), 15)
     high = _fields(blocks[..., 128:192], 2, _TWO_BITS, 3)
-    scales = _half(blocks, 208) * blocks[..., 192:208].view(np.int8).astype(np.float32)
-    values = low.reshape(high.shape) | high << 4
-    runs = values.reshape(*values.shape[:-2], 16, 16).astype(np.float32) - 32
-    return _flat(scales[..., None] * runs)
+    packed = np.ascontiguousarray(blocks[..., 192:208]).view(np.int8)
+    values = (low.reshape(high.shape) | high << 4).astype(np.int8) - 32
+    return Codes(values=_runs_of_16(values), scales=_half(blocks, 208) * packed.astype(np.float32))
 
 
 IQ4_VALUES = np.array(
-    (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113), np.float32
+    (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113), np.int8
 )
 """What the codes of IQ4_NL and IQ4_XS stand for, times the scale."""
 
 
-def _iq4_nl(blocks: Bytes) -> Floats:
-    return _half(blocks, 0) * IQ4_VALUES[_halves_of_bytes(blocks[..., 2:18])]
+def _iq4_nl(blocks: Bytes) -> Codes:
+    return _one_run(IQ4_VALUES[_halves_of_bytes(blocks[..., 2:18])], _half(blocks, 0))
 
 
-def _iq4_xs(blocks: Bytes) -> Floats:
+def _iq4_xs(blocks: Bytes) -> Codes:
     high_bits = np.ascontiguousarray(blocks[..., 2:4]).view("<u2")
     high = (high_bits >> np.arange(0, 16, 2, dtype=np.uint16)).astype(np.uint8) & 3
     low = _flat(np.stack([blocks[..., 4:8] & 15, blocks[..., 4:8] >> 4], axis=-1))
     steps = (low | high << 4).astype(np.float32) - 32
-    scales = _half(blocks, 0) * steps
     codes = blocks[..., 8:136].reshape(*blocks.shape[:-1], 8, 16)
-    return _flat(scales[..., None] * IQ4_VALUES[_halves_of_bytes(codes)])
+    return Codes(values=IQ4_VALUES[_halves_of_bytes(codes)], scales=_half(blocks, 0) * steps)
 
 
-MXFP4_VALUES = np.array((0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12), np.float32)
+MXFP4_VALUES = np.array((0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12), np.int8)
 """Twice what the codes of MXFP4 stand for: whole numbers."""
 
 
@@ -185,51 +247,48 @@ _MXFP4_SCALES = np.ldexp(1.0, np.arange(256) - 128).astype(np.float32)
 """Half of 2^(e - 127): the values are doubled."""
 
 
-def _mxfp4(blocks: Bytes) -> Floats:
-    scales = _MXFP4_SCALES[blocks[..., 0:1]]
-    values: Floats = scales * MXFP4_VALUES[_halves_of_bytes(blocks[..., 1:17])]
-    return values
-
-
-def _plain(number_type: Any) -> Callable[[Bytes], Floats]:
-    def floats(blocks: Bytes) -> Floats:
-        values: Floats = np.ascontiguousarray(blocks).view(number_type).astype(np.float32)
-        return values
-
-    return floats
+def _mxfp4(blocks: Bytes) -> Codes:
+    return _one_run(
+        MXFP4_VALUES[_halves_of_bytes(blocks[..., 1:17])], _MXFP4_SCALES[blocks[..., 0:1]]
+    )
 
 
 def _floats(name: str, number_type: Any) -> BlockType:
     dtype = np.dtype(number_type)
-    return BlockType(
-        name=name,
-        block_size=1,
-        block_bytes=dtype.itemsize,
-        floats=_plain(number_type),
-        dtype=dtype,
-    )
+    return BlockType(name=name, block_size=1, block_bytes=dtype.itemsize, dtype=dtype)
 
 
 def _type(
-    name: str, size: int, nbytes: int, floats: Callable[[Bytes], Floats] | None = None
+    name: str,
+    size: int,
+    nbytes: int,
+    codes: Callable[[Bytes], Codes] | None = None,
+    *,
+    bits: int = 8,
+    run: int = 32,
+    has_offsets: bool = False,
+    shift: int = 0,
 ) -> BlockType:
-    return BlockType(name=name, block_size=size, block_bytes=nbytes, floats=floats)
+    coded = None
+    if codes is not None:
+        coded = CodeType(codes=codes, bits=bits, run=run, has_offsets=has_offsets, shift=shift)
+    return BlockType(name=name, block_size=size, block_bytes=nbytes, coded=coded)
 
 
 BLOCK_TYPES: Mapping[int, BlockType] = {
     0: _floats("F32", np.float32),
     1: _floats("F16", np.float16),
-    2: _type("Q4_0", 32, 18, _q4_0),
-    3: _type("Q4_1", 32, 20, _q4_1),
+    2: _type("Q4_0", 32, 18, _q4_0, bits=4),
+    3: _type("Q4_1", 32, 20, _q4_1, bits=4, has_offsets=True, shift=-8),
     6: _type("Q5_0", 32, 22, _q5_0),
-    7: _type("Q5_1", 32, 24, _q5_1),
+    7: _type("Q5_1", 32, 24, _q5_1, has_offsets=True),
     8: _type("Q8_0", 32, 34, _q8_0),
     9: _type("Q8_1", 32, 40),
-    10: _type("Q2_K", 256, 84, _q2_k),
-    11: _type("Q3_K", 256, 110, _q3_k),
-    12: _type("Q4_K", 256, 144, _q4_k),
-    13: _type("Q5_K", 256, 176, _q5_k),
-    14: _type("Q6_K", 256, 210, _q6_k),
+    10: _type("Q2_K", 256, 84, _q2_k, bits=4, run=16, has_offsets=True),
+    11: _type("Q3_K", 256, 110, _q3_k, bits=4, run=16),
+    12: _type("Q4_K", 256, 144, _q4_k, bits=4, has_offsets=True, shift=-8),
+    13: _type("Q5_K", 256, 176, _q5_k, has_offsets=True),
+    14: _type("Q6_K", 256, 210, _q6_k, run=16),
     15: _type("Q8_K", 256, 292),
     16: _type("IQ2_XXS", 256, 66),
     17: _type("IQ2_XS", 256, 74),
@@ -251,7 +310,7 @@ BLOCK_TYPES: Mapping[int, BlockType] = {
     39: _type("MXFP4", 32, 17, _mxfp4),
     40: _type("NVFP4", 64, 36),
 }
-"""By ggml's number. Those without a formula are known by their sizes only."""
+"""By ggml's number. Those that are not read are known by their sizes only."""
 
-READ_TYPES = tuple(each.name for each in BLOCK_TYPES.values() if each.floats is not None)
+READ_TYPES = tuple(each.name for each in BLOCK_TYPES.values() if each.is_read)
 """Names of the types whose weights are read."""

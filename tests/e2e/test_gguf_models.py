@@ -6,17 +6,27 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 import edge
+from offload import BLOCK_TYPES
 from tests.support.checkpoints import make_checkpoint
 from tests.support.gguf_files import Type, write_gguf
-from tests.support.plans import make_plan
+from tests.support.plans import make_plan, streaming
 from tests.support.processes import edge as run_edge
 from tests.support.small_tokenizers import CHAT_TEMPLATE, byte_level
 
 LARGEST_DIFFERENCE = 1e-4
 NEW_TOKENS = 12
 PROMPT_TOKENS = 24
+
+QUANTISED = [
+    getattr(Type, block.name)
+    for block in BLOCK_TYPES.values()
+    if block.is_read and block.dtype is None
+]
+LARGEST_ERROR_OF_CODES = 1e-3
+LARGEST_ERROR_OF_INTEGER_INPUTS = 0.06
 
 pytestmark = pytest.mark.slow
 
@@ -47,6 +57,52 @@ def test_logits_and_greedy_tokens_equal_transformers(
     expected = meant.logits(prompt)
     assert np.abs(logits - expected).max() <= LARGEST_DIFFERENCE
     assert list(reply.token_ids) == meant.greedy(prompt, NEW_TOKENS)
+
+
+@pytest.mark.parametrize("kind", QUANTISED, ids=lambda kind: kind.name)
+def test_codes_are_computed_with_as_the_file_has_them(
+    five_peers: edge.Cluster, tmp_path: Path, kind: int
+) -> None:
+    """Rows are cut within the blocks of 256, and columns within those of 32."""
+    made = make_checkpoint(tmp_path / "made", "llama_in_blocks")
+    path = tmp_path / "model.gguf"
+    meant = write_gguf(path, made.path, kind=kind)
+    prompt = meant.prompt(PROMPT_TOKENS)
+    expected = meant.logits(prompt)
+    plan = make_plan(meant.spec, "tensor_3", model=path.name, column_multiple=32)
+    with five_peers.load(path, plan=plan, accuracy="high") as model:
+        assert model.proposal.dtype == "as stored"
+        assert relative_error(model.logits(prompt), expected) <= LARGEST_ERROR_OF_CODES
+    with five_peers.load(path, plan=plan) as model:
+        assert relative_error(model.logits(prompt), expected) <= LARGEST_ERROR_OF_INTEGER_INPUTS
+
+
+def as_people_mix_them(name: str) -> int:
+    """Values finer than keys, and "down" finer in some layers, so that layers are unlike."""
+    if "attn_v" in name or name in ("output.weight", "blk.1.ffn_down.weight"):
+        return int(Type.Q6_K)
+    return int(Type.F16 if name == "blk.2.ffn_down.weight" else Type.Q4_K)
+
+
+@pytest.mark.parametrize("layout", ["pipeline_2", "tensor_3", "mixed_2_then_3"])
+def test_a_file_of_several_types(five_peers: edge.Cluster, tmp_path: Path, layout: str) -> None:
+    """However it is cut, also with layers read from disk, which gives the same bits."""
+    made = make_checkpoint(tmp_path / "made", "llama_in_blocks")
+    path = tmp_path / "model.gguf"
+    meant = write_gguf(path, made.path, kind=as_people_mix_them)
+    prompt = meant.prompt(PROMPT_TOKENS)
+    plan = make_plan(meant.spec, layout, model=path.name, column_multiple=32)
+    found = []
+    for each in (plan, streaming(plan, 3)):
+        with five_peers.load(path, plan=each, accuracy="high") as model:
+            found.append(model.logits(prompt))
+            assert "4 bits in blocks of 32 with offsets" in model.proposal.weights
+    assert relative_error(found[0], meant.logits(prompt)) <= LARGEST_ERROR_OF_CODES
+    np.testing.assert_array_equal(found[0], found[1])
+
+
+def relative_error(actual: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
+    return float(np.linalg.norm(actual - expected) / np.linalg.norm(expected))
 
 
 def test_int4_gives_what_the_same_weights_give_from_a_folder(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,13 +96,14 @@ def write_gguf(
     path: Path,
     folder: Path,
     *,
-    kind: int = Type.F32,
+    kind: int | Callable[[str], int] = Type.F32,
     embedding: int | None = None,
     leave_out: Sequence[str] = (),
     change: Mapping[str, Any] | None = None,
     tokenizer_settings: Mapping[str, Any] | None = None,
 ) -> TinyCheckpoint:
-    """The checkpoint in `folder` as GGUF; matrices as `kind`, if their rows are whole blocks.
+    """The checkpoint in `folder` as GGUF; matrices as `kind` (also by the file's name for each), if
+    their rows are whole blocks.
 
     `leave_out`: tensors by the file's names. `change`: metadata (numbers and texts) over what the
     checkpoint has; None leaves one out. `tokenizer_settings`: keys after "tokenizer.". Returns a
@@ -124,9 +125,10 @@ def write_gguf(
         own = gguf_name(source)
         turns = name == "llama" and (".q_proj." in source or ".k_proj." in source)
         stored = turned(values, head_size) if turns else values
-        wanted = kind if values.ndim == 2 else Type.F32
+        usual = kind(own) if callable(kind) else kind
+        wanted = usual if values.ndim == 2 else Type.F32
         if own == "token_embd.weight":
-            wanted = embedding or kind
+            wanted = embedding or usual
         if values.shape[-1] % gguf.GGML_QUANT_SIZES[wanted][0]:
             wanted = Type.F32
         raw = raw_blocks(stored, wanted, seed=place)

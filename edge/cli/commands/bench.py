@@ -103,9 +103,7 @@ def command(
             found["versus"] = comparison.to_json()
         click.echo(json.dumps(found, indent=2))
     else:
-        title = (
-            f"{loaded.name}, {options.dtype} in blocks of {options.block_size}, {options.accuracy}"
-        )
+        title = f"{loaded.name}, {loaded.proposal.weights}, {options.accuracy}"
         _show(measured, title=title)
         if comparison is not None:
             _show_comparison(comparison)

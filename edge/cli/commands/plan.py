@@ -89,7 +89,7 @@ def command(
     else:
         show_plan(
             proposal,
-            title=", ".join((proposal.plan.model, options.dtype, *changes)),
+            title=", ".join((proposal.plan.model, proposal.dtype, *changes)),
             unchanged=unchanged,
             explain=explain,
         )

@@ -36,6 +36,7 @@ def proposal(host_layers: int | None) -> Proposal:
         runners_up=(),
     )
     return Proposal(
+        dtype="float32",
         weights="float32",
         choice=choice,
         model=MODEL,

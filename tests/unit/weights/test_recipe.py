@@ -96,9 +96,9 @@ def test_int4_keeps_8_bits_where_models_are_sensitive() -> None:
 @pytest.mark.parametrize(
     ("dtype", "bits", "words"),
     [
-        ("float32", 32, "float32: 32 bits a weight with their scales"),
-        ("int8", 9, "8 bits in blocks of 32: 9 bits a weight with their scales"),
-        ("int4-pure", 5, "4 bits in blocks of 32: 5 bits a weight with their scales"),
+        ("float32", 32, "float32: float32, 32 bits a weight with their scales"),
+        ("int8", 9, "int8: 8 bits in blocks of 32, 9 bits a weight with their scales"),
+        ("int4-pure", 5, "int4-pure: 4 bits in blocks of 32, 5 bits a weight with their scales"),
     ],
 )
 def test_what_a_format_weighs(dtype: str, bits: float, words: str) -> None:
