@@ -1,7 +1,7 @@
 """A model in GGUF: one file, or its parts, with the weights, their description and the tokenizer.
 
-Quantised weights are made floats here, and then rounded to the format that was asked
-for, as those of any checkpoint are.
+Quantised weights are read as floats, and then rounded to the format that was asked for, as those of
+any checkpoint are.
 """
 
 from __future__ import annotations
@@ -82,15 +82,13 @@ def _opened(files: Sequence[GgufFile]) -> CheckpointForm:
         source=source,
     )
     _family, spec = read_family(model.values, source=source, names=model.keys)
-    known = {tensor_name(role) for role in tensor_shapes(spec)}
-    if unknown := unknown_tensors(tensors, known):
+    shapes = {tensor_name(role): shape for role, shape in tensor_shapes(spec).items()}
+    if unknown := unknown_tensors(tensors, shapes):
         raise CheckpointError(
             f"{source}: tensor {unknown[0]} has no place in a model of family {spec.family}, so "
             "what it is for would not be computed; use another model"
         )
-    mixer = spec.layer(0).mixer
-    turned = model.interleaved(spec.num_layers, mixer.head_size)
-    shapes = {tensor_name(role): shape for role, shape in tensor_shapes(spec).items()}
+    turned = model.interleaved(spec.num_layers, spec.layer(0).mixer.head_size)
     store = GgufStore(
         files,
         # Only tensors that are as large as they should be: others are refused by their shape.
