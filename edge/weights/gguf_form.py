@@ -84,15 +84,13 @@ def _opened(files: Sequence[GgufFile]) -> CheckpointForm:
         source=source,
     )
     _family, spec = read_family(model.values, source=source, names=model.keys)
-    known = {tensor_name(role) for role in tensor_shapes(spec)}
-    if unknown := unknown_tensors(tensors, known):
+    shapes = {tensor_name(role): shape for role, shape in tensor_shapes(spec).items()}
+    if unknown := unknown_tensors(tensors, shapes):
         raise CheckpointError(
             f"{source}: tensor {unknown[0]} has no place in a model of family {spec.family}, so "
             "what it is for would not be computed; use another model"
         )
-    mixer = spec.layer(0).mixer
-    turned = model.interleaved(spec.num_layers, mixer.head_size)
-    shapes = {tensor_name(role): shape for role, shape in tensor_shapes(spec).items()}
+    turned = model.interleaved(spec.num_layers, spec.layer(0).mixer.head_size)
     store = GgufStore(
         files,
         # Only tensors that are as large as they should be: others are refused by their shape.

@@ -46,6 +46,7 @@ class GgufFile(Closing):
                 raise _refused(path, "is not a regular file")
             self.size, self.mtime_ns = status.st_size, status.st_mtime_ns
             header = read_header(self._read_at, self.size)
+            self.header_bytes = header.nbytes
             self.header_digest = hashlib.sha256(self._read_at(0, header.nbytes)).digest()
         except HeaderError as error:
             self.close()

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from offload.errors import StoreCorruptError, StoreMissingError
 from offload.files.closing import Closing
 from offload.files.gguf_file import GgufFile
+from offload.files.gguf_header import MAX_HEADER_BYTES
 from offload.files.gguf_types import BlockType
 from offload.files.weight_store import MAX_FILES, checked_runs, own_file
 
@@ -31,20 +32,19 @@ def open_gguf(path: Path) -> list[GgufFile]:
         count = _number(given, "split.count", 1)
         if count <= 1:
             return files
-        names = _part_names(path, count)
-        for number, name in enumerate(names):
-            if name != path:
-                if not name.is_file():
-                    raise StoreMissingError(
-                        f"{name} is missing: {path.name} is one of {count} parts; download the "
-                        "others into the same folder"
-                    )
-                files.append(GgufFile(own_file(name)))
-            part = files[-1] if name != path else given
+        for number, name in enumerate(_part_names(path, count)):
+            part = given if name == path else _opened_part(name, path.name, count)
+            if part is not given:
+                files.append(part)
             if (_number(part, "split.no", -1), _number(part, "split.count", -1)) != (number, count):
                 raise StoreCorruptError(
                     f"{name} does not say that it is part {number + 1} of {count}; download all "
                     "parts of one model into one folder, and rename none"
+                )
+            if sum(file.header_bytes for file in files) > MAX_HEADER_BYTES:
+                raise StoreCorruptError(
+                    f"{path} and its other parts have headers of more than "
+                    f"{MAX_HEADER_BYTES >> 20} MiB together; no model needs them, fetch another"
                 )
         files.sort(key=lambda file: _number(file, "split.no", 0))
         tensors = sum(len(file.tensors) for file in files)
@@ -177,6 +177,15 @@ class GgufStore(Closing):
                 "it says, or incomplete; download it again"
             )
         return self._places[name]
+
+
+def _opened_part(path: Path, given: str, count: int) -> GgufFile:
+    if not path.is_file():
+        raise StoreMissingError(
+            f"{path} is missing: {given} is one of {count} parts; download the others into the "
+            "same folder"
+        )
+    return GgufFile(own_file(path))
 
 
 def _number(file: GgufFile, key: str, default: int) -> int:
