@@ -3,6 +3,8 @@
 Knows nothing of models or plans. Faulty twins for tests are in ``transport.testing``.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from transport.address import format_address, parse_address
 from transport.background import Work
 from transport.channel import Channel, MemoryChannel
@@ -10,7 +12,6 @@ from transport.collective import Collective, MeshCollective, SoloCollective
 from transport.credentials import Credentials, Member
 from transport.discovery.interface import Discovery, DiscoveryBus, MemoryDiscovery
 from transport.discovery.peers import PeerEvent, PeerFound, PeerGone, PeerRecord
-from transport.discovery.zeroconf import ZeroconfDiscovery
 from transport.encoded import EncodedHop, open_mesh
 from transport.errors import (
     AddressError,
@@ -31,6 +32,9 @@ from transport.tcp import connect, connect_link
 from transport.tcp_channel import TcpChannel
 from transport.tcp_link import TcpLink
 from transport.wire_format import WIRE_FORMATS, WireFormatName, WireRule
+
+if TYPE_CHECKING:
+    from transport.discovery.zeroconf import ZeroconfDiscovery
 
 __all__ = [
     "EAGER_BYTES",
@@ -78,3 +82,14 @@ __all__ = [
     "open_mesh",
     "parse_address",
 ]
+
+if not TYPE_CHECKING:  # or every name would be one of transport's to a type checker
+
+    def __getattr__(name: str) -> Any:
+        """Zeroconf is imported at its first use: most processes are told where their peers are."""
+        if name != "ZeroconfDiscovery":
+            raise AttributeError(f"module 'transport' has no attribute {name!r}")
+        from transport.discovery.zeroconf import ZeroconfDiscovery
+
+        globals()[name] = ZeroconfDiscovery
+        return ZeroconfDiscovery

@@ -7,6 +7,7 @@ Ctrl-C.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import io
 import logging
@@ -46,6 +47,9 @@ class _LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         command: click.Command = importlib.import_module(f"edge.cli.commands.{cmd_name}").command
+        if not gc.isenabled():
+            gc.freeze()
+            gc.enable()
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -71,8 +75,12 @@ def main(arguments: list[str] | None = None) -> Any:
     """Run a command, by default that of this process's arguments; never returns."""
     _prepare_streams()
     logging.basicConfig(format="edge: %(message)s")
-    if arguments is None and sys.argv[1:2] == ["peer"]:
-        restart_with_huge_pages()
+    if arguments is None:
+        if sys.argv[1:2] == ["peer"]:
+            restart_with_huge_pages()
+        # What a command imports stays: to look for garbage in it, now and at the end, takes a
+        # quarter of the time that an idle daemon computes (0.48 instead of 0.63 s).
+        gc.disable()
     try:
         require_own_packages()
         cli.main(args=arguments, prog_name="edge", standalone_mode=False)

@@ -53,7 +53,9 @@ def test_local_peers_a_load_and_a_reply(tiny_checkpoint: Checkpoints) -> None:
     prompt = checkpoint.prompt(5)
 
     async def main() -> list[int]:
-        async with await edge.AsyncCluster.local(peers=2, threads=1) as cluster:
+        async with await edge.AsyncCluster.local(
+            peers=2, threads=1, model_memory="16MiB"
+        ) as cluster:
             assert (await cluster.propose(checkpoint.path, dtype="float32")).plan.devices
             async with await cluster.load(checkpoint.path, dtype="float32") as model:
                 rows = await model.logits(prompt)

@@ -7,6 +7,7 @@ seconds to import, so a test module imports this at its top and them inside its 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import os
@@ -133,10 +134,11 @@ def _give_the_interpreter_bfloat16() -> None:
 
 
 def _spare_the_interpreter_searches() -> None:
-    """Look up once which names of the language it replaces.
+    """Look up once which names of the language it replaces, and which type of numpy's is which.
 
-    It goes through all of them for every call of a device function, although a launch has replaced
-    them already: half of what interpreting takes.
+    It goes through all names for every call of a device function, although a launch has replaced
+    them already: half of what interpreting takes. A fifth of the rest are sums of integers, taken
+    once more as 64 bits, whose overflow it then tells nobody of (its `device_assert` is off).
     """
     import triton.language as tl
     from triton.runtime import interpreter
@@ -152,7 +154,30 @@ def _spare_the_interpreter_searches() -> None:
             if tl.core.is_builtin(member):
                 interpreter._patch_attr(language, name, member, *others)
 
+    known_modules: set[str] = set()
+
+    def call_within_a_launch(self: Any, *arguments: Any, **named: Any) -> Any:
+        """What a function of Triton's own library sees is never put back: once is enough."""
+        module = self.fn.__module__
+        if module not in known_modules:
+            interpreter._patch_lang(self.fn)
+            known_modules.add(module)
+        return self.rewrite()(*arguments, **named)
+
+    numpy_types: dict[str, np.dtype[Any]] = {}
+    numpy_type_of = interpreter._get_np_dtype
+
+    def numpy_type(kind: Any) -> np.dtype[Any]:
+        name = kind.scalar.name
+        if name not in numpy_types:
+            numpy_types[name] = numpy_type_of(kind)
+        return numpy_types[name]
+
     interpreter._patch_builtin = patch_builtin
+    interpreter.InterpretedFunction.__call__ = call_within_a_launch
+    interpreter._get_np_dtype = numpy_type
+    builder = interpreter.interpreter_builder
+    builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
 
 
 def _poison(source: Tensor) -> int:
