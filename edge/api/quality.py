@@ -219,7 +219,7 @@ def _take_window(
 ) -> Positions:
     """The figures of one window; the reference leaves its logits in the file, the other reads."""
     if is_reference:
-        file.write(np.ascontiguousarray(logits).data)
+        logits.tofile(file)  # all of it: a plain write ends at 2 GiB
         return compare(None, logits, next_tokens)
     kept = np.fromfile(file, np.float32, logits.size).reshape(logits.shape)
     return compare(kept, logits, next_tokens)
