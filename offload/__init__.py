@@ -15,6 +15,11 @@ from offload.files.bounded_json import check_values, parse_json, read_file
 from offload.files.closing import Closing
 from offload.files.direct_reader import DirectReader, Read
 from offload.files.durable import disk_errors_as_store_errors
+from offload.files.gguf_file import GgufFile, is_gguf
+from offload.files.gguf_header import GgufTensor
+from offload.files.gguf_header import Value as GgufValue
+from offload.files.gguf_store import GgufStore, first_part, open_gguf
+from offload.files.gguf_types import BLOCK_TYPES, READ_TYPES, BlockType
 from offload.files.manifest import (
     PIECE_BYTES,
     Manifest,
@@ -26,7 +31,14 @@ from offload.files.manifest import (
 )
 from offload.files.safetensors_file import SafetensorsFile
 from offload.files.safetensors_writer import SafetensorsWriter
-from offload.files.weight_store import MemoryStore, SafetensorsStore, WeightStore
+from offload.files.weight_store import (
+    MAX_FILES,
+    MemoryStore,
+    SafetensorsStore,
+    WeightStore,
+    checked_runs,
+    own_file,
+)
 from offload.kv.disk_tier import DiskKVTier
 from offload.kv.pool import KVPool
 from offload.kv.prefix_store import PrefixStore
@@ -44,7 +56,11 @@ from offload.streaming.weight_streamer import (
 )
 
 __all__ = [
+    "BLOCK_TYPES",
+    "MAX_FILES",
     "PIECE_BYTES",
+    "READ_TYPES",
+    "BlockType",
     "CachedShard",
     "Closing",
     "Copier",
@@ -56,6 +72,10 @@ __all__ = [
     "Extent",
     "FolderCache",
     "FolderUse",
+    "GgufFile",
+    "GgufStore",
+    "GgufTensor",
+    "GgufValue",
     "HostSlots",
     "KVLayer",
     "KVPlace",
@@ -89,9 +109,14 @@ __all__ = [
     "WeightStore",
     "WeightStreamer",
     "check_values",
+    "checked_runs",
     "disk_errors_as_store_errors",
+    "first_part",
+    "is_gguf",
     "is_streamed",
     "numpy_dtype",
+    "open_gguf",
+    "own_file",
     "padded",
     "parse_json",
     "piece_digest",

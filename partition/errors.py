@@ -8,7 +8,7 @@ PartitionError
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_PROBLEMS_SHOWN = 8
+_PROBLEMS_SHOWN = 16
 """Problems that the message of a PlanError spells out; `problems` always has all of them."""
 
 

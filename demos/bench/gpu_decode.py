@@ -128,7 +128,7 @@ def timed(sides: list[Decode], size: Size) -> list[list[float]]:
 @contextmanager
 def edge_decoder(size: Size) -> Iterator[tuple[Decode, float]]:
     """And the gigabytes of weights that a token needs."""
-    chosen = weight_format("int4", GROUP_SIZE)
+    chosen = weight_format(size.spec, "int4-pure", GROUP_SIZE)
     layout = whole_layout(size.spec)
     limits = StepLimits(
         context_tokens=size.context_tokens,

@@ -79,7 +79,7 @@ def decoding(case: Case, backend: Backend, folder: Path, copy_rate: float) -> It
 
     copy_rate: of the link, in bytes per second.
     """
-    chosen = weight_format("int4", GROUP_SIZE)
+    chosen = weight_format(case.spec, "int4-pure", GROUP_SIZE)
     layout = whole_layout(case.spec, streamed_layers=case.streamed)
     layer_bytes = _layer_bytes(layout, case.spec.num_layers)
     tiers = weight_tiers(

@@ -148,8 +148,8 @@ def shapes(spec: ModelSpec, chosen: WeightFormat) -> list[ProductShape]:
         (spec.vocab_size, spec.hidden_size),
     }
     return [
-        ProductShape(bits=chosen.kind.bits, rows=rows, outputs=outputs, inputs=inputs)
-        for (outputs, inputs), rows in product(sorted(sides), ROWS)
+        ProductShape(bits=kind.bits, rows=rows, outputs=outputs, inputs=inputs)
+        for kind, (outputs, inputs), rows in product(chosen.recipe.kinds, sorted(sides), ROWS)
     ]
 
 
@@ -191,7 +191,7 @@ def main(model: Path, dtype: str, block_size: int, kv_dtype: str) -> None:
     with Checkpoint.open(model) as checkpoint:
         spec = checkpoint.spec
     products: dict[ProductShape, Tiles] = {}
-    for shape in shapes(spec, weight_format(dtype, block_size)):
+    for shape in shapes(spec, weight_format(spec, dtype, block_size)):
         tiles, gain = fastest(shape, block_size)
         _show(shape, gain)
         if tiles is not None:

@@ -44,9 +44,11 @@ WANTED = QualityOptions()
 EDGE_FORMATS = (
     LoadOptions(dtype="float32"),
     LoadOptions(dtype="int8"),
-    LoadOptions(dtype="int4", block_size=32),
-    LoadOptions(dtype="int4", block_size=64),
-    LoadOptions(dtype="int4", block_size=128),
+    *(
+        LoadOptions(dtype=dtype, block_size=block_size)
+        for dtype in ("int4", "int4-pure")
+        for block_size in (32, 64, 128)
+    ),
 )
 
 Logits = NDArray[np.float32]
@@ -135,7 +137,7 @@ def edge_rows(
     """One after the other, each loaded as a user loads it."""
     with Checkpoint.open(path) as checkpoint:
         spec = checkpoint.spec
-    num_weights = sum(map(math.prod, matrix_shapes(spec)))
+    num_weights = sum(map(math.prod, matrix_shapes(spec).values()))
     with edge.Cluster.local(1, threads=threads) as cluster:
         for options in EDGE_FORMATS:
             with cluster.load(path, options, context_tokens=WANTED.window_tokens) as model:
@@ -143,7 +145,7 @@ def edge_rows(
             yield FormatRow(
                 name=f"Edge {format_name(options)}",
                 figures=found,
-                bytes_per_weight=bytes_per_weight(spec, options.weight_format),
+                bytes_per_weight=bytes_per_weight(spec, options.weight_format(spec)),
                 num_weights=num_weights,
             )
 

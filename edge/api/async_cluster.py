@@ -145,7 +145,7 @@ class AsyncCluster:
         progress: bool | OnProgress | None = None,
         **overrides: Unpack[LoadOverrides],
     ) -> AsyncModel:
-        """Load a Hugging Face checkpoint onto the peers.
+        """Load a checkpoint, a Hugging Face folder or a GGUF file, onto the peers.
 
         options, and by name what differs from them: see `edge.LoadOptions`.
         progress: bars on stderr (None: if it is a terminal), or a function that takes `Progress`.

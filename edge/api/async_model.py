@@ -49,7 +49,7 @@ class DescribedModel:
 
     @property
     def name(self) -> str:
-        """The name of the checkpoint's folder."""
+        """The name of the checkpoint's folder or file."""
         return self._held.name
 
     @property
@@ -89,7 +89,7 @@ class DescribedModel:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Raises RequestError for a checkpoint without tokenizer.json."""
+        """Raises RequestError for a checkpoint without one."""
         if self._held.tokenizer is None:
             raise RequestError(f"{self.name} has no tokenizer.json: give token ids instead of text")
         return self._held.tokenizer

@@ -284,7 +284,7 @@ def _side(checkpoint: Checkpoint, options: LoadOptions) -> _Side:
     return _Side(
         path=checkpoint.path,
         options=options,
-        bytes_per_weight=bytes_per_weight(checkpoint.spec, options.weight_format),
+        bytes_per_weight=bytes_per_weight(checkpoint.spec, options.weight_format(checkpoint.spec)),
     )
 
 
@@ -325,27 +325,32 @@ def _require_same_vocabulary(
         )
 
 
-def matrix_shapes(spec: ModelSpec) -> list[tuple[int, ...]]:
-    """[outputs, inputs] of every matrix that a token is multiplied with.
+def matrix_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """[outputs, inputs] of every matrix that a token is multiplied with, by role.
 
     The table of embeddings is looked up, not multiplied, and stays as the checkpoint has it.
     """
     shapes = tensor_shapes(spec)
-    return [shape for role, shape in shapes.items() if len(shape) == 2 and role != "embedding"]
+    return {r: shape for r, shape in shapes.items() if len(shape) == 2 and r != "embedding"}
 
 
 def bytes_per_weight(spec: ModelSpec, weight_format: WeightFormat) -> float:
     """Stored bytes over weights, of all `matrix_shapes`."""
-    shapes = matrix_shapes(spec)
-    stored = [array for shape in shapes for array in weight_format.kind.arrays(*shape)]
-    return sum(array.nbytes for array in stored) / sum(map(math.prod, shapes))
+    described = weight_format.graded(spec)
+    stored = weights = 0
+    for role, shape in matrix_shapes(described).items():
+        layer = int(role.split(".")[1]) if role.startswith("layers.") else None
+        grade = 0 if layer is None else described.kinds[described.layers[layer]].grade
+        arrays = weight_format.recipe.kind(role, grade).arrays(*shape)
+        stored += sum(array.nbytes for array in arrays)
+        weights += math.prod(shape)
+    return stored / weights
 
 
 def format_name(options: LoadOptions) -> str:
     """What of the options changes results, for people."""
-    weight_format = options.weight_format
     parts = [options.dtype]
-    if weight_format.kind.bits is not None:
+    if options.dtype != "float32":
         parts = [f"{options.dtype} in blocks of {options.block_size}", options.accuracy]
     if options.kv_dtype != "float32":
         parts.append(f"KV {options.kv_dtype}")

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from edge.backends.interface import ShardWeights
 from edge.weights.formats import WeightFormat
 from edge.weights.layout import ShardLayout
+from edge.weights.recipe import StoredMatrix
 from offload import TensorEntry, numpy_dtype
 
 
@@ -55,23 +56,19 @@ class ShardArrays:
         """None where the shard has no such vector."""
         return self.read(name) if name in self else None
 
-    def padding(self, name: str) -> int:
-        """Zeros before a product's inputs: its slice begins inside a block of shared scales."""
-        return self.format.kind.padding(self.layout.matrix(name).columns.start)
+    def stored(self, name: str) -> tuple[StoredMatrix, ...]:
+        """A matrix of the layout, by runs of one kind."""
+        return self.format.recipe.stored(self.layout.matrix(name))
 
-    def columns(self, name: str) -> int:
-        """Columns of a matrix as it is stored, with padding."""
-        return len(self.layout.matrix(name).columns) + self.padding(name)
-
-    def matrix(self, name: str) -> Any:
-        """What kernels of the format's kind are given."""
-        return self.format.kind.matrix(
-            lambda suffix: self.read(f"{name}.{suffix}"), self.columns(name)
+    def matrix(self, stored: StoredMatrix) -> Any:
+        """What kernels of its kind are given."""
+        return stored.kind.matrix(
+            lambda suffix: self.read(f"{stored.name}.{suffix}"), stored.columns
         )
 
-    def floats(self, name: str, rows: Sequence[int]) -> NDArray[np.float32]:
-        """What some rows of a matrix stand for [rows, columns], in any format."""
-        stored = self.format.kind.floats(
-            lambda suffix: self.read(f"{name}.{suffix}", rows), self.columns(name)
+    def floats(self, stored: StoredMatrix, rows: Sequence[int]) -> NDArray[np.float32]:
+        """What some of its rows stand for [rows, columns], whatever its kind."""
+        values = stored.kind.floats(
+            lambda suffix: self.read(f"{stored.name}.{suffix}", rows), stored.columns
         )
-        return stored[:, self.padding(name) :]
+        return values[:, stored.padding :]

@@ -37,7 +37,8 @@ def show_plan(proposal: Proposal, *, title: str, unchanged: Proposal | None, exp
             format_size(row.left_bytes),
         )
     console.print(table)
-    for line in [*_memory(proposal), *_sentences(proposal, unchanged)]:
+    weights = f"Weights: {proposal.weights}."
+    for line in [weights, *_memory(proposal), *_sentences(proposal, unchanged)]:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     if explain:
         _explain(console, proposal)
@@ -48,6 +49,7 @@ def plan_as_json(proposal: Proposal, *, explain: bool) -> dict[str, Any]:
     choice = proposal.choice
     value: dict[str, Any] = {
         "plan": proposal.plan.to_json(),
+        "weights": proposal.weights,
         "devices": [
             {
                 "device": row.device,

@@ -28,7 +28,7 @@ from edge.protocol.step import StepLimits
 from edge.protocol.topology import Seat
 from edge.protocol.wire_rules import WireRules
 from edge.weights.checkpoint import Checkpoint
-from edge.weights.formats import KvDtype, weight_format
+from edge.weights.formats import KvDtype, WeightFormat, weight_format
 from edge.weights.layout import shard_layout
 from edge.weights.matrix_kind import WeightSource
 from partition import Plan
@@ -51,15 +51,19 @@ async def load_model(
     Below `cache_root` the rounded checkpoint and the hashes of its pieces are kept. `on_end` is
     told when the model ends, also by closing it.
     """
+    weight_format = options.weight_format(checkpoint.spec)
+    spec = weight_format.graded(checkpoint.spec)
     model = LoadedModel(
         plan,
-        _scheduler(checkpoint.spec, limits, plan, options.kv_dtype),
-        vocab_size=checkpoint.spec.vocab_size,
+        _scheduler(spec, limits, plan, options.kv_dtype),
+        vocab_size=spec.vocab_size,
         on_end=on_end,
     )
     loading = _Loading(
         model=model,
         checkpoint=checkpoint,
+        spec=spec,
+        weight_format=weight_format,
         peers={peer.id: peer for peer in peers},
         options=options,
         limits=limits,
@@ -82,7 +86,11 @@ def _scheduler(spec: ModelSpec, limits: StepLimits, plan: Plan, kv_dtype: KvDtyp
     row_bytes = 4 * spec.vocab_size
     chunk = limits.chunk_tokens
     facts = model_facts(
-        spec, weight_format("float32"), name=plan.model, embedding_itemsize=4, kv_dtype=kv_dtype
+        spec,
+        weight_format(spec, "float32"),
+        name=plan.model,
+        embedding_itemsize=4,
+        kv_dtype=kv_dtype,
     )
     return Scheduler(
         chunk_tokens=chunk,
@@ -105,6 +113,8 @@ class _Loading:
 
     model: LoadedModel
     checkpoint: Checkpoint
+    spec: ModelSpec
+    weight_format: WeightFormat
     peers: Mapping[str, PeerInfo]
     options: LoadOptions
     limits: StepLimits
@@ -127,7 +137,7 @@ class _Loading:
         where = places(devices)
         source = await run_blocking(
             lambda: self.checkpoint.source(
-                self.options.weight_format,
+                self.weight_format,
                 cache_root=self.cache_root / "quantized",
                 on_progress=self._on_progress,
             ),
@@ -146,12 +156,12 @@ class _Loading:
         """Bring one shard onto its peer."""
         model, options = self.model, self.options
         stage, rank = seat
-        layout = shard_layout(self.checkpoint.spec, model.plan, stage=stage, rank=rank)
+        layout = shard_layout(self.spec, model.plan, stage=stage, rank=rank)
         shipment = await run_blocking(
             lambda: describe_shard(
                 layout,
                 source,
-                options.weight_format,
+                self.weight_format,
                 fingerprint=self.checkpoint.store.fingerprint,
                 cache_root=self.cache_root / "manifests",
                 on_progress=lambda done, total: self._on_progress(
@@ -169,16 +179,15 @@ class _Loading:
         )
         model.adopt(seat, client)
         model.sent_bytes[peer.name] = sent_bytes
-        model.token_weight_bytes[peer.name] = round(
-            layout.num_weights * options.weight_format.kind.packed_bytes_per_weight
-        )
+        matrices = self.weight_format.recipe.all_stored(layout.matrices)
+        model.token_weight_bytes[peer.name] = round(sum(each.packed_bytes for each in matrices))
         assignment = Assignment(
             session=model.session,
-            model=self.checkpoint.spec,
+            model=self.spec,
             plan=model.plan,
             stage=stage,
             rank=rank,
-            weight_format=options.weight_format,
+            weight_format=self.weight_format,
             manifest_digest=shipment.manifest.digest,
             weights_digest=self.checkpoint.store.fingerprint,
             limits=self.limits,

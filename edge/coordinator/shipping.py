@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 from edge.concurrency.blocking import run_blocking
 from edge.errors import CheckpointError, NetworkError, PeerLostError
 from edge.host.atomic_files import write_whole
-from edge.models.parts import MatrixSlice
 from edge.progress import OnProgress, Progress
 from edge.protocol.client import PeerClient
 from edge.protocol.messages import Offer, Piece, Seal
 from edge.weights.formats import WeightFormat
 from edge.weights.layout import ShardLayout
 from edge.weights.matrix_kind import WeightSource
+from edge.weights.recipe import Recipe, StoredMatrix
 from offload import PIECE_BYTES, Manifest, ManifestBuilder, StoreError
 
 PIECES_IN_FLIGHT = 4
@@ -76,18 +76,17 @@ class ShardShipment:
                         yield piece.digest, flat[start : start + piece.nbytes].data
 
 
-def _tensor_groups(
-    layout: ShardLayout, source: WeightSource, suffixes: tuple[str, ...]
-) -> Iterator[_Group]:
+def _tensor_groups(layout: ShardLayout, source: WeightSource, recipe: Recipe) -> Iterator[_Group]:
     """The shard file's tensors in order, in groups that are read together."""
     if layout.embedding:
         yield ("embedding",), lambda: {"embedding": source.embedding(layout.embedding)}
 
-    def read(matrix: MatrixSlice) -> dict[str, NDArray[Any]]:
-        return {f"{matrix.name}.{s}": a for s, a in source.matrix(matrix).items()}
+    def read(matrix: StoredMatrix) -> dict[str, NDArray[Any]]:
+        found = source.matrix(matrix.part)
+        return {f"{matrix.name}.{a.suffix}": found[a.suffix] for a in matrix.arrays}
 
-    for matrix in layout.matrices:
-        yield tuple(f"{matrix.name}.{suffix}" for suffix in suffixes), partial(read, matrix)
+    for matrix in recipe.all_stored(layout.matrices):
+        yield tuple(f"{matrix.name}.{a.suffix}" for a in matrix.arrays), partial(read, matrix)
     for vector in layout.vectors:
         yield (vector.name,), partial(lambda each: {each.name: source.vector(each)}, vector)
 
@@ -105,7 +104,7 @@ def describe_shard(
 
     Describing reads and hashes every byte of the shard. Raises CheckpointError for damaged files.
     """
-    groups = list(_tensor_groups(layout, source, weight_format.kind.suffixes))
+    groups = list(_tensor_groups(layout, source, weight_format.recipe))
     key = hashlib.sha256(repr((fingerprint, weight_format.storage, layout)).encode()).hexdigest()
     path = cache_root / f"{key}.json"
     with contextlib.suppress(OSError, StoreError):

@@ -227,6 +227,8 @@ def _authority(pem: bytes, certificate: x509.Certificate, whose: str) -> Authori
     key = read_key(pem, whose)
     try:
         public_key = certificate.public_key()
+        # Signed by itself: so it is as the cluster's founder made it, whatever is put into others.
+        certificate.verify_directly_issued_by(certificate)
     except MALFORMED as error:
         raise RequestError(f"{whose} cannot be read: {error}") from error
     if public_key != key.public_key():

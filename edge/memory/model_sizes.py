@@ -27,9 +27,14 @@ def model_facts(
     """
     hidden = spec.hidden_size
 
-    def nbytes(weights: Weights) -> int:
-        matrix_bytes = round(weights.matrix * weight_format.kind.packed_bytes_per_weight)
-        return matrix_bytes + _FLOAT_BYTES * weights.vector
+    recipe = weight_format.recipe
+
+    def nbytes(weights: Weights, grade: int = 0) -> int:
+        matrix_bytes = sum(
+            count * recipe.kind(role, grade).packed_bytes_per_weight
+            for role, count in weights.matrices
+        )
+        return round(matrix_bytes) + _FLOAT_BYTES * weights.vector
 
     def facts(layer: LayerSpec) -> LayerFacts:
         mixer, feed_forward = layer.mixer.weights(hidden), layer.feed_forward.weights(hidden)
@@ -37,10 +42,10 @@ def model_facts(
             num_heads=layer.mixer.num_heads,
             num_kv_heads=layer.mixer.num_kv_heads,
             ffn_columns=layer.feed_forward.columns,
-            query_head_bytes=nbytes(mixer.unit),
-            kv_head_bytes=nbytes(mixer.group),
-            ffn_column_bytes=nbytes(feed_forward.unit),
-            layer_bytes=nbytes(mixer.fixed) + nbytes(feed_forward.fixed),
+            query_head_bytes=nbytes(mixer.unit, layer.grade),
+            kv_head_bytes=nbytes(mixer.group, layer.grade),
+            ffn_column_bytes=nbytes(feed_forward.unit, layer.grade),
+            layer_bytes=nbytes(mixer.fixed, layer.grade) + nbytes(feed_forward.fixed, layer.grade),
             kv_bytes_per_token=2 * row_bytes(layer.mixer, kv_dtype),
         )
 
@@ -51,8 +56,19 @@ def model_facts(
         kinds=tuple(map(facts, spec.kinds)),
         layers=spec.layers,
         tied_embeddings=spec.tied_embeddings,
-        column_multiple=weight_format.kind.column_multiple,
+        column_multiple=recipe.column_multiple(_cut_by_columns(spec)),
         embedding_row_bytes=hidden * embedding_itemsize,
-        head_row_bytes=nbytes(Weights(matrix=hidden)),
+        head_row_bytes=nbytes(Weights(matrices=(("head", hidden),))),
         wire_number_bytes=number_bytes(wire),
     )
+
+
+def _cut_by_columns(spec: ModelSpec) -> set[str]:
+    """Roles of feed-forward blocks' matrices of which a shard with some units has some columns."""
+    return {
+        role
+        for kind in spec.kinds
+        for matrix in kind.feed_forward.matrices("", spec.hidden_size, range(1))
+        if len(matrix.columns) == 1 < spec.hidden_size
+        for role, _rows in matrix.parts
+    }

@@ -187,7 +187,8 @@ def load_bytes(layout: ShardLayout, weight_format: WeightFormat) -> int:
     until all are packed. Layers that may be read from disk are packed one by one, in the room that
     is kept for their window.
     """
-    stored = [weight_format.kind.arrays_of(matrix) for matrix in layout.matrices]
+    matrices = weight_format.recipe.all_stored(layout.matrices)
+    stored = [each.arrays for each in matrices]
     stay = sum(array.nbytes for arrays in stored for array in arrays if array.stays)
     return stay + max(
         (sum(array.nbytes for array in arrays if not array.stays) for arrays in stored), default=0
@@ -200,7 +201,8 @@ def head_load_bytes(layout: ShardLayout, weight_format: WeightFormat) -> int:
     At that time it holds no layer and no cache. What the head is packed from stays until it is.
     """
     heads = [matrix for matrix in layout.matrices if matrix.name == "head"]
-    return sum(array.nbytes for head in heads for array in weight_format.kind.arrays_of(head))
+    stored = weight_format.recipe.all_stored(heads)
+    return sum(array.nbytes for each in stored for array in each.arrays)
 
 
 def _made_once(widths: Widths, limits: StepLimits) -> int:

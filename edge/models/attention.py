@@ -81,10 +81,17 @@ class Attention:
 
     def weights(self, hidden_size: int) -> PartWeights:
         size = self.head_size
+        head = size * hidden_size
         fixed = hidden_size * (1 + self.output_bias) + 2 * size * self.query_key_norm
         return PartWeights(
-            unit=Weights(matrix=2 * size * hidden_size, vector=size * self.qkv_bias),
-            group=Weights(matrix=2 * size * hidden_size, vector=2 * size * self.qkv_bias),
+            unit=Weights(
+                matrices=(("query.weight", head), ("output.weight", head)),
+                vector=size * self.qkv_bias,
+            ),
+            group=Weights(
+                matrices=(("key.weight", head), ("value.weight", head)),
+                vector=2 * size * self.qkv_bias,
+            ),
             fixed=Weights(vector=fixed),
         )
 

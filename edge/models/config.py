@@ -26,46 +26,52 @@ _LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 class Config:
-    """The values of one `config.json`; every getter names the field in its error."""
+    """The values of one `config.json`; every getter names the field in its error.
 
-    def __init__(self, values: Mapping[str, Any], *, source: str) -> None:
+    `names` has other names of fields, for errors: those of the file that the values come from.
+    """
+
+    def __init__(
+        self, values: Mapping[str, Any], *, source: str, names: Mapping[str, str] | None = None
+    ) -> None:
         self.values = values
         self.source = source
+        self._names = names or {}
 
     def integer(self, name: str, default: Any = _MISSING) -> int:
         value = self._get(name, default)
         if type(value) is not int:
-            raise self.error(f"{name} must be an integer, not {shown(value)}")
+            raise self.error(f"{self._shown(name)} must be an integer, not {shown(value)}")
         return value
 
     def size(self, name: str, default: Any = _MISSING, *, most: int = MAX_SIZE) -> int:
         """An integer that something may be allocated by."""
         value = self.integer(name, default)
         if not 1 <= value <= most:
-            raise self.error(f"{name} must lie in 1..{most}, not {shown(value)}")
+            raise self.error(f"{self._shown(name)} must lie in 1..{most}, not {shown(value)}")
         return value
 
     def number(self, name: str, default: Any = _MISSING) -> float:
         value = self._get(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.error(f"{name} must be a number, not {shown(value)}")
+            raise self.error(f"{self._shown(name)} must be a number, not {shown(value)}")
         if not abs(value) <= sys.float_info.max:  # also NaN, and integers too large for a float
-            raise self.error(f"{name} must be a finite number")
+            raise self.error(f"{self._shown(name)} must be a finite number")
         return float(value)
 
     def positive(self, name: str, default: Any = _MISSING) -> float:
         """A number that float32 computes with."""
         value = self.number(name, default)
         if not value > 0:
-            raise self.error(f"{name} must be positive, not {value}")
+            raise self.error(f"{self._shown(name)} must be positive, not {value}")
         if not _LEAST_FLOAT32 <= value <= _LARGEST_FLOAT32:
-            raise self.error(f"{name} must be a number that 32 bits hold, not {value}")
+            raise self.error(f"{self._shown(name)} must be a number that 32 bits hold, not {value}")
         return value
 
     def flag(self, name: str, default: bool) -> bool:
         value = self._get(name, default)
         if not isinstance(value, bool):
-            raise self.error(f"{name} must be true or false, not {shown(value)}")
+            raise self.error(f"{self._shown(name)} must be true or false, not {shown(value)}")
         return value
 
     def mapping(self, name: str) -> Mapping[str, Any]:
@@ -73,18 +79,21 @@ class Config:
         if value is None:
             return {}
         if not isinstance(value, Mapping):
-            raise self.error(f"{name} must be an object, not {shown(value)}")
+            raise self.error(f"{self._shown(name)} must be an object, not {shown(value)}")
         return value
 
     def error(self, problem: str) -> CheckpointError:
         return CheckpointError(f"{self.source}: {problem}")
+
+    def _shown(self, name: str) -> str:
+        return self._names.get(name, name)
 
     def _get(self, name: str, default: Any) -> Any:
         value = self.values.get(name)
         if value is not None:
             return value
         if default is _MISSING:
-            raise self.error(f"{name} is missing")
+            raise self.error(f"{self._shown(name)} is missing")
         return default
 
 
@@ -174,6 +183,8 @@ def inverse_frequencies(config: Config, head_size: int) -> tuple[float, ...]:
         frequencies = frequencies / np.float32(scaling.positive("factor"))
     elif kind == "llama3":
         frequencies = _llama3(scaling, frequencies)
+    elif kind == "factors":
+        frequencies = _divided(scaling, frequencies)
     elif kind != "default":
         raise config.error(
             f"rope scaling {shown(kind)} is not supported; default, linear and llama3 are"
@@ -194,6 +205,19 @@ def _llama3(scaling: Config, frequencies: np.ndarray[Any, np.dtype[np.float32]])
     scaled = np.where(wavelengths > trained / low, slow, frequencies)
     between = (wavelengths <= trained / low) & (wavelengths >= trained / high)
     return np.where(between, mixed, scaled).astype(np.float32)
+
+
+def _divided(scaling: Config, frequencies: np.ndarray[Any, np.dtype[np.float32]]) -> Any:
+    """By a factor for each: how GGUF files keep what llama3 scaling comes to."""
+    factors = scaling.values.get("factors")
+    if (
+        not isinstance(factors, list)
+        or len(factors) != len(frequencies)
+        or not all(type(each) is float and each >= _LEAST_FLOAT32 for each in factors)
+    ):
+        raise scaling.error(f"factors must be {len(frequencies)} positive numbers, one for each")
+    with np.errstate(over="ignore"):  # an infinite frequency is refused where the layer is made
+        return frequencies / np.array(factors, np.float32)
 
 
 def layer_windows(config: Config) -> tuple[int | None, ...]:

@@ -24,9 +24,12 @@ class Family:
     tensor_name: Callable[[str], str]
 
 
-def read_family(values: Mapping[str, Any], *, source: str) -> tuple[Family, ModelSpec]:
+def read_family(
+    values: Mapping[str, Any], *, source: str, names: Mapping[str, str] | None = None
+) -> tuple[Family, ModelSpec]:
     """The family a configuration belongs to, and the model it describes.
 
+    `names`: what fields are called where they come from, if that is no config.json.
     Raises CheckpointError for an unknown family or values that make no model.
     """
     name = values.get("model_type")
@@ -36,7 +39,7 @@ def read_family(values: Mapping[str, Any], *, source: str) -> tuple[Family, Mode
             f"{', '.join(FAMILIES)}"
         )
     family: Family = importlib.import_module(f"edge.models.{name}").FAMILY
-    config = Config(values, source=source)
+    config = Config(values, source=source, names=names)
     try:
         return family, family.describe(config)
     except ValueError as error:

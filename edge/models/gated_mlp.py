@@ -51,7 +51,10 @@ class GatedMlp:
 
     def weights(self, hidden_size: int) -> PartWeights:
         return PartWeights(
-            unit=Weights(matrix=3 * hidden_size, vector=2 * self.bias),
+            unit=Weights(
+                matrices=tuple((f"{role}.weight", hidden_size) for role in ("gate", "up", "down")),
+                vector=2 * self.bias,
+            ),
             fixed=Weights(vector=hidden_size * (1 + self.bias)),
         )
 

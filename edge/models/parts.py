@@ -35,6 +35,8 @@ class MatrixSlice:
     """Rows index the whole matrix."""
     columns: range
     """Columns of the whole matrix; all of them for a slice by rows."""
+    grade: int = 0
+    """Of its layer; see LayerSpec."""
 
     @property
     def num_rows(self) -> int:
@@ -53,8 +55,8 @@ class VectorSlice:
 class Weights:
     """How many weights something has."""
 
-    matrix: int = 0
-    """In matrices, which are quantised."""
+    matrices: tuple[tuple[str, int], ...] = ()
+    """In matrices, by role within the layer."""
     vector: int = 0
     """In norms and biases, which are float32."""
 

@@ -41,12 +41,18 @@ class LayerSpec:
 
     mixer: Mixer
     feed_forward: FeedForward
+    grade: int = 0
+    """Tells layers apart that are alike in all but the format of their weights: a format may hold
+    some layers finer than others, and then plans count them, and cut them, by themselves."""
+
+    def __post_init__(self) -> None:
+        if type(self.grade) is not int or not 0 <= self.grade < MAX_KINDS:
+            raise ValueError(f"a layer's grade must be 0 to {MAX_KINDS - 1}")
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            name: {"kind": part.kind, **dataclasses.asdict(part)}
-            for name, part in (("mixer", self.mixer), ("feed_forward", self.feed_forward))
-        }
+        parts = (("mixer", self.mixer), ("feed_forward", self.feed_forward))
+        told = {name: {"kind": part.kind, **dataclasses.asdict(part)} for name, part in parts}
+        return {**told, "grade": self.grade}
 
     @classmethod
     def from_json(cls, value: object) -> LayerSpec:
@@ -54,6 +60,7 @@ class LayerSpec:
         return cls(
             mixer=_part(_MIXERS, fields["mixer"]),
             feed_forward=_part(_FEED_FORWARDS, fields["feed_forward"]),
+            grade=fields["grade"],
         )
 
 
@@ -129,6 +136,14 @@ def by_kind(layers: Sequence[LayerSpec]) -> dict[str, Any]:
     for layer in layers:
         numbers.setdefault(layer, len(numbers))
     return {"kinds": tuple(numbers), "layers": tuple(numbers[layer] for layer in layers)}
+
+
+def graded(spec: ModelSpec, grades: Sequence[int]) -> ModelSpec:
+    """The same with these grades of its layers."""
+    layers = [
+        dataclasses.replace(spec.layer(number), grade=grade) for number, grade in enumerate(grades)
+    ]
+    return dataclasses.replace(spec, **by_kind(layers))
 
 
 def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:

@@ -334,7 +334,7 @@ class Connection:
         check_tensors(
             cached.manifest,
             assignment.layout,
-            assignment.weight_format.kind,
+            assignment.weight_format.recipe,
             hidden_size=assignment.model.hidden_size,
         )
         return await self._load(call, cached.path, cached.manifest, self._peer.packed)

@@ -17,9 +17,10 @@ from partition import Choice, ClusterSpec, LeftOut, ModelFacts, Plan
 
 def facts_of(checkpoint: Checkpoint, options: LoadOptions) -> ModelFacts:
     """What each piece of the checkpoint weighs when it is loaded like this."""
+    weight_format = options.weight_format(checkpoint.spec)
     return model_facts(
-        checkpoint.spec,
-        options.weight_format,
+        weight_format.graded(checkpoint.spec),
+        weight_format,
         name=checkpoint.name,
         embedding_itemsize=checkpoint.embedding_itemsize,
         kv_dtype=options.kv_dtype,

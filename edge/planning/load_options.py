@@ -16,6 +16,7 @@ from edge.weights.formats import (
     DTYPES,
     KvDtype,
     WeightFormat,
+    check_format,
     kv_dtype,
     weight_format,
 )
@@ -43,7 +44,12 @@ class LoadOptions:
     peer), or a `partition.Plan` whose devices are peers' ids or names. Several peers are measured
     before their first plan for a model; that is kept for the next time."""
 
-    dtype: str = option("int4", choices=DTYPES, help="What weights are held in.")
+    dtype: str = option(
+        "int4",
+        choices=DTYPES,
+        help="What weights are held in. int4 keeps 8 bits where models are most sensitive (the "
+        "head, keys, values, and down in a part of the layers); int4-pure has 4 everywhere.",
+    )
 
     block_size: int = option(
         DEFAULT_BLOCK_SIZE, choices=BLOCK_SIZES, help="Weights that share a scale in int4 and int8."
@@ -140,12 +146,12 @@ class LoadOptions:
             raise RequestError(
                 f"share_prefixes must be True or False, not {self.share_prefixes!r:.80}"
             )
-        weight_format(self.dtype, self.block_size, self.accuracy)
+        check_format(self.dtype, self.block_size, self.accuracy)
         kv_dtype(self.kv_dtype)
 
-    @property
-    def weight_format(self) -> WeightFormat:
-        return weight_format(self.dtype, self.block_size, self.accuracy)
+    def weight_format(self, spec: ModelSpec) -> WeightFormat:
+        """What this model's weights are held in."""
+        return weight_format(spec, self.dtype, self.block_size, self.accuracy)
 
     def limits(self, spec: ModelSpec) -> StepLimits:
         """How large steps of this model may get. RequestError for a context it does not have."""

@@ -41,7 +41,7 @@ def _of_context(error: partition.CapacityError, context_tokens: int) -> partitio
 
 def _what_would_fit(checkpoint: Checkpoint, cluster: ClusterSpec, options: LoadOptions) -> str:
     """The most precise of the smaller formats for which there is a plan."""
-    for smaller in _smaller(options):
+    for smaller in _smaller(checkpoint, options):
         try:
             choose_plan(checkpoint, cluster, smaller)
         except partition.PartitionError:
@@ -102,14 +102,20 @@ def _even_streamed(checkpoint: Checkpoint, cluster: ClusterSpec, options: LoadOp
     )
 
 
-def _smaller(options: LoadOptions) -> Iterator[LoadOptions]:
+def _smaller(checkpoint: Checkpoint, options: LoadOptions) -> Iterator[LoadOptions]:
     """The same in formats of fewer bytes, largest first."""
-    now_bytes = options.weight_format.kind.packed_bytes_per_weight
+    now_bytes = _layer_bytes(checkpoint, options)
     for dtype, block_size in (
         ("int8", options.block_size),
         ("int4", options.block_size),
         ("int4", 128),
+        ("int4-pure", 128),
     ):
         smaller = replace(options, dtype=dtype, block_size=block_size)
-        if smaller.weight_format.kind.packed_bytes_per_weight < now_bytes:
+        if _layer_bytes(checkpoint, smaller) < now_bytes:
             yield smaller
+
+
+def _layer_bytes(checkpoint: Checkpoint, options: LoadOptions) -> int:
+    facts = facts_of(checkpoint, options)
+    return sum(facts.kinds[kind].weight_bytes for kind in facts.layers)

@@ -13,6 +13,7 @@ from edge.planning.nothing_fits import layers_and_speed, nothing_fits
 from edge.planning.wire_format_choice import choose_wire_rules
 from edge.protocol.wire_rules import WireRules
 from edge.weights.checkpoint import Checkpoint
+from edge.weights.format_sizes import in_words
 from partition import Choice, ClusterSpec, Estimate, ModelFacts, Plan, PlanRow, Workload
 
 
@@ -42,6 +43,8 @@ class Proposal:
     """What its user should know of the measuring: devices that were unsteady, or not measured."""
     wire_rules: WireRules
     """In which form activations travel between the shards of the plan."""
+    weights: str
+    """What they are held in, for people."""
     overhead: Mapping[str, Overhead] = field(default_factory=dict)
     """By device; of peers that were asked."""
 
@@ -109,6 +112,7 @@ def propose(
         raise PlanError(str(error), error.problems) from error
     except partition.CapacityError as error:
         raise CapacityError(nothing_fits(error, checkpoint, cluster, options)) from error
+    weight_format = options.weight_format(checkpoint.spec)
     return Proposal(
         choice=choice,
         model=facts_of(checkpoint, options),
@@ -120,6 +124,7 @@ def propose(
             options.wire,
             choice.plan,
             links=cluster.links,
-            weight_format=options.weight_format,
+            weight_format=weight_format,
         ),
+        weights=in_words(checkpoint.spec, weight_format),
     )

@@ -41,12 +41,13 @@ async def measured_proposal(
     options.planned_workload(checkpoint.spec)  # what cannot be is refused before it is measured
     notes: list[str] = []
     options = with_kv_memory(options, checkpoint.spec, facts_of(checkpoint, options), peers)
+    weight_format = options.weight_format(checkpoint.spec)
 
     def measured(*, only_known: bool) -> Awaitable[ClusterSpec]:
         return measured_cluster(
             peers,
-            checkpoint.spec,
-            options.weight_format,
+            weight_format.graded(checkpoint.spec),
+            weight_format,
             cache_root=cache_root(),
             on_progress=on_progress,
             on_note=notes.append,

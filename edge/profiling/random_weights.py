@@ -66,7 +66,6 @@ def _write(path: Path, layout: ShardLayout, weight_format: WeightFormat) -> Mani
     codes = np.frombuffer(np.random.default_rng(0).bytes(_BLOCK_BYTES), np.uint8)
     normal = np.random.default_rng(0).standard_normal(_BLOCK_BYTES // 4, dtype=np.float32)
     entries: list[TensorEntry] = []
-    kind = weight_format.kind
     with path.open("wb") as file:
 
         def add(name: str, shape: tuple[int, ...], block: NDArray[Any]) -> None:
@@ -83,10 +82,9 @@ def _write(path: Path, layout: ShardLayout, weight_format: WeightFormat) -> Mani
                 )
             )  # fmt: skip
 
-        for matrix in layout.matrices:
-            columns = len(matrix.columns)
-            made_up = kind.made_up(columns, normal=normal, codes=codes)
-            for array in kind.arrays_of(matrix):
+        for matrix in weight_format.recipe.all_stored(layout.matrices):
+            made_up = matrix.kind.made_up(len(matrix.part.columns), normal=normal, codes=codes)
+            for array in matrix.arrays:
                 add(f"{matrix.name}.{array.suffix}", array.shape, made_up[array.suffix])
         for vector in layout.vectors:
             length = sum(len(part) for _role, part in vector.parts)

@@ -200,7 +200,7 @@ def attention_sample(spec: ModelSpec, weight_format: WeightFormat, budget_bytes:
 
     No windows: what counts is the cost of a token that is attended.
     """
-    hidden = max(_LEAST_HIDDEN, weight_format.kind.column_multiple)
+    hidden = max(_LEAST_HIDDEN, _multiple(weight_format))
     layer = LayerSpec(
         mixer=dataclasses.replace(spec.kinds[0].mixer, window=None),
         feed_forward=dataclasses.replace(spec.kinds[0].feed_forward, columns=hidden),
@@ -212,7 +212,7 @@ def attention_sample(spec: ModelSpec, weight_format: WeightFormat, budget_bytes:
 
 def step_sample(spec: ModelSpec, weight_format: WeightFormat) -> ModelSpec:
     """A whole model with so little in it that a step of it is all fixed cost."""
-    hidden = max(_LEAST_HIDDEN, weight_format.kind.column_multiple)
+    hidden = max(_LEAST_HIDDEN, _multiple(weight_format))
     layer = LayerSpec(
         mixer=dataclasses.replace(
             spec.kinds[0].mixer,
@@ -292,3 +292,7 @@ def _too_large(need_bytes: int, budget_bytes: int) -> CapacityError:
         f"{format_size(max(0, budget_bytes))} of the free memory may be used for it; give the peer "
         "more --memory"
     )
+
+
+def _multiple(weight_format: WeightFormat) -> int:
+    return max(kind.column_multiple for kind in weight_format.recipe.kinds)

@@ -45,8 +45,9 @@ MATCHING_RULES = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerFiles:
-    """The tokenizer of a checkpoint's folder, as its files describe it.
+    """The tokenizer of a checkpoint, as its files describe it.
 
+    path: the checkpoint's. file: what holds the vocabulary, for errors.
     serialized: the text of tokenizer.json.
     tokenizer_class: as declared by the publisher, without its "Fast" ending; may be empty.
     model_type: of config.json; empty where there is none.
@@ -57,6 +58,7 @@ class TokenizerFiles:
     """
 
     path: Path
+    file: Path
     serialized: str
     settings: Mapping[str, object]
     tokenizer_class: str
@@ -100,6 +102,7 @@ def read_tokenizer_files(path: Path) -> TokenizerFiles:
     by_content = {token.content: token for token in declared.values()}
     return TokenizerFiles(
         path=path,
+        file=path / TOKENIZER,
         serialized=serialized,
         settings=settings,
         tokenizer_class=_text(settings, "tokenizer_class", settings_file).removesuffix("Fast")

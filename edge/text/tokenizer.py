@@ -26,7 +26,6 @@ from edge.text.cleanup import clean_up_spaces
 from edge.text.detokenizer import Vocabulary
 from edge.text.files import (
     MATCHING_RULES,
-    TOKENIZER,
     SpecialToken,
     TokenizerFiles,
     read_tokenizer_files,
@@ -59,8 +58,8 @@ class Tokenizer:
             name: ChatTemplate(source, origin)
             for name, (source, origin) in files.chat_templates.items()
         }
-        self._path = files.path
-        with _refused(files.path):
+        self._path, self._file = files.path, files.file
+        with _refused(files.file):
             self._backend = _build_llama(files, serialized) if rebuilt else serialized
             self._backend.no_truncation()
             self._backend.no_padding()
@@ -156,7 +155,7 @@ class Tokenizer:
             raise RequestError(
                 "the text cannot be encoded: it must be a string of valid Unicode characters"
             ) from error
-        with _refused(self._path):
+        with _refused(self._file):
             return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def _template(self, *, with_tools: bool) -> ChatTemplate:
@@ -172,12 +171,12 @@ class Tokenizer:
 
 
 def _build_serialized(files: TokenizerFiles) -> tokenizers.Tokenizer:
-    with _refused(files.path):
+    with _refused(files.file):
         return tokenizers.Tokenizer.from_str(files.serialized)
 
 
 @contextlib.contextmanager
-def _refused(path: Path) -> Iterator[None]:
+def _refused(file: Path) -> Iterator[None]:
     """The library raises bare Exception for what it cannot parse, and panics, which are none."""
     try:
         yield
@@ -185,7 +184,7 @@ def _refused(path: Path) -> Iterator[None]:
         raise
     except BaseException as error:
         raise CheckpointError(
-            f"{path / TOKENIZER} is not a tokenizer this version can read "
+            f"{file} is not a tokenizer this version can read "
             f"({str(error)[:200]}); download it again, or update the `tokenizers` package"
         ) from error
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,12 @@ from numpy.typing import NDArray
 
 from edge.models.parts import MatrixSlice, VectorSlice
 from edge.progress import OnProgress, Progress
+from edge.weights.encoding import Encoding
 from edge.weights.float_matrices import FloatSource
-from edge.weights.matrix_kind import CheckpointTensors, Encoding, MatrixKind, StoredArray
+from edge.weights.matrix_kind import CheckpointTensors, MatrixKind, StoredArray
 from edge.weights.quantize import open_quantized
 from edge.weights.quantized_store import QuantizedStore
+from edge.weights.recipe import Kind, Recipe
 from kernels.matmul_nbits.reference import QuantizedMatrix, check_format, dequantize, packed_shapes
 
 
@@ -27,7 +31,6 @@ class Blocks(MatrixKind[QuantizedMatrix]):
     """
 
     numbers = ("code_bits", "block_size")
-    suffixes = ("codes", "scales")
     operator = "matmul_nbits"
     can_round_inputs = True
 
@@ -36,6 +39,10 @@ class Blocks(MatrixKind[QuantizedMatrix]):
 
     def __post_init__(self) -> None:
         check_format(self.bits, self.block_size)
+
+    @property
+    def words(self) -> str:
+        return f"{self.bits} bits in blocks of {self.block_size}"
 
     @property
     def bits(self) -> int:
@@ -77,24 +84,76 @@ class Blocks(MatrixKind[QuantizedMatrix]):
         return {"codes": codes, "scales": np.full(1 << 16, scale, np.float32)}
 
 
-class QuantizedSource:
-    """Matrices from the quantised cache; the rest as float32."""
+@dataclass(frozen=True, slots=True)
+class OffsetBlocks(Blocks):
+    """The same with a float32 offset for each block: files that keep the least weight of each."""
 
-    def __init__(self, tensors: CheckpointTensors, quantized: QuantizedStore) -> None:
+    operator = "matmul_nbits with offsets"
+
+    @property
+    def words(self) -> str:
+        return f"{self.bits} bits in blocks of {self.block_size} with offsets"
+
+    @property
+    def packed_bytes_per_weight(self) -> float:
+        return self.bits / 8 + 12.0 / self.block_size
+
+    def arrays(self, rows: int, columns: int) -> tuple[StoredArray, ...]:
+        codes, scales = packed_shapes((rows, columns), self.bits, self.block_size)
+        return (
+            StoredArray(suffix="codes", dtype="uint8", shape=codes),
+            StoredArray(suffix="scales", dtype="float32", shape=scales, stays=True),
+            StoredArray(suffix="offsets", dtype="float32", shape=scales, stays=True),
+        )
+
+    def matrix(self, stored: Callable[[str], NDArray[Any]], columns: int) -> QuantizedMatrix:
+        return QuantizedMatrix(
+            codes=stored("codes"),
+            scales=stored("scales"),
+            offsets=stored("offsets"),
+            bits=self.bits,
+            block_size=self.block_size,
+            columns=columns,
+        )
+
+    def made_up(
+        self, columns: int, *, normal: NDArray[np.float32], codes: NDArray[np.uint8]
+    ) -> dict[str, NDArray[Any]]:
+        scale = 12**0.5 / 2**self.bits / columns**0.5
+        return {
+            "codes": codes,
+            "scales": np.full(1 << 16, scale, np.float32),
+            "offsets": np.full(1 << 16, scale, np.float32),
+        }
+
+
+class QuantizedSource:
+    """Matrices from quantised caches, one for each kind; the rest as float32."""
+
+    def __init__(
+        self,
+        tensors: CheckpointTensors,
+        recipe: Recipe,
+        quantized: Mapping[Kind, QuantizedStore],
+    ) -> None:
         self._floats = FloatSource(tensors.store, tensors.tensor_name)
+        self._recipe = recipe
         self._quantized = quantized
         self._tensor_name = tensors.tensor_name
 
     def matrix(self, part: MatrixSlice) -> dict[str, NDArray[Any]]:
         role, rows = part.parts[0]
+        store = self._quantized.get(self._recipe.kind(role, part.grade))
+        if store is None:
+            return self._floats.matrix(part)
         name = self._tensor_name(role)
-        whole_rows, whole_columns = self._quantized.matrix(name)
+        whole_rows, whole_columns = store.matrix(name)
         if len(part.columns) != whole_columns:
             assert rows == range(whole_rows)
             assert len(part.parts) == 1
-            matrix, _padding = self._quantized.columns(name, part.columns)
+            matrix, _padding = store.columns(name, part.columns)
             return {"codes": matrix.codes, "scales": matrix.scales}
-        pieces = [self._quantized.rows(self._tensor_name(r), rows) for r, rows in part.parts]
+        pieces = [store.rows(self._tensor_name(r), rows) for r, rows in part.parts]
         return {
             "codes": np.concatenate([piece.codes for piece in pieces]),
             "scales": np.concatenate([piece.scales for piece in pieces]),
@@ -107,26 +166,49 @@ class QuantizedSource:
         return self._floats.embedding(rows)
 
     def close(self) -> None:
-        self._quantized.close()
+        for store in self._quantized.values():
+            store.close()
 
 
-def integers(bits: int, block_size: int) -> Encoding:
-    """Quantised once, as a whole; then read from the cache of that."""
+def mixed(recipe: Recipe, grades: tuple[int, ...] = ()) -> Encoding:
+    """Matrices of blocks are quantised once, as a whole; then read from the cache of that."""
 
     def open_source(
         tensors: CheckpointTensors, *, cache_root: Path, on_progress: OnProgress
     ) -> QuantizedSource:
-        def progress(done: int, total: int) -> None:
-            on_progress(Progress(phase="quantise", peer="", done=done, total=total))
+        names: dict[Kind, list[str]] = {}
+        for role, grade in tensors.matrices.items():
+            names.setdefault(recipe.kind(role, grade), []).append(tensors.tensor_name(role))
+        shapes = {name: tensors.store.shape(name) for each in names.values() for name in each}
+        total, before = sum(map(math.prod, shapes.values())), 0
+        with contextlib.ExitStack() as on_error:
+            quantized: dict[Kind, QuantizedStore] = {}
+            for kind, members in names.items():
+                if isinstance(kind, Blocks):
+                    quantized[kind] = open_quantized(
+                        tensors.store,
+                        sorted(members),
+                        bits=kind.bits,
+                        block_size=kind.block_size,
+                        cache_root=cache_root,
+                        progress=_Part(on_progress=on_progress, before=before, total=total),
+                    )
+                    on_error.callback(quantized[kind].close)
+                before += sum(math.prod(shapes[name]) for name in members)
+            on_error.pop_all()
+        return QuantizedSource(tensors, recipe, quantized)
 
-        quantized = open_quantized(
-            tensors.store,
-            tensors.matrices,
-            bits=bits,
-            block_size=block_size,
-            cache_root=cache_root,
-            progress=progress,
-        )
-        return QuantizedSource(tensors, quantized)
+    return Encoding(recipe=recipe, grades=grades, open=open_source)
 
-    return Encoding(kind=Blocks(bits, block_size), open=open_source)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """Progress of one kind's matrices, as that of all."""
+
+    on_progress: OnProgress
+    before: int
+    total: int
+
+    def __call__(self, done: int, _total: int) -> None:
+        done += self.before
+        self.on_progress(Progress(phase="quantise", peer="", done=done, total=self.total))

@@ -1,76 +1,72 @@
-"""A Hugging Face checkpoint on disk: checked, described, and read by slices."""
+"""A checkpoint on disk, in any of its forms: checked, described, and read by slices."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from edge.errors import CheckpointError, RequestError
-from edge.models.families import Family, read_family
-from edge.models.spec import ModelSpec, tensor_shapes
+from edge.models.spec import tensor_shapes
 from edge.progress import OnProgress
-from edge.text import Tokenizer, read_end_ids
-from edge.text.files import read_json
+from edge.text import Tokenizer
+from edge.weights.folder_form import open_folder
+from edge.weights.form import CheckpointForm
 from edge.weights.formats import WeightFormat
+from edge.weights.gguf_form import gguf_in, open_gguf_model
 from edge.weights.matrix_kind import CheckpointTensors, WeightSource
-from offload import SafetensorsStore, StoreError, WeightStore
+from offload import StoreError, is_gguf
 
 
 class Checkpoint:
     """An open checkpoint. Close it, or use it as a context manager."""
 
-    def __init__(self, path: Path, family: Family, spec: ModelSpec, store: WeightStore) -> None:
-        self.path = path
-        self.spec = spec
-        self.store = store
-        self.name = path.name
-        self._family = family
-        self.end_ids = frozenset(each for each in read_end_ids(path) if each < spec.vocab_size)
+    def __init__(self, form: CheckpointForm, *, name: str) -> None:
+        self.path = form.path
+        self.spec = form.spec
+        self.store = form.store
+        self.name = name
+        self.end_ids = frozenset(each for each in form.end_ids if each < form.spec.vocab_size)
+        self._form = form
         self._tokenizer: Tokenizer | None = None
 
     @classmethod
     def open(cls, path: str | Path) -> Checkpoint:
-        """Raises CheckpointError naming the file, what is wrong with it and what to do.
+        """A folder as Hugging Face has it, a GGUF file, or a folder with one GGUF model alone.
 
-        RequestError for what is no path at all.
+        Raises CheckpointError naming the file, what is wrong with it and what to do. RequestError
+        for what is no path at all.
         """
         try:
-            folder = Path(path).expanduser().resolve()
+            given = Path(path).expanduser()
+            folder = given.resolve()
+            is_file = given.is_file() and (given.suffix.lower() == ".gguf" or is_gguf(given))
         except (TypeError, ValueError, RuntimeError) as error:
             raise RequestError(
                 f"{path!r} is not a path ({error}); give the folder of a Hugging Face checkpoint"
             ) from error
-        if not folder.is_dir():
-            raise CheckpointError(
-                f"{folder} is not a folder; give the folder of a Hugging Face checkpoint "
-                "(config.json, *.safetensors, tokenizer.json)"
-            )
-        family, spec = read_family(
-            read_json(folder / "config.json"), source=str(folder / "config.json")
-        )
+        form = open_gguf_model(given.absolute()) if is_file else _open_folder(folder)
         try:
-            store = SafetensorsStore(folder)
-        except StoreError as error:
-            raise CheckpointError(str(error)) from error
-        try:
-            this = cls(folder, family, spec, store)
+            this = cls(form, name=given.name if is_file else folder.name)
             this._check_tensors()
         except BaseException:
-            store.close()
+            form.store.close()
             raise
         return this
 
     @property
     def has_tokenizer(self) -> bool:
-        return (self.path / "tokenizer.json").is_file()
+        return self._form.read_tokenizer is not None
 
     @property
     def tokenizer(self) -> Tokenizer:
         """Raises CheckpointError when it is missing or makes ids the model does not know."""
         if self._tokenizer is None:
-            tokenizer = Tokenizer.open(self.path)
+            if self._form.read_tokenizer is None:
+                raise CheckpointError(f"{self.path} has no tokenizer; put tokenizer.json there")
+            files = self._form.read_tokenizer()
+            tokenizer = Tokenizer(files)
             if tokenizer.vocab_size > self.spec.vocab_size:
                 raise CheckpointError(
-                    f"{self.path / 'tokenizer.json'} has {tokenizer.vocab_size} tokens but the "
+                    f"{files.file} has {tokenizer.vocab_size} tokens but the "
                     f"model only {self.spec.vocab_size}: they belong to different checkpoints"
                 )
             self._tokenizer = tokenizer
@@ -84,19 +80,20 @@ class Checkpoint:
         """The checkpoint's name for a weight; a tied head is the embedding."""
         if role == "head" and self.spec.tied_embeddings:
             role = "embedding"
-        return self._family.tensor_name(role)
+        return self._form.tensor_name(role)
 
     def source(
         self, weight_format: WeightFormat, *, cache_root: Path, on_progress: OnProgress
     ) -> WeightSource:
         """The weights in a format; what takes long of that is done once."""
+        spec = weight_format.graded(self.spec)
         matrices = {
-            self.tensor_name(role)
-            for role, shape in tensor_shapes(self.spec).items()
+            role: spec.layer(int(role.split(".")[1])).grade if role.startswith("layers.") else 0
+            for role, shape in tensor_shapes(spec).items()
             if len(shape) == 2 and role != "embedding"
         }
         tensors = CheckpointTensors(
-            store=self.store, tensor_name=self.tensor_name, matrices=sorted(matrices)
+            store=self.store, tensor_name=self.tensor_name, matrices=matrices
         )
         assert weight_format.open_source is not None, "made by weight_format"
         return weight_format.open_source(tensors, cache_root=cache_root, on_progress=on_progress)
@@ -122,8 +119,9 @@ class Checkpoint:
             found = self.store.shape(name)
             if found != shape:
                 raise CheckpointError(
-                    f"{self.path}: tensor {name} has shape {list(found)}; config.json makes it "
-                    f"{list(shape)}: they belong to different checkpoints, download both again"
+                    f"{self.path}: tensor {name} has shape {list(found)}; "
+                    f"{self._form.described_in} makes it {list(shape)}: they belong to different "
+                    "checkpoints, download all of one again"
                 )
             try:
                 dtype = self.store.dtype(name)
@@ -134,3 +132,14 @@ class Checkpoint:
                     f"{self.path}: tensor {name} is {dtype.name}; float32, float16 and bfloat16 "
                     "are supported"
                 )
+
+
+def _open_folder(folder: Path) -> CheckpointForm:
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"{folder} is not a folder; give the folder of a Hugging Face checkpoint "
+            "(config.json, *.safetensors, tokenizer.json), or a GGUF file"
+        )
+    if not any(folder.glob("*.safetensors")) and (gguf := gguf_in(folder)) is not None:
+        return open_gguf_model(gguf)
+    return open_folder(folder)

@@ -11,8 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.models.parts import MatrixSlice, VectorSlice
+from edge.models.spec import ModelSpec
 from edge.progress import OnProgress
-from edge.weights.matrix_kind import CheckpointTensors, Encoding, MatrixKind, StoredArray
+from edge.weights.encoding import Encoding
+from edge.weights.matrix_kind import CheckpointTensors, MatrixKind, StoredArray
+from edge.weights.recipe import Recipe
 from edge.weights.weight_limits import check_weights, largest_of
 from offload import WeightStore
 
@@ -22,9 +25,12 @@ class Floats(MatrixKind[NDArray[np.float32]]):
     """float32 [rows, columns]."""
 
     numbers = ()
-    suffixes = ("weight",)
     operator = "matmul"
     can_round_inputs = False
+
+    @property
+    def words(self) -> str:
+        return "float32"
 
     @property
     def bits(self) -> None:
@@ -86,7 +92,7 @@ class FloatSource:
         return values
 
 
-def float32(block_size: int) -> Encoding:
+def float32(spec: ModelSpec, block_size: int) -> Encoding:
     """Has no blocks."""
 
     def open_source(
@@ -94,4 +100,4 @@ def float32(block_size: int) -> Encoding:
     ) -> FloatSource:
         return FloatSource(tensors.store, tensors.tensor_name)
 
-    return Encoding(kind=Floats(), open=open_source)
+    return Encoding(recipe=Recipe(Floats()), open=open_source)

@@ -5,22 +5,27 @@ A format is a file with its encoding, and its line in the table here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Literal, get_args
 
 from edge.errors import RequestError, shown
-from edge.weights.block_matrices import Blocks, integers
+from edge.models.spec import MAX_KINDS, ModelSpec, graded
+from edge.weights.block_matrices import Blocks, OffsetBlocks
+from edge.weights.encoding import Encoding, OpenSource
 from edge.weights.float_matrices import Floats, float32
-from edge.weights.matrix_kind import Encoding, MatrixKind, OpenSource
+from edge.weights.integer_formats import int4, int8, pure_int4
+from edge.weights.matrix_kind import MatrixKind
+from edge.weights.recipe import Recipe, Rule
 from kernels.matmul_nbits.reference import Accuracy
 
-ENCODINGS: dict[str, Callable[[int], Encoding]] = {
+ENCODINGS: dict[str, Callable[[ModelSpec, int], Encoding]] = {
     "float32": float32,
-    "int8": partial(integers, 8),
-    "int4": partial(integers, 4),
+    "int8": int8,
+    "int4": int4,
+    "int4-pure": pure_int4,
 }
+"""By name: what a format makes of a model, with blocks of a size."""
 DTYPES = tuple(ENCODINGS)
 """Number formats of weights."""
 BLOCK_SIZES = (16, 32, 64, 128)
@@ -31,10 +36,17 @@ KvDtype = Literal["float32", "int8", "int4"]
 KV_DTYPES: tuple[KvDtype, ...] = get_args(KvDtype)
 
 
-KINDS: dict[str, type[MatrixKind[Any]]] = {"floats": Floats, "blocks": Blocks}
+KINDS: dict[str, type[MatrixKind[Any]]] = {
+    "floats": Floats,
+    "blocks": Blocks,
+    "offset_blocks": OffsetBlocks,
+}
 """What peers have products for."""
 
 _LONGEST_NAME = 64
+_MAX_KINDS = 16
+_MAX_RULES = 1024
+"""Sixteen matrices of a layer in each of 64 grades."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,61 +54,125 @@ class WeightFormat:
     """What peers are told of a format; its name is for people."""
 
     name: str
-    kind: MatrixKind[Any]
-    """The kind of its matrices."""
+    recipe: Recipe
+    """The kind of each of its matrices."""
     accuracy: Accuracy
     """How products with integer weights are computed; float32 knows one way only."""
+    grades: tuple[int, ...] = field(default=(), compare=False, repr=False)
+    """Of the model's layers; peers find them in its description."""
     open_source: OpenSource | None = field(default=None, compare=False, repr=False)
     """Makes it of a checkpoint; None on a peer, which is told of formats it need not know."""
 
     @property
-    def storage(self) -> tuple[str, MatrixKind[Any]]:
+    def storage(self) -> tuple[str, Recipe]:
         """The part that decides the bytes on disk; formats with the same storage share them."""
-        return self.name, self.kind
+        return self.name, self.recipe
 
     @property
     def rounds_inputs(self) -> bool:
-        """Whether products round their inputs to 8 bits."""
-        return self.kind.can_round_inputs and self.accuracy == "fast"
+        """Whether there are products that round their inputs to 8 bits."""
+        return any(map(self.rounds, self.recipe.kinds))
+
+    def graded(self, spec: ModelSpec) -> ModelSpec:
+        """The model, its layers told apart where this holds them otherwise."""
+        return graded(spec, self.grades) if self.grades else spec
+
+    def rounds(self, kind: MatrixKind[Any]) -> bool:
+        """Whether products of this kind round their inputs to 8 bits."""
+        return kind.can_round_inputs and self.accuracy == "fast"
 
     def to_json(self) -> dict[str, Any]:
-        """Built-in types only."""
-        (kind,) = (name for name, each in KINDS.items() if each is type(self.kind))
-        numbers = {each: getattr(self.kind, each) for each in self.kind.numbers}
-        return {"name": self.name, "accuracy": self.accuracy, "kind": kind, **numbers}
+        """Built-in types only. Each kind once, however many matrices are of it."""
+        kinds = self.recipe.kinds
+        return {
+            "name": self.name,
+            "accuracy": self.accuracy,
+            "kinds": [_kind_json(kind) for kind in kinds],
+            "rules": [
+                [rule.role, rule.grade, kinds.index(rule.kind)] for rule in self.recipe.rules
+            ],
+        }
 
     @classmethod
     def from_json(cls, value: Any) -> WeightFormat:
         """Raises RequestError for anything else than `to_json` wrote."""
-        named = value.get("kind") if isinstance(value, Mapping) else None
-        if not isinstance(named, str) or named not in KINDS:
-            raise RequestError(f"matrices are {shown(named)}, not {' or '.join(KINDS)}")
-        kind = KINDS[named]
-        if set(value) != {"name", "accuracy", "kind", *kind.numbers}:
+        if not isinstance(value, Mapping) or set(value) != {"name", "accuracy", "kinds", "rules"}:
             raise RequestError("a weight format with other fields than it has")
         name = value["name"]
         if not (isinstance(name, str) and name.isprintable() and 0 < len(name) <= _LONGEST_NAME):
             raise RequestError("a weight format without a name")
-        numbers = [value[each] for each in kind.numbers]
-        if any(type(number) is not int for number in numbers):
-            raise RequestError("a weight format whose numbers are not whole")
-        try:
-            return cls(name=name, kind=kind(*numbers), accuracy=_accuracy(value["accuracy"]))
-        except ValueError as error:
-            raise RequestError(str(error)) from error
+        return cls(
+            name=name,
+            recipe=_recipe(value["kinds"], value["rules"]),
+            accuracy=_accuracy(value["accuracy"]),
+        )
 
 
-def weight_format(
-    name: str, block_size: int = DEFAULT_BLOCK_SIZE, accuracy: str = "fast"
-) -> WeightFormat:
+def _kind_json(kind: MatrixKind[Any]) -> dict[str, Any]:
+    (name,) = (name for name, each in KINDS.items() if each is type(kind))
+    return {"kind": name, **{number: getattr(kind, number) for number in kind.numbers}}
+
+
+def _kind(value: object) -> MatrixKind[Any]:
+    named = value.get("kind") if isinstance(value, Mapping) else None
+    if not isinstance(named, str) or named not in KINDS:
+        raise RequestError(f"matrices are {shown(named)}, not {' or '.join(KINDS)}")
+    kind = KINDS[named]
+    assert isinstance(value, Mapping)
+    if set(value) != {"kind", *kind.numbers}:
+        raise RequestError("a kind of matrices with other fields than it has")
+    numbers = [value[each] for each in kind.numbers]
+    if any(type(number) is not int for number in numbers):
+        raise RequestError("a kind of matrices whose numbers are not whole")
+    try:
+        return kind(*numbers)
+    except ValueError as error:
+        raise RequestError(str(error)) from error
+
+
+def _recipe(kinds: object, rules: object) -> Recipe:
+    if not isinstance(kinds, list) or not 0 < len(kinds) <= _MAX_KINDS:
+        raise RequestError(f"a weight format has 1 to {_MAX_KINDS} kinds of matrices")
+    if not isinstance(rules, list) or len(rules) > _MAX_RULES:
+        raise RequestError(f"a weight format has at most {_MAX_RULES} rules")
+    known = tuple(map(_kind, kinds))
+    return Recipe(known[0], tuple(_rule(each, known) for each in rules))
+
+
+def _rule(value: object, kinds: Sequence[MatrixKind[Any]]) -> Rule:
+    if not isinstance(value, list) or len(value) != 3:
+        raise RequestError(f"a rule of a weight format must have three parts, not {shown(value)}")
+    role, grade, number = value
+    if not isinstance(role, str) or not 0 < len(role) <= _LONGEST_NAME:
+        raise RequestError("a rule of a weight format for a role that no matrix has")
+    if grade is not None and (type(grade) is not int or not 0 <= grade < MAX_KINDS):
+        raise RequestError(f"a rule of a weight format for the grade {shown(grade)}")
+    if type(number) is not int or not 0 <= number < len(kinds):
+        raise RequestError(f"a weight format without the kind {shown(number)}")
+    return Rule(role, kinds[number], grade)
+
+
+def check_format(name: str, block_size: int, accuracy: str) -> None:
     """Raises RequestError for an unknown name, block size or accuracy."""
     if name not in ENCODINGS:
         raise RequestError(f"dtype {name!r} is not one of {', '.join(ENCODINGS)}")
     if type(block_size) is not int or block_size not in BLOCK_SIZES:
         raise RequestError(f"block size {block_size} is not one of {BLOCK_SIZES}")
-    made = ENCODINGS[name](block_size)
+    _accuracy(accuracy)
+
+
+def weight_format(
+    spec: ModelSpec, name: str, block_size: int = DEFAULT_BLOCK_SIZE, accuracy: str = "fast"
+) -> WeightFormat:
+    """What the format makes of this model. Raises as `check_format` does."""
+    check_format(name, block_size, accuracy)
+    made = ENCODINGS[name](spec, block_size)
     return WeightFormat(
-        name=name, kind=made.kind, accuracy=_accuracy(accuracy), open_source=made.open
+        name=name,
+        recipe=made.recipe,
+        accuracy=_accuracy(accuracy),
+        grades=made.grades,
+        open_source=made.open,
     )
 
 

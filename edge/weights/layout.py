@@ -7,7 +7,7 @@ end builds by it, so both agree on every shape without saying so over the wire.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edge.models.parts import MatrixSlice, Part, VectorSlice, whole_vector
 from edge.models.spec import FeedForward, Mixer, ModelSpec
@@ -91,7 +91,10 @@ def shard_layout(spec: ModelSpec, plan: Plan, *, stage: int, rank: int) -> Shard
         layer, prefix = spec.layer(number), f"layers.{number}."
         parts: tuple[Part, Part] = (layer.mixer, layer.feed_forward)
         for part, (units, is_first) in zip(parts, cuts[spec.layers[number]], strict=True):
-            matrices += part.matrices(prefix, hidden_size, units)
+            matrices += (
+                replace(each, grade=layer.grade)
+                for each in part.matrices(prefix, hidden_size, units)
+            )
             vectors += part.vectors(prefix, hidden_size, units, is_first=is_first)
     if last and shard.vocab:
         vectors.append(whole_vector("final_norm", hidden_size))

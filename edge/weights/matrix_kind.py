@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge.models.parts import MatrixSlice, VectorSlice
-from edge.progress import OnProgress
 from offload import WeightStore
 
 Matrix_co = TypeVar("Matrix_co", covariant=True)
@@ -43,12 +41,16 @@ class MatrixKind(ABC, Generic[Matrix_co]):
 
     numbers: ClassVar[tuple[str, ...]]
     """Whole numbers that peers are told."""
-    suffixes: ClassVar[tuple[str, ...]]
     operator: ClassVar[str]
     """The product, as errors name it."""
 
     can_round_inputs: ClassVar[bool]
     """Whether fast products round their inputs to 8 bits."""
+
+    @property
+    @abstractmethod
+    def words(self) -> str:
+        """For people."""
 
     @property
     @abstractmethod
@@ -67,7 +69,7 @@ class MatrixKind(ABC, Generic[Matrix_co]):
 
     @abstractmethod
     def arrays(self, rows: int, columns: int) -> tuple[StoredArray, ...]:
-        """What a matrix [rows, columns] is stored as, in the order of `suffixes`."""
+        """What a matrix [rows, columns] is stored as."""
 
     def padding(self, first_column: int) -> int:
         """Zeros before the inputs of a slice that begins at this column of the whole matrix."""
@@ -117,21 +119,5 @@ class CheckpointTensors:
     store: WeightStore
     tensor_name: Callable[[str], str]
     """The name of a role's tensor."""
-    matrices: Sequence[str]
-    """Names of all that are multiplied with."""
-
-
-class OpenSource(Protocol):
-    def __call__(
-        self, tensors: CheckpointTensors, *, cache_root: Path, on_progress: OnProgress
-    ) -> WeightSource:
-        """What takes long is done once, and kept below `cache_root`."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Encoding:
-    """What a format makes of a checkpoint, and how."""
-
-    kind: MatrixKind[Any]
-    open: OpenSource
+    matrices: Mapping[str, int]
+    """Roles of all that are multiplied with, and their layers' grades."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edge.errors import ProtocolError
 from edge.weights.layout import ShardLayout
-from edge.weights.matrix_kind import MatrixKind
+from edge.weights.recipe import Recipe
 from offload import Manifest
 
 _EMBEDDING_TYPES = ("float32", "float16", "bfloat16")
@@ -14,13 +14,13 @@ _Tensor = tuple[tuple[str, ...], tuple[int, ...]]
 
 
 def check_tensors(
-    manifest: Manifest, layout: ShardLayout, kind: MatrixKind[object], *, hidden_size: int
+    manifest: Manifest, layout: ShardLayout, recipe: Recipe, *, hidden_size: int
 ) -> None:
     """Raise ProtocolError, naming a tensor, unless the file has just what the shard computes with.
 
     Memory is counted from the layout. So what is loaded must be what was counted.
     """
-    wanted = _wanted(layout, kind, hidden_size)
+    wanted = _wanted(layout, recipe, hidden_size)
     found: dict[str, _Tensor] = {
         tensor.name: ((tensor.dtype,), tensor.shape) for tensor in manifest.tensors
     }
@@ -37,11 +37,11 @@ def check_tensors(
             )
 
 
-def _wanted(layout: ShardLayout, kind: MatrixKind[object], hidden_size: int) -> dict[str, _Tensor]:
+def _wanted(layout: ShardLayout, recipe: Recipe, hidden_size: int) -> dict[str, _Tensor]:
     wanted: dict[str, _Tensor] = {
         f"{matrix.name}.{array.suffix}": ((array.dtype,), array.shape)
-        for matrix in layout.matrices
-        for array in kind.arrays_of(matrix)
+        for matrix in recipe.all_stored(layout.matrices)
+        for array in matrix.arrays
     }
     for vector in layout.vectors:
         wanted[vector.name] = (("float32",), (sum(len(part) for _role, part in vector.parts),))

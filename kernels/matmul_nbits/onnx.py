@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from kernels.matmul.onnx import matmul
 from kernels.matmul_nbits.reference import Accuracy
 from kernels.onnx_graph import CONTRIB, OnnxGraph
 
@@ -20,7 +21,7 @@ def matmul_nbits(
     x: str,
     codes: str,
     scales: str,
-    bias: str | None = None,
+    offsets: str | None = None,
     *,
     rows: int,
     columns: int,
@@ -28,7 +29,7 @@ def matmul_nbits(
     block_size: int,
     accuracy: Accuracy = "fast",
 ) -> str:
-    """x [batch, tokens, columns], codes, scales as in reference.py, bias [rows] → [..., rows].
+    """x [batch, tokens, columns], codes, scales, offsets as in reference.py → [..., rows].
 
     W is the weight that codes and scales stand for, and Q rounds each block of x to the codes
     −127…127 of its own scale, its peak / 127, as the operator itself does:
@@ -42,6 +43,7 @@ def matmul_nbits(
     one token (0.60 ms for 0.38 ms with 4096 x 4096 in int4, 0.34 for 0.25 with 9728 x 896 in int8)
     and 2.0 to 2.2 times for 128 (one thread, AMD EPYC with AVX-512 VNNI, blocks of 32).
     """
+    in_blocks = None if offsets is None else block_sums(graph, x, columns, block_size)
     if accuracy == "high":
         x = _with_remainders(graph, x, columns=columns, block_size=block_size)
         columns += -columns % block_size
@@ -52,15 +54,30 @@ def matmul_nbits(
     )  # fmt: skip
     if accuracy == "high":
         y = graph.node("Add", *graph.nodes("Split", y, outputs=2, axis=1))
-    return y if bias is None else graph.node("Add", y, bias)
+    if offsets is None or in_blocks is None:
+        return y
+    return graph.node("Add", y, matmul(graph, in_blocks, offsets))
+
+
+def block_sums(graph: OnnxGraph, x: str, columns: int, block_size: int) -> str:
+    """x [batch, tokens, columns] → [batch, tokens, blocks]: what offsets are multiplied with."""
+    x = _whole_blocks(graph, x, columns, block_size)
+    shape = graph.constant(f"blocks_of_{block_size}", np.asarray([0, 0, -1, block_size]))
+    last = graph.constant("last_axis", np.asarray([-1]))
+    return graph.node("ReduceSum", graph.node("Reshape", x, shape), last, keepdims=0)
+
+
+def _whole_blocks(graph: OnnxGraph, x: str, columns: int, block_size: int) -> str:
+    missing = -columns % block_size
+    if not missing:
+        return x
+    pads = graph.constant(f"pad_right_{missing}", np.asarray([0, 0, 0, 0, 0, missing]))
+    return graph.node("Pad", x, pads)
 
 
 def _with_remainders(graph: OnnxGraph, x: str, *, columns: int, block_size: int) -> str:
     """x [batch, tokens, columns] → [batch, 2 tokens, whole blocks]: Q(x), then x − Q(x)."""
-    missing = -columns % block_size
-    if missing:
-        pads = graph.constant(f"pad_right_{missing}", np.asarray([0, 0, 0, 0, 0, missing]))
-        x = graph.node("Pad", x, pads)
+    x = _whole_blocks(graph, x, columns, block_size)
     in_blocks = graph.constant(f"blocks_of_{block_size}", np.asarray([0, 0, -1, block_size]))
     blocks = graph.node("Reshape", x, in_blocks)
     peak = graph.node("ReduceMax", graph.node("Abs", blocks), axes=[-1], keepdims=1)

@@ -1,9 +1,11 @@
 """The layout of ONNX Runtime's `com.microsoft::MatMulNBits`, symmetric, and its arithmetic.
 
-    y[m, n] = sum over k of x[m, k] * (code[n, k] - zero_code) * scale[n, k // block_size]
+    y[m, n] = sum over k of x[m, k] * ((code[n, k] - zero_code) * scale[n, b] + offset[n, b])
 
-zero_code is 8 for 4 bits and 128 for 8 bits: what the operator assumes without a zero-point
-input. Knows numpy arrays; knows nothing of files, graphs or how a model is split.
+where b is k // block_size, and offsets are 0 in most formats. zero_code is 8 for 4 bits and 128 for
+8 bits: what the operator assumes without a zero-point input. It knows no offsets: their part is a
+product with the sums of each block of x. Knows numpy arrays; knows nothing of files, graphs or how
+a model is split.
 """
 
 from collections.abc import Sequence
@@ -35,12 +37,13 @@ class QuantizedMatrix:
     """A weight [rows, columns] (rows are outputs) in blocks along its columns.
 
     codes: uint8 [rows, num_blocks, block_size * bits / 8]; with 4 bits the even column is the low
-    nibble. scales: float32 [rows, num_blocks], of either sign. Columns past the end hold the zero
-    code. Raises ValueError where the shapes contradict each other.
+    nibble. scales: float32 [rows, num_blocks], of either sign. offsets: None, or as scales. Columns
+    past the end hold the zero code. Raises ValueError where the shapes contradict each other.
     """
 
     codes: NDArray[np.uint8]
     scales: NDArray[np.float32]
+    offsets: NDArray[np.float32] | None = None
     bits: int
     block_size: int
     columns: int
@@ -53,11 +56,11 @@ class QuantizedMatrix:
                 f"codes are {self.codes.dtype} {list(self.codes.shape)}; {self.columns} columns of "
                 f"{self.bits} bits in blocks of {self.block_size} need uint8 {list(codes)}"
             )
-        if self.scales.shape != scales or self.scales.dtype != np.float32:
-            raise ValueError(
-                f"scales are {self.scales.dtype} {list(self.scales.shape)}, not float32 "
-                f"{list(scales)}"
-            )
+        for name, found in (("scales", self.scales), ("offsets", self.offsets)):
+            if found is not None and (found.shape != scales or found.dtype != np.float32):
+                raise ValueError(
+                    f"{name} are {found.dtype} {list(found.shape)}, not float32 {list(scales)}"
+                )
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -132,6 +135,8 @@ def dequantize(matrix: QuantizedMatrix) -> NDArray[np.float32]:
     values = _unpack(matrix.codes, matrix.bits).astype(np.float32)
     values -= matrix.zero_code
     values *= matrix.scales[:, :, None]
+    if matrix.offsets is not None:
+        values += matrix.offsets[:, :, None]
     return values.reshape(len(values), -1)[:, : matrix.columns].copy()
 
 
@@ -146,7 +151,8 @@ def slice_columns(matrix: QuantizedMatrix, columns: range) -> tuple[QuantizedMat
 
     A block cannot be cut without changing its scale, so the slice begins at the block border at or
     before columns.start and the foreign codes, left and right, become the zero code. Every weight
-    keeps its value whatever the split, so partial products of a split sum to the whole.
+    keeps its value whatever the split, so partial products of a split sum to the whole. What
+    offsets make of foreign columns does not count: the activation is zero there.
     """
     check_range(columns, matrix.columns, "columns")
     first = columns.start // matrix.block_size
@@ -162,6 +168,7 @@ def slice_columns(matrix: QuantizedMatrix, columns: range) -> tuple[QuantizedMat
     part = QuantizedMatrix(
         codes=codes,
         scales=matrix.scales[:, first:last].copy(),
+        offsets=None if matrix.offsets is None else matrix.offsets[:, first:last].copy(),
         bits=matrix.bits,
         block_size=matrix.block_size,
         columns=kept,

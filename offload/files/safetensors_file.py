@@ -20,16 +20,11 @@ from numpy.typing import NDArray
 from offload.errors import StoreCorruptError, StoreMissingError, StoreUnsupportedError
 from offload.files.bounded_json import collector_paused, parse_json
 from offload.files.closing import Closing
+from offload.files.positioned import EndedError, as_bytes, fill, fill_columns
 
 # 140,000 tensors, as checkpoints of a trillion weights have them (61 layers of 384 experts), are
 # described by 20 MiB. The format allows 100 MB, which take 15 s and 2.5 GB to read.
 MAX_HEADER_BYTES = 32 << 20
-# Skipping less than this costs more than reading through it: a disk needs about 100 µs for a
-# separate read, in which it could have streamed as much.
-_READ_THROUGH_BYTES = 64 * 1024
-_SCRATCH_BYTES = 4 * 1024 * 1024
-# Linux moves at most 0x7ffff000 bytes per call.
-_MAX_CALL_BYTES = 1 << 30
 _MAX_AXES = 32
 _MAX_SIZE = 1 << 48
 _MAX_NAME_LENGTH = 1000
@@ -118,43 +113,31 @@ class SafetensorsFile(Closing):
         if len(runs) < 2 or len(runs[1]) == place.shape[1]:
             row_bytes = math.prod(place.shape[1:]) * dtype.itemsize
             first = runs[0].start if runs else 0
-            self._fill(_as_bytes(result), place.begin + first * row_bytes)
+            self._fill(as_bytes(result), place.begin + first * row_bytes)
             return result
-        self._read_columns(place, _as_bytes(result).reshape(kept[0], -1), runs)
+        rows, columns = runs
+        row_bytes = (place.end - place.begin) // place.shape[0]
+        try:
+            fill_columns(
+                self._file.fileno(),
+                as_bytes(result).reshape(kept[0], -1),
+                place.begin + rows.start * row_bytes,
+                row_bytes=row_bytes,
+                skip=columns.start * (row_bytes // place.shape[1]),
+            )
+        except EndedError as error:
+            raise _corrupt(self.path, str(error)) from error
         return result
 
     def close(self) -> None:
         self._file.close()
 
-    def _read_columns(
-        self, place: TensorPlace, result: NDArray[np.uint8], runs: Sequence[range]
-    ) -> None:
-        """Into result [rows, bytes of the columns]."""
-        rows, columns = runs
-        row_bytes = (place.end - place.begin) // place.shape[0]
-        skip = columns.start * (row_bytes // place.shape[1])
-        begin = place.begin + rows.start * row_bytes
-        num_rows, part_bytes = result.shape
-        if row_bytes - part_bytes >= _READ_THROUGH_BYTES:
-            for row in range(num_rows):
-                self._fill(result[row], begin + row * row_bytes + skip)
-            return
-        step = max(1, _SCRATCH_BYTES // row_bytes)
-        scratch = np.empty((min(step, num_rows), row_bytes), np.uint8)
-        for row in range(0, num_rows, step):
-            count = min(step, num_rows - row)
-            self._fill(scratch[:count].reshape(-1), begin + row * row_bytes)
-            result[row : row + count] = scratch[:count, skip : skip + part_bytes]
-
     def _fill(self, target: NDArray[np.uint8], offset: int) -> None:
         """Reads exactly len(target) bytes from `offset` on."""
-        view = target.data
-        while view:
-            count = os.preadv(self._file.fileno(), [view[:_MAX_CALL_BYTES]], offset)
-            if count == 0:
-                raise _corrupt(self.path, f"it ended at byte {offset:,} while it was being read")
-            view = view[count:]
-            offset += count
+        try:
+            fill(self._file.fileno(), target, offset)
+        except EndedError as error:
+            raise _corrupt(self.path, str(error)) from error
 
     def _read_header(self) -> tuple[bytes, int]:
         """The header's bytes and where the data begins."""
@@ -231,10 +214,6 @@ def _sizes(value: Any) -> TypeGuard[list[int]]:
     if not isinstance(value, list) or len(value) > _MAX_AXES:
         return False
     return all(type(n) is int and 0 <= n <= _MAX_SIZE for n in value)
-
-
-def _as_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
-    return array.reshape(-1).view(np.uint8)
 
 
 def _corrupt(path: Path, what: str) -> StoreCorruptError:

@@ -169,7 +169,7 @@ class SafetensorsStore(Closing):
         if path.is_file():
             self._add(path)
         elif (path / SINGLE_FILE).is_file():
-            self._add(_own_file(path / SINGLE_FILE))
+            self._add(own_file(path / SINGLE_FILE))
         elif (path / INDEX_FILE).is_file():
             self._open_index(path / INDEX_FILE)
         else:
@@ -206,7 +206,7 @@ class SafetensorsStore(Closing):
                     f"{index.name} names {name}, which is not in {index.parent}; download the "
                     "rest of the checkpoint"
                 )
-            files[name] = self._add(_own_file(index.parent / name))
+            files[name] = self._add(own_file(index.parent / name))
         self._places = {tensor: files[name] for tensor, name in weight_map.items()}
         for tensor, file in self._places.items():
             if tensor not in file.tensors:
@@ -234,7 +234,7 @@ def checked_runs(
     return tuple(complete)
 
 
-def _own_file(path: Path) -> Path:
+def own_file(path: Path) -> Path:
     """`path`, unless it is a link to elsewhere. A Hugging Face cache links to its own blobs."""
     if path.is_symlink():
         target = path.resolve()

@@ -5,6 +5,7 @@ A face is run as the product runs it: emitted into an OnnxGraph, through a real 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -225,19 +226,13 @@ def test_gated_silu(seed: int, rows: int, columns: int, gain: float) -> None:
 
 
 @FEW
-@given(seed=seeds, tokens=st.integers(1, 9), rows=sizes, columns=sizes, biased=st.booleans())
-def test_matmul(seed: int, tokens: int, rows: int, columns: int, biased: bool) -> None:
+@given(seed=seeds, tokens=st.integers(1, 9), rows=sizes, columns=sizes)
+def test_matmul(seed: int, tokens: int, rows: int, columns: int) -> None:
     x, weight = normal(seed, 1, tokens, columns), normal(seed + 1, rows, columns)
-    bias = normal(seed + 2, rows) if biased else None
     face = Face()
-    y = matmul_onnx.matmul(
-        face.graph,
-        face.input("x", x),
-        face.graph.weight("w", weight),
-        None if bias is None else face.graph.weight("b", bias),
-    )
+    y = matmul_onnx.matmul(face.graph, face.input("x", x), face.graph.weight("w", weight))
     face.output(y, (1, tokens, rows))
-    assert_same(face.run()[0], matmul_reference.matmul(x, weight, bias), tolerance=1e-5)
+    assert_same(face.run()[0], matmul_reference.matmul(x, weight), tolerance=1e-5)
 
 
 @settings(FEW, max_examples=200)
@@ -249,7 +244,7 @@ def test_matmul(seed: int, tokens: int, rows: int, columns: int, biased: bool) -
     bits=st.sampled_from(matmul_nbits_reference.SUPPORTED_BITS),
     block_size=st.sampled_from([16, 32, 64, 128]),
     accuracy=st.sampled_from(["fast", "high"]),
-    biased=st.booleans(),
+    has_offsets=st.booleans(),
     data=st.data(),
 )
 def test_matmul_nbits(
@@ -260,7 +255,7 @@ def test_matmul_nbits(
     bits: int,
     block_size: int,
     accuracy: matmul_nbits_reference.Accuracy,
-    biased: bool,
+    has_offsets: bool,
     data: st.DataObject,
 ) -> None:
     """Any run of a matrix's columns, widened on the left as `slice_columns` asks.
@@ -272,18 +267,22 @@ def test_matmul_nbits(
     stop = data.draw(st.integers(start + 1, columns), label="stop")
     weight = normal(seed, rows, columns)
     matrix = matmul_nbits_reference.quantize(weight, bits=bits, block_size=block_size)
+    codes_alone = matmul_nbits_reference.dequantize(matrix)[:, start:stop]
+    if has_offsets:
+        matrix = replace(matrix, offsets=normal(seed + 2, *matrix.scales.shape))
     part, padding = matmul_nbits_reference.slice_columns(matrix, range(start, stop))
     x = normal(seed + 1, 1, tokens, stop - start)
-    bias = normal(seed + 2, rows) if biased else None
     padded = np.pad(x, [(0, 0), (0, 0), (padding, 0)])
-    actual = nbits_product(padded, part, bias, accuracy)
+    actual = nbits_product(padded, part, accuracy)
 
     whole = matmul_nbits_reference.dequantize(matrix)[:, start:stop]
     if accuracy == "fast":
-        x = rounded_activations(padded, block_size)[..., padding:]
-        assert_same(actual, matmul_reference.matmul(x, whole, bias), tolerance=1e-5)
+        rounded = rounded_activations(padded, block_size)[..., padding:]
+        expected = matmul_reference.matmul(rounded, codes_alone)
+        expected += matmul_reference.matmul(x, whole - codes_alone)
+        assert_same(actual, expected, tolerance=1e-5)
     else:
-        assert_highly_accurate(actual, x, whole, bias, block_size)
+        assert_highly_accurate(actual, x, whole, block_size)
 
 
 @settings(FEW, max_examples=100)
@@ -314,7 +313,7 @@ def test_matmul_nbits_of_uneven_activations(
     x *= draw.choice(np.array([0, 1e-3, 1, 1000], np.float32), x.shape, p=[0.3, 0.3, 0.35, 0.05])
     x[..., : block_size * int(draw.integers(3))] = 0
     whole = matmul_nbits_reference.dequantize(matrix)
-    assert_highly_accurate(nbits_product(x, matrix, None, "high"), x, whole, None, block_size)
+    assert_highly_accurate(nbits_product(x, matrix, "high"), x, whole, block_size)
 
 
 @pytest.mark.parametrize("bits", matmul_nbits_reference.SUPPORTED_BITS)
@@ -326,7 +325,7 @@ def test_what_accuracy_buys(bits: int, tokens: int) -> None:
     exact = matmul_nbits_reference.matmul(x, matrix)
 
     def error(accuracy: matmul_nbits_reference.Accuracy) -> float:
-        difference = nbits_product(x, matrix, None, accuracy) - exact
+        difference = nbits_product(x, matrix, accuracy) - exact
         return float(np.linalg.norm(difference) / np.linalg.norm(exact))
 
     assert 4e-3 < error("fast") < 7e-3
@@ -336,7 +335,6 @@ def test_what_accuracy_buys(bits: int, tokens: int) -> None:
 def nbits_product(
     x: Array,
     matrix: matmul_nbits_reference.QuantizedMatrix,
-    bias: Array | None,
     accuracy: matmul_nbits_reference.Accuracy,
 ) -> Array:
     face = Face()
@@ -346,7 +344,7 @@ def nbits_product(
         face.input("x", x),
         face.graph.weight("codes", matrix.codes),
         face.graph.weight("scales", matrix.scales),
-        None if bias is None else face.graph.weight("b", bias),
+        None if matrix.offsets is None else face.graph.weight("offsets", matrix.offsets),
         rows=rows,
         columns=columns,
         bits=matrix.bits,
@@ -357,9 +355,7 @@ def nbits_product(
     return face.run()[0]
 
 
-def assert_highly_accurate(
-    actual: Array, x: Array, weight: Array, bias: Array | None, block_size: int
-) -> None:
+def assert_highly_accurate(actual: Array, x: Array, weight: Array, block_size: int) -> None:
     """Within what rounding twice can lose at the very worst, and the operator's float32 error.
 
     A remainder is at most peak / 254 and rounded by at most 1 / 254 of that, so a block's error
@@ -367,9 +363,9 @@ def assert_highly_accurate(
     That is 0.6e-4 (16) to 1.8e-4 (128) of |x| |w|. The float32 error is also that of the zero
     code's products, which cancel.
     """
-    expected = matmul_reference.matmul(x, weight, bias)
+    expected = matmul_reference.matmul(x, weight)
     x_norm = np.linalg.norm(x, axis=-1)[..., None]
     size = x_norm * np.linalg.norm(weight, axis=-1)
-    float_error = 2e-6 * (size + x_norm + (0 if bias is None else np.abs(bias)))
+    float_error = 2e-6 * (size + x_norm)
     assert actual.dtype == np.float32
     assert (np.abs(actual - expected) <= block_size**0.5 / 254**2 * size + float_error).all()

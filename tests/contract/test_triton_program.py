@@ -59,7 +59,7 @@ def test_logits_are_those_of_transformers(
     assert np.abs(found - checkpoint.logits(tokens)[5:]).max() <= LARGEST_DIFFERENCE
 
 
-@pytest.mark.parametrize("dtype", ["int4", "int8"])
+@pytest.mark.parametrize("dtype", ["int4", "int4-pure", "int8"])
 def test_codes_are_computed_with_as_they_stand(
     tiny_checkpoint: Checkpoints, dtype: str, tmp_path: Path
 ) -> None:
@@ -68,7 +68,7 @@ def test_codes_are_computed_with_as_they_stand(
     tokens = checkpoint.prompt(6)
     with triton_plan(checkpoint, "tensor_2", tmp_path, dtype=dtype) as model:
         found = model.forward(chunk("a", tokens))[0]
-    expected = ReferenceModel(checkpoint, bits=int(dtype[3:])).logits(tokens)
+    expected = ReferenceModel(checkpoint, dtype=dtype).logits(tokens)
     assert relative_error(found, expected) <= LARGEST_ERROR_OF_CODES
 
 
@@ -80,7 +80,7 @@ def test_products_in_bfloat16_err_as_little_as_that_allows(
     tokens = checkpoint.prompt(6)
     with triton_plan(checkpoint, "solo", tmp_path, dtype="int4", activations="bfloat16") as model:
         found = model.forward(chunk("a", tokens))[0]
-    expected = ReferenceModel(checkpoint, bits=4).logits(tokens)
+    expected = ReferenceModel(checkpoint, dtype="int4").logits(tokens)
     assert 1e-4 < relative_error(found, expected) <= LARGEST_ERROR_OF_BFLOAT16
 
 

@@ -29,7 +29,7 @@ from tests.support.pairs import every_pair
 from tests.support.plans import LAYOUTS, make_plan
 from tests.support.reference_model import IntegerReferenceModel, ReferenceModel
 
-BITS = {"int8": 8, "int4": 4}
+DTYPES = ("int8", "int4", "int4-pure")
 LARGEST_FLOAT_DIFFERENCE = 1e-4
 LARGEST_COST_OF_INTEGER_INPUTS = 0.04
 """Relative error; 0.037 was the largest measured over all families, layouts and block sizes."""
@@ -75,15 +75,14 @@ def assert_as_promised(
     with load(accuracy="high") as model:
         high_logits = [model.logits(prompt), model.logits(prompt[:1])]
         assert not any(model.sent_bytes.values())
-    bits = BITS[dtype]
-    integers = IntegerReferenceModel(checkpoint, plan, bits=bits, block_size=block_size)
+    integers = IntegerReferenceModel(checkpoint, plan, dtype=dtype, block_size=block_size)
     differences = [
         float(np.abs(actual - integers.logits(short)).max())
         for short, actual in zip(short_prompts, short_logits, strict=True)
     ]
     assert np.median(differences) <= LARGEST_FLOAT_DIFFERENCE, differences
 
-    exact = ReferenceModel(checkpoint, bits=bits, block_size=block_size).logits(prompt)
+    exact = ReferenceModel(checkpoint, dtype=dtype, block_size=block_size).logits(prompt)
     assert relative_error(high_logits[0], exact) <= LARGEST_ERROR_WITH_HIGH_ACCURACY
     assert relative_error(high_logits[1], exact[:1]) <= LARGEST_ERROR_WITH_HIGH_ACCURACY
     cost = relative_error(integers.logits(prompt), exact)
@@ -101,14 +100,14 @@ def test_the_reference_equals_transformers_before_rounding(
     assert np.abs(logits - checkpoint.logits(prompt)).max() <= 2e-5
 
 
-@pytest.mark.parametrize(("family", "layout", "dtype"), every_pair(FAMILIES, OWN_LAYOUTS, BITS))
+@pytest.mark.parametrize(("family", "layout", "dtype"), every_pair(FAMILIES, OWN_LAYOUTS, DTYPES))
 def test_logits_are_those_of_the_rounded_weights(
     five_peers: edge.Cluster, tiny_checkpoint: Checkpoints, family: str, layout: str, dtype: str
 ) -> None:
     assert_as_promised(five_peers, tiny_checkpoint(family), layout, dtype)
 
 
-@pytest.mark.parametrize("dtype", BITS)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout", ["solo", "tensor_5"])
 def test_a_larger_model(
     five_peers: edge.Cluster, tiny_checkpoint: Checkpoints, layout: str, dtype: str
@@ -116,7 +115,7 @@ def test_a_larger_model(
     assert_as_promised(five_peers, tiny_checkpoint("larger_llama"), layout, dtype)
 
 
-@pytest.mark.parametrize("dtype", BITS)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("block_size", [size for size in BLOCK_SIZES if size != 32])
 def test_every_block_size(
     five_peers: edge.Cluster, tiny_checkpoint: Checkpoints, block_size: int, dtype: str
@@ -126,7 +125,7 @@ def test_every_block_size(
     assert_as_promised(five_peers, checkpoint, "tensor_3", dtype, block_size=block_size)
 
 
-@pytest.mark.parametrize("dtype", BITS)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_a_stored_type_of_16_bits(
     five_peers: edge.Cluster, tiny_checkpoint: Checkpoints, dtype: str
 ) -> None:

@@ -17,9 +17,10 @@ from edge.backends.ort.kv_cache import OrtCache
 from edge.memory.model_sizes import model_facts
 from edge.protocol.step import StepLimits
 from edge.weights.checkpoint import Checkpoint
-from edge.weights.formats import KvDtype, kv_bits, weight_format
+from edge.weights.formats import KvDtype, kv_bits
 from edge.weights.layout import shard_layout
 from tests.support.checkpoints import FAMILIES, TinyCheckpoint
+from tests.support.formats import uniform_format
 from tests.support.pairs import every_pair
 from tests.support.plans import make_plan
 
@@ -151,7 +152,7 @@ def test_plans_count_a_quarter_and_an_eighth(
 
     def kv_bytes(dtype: KvDtype) -> list[int]:
         facts = model_facts(
-            spec, weight_format("int4"), name="m", embedding_itemsize=2, kv_dtype=dtype
+            spec, uniform_format("int4"), name="m", embedding_itemsize=2, kv_dtype=dtype
         )
         return [each.kv_bytes for each in partition.memory_use(plan, facts, workload).values()]
 

@@ -16,10 +16,10 @@ from edge.backends.registry import open_backend
 from edge.profiling.random_weights import written_weights
 from edge.profiling.sample import Sample
 from edge.protocol.step import StepLimits
-from edge.weights.formats import weight_format
 from edge.weights.layout import shard_layout
 from offload import DerivedCache, DiskKVTier
 from tests.gpu.test_whole_shards import LIMITS, NOT_RUN, hidden, step
+from tests.support.formats import uniform_format
 from tests.support.specs import changed
 from transport import SoloCollective
 
@@ -41,7 +41,7 @@ def loaded(
     folder: Path, *, streamed: int, host_layers: int, limits: StepLimits = LIMITS
 ) -> Iterator[StageProgram]:
     """The file of weights stays: layers may have to be packed later."""
-    chosen = weight_format("int4", 128)
+    chosen = uniform_format("int4", 128)
     layout = shard_layout(SAMPLE.spec, SAMPLE.plan("whole", chosen), stage=1, rank=0)
     layout = replace(layout, streamed_layers=streamed)
     backend = open_backend("triton", threads=4)

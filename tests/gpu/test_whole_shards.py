@@ -18,8 +18,9 @@ from edge.host.cuda_driver import num_cuda_devices
 from edge.profiling.random_weights import written_weights
 from edge.profiling.sample import Sample
 from edge.protocol.step import Step, StepEntry, StepLimits
-from edge.weights.formats import KV_DTYPES, KvDtype, weight_format
+from edge.weights.formats import KV_DTYPES, KvDtype
 from edge.weights.layout import shard_layout
+from tests.support.formats import uniform_format
 from tests.support.transport_pairs import group, on_every_rank
 from transport import Collective, SoloCollective
 
@@ -44,7 +45,7 @@ def loaded(
     folder: Path, *, dtype: str = "int4", kv_dtype: KvDtype = "float32", ranks: int = 1
 ) -> Iterator[list[StageProgram]]:
     """Loading checks every operator against its reference."""
-    chosen = weight_format(dtype, 128)
+    chosen = uniform_format(dtype, 128)
     plan = SAMPLE.plan("whole" if ranks == 1 else "half", chosen)
     backend = open_backend("triton", threads=4)
     programs = []

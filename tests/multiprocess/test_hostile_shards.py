@@ -18,10 +18,10 @@ from edge.protocol.messages import Close, Describe, Offer, Open, Piece, Seal
 from edge.protocol.step import StepLimits
 from edge.protocol.wire_rules import WireRules
 from edge.weights.checkpoint import Checkpoint
-from edge.weights.formats import weight_format
 from offload import PIECE_BYTES, ManifestBuilder
 from tests.support.assignments import solo_assignment
 from tests.support.checkpoints import TinyCheckpoint
+from tests.support.formats import uniform_format
 from tests.support.keys import own_credentials
 from tests.support.processes import Daemon
 from transport import WireRule
@@ -48,7 +48,7 @@ def whole(
         rules = WireRules(sums=(WireRule(),), hops=())
         assignment = solo_assignment(checkpoint.spec, LIMITS, rules)
         source = checkpoint.source(
-            weight_format("int4"),
+            uniform_format("int4"),
             cache_root=tmp_path_factory.mktemp("quantized"),
             on_progress=lambda _progress: None,
         )

@@ -28,15 +28,16 @@ from edge.protocol.measurements import Glance, Probe, Profile, Span
 from edge.protocol.messages import Describe
 from edge.protocol.peer_info import PeerInfo, describe_all
 from edge.protocol.topology import Place
-from edge.weights.formats import WeightFormat, weight_format
+from edge.weights.formats import WeightFormat
 from partition import ClusterSpec
 from partition.cost.message_times import NO_LINK_S
 from tests.support.checkpoints import TinyCheckpoint
+from tests.support.formats import uniform_format
 from tests.support.keys import own_credentials
 from tests.support.processes import Daemon, start_together
 from transport import Channel, Frame
 
-FORMAT = weight_format("int4")
+FORMAT = uniform_format("int4")
 
 
 @pytest.fixture(scope="module")
@@ -233,7 +234,7 @@ def test_another_format_and_another_neighbour_are_measured(
     assert questions.measured == ["a"]
     assert len(questions.ask(peers).crowds) == 1
     assert sorted(questions.measured) == ["", "b"]
-    questions.ask(peers, format_=weight_format("float32"))
+    questions.ask(peers, format_=uniform_format("float32"))
     assert [each for each in questions.measured if each] == ["a", "b"]
 
 

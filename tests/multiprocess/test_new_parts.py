@@ -70,8 +70,9 @@ FORMAT = '''
 import ml_dtypes
 import numpy as np
 
+from edge.weights.encoding import Encoding
 from edge.weights.float_matrices import Floats, FloatSource
-from edge.weights.matrix_kind import Encoding
+from edge.weights.recipe import Recipe
 
 
 class Source(FloatSource):
@@ -80,11 +81,11 @@ class Source(FloatSource):
         return {"weight": found.astype(ml_dtypes.bfloat16).astype(np.float32)}
 
 
-def encoding(block_size):
+def encoding(spec, block_size):
     def open_source(tensors, *, cache_root, on_progress):
         return Source(tensors.store, tensors.tensor_name)
 
-    return Encoding(kind=Floats(), open=open_source)
+    return Encoding(recipe=Recipe(Floats()), open=open_source)
 '''
 
 

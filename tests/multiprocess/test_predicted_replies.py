@@ -21,10 +21,10 @@ from edge.planning.profile_cache import FactsCache
 from edge.planning.propose import forget_measured
 from edge.progress import Progress
 from edge.protocol.measurements import LinkTimes, PeerProfile
-from edge.weights.formats import weight_format
 from partition import Plan
 from tests.property.measured_situations import scaled
 from tests.support.checkpoints import TinyCheckpoint
+from tests.support.formats import uniform_format
 from tests.support.plans import make_plan
 from tests.support.processes import Daemon, start_together
 from tests.support.processes import edge as run_edge
@@ -294,7 +294,7 @@ def facts(
 ) -> tuple[list[PeerProfile | None], list[LinkTimes | None]]:
     """What is known of every peer, and of the links between them."""
     cache = FactsCache(cache_root() / "measured")
-    format_ = weight_format(DTYPE)
+    format_ = uniform_format(DTYPE)
     return (
         [cache.profile(peer, checkpoint.spec, format_) for peer in cluster.peers],
         [cache.link(one, other) for one, other in permutations(cluster.peers, 2)],
@@ -315,7 +315,7 @@ def exaggerate(
 
     monkeypatch.setattr(LinkFacts, "_has_changed", unchanged)
     cluster.propose(checkpoint.path, dtype=DTYPE)
-    cache, format_ = FactsCache(cache_root() / "measured"), weight_format(DTYPE)
+    cache, format_ = FactsCache(cache_root() / "measured"), uniform_format(DTYPE)
     for peer in cluster.peers:
         known = cache.profile(peer, checkpoint.spec, format_)
         assert known is not None

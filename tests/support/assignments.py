@@ -6,7 +6,7 @@ from edge.models.spec import ModelSpec
 from edge.protocol.assignment import Assignment
 from edge.protocol.step import StepLimits
 from edge.protocol.wire_rules import WireRules
-from edge.weights.formats import weight_format
+from tests.support.formats import uniform_format
 from tests.support.plans import make_plan
 
 
@@ -18,7 +18,7 @@ def solo_assignment(spec: ModelSpec, limits: StepLimits, wire_rules: WireRules) 
         plan=make_plan(spec, "solo", model="m"),
         stage=0,
         rank=0,
-        weight_format=weight_format("int4"),
+        weight_format=uniform_format("int4"),
         manifest_digest="d",
         weights_digest="w",
         kv_dtype="float32",

@@ -152,6 +152,46 @@ WORDY: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 }
 """With a vocabulary so large that shards do not send each other all its logits."""
 
+IN_BLOCKS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "llama_in_blocks": (
+        "llama",
+        {
+            "hidden_size": 256,
+            "intermediate_size": 512,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            "vocab_size": 131,
+        },
+    ),
+    "qwen2_in_blocks": (
+        "qwen2",
+        {
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "vocab_size": 131,
+        },
+    ),
+    "qwen3_in_blocks": (
+        "qwen3",
+        {
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            "vocab_size": 131,
+            "tie_word_embeddings": True,
+        },
+    ),
+}
+"""Whose rows are whole blocks of the types in GGUF files."""
+
 StoredType = Literal["float32", "bfloat16", "float16"]
 
 
@@ -226,13 +266,13 @@ def make_checkpoint(
     layers: int | None = None,
     heads: tuple[int, int] | None = None,
 ) -> TinyCheckpoint:
-    """Write the model called `name` in FAMILIES, LARGER or WORDY into `folder`.
+    """Write the model called `name` in FAMILIES, LARGER, WORDY or IN_BLOCKS into `folder`.
 
     `file_size` ("100KB") cuts the weights into several files with an index. `layers`: fewer than
     usual, where each takes its time; half of them keep a window if some would. `heads`: query and
     KV heads, likewise: interpreted kernels run a program for each head of each token.
     """
-    model_type, sizes = {**FAMILIES, **LARGER, **WORDY}[name]
+    model_type, sizes = {**FAMILIES, **LARGER, **WORDY, **IN_BLOCKS}[name]
     if layers is not None:
         fewer = {"num_hidden_layers": layers, "max_window_layers": layers // 2}
         sizes = {**sizes, **{key: value for key, value in fewer.items() if key in sizes}}

@@ -20,8 +20,8 @@ from edge.backends.interface import StageProgram
 from edge.backends.registry import open_backend
 from edge.profiling.random_weights import written_weights
 from edge.protocol.step import Step, StepEntry, StepLimits
-from edge.weights.formats import weight_format
 from edge.weights.layout import shard_layout
+from tests.support.formats import uniform_format
 from tests.support.plans import make_plan
 from tests.support.specs import plain_spec
 from tests.support.transport_pairs import group, on_every_rank
@@ -43,7 +43,7 @@ Array = NDArray[np.float32]
 def programs(folder: Path, layout: str) -> Iterator[list[StageProgram]]:
     """The shards of the layout's one stage, by rank."""
     plan = make_plan(SPEC, layout, model="m")
-    chosen = weight_format("float32")
+    chosen = uniform_format("float32")
     backend = open_backend("ort", threads=1)
     with ExitStack() as stack:
         loaded = []

@@ -31,10 +31,10 @@ from edge.protocol.measurements import MemoryRate, Profile
 from edge.protocol.step import SamplingTerms, Step, StepEntry, StepLimits
 from edge.protocol.topology import Place
 from edge.protocol.wire_rules import WireRules
-from edge.weights.formats import weight_format
 from kernels.sampling.parameters import SamplingParameters
 from offload import Manifest, ManifestBuilder
 from partition import Plan, Shard, Stage
+from tests.support.formats import uniform_format
 from tests.support.mutated_frames import mutated_frame
 from tests.support.null_peers import null_peers
 from tests.support.specs import plain_spec
@@ -55,7 +55,7 @@ def shard() -> tuple[Assignment, Manifest, dict[str, bytes]]:
         plan=Plan(model="m", version=1, stages=(Stage(layers=range(2), shards=(WHOLE,)),)),
         stage=0,
         rank=0,
-        weight_format=weight_format("int4", 32),
+        weight_format=uniform_format("int4", 32),
         manifest_digest="",
         weights_digest="w",
         kv_dtype="float32",
@@ -66,8 +66,8 @@ def shard() -> tuple[Assignment, Manifest, dict[str, bytes]]:
     )
     builder, layout = ManifestBuilder(), assignment.layout
     arrays: dict[str, NDArray[Any]] = {"embedding": np.zeros((50, 32), np.float32)}
-    for matrix in layout.matrices:
-        for array in assignment.weight_format.kind.arrays_of(matrix):
+    for matrix in assignment.weight_format.recipe.all_stored(layout.matrices):
+        for array in matrix.arrays:
             arrays[f"{matrix.name}.{array.suffix}"] = np.zeros(array.shape, array.dtype)
     for vector in layout.vectors:
         arrays[vector.name] = np.zeros(sum(len(part) for _role, part in vector.parts), np.float32)

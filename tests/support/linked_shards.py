@@ -20,11 +20,12 @@ from edge.protocol.messages import Tokens
 from edge.protocol.step import SamplingTerms, Step, StepEntry, StepLimits
 from edge.protocol.topology import Seat
 from edge.protocol.wire_rules import WireRules
-from edge.weights.formats import KvDtype, weight_format
+from edge.weights.formats import KvDtype
 from kernels.sampling.parameters import SamplingParameters
 from kernels.sampling.shortlist import SHORTLIST_TOKENS
 from offload import KVTier, Manifest, PrefixStore
 from partition import Plan, Shard, Stage
+from tests.support.formats import uniform_format
 from tests.support.made_up_shards import SPEC, VOCAB, MadeUpBackend, MadeUpProgram
 from tests.support.transport_pairs import link_ends
 from transport import Link, WireRule
@@ -245,7 +246,7 @@ def linked(
             plan=plan,
             stage=stage,
             rank=rank,
-            weight_format=weight_format("float32", 32, "fast"),
+            weight_format=uniform_format("float32", 32, "fast"),
             manifest_digest="",
             weights_digest="w",
             limits=limits,

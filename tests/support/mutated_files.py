@@ -43,6 +43,7 @@ from offload import (
     ShardCache,
     StoreError,
 )
+from tests.support import gguf_bytes
 from tests.support.mutated_frames import mutated, mutated_bytes
 from tests.support.peer_infos import peer_info
 from tests.support.small_tokenizers import CHAT_TEMPLATE, byte_level, write_checkpoint
@@ -69,6 +70,7 @@ class Files:
         self.kinds: Mapping[str, Kind] = {
             **self._checkpoints(folder / "checkpoint"),
             **self._tokenizers(folder / "tokenizer"),
+            **self._gguf(folder / "gguf"),
             **self._caches(folder / "caches"),
             **self._memberships(folder / "keys"),
             "plan": Kind(_plan(), self._read_plan),
@@ -146,6 +148,55 @@ class Files:
 
         names = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
         return {name: open_with(name) for name in names}
+
+    def _gguf(self, folder: Path) -> dict[str, Kind]:
+        """The bytes of a file; and its parts in JSON, which are changed and then written."""
+        folder.mkdir()
+        path = folder / "model.gguf"
+        infos, data = gguf_bytes.placed(gguf_bytes.tensors())
+        pieces = gguf_bytes.byte_pieces()
+        words = json.loads(byte_level().to_str())["model"]
+        merged: dict[str, object] = {
+            "tokenizer.ggml.model": "gpt2",
+            "tokenizer.ggml.pre": "llama-bpe",
+            "tokenizer.ggml.tokens": list(words["vocab"])[: gguf_bytes.VOCABULARY],
+            "tokenizer.ggml.token_type": [3, 3] + [1] * (gguf_bytes.VOCABULARY - 2),
+            "tokenizer.ggml.merges": [" ".join(each) for each in words["merges"][:20]],
+            "tokenizer.ggml.bos_token_id": 0,
+            "tokenizer.ggml.eos_token_id": 1,
+        }
+
+        def read(content: bytes) -> None:
+            path.write_bytes(content)
+            with Checkpoint.open(path) as opened:
+                for name in opened.store.names():
+                    opened.store.read(name, rows=range(min(3, opened.store.shape(name)[0])))
+                if opened.has_tokenizer:
+                    tokenizer = opened.tokenizer
+                    tokenizer.decode(tokenizer.encode("The quick brown fox"))
+                    tokenizer.close()
+
+        def read_parts(metadata: object, described: object) -> None:
+            written = gguf_bytes.written(metadata, described)
+            if written is not None:
+                read(written + data)
+
+        def with_metadata(content: bytes) -> None:
+            read_parts({**_object(content), **pieces}, infos)
+
+        def with_tokenizer(content: bytes) -> None:
+            read_parts({**gguf_bytes.METADATA, **_object(content)}, infos)
+
+        def with_infos(content: bytes) -> None:
+            read_parts({**gguf_bytes.METADATA, **pieces}, _object(content).get("infos"))
+
+        return {
+            "gguf": Kind(gguf_bytes.sound(), read),
+            "gguf metadata": Kind(json.dumps(gguf_bytes.METADATA).encode(), with_metadata),
+            "gguf tensors": Kind(json.dumps({"infos": infos}).encode(), with_infos),
+            "gguf pieces": Kind(json.dumps(pieces).encode(), with_tokenizer),
+            "gguf merges": Kind(json.dumps(merged).encode(), with_tokenizer),
+        }
 
     def _caches(self, folder: Path) -> dict[str, Kind]:
         builder = ManifestBuilder()
@@ -319,6 +370,15 @@ def changed(content: bytes, chance: random.Random) -> bytes:
     if not chance.randrange(3):
         content = mutated_bytes(content, chance)
     return content
+
+
+def _object(content: bytes) -> dict[str, object]:
+    """An object in JSON; an empty one for anything else."""
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _plan() -> bytes:

@@ -22,9 +22,10 @@ from edge.backends.registry import open_backend
 from edge.errors import RequestError
 from edge.profiling.random_weights import written_weights
 from edge.protocol.step import Step, StepEntry, StepLimits
-from edge.weights.formats import KvDtype, weight_format
+from edge.weights.formats import KvDtype
 from edge.weights.layout import shard_layout
 from offload import DerivedCache, KVTier, MemoryKVTier, StoreFullError
+from tests.support.formats import uniform_format
 from tests.support.plans import make_plan
 from tests.support.specs import plain_spec
 from tests.support.triton_shards import without_self_check
@@ -68,7 +69,7 @@ class Kind:
         kv_tier: KVTier | None = None,
     ) -> Iterator[StageProgram]:
         """A shard of random weights, the same ones for the same shard."""
-        form = weight_format("float32")
+        form = uniform_format("float32")
         shard = shard_layout(SPEC, make_plan(SPEC, layout, model="m"), stage=stage, rank=0)
         with (
             written_weights(shard, form, self.folder) as weights,

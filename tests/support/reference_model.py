@@ -32,8 +32,8 @@ Array = NDArray[np.float32]
 class ReferenceModel:
     """The layers as the model's card draws them.
 
-    With `bits` every matrix of the layers and the head is rounded in blocks, and then computed with
-    as float32: what quantisation itself changes, exactly. The embedding keeps its values, also
+    With a `dtype` every matrix of the layers and the head is rounded in blocks, and then computed
+    with as float32: what quantisation itself changes, exactly. The embedding keeps its values, also
     where the head is the same tensor.
     """
 
@@ -41,15 +41,32 @@ class ReferenceModel:
         self,
         checkpoint: TinyCheckpoint,
         *,
-        bits: int | None = None,
+        dtype: str = "float32",
         block_size: int = 32,
     ) -> None:
         self.spec: ModelSpec = checkpoint.spec
+        self.dtype, self.block_size = dtype, block_size
         self._table = checkpoint.weights["model.embed_tokens.weight"]
         self._weights = {
-            name: _rounded(weight, bits, block_size) if bits and weight.ndim == 2 else weight
+            name: self._rounded(name, weight) if weight.ndim == 2 else weight
             for name, weight in checkpoint.weights.items()
         }
+
+    def held_in(self, name: str) -> tuple[int, int]:
+        """Bits and block size of a matrix, as docs/guide/models.md tells them."""
+        if self.dtype != "int4":
+            return {"float32": 32, "int8": 8, "int4-pure": 4}[self.dtype], self.block_size
+        if any(part in name for part in ("lm_head", "k_proj", "v_proj")):
+            wide = [size for size in (128, 64, 32, 16) if self.spec.hidden_size % size == 0]
+            return 8, max([self.block_size, *wide])
+        layers = self.spec.num_layers
+        ends = layers // 8
+        if "down_proj" in name:
+            layer = int(name.split(".")[2])
+            inner = layer - ends
+            if inner < 0 or inner % 3 == 2 or layer >= 7 * layers // 8:
+                return 8, self.block_size
+        return 4, self.block_size
 
     def logits(self, tokens: Sequence[int]) -> Array:
         """[tokens, vocab]: row i is what the model expects after token i."""
@@ -84,6 +101,12 @@ class ReferenceModel:
         gate_up = [self._linear(x, f"{prefix}{name}_proj") for name in ("gate", "up")]
         return self._linear(gated_silu(np.concatenate(gate_up, axis=-1)), f"{prefix}down_proj")
 
+    def _rounded(self, name: str, weight: Array) -> Array:
+        bits, block_size = self.held_in(name)
+        if bits == 32:
+            return weight
+        return dequantize(quantize(weight, bits=bits, block_size=block_size))
+
     def _heads(self, x: Array, name: str, num_heads: int) -> Array:
         return self._linear(x, name).reshape(len(x), num_heads, -1)
 
@@ -94,10 +117,6 @@ class ReferenceModel:
         return rms_norm(x, self._weights[f"{name}.weight"], epsilon=self.spec.norm_epsilon)
 
 
-def _rounded(weight: Array, bits: int, block_size: int) -> Array:
-    return dequantize(quantize(weight, bits=bits, block_size=block_size))
-
-
 class IntegerReferenceModel(ReferenceModel):
     """The same with the inputs of every matrix rounded as the integer kernels round them.
 
@@ -105,10 +124,9 @@ class IntegerReferenceModel(ReferenceModel):
     """
 
     def __init__(
-        self, checkpoint: TinyCheckpoint, plan: Plan, *, bits: int, block_size: int = 32
+        self, checkpoint: TinyCheckpoint, plan: Plan, *, dtype: str, block_size: int = 32
     ) -> None:
-        super().__init__(checkpoint, bits=bits, block_size=block_size)
-        self._block_size = block_size
+        super().__init__(checkpoint, dtype=dtype, block_size=block_size)
         self._cuts: dict[str, tuple[int, ...]] = {}
         for stage in plan.stages:
             columns = tuple(shard.ffn_columns.stop for shard in stage.slices)
@@ -121,7 +139,7 @@ class IntegerReferenceModel(ReferenceModel):
     def _linear(self, x: Array, name: str) -> Array:
         cuts = sorted({0, *self._cuts.get(name, ()), x.shape[-1]})
         pieces = [
-            rounded_activations(x[..., start:stop], self._block_size, first_column=start)
+            rounded_activations(x[..., start:stop], self.held_in(name)[1], first_column=start)
             for start, stop in itertools.pairwise(cuts)
         ]
         return super()._linear(np.concatenate(pieces, axis=-1), name)

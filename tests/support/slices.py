@@ -15,10 +15,10 @@ from edge.profiling.cold_caches import Caches
 from edge.profiling.loaded_sample import Site, chunk_step, decode_step
 from edge.profiling.sample import weights_sample
 from edge.profiling.slice_costs import slice_costs
-from edge.weights.formats import weight_format
+from tests.support.formats import uniform_format
 from tests.unit.profiling.test_profile_sample import spec
 
-INT4 = weight_format("int4")
+INT4 = uniform_format("int4")
 
 SAMPLE = weights_sample(
     spec(num_layers=3, hidden_size=64, num_heads=8, num_kv_heads=2, head_size=16, ffn_columns=256),

@@ -99,9 +99,10 @@ def triton_plan(
     from edge.backends.triton.device import Device
     from edge.backends.triton.loading import load
 
-    chosen = weight_format(dtype)
-    multiple = chosen.kind.column_multiple
-    plan = make_plan(checkpoint.spec, layout, model="m", column_multiple=multiple)
+    chosen = weight_format(checkpoint.spec, dtype)
+    spec = chosen.graded(checkpoint.spec)
+    multiple = chosen.recipe.column_multiple({"down.weight"})
+    plan = make_plan(spec, layout, model="m", column_multiple=multiple)
     plan = streaming(plan, streamed)
     packed = DerivedCache(folder / "packed", 1 << 30) if has_folder else None
     here = Device()
@@ -118,7 +119,7 @@ def triton_plan(
                 weights = replace(weights, packed=packed, host_bytes=host_layers * layer_bytes)
                 program = load(
                     here,
-                    checkpoint.spec,
+                    spec,
                     shard,
                     weights,
                     chosen,
@@ -135,17 +136,17 @@ def triton_plan(
 def most_layer_bytes(layout: ShardLayout, chosen: WeightFormat) -> int:
     """Of a layer's matrices as they lie in memory, every array in whole blocks."""
     sizes: dict[str, int] = {}
-    for matrix in layout.matrices:
-        layer, _, name = matrix.name.rpartition(".")
-        columns = len(matrix.columns)
-        if chosen.kind.bits is None:
-            arrays = [4 * matrix.num_rows * columns]
+    for matrix in chosen.recipe.all_stored(layout.matrices):
+        rows, kind, columns = len(matrix.rows), matrix.kind, len(matrix.part.columns)
+        if kind.bits is None:
+            arrays = [4 * rows * columns]
         else:
-            start = matrix.columns.start % chosen.kind.column_multiple
-            blocks = -(-(start + columns) // chosen.kind.column_multiple)
-            codes = matrix.num_rows * blocks * chosen.kind.column_multiple * chosen.kind.bits // 8
-            arrays = [codes, 4 * matrix.num_rows * blocks]
-        if name in {"qkv", "output", "gate_up", "down"}:
+            start = matrix.part.columns.start % kind.column_multiple
+            blocks = -(-(start + columns) // kind.column_multiple)
+            codes = rows * blocks * kind.column_multiple * kind.bits // 8
+            arrays = [codes, 4 * rows * blocks]
+        if matrix.name != "head":
+            layer = ".".join(matrix.name.split(".")[:2])
             sizes[layer] = sizes.get(layer, 0) + sum(map(padded, arrays))
     return max(sizes.values(), default=0)
 
@@ -159,7 +160,8 @@ def shard_weights(
     folder: Path,
 ) -> tuple[ShardLayout, ShardWeights]:
     """The shard's file, as a peer would have it."""
-    layout = shard_layout(checkpoint.spec, plan, stage=stage, rank=rank)
+    spec = chosen.graded(checkpoint.spec)
+    layout = shard_layout(spec, plan, stage=stage, rank=rank)
     path = folder / f"{stage}-{rank}"
     with Checkpoint.open(checkpoint.path) as opened:
         source = opened.source(chosen, cache_root=folder, on_progress=lambda _: None)

@@ -22,7 +22,6 @@ from edge.models.families import llama_tensor_name
 from edge.models.spec import tensor_shapes
 from edge.protocol.step import StepLimits
 from edge.weights.float_matrices import FloatSource
-from edge.weights.formats import weight_format
 from edge.weights.layout import shard_layout
 from offload import DerivedCache, MemoryStore
 from partition import (
@@ -38,6 +37,7 @@ from partition import (
     choose,
     whole_shard,
 )
+from tests.support.formats import uniform_format
 from tests.support.reference_model import ReferenceModel
 from tests.support.specs import plain_layer, spec_of
 from tests.support.transport_pairs import group
@@ -52,7 +52,7 @@ NARROW = plain_layer(
     output_bias=True, mlp_bias=True, inverse_frequencies=tuple(100.0 ** -(i / 4) for i in range(4)),
 )  # fmt: skip
 SPEC = spec_of([FULL, NARROW, FULL, NARROW, NARROW], hidden_size=32, vocab_size=40)
-FORMAT = weight_format("float32")
+FORMAT = uniform_format("float32")
 FACTS = model_facts(SPEC, FORMAT, name="made-up", embedding_itemsize=4)
 LIMITS = StepLimits(context_tokens=48, chunk_tokens=32, requests=3, cached_tokens=96)
 LARGEST_DIFFERENCE = 1e-4

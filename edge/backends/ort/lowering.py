@@ -86,10 +86,11 @@ def _streamed(build: SegmentBuilder, layer: int) -> None:
     if not layout.is_split and build.graph.num_nodes:
         build.carry_over()
     build.names = LayerNames(streamed=layer)
-    kind = f"of kind {layout.kind(layer)}, adds {build.addend is not None}"
+    weights = build.weights_of(layer)
+    kind = f"of kind {layout.kind(layer)} with {weights}, adds {build.addend is not None}"
     build.kind = f"mixer {kind}"
     _part(build, layer, local.mixer)
-    build.kind = f"feed-forward of kind {layout.kind(layer)}"
+    build.kind = f"feed-forward of kind {layout.kind(layer)} with {weights}"
     _part(build, layer, local.feed_forward)
     if not layout.is_split:
         build.kind = f"layer {kind}"

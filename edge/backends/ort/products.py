@@ -8,30 +8,30 @@ from typing import Any
 
 import numpy as np
 
-from edge.weights.block_matrices import Blocks
+from edge.weights.block_matrices import Blocks, OffsetBlocks
 from edge.weights.float_matrices import Floats
-from edge.weights.formats import WeightFormat
 from edge.weights.matrix_kind import MatrixKind
 from kernels.matmul.onnx import matmul
 from kernels.matmul_nbits.onnx import matmul_nbits
+from kernels.matmul_nbits.reference import Accuracy
 from kernels.onnx_graph import OnnxGraph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matrix:
-    """A matrix [rows, columns] of a graph, and the bias that is added to its products."""
+    """A matrix [rows, columns] of a graph."""
 
-    format: WeightFormat
+    kind: MatrixKind[Any]
+    accuracy: Accuracy
     rows: int
     columns: int
     array: Callable[[str], str]
     """The graph's value for one of the arrays it is stored as, by the array's name."""
-    bias: str | None
 
 
 def product(graph: OnnxGraph, x: str, matrix: Matrix) -> str:
     """x [..., columns] → [..., rows]."""
-    return _PRODUCTS[type(matrix.format.kind)](graph, x, matrix)
+    return _PRODUCTS[type(matrix.kind)](graph, x, matrix)
 
 
 def pad(graph: OnnxGraph, x: str, padding: int) -> str:
@@ -43,27 +43,28 @@ def pad(graph: OnnxGraph, x: str, padding: int) -> str:
 
 
 def _floats(graph: OnnxGraph, x: str, matrix: Matrix) -> str:
-    return matmul(graph, x, matrix.array("weight"), matrix.bias)
+    return matmul(graph, x, matrix.array("weight"))
 
 
 def _blocks(graph: OnnxGraph, x: str, matrix: Matrix) -> str:
-    kind = matrix.format.kind
+    kind = matrix.kind
     assert isinstance(kind, Blocks)
     return matmul_nbits(
         graph,
         x,
         matrix.array("codes"),
         matrix.array("scales"),
-        matrix.bias,
+        matrix.array("offsets") if isinstance(kind, OffsetBlocks) else None,
         rows=matrix.rows,
         columns=matrix.columns,
         bits=kind.bits,
         block_size=kind.block_size,
-        accuracy=matrix.format.accuracy,
+        accuracy=matrix.accuracy,
     )
 
 
 _PRODUCTS: dict[type[MatrixKind[Any]], Callable[[OnnxGraph, str, Matrix], str]] = {
     Floats: _floats,
     Blocks: _blocks,
+    OffsetBlocks: _blocks,
 }

@@ -16,6 +16,7 @@ from edge.backends.ort.products import Matrix, pad, product
 from edge.models.spec import ModelSpec
 from edge.weights.formats import WeightFormat
 from edge.weights.layout import ShardLayout
+from edge.weights.recipe import StoredMatrix
 from kernels.onnx_graph import ExternalTensor, OnnxGraph
 from kernels.rms_norm.onnx import add_rms_norm, rms_norm
 
@@ -149,6 +150,12 @@ class SegmentBuilder:
         self._open.vectors[local] = name
         return local
 
+    def weights_of(self, layer: int) -> str:
+        """The kinds of a layer's matrices: layers that are alike in all else may differ in them."""
+        prefix = f"layers.{layer}."
+        matrices = [each for each in self.layout.matrices if each.name.startswith(prefix)]
+        return ", ".join(repr(each.kind) for each in self._format.recipe.all_stored(matrices))
+
     def norm(self, weight: str) -> str:
         """The normed hidden state, with what was yet to be added to it."""
         name = self.vector(weight)
@@ -164,16 +171,23 @@ class SegmentBuilder:
 
     def linear(self, x: str, name: str) -> str:
         """The product with a matrix of the layout, and its bias."""
-        part = self.layout.matrix(name)
-        padding = self._format.kind.padding(part.columns.start)
+        stored = self._format.recipe.stored(self.layout.matrix(name))
+        products = [self._product(x, each) for each in stored]
+        whole = products[0]
+        if len(products) > 1:
+            whole = self.graph.node("Concat", *products, axis=-1)
+        bias = self.vector(f"{name}.bias")
+        return whole if bias is None else self.graph.node("Add", whole, bias)
+
+    def _product(self, x: str, stored: StoredMatrix) -> str:
         matrix = Matrix(
-            format=self._format,
-            rows=part.num_rows,
-            columns=len(part.columns) + padding,
-            array=lambda suffix: self.weight(f"{name}.{suffix}"),
-            bias=self.vector(f"{name}.bias"),
+            kind=stored.kind,
+            accuracy=self._format.accuracy,
+            rows=len(stored.rows),
+            columns=stored.columns,
+            array=lambda suffix: self.weight(f"{stored.name}.{suffix}"),
         )
-        return product(self.graph, pad(self.graph, x, padding), matrix)
+        return product(self.graph, pad(self.graph, x, stored.padding), matrix)
 
     def contribute(self, product: str) -> None:
         """A part's product is to be added to the hidden state, once it is summed over shards."""

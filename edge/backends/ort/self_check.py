@@ -20,6 +20,7 @@ from edge.backends.shard_arrays import ShardArrays
 from edge.models.attention import Attention
 from edge.models.gated_mlp import GatedMlp
 from edge.models.spec import ModelSpec
+from edge.weights.recipe import StoredMatrix
 from kernels.attention.onnx import ROTARY_MULTIPLE, AttentionNames, CacheNames, attention
 from kernels.embedding.onnx import embedding
 from kernels.embedding.reference import embedding as embedding_reference
@@ -64,7 +65,8 @@ def check_agreement(
     for name in norms:
         check.norm(name)
     for name in matrices:
-        check.product(name)
+        for stored in arrays.stored(name):
+            check.product(stored)
     if layout.embedding:
         check.embedding()
     check.run(options)
@@ -111,30 +113,27 @@ class _Check:
         for index, value in enumerate(outputs):
             self._output(value, f"rms_norm ({name})", [each[index] for each in wanted])
 
-    def product(self, name: str) -> None:
-        arrays, graph = self._arrays, self._graph
-        padding = arrays.padding(name)
-        part = arrays.layout.matrix(name)
-        outputs = spread(part.num_rows, _OUTPUTS)
-        weight = arrays.floats(name, outputs)
+    def product(self, stored: StoredMatrix) -> None:
+        arrays, graph, name = self._arrays, self._graph, stored.name
+        padding = stored.padding
+        outputs = spread(len(stored.rows), _OUTPUTS)
+        weight = arrays.floats(stored, outputs)
         x = self._input(name, weight.shape[1], padding=padding)
-        bias = arrays.vector(f"{name}.bias")
-        bias = None if bias is None else np.ascontiguousarray(bias[outputs])
         matrix = Matrix(
-            format=arrays.format,
+            kind=stored.kind,
+            accuracy=arrays.format.accuracy,
             rows=len(outputs),
-            columns=len(part.columns) + padding,
+            columns=stored.columns,
             array=lambda suffix: graph.weight(
                 f"{name}.{suffix}", arrays.read(f"{name}.{suffix}", outputs)
             ),
-            bias=None if bias is None else graph.weight(f"{name}.b", bias),
         )
         value = product(graph, x, matrix)
-        rounds = arrays.format.rounds_inputs
-        wanted = [matmul_reference(feeds[x][..., padding:], weight, bias) for feeds in self._feeds]
+        rounds = arrays.format.rounds(stored.kind)
+        wanted = [matmul_reference(feeds[x][..., padding:], weight) for feeds in self._feeds]
         self._output(
             value,
-            f"{arrays.format.kind.operator} ({name})",
+            f"{stored.kind.operator} ({name})",
             wanted,
             LARGEST_ERROR_OF_INTEGER_INPUTS if rounds else LARGEST_ERROR,
         )

@@ -27,6 +27,7 @@ from edge.backends.triton.tuning import open_tuning
 from edge.backends.triton.weights import Product, Weight, read_weight, to_device
 from edge.models.spec import ModelSpec
 from edge.weights.layout import ShardLayout
+from edge.weights.recipe import StoredMatrix
 from kernels.embedding.triton import embedding
 from kernels.rope.reference import rope_tables
 
@@ -107,7 +108,7 @@ class ShardOperators:
         self.head: Head | None = None
         if layout.is_last_stage and layout.vocab:
             self.head = Head(
-                norm=shop.norm("final_norm"), product=self._product("head", self._read("head"))
+                norm=shop.norm("final_norm"), product=self._product("head", self._read)
             )
 
     def let_go(self) -> None:
@@ -120,7 +121,7 @@ class ShardOperators:
         """Take the layers' matrices from there; None: in memory of their own, read again."""
         self._streamed = streamed
         for product in self._products:
-            product.place(self._layer_weight(product.name))
+            product.place(self._layer_weight)
         if streamed is None and self.layout.embedding:
             self.embedding = to_device(self._arrays.read("embedding"), self._device)
 
@@ -155,17 +156,17 @@ class ShardOperators:
         embedding(lane.tokens, self.embedding, first_id=first, out=lane.hidden)
 
     def _layer_product(self, name: str) -> Product:
-        product = self._product(name, self._layer_weight(name))
+        product = self._product(name, self._layer_weight)
         self._products.append(product)
         return product
 
-    def _layer_weight(self, name: str) -> Weight:
-        return self._read(name) if self._streamed is None else self._streamed.weight(name)
+    def _layer_weight(self, matrix: StoredMatrix) -> Weight:
+        return self._read(matrix) if self._streamed is None else self._streamed.weight(matrix)
 
-    def _read(self, name: str) -> Weight:
-        return read_weight(self._arrays, name, self._device, half_scales=self.half_scales)
+    def _read(self, matrix: StoredMatrix) -> Weight:
+        return read_weight(self._arrays, matrix, self._device, half_scales=self.half_scales)
 
-    def _product(self, name: str, weight: Weight) -> Product:
+    def _product(self, name: str, weight: Callable[[StoredMatrix], Weight]) -> Product:
         return Product(self._arrays, name, weight, self._device, self._tuning)
 
 

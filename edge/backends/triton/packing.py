@@ -17,6 +17,7 @@ from edge.backends.interface import ShardWeights
 from edge.backends.shard_arrays import ShardArrays
 from edge.backends.triton.weights import Weight, gpu_arrays, placed
 from edge.errors import RequestError
+from edge.weights.recipe import StoredMatrix
 from offload import PIECE_BYTES, CachedShard, Span, TensorEntry, padded
 
 _VERSION = 1
@@ -65,9 +66,9 @@ class LayerRun:
             self.nbytes += padded(entry.nbytes)  # what direct reads write
         self.extent = [span for field in self._fields.values() for span in field.spans()]
 
-    def weight(self, matrix: str, run: Tensor, arrays: ShardArrays) -> Weight:
+    def weight(self, matrix: StoredMatrix, run: Tensor) -> Weight:
         """A matrix as a view of the run, uint8 [nbytes] on the device."""
-        return placed(arrays, matrix, lambda array: self._fields[matrix, array].within(run))
+        return placed(matrix, lambda array: self._fields[matrix.name, array].within(run))
 
 
 def open_packed(
@@ -85,10 +86,10 @@ def open_packed(
     if found is not None:
         return key, found
     with cache.begin(key, 2 * weights.manifest.total_bytes) as writer:
-        for matrix in arrays.layout.matrices:
+        for matrix in arrays.format.recipe.all_stored(arrays.layout.matrices):
             layer = _layer_of(matrix.name)
             if layer is not None:
-                laid_out = gpu_arrays(arrays, matrix.name, half_scales=half_scales)
+                laid_out = gpu_arrays(arrays, matrix, half_scales=half_scales)
                 for name, array in laid_out.items():
                     writer.add(f"{layer}/{matrix.name}/{name}", array)
         return key, writer.finish()

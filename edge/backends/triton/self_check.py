@@ -143,16 +143,26 @@ class _Check:
 
     def product(self, product: Product) -> None:
         arrays, name = self._arrays, product.name
-        outputs = spread(product.num_rows, _OUTPUTS)
-        weight = arrays.floats(name, outputs)
+        outputs, weight = self._some_outputs(product)
         bias = arrays.vector(f"{name}.bias")
+        operators = ", ".join(dict.fromkeys(each.kind.operator for each in product.stored))
         for rows in ROWS:
             x = self.normal(rows, weight.shape[1])
             given = product(self.tensor(x))
             expected = matmul(self.rounded(x), weight, None if bias is None else bias[outputs])
-            label = f"{arrays.format.kind.operator} ({name}, {rows} row{'s' if rows > 1 else ''})"
+            label = f"{operators} ({name}, {rows} row{'s' if rows > 1 else ''})"
             self.compare(label, given[:, outputs], expected)
             self.compare(label, torch.isfinite(given).all().float(), np.ones((), np.float32))
+
+    def _some_outputs(self, product: Product) -> tuple[list[int], NDArray[np.float32]]:
+        """Some of the columns a product makes, of each kind of matrix, and their weights."""
+        outputs: list[int] = []
+        weights: list[NDArray[np.float32]] = []
+        for stored in product.stored:
+            rows = spread(len(stored.rows), _OUTPUTS)
+            outputs += [stored.rows[row] for row in rows]
+            weights.append(self._arrays.floats(stored, rows))
+        return outputs, np.concatenate(weights)
 
     def ranking(self) -> None:
         """The order of logits. A kernel for many compiles for seconds on a GPU: not in a reply."""

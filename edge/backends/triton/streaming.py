@@ -16,6 +16,7 @@ from edge.backends.shard_arrays import ShardArrays
 from edge.backends.triton.device import Device
 from edge.backends.triton.packing import layer_runs, open_packed
 from edge.backends.triton.weights import Weight
+from edge.weights.recipe import StoredMatrix
 from offload import (
     DeviceWindow,
     DirectReader,
@@ -43,7 +44,6 @@ class StreamedLayers:
         self, arrays: ShardArrays, weights: ShardWeights, device: Device, *, half_scales: bool
     ) -> None:
         """Packs what is not packed yet; takes no memory of the device."""
-        self._arrays = arrays
         self._device = device
         self._host_bytes = weights.host_bytes
         self._key, self._packed = open_packed(arrays, weights, half_scales=half_scales)
@@ -122,10 +122,10 @@ class StreamedLayers:
             stays=lambda index: not is_streamed(index, len(layers), tiers.on_disk),
         )
 
-    def weight(self, matrix: str) -> Weight:
+    def weight(self, matrix: StoredMatrix) -> Weight:
         """Where the matrix is when its layer is in use."""
-        layer = int(matrix.split(".")[1])
-        return self._runs[layer].weight(matrix, self._place(layer), self._arrays)
+        layer = int(matrix.name.split(".")[1])
+        return self._runs[layer].weight(matrix, self._place(layer))
 
     def bring(self, layer: int) -> None:
         """Put a streamed layer into its place once, before `start`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 import ml_dtypes
@@ -14,66 +15,106 @@ from torch import Tensor
 from edge.backends.shard_arrays import ShardArrays
 from edge.backends.triton.device import Device
 from edge.backends.triton.tuning import ProductShape, Tuning
-from edge.weights.block_matrices import Blocks
+from edge.weights.block_matrices import Blocks, OffsetBlocks
 from edge.weights.float_matrices import Floats
 from edge.weights.matrix_kind import MatrixKind
+from edge.weights.recipe import StoredMatrix
 from kernels.matmul.triton import matmul
 from kernels.matmul_nbits.gpu_layout import gpu_layout
 from kernels.matmul_nbits.reference import QuantizedMatrix
 from kernels.matmul_nbits.triton import PackedWeight, matmul_nbits
 
-Weight: TypeAlias = Tensor | PackedWeight
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OffsetWeight:
+    """Codes, and an offset for each of their blocks: float32 [outputs, blocks]."""
+
+    packed: PackedWeight
+    offsets: Tensor
+
+
+Weight: TypeAlias = Tensor | PackedWeight | OffsetWeight
 
 
 class Product:
-    """x [rows, columns] times one matrix of the shard, float or packed, with its bias."""
+    """x [rows, columns] times one matrix of the shard, float or packed, with its bias.
+
+    A matrix of several kinds is as many products, each of which makes some of the columns.
+    """
 
     def __init__(
-        self, arrays: ShardArrays, name: str, weight: Weight, device: Device, tuning: Tuning
+        self,
+        arrays: ShardArrays,
+        name: str,
+        weight: Callable[[StoredMatrix], Weight],
+        device: Device,
+        tuning: Tuning,
     ) -> None:
         self.name = name
-        self.padding = arrays.padding(name)
-        self._kind = arrays.format.kind
-        self._tuning = tuning
-        bias = arrays.vector(f"{name}.bias")
-        self._bias = None if bias is None else to_device(bias, device)
-        self._weight: Weight | None = weight
+        self.stored = arrays.stored(name)
         self.num_rows = arrays.layout.matrix(name).num_rows
+        self._tuning = tuning
+        self._weights: tuple[Weight, ...] = ()
+        whole = arrays.vector(f"{name}.bias")
+        bias = None if whole is None else to_device(whole, device)
+        self._biases = [
+            None if bias is None else bias[each.rows.start : each.rows.stop].contiguous()
+            for each in self.stored
+        ]
+        self.place(weight)
 
-    def place(self, weight: Weight | None) -> None:
+    def place(self, weight: Callable[[StoredMatrix], Weight] | None) -> None:
         """Compute with what lies there from now on. None: let go of it, until there is another."""
-        self._weight = weight
+        self._weights = () if weight is None else tuple(map(weight, self.stored))
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """[rows, outputs] of x's type unless `out` has another."""
-        assert self._weight is not None
-        if self.padding:
-            x = torch.nn.functional.pad(x, (self.padding, 0))
+        assert self._weights
+        if len(self.stored) == 1:
+            return self._multiply(0, x, out)
+        if out is None:
+            out = torch.empty(x.shape[0], self.num_rows, dtype=x.dtype, device=x.device)
+        for number, stored in enumerate(self.stored):
+            out[:, stored.rows.start : stored.rows.stop] = self._multiply(number, x, None)
+        return out
+
+    def _multiply(self, number: int, x: Tensor, out: Tensor | None) -> Tensor:
+        stored = self.stored[number]
+        if stored.padding:
+            x = torch.nn.functional.pad(x, (stored.padding, 0))
         shape = ProductShape(
-            bits=self._kind.bits, rows=x.shape[0], outputs=self.num_rows, inputs=x.shape[1]
+            bits=stored.kind.bits, rows=x.shape[0], outputs=len(stored.rows), inputs=x.shape[1]
         )
-        multiply = _PRODUCTS[type(self._kind)].multiply
-        return multiply(x, self._weight, self._bias, out=out, tiles=self._tuning.product(shape))
+        return _PRODUCTS[type(stored.kind)].multiply(
+            x,
+            self._weights[number],
+            self._biases[number],
+            out=out,
+            tiles=self._tuning.product(shape),
+        )
 
 
-def read_weight(arrays: ShardArrays, name: str, device: Device, *, half_scales: bool) -> Weight:
+def read_weight(
+    arrays: ShardArrays, stored: StoredMatrix, device: Device, *, half_scales: bool
+) -> Weight:
     """A matrix of the shard's file, in memory of its own on the device."""
-    laid_out = gpu_arrays(arrays, name, half_scales=half_scales)
-    return placed(arrays, name, lambda array: to_device(laid_out[array], device))
+    laid_out = gpu_arrays(arrays, stored, half_scales=half_scales)
+    return placed(stored, lambda array: to_device(laid_out[array], device))
 
 
-def gpu_arrays(arrays: ShardArrays, name: str, *, half_scales: bool) -> dict[str, NDArray[Any]]:
+def gpu_arrays(
+    arrays: ShardArrays, stored: StoredMatrix, *, half_scales: bool
+) -> dict[str, NDArray[Any]]:
     """The arrays that the kernels read, by name.
 
     half_scales: keep scales as float16, if it holds them; a fifth less to read of int4.
     """
-    return _PRODUCTS[type(arrays.format.kind)].arrays(arrays.matrix(name), half_scales)
+    return _PRODUCTS[type(stored.kind)].arrays(arrays.matrix(stored), half_scales)
 
 
-def placed(arrays: ShardArrays, name: str, tensor: Callable[[str], Tensor]) -> Weight:
+def placed(stored: StoredMatrix, tensor: Callable[[str], Tensor]) -> Weight:
     """The matrix, of which these arrays lie on the device."""
-    kind = arrays.format.kind
-    return _PRODUCTS[type(kind)].weight(tensor, kind, arrays.columns(name))
+    return _PRODUCTS[type(stored.kind)].weight(tensor, stored.kind, stored.columns)
 
 
 def to_device(array: NDArray[Any], device: Device) -> Tensor:
@@ -127,4 +168,36 @@ class _Blocks:
         )
 
 
-_PRODUCTS: dict[type[MatrixKind[Any]], _Product] = {Floats: _Floats(), Blocks: _Blocks()}
+class _OffsetBlocks:
+    """The product with codes, and one with the sums of each block of x."""
+
+    def multiply(
+        self,
+        x: Tensor,
+        weight: OffsetWeight,
+        bias: Tensor | None,
+        out: Tensor | None = None,
+        **named: Any,
+    ) -> Tensor:
+        out = matmul_nbits(x, weight.packed, bias, out=out, **named)
+        size = weight.packed.block_size
+        whole = torch.nn.functional.pad(x, (0, -x.shape[1] % size))
+        sums = whole.view(x.shape[0], -1, size).sum(-1, dtype=torch.float32)
+        return out.add_(matmul(sums, weight.offsets))
+
+    def arrays(self, matrix: QuantizedMatrix, half_scales: bool) -> dict[str, NDArray[Any]]:
+        assert matrix.offsets is not None
+        return {**_BLOCKS.arrays(matrix, half_scales), "offsets": matrix.offsets}
+
+    def weight(
+        self, tensor: Callable[[str], Tensor], kind: OffsetBlocks, columns: int
+    ) -> OffsetWeight:
+        return OffsetWeight(packed=_BLOCKS.weight(tensor, kind, columns), offsets=tensor("offsets"))
+
+
+_BLOCKS = _Blocks()
+_PRODUCTS: dict[type[MatrixKind[Any]], _Product] = {
+    Floats: _Floats(),
+    Blocks: _BLOCKS,
+    OffsetBlocks: _OffsetBlocks(),
+}

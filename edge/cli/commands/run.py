@@ -56,7 +56,7 @@ def command(
     explain: bool,
     generation: GenerationOptions,
 ) -> None:
-    """Run MODEL (a folder with a Hugging Face checkpoint) on the cluster and stream its answer.
+    """Run MODEL (a Hugging Face checkpoint's folder, or a GGUF file) and stream its answer.
 
     \b
     Examples:

@@ -13,9 +13,10 @@ from edge.backends.null.made_up import logits_after, replies
 from edge.backends.null.program import Counts, NullProgram
 from edge.backends.registry import open_backend
 from edge.protocol.step import Step, StepEntry, StepLimits
-from edge.weights.formats import KvDtype, weight_format
+from edge.weights.formats import KvDtype
 from edge.weights.layout import shard_layout
 from offload import Manifest, MemoryKVTier
+from tests.support.formats import uniform_format
 from tests.support.plans import LAYOUTS, make_plan
 from tests.support.specs import plain_layer, plain_spec, spec_of
 from tests.support.transport_pairs import group, on_every_rank
@@ -39,7 +40,7 @@ def load(layout: str, *, stage: int, rank: int, kv_dtype: KvDtype = "float32") -
         SPEC,
         shard_layout(SPEC, plan, stage=stage, rank=rank),
         ShardWeights(path=Path(), manifest=Manifest(tensors=(), total_bytes=7)),
-        weight_format("float32"),
+        uniform_format("float32"),
         limits=LIMITS,
         kv_dtype=kv_dtype,
         kv_tier=MemoryKVTier(1 << 20),

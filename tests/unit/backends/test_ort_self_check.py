@@ -17,9 +17,9 @@ from edge.backends.shard_arrays import ShardArrays
 from edge.errors import RequestError
 from edge.models.spec import ModelSpec
 from edge.profiling.random_weights import written_weights
-from edge.weights.formats import weight_format
 from edge.weights.layout import shard_layout
 from kernels.onnx_graph import OnnxGraph
+from tests.support.formats import uniform_format
 from tests.support.halves import SIZES, SPEC
 from tests.support.plans import make_plan
 from tests.support.specs import changed
@@ -48,8 +48,8 @@ def shard(
     rank: int = 0,
     form: tuple[str, str] = FORMATS[0],
 ) -> Iterator[ShardArrays]:
-    chosen = weight_format(form[0], 32, form[1])
-    multiple = chosen.kind.column_multiple
+    chosen = uniform_format(form[0], 32, form[1])
+    multiple = chosen.recipe.column_multiple({"down.weight"})
     plan = make_plan(spec, layout, model="m", column_multiple=multiple)
     cut = shard_layout(spec, plan, stage=0, rank=rank)
     with written_weights(cut, chosen, folder) as weights:

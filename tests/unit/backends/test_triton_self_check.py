@@ -12,8 +12,8 @@ from edge.backends.registry import open_backend
 from edge.errors import RequestError
 from edge.profiling.random_weights import written_weights
 from edge.protocol.step import StepLimits
-from edge.weights.formats import weight_format
 from edge.weights.layout import shard_layout
+from tests.support.formats import uniform_format
 from tests.support.halves import SPEC
 from tests.support.plans import make_plan
 from tests.support.specs import changed
@@ -27,7 +27,7 @@ TRITON = "edge.backends.triton"
 
 def load(folder: Path, *, dtype: str = "float32", kv_dtype: Any = "float32") -> None:
     assert device() == "cpu"
-    chosen = weight_format(dtype)
+    chosen = uniform_format(dtype)
     layout = shard_layout(ONE_LAYER, make_plan(ONE_LAYER, "solo", model="m"), stage=0, rank=0)
     with written_weights(layout, chosen, folder) as weights:
         backend = open_backend("triton", threads=1)

@@ -36,6 +36,7 @@ def proposal(host_layers: int | None) -> Proposal:
         runners_up=(),
     )
     return Proposal(
+        weights="float32",
         choice=choice,
         model=MODEL,
         cluster=cluster,

@@ -179,6 +179,16 @@ def test_a_clusters_key_of_another_cluster_is_refused(store: MembershipStore) ->
         MembershipStore(store.folder).membership()
 
 
+def test_a_token_with_a_changed_certificate_is_refused() -> None:
+    parts = json.loads(token(Membership.founded("first")))
+    certificate = bytearray(base64.b64decode(parts["cluster"]))
+    at = certificate.index(b"\x06\x03\x55\x04\x03")  # the subject's, or the issuer's, name
+    certificate[at + 7] ^= 0x80
+    changed = {**parts, "cluster": base64.b64encode(certificate).decode()}
+    with pytest.raises(RequestError, match="the token"):
+        enrolled_by_token(json.dumps(changed).encode(), "the token", "second", Identity.made())
+
+
 def test_all_that_start_at_once_are_of_one_cluster(tmp_path: Path) -> None:
     def founded(_: int) -> str:
         return MembershipStore(tmp_path / "keys").founded("attic").cluster_id

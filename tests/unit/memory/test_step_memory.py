@@ -16,8 +16,9 @@ from edge.memory.step_memory import (
     most_logits,
 )
 from edge.protocol.step import StepLimits
-from edge.weights.formats import KvDtype, weight_format
+from edge.weights.formats import KvDtype
 from edge.weights.layout import shard_layout
+from tests.support.formats import uniform_format
 from tests.support.plans import LAYOUTS, make_plan
 from tests.support.specs import plain_spec
 
@@ -73,18 +74,18 @@ def test_a_block_of_a_prompt_on_its_way_to_disk_is_counted() -> None:
 
 def test_packing_the_head_takes_what_it_is_packed_from() -> None:
     layout = shard_layout(SPEC, make_plan(SPEC, "solo", model="m"), stage=0, rank=0)
-    assert head_load_bytes(layout, weight_format("int4", 32, "fast")) == 100 * 64 // 2 + 100 * 8
-    assert head_load_bytes(layout, weight_format("float32", 32, "fast")) == 4 * 100 * 64
+    assert head_load_bytes(layout, uniform_format("int4", 32, "fast")) == 100 * 64 // 2 + 100 * 8
+    assert head_load_bytes(layout, uniform_format("float32", 32, "fast")) == 4 * 100 * 64
 
 
 def test_loading_a_whole_takes_its_scales_and_the_largest_matrix() -> None:
     layout = shard_layout(SPEC, make_plan(SPEC, "solo", model="m"), stage=0, rank=0)
     sizes = [64 * (96 + 2 * 48), 96 * 64, 64 * 2 * 96, 96 * 64] * 4 + [100 * 64]
     assert layout.num_weights == sum(sizes)
-    assert load_bytes(layout, weight_format("int4", 32, "fast")) == (
+    assert load_bytes(layout, uniform_format("int4", 32, "fast")) == (
         4 * sum(sizes) // 32 + max(sizes) // 2
     )
-    assert load_bytes(layout, weight_format("float32", 32, "fast")) == 4 * max(sizes)
+    assert load_bytes(layout, uniform_format("float32", 32, "fast")) == 4 * max(sizes)
 
 
 def test_what_scales_are_chosen_by_is_counted_where_codes_take_less() -> None:

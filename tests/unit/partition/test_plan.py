@@ -206,7 +206,7 @@ def test_validate_lists_every_fault_and_the_message_stays_short() -> None:
     )
     found = problems(plan)
     assert len(found) > 60
-    with pytest.raises(PlanError, match=rf"And {len(found) - 8} more problems\.$"):
+    with pytest.raises(PlanError, match=rf"And {len(found) - 16} more problems\.$"):
         plan.validate(MODEL, CLUSTER)
 
 

@@ -52,6 +52,7 @@ def proposal(rates: ComputeRates | None) -> Proposal:
     device = DeviceSpec(id="a", name="a", memory_bytes=1 << 20, threads=1, rates=rates)
     cluster, workload = ClusterSpec(devices=(device,)), Workload()
     return Proposal(
+        weights="float32",
         choice=choose(MODEL, cluster, workload),
         model=MODEL,
         cluster=cluster,

@@ -10,13 +10,13 @@ from edge.planning.kv_limits import kv_limits, longest_tokens, with_kv_memory, w
 from edge.planning.load_options import LoadOptions
 from edge.protocol.peer_info import PeerInfo
 from edge.protocol.step import StepLimits
-from edge.weights.formats import weight_format
 from partition import ClusterSpec, Plan, Shard, Stage, Workload, memory_use
+from tests.support.formats import uniform_format
 from tests.support.peer_infos import peer_info
 from tests.support.specs import plain_spec, shape
 
 SPEC = plain_spec()
-FORMAT = weight_format("float32", 32, "fast")
+FORMAT = uniform_format("float32", 32, "fast")
 FACTS = model_facts(SPEC, FORMAT, name="m", embedding_itemsize=4)
 LAYER_BYTES = FACTS.kinds[0].token_bytes
 """Of one token in one layer."""

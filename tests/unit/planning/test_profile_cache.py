@@ -14,14 +14,14 @@ from edge.planning.profile_cache import (
     device_key,
 )
 from edge.protocol.peer_info import PeerInfo
-from edge.weights.formats import weight_format
 from partition import CrowdSpec
+from tests.support.formats import uniform_format
 from tests.support.specs import changed
 from tests.unit.protocol.test_assignment import SPEC
 from tests.unit.protocol.test_measurements import PROFILE, TIMES
 from tests.unit.protocol.test_places import peer
 
-INT4 = weight_format("int4")
+INT4 = uniform_format("int4")
 CROWD = CrowdSpec(
     host="", count=2, rows=(1, 128), sum_s=(1e-5, 2e-4), slower=(1.1, 1.2), pace=(0.9, 1.1)
 )
@@ -86,7 +86,7 @@ def test_another_shape_or_format_is_not_known(cache: FactsCache) -> None:
     cache.keep_profile(A, SPEC, INT4, PROFILE)
     assert cache.profile(A, changed(SPEC, ffn_columns=16), INT4) is None
     for other in (("int8", 32, "fast"), ("int4", 128, "fast"), ("int4", 32, "high")):
-        assert cache.profile(A, SPEC, weight_format(*other)) is None
+        assert cache.profile(A, SPEC, uniform_format(*other)) is None
 
 
 def test_the_same_shape_under_another_name_is_known(cache: FactsCache) -> None:
@@ -132,7 +132,7 @@ def test_a_device_that_was_not_steady_is_measured_again_soon(
 
 
 def test_a_device_is_forgotten_in_all_models(cache: FactsCache) -> None:
-    int8 = weight_format("int8")
+    int8 = uniform_format("int8")
     for format_ in (INT4, int8):
         cache.keep_profile(A, SPEC, format_, PROFILE)
         cache.keep_profile(B, SPEC, format_, PROFILE)

@@ -17,6 +17,7 @@ def proposal(memory_bytes: int, *, peers: int = 1, rates: ComputeRates | None = 
     choice = choose(MODEL, cluster, WORKLOAD, stream=True)
     stages = len(choice.plan.stages)
     return Proposal(
+        weights="float32",
         choice=choice,
         model=MODEL,
         cluster=cluster,

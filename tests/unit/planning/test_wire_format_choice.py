@@ -10,11 +10,11 @@ from edge.errors import RequestError
 from edge.planning.load_options import LoadOptions
 from edge.planning.wire_format_choice import choose_wire_rules
 from edge.protocol.wire_rules import WIRES, WireRules, number_bytes
-from edge.weights.formats import weight_format
 from partition import LinkSpec, Plan, Shard, Stage
+from tests.support.formats import uniform_format
 from transport import WireRule
 
-INT4 = weight_format("int4", 32)
+INT4 = uniform_format("int4", 32)
 MBIT = 1e6 / 8
 EXACT = WireRule()
 
@@ -88,7 +88,7 @@ def test_auto_rounds_what_the_link_is_slow_for(mbit: float, tokens: bool, chunks
     ],
 )
 def test_auto_is_never_coarser_than_the_products(dtype: str, accuracy: str, expected: str) -> None:
-    rules = chosen("ab", "c", links=mesh("abc", 100), format=weight_format(dtype, 32, accuracy))
+    rules = chosen("ab", "c", links=mesh("abc", 100), format=uniform_format(dtype, 32, accuracy))
     assert {rules.sums[0].format, rules.hops[0].format} == {expected}
 
 

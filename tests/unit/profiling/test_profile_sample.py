@@ -26,15 +26,16 @@ from edge.profiling.sample import (
     step_sample,
     weights_sample,
 )
-from edge.weights.formats import WeightFormat, weight_format
+from edge.weights.formats import WeightFormat
 from edge.weights.layout import ShardLayout, shard_layout
 from kernels.matmul_nbits.reference import packed_shapes
 from partition import Plan, Shard, Stage, Workload, memory_use
+from tests.support.formats import uniform_format
 from tests.support.specs import changed, shape
 from tests.unit.protocol.test_assignment import SPEC
 
-FORMATS = [weight_format("float32"), weight_format("int8", 128), weight_format("int4")]
-INT4 = weight_format("int4")
+FORMATS = [uniform_format("float32"), uniform_format("int8", 128), uniform_format("int4")]
+INT4 = uniform_format("int4")
 PLENTY = 1 << 40
 
 
@@ -181,14 +182,12 @@ def test_the_file_holds_every_tensor_of_the_layout(
             assert entry.offset >= end
             end = entry.offset + entry.nbytes
         assert weights.path.stat().st_size == weights.manifest.total_bytes == end
-        for matrix in layout.matrices:
-            shape = (matrix.num_rows, len(matrix.columns))
-            if format_.kind.bits is None:
+        for matrix in format_.recipe.all_stored(layout.matrices):
+            shape, kind = (len(matrix.rows), len(matrix.part.columns)), matrix.kind
+            if kind.bits is None:
                 assert entries.pop(f"{matrix.name}.weight").shape == shape
             else:
-                codes, scales = packed_shapes(
-                    shape, format_.kind.bits, format_.kind.column_multiple
-                )
+                codes, scales = packed_shapes(shape, kind.bits, kind.column_multiple)
                 assert entries.pop(f"{matrix.name}.codes").shape == codes
                 assert entries.pop(f"{matrix.name}.scales").shape == scales
                 block = values(weights, f"{matrix.name}.scales")

@@ -12,7 +12,8 @@ from edge.protocol.assignment import Assignment
 from edge.protocol.fields import from_json, to_json
 from edge.protocol.step import StepLimits
 from edge.protocol.wire_rules import WireRules
-from edge.weights.formats import ACCURACIES, BLOCK_SIZES, weight_format
+from edge.weights.formats import ACCURACIES, BLOCK_SIZES
+from tests.support.formats import uniform_format
 from tests.support.plans import make_plan
 from tests.support.specs import plain_spec
 from transport import WireRule
@@ -38,7 +39,7 @@ def assignment(dtype: str = "int4", block_size: int = 32, accuracy: str = "fast"
         plan=make_plan(SPEC, "mixed_2_then_3", model="m"),
         stage=1,
         rank=2,
-        weight_format=weight_format(dtype, block_size, accuracy),
+        weight_format=uniform_format(dtype, block_size, accuracy),
         manifest_digest="d",
         weights_digest="w",
         kv_dtype="int8",
@@ -58,7 +59,12 @@ def test_it_arrives_as_it_was_sent(dtype: str, block_size: int, accuracy: str) -
     assert from_json(Assignment, json.loads(json.dumps(to_json(sent)))) == sent
 
 
-FORMAT = weight_format("int4").to_json()
+FORMAT = uniform_format("int4").to_json()
+
+
+def of_kind(**changes: object) -> dict[str, Any]:
+    (kind,) = FORMAT["kinds"]
+    return {**FORMAT, "kinds": [kind | changes]}
 
 
 @pytest.mark.parametrize(
@@ -68,14 +74,24 @@ FORMAT = weight_format("int4").to_json()
         ("weight_format", FORMAT | {"accuracy": None}, "accuracy None is not one of"),
         ("weight_format", FORMAT | {"name": ""}, "without a name"),
         ("weight_format", FORMAT | {"name": "int4\n"}, "without a name"),
-        ("weight_format", FORMAT | {"kind": "clouds"}, "matrices are 'clouds', not floats or"),
-        ("weight_format", FORMAT | {"kind": []}, "matrices are"),
-        ("weight_format", FORMAT | {"code_bits": 5}, "5 bits per weight are not supported"),
-        ("weight_format", FORMAT | {"block_size": 48}, "blocks of 48 weights are not supported"),
-        ("weight_format", FORMAT | {"block_size": 32.0}, "numbers are not whole"),
+        ("weight_format", of_kind(kind="clouds"), "matrices are 'clouds', not floats or"),
+        ("weight_format", of_kind(kind=[]), "matrices are"),
+        ("weight_format", of_kind(code_bits=5), "5 bits per weight are not supported"),
+        ("weight_format", of_kind(block_size=48), "blocks of 48 weights are not supported"),
+        ("weight_format", of_kind(block_size=32.0), "numbers are not whole"),
+        ("weight_format", of_kind(kind="floats"), "other fields than it has"),
         ("weight_format", FORMAT | {"more": 1}, "other fields than it has"),
-        ("weight_format", FORMAT | {"kind": "floats"}, "other fields than it has"),
-        ("weight_format", {"name": "int4", "kind": "blocks"}, "other fields"),
+        ("weight_format", {"name": "int4", "kinds": []}, "other fields"),
+        ("weight_format", FORMAT | {"kinds": []}, "1 to 16 kinds"),
+        ("weight_format", FORMAT | {"kinds": FORMAT["kinds"] * 17}, "1 to 16 kinds"),
+        ("weight_format", FORMAT | {"kinds": {}}, "1 to 16 kinds"),
+        ("weight_format", FORMAT | {"rules": {}}, "at most 1024 rules"),
+        ("weight_format", FORMAT | {"rules": [["head", None, 0]] * 1025}, "at most 1024 rules"),
+        ("weight_format", FORMAT | {"rules": [["head", None]]}, "must have three parts"),
+        ("weight_format", FORMAT | {"rules": [["", None, 0]]}, "a role that no matrix has"),
+        ("weight_format", FORMAT | {"rules": [["head", -1, 0]]}, "for the grade -1"),
+        ("weight_format", FORMAT | {"rules": [["head", True, 0]]}, "for the grade True"),
+        ("weight_format", FORMAT | {"rules": [["head", 0, 1]]}, "without the kind 1"),
         ("stage", 2, "stage 2, which the plan has not"),
         ("rank", 3, "rank 3, which the stage has not"),
     ],

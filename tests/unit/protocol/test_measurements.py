@@ -19,8 +19,8 @@ from edge.protocol.measurements import (
     Span,
 )
 from edge.protocol.topology import Place
-from edge.weights.formats import weight_format
 from partition import ComputeRates
+from tests.support.formats import uniform_format
 from tests.unit.protocol.test_assignment import SPEC
 
 RATES = ComputeRates(
@@ -37,7 +37,7 @@ RATES = ComputeRates(
     step_s=1e-4,
     disk_bytes_per_s=None,
 )
-FORMAT = weight_format("int4").to_json()
+FORMAT = uniform_format("int4").to_json()
 
 PROFILE = PeerProfile(
     rates=RATES,
@@ -71,7 +71,7 @@ TIMES = LinkTimes(latency_s=1e-4, there_bytes_per_s=1e8, back_bytes_per_s=2e8, g
     ids=lambda change: str(change)[:40],
 )
 def test_an_order_to_measure_that_makes_no_sense(change: dict[str, Any]) -> None:
-    order = Profile(model=SPEC, weight_format=weight_format("int4"))
+    order = Profile(model=SPEC, weight_format=uniform_format("int4"))
     with pytest.raises(ProtocolError):
         from_json(Profile, to_json(order) | change)
 

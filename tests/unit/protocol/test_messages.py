@@ -22,10 +22,10 @@ from edge.protocol.step import SamplingTerms, Step, StepEntry, StepLimits
 from edge.protocol.step_times import ShardTimes, StepTimes
 from edge.protocol.topology import Place
 from edge.protocol.wire_rules import WireRules
-from edge.weights.formats import weight_format
 from kernels.sampling.parameters import SamplingParameters
 from offload import Manifest, StoreError
 from partition import Plan, Shard, Stage
+from tests.support.formats import uniform_format
 from tests.support.specs import plain_spec
 from tests.unit.protocol.test_measurements import PROBE, PROFILE, TIMES
 from transport import Frame, WireRule
@@ -52,7 +52,7 @@ ASSIGNMENT = Assignment(
     plan=Plan(model="m", version=1, stages=(Stage(layers=range(3), shards=(WHOLE,)),)),
     stage=0,
     rank=0,
-    weight_format=weight_format("int4", 64),
+    weight_format=uniform_format("int4", 64),
     manifest_digest="0" * 64,
     weights_digest="w",
     kv_dtype="int4",
@@ -80,7 +80,7 @@ FRAMES_SENT = (
     messages.Describe(),
     messages.SetMemory(bytes=5),
     measurements.MemoryRate(),
-    measurements.Profile(model=SPEC, weight_format=weight_format("int4", 128, "high")),
+    measurements.Profile(model=SPEC, weight_format=uniform_format("int4", 128, "high")),
     PROBE,
     measurements.Glance(place=PROBE.place, small_bytes=8, large_bytes=9),
     messages.Offer(manifest=Manifest(tensors=(), total_bytes=0)),
@@ -228,8 +228,14 @@ def test_no_assignment_can_do_more_than_be_refused(change: dict[str, Any]) -> No
         {"session": "s" * 1025},
         {"session": None},
         {"weight_format": None},
-        {"weight_format": weight_format("int4").to_json() | {"code_bits": 5}},
-        {"weight_format": weight_format("int4").to_json() | {"block_size": 7}},
+        {
+            "weight_format": uniform_format("int4").to_json()
+            | {"kinds": [{"kind": "blocks", "code_bits": 5, "block_size": 32}]}
+        },
+        {
+            "weight_format": uniform_format("int4").to_json()
+            | {"kinds": [{"kind": "blocks", "code_bits": 4, "block_size": 7}]}
+        },
         {"manifest_digest": 5},
         {"model": None},
         {"model": {}},

@@ -1,0 +1,334 @@
+"""The tokenizer in a GGUF file: its metadata as the tokenizer.json that they were made from.
+
+Knows keys and token types; builds nothing. llama.cpp's own rules are followed where the file does
+not say: which kinds put a beginning before a text, and that SentencePiece vocabularies have a space
+before each stretch of text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from reprlib import repr as shown
+from typing import Any
+
+import numpy as np
+
+from edge.errors import CheckpointError
+from edge.text.files import TOKENIZER, SpecialToken, TokenizerFiles
+from edge.text.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
+
+_MODEL = "tokenizer.ggml.model"
+_TOKENS = "tokenizer.ggml.tokens"
+_TYPES = "tokenizer.ggml.token_type"
+_SCORES = "tokenizer.ggml.scores"
+_MERGES = "tokenizer.ggml.merges"
+_PRE = "tokenizer.ggml.pre"
+_TEMPLATE = "tokenizer.chat_template"
+
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
+
+_NAMED = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "unk_token": "unknown_token_id",
+    "sep_token": "seperator_token_id",  # as the format spells it
+    "pad_token": "padding_token_id",
+    "mask_token": "mask_token_id",
+}
+
+_ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
+_END_NAMES = frozenset(
+    {
+        "</s>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>",
+        "<|im_end|>", "<end_of_turn>", "<｜end▁of▁sentence｜>",
+    }
+)  # fmt: skip
+"""Control tokens of these names end an answer, too: files name one end, models have several."""
+
+_MOST_CHARACTERS = 4 << 20
+_LONGEST_PIECE = 512
+_MOST_MERGED = 32 << 20
+"""Of vocabularies whose merges are found by trying every cut of every token: characters of all
+tokens, of one, and of all merges. With 256,000 tokens there are 2 and 5 million."""
+_MOST_ADDED = 100_000
+
+
+def has_tokenizer(metadata: Mapping[str, Any]) -> bool:
+    """Whether the file has a tokenizer at all."""
+    return metadata.get(_MODEL, "none") not in ("none", "no_vocab")
+
+
+def gguf_end_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
+    """Every token that ends an answer; empty where none is known."""
+    ends = [_id(metadata, key) for key in _ENDS]
+    found = {each: None for each in ends if each is not None}
+    tokens, types = metadata.get(_TOKENS), metadata.get(_TYPES)
+    if isinstance(tokens, tuple) and isinstance(types, np.ndarray) and len(types) == len(tokens):
+        for token_id in np.flatnonzero(types == _CONTROL).tolist():
+            if tokens[token_id] in _END_NAMES:
+                found[token_id] = None
+    return tuple(found)
+
+
+def gguf_templates(metadata: Mapping[str, Any], path: Path) -> dict[str, tuple[str, str]]:
+    """Chat templates by name; a single one is named "default"."""
+    found = {}
+    names = metadata.get("tokenizer.chat_templates", ())
+    keys = {"default": _TEMPLATE}
+    keys |= {name: f"{_TEMPLATE}.{name}" for name in (names if isinstance(names, tuple) else ())}
+    for name, key in keys.items():
+        if isinstance(source := metadata.get(key), str):
+            found[name] = (source, str(path))
+    return found
+
+
+def gguf_tokenizer_files(metadata: Mapping[str, Any], path: Path) -> TokenizerFiles:
+    """The tokenizer of the file `path`, in the form that those of folders are read in.
+
+    Raises CheckpointError naming the file, the key, the cause and the remedy.
+    """
+    tokens = _tokens(metadata, path)
+    types = _numbers(metadata, _TYPES, len(tokens), path)
+    types = np.full(len(tokens), _NORMAL) if types is None else types
+    kind = metadata.get(_MODEL)
+    if kind == "gpt2":
+        pre = _pre_tokenizer(metadata, path)
+        pipeline = _byte_level(pre, tokens, _merges(metadata, path))
+        adds_bos = pre.adds_bos
+    elif kind == "llama":
+        scores = _numbers(metadata, _SCORES, len(tokens), path)
+        pipeline = _sentence_pieces(metadata, tokens, types, scores, path)
+        adds_bos = True
+    else:
+        raise _refused(path, f"{_MODEL} {shown(kind)} is not known here; gpt2 and llama are")
+    named = {
+        name: SpecialToken(content=tokens[token_id])
+        for name, key in _NAMED.items()
+        if (token_id := _id(metadata, key)) is not None and token_id < len(tokens)
+    }
+    serialized = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": _added(tokens, types, path),
+        "post_processor": _template(metadata, tokens, adds_bos=adds_bos),
+        **pipeline,
+    }
+    return TokenizerFiles(
+        path=path,
+        file=path,
+        serialized=json.dumps(serialized, ensure_ascii=False),
+        settings={},
+        tokenizer_class="",
+        model_type="",
+        named_tokens=named,
+        declared_tokens={},
+        extra_tokens=(),
+        chat_templates=gguf_templates(metadata, path),
+    )
+
+
+def _tokens(metadata: Mapping[str, Any], path: Path) -> Sequence[str]:
+    """By id; an empty one has a name that no text is split into."""
+    tokens = metadata.get(_TOKENS)
+    if not isinstance(tokens, tuple) or not tokens:
+        raise _refused(path, f"{_TOKENS} is missing or no list of texts")
+    if not all(tokens):
+        tokens = tuple(token or f"[EMPTY_{place}]" for place, token in enumerate(tokens))
+    if len(set(tokens)) != len(tokens):
+        raise _refused(path, f"{_TOKENS} has a token twice")
+    return tokens
+
+
+def _numbers(
+    metadata: Mapping[str, Any], key: str, count: int, path: Path
+) -> np.ndarray[Any, Any] | None:
+    """One number for each token; None where there is no such key."""
+    values = metadata.get(key)
+    if values is None:
+        return None
+    if not isinstance(values, np.ndarray) or len(values) != count or values.dtype == np.bool_:
+        raise _refused(path, f"{key} is not one number for each of {count:,} tokens")
+    return values
+
+
+def _merges(metadata: Mapping[str, Any], path: Path) -> list[tuple[str, str]]:
+    merges = metadata.get(_MERGES)
+    if not isinstance(merges, tuple):
+        raise _refused(path, f"{_MERGES} is missing or no list of texts")
+    pairs = [(first, second) for first, _, second in (merge.partition(" ") for merge in merges)]
+    if not all(first and second for first, second in pairs):
+        raise _refused(path, f"{_MERGES} has an entry that is not two pieces")
+    return pairs
+
+
+def _pre_tokenizer(metadata: Mapping[str, Any], path: Path) -> PreTokenizer:
+    name = metadata.get(_PRE)
+    if not isinstance(name, str) or name not in PRE_TOKENIZERS:
+        cause = f"{_PRE} {shown(name)} is not known here" if name else f"{_PRE} is missing"
+        raise _refused(path, f"{cause}, and text that is cut wrongly becomes wrong tokens")
+    return PRE_TOKENIZERS[name]
+
+
+def _byte_level(
+    pre: PreTokenizer, tokens: Sequence[str], merges: Sequence[tuple[str, str]]
+) -> dict[str, object]:
+    """As GPT-2, Llama 3 and Qwen have it."""
+    bytes_as_characters = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": pre.gpt2_words,
+    }
+    return {
+        "normalizer": {"type": "NFC"} if pre.nfc else None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*pre.steps, bytes_as_characters]},
+        "decoder": {**bytes_as_characters, "use_regex": True},
+        "model": {
+            "type": "BPE",
+            "vocab": {token: place for place, token in enumerate(tokens)},
+            "merges": merges,
+            "ignore_merges": pre.whole_words,
+        },
+    }
+
+
+def _sentence_pieces(
+    metadata: Mapping[str, Any],
+    tokens: Sequence[str],
+    types: np.ndarray[Any, Any],
+    scores: np.ndarray[Any, Any] | None,
+    path: Path,
+) -> dict[str, object]:
+    """As Llama 2 has it: spaces are ▁, what is in no token is bytes, scores order the merges."""
+    if scores is None:
+        raise _refused(path, f"{_SCORES} is missing, without which no text can be merged")
+    has_space_before = metadata.get("tokenizer.ggml.add_space_prefix", True) is not False
+    unknown = _id(metadata, "unknown_token_id", 0)
+    unknown = 0 if unknown is None or unknown >= len(tokens) else unknown
+    before = [{"type": "Prepend", "prepend": "▁"}] if has_space_before else []
+    after = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if has_space_before else []
+    spaces = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+    return {
+        "normalizer": {"type": "Sequence", "normalizers": [*before, spaces]},
+        "pre_tokenizer": None,
+        "decoder": {
+            "type": "Sequence",
+            "decoders": [
+                {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+                {"type": "ByteFallback"},
+                {"type": "Fuse"},
+                *after,
+            ],
+        },
+        "model": {
+            "type": "BPE",
+            "unk_token": tokens[unknown],
+            "fuse_unk": True,
+            "byte_fallback": True,
+            "vocab": {token: place for place, token in enumerate(tokens)},
+            "merges": _merges_by_score(tokens, types, scores, path),
+        },
+    }
+
+
+def _merges_by_score(
+    tokens: Sequence[str], types: np.ndarray[Any, Any], scores: np.ndarray[Any, Any], path: Path
+) -> list[tuple[str, str]]:
+    """Every pair of pieces that is a piece together, those of the best score first.
+
+    SentencePiece joins the neighbours whose whole has the best score; here pairs are ranked so.
+    """
+    pieces = {
+        token: token
+        for token, kind in zip(tokens, types.tolist(), strict=True)
+        if kind not in (_UNKNOWN, _CONTROL, _BYTE)
+    }
+    lengths = [len(piece) for piece in pieces]
+    if sum(lengths) > _MOST_CHARACTERS or max(lengths, default=0) > _LONGEST_PIECE:
+        raise _refused(
+            path,
+            f"{_TOKENS} has more than {_MOST_CHARACTERS:,} characters, or a token of more than "
+            f"{_LONGEST_PIECE}",
+        )
+    found: list[tuple[float, int, int, str, str]] = []
+    left = _MOST_MERGED
+    for place in np.flatnonzero(types == _NORMAL).tolist():
+        token = tokens[place]
+        score = -float(scores[place])
+        for cut in range(1, len(token)):
+            first = pieces.get(token[:cut])
+            if first is not None and (second := pieces.get(token[cut:])) is not None:
+                found.append((score, cut, place, first, second))
+                left -= len(token)
+        if left < 0:
+            raise _refused(path, f"{_TOKENS} can be joined in more ways than any model's")
+    found.sort(key=lambda each: each[:3])
+    return [(first, second) for _score, _cut, _place, first, second in found]
+
+
+def _added(
+    tokens: Sequence[str], types: np.ndarray[Any, Any], path: Path
+) -> list[dict[str, object]]:
+    """Tokens that are matched as a whole: control tokens are special, the user's are not."""
+    places = np.flatnonzero(np.isin(types, (_UNKNOWN, _CONTROL, _USER_DEFINED))).tolist()
+    if len(places) > _MOST_ADDED:
+        raise _refused(
+            path,
+            f"{_TYPES} has {len(places):,} control tokens, and {_MOST_ADDED:,} are the most",
+        )
+    return [
+        {
+            "id": place,
+            "content": tokens[place],
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": bool(types[place] != _USER_DEFINED),
+        }
+        for place in places
+    ]
+
+
+def _template(
+    metadata: Mapping[str, Any], tokens: Sequence[str], *, adds_bos: bool
+) -> dict[str, object] | None:
+    """What stands before and after each text."""
+
+    def one(key: str, adds: bool) -> list[str]:
+        token_id = _id(metadata, f"{key}_token_id")
+        wanted = metadata.get(f"tokenizer.ggml.add_{key}_token", adds) is True
+        known = token_id is not None and token_id < len(tokens)
+        return [tokens[token_id]] if wanted and known and token_id is not None else []
+
+    before, after = one("bos", adds_bos), one("eos", False)
+    if not before and not after:
+        return None
+    ids = {token: tokens.index(token) for token in (*before, *after)}
+
+    def special(token: str) -> dict[str, object]:
+        return {"SpecialToken": {"id": token, "type_id": 0}}
+
+    text = {"Sequence": {"id": "A", "type_id": 0}}
+    return {
+        "type": "TemplateProcessing",
+        "single": [*map(special, before), text, *map(special, after)],
+        "pair": [text, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {
+            token: {"id": token, "ids": [place], "tokens": [token]} for token, place in ids.items()
+        },
+    }
+
+
+def _id(metadata: Mapping[str, Any], key: str, default: int | None = None) -> int | None:
+    value = metadata.get(f"tokenizer.ggml.{key}", default)
+    return value if type(value) is int and 0 <= value < 2**31 else None
+
+
+def _refused(path: Path, cause: str) -> CheckpointError:
+    return CheckpointError(
+        f"{path}: {cause}; put the model's {TOKENIZER} beside the file, or fetch another one"
+    )

@@ -1,0 +1,29 @@
+"""What a weight format does: which kinds of matrices it makes of a checkpoint, and how."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from edge.progress import OnProgress
+from edge.weights.matrix_kind import CheckpointTensors, WeightSource
+from edge.weights.recipe import Recipe
+
+
+class OpenSource(Protocol):
+    def __call__(
+        self, tensors: CheckpointTensors, *, cache_root: Path, on_progress: OnProgress
+    ) -> WeightSource:
+        """What takes long is done once, and kept below `cache_root`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoding:
+    """What a format makes of a checkpoint, and how."""
+
+    recipe: Recipe
+    grades: tuple[int, ...] = ()
+    """By layer, which rules of the recipe count for it; none where all layers are alike."""
+    open: OpenSource

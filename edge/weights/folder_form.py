@@ -1,0 +1,33 @@
+"""A Hugging Face checkpoint: a folder with config.json, safetensors files and a tokenizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edge.errors import CheckpointError
+from edge.models.families import read_family
+from edge.text import read_end_ids, read_tokenizer_files
+from edge.text.files import TOKENIZER, read_json
+from edge.weights.form import CheckpointForm
+from offload import SafetensorsStore, StoreError
+
+
+def open_folder(folder: Path) -> CheckpointForm:
+    """Raises CheckpointError naming the file, what is wrong with it and what to do."""
+    config = folder / "config.json"
+    family, spec = read_family(read_json(config), source=str(config))
+    end_ids = read_end_ids(folder)
+    try:
+        store = SafetensorsStore(folder)
+    except StoreError as error:
+        raise CheckpointError(str(error)) from error
+    has_tokenizer = (folder / TOKENIZER).is_file()
+    return CheckpointForm(
+        path=folder,
+        described_in="config.json",
+        spec=spec,
+        tensor_name=family.tensor_name,
+        store=store,
+        end_ids=end_ids,
+        read_tokenizer=(lambda: read_tokenizer_files(folder)) if has_tokenizer else None,
+    )

@@ -1,0 +1,29 @@
+"""What every checkpoint says, in whatever form it lies on disk: a folder, or a GGUF file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge.models.spec import ModelSpec
+from edge.text import TokenizerFiles
+from offload import WeightStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointForm:
+    """What one was found to hold. Whoever has it closes the store.
+
+    path: the folder or the file. described_in: what shapes follow from, for errors.
+    tensor_name: by role. end_ids: tokens that end an answer. read_tokenizer: None where there is
+    none; raises CheckpointError.
+    """
+
+    path: Path
+    described_in: str
+    spec: ModelSpec
+    tensor_name: Callable[[str], str]
+    store: WeightStore
+    end_ids: tuple[int, ...]
+    read_tokenizer: Callable[[], TokenizerFiles] | None

@@ -1,0 +1,51 @@
+"""What a format makes of a whole model: how large it is stored, and in words. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from edge.models.parts import MatrixSlice
+from edge.models.spec import ModelSpec, tensor_shapes
+from edge.weights.formats import WeightFormat
+from edge.weights.recipe import Kind, StoredMatrix
+
+
+def whole_matrices(spec: ModelSpec, weight_format: WeightFormat) -> Iterator[StoredMatrix]:
+    """Every matrix that a token is multiplied with. The table of embeddings is looked up only."""
+    spec = weight_format.graded(spec)
+    for role, shape in tensor_shapes(spec).items():
+        if len(shape) == 2 and role != "embedding":
+            rows, columns = shape
+            layer = int(role.split(".")[1]) if role.startswith("layers.") else None
+            yield from weight_format.recipe.stored(
+                MatrixSlice(
+                    name=role,
+                    parts=((role, range(rows)),),
+                    columns=range(columns),
+                    grade=0 if layer is None else spec.layer(layer).grade,
+                )
+            )
+
+
+def bytes_per_weight(spec: ModelSpec, weight_format: WeightFormat) -> float:
+    """Stored bytes over weights, of all matrices, with their scales."""
+    stored = weights = 0
+    for matrix in whole_matrices(spec, weight_format):
+        stored += sum(array.nbytes for array in matrix.arrays)
+        weights += len(matrix.rows) * len(matrix.part.columns)
+    return stored / weights
+
+
+def in_words(spec: ModelSpec, weight_format: WeightFormat) -> str:
+    """Which part of the weights is in what, and how many bits that takes in the mean."""
+    counts: Counter[Kind] = Counter()
+    for matrix in whole_matrices(spec, weight_format):
+        counts[matrix.kind] += len(matrix.rows) * len(matrix.part.columns)
+    bits = f"{8 * bytes_per_weight(spec, weight_format):.3g} bits a weight with their scales"
+    if len(counts) == 1:
+        (kind,) = counts
+        return f"{kind.words}: {bits}"
+    total = counts.total()
+    parts = [f"{count / total:.0%} {kind.words}" for kind, count in counts.most_common()]
+    return f"{', '.join(parts)}: {bits}"

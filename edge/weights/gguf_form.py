@@ -1,0 +1,150 @@
+"""A model in GGUF: one file, or its parts, with the weights, their description and the tokenizer.
+
+Quantised weights are made floats here, and then rounded to the format that was asked
+for, as those of any checkpoint are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.errors import CheckpointError
+from edge.models.families import read_family
+from edge.models.gguf import (
+    EMBEDDING,
+    ROPE_FACTORS,
+    describe_gguf,
+    tensor_name,
+    unknown_tensors,
+)
+from edge.models.spec import tensor_shapes
+from edge.text import TokenizerFiles, read_tokenizer_files
+from edge.text.files import TOKENIZER
+from edge.text.gguf import gguf_end_ids, gguf_templates, gguf_tokenizer_files, has_tokenizer
+from edge.weights.form import CheckpointForm
+from offload import GgufFile, GgufStore, StoreError, first_part, open_gguf, own_file
+
+_MOST_ROPE_FACTORS = 1 << 16
+
+
+def gguf_in(folder: Path) -> Path | None:
+    """The one GGUF model in a folder, of a split one the first part; None where there is none.
+
+    Raises CheckpointError for several.
+    """
+    found = sorted({first_part(path) for path in folder.glob("*.gguf") if path.is_file()})
+    if len(found) > 1:
+        raise CheckpointError(
+            f"{folder} holds {len(found)} GGUF models ({found[0].name}, {found[1].name}, …): give "
+            "the path of the file that is meant"
+        )
+    if not found:
+        return None
+    try:
+        return own_file(found[0])
+    except StoreError as error:
+        raise CheckpointError(str(error)) from error
+
+
+def open_gguf_model(path: Path) -> CheckpointForm:
+    """The model in a file, or in all parts of the split file that it is one of.
+
+    Raises CheckpointError naming the file, the tensor or key, and what to do.
+    """
+    try:
+        files = open_gguf(path)
+    except StoreError as error:
+        raise CheckpointError(str(error)) from error
+    try:
+        return _opened(files)
+    except BaseException as error:
+        for file in files:
+            file.close()
+        if isinstance(error, StoreError):
+            raise CheckpointError(str(error)) from error
+        raise
+
+
+def _opened(files: Sequence[GgufFile]) -> CheckpointForm:
+    first = files[0]
+    source, metadata = str(first.path), first.metadata
+    tensors = {name: tensor for file in files for name, tensor in file.tensors.items()}
+    model = describe_gguf(
+        metadata,
+        {name: tensor.shape for name, tensor in tensors.items()},
+        rope_factors=_rope_factors(files),
+        source=source,
+    )
+    _family, spec = read_family(model.values, source=source, names=model.keys)
+    known = {tensor_name(role) for role in tensor_shapes(spec)}
+    if unknown := unknown_tensors(tensors, known):
+        raise CheckpointError(
+            f"{source}: tensor {unknown[0]} has no place in a model of family {spec.family}, so "
+            "what it is for would not be computed; use another model"
+        )
+    mixer = spec.layer(0).mixer
+    turned = model.interleaved(spec.num_layers, mixer.head_size)
+    shapes = {tensor_name(role): shape for role, shape in tensor_shapes(spec).items()}
+    store = GgufStore(
+        files,
+        # Only tensors that are as large as they should be: others are refused by their shape.
+        interleaved={
+            name: size
+            for name, size in turned.items()
+            if name in tensors and tensors[name].shape == shapes.get(name)
+        },
+        # The table is the one thing that peers keep as it is read. Rounding what 8 bits or fewer
+        # stand for to float16 changes a value by 2^-12 of itself at most, where a step of 8 bits is
+        # 2^-8 of a block's largest; float32 would take twice the memory.
+        as_float16=(EMBEDDING,),
+    )
+    return CheckpointForm(
+        path=first.path,
+        described_in="the file itself",
+        spec=spec,
+        tensor_name=tensor_name,
+        store=store,
+        end_ids=gguf_end_ids(metadata),
+        read_tokenizer=_tokenizer_reader(first.path, metadata),
+    )
+
+
+def _rope_factors(files: Sequence[GgufFile]) -> NDArray[np.float32] | None:
+    for file in files:
+        if (tensor := file.tensors.get(ROPE_FACTORS)) is not None:
+            if len(tensor.shape) != 1 or tensor.shape[0] > _MOST_ROPE_FACTORS:
+                raise CheckpointError(
+                    f"{file.path}: tensor {ROPE_FACTORS} has shape {list(tensor.shape)}, which is "
+                    "not one number for each frequency; download the file again"
+                )
+            factors: NDArray[np.float32] = file.read(
+                ROPE_FACTORS, range(1), range(tensor.shape[0])
+            )[0]
+            return factors
+    return None
+
+
+def _tokenizer_reader(
+    path: Path, metadata: Mapping[str, Any]
+) -> Callable[[], TokenizerFiles] | None:
+    """The file's own; where it has none, or one that is not known, tokenizer.json beside it."""
+    beside = path.with_name(TOKENIZER)
+
+    def read() -> TokenizerFiles:
+        if has_tokenizer(metadata):
+            try:
+                return gguf_tokenizer_files(metadata, path)
+            except CheckpointError:
+                if not beside.is_file():
+                    raise
+        files = read_tokenizer_files(path.parent)
+        own = gguf_templates(metadata, path)
+        return replace(files, chat_templates=files.chat_templates or own)
+
+    return read if has_tokenizer(metadata) or beside.is_file() else None

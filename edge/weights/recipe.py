@@ -1,0 +1,111 @@
+"""Which kind of matrix each of a model's matrices is. Pure.
+
+Most are of one kind; rules say which are not: matrices that a model is more sensitive to are held
+in a finer kind than others, or a file holds them so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from edge.models.parts import MatrixSlice, Rows
+from edge.weights.matrix_kind import MatrixKind, StoredArray
+
+Kind = MatrixKind[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredMatrix:
+    """Rows of a shard's matrix that are of one kind: they are stored and multiplied alone."""
+
+    part: MatrixSlice
+    """Its name is that of the whole matrix, where all of it is of this kind."""
+    kind: Kind
+    rows: range
+    """Of the shard's matrix."""
+
+    @property
+    def name(self) -> str:
+        return self.part.name
+
+    @property
+    def padding(self) -> int:
+        """Zeros before a product's inputs: the slice begins inside a block of shared scales."""
+        return self.kind.padding(self.part.columns.start)
+
+    @property
+    def columns(self) -> int:
+        """As they are stored, with padding."""
+        return self.padding + len(self.part.columns)
+
+    @property
+    def arrays(self) -> tuple[StoredArray, ...]:
+        return self.kind.arrays_of(self.part)
+
+    @property
+    def packed_bytes(self) -> float:
+        return len(self.rows) * len(self.part.columns) * self.kind.packed_bytes_per_weight
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """The kind of one matrix: of every layer, or of those of a grade (see LayerSpec)."""
+
+    role: str
+    """"head", or the role within its layer: "down.weight"."""
+    kind: Kind
+    grade: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """The kind of most matrices, and those of others; the first rule for a matrix counts."""
+
+    usual: Kind
+    rules: tuple[Rule, ...] = ()
+
+    def kind(self, role: str, grade: int) -> Kind:
+        """`role`: of the model, or within its layer."""
+        local = role.split(".", 2)[2] if role.startswith("layers.") else role
+        for rule in self.rules:
+            if rule.role == local and rule.grade in (None, grade):
+                return rule.kind
+        return self.usual
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """Different ones, the usual one first."""
+        return tuple(dict.fromkeys((self.usual, *(rule.kind for rule in self.rules))))
+
+    def column_multiple(self, roles: Iterable[str]) -> int:
+        """These matrices' columns can be shared out in multiples of this.
+
+        Block sizes are powers of 2, so the largest is a multiple of all.
+        """
+        names = frozenset(roles)
+        ruled = {rule.role for rule in self.rules if rule.grade is None}
+        kinds = {rule.kind for rule in self.rules if rule.role in names}
+        if not names <= ruled:
+            kinds.add(self.usual)
+        return max(kind.column_multiple for kind in kinds)
+
+    def stored(self, matrix: MatrixSlice) -> tuple[StoredMatrix, ...]:
+        """A shard's matrix, by runs of one kind."""
+        runs = groupby(matrix.parts, key=lambda part: self.kind(part[0], matrix.grade))
+        return tuple(_stored(matrix, [(kind, tuple(rows)) for kind, rows in runs]))
+
+    def all_stored(self, matrices: Iterable[MatrixSlice]) -> tuple[StoredMatrix, ...]:
+        return tuple(each for matrix in matrices for each in self.stored(matrix))
+
+
+def _stored(matrix: MatrixSlice, runs: list[tuple[Kind, Rows]]) -> Iterator[StoredMatrix]:
+    start = 0
+    for number, (kind, parts) in enumerate(runs):
+        name = matrix.name if len(runs) == 1 else f"{matrix.name}.{number}"
+        part = dataclasses.replace(matrix, name=name, parts=parts)
+        yield StoredMatrix(part=part, kind=kind, rows=range(start, start + part.num_rows))
+        start += part.num_rows

@@ -1,0 +1,197 @@
+"""Tensors of a model in GGUF: one file, or the parts that it was split into."""
+
+import hashlib
+import re
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offload.errors import StoreCorruptError, StoreMissingError
+from offload.files.closing import Closing
+from offload.files.gguf_file import GgufFile
+from offload.files.gguf_types import BlockType
+from offload.files.weight_store import MAX_FILES, checked_runs, own_file
+
+_READING_VERSION = b"1"
+"""Part of fingerprints: raise it when the same file is read as other numbers."""
+_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})(\.gguf)", re.IGNORECASE | re.DOTALL)
+
+
+def open_gguf(path: Path) -> list[GgufFile]:
+    """The file, or all parts of the split file that it is one of, in order: the first has all
+    metadata. Raises StoreMissingError, naming a part that is absent, and StoreCorruptError.
+    """
+    files: list[GgufFile] = []
+    try:
+        given = GgufFile(path)
+        files.append(given)
+        count = _number(given, "split.count", 1)
+        if count <= 1:
+            return files
+        names = _part_names(path, count)
+        for number, name in enumerate(names):
+            if name != path:
+                if not name.is_file():
+                    raise StoreMissingError(
+                        f"{name} is missing: {path.name} is one of {count} parts; download the "
+                        "others into the same folder"
+                    )
+                files.append(GgufFile(own_file(name)))
+            part = files[-1] if name != path else given
+            if (_number(part, "split.no", -1), _number(part, "split.count", -1)) != (number, count):
+                raise StoreCorruptError(
+                    f"{name} does not say that it is part {number + 1} of {count}; download all "
+                    "parts of one model into one folder, and rename none"
+                )
+        files.sort(key=lambda file: _number(file, "split.no", 0))
+        tensors = sum(len(file.tensors) for file in files)
+        if tensors != _number(files[0], "split.tensors.count", tensors):
+            raise StoreCorruptError(
+                f"{files[0].path} announces another number of tensors than its {count} parts have; "
+                "download all parts again"
+            )
+    except BaseException:
+        for file in files:
+            file.close()
+        raise
+    return files
+
+
+def first_part(path: Path) -> Path:
+    """The first part of the split file that this is one of, by its name; else the file itself."""
+    found = _PART.fullmatch(path.name)
+    return path.with_name(f"{found[1]}-00001-of-{found[3]}{found[4]}") if found else path
+
+
+class GgufStore(Closing):
+    """A WeightStore over open files, which it closes.
+
+    Tensors of numbers have their own type, those of blocks are read as float32, or as float16 where
+    they are named in `as_float16`. `interleaved`: by tensor, the head size of rows that lie as
+    llama.cpp turns them, with the two halves of each head row by row in turn; they are read in the
+    order of a Hugging Face checkpoint. ValueError where rows are no whole heads.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[GgufFile],
+        *,
+        interleaved: Mapping[str, int],
+        as_float16: Collection[str] = (),
+    ) -> None:
+        self._files = tuple(files)
+        self._interleaved = dict(interleaved)
+        self._as_float16 = frozenset(as_float16)
+        self._places: dict[str, GgufFile] = {}
+        for file in files:
+            for name in file.tensors:
+                if name in self._places:
+                    raise StoreCorruptError(
+                        f"{file.path} has tensor {name}, which {self._places[name].path.name} has, "
+                        "too; download all parts again"
+                    )
+                self._places[name] = file
+        for name, head_size in interleaved.items():
+            if name in self._places and (head_size % 2 or self.shape(name)[0] % head_size):
+                raise ValueError(f"{name} of shape {self.shape(name)} is no heads of {head_size}")
+        digest = hashlib.sha256(_READING_VERSION)
+        for file in files:
+            digest.update(f"{file.path.name}\0{file.size}\0{file.mtime_ns}\0".encode())
+            digest.update(file.header_digest)
+        digest.update(repr((sorted(self._interleaved.items()), sorted(as_float16))).encode())
+        self.fingerprint = digest.hexdigest()[:32]
+        """From names, sizes, times of change and headers of the files, and how they are read."""
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(sorted(self._places))
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._file(name).tensors[name].shape
+
+    def dtype(self, name: str) -> np.dtype[Any]:
+        own = self.block_type(name).dtype
+        if own is not None:
+            return own
+        return np.dtype(np.float16 if name in self._as_float16 else np.float32)
+
+    def where(self, name: str) -> str:
+        return str(self._file(name).path)
+
+    def read(
+        self, name: str, rows: range | None = None, columns: range | None = None
+    ) -> NDArray[Any]:
+        dtype, shape = self.dtype(name), self.shape(name)
+        runs = [*checked_runs(shape, rows, columns)]
+        runs += [range(size) for size in shape[len(runs) :]]
+        covering = self._covering(name, runs[0])
+        file = self._file(name)
+        if len(shape) == 1:
+            values = file.read(name, range(1), covering, dtype)[0]
+        else:
+            values = file.read(name, covering, runs[1], dtype)
+        return self._in_order(name, values, covering, runs[0])
+
+    def block_type(self, name: str) -> BlockType:
+        """Raises StoreMissingError, and StoreUnsupportedError for a type that is not read."""
+        return self._file(name).type(name)
+
+    def blocks(self, name: str, rows: range, blocks: range) -> NDArray[np.uint8]:
+        """Of a matrix, raw blocks uint8 [rows, blocks, bytes of a block], rows in order as `read`.
+
+        Raises like `read`.
+        """
+        shape, size = self.shape(name), self.block_type(name).block_size
+        rows, blocks = checked_runs((shape[0], shape[1] // size), rows, blocks)
+        covering = self._covering(name, rows)
+        raw = self._file(name).blocks(name, covering, blocks)
+        return self._in_order(name, raw, covering, rows)
+
+    def close(self) -> None:
+        for file in self._files:
+            file.close()
+
+    def _covering(self, name: str, rows: range) -> range:
+        """The rows of the file among which these are: those of whole heads."""
+        size = self._interleaved.get(name, 1)
+        return range(rows.start // size * size, -(-rows.stop // size) * size)
+
+    def _in_order(
+        self, name: str, values: NDArray[Any], covering: range, rows: range
+    ) -> NDArray[Any]:
+        """`rows` out of the values [covering, …], as a new array unless these are they."""
+        size = self._interleaved.get(name)
+        if size is None:
+            return values
+        pairs = values.reshape(-1, size // 2, 2, *values.shape[1:])
+        ordered = pairs.swapaxes(1, 2).reshape(values.shape)
+        first = rows.start - covering.start
+        return np.ascontiguousarray(ordered[first : first + len(rows)])
+
+    def _file(self, name: str) -> GgufFile:
+        if name not in self._places:
+            raise StoreMissingError(
+                f"{self._files[0].path} has no tensor {name!r}: it is of another architecture than "
+                "it says, or incomplete; download it again"
+            )
+        return self._places[name]
+
+
+def _number(file: GgufFile, key: str, default: int) -> int:
+    value = file.metadata.get(key, default)
+    return value if type(value) is int else default
+
+
+def _part_names(path: Path, count: int) -> list[Path]:
+    found = _PART.fullmatch(path.name)
+    if found is None or int(found[3]) != count or count > MAX_FILES:
+        raise StoreCorruptError(
+            f"{path} is one of {count} parts, but is not named NAME-00001-of-{count:05}.gguf; give "
+            "the parts the names that they were published under"
+        )
+    return [
+        path.with_name(f"{found[1]}-{number:05}-of-{found[3]}{found[4]}")
+        for number in range(1, count + 1)
+    ]

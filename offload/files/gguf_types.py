@@ -1,0 +1,257 @@
+"""How tensors of GGUF files are stored: blocks of codes with scales, and what they stand for.
+
+One table, `BLOCK_TYPES`, has the facts of each type. Its formulas are pure: bytes in, float32 out.
+The layouts are those of ggml (`block_q4_0` and so on in its ggml-common.h); a "super-block" of 256
+weights has scales of its own for runs of 16 or 32 of them.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+Bytes = NDArray[np.uint8]
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockType:
+    """What is known of one type.
+
+    name: as ggml writes it. block_size: weights of a block. block_bytes: bytes of a block.
+    floats: bytes [..., blocks, block_bytes] to float32 [..., blocks, block_size]; None for a type
+    that is not read here. dtype: what it is read as where it holds plain floats.
+    """
+
+    name: str
+    block_size: int
+    block_bytes: int
+    floats: Callable[[Bytes], Floats] | None = None
+    dtype: np.dtype[Any] | None = None
+
+    def dequantize(self, blocks: Bytes) -> Floats:
+        """Bytes [..., blocks, block_bytes] as the weights [..., blocks × block_size].
+
+        Every value is the float32 that ggml's own reference computes. Scales that are no numbers
+        make weights that are none. ValueError for a type that is not read.
+        """
+        if self.floats is None:
+            raise ValueError(f"blocks of type {self.name} are not read")
+        with np.errstate(over="ignore", invalid="ignore"):
+            values = self.floats(blocks)
+        return values.reshape(*blocks.shape[:-2], -1)
+
+
+def _half(blocks: Bytes, at: int) -> Floats:
+    """The float16 at this byte of each block, as [..., 1]."""
+    two = np.ascontiguousarray(blocks[..., at : at + 2])
+    return two.view(np.float16).astype(np.float32)
+
+
+def _halves_of_bytes(codes: Bytes) -> Bytes:
+    """[..., n] to [..., 2n]: the low four bits of all, then the high four."""
+    return np.concatenate([codes & 15, codes >> 4], axis=-1)
+
+
+def _fields(codes: Bytes, runs: int, shifts: tuple[int, ...], mask: int) -> Bytes:
+    """[..., n] to [..., runs × shifts, n / runs]: of each run of bytes the bits at each shift."""
+    cut = codes.reshape(*codes.shape[:-1], runs, 1, -1)
+    by = np.array(shifts, np.uint8).reshape(-1, 1)
+    shape = (*codes.shape[:-1], runs * len(shifts), codes.shape[-1] // runs)
+    shifted: Bytes = np.right_shift(cut, by).reshape(shape)
+    return shifted & np.uint8(mask)
+
+
+def _flat(values: NDArray[Any]) -> NDArray[Any]:
+    """The last two axes as one."""
+    return values.reshape(*values.shape[:-2], -1)
+
+
+def _fifth_bits(four_bytes: Bytes) -> Bytes:
+    """[..., 4] to [..., 32]: bit i, in the place of a code's fifth bit."""
+    bits: Bytes = np.unpackbits(four_bytes, axis=-1, bitorder="little")
+    return bits << np.uint8(4)
+
+
+def _q4_0(blocks: Bytes) -> Floats:
+    codes = _halves_of_bytes(blocks[..., 2:18]).astype(np.float32)
+    return _half(blocks, 0) * (codes - 8)
+
+
+def _q4_1(blocks: Bytes) -> Floats:
+    codes = _halves_of_bytes(blocks[..., 4:20]).astype(np.float32)
+    return _half(blocks, 0) * codes + _half(blocks, 2)
+
+
+def _q5_0(blocks: Bytes) -> Floats:
+    codes = _halves_of_bytes(blocks[..., 6:22]) | _fifth_bits(blocks[..., 2:6])
+    return _half(blocks, 0) * (codes.astype(np.float32) - 16)
+
+
+def _q5_1(blocks: Bytes) -> Floats:
+    codes = _halves_of_bytes(blocks[..., 8:24]) | _fifth_bits(blocks[..., 4:8])
+    return _half(blocks, 0) * codes.astype(np.float32) + _half(blocks, 2)
+
+
+def _q8_0(blocks: Bytes) -> Floats:
+    return blocks[..., 2:34].view(np.int8).astype(np.float32) * _half(blocks, 0)
+
+
+_TWO_BITS = (0, 2, 4, 6)
+
+
+def _q2_k(blocks: Bytes) -> Floats:
+    packed, codes = blocks[..., 0:16], blocks[..., 16:80]
+    scales = _half(blocks, 80) * (packed & 15).astype(np.float32)
+    minima = _half(blocks, 82) * (packed >> 4).astype(np.float32)
+    values = _fields(codes, 2, _TWO_BITS, 3)
+    runs = values.reshape(*values.shape[:-2], 16, 16).astype(np.float32)
+    return _flat(scales[..., None] * runs - minima[..., None])
+
+
+def _q3_k(blocks: Bytes) -> Floats:
+    mask, codes, packed = blocks[..., 0:32], blocks[..., 32:96], blocks[..., 96:108]
+    low = _halves_of_bytes(packed[..., 0:8])
+    high = _flat(_fields(packed[..., 8:12], 1, _TWO_BITS, 3))
+    steps = (low | high << 4).astype(np.float32) - 32
+    scales = _half(blocks, 108) * steps
+    is_absent = _fields(mask, 1, tuple(range(8)), 1) ^ 1  # a set bit means: nothing taken off
+    values = _fields(codes, 2, _TWO_BITS, 3).astype(np.int8) - (is_absent << 2).astype(np.int8)
+    runs = values.reshape(*values.shape[:-2], 16, 16).astype(np.float32)
+    return _flat(scales[..., None] * runs)
+
+
+def _scales_and_minima(packed: Bytes) -> tuple[Floats, Floats]:
+    """12 bytes to 8 scales and 8 minima of 6 bits each; the last four are in two pieces."""
+    first, second, third = packed[..., 0:4], packed[..., 4:8], packed[..., 8:12]
+    scales = np.concatenate([first & 63, third & 15 | (first >> 2) & 48], axis=-1)
+    minima = np.concatenate([second & 63, third >> 4 | (second >> 2) & 48], axis=-1)
+    return scales.astype(np.float32), minima.astype(np.float32)
+
+
+def _with_minima(blocks: Bytes, values: Bytes) -> Floats:
+    """Q4_K's and Q5_K's values [..., 8, 32] times their scales, less their minima."""
+    steps, least = _scales_and_minima(blocks[..., 4:16])
+    scales, minima = _half(blocks, 0) * steps, _half(blocks, 2) * least
+    return _flat(scales[..., None] * values.astype(np.float32) - minima[..., None])
+
+
+def _q4_k(blocks: Bytes) -> Floats:
+    return _with_minima(blocks, _fields(blocks[..., 16:144], 4, (0, 4), 15))
+
+
+def _q5_k(blocks: Bytes) -> Floats:
+    fifth = _fields(blocks[..., 16:48], 1, tuple(range(8)), 1)
+    return _with_minima(blocks, _fields(blocks[..., 48:176], 4, (0, 4), 15) | fifth << np.uint8(4))
+
+
+def _q6_k(blocks: Bytes) -> Floats:
+    low = _fields(blocks[..., 0:128], 2, (0, 4), 15)
+    high = _fields(blocks[..., 128:192], 2, _TWO_BITS, 3)
+    scales = _half(blocks, 208) * blocks[..., 192:208].view(np.int8).astype(np.float32)
+    values = low.reshape(high.shape) | high << 4
+    runs = values.reshape(*values.shape[:-2], 16, 16).astype(np.float32) - 32
+    return _flat(scales[..., None] * runs)
+
+
+IQ4_VALUES = np.array(
+    (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113), np.float32
+)
+"""What the codes of IQ4_NL and IQ4_XS stand for, times the scale."""
+
+
+def _iq4_nl(blocks: Bytes) -> Floats:
+    return _half(blocks, 0) * IQ4_VALUES[_halves_of_bytes(blocks[..., 2:18])]
+
+
+def _iq4_xs(blocks: Bytes) -> Floats:
+    high_bits = np.ascontiguousarray(blocks[..., 2:4]).view("<u2")
+    high = (high_bits >> np.arange(0, 16, 2, dtype=np.uint16)).astype(np.uint8) & 3
+    low = _flat(np.stack([blocks[..., 4:8] & 15, blocks[..., 4:8] >> 4], axis=-1))
+    steps = (low | high << 4).astype(np.float32) - 32
+    scales = _half(blocks, 0) * steps
+    codes = blocks[..., 8:136].reshape(*blocks.shape[:-1], 8, 16)
+    return _flat(scales[..., None] * IQ4_VALUES[_halves_of_bytes(codes)])
+
+
+MXFP4_VALUES = np.array((0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12), np.float32)
+"""Twice what the codes of MXFP4 stand for: whole numbers."""
+
+
+_MXFP4_SCALES = np.ldexp(1.0, np.arange(256) - 128).astype(np.float32)
+"""Half of 2^(e - 127): the values are doubled."""
+
+
+def _mxfp4(blocks: Bytes) -> Floats:
+    scales = _MXFP4_SCALES[blocks[..., 0:1]]
+    values: Floats = scales * MXFP4_VALUES[_halves_of_bytes(blocks[..., 1:17])]
+    return values
+
+
+def _plain(number_type: Any) -> Callable[[Bytes], Floats]:
+    def floats(blocks: Bytes) -> Floats:
+        values: Floats = np.ascontiguousarray(blocks).view(number_type).astype(np.float32)
+        return values
+
+    return floats
+
+
+def _floats(name: str, number_type: Any) -> BlockType:
+    dtype = np.dtype(number_type)
+    return BlockType(
+        name=name,
+        block_size=1,
+        block_bytes=dtype.itemsize,
+        floats=_plain(number_type),
+        dtype=dtype,
+    )
+
+
+def _type(
+    name: str, size: int, nbytes: int, floats: Callable[[Bytes], Floats] | None = None
+) -> BlockType:
+    return BlockType(name=name, block_size=size, block_bytes=nbytes, floats=floats)
+
+
+BLOCK_TYPES: Mapping[int, BlockType] = {
+    0: _floats("F32", np.float32),
+    1: _floats("F16", np.float16),
+    2: _type("Q4_0", 32, 18, _q4_0),
+    3: _type("Q4_1", 32, 20, _q4_1),
+    6: _type("Q5_0", 32, 22, _q5_0),
+    7: _type("Q5_1", 32, 24, _q5_1),
+    8: _type("Q8_0", 32, 34, _q8_0),
+    9: _type("Q8_1", 32, 40),
+    10: _type("Q2_K", 256, 84, _q2_k),
+    11: _type("Q3_K", 256, 110, _q3_k),
+    12: _type("Q4_K", 256, 144, _q4_k),
+    13: _type("Q5_K", 256, 176, _q5_k),
+    14: _type("Q6_K", 256, 210, _q6_k),
+    15: _type("Q8_K", 256, 292),
+    16: _type("IQ2_XXS", 256, 66),
+    17: _type("IQ2_XS", 256, 74),
+    18: _type("IQ3_XXS", 256, 98),
+    19: _type("IQ1_S", 256, 50),
+    20: _type("IQ4_NL", 32, 18, _iq4_nl),
+    21: _type("IQ3_S", 256, 110),
+    22: _type("IQ2_S", 256, 82),
+    23: _type("IQ4_XS", 256, 136, _iq4_xs),
+    24: _type("I8", 1, 1),
+    25: _type("I16", 1, 2),
+    26: _type("I32", 1, 4),
+    27: _type("I64", 1, 8),
+    28: _type("F64", 1, 8),
+    29: _type("IQ1_M", 256, 56),
+    30: _floats("BF16", ml_dtypes.bfloat16),
+    34: _type("TQ1_0", 256, 54),
+    35: _type("TQ2_0", 256, 66),
+    39: _type("MXFP4", 32, 17, _mxfp4),
+    40: _type("NVFP4", 64, 36),
+}
+"""By ggml's number. Those without a formula are known by their sizes only."""
+
+READ_TYPES = tuple(each.name for each in BLOCK_TYPES.values() if each.floats is not None)
+"""Names of the types whose weights are read."""

@@ -1,0 +1,61 @@
+"""Reading parts of an open file by their position: exactly the bytes that are asked for."""
+
+import os
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Skipping less than this costs more than reading through it: a disk needs about 100 µs for a
+# separate read, in which it could have streamed as much.
+_READ_THROUGH_BYTES = 64 * 1024
+_SCRATCH_BYTES = 4 * 1024 * 1024
+# Linux moves at most 0x7ffff000 bytes per call.
+_MAX_CALL_BYTES = 1 << 30
+
+
+class EndedError(Exception):
+    """The file ended before the bytes that were asked for; `offset` says where."""
+
+    def __init__(self, offset: int) -> None:
+        super().__init__(f"it ended at byte {offset:,} while it was being read")
+        self.offset = offset
+
+
+def fill(descriptor: int, target: NDArray[np.uint8], offset: int) -> None:
+    """Reads exactly len(target) bytes from `offset` on. Raises EndedError."""
+    view = target.data
+    while view:
+        count = os.preadv(descriptor, [view[:_MAX_CALL_BYTES]], offset)
+        if count == 0:
+            raise EndedError(offset)
+        view = view[count:]
+        offset += count
+
+
+def fill_columns(
+    descriptor: int, result: NDArray[np.uint8], begin: int, *, row_bytes: int, skip: int
+) -> None:
+    """Into result [rows, bytes] from rows of `row_bytes`, the first at `begin`: those after `skip`.
+
+    Raises EndedError.
+    """
+    num_rows, part_bytes = result.shape
+    if part_bytes == row_bytes:
+        fill(descriptor, result.reshape(-1), begin)
+        return
+    if row_bytes - part_bytes >= _READ_THROUGH_BYTES:
+        for row in range(num_rows):
+            fill(descriptor, result[row], begin + row * row_bytes + skip)
+        return
+    step = max(1, _SCRATCH_BYTES // row_bytes)
+    scratch = np.empty((min(step, num_rows), row_bytes), np.uint8)
+    for row in range(0, num_rows, step):
+        count = min(step, num_rows - row)
+        fill(descriptor, scratch[:count].reshape(-1), begin + row * row_bytes)
+        result[row : row + count] = scratch[:count, skip : skip + part_bytes]
+
+
+def as_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
+    """The bytes of a contiguous array."""
+    return array.reshape(-1).view(np.uint8)

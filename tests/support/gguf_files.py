@@ -1,0 +1,258 @@
+"""GGUF files made by their own package, of checkpoints and tokenizers as folders have them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import tokenizers
+from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
+
+from tests.support.checkpoints import TinyCheckpoint
+
+Type: Any = gguf.GGMLQuantizationType
+
+_TENSORS = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+}
+_WHOLE = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+
+_HALVES: Mapping[int, tuple[int, ...]] = {
+    Type.Q2_K: (80, 82),
+    Type.Q3_K: (108,),
+    Type.Q4_K: (0, 2),
+    Type.Q5_K: (0, 2),
+    Type.Q6_K: (208,),
+    Type.IQ4_NL: (0,),
+    Type.IQ4_XS: (0,),
+}
+"""Where a block has float16 numbers, of types that the package does not make."""
+
+
+def gguf_name(name: str) -> str:
+    """Of a tensor that a folder calls `name`."""
+    if name in _WHOLE:
+        return _WHOLE[name]
+    _model, _layers, index, *part, suffix = name.split(".")
+    return f"blk.{index}.{_TENSORS['.'.join(part)]}.{suffix}"
+
+
+def raw_blocks(values: NDArray[np.float32], kind: int, seed: int = 0) -> NDArray[np.uint8]:
+    """Bytes [rows, bytes] of a matrix in this type.
+
+    Rounded where the package does that; else random codes, with scales that make weights of about
+    the same size.
+    """
+    if kind not in _HALVES:
+        return np.asarray(gguf.quants.quantize(values, kind)).view(np.uint8)
+    size, nbytes = gguf.GGML_QUANT_SIZES[kind]
+    chance = np.random.default_rng(seed)
+    shape = (len(values), values.shape[1] // size, nbytes)
+    blocks = chance.integers(0, 256, shape, dtype=np.uint8)
+    for at in _HALVES[kind]:
+        scales = chance.uniform(0.5, 1.5, (*shape[:2], 1)).astype(np.float16)
+        blocks[..., at : at + 2] = scales.view(np.uint8)
+    flat = blocks.reshape(len(values), -1)
+    found = np.std(gguf.quants.dequantize(flat, kind))
+    for at in _HALVES[kind]:
+        half = np.ascontiguousarray(blocks[..., at : at + 2]).view(np.float16)
+        scaled = (half.astype(np.float32) * (np.std(values) / found)).astype(np.float16)
+        blocks[..., at : at + 2] = scaled.view(np.uint8)
+    return blocks.reshape(len(values), -1)
+
+
+def turned(rows: NDArray[Any], head_size: int) -> NDArray[Any]:
+    """Rows of query or key as llama.cpp wants them: the halves of each head in turn."""
+    halves = rows.reshape(-1, 2, head_size // 2, *rows.shape[1:])
+    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)
+
+
+def turned_back(rows: NDArray[Any], head_size: int) -> NDArray[Any]:
+    pairs = rows.reshape(-1, head_size // 2, 2, *rows.shape[1:])
+    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)
+
+
+def write_gguf(
+    path: Path,
+    folder: Path,
+    *,
+    kind: int = Type.F32,
+    embedding: int | None = None,
+    leave_out: Sequence[str] = (),
+    change: Mapping[str, Any] | None = None,
+    tokenizer_settings: Mapping[str, Any] | None = None,
+) -> TinyCheckpoint:
+    """The checkpoint in `folder` as GGUF; matrices as `kind`, if their rows are whole blocks.
+
+    `leave_out`: tensors by the file's names. `change`: metadata (numbers and texts) over what the
+    checkpoint has; None leaves one out. `tokenizer_settings`: keys after "tokenizer.". Returns a
+    checkpoint, beside `path`, of the weights that the file stands for, as the package reads them.
+    """
+    config = json.loads((folder / "config.json").read_text())
+    weights = load_file(folder / "model.safetensors")
+    name = {"mistral": "llama"}.get(config["model_type"], config["model_type"])
+    writer = gguf.GGUFWriter(path, name)
+    head_size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    for key, value in (_metadata(config, name, head_size) | dict(change or {})).items():
+        _add(writer, key, value)
+    if (folder / "tokenizer.json").is_file():
+        tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        if _merges(json.loads(tokenizer.to_str())):  # without any, no file can hold it
+            add_byte_level(writer, tokenizer, pre="gpt-2", settings=tokenizer_settings)
+    meant: dict[str, NDArray[np.float32]] = {}
+    for place, (source, values) in enumerate(weights.items()):
+        own = gguf_name(source)
+        turns = name == "llama" and (".q_proj." in source or ".k_proj." in source)
+        stored = turned(values, head_size) if turns else values
+        wanted = kind if values.ndim == 2 else Type.F32
+        if own == "token_embd.weight":
+            wanted = embedding or kind
+        if values.shape[-1] % gguf.GGML_QUANT_SIZES[wanted][0]:
+            wanted = Type.F32
+        raw = raw_blocks(stored, wanted, seed=place)
+        if own not in leave_out:
+            shape = gguf.quant_shape_from_byte_shape(raw.shape, wanted)
+            assert tuple(shape) == values.shape
+            writer.add_tensor(own, raw, raw_dtype=wanted)
+        back = np.asarray(gguf.quants.dequantize(raw, wanted), np.float32).reshape(values.shape)
+        if own == "token_embd.weight" and gguf.GGML_QUANT_SIZES[wanted][0] > 1:
+            back = back.astype(np.float16).astype(np.float32)  # as such tables are read
+        meant[source] = turned_back(back, head_size) if turns else back
+    rope = config.get("rope_parameters") or {}
+    if rope.get("rope_type") == "llama3":
+        writer.add_tensor("rope_freqs.weight", llama3_factors(rope, head_size))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    reference = path.with_name(f"{path.stem}-meant")
+    reference.mkdir()
+    (reference / "config.json").write_text(json.dumps(config))
+    save_file(meant, reference / "model.safetensors", metadata={"format": "pt"})
+    return TinyCheckpoint(reference)
+
+
+def llama3_factors(rope: Mapping[str, Any], head_size: int) -> NDArray[np.float32]:
+    """What converters write for Llama 3's scaling of rotary frequencies: divisors."""
+    factors = []
+    context = rope["original_max_position_embeddings"]
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    for exponent in range(0, head_size, 2):
+        wavelength = 2 * math.pi * rope["rope_theta"] ** (exponent / head_size)
+        if wavelength < context / high:
+            factors.append(1.0)
+        elif wavelength > context / low:
+            factors.append(rope["factor"])
+        else:
+            smooth = (context / wavelength - low) / (high - low)
+            factors.append(1 / ((1 - smooth) / rope["factor"] + smooth))
+    return np.array(factors, np.float32)
+
+
+def add_byte_level(
+    writer: Any,
+    tokenizer: tokenizers.Tokenizer,
+    *,
+    pre: str | None,
+    settings: Mapping[str, Any] | None = None,
+) -> None:
+    """A byte-level tokenizer as converters write it; `settings` after `tokenizer.`."""
+    serialized = json.loads(tokenizer.to_str())
+    tokens, types = _tokens(serialized)
+    writer.add_tokenizer_model("gpt2")
+    if pre is not None:
+        writer.add_tokenizer_pre(pre)
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in _merges(serialized)]
+    writer.add_token_merges(merges)
+    for key, value in (settings or {}).items():
+        _add(writer, f"tokenizer.{key}", value)
+
+
+def add_sentence_pieces(
+    writer: Any, tokenizer: tokenizers.Tokenizer, settings: Mapping[str, Any] | None = None
+) -> None:
+    """A byte-fallback tokenizer as converters write SentencePiece models: scores, no merges."""
+    serialized = json.loads(tokenizer.to_str())
+    tokens, types = _tokens(serialized)
+    ranks: dict[str, int] = {}
+    for rank, pair in enumerate(_merges(serialized)):
+        ranks.setdefault("".join(pair), rank)
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    writer.add_token_scores([-float(ranks.get(token, 10_000)) for token in tokens])
+    for key, value in (settings or {}).items():
+        _add(writer, f"tokenizer.{key}", value)
+
+
+def _merges(serialized: Mapping[str, Any]) -> Sequence[Any]:
+    found: Sequence[Any] = serialized["model"]["merges"]
+    return found
+
+
+def _tokens(serialized: Mapping[str, Any]) -> tuple[list[str], list[int]]:
+    vocabulary = dict(serialized["model"]["vocab"])
+    added = {token["content"]: token for token in serialized["added_tokens"]}
+    vocabulary |= {content: token["id"] for content, token in added.items()}
+    tokens = sorted(vocabulary, key=vocabulary.__getitem__)
+    types = []
+    for token in tokens:
+        if token in added:
+            types.append(3 if added[token]["special"] else 4)
+        else:
+            types.append(6 if token.startswith("<0x") and len(token) == 6 else 1)
+    if types[0] == 3 and tokens[0] == "<unk>":
+        types[0] = 2
+    return tokens, types
+
+
+def _metadata(config: Mapping[str, Any], name: str, head_size: int) -> dict[str, Any]:
+    found = {
+        "block_count": config["num_hidden_layers"],
+        "context_length": config["max_position_embeddings"],
+        "embedding_length": config["hidden_size"],
+        "feed_forward_length": config["intermediate_size"],
+        "attention.head_count": config["num_attention_heads"],
+        "attention.head_count_kv": config["num_key_value_heads"],
+        "attention.key_length": head_size,
+        "attention.value_length": head_size,
+        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        "rope.dimension_count": head_size,
+        "rope.freq_base": (config.get("rope_parameters") or {}).get("rope_theta", 10000.0),
+        "vocab_size": config["vocab_size"],
+    }
+    if config["model_type"] == "mistral" and config.get("sliding_window"):
+        found["attention.sliding_window"] = config["sliding_window"]
+    return {f"{name}.{key}": value for key, value in found.items()}
+
+
+def _add(writer: Any, key: str, value: Any) -> None:
+    kinds = gguf.GGUFValueType
+    kind = {bool: kinds.BOOL, int: kinds.UINT32, float: kinds.FLOAT32, str: kinds.STRING}
+    writer.kv_data[0].pop(key, None)
+    if isinstance(value, list):
+        writer.add_array(key, value)
+    elif value is not None:
+        writer.add_key_value(key, value, kind[type(value)])

@@ -1,0 +1,186 @@
+"""A GGUF file is a checkpoint: where it is found, what it yields, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edge.errors import CheckpointError, EdgeError
+from edge.weights.checkpoint import Checkpoint
+from tests.support import gguf_bytes
+from tests.support.small_tokenizers import CHAT_TEMPLATE, byte_fallback, write_checkpoint
+from tests.unit.offload.test_gguf_store import write_parts
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    (tmp_path / "models").mkdir()
+    file = tmp_path / "models" / "tiny.gguf"
+    file.write_bytes(gguf_bytes.sound())
+    return file
+
+
+def test_what_a_file_yields(path: Path) -> None:
+    with Checkpoint.open(path) as opened:
+        assert (opened.name, opened.path) == ("tiny.gguf", path)
+        assert opened.spec.family == "llama"
+        assert opened.spec.tied_embeddings
+        assert opened.end_ids == {2}
+        assert opened.embedding_itemsize == 4
+        assert opened.tensor_name("head") == opened.tensor_name("embedding")
+        table = opened.store.read(opened.tensor_name("embedding"))
+        np.testing.assert_array_equal(table, gguf_bytes.tensors()["token_embd.weight"])
+        assert opened.tokenizer is opened.tokenizer
+        ids = opened.tokenizer.encode("the quick")
+        assert ids[0] == 1
+        assert opened.tokenizer.decode(ids) == "the quick"
+        assert opened.tokenizer.chat([{"role": "user", "content": "hi"}]).startswith("<s><|user|>")
+        opened.tokenizer.close()
+
+
+def test_where_a_file_is_found(path: Path, tmp_path: Path) -> None:
+    """By its path, by a link as Hugging Face caches have them, by its folder, without its ending"""
+    blob = tmp_path / "models--a--b" / "blobs" / "0123"
+    blob.parent.mkdir(parents=True)
+    shutil.copy(path, blob)
+    snapshot = tmp_path / "snapshot"
+    snapshot.mkdir()
+    (snapshot / "linked.gguf").symlink_to(blob)
+    for place, name in (
+        (path, "tiny.gguf"),
+        (str(path), "tiny.gguf"),
+        (path.parent, "tiny.gguf"),
+        (snapshot / "linked.gguf", "linked.gguf"),
+        (snapshot, "linked.gguf"),
+        (blob, "0123"),
+    ):
+        with Checkpoint.open(place) as opened:
+            assert opened.path.name == name
+            assert opened.spec.num_layers == 1
+
+
+def test_a_folder_with_parts(tmp_path: Path) -> None:
+    write_parts(tmp_path)
+    with Checkpoint.open(tmp_path) as opened:
+        assert opened.path.name == "tiny-00001-of-00003.gguf"
+        assert len(opened.store.names()) == 12
+    (tmp_path / "tiny-00001-of-00003.gguf").unlink()
+    with pytest.raises(CheckpointError, match=r"cannot open .*tiny-00001-of-00003\.gguf"):
+        Checkpoint.open(tmp_path)
+
+
+def test_folders_that_hold_several_models_or_link_to_elsewhere(path: Path, tmp_path: Path) -> None:
+    shutil.copy(path, path.with_name("other.gguf"))
+    with pytest.raises(CheckpointError, match=r"holds 2 GGUF models \(other.gguf, tiny.gguf"):
+        Checkpoint.open(path.parent)
+    folder = tmp_path / "hostile"
+    folder.mkdir()
+    (folder / "model.gguf").symlink_to(path)
+    with pytest.raises(CheckpointError, match="is not the checkpoint's"):
+        Checkpoint.open(folder)
+
+
+def test_safetensors_go_first(path: Path, tmp_path: Path) -> None:
+    model = Path(__file__).parents[3] / "demos" / "model"
+    both = Path(shutil.copytree(model, tmp_path / "both"))
+    shutil.copy(path, both)
+    with Checkpoint.open(both) as opened:
+        assert opened.path == both
+
+
+def write(path: Path, **changes: object) -> None:
+    metadata = {key.replace("__", "."): value for key, value in changes.items()}
+    path.write_bytes(gguf_bytes.sound(metadata))
+
+
+def test_a_tokenizer_that_is_not_known_comes_from_beside_the_file(path: Path) -> None:
+    write(path, tokenizer__ggml__model="gpt2", tokenizer__ggml__pre="of tomorrow")
+    with Checkpoint.open(path) as opened:
+        assert opened.has_tokenizer
+        with pytest.raises(CheckpointError, match=r"put the model's tokenizer\.json beside"):
+            _ = opened.tokenizer
+    original = byte_fallback()
+    original.save(str(path.with_name("tokenizer.json")))
+    with Checkpoint.open(path) as opened:
+        assert opened.spec.vocab_size < original.get_vocab_size()
+        with pytest.raises(CheckpointError, match=r"tokenizer\.json has .* tokens but the model"):
+            _ = opened.tokenizer
+
+
+def test_a_file_without_a_tokenizer(path: Path) -> None:
+    infos, data = gguf_bytes.placed(gguf_bytes.tensors())
+    path.write_bytes(gguf_bytes.header(gguf_bytes.METADATA, infos) + data)
+    with Checkpoint.open(path) as opened:
+        assert not opened.has_tokenizer
+        with pytest.raises(CheckpointError, match=r"has no tokenizer; put tokenizer\.json"):
+            _ = opened.tokenizer
+    write_checkpoint(path.parent, byte_fallback(num_bytes=128))
+    (path.parent / "config.json").unlink()
+    with Checkpoint.open(path) as opened:
+        assert opened.tokenizer.encode("fox")
+        assert opened.tokenizer.chat([{"role": "user", "content": "hi"}])  # the file's own template
+        opened.tokenizer.close()
+    settings = {"chat_template": CHAT_TEMPLATE.replace("assistant", "helper")}
+    path.with_name("tokenizer_config.json").write_text(json.dumps(settings))
+    with Checkpoint.open(path) as opened:
+        assert "helper" in opened.tokenizer.chat([{"role": "user", "content": "hi"}])
+        opened.tokenizer.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "cause"),
+    [
+        ("blk.0.ffn_up.weight", None, r"tensor blk\.0\.ffn_up\.weight is missing; the download is"),
+        (
+            "blk.0.ffn_up.weight",
+            (12, 9),
+            r"has shape \[12, 9\]; the file itself makes it \[12, 8\]",
+        ),
+        ("blk.0.attn_q.weight", (5, 8), r"attn_q\.weight has shape \[5, 8\]"),
+        ("token_embd.weight", (289, 8), r"token_embd\.weight has shape \[289, 8\]"),
+        ("rope_freqs.weight", (2, 2), "not one number for each frequency; download"),
+        ("rope_freqs.weight", (3,), "factors must be 2 positive numbers"),
+        ("blk.0.attn_sinks.weight", (2,), r"attn_sinks\.weight has no place in a model of family"),
+    ],
+)
+def test_tensors_that_do_not_fit(
+    name: str, change: tuple[int, ...] | None, cause: str, path: Path
+) -> None:
+    tensors = gguf_bytes.tensors()
+    if change is None:
+        del tensors[name]
+    else:
+        tensors[name] = np.ones(change, np.float32)
+    infos, data = gguf_bytes.placed(tensors)
+    metadata = {**gguf_bytes.METADATA, **gguf_bytes.byte_pieces()}
+    path.write_bytes(gguf_bytes.header(metadata, infos) + data)
+    with pytest.raises(CheckpointError, match=cause) as caught:
+        Checkpoint.open(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_type_that_is_not_read_names_those_that_are(path: Path) -> None:
+    infos, data = gguf_bytes.placed(gguf_bytes.tensors())
+    (place,) = (each for each in infos if each[0] == "blk.0.attn_v.weight")
+    place[2] = 24  # I8
+    path.write_bytes(gguf_bytes.header(gguf_bytes.METADATA, infos) + data)
+    with pytest.raises(CheckpointError, match=r"attn_v\.weight in .* is of type I8, .*Q4_K"):
+        Checkpoint.open(path)
+
+
+def test_what_is_neither(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("hello")
+    (tmp_path / "not.gguf").write_text("hello")
+    (tmp_path / "empty").mkdir()
+    for name, cause in (
+        ("notes.txt", "is not a folder; give the folder of .* or a GGUF file"),
+        ("none.gguf", "is not a folder; give the folder of .* or a GGUF file"),
+        ("not.gguf", "does not begin with GGUF"),
+        ("empty", "config.json is missing"),
+    ):
+        with pytest.raises(EdgeError, match=cause):
+            Checkpoint.open(tmp_path / name)
