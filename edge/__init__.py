@@ -21,6 +21,7 @@ __all__ = [
     "Cluster",
     "Drift",
     "EdgeError",
+    "FormatQuality",
     "GenerationOptions",
     "KvDtype",
     "LoadOptions",
@@ -34,6 +35,7 @@ __all__ = [
     "Progress",
     "Proposal",
     "ProtocolError",
+    "Quality",
     "Reply",
     "ReplyStream",
     "RequestError",
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from edge.api.cluster import Cluster
     from edge.api.generation_options import GenerationOptions
     from edge.api.model import Model
+    from edge.api.quality import FormatQuality, Quality
     from edge.api.reply import AsyncReplyStream, Reply, ReplyStream
     from edge.coordinator.generation import Token
     from edge.errors import (
@@ -76,6 +79,7 @@ _HOMES = {
     "AsyncReplyStream": "edge.api.reply",
     "Cluster": "edge.api.cluster",
     "Drift": "edge.planning.drift",
+    "FormatQuality": "edge.api.quality",
     "GenerationOptions": "edge.api.generation_options",
     "KvDtype": "edge.weights.formats",
     "LoadOptions": "edge.planning.load_options",
@@ -84,6 +88,7 @@ _HOMES = {
     "PeerInfo": "edge.protocol.peer_info",
     "Progress": "edge.progress",
     "Proposal": "edge.planning.proposal",
+    "Quality": "edge.api.quality",
     "Reply": "edge.api.reply",
     "ReplyStream": "edge.api.reply",
     "Token": "edge.coordinator.generation",

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-Phase = Literal["measure", "quantise", "hash", "send", "load"]
+Phase = Literal["measure", "quantise", "hash", "send", "load", "evaluate"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """`done` of `total` units of one phase on one device: bytes, tensors while quantising, links.
+    """`done` of `total` units of one phase on one device: bytes (of logits in
+    "evaluate"), tensors while quantising, links.
 
     `peer` is empty for work of the coordinator itself.
     """

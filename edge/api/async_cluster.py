@@ -8,12 +8,14 @@ import logging
 import socket
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Unpack
 
 from edge.api.async_model import AsyncModel, HeldModel
 from edge.api.local_peers import LocalPeers, LocalSettings, Size
 from edge.api.progress_bars import progress_bars
+from edge.api.quality import Quality, QualityOptions, measure_quality
 from edge.concurrency.blocking import run_blocking, uninterrupted
 from edge.coordinator.loading import load_model
 from edge.coordinator.requests import fail_all
@@ -216,6 +218,41 @@ class AsyncCluster:
                     on_progress=on_progress,
                     changes=changes,
                 )
+
+    async def quality(
+        self,
+        path: str | Path,
+        options: LoadOptions | None = None,
+        *,
+        against: str | Path = "float32",
+        text: str | None = None,
+        windows: int = 6,
+        window_tokens: int = 384,
+        progress: bool | OnProgress | None = None,
+        **overrides: Unpack[LoadOverrides],
+    ) -> Quality:
+        """What a load with these options costs in quality: a reference reads a text, then this.
+
+        against: "float32" of the same checkpoint, or the folder of another one with the same
+        vocabulary, which is then read in float32. text: None for a bundled one of 2,600 tokens or
+        so. `windows` pieces of `window_tokens` tokens are read, each from an empty context. The
+        reference's logits, a float32 for each token of the vocabulary at each position (1.4 GB for
+        2,304 positions and 150,000 tokens), wait on disk meanwhile.
+
+        Raises RequestError for a text that is too short, another vocabulary or a full disk, and
+        what `load` raises.
+        """
+        options = replace(options or LoadOptions(), **overrides)
+        return await measure_quality(
+            partial(self.load, progress=progress),
+            path,
+            options,
+            against=against,
+            text=text,
+            wanted=QualityOptions(windows=windows, window_tokens=window_tokens),
+            folder=cache_root(),
+            progress=progress,
+        )
 
     async def set_memory(self, peer: PeerInfo, memory: Size) -> PeerInfo:
         """Have a peer's process stay under `memory` from now on; how it describes itself then.

@@ -10,6 +10,7 @@ from typing import Any, Unpack
 from edge.api.async_cluster import AsyncCluster, Peer
 from edge.api.local_peers import LocalPeers, LocalSettings, Size
 from edge.api.model import Model
+from edge.api.quality import Quality
 from edge.concurrency.loop_thread import LoopThread
 from edge.errors import RequestError
 from edge.planning.load_options import LoadOptions, LoadOverrides
@@ -146,6 +147,36 @@ class Cluster:
         """
         return self._loop.run(
             self._cluster.propose(path, options, changes=changes, measure=measure, **overrides)
+        )
+
+    def quality(
+        self,
+        path: str | Path,
+        options: LoadOptions | None = None,
+        *,
+        against: str | Path = "float32",
+        text: str | None = None,
+        windows: int = 6,
+        window_tokens: int = 384,
+        progress: bool | OnProgress | None = None,
+        **overrides: Unpack[LoadOverrides],
+    ) -> Quality:
+        """What a load with these options costs in quality: a reference reads a text, then this.
+
+        against: "float32" of the same checkpoint, or the folder of another one with the same
+        vocabulary. text: None for a bundled one.
+        """
+        return self._loop.run(
+            self._cluster.quality(
+                path,
+                options,
+                against=against,
+                text=text,
+                windows=windows,
+                window_tokens=window_tokens,
+                progress=progress,
+                **overrides,
+            )
         )
 
     def set_memory(self, peer: PeerInfo, memory: Size) -> PeerInfo:

@@ -14,6 +14,7 @@ _LABELS: dict[Phase, str] = {
     "hash": "preparing",
     "send": "sending",
     "load": "loading",
+    "evaluate": "reading the text",
 }
 
 

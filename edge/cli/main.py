@@ -33,6 +33,7 @@ COMMANDS = {
     "run": "Answer one prompt.",
     "chat": "Talk with a model in turns.",
     "bench": "Measure a model's speed and what limits it.",
+    "quality": "Measure what a weight format costs in quality.",
     "demo": "List the bundled demos, or run one.",
 }
 

