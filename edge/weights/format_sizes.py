@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 
@@ -28,13 +29,19 @@ def whole_matrices(spec: ModelSpec, weight_format: WeightFormat) -> Iterator[Sto
             )
 
 
+def num_weights(spec: ModelSpec) -> int:
+    """Of all matrices that a token is multiplied with."""
+    shapes = tensor_shapes(spec).items()
+    return sum(
+        math.prod(shape) for role, shape in shapes if len(shape) == 2 and role != "embedding"
+    )
+
+
 def bytes_per_weight(spec: ModelSpec, weight_format: WeightFormat) -> float:
     """Stored bytes over weights, of all matrices, with their scales."""
-    stored = weights = 0
-    for matrix in whole_matrices(spec, weight_format):
-        stored += sum(array.nbytes for array in matrix.arrays)
-        weights += len(matrix.rows) * len(matrix.part.columns)
-    return stored / weights
+    matrices = whole_matrices(spec, weight_format)
+    stored = sum(array.nbytes for matrix in matrices for array in matrix.arrays)
+    return stored / num_weights(spec)
 
 
 def in_words(spec: ModelSpec, weight_format: WeightFormat) -> str:

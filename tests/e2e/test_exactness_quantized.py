@@ -23,7 +23,7 @@ import pytest
 from numpy.typing import NDArray
 
 import edge
-from edge.weights.formats import BLOCK_SIZES, DEFAULT_BLOCK_SIZE
+from edge.weights.formats import BLOCK_SIZES, DEFAULT_BLOCK_SIZE, weight_format
 from tests.support.checkpoints import FAMILIES, LARGER, TinyCheckpoint
 from tests.support.pairs import every_pair
 from tests.support.plans import LAYOUTS, make_plan
@@ -60,9 +60,9 @@ def assert_as_promised(
     *,
     block_size: int = DEFAULT_BLOCK_SIZE,
 ) -> None:
-    plan = make_plan(
-        checkpoint.spec, layout, model=checkpoint.path.name, column_multiple=block_size
-    )
+    recipe = weight_format(checkpoint.spec, dtype, block_size).recipe
+    multiple = recipe.column_multiple({"down.weight"})
+    plan = make_plan(checkpoint.spec, layout, model=checkpoint.path.name, column_multiple=multiple)
     prompt = checkpoint.prompt(PROMPT_TOKENS)
     short_prompts = [
         prompt[start : start + SHORT_PROMPT_TOKENS]

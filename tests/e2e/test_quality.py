@@ -18,11 +18,11 @@ import edge
 from demos.bundled import MODEL
 from demos.corpus import story
 from demos.world import PEOPLE
-from edge.api.quality import bytes_per_weight
 from edge.api.quality_text import bundled_text, windows_of
 from edge.progress import Progress
 from edge.text import Tokenizer
 from edge.weights.checkpoint import Checkpoint
+from edge.weights.format_sizes import bytes_per_weight
 from edge.weights.formats import weight_format
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.processes import PATIENCE_S, edge_process, poll_until

@@ -65,7 +65,8 @@ class ReferenceModel:
             layer = int(name.split(".")[2])
             inner = layer - ends
             if inner < 0 or inner % 3 == 2 or layer >= 7 * layers // 8:
-                return 8, self.block_size
+                columns = self.spec.layer(layer).feed_forward.columns
+                return 8, max(self.block_size, 0 if columns % 64 else 64)
         return 4, self.block_size
 
     def logits(self, tokens: Sequence[int]) -> Array:
