@@ -1,6 +1,6 @@
-"""A GGUF file (Q4_0, llama.cpp's own 4-bit grid in blocks of 32) of a random checkpoint.
+"""A GGUF file of a random checkpoint, in Q4_0 (llama.cpp's 4-bit grid in blocks of 32) or F16.
 
-python gguf_file.py CHECKPOINT GGUF      (runs by itself, where numpy and gguf are installed)
+python gguf_file.py CHECKPOINT GGUF [F16]      (runs by itself, where numpy and gguf are installed)
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def read_bfloat16(folder: Path) -> dict[str, tuple[Path, int, list[int]]]:
     return found
 
 
-def make_gguf(folder: Path, target: Path) -> None:
-    """Write the checkpoint's weights as Q4_0 to `target`."""
+def make_gguf(folder: Path, target: Path, form: str = "Q4_0") -> None:
+    """Write the checkpoint's weights in this form to `target`."""
     import gguf
 
     config = json.loads((folder / "config.json").read_text())
@@ -54,7 +54,7 @@ def make_gguf(folder: Path, target: Path) -> None:
     writer.add_rope_dimension_count(config["hidden_size"] // config["num_attention_heads"])
     writer.add_rope_freq_base(10000.0)
     writer.add_vocab_size(config["vocab_size"])
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_0)
+    writer.add_file_type(getattr(gguf.LlamaFileType, f"MOSTLY_{form}"))
     writer.add_tokenizer_model("llama")
     rest = config["vocab_size"] - 259
     named = [b"<unk>", b"<s>", b"</s>"] + [f"<0x{byte:02X}>".encode() for byte in range(256)]
@@ -67,7 +67,7 @@ def make_gguf(folder: Path, target: Path) -> None:
         words = np.fromfile(file, np.uint16, int(np.prod(shape)), offset=offset)
         values = (words.astype(np.uint32) << 16).view(np.float32).reshape(shape)
         if quantise:
-            kind = gguf.GGMLQuantizationType.Q4_0
+            kind = gguf.GGMLQuantizationType[form]
             writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
         else:
             writer.add_tensor(name, values)
@@ -90,4 +90,4 @@ def make_gguf(folder: Path, target: Path) -> None:
 
 
 if __name__ == "__main__":
-    make_gguf(Path(sys.argv[1]), Path(sys.argv[2]))
+    make_gguf(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])

@@ -1,6 +1,9 @@
 """Edge on one peer against llama.cpp, in one call and in turn: the machine's mood is shared.
 
-python -m demos.bench.versus_llama --llama-python OTHER_ENVIRONMENT/bin/python --block-size 128
+python -m demos.bench.versus_llama --llama-python OTHER_ENVIRONMENT/bin/python --form Q4_K_M
+
+How far each format is from float32 is told by demos.bench.quality: speeds of unlike quality say
+little.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from demos.bench.shapes import checkpoint, described
 from edge.api.versus_llama_cpp import Comparison, Llama, compare
 
 
-def figures_of(measured: Comparison) -> Figures:
+def figures_of(measured: Comparison, form: str) -> Figures:
     """Both programs' figures and the ratio, for each thing that was compared."""
     found = Figures()
     for name, pairs in (
@@ -30,7 +33,7 @@ def figures_of(measured: Comparison) -> Figures:
     ):
         for ours, theirs in pairs:
             found.add(f"{name}, Edge", "tok/s", ours)
-            found.add(f"{name}, llama.cpp Q4_0", "tok/s", theirs)
+            found.add(f"{name}, llama.cpp {form}", "tok/s", theirs)
             found.add(f"{name}, Edge / llama.cpp", "ratio", ours / theirs)
     if measured.batch:
         for (many, _), (one, _) in zip(measured.batch, measured.decode, strict=True):
@@ -41,6 +44,9 @@ def figures_of(measured: Comparison) -> Figures:
 @click.command()
 @click.option("--llama-python", required=True, help="A Python with llama-cpp-python and gguf.")
 @shape_option()
+@click.option("--form", default="Q4_K_M", show_default=True, help="llama.cpp's, and of its file.")
+@click.option("--same-file", is_flag=True, help="Edge takes llama.cpp's file, too.")
+@click.option("--dtype", default="int4", show_default=True)
 @click.option("--block-size", type=int, default=32, show_default=True)
 @click.option("--threads", type=int, default=2, show_default=True)
 @click.option("--prompt-tokens", type=int, default=128, show_default=True)
@@ -52,6 +58,9 @@ def figures_of(measured: Comparison) -> Figures:
 def main(
     llama_python: str,
     shape: str,
+    form: str,
+    same_file: bool,
+    dtype: str,
     block_size: int,
     threads: int,
     folder: Path,
@@ -61,21 +70,26 @@ def main(
     """Prefill and decode of both, with the ratio of each round."""
     path = checkpoint(shape, folder)
     context, requests = options["prompt_tokens"] + options["new_tokens"], options["requests"]
-    gguf = gguf_of(shape, folder, python=llama_python)
+    gguf = gguf_of(shape, folder, python=llama_python, form=form)
+    ours = f"{form} as stored" if same_file else f"{dtype}/{block_size}"
     with (
         Llama(
             gguf, python=llama_python, threads=threads, context_tokens=context, requests=requests
         ) as llama,
         edge.Cluster.local(1, threads=threads) as cluster,
         cluster.load(
-            path, block_size=block_size, context_tokens=context, concurrency=requests
+            gguf if same_file else path,
+            dtype="auto" if same_file else dtype,
+            block_size=block_size,
+            context_tokens=context,
+            concurrency=requests,
         ) as model,
     ):
         measured = compare(model, llama, **options)
     results.publish(
-        figures_of(measured).metrics(),
+        figures_of(measured, form).metrics(),
         question="one peer against llama.cpp, in turn",
-        variant=f"int4/{block_size}, {threads} threads; llama-cpp-python {measured.version} Q4_0",
+        variant=f"{ours}, {threads} threads; llama-cpp-python {measured.version} {form}",
         link="none",
         model=described(shape),
         keep=append,

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from demos.bench import accelerate_side, gguf_file
+from demos.bench import accelerate_side, gguf_file, llama_logits
 from demos.bench.clusters.control_groups import ControlGroup
 from demos.bench.shapes import checkpoint
 from demos.processes import child
@@ -86,13 +86,21 @@ def accelerate(
             yield Side(process, group)
 
 
-def gguf_of(shape: str, folder: Path, *, python: str) -> Path:
-    """The shape's weights as Q4_0, made if the file is not there. SystemExit if it cannot be."""
-    target = folder / f"{shape}-q4_0.gguf"
+def gguf_of(shape: str, folder: Path, *, python: str, form: str = "Q4_0") -> Path:
+    """The shape's weights in a form, made if the file is not there. SystemExit if it cannot be.
+
+    llama.cpp itself makes those that its Python package has no formula for.
+    """
+    target = folder / f"{shape}-{form.lower()}.gguf"
     if not target.exists():
         partial = target.with_suffix(".partial")
-        command = [python, gguf_file.__file__, str(checkpoint(shape, folder)), str(partial)]
+        command = [python, gguf_file.__file__, str(checkpoint(shape, folder)), str(partial), form]
+        if form not in ("Q4_0", "F16"):
+            source = gguf_of(shape, folder, python=python, form="F16")
+            command = [python, llama_logits.__file__, "quantise", str(source), str(partial), form]
         if subprocess.run(command, check=False, stdout=sys.stderr).returncode:
-            raise SystemExit(f"{python} cannot make a GGUF file; it needs numpy and gguf")
+            raise SystemExit(
+                f"{python} cannot make a GGUF file; it needs numpy, gguf and llama-cpp-python"
+            )
         partial.rename(target)
     return target
