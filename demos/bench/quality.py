@@ -44,6 +44,7 @@ WANTED = QualityOptions()
 EDGE_FORMATS = (
     LoadOptions(dtype="float32"),
     LoadOptions(dtype="int8"),
+    LoadOptions(dtype="int4"),
     *(
         LoadOptions(dtype=dtype, block_size=block_size)
         for dtype in ("int4", "int4-pure")

@@ -331,7 +331,7 @@ def format_name(weight_format: WeightFormat, options: LoadOptions) -> str:
     """What of the options changes results, for people."""
     parts = [weight_format.name]
     if weight_format.recipe.usual.bits is not None:
-        if weight_format.name != AS_STORED:
+        if weight_format.name != AS_STORED and options.block_size is not None:
             parts = [f"{weight_format.name} in blocks of {options.block_size}"]
         parts.append(weight_format.accuracy)
     if options.kv_dtype != "float32":

@@ -14,7 +14,6 @@ from edge.weights.checkpoint import Checkpoint
 from edge.weights.formats import (
     AUTO,
     BLOCK_SIZES,
-    DEFAULT_BLOCK_SIZE,
     DTYPES,
     KvDtype,
     WeightFormat,
@@ -54,8 +53,11 @@ class LoadOptions:
         "head, keys, values, and down in a part of the layers); int4-pure has 4 everywhere.",
     )
 
-    block_size: int = option(
-        DEFAULT_BLOCK_SIZE, choices=BLOCK_SIZES, help="Weights that share a scale in int4 and int8."
+    block_size: int | None = option(
+        None,
+        choices=BLOCK_SIZES,
+        help="Weights that share a scale in int4 and int8: smaller is closer, larger faster.  "
+        "[default: 64 for most of int4, else 32]",
     )
 
     accuracy: Accuracy = option(
@@ -205,7 +207,7 @@ class LoadOverrides(TypedDict, total=False):
 
     plan: Parallel | Plan
     dtype: str
-    block_size: int
+    block_size: int | None
     accuracy: Accuracy
     context_tokens: int | None
     concurrency: int

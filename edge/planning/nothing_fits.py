@@ -46,7 +46,9 @@ def _what_would_fit(checkpoint: Checkpoint, cluster: ClusterSpec, options: LoadO
             choose_plan(checkpoint, cluster, smaller)
         except partition.PartitionError:
             continue
-        return f"With {smaller.dtype} in blocks of {smaller.block_size} it would fit."
+        size = smaller.block_size
+        blocks = "" if size is None else f" in blocks of {size}"
+        return f"With {smaller.dtype}{blocks} it would fit."
     return "No smaller dtype would be enough by itself."
 
 

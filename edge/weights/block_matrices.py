@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,14 @@ from edge.weights.matrix_kind import CheckpointTensors, MatrixKind, StoredArray
 from edge.weights.quantize import open_quantized
 from edge.weights.quantized_store import QuantizedStore
 from edge.weights.recipe import Kind, Recipe
-from kernels.matmul_nbits.reference import QuantizedMatrix, check_format, dequantize, packed_shapes
+from kernels.matmul_nbits.reference import (
+    QuantizedMatrix,
+    check_format,
+    dequantize,
+    pack_zero_points,
+    packed_shapes,
+    unpack_zero_points,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +92,49 @@ class Blocks(MatrixKind[QuantizedMatrix]):
 
 
 @dataclass(frozen=True, slots=True)
+class ZeroBlocks(Blocks):
+    """The same with a zero point for each block: the code that stands for 0."""
+
+    operator = "matmul_nbits with zero points"
+
+    @property
+    def words(self) -> str:
+        return f"{self.bits} bits in blocks of {self.block_size} with zero points"
+
+    @property
+    def packed_bytes_per_weight(self) -> float:
+        return self.bits / 8 + (8.0 + self.bits / 8) / self.block_size
+
+    def arrays(self, rows: int, columns: int) -> tuple[StoredArray, ...]:
+        codes, scales = packed_shapes((rows, columns), self.bits, self.block_size)
+        zeros = (rows, -(-scales[1] * self.bits // 8))
+        return (
+            StoredArray(suffix="codes", dtype="uint8", shape=codes),
+            StoredArray(suffix="scales", dtype="float32", shape=scales, stays=True),
+            StoredArray(suffix="zero_points", dtype="uint8", shape=zeros, stays=True),
+        )
+
+    def matrix(self, stored: Callable[[str], NDArray[Any]], columns: int) -> QuantizedMatrix:
+        scales = stored("scales")
+        return QuantizedMatrix(
+            codes=stored("codes"),
+            scales=scales,
+            zero_points=unpack_zero_points(stored("zero_points"), self.bits, scales.shape[1]),
+            bits=self.bits,
+            block_size=self.block_size,
+            columns=columns,
+        )
+
+    def made_up(
+        self, columns: int, *, normal: NDArray[np.float32], codes: NDArray[np.uint8]
+    ) -> dict[str, NDArray[Any]]:
+        # Twice the spread, as the zero points are as uniform as the codes.
+        scale = 12**0.5 / 2**self.bits / (2 * columns) ** 0.5
+        scales = np.full(1 << 16, scale, np.float32)
+        return {"codes": codes, "scales": scales, "zero_points": codes}
+
+
+@dataclass(frozen=True, slots=True)
 class OffsetBlocks(Blocks):
     """The same with a float32 offset for each block: files that keep the least weight of each."""
 
@@ -127,6 +177,21 @@ class OffsetBlocks(Blocks):
         }
 
 
+def stored_arrays(pieces: Sequence[QuantizedMatrix]) -> dict[str, NDArray[Any]]:
+    """Rows under each other, by suffix."""
+    arrays: dict[str, NDArray[Any]] = {
+        "codes": np.concatenate([piece.codes for piece in pieces]),
+        "scales": np.concatenate([piece.scales for piece in pieces]),
+    }
+    offsets = [piece.offsets for piece in pieces if piece.offsets is not None]
+    if offsets:
+        arrays["offsets"] = np.concatenate(offsets)
+    zeros = [piece.zero_points for piece in pieces if piece.zero_points is not None]
+    if zeros:
+        arrays["zero_points"] = pack_zero_points(np.concatenate(zeros), pieces[0].bits)
+    return arrays
+
+
 class QuantizedSource:
     """Matrices from quantised caches, one for each kind; the rest as float32."""
 
@@ -152,12 +217,8 @@ class QuantizedSource:
             assert rows == range(whole_rows)
             assert len(part.parts) == 1
             matrix, _padding = store.columns(name, part.columns)
-            return {"codes": matrix.codes, "scales": matrix.scales}
-        pieces = [store.rows(self._tensor_name(r), rows) for r, rows in part.parts]
-        return {
-            "codes": np.concatenate([piece.codes for piece in pieces]),
-            "scales": np.concatenate([piece.scales for piece in pieces]),
-        }
+            return stored_arrays([matrix])
+        return stored_arrays([store.rows(self._tensor_name(r), rows) for r, rows in part.parts])
 
     def vector(self, part: VectorSlice) -> NDArray[np.float32]:
         return self._floats.vector(part)
@@ -190,6 +251,7 @@ def mixed(recipe: Recipe, grades: tuple[int, ...] = ()) -> Encoding:
                         sorted(members),
                         bits=kind.bits,
                         block_size=kind.block_size,
+                        zero_points=isinstance(kind, ZeroBlocks),
                         cache_root=cache_root,
                         progress=_Part(on_progress=on_progress, before=before, total=total),
                     )

@@ -92,7 +92,7 @@ class FloatSource:
         return values
 
 
-def float32(spec: ModelSpec, block_size: int) -> Encoding:
+def float32(spec: ModelSpec, block_size: int | None) -> Encoding:
     """Has no blocks."""
 
     def open_source(

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 from edge.errors import RequestError, shown
 from edge.models.spec import MAX_KINDS, ModelSpec, graded
-from edge.weights.block_matrices import Blocks, OffsetBlocks
+from edge.weights.block_matrices import Blocks, OffsetBlocks, ZeroBlocks
 from edge.weights.encoding import Encoding, OpenSource
 from edge.weights.float_matrices import Floats, float32
 from edge.weights.integer_formats import int4, int8, pure_int4
@@ -19,7 +19,7 @@ from edge.weights.matrix_kind import MatrixKind
 from edge.weights.recipe import Recipe, Rule
 from kernels.matmul_nbits.reference import Accuracy
 
-ENCODINGS: dict[str, Callable[[ModelSpec, int], Encoding]] = {
+ENCODINGS: dict[str, Callable[[ModelSpec, int | None], Encoding]] = {
     "float32": float32,
     "int8": int8,
     "int4": int4,
@@ -33,7 +33,6 @@ DEFAULT_FORMAT = "int4"
 DTYPES = (AUTO, *ENCODINGS)
 """Number formats of weights."""
 BLOCK_SIZES = (16, 32, 64, 128)
-DEFAULT_BLOCK_SIZE = 32
 ACCURACIES: tuple[Accuracy, ...] = get_args(Accuracy)
 KvDtype = Literal["float32", "int8", "int4"]
 """Number formats of keys and values."""
@@ -43,6 +42,7 @@ KV_DTYPES: tuple[KvDtype, ...] = get_args(KvDtype)
 KINDS: dict[str, type[MatrixKind[Any]]] = {
     "floats": Floats,
     "blocks": Blocks,
+    "zero_blocks": ZeroBlocks,
     "offset_blocks": OffsetBlocks,
 }
 """What peers have products for."""
@@ -156,11 +156,12 @@ def _rule(value: object, kinds: Sequence[MatrixKind[Any]]) -> Rule:
     return Rule(role, kinds[number], grade)
 
 
-def check_format(name: str, block_size: int, accuracy: str) -> None:
+def check_format(name: str, block_size: int | None, accuracy: str) -> None:
     """Raises RequestError for an unknown name, block size or accuracy."""
     if name not in DTYPES:
         raise RequestError(f"dtype {name!r} is not one of {', '.join(DTYPES)}")
-    if type(block_size) is not int or block_size not in BLOCK_SIZES:
+    is_known = type(block_size) is int and block_size in BLOCK_SIZES
+    if block_size is not None and not is_known:
         raise RequestError(f"block size {block_size} is not one of {BLOCK_SIZES}")
     _accuracy(accuracy)
 
@@ -168,12 +169,13 @@ def check_format(name: str, block_size: int, accuracy: str) -> None:
 def weight_format(
     spec: ModelSpec,
     name: str,
-    block_size: int = DEFAULT_BLOCK_SIZE,
+    block_size: int | None = None,
     accuracy: str = "fast",
     *,
     own: Encoding | None = None,
 ) -> WeightFormat:
-    """What the format makes of this model; `own`: what the checkpoint itself has.
+    """What the format makes of this model; `own`: what the checkpoint itself has. block_size: None
+    for the format's own.
 
     Raises as `check_format` does.
     """

@@ -18,7 +18,7 @@ from edge.errors import CheckpointError
 from edge.models.parts import MatrixSlice, VectorSlice
 from edge.models.spec import ModelSpec, tensor_shapes
 from edge.progress import OnProgress
-from edge.weights.block_matrices import Blocks, OffsetBlocks
+from edge.weights.block_matrices import Blocks, OffsetBlocks, stored_arrays
 from edge.weights.encoding import Encoding
 from edge.weights.float_matrices import Floats, FloatSource
 from edge.weights.matrix_kind import CheckpointTensors
@@ -87,13 +87,7 @@ class StoredBlocks:
     def matrix(self, part: MatrixSlice) -> dict[str, NDArray[Any]]:
         if self._types[part.parts[0][0]].coded is None:
             return self._floats.matrix(part)
-        found = [self._read(role, rows, part.columns) for role, rows in part.parts]
-        arrays = {
-            "codes": np.concatenate([each.codes for each in found]),
-            "scales": np.concatenate([each.scales for each in found]),
-        }
-        offsets = [each.offsets for each in found if each.offsets is not None]
-        return {**arrays, "offsets": np.concatenate(offsets)} if offsets else arrays
+        return stored_arrays([self._read(role, rows, part.columns) for role, rows in part.parts])
 
     def vector(self, part: VectorSlice) -> NDArray[np.float32]:
         return self._floats.vector(part)

@@ -5,39 +5,51 @@ from __future__ import annotations
 import math
 
 from edge.models.spec import ModelSpec
-from edge.weights.block_matrices import Blocks, mixed
+from edge.weights.block_matrices import Blocks, ZeroBlocks, mixed
 from edge.weights.encoding import Encoding
 from edge.weights.recipe import Recipe, Rule
 
+DEFAULT_BLOCK_SIZE = 32
+_INT4_BLOCK = 64
+"""Of most matrices in int4: with zero points as close as blocks of 32 without, and faster."""
 _WIDEST_BLOCK, _WIDEST_CUT_BLOCK = 128, 64
 """Codes of 8 bits lose nothing by it that can be seen, and a quarter of the scales is left. Where
 columns are shared out among devices, in multiples of a block, those are better not too large."""
 
 
-def int8(spec: ModelSpec, block_size: int) -> Encoding:
-    return mixed(Recipe(Blocks(8, block_size)))
+def int8(spec: ModelSpec, block_size: int | None) -> Encoding:
+    return mixed(Recipe(Blocks(8, block_size or DEFAULT_BLOCK_SIZE)))
 
 
-def pure_int4(spec: ModelSpec, block_size: int) -> Encoding:
-    return mixed(Recipe(Blocks(4, block_size)))
+def pure_int4(spec: ModelSpec, block_size: int | None) -> Encoding:
+    return mixed(Recipe(Blocks(4, block_size or DEFAULT_BLOCK_SIZE)))
 
 
-def int4(spec: ModelSpec, block_size: int) -> Encoding:
-    """4 bits, but 8 where models are most sensitive.
+def int4(spec: ModelSpec, block_size: int | None) -> Encoding:
+    """4 bits with zero points, but 8 where models are most sensitive.
 
     Those are the head, keys, values, and "down" of the first and last eighth of the layers and
-    every third between (the layers that llama.cpp's K-quants give more bits, too). Measured with
-    SmolLM2-135M, KL divergence from float32: 0.36 with 4 bits everywhere, 0.08 with this.
+    every third between (the layers that llama.cpp's K-quants give more bits, too). Queries and
+    outputs of attention have blocks of 32 at most. KL divergence of SmolLM2-135M from float32:
+    0.36 with 4 bits in blocks of 32 everywhere, 0.09 with this.
     """
-    wide = Blocks(8, _widest_block(_WIDEST_BLOCK, spec.hidden_size, block_size))
+    hidden = spec.hidden_size
     columns = math.gcd(*(kind.feed_forward.columns for kind in spec.kinds))
-    cut = Blocks(8, _widest_block(_WIDEST_CUT_BLOCK, columns, block_size))
+    fine = ZeroBlocks(4, min(block_size or DEFAULT_BLOCK_SIZE, DEFAULT_BLOCK_SIZE))
+    usual, down = (
+        ZeroBlocks(4, block_size or _widest_block(_INT4_BLOCK, inputs, DEFAULT_BLOCK_SIZE))
+        for inputs in (hidden, columns)
+    )
+    wide = Blocks(8, _widest_block(_WIDEST_BLOCK, hidden, usual.block_size))
+    cut = Blocks(8, _widest_block(_WIDEST_CUT_BLOCK, columns, down.block_size))
     rules = (
         *(Rule(role, wide) for role in ("head", "key.weight", "value.weight")),
+        *(Rule(role, fine) for role in ("query.weight", "output.weight")),
         Rule("down.weight", cut, grade=1),
+        Rule("down.weight", down),
     )
     grades = tuple(int(_is_sensitive(n, spec.num_layers)) for n in range(spec.num_layers))
-    return mixed(Recipe(Blocks(4, block_size), rules), grades)
+    return mixed(Recipe(usual, rules), grades)
 
 
 def _is_sensitive(layer: int, num_layers: int) -> bool:

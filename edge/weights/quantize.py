@@ -22,6 +22,7 @@ from edge.weights.quantized_store import (
     codes_name,
     scales_name,
     store_errors_as_edge_errors,
+    zeros_name,
 )
 from edge.weights.weight_limits import check_weights, largest_of
 from kernels.matmul_nbits.reference import quantize
@@ -56,6 +57,7 @@ def open_quantized(
     *,
     bits: int,
     block_size: int,
+    zero_points: bool = False,
     cache_root: Path,
     progress: Callable[[int, int], None] | None = None,
     limit_bytes: int = DEFAULT_LIMIT_BYTES,
@@ -70,8 +72,9 @@ def open_quantized(
     Raises CheckpointError for a matrix that is missing, damaged or not finite, CapacityError if
     the limit or the disk is too small, ValueError for a format that does not exist.
     """
-    weight_format = QuantizedFormat(bits=bits, block_size=block_size)
-    name = f"{store.fingerprint}-int{bits}-{block_size}-v{_ROUNDING_VERSION}"
+    weight_format = QuantizedFormat(bits=bits, block_size=block_size, zero_points=zero_points)
+    kind = f"int{bits}z" if zero_points else f"int{bits}"
+    name = f"{store.fingerprint}-{kind}-{block_size}-v{_ROUNDING_VERSION}"
     with store_errors_as_edge_errors(), contextlib.ExitStack() as on_error:
         shapes = {matrix: _matrix_shape(store, matrix) for matrix in matrices}
         wanted = weight_format.tensors(shapes)
@@ -142,7 +145,11 @@ def _quantize_rows(
     weight = store.read(name, rows=rows)
     try:
         part = quantize(
-            weight, bits=weight_format.bits, block_size=weight_format.block_size, num_threads=1
+            weight,
+            bits=weight_format.bits,
+            block_size=weight_format.block_size,
+            zero_points=weight_format.zero_points,
+            num_threads=1,
         )
     except ValueError as error:
         raise CheckpointError(
@@ -152,6 +159,8 @@ def _quantize_rows(
     check_weights(store, name, largest_of(part.scales) * part.zero_code)
     writer.write_rows(codes_name(name), rows.start, part.codes)
     writer.write_rows(scales_name(name), rows.start, part.scales)
+    if part.zero_points is not None:
+        writer.write_rows(zeros_name(name), rows.start, part.zero_points)
     return weight.size
 
 

@@ -1,7 +1,7 @@
 """Slices of matrices that lie quantised in safetensors files.
 
-Each matrix is two tensors, `<name>.codes` and `<name>.scales`, laid out as
-kernels.matmul_nbits.reference says. Reads them; making them is edge.weights.quantize's.
+Each matrix is two tensors, `<name>.codes` and `<name>.scales`, or three with `<name>.zero_points`,
+laid out as kernels.matmul_nbits.reference says. Reads them; making them is edge.weights.quantize's.
 """
 
 import contextlib
@@ -25,6 +25,7 @@ class QuantizedFormat:
 
     bits: int
     block_size: int
+    zero_points: bool = False
 
     def __post_init__(self) -> None:
         check_format(self.bits, self.block_size)
@@ -38,6 +39,8 @@ class QuantizedFormat:
             codes, scales = packed_shapes(shape, self.bits, self.block_size)
             tensors[codes_name(name)] = ("U8", codes)
             tensors[scales_name(name)] = ("F32", scales)
+            if self.zero_points:
+                tensors[zeros_name(name)] = ("U8", scales)
         return tensors
 
 
@@ -57,6 +60,7 @@ class QuantizedStore(Closing):
     ) -> None:
         self.bits = weight_format.bits
         self.block_size = weight_format.block_size
+        self._has_zeros = weight_format.zero_points
         self._use = use
         self._places = places
         self._shapes = shapes
@@ -104,6 +108,9 @@ class QuantizedStore(Closing):
             return QuantizedMatrix(
                 codes=self._places[codes_name(name)].read(codes_name(name), runs),
                 scales=self._places[scales_name(name)].read(scales_name(name), runs),
+                zero_points=self._places[zeros_name(name)].read(zeros_name(name), runs)
+                if self._has_zeros
+                else None,
                 bits=self.bits,
                 block_size=self.block_size,
                 columns=columns,
@@ -129,3 +136,8 @@ def codes_name(matrix: str) -> str:
 def scales_name(matrix: str) -> str:
     """The tensor that holds a matrix's scales."""
     return f"{matrix}.scales"
+
+
+def zeros_name(matrix: str) -> str:
+    """The tensor that holds the zero point of each block."""
+    return f"{matrix}.zero_points"

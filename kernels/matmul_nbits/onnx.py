@@ -21,6 +21,7 @@ def matmul_nbits(
     x: str,
     codes: str,
     scales: str,
+    zero_points: str | None = None,
     offsets: str | None = None,
     *,
     rows: int,
@@ -29,7 +30,9 @@ def matmul_nbits(
     block_size: int,
     accuracy: Accuracy = "fast",
 ) -> str:
-    """x [batch, tokens, columns], codes, scales, offsets as in reference.py → [..., rows].
+    """x [batch, tokens, columns], codes, scales and offsets as in reference.py → [..., rows].
+
+    zero_points: as `pack_zero_points` makes them.
 
     W is the weight that codes and scales stand for, and Q rounds each block of x to the codes
     −127…127 of its own scale, its peak / 127, as the operator itself does:
@@ -48,7 +51,7 @@ def matmul_nbits(
         x = _with_remainders(graph, x, columns=columns, block_size=block_size)
         columns += -columns % block_size
     y = graph.node(
-        "MatMulNBits", x, codes, scales,
+        "MatMulNBits", x, codes, scales, *([] if zero_points is None else [zero_points]),
         domain=CONTRIB, K=columns, N=rows, bits=bits, block_size=block_size,
         accuracy_level=INTEGER_ACTIVATIONS,
     )  # fmt: skip

@@ -2,10 +2,10 @@
 
     y[m, n] = sum over k of x[m, k] * ((code[n, k] - zero_code) * scale[n, b] + offset[n, b])
 
-where b is k // block_size, and offsets are 0 in most formats. zero_code is 8 for 4 bits and 128 for
-8 bits: what the operator assumes without a zero-point input. It knows no offsets: their part is a
-product with the sums of each block of x. Knows numpy arrays; knows nothing of files, graphs or how
-a model is split.
+where b is k // block_size, and offsets are 0 in most formats. zero_code is the block's zero point;
+without those it is 8 for 4 bits and 128 for 8 bits, as the operator assumes. It knows no offsets:
+their part is a product with the sums of each block of x. Knows numpy arrays; knows nothing of
+files, graphs or how a model is split.
 """
 
 from collections.abc import Sequence
@@ -37,12 +37,14 @@ class QuantizedMatrix:
     """A weight [rows, columns] (rows are outputs) in blocks along its columns.
 
     codes: uint8 [rows, num_blocks, block_size * bits / 8]; with 4 bits the even column is the low
-    nibble. scales: float32 [rows, num_blocks], of either sign. offsets: None, or as scales. Columns
-    past the end hold the zero code. Raises ValueError where the shapes contradict each other.
+    nibble. scales: float32 [rows, num_blocks], of either sign. zero_points: None, or uint8 as many.
+    offsets: None, or as scales. Columns past the end hold the zero code. Raises ValueError where
+    the shapes contradict each other.
     """
 
     codes: NDArray[np.uint8]
     scales: NDArray[np.float32]
+    zero_points: NDArray[np.uint8] | None = None
     offsets: NDArray[np.float32] | None = None
     bits: int
     block_size: int
@@ -56,10 +58,15 @@ class QuantizedMatrix:
                 f"codes are {self.codes.dtype} {list(self.codes.shape)}; {self.columns} columns of "
                 f"{self.bits} bits in blocks of {self.block_size} need uint8 {list(codes)}"
             )
-        for name, found in (("scales", self.scales), ("offsets", self.offsets)):
-            if found is not None and (found.shape != scales or found.dtype != np.float32):
+        for name, found, dtype in (
+            ("scales", self.scales, np.float32),
+            ("zero points", self.zero_points, np.uint8),
+            ("offsets", self.offsets, np.float32),
+        ):
+            if found is not None and (found.shape != scales or found.dtype != dtype):
                 raise ValueError(
-                    f"{name} are {found.dtype} {list(found.shape)}, not float32 {list(scales)}"
+                    f"{name} are {found.dtype} {list(found.shape)}, not {np.dtype(dtype)} "
+                    f"{list(scales)}"
                 )
 
     @property
@@ -69,8 +76,14 @@ class QuantizedMatrix:
 
     @property
     def zero_code(self) -> int:
-        """The code whose value is 0."""
+        """The code whose value is 0 without zero points."""
         return 1 << (self.bits - 1)
+
+    def zeros(self, blocks: slice) -> NDArray[np.uint8]:
+        """The code whose value is 0 in these blocks [rows, blocks]."""
+        if self.zero_points is None:
+            return np.full_like(self.scales[:, blocks], self.zero_code, np.uint8)
+        return self.zero_points[:, blocks]
 
 
 def check_format(bits: int, block_size: int) -> None:
@@ -93,13 +106,20 @@ def packed_shapes(
 
 
 def quantize(
-    weight: NDArray[np.generic], *, bits: int, block_size: int, num_threads: int = 2
+    weight: NDArray[np.generic],
+    *,
+    bits: int,
+    block_size: int,
+    zero_points: bool = False,
+    num_threads: int = 2,
 ) -> QuantizedMatrix:
     """Rounds a float weight [rows, columns] to the nearest codes, blocks along the columns.
 
     Per block: the element of largest magnitude, with its sign, goes near the most negative code,
     which uses all 2^bits codes; 4 bits try five such places. For the codes c of each, the scale
     with the least squared error is sum(w c) / sum(c c), and the place with the least error stays.
+    With zero points: the block's range, and three narrower ones, go onto the codes; from each, the
+    scale is fitted and the codes rounded again. The one with the least error stays.
     Deterministic: a row's result depends on that row alone. Any float dtype; needs no scratch
     memory beyond 1 MiB per thread. Raises ValueError for other dtypes and for NaN or infinity.
     """
@@ -113,6 +133,7 @@ def quantize(
     result = QuantizedMatrix(
         codes=np.empty(codes_shape, np.uint8),
         scales=np.empty(scales_shape, np.float32),
+        zero_points=np.empty(scales_shape, np.uint8) if zero_points else None,
         bits=bits,
         block_size=block_size,
         columns=columns,
@@ -133,7 +154,7 @@ def quantize(
 def dequantize(matrix: QuantizedMatrix) -> NDArray[np.float32]:
     """The float32 weight [rows, columns] that the codes stand for."""
     values = unpack(matrix.codes, matrix.bits).astype(np.float32)
-    values -= matrix.zero_code
+    values -= matrix.zeros(slice(None))[:, :, None]
     values *= matrix.scales[:, :, None]
     if matrix.offsets is not None:
         values += matrix.offsets[:, :, None]
@@ -163,11 +184,13 @@ def slice_columns(matrix: QuantizedMatrix, columns: range) -> tuple[QuantizedMat
     for block in {0, last - first - 1}:  # only the two ends hold foreign codes
         unpacked = unpack(codes[:, block], matrix.bits)
         position = np.arange(matrix.block_size) + block * matrix.block_size
-        unpacked[:, (position < left_padding) | (position >= kept)] = matrix.zero_code
+        foreign = (position < left_padding) | (position >= kept)
+        unpacked[:, foreign] = matrix.zeros(slice(first + block, first + block + 1))
         codes[:, block] = pack(unpacked, matrix.bits)
     part = QuantizedMatrix(
         codes=codes,
         scales=matrix.scales[:, first:last].copy(),
+        zero_points=None if matrix.zero_points is None else matrix.zeros(slice(first, last)).copy(),
         offsets=None if matrix.offsets is None else matrix.offsets[:, first:last].copy(),
         bits=matrix.bits,
         block_size=matrix.block_size,
@@ -214,7 +237,9 @@ def _quantize_tiles(
     """Quantises `tile_rows` rows from each of `starts` into `result`."""
     num_blocks, block_size = result.scales.shape[1], result.block_size
     width = max(_MIN_TILE_BLOCKS, min(tile_rows, len(weight)) * num_blocks)
-    tile = RoundingTile(result.bits, block_size, width, weight.dtype)
+    tile = RoundingTile(
+        result.bits, block_size, width, weight.dtype, has_zeros=result.zero_points is not None
+    )
     padding = num_blocks * block_size - result.columns
     for start in starts:
         rows = weight[start : start + tile_rows]
@@ -227,4 +252,19 @@ def _quantize_tiles(
             np.ascontiguousarray(rows).reshape(-1, block_size),
             result.codes[start:stop].reshape(-1, result.codes.shape[2]),
             result.scales[start:stop].reshape(-1),
+            None if result.zero_points is None else result.zero_points[start:stop].reshape(-1),
         )
+
+
+def pack_zero_points(zero_points: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
+    """uint8 [rows, blocks] as the operator takes them: with 4 bits, two in a byte."""
+    if zero_points.shape[1] % 2 and bits == 4:
+        zero_points = np.pad(zero_points, [(0, 0), (0, 1)])
+    return pack(zero_points, bits)
+
+
+def unpack_zero_points(
+    packed: NDArray[np.uint8], bits: int, num_blocks: int
+) -> NDArray[np.uint8]:
+    """What `pack_zero_points` was given."""
+    return np.ascontiguousarray(unpack(packed, bits)[:, :num_blocks])

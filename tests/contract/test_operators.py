@@ -244,6 +244,7 @@ def test_matmul(seed: int, tokens: int, rows: int, columns: int) -> None:
     bits=st.sampled_from(matmul_nbits_reference.SUPPORTED_BITS),
     block_size=st.sampled_from([16, 32, 64, 128]),
     accuracy=st.sampled_from(["fast", "high"]),
+    has_zeros=st.booleans(),
     has_offsets=st.booleans(),
     data=st.data(),
 )
@@ -255,6 +256,7 @@ def test_matmul_nbits(
     bits: int,
     block_size: int,
     accuracy: matmul_nbits_reference.Accuracy,
+    has_zeros: bool,
     has_offsets: bool,
     data: st.DataObject,
 ) -> None:
@@ -266,7 +268,9 @@ def test_matmul_nbits(
     start = data.draw(st.integers(0, columns - 1), label="start")
     stop = data.draw(st.integers(start + 1, columns), label="stop")
     weight = normal(seed, rows, columns)
-    matrix = matmul_nbits_reference.quantize(weight, bits=bits, block_size=block_size)
+    matrix = matmul_nbits_reference.quantize(
+        weight, bits=bits, block_size=block_size, zero_points=has_zeros and bits == 4
+    )
     codes_alone = matmul_nbits_reference.dequantize(matrix)[:, start:stop]
     if has_offsets:
         matrix = replace(matrix, offsets=normal(seed + 2, *matrix.scales.shape))
@@ -339,11 +343,16 @@ def nbits_product(
 ) -> Array:
     face = Face()
     rows, columns = matrix.shape
+    zeros = None
+    if matrix.zero_points is not None:
+        packed = matmul_nbits_reference.pack_zero_points(matrix.zero_points, matrix.bits)
+        zeros = face.graph.weight("zero_points", packed)
     y = matmul_nbits_onnx.matmul_nbits(
         face.graph,
         face.input("x", x),
         face.graph.weight("codes", matrix.codes),
         face.graph.weight("scales", matrix.scales),
+        zeros,
         None if matrix.offsets is None else face.graph.weight("offsets", matrix.offsets),
         rows=rows,
         columns=columns,

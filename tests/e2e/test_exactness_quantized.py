@@ -23,7 +23,7 @@ import pytest
 from numpy.typing import NDArray
 
 import edge
-from edge.weights.formats import BLOCK_SIZES, DEFAULT_BLOCK_SIZE, weight_format
+from edge.weights.formats import BLOCK_SIZES, weight_format
 from tests.support.checkpoints import FAMILIES, LARGER, TinyCheckpoint
 from tests.support.pairs import every_pair
 from tests.support.plans import LAYOUTS, make_plan
@@ -58,7 +58,7 @@ def assert_as_promised(
     layout: str,
     dtype: str,
     *,
-    block_size: int = DEFAULT_BLOCK_SIZE,
+    block_size: int | None = None,
 ) -> None:
     recipe = weight_format(checkpoint.spec, dtype, block_size).recipe
     multiple = recipe.column_multiple({"down.weight"})

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import edge
-from edge.weights.formats import DEFAULT_BLOCK_SIZE
+from edge.weights.integer_formats import DEFAULT_BLOCK_SIZE
 from partition import Plan
 from partition import PlanError as PartitionPlanError
 from tests.support.checkpoints import CONTEXT_TOKENS, TinyCheckpoint

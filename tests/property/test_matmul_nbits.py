@@ -16,6 +16,7 @@ from kernels.matmul_nbits.reference import (
     QuantizedMatrix,
     dequantize,
     matmul,
+    pack_zero_points,
     quantize,
     slice_columns,
 )
@@ -37,8 +38,11 @@ def run_onnxruntime(
     x: NDArray[np.float32], matrix: QuantizedMatrix, accuracy_level: int
 ) -> NDArray[np.float32]:
     rows, columns = matrix.shape
+    weights = {"codes": matrix.codes, "scales": matrix.scales}
+    if matrix.zero_points is not None:
+        weights["zero_points"] = pack_zero_points(matrix.zero_points, matrix.bits)
     node = helper.make_node(
-        "MatMulNBits", ["x", "codes", "scales"], ["y"], domain="com.microsoft",
+        "MatMulNBits", ["x", *weights], ["y"], domain="com.microsoft",
         K=columns, N=rows, bits=matrix.bits, block_size=matrix.block_size,
         accuracy_level=accuracy_level,
     )  # fmt: skip
@@ -48,8 +52,8 @@ def run_onnxruntime(
         [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["tokens", columns])],
         [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["tokens", rows])],
         [
-            numpy_helper.from_array(np.ascontiguousarray(matrix.codes), "codes"),
-            numpy_helper.from_array(np.ascontiguousarray(matrix.scales), "scales"),
+            numpy_helper.from_array(np.ascontiguousarray(values), name)
+            for name, values in weights.items()
         ],
     )
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
@@ -71,11 +75,12 @@ def relative_error(got: NDArray[np.float32], expected: NDArray[np.float32]) -> f
 @pytest.mark.parametrize("tokens", [1, 7, 64])
 @pytest.mark.parametrize("columns", [256, 200, 72])
 @pytest.mark.parametrize("block_size", [16, 32, 64, 128, 256])
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(("bits", "zeros"), [(4, False), (4, True), (8, False)])
 def test_onnxruntime_computes_the_reference(
-    bits: int, block_size: int, columns: int, tokens: int, accuracy_level: int
+    bits: int, zeros: bool, block_size: int, columns: int, tokens: int, accuracy_level: int
 ) -> None:
-    matrix = quantize(gaussian(48, columns), bits=bits, block_size=block_size)
+    weight = gaussian(48, columns) + np.float32(zeros / 4)
+    matrix = quantize(weight, bits=bits, block_size=block_size, zero_points=zeros)
     x = gaussian(tokens, columns, seed=1)
     error = relative_error(run_onnxruntime(x, matrix, accuracy_level), matmul(x, matrix))
     # Level 4 rounds the activation to int8 per block: measured 5e-3 to 7e-3 for both widths.
@@ -105,7 +110,9 @@ def test_a_slice_of_the_columns_sums_to_the_whole_in_onnxruntime(data: st.DataOb
     block_size = data.draw(st.sampled_from([16, 32, 64]))
     columns = data.draw(st.integers(2, 200))
     cut = data.draw(st.integers(1, columns - 1))
-    matrix = quantize(gaussian(5, columns), bits=bits, block_size=block_size)
+    zeros = data.draw(st.booleans())
+    weight = gaussian(5, columns) + np.float32(zeros / 2)
+    matrix = quantize(weight, bits=bits, block_size=block_size, zero_points=zeros)
     x = gaussian(2, columns, seed=1)
     total = np.zeros((2, 5), np.float32)
     for part in (range(cut), range(cut, columns)):
@@ -118,7 +125,10 @@ def test_a_slice_of_the_columns_sums_to_the_whole_in_onnxruntime(data: st.DataOb
         assert not values[:, :left_padding].any()
         padded = np.pad(x[:, part.start : part.stop], ((0, 0), (left_padding, 0)))
         total += run_onnxruntime(padded, sliced, accuracy_level=0)
-        np.testing.assert_array_equal(codes_past_the_end(sliced), matrix.zero_code)
+        past = codes_past_the_end(sliced)
+        np.testing.assert_array_equal(
+            past, np.broadcast_to(sliced.zeros(slice(-1, None)), past.shape)
+        )
     np.testing.assert_allclose(total, matmul(x, matrix), rtol=1e-4, atol=1e-4)
 
 
@@ -266,3 +276,27 @@ def test_shapes_that_contradict_each_other_are_refused() -> None:
         QuantizedMatrix(
             codes=good.codes, scales=good.scales[:, :1], bits=4, block_size=32, columns=64
         )
+
+
+@pytest.mark.parametrize("block_size", [32, 64, 128])
+def test_zero_points_lose_less_where_blocks_lean_to_a_side(block_size: int) -> None:
+    """And no more where they do not."""
+    for shift, most in ((0.0, 1.0), (0.5, 0.85), (2.0, 0.42)):
+        weight = gaussian(64, 512) + np.float32(shift)
+        errors = []
+        for zeros in (True, False):
+            matrix = quantize(weight, bits=4, block_size=block_size, zero_points=zeros)
+            errors.append(float(((dequantize(matrix) - weight) ** 2).mean()))
+        assert errors[0] < most * errors[1]
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, -1.0, 1e-30, 3e38])
+def test_blocks_of_one_value_have_zero_points(value: float) -> None:
+    weight = np.full((3, 80), value, np.float32)
+    matrix = quantize(weight, bits=4, block_size=32, zero_points=True)
+    np.testing.assert_allclose(dequantize(matrix), weight, rtol=1e-6)
+
+
+def test_what_is_no_number_has_no_zero_point() -> None:
+    with pytest.raises(ValueError, match="NaN or infinity"):
+        quantize(np.array([[1.0, np.nan]], np.float32), bits=4, block_size=16, zero_points=True)

@@ -42,7 +42,7 @@ class ReferenceModel:
         checkpoint: TinyCheckpoint,
         *,
         dtype: str = "float32",
-        block_size: int = 32,
+        block_size: int | None = None,
     ) -> None:
         self.spec: ModelSpec = checkpoint.spec
         self.dtype, self.block_size = dtype, block_size
@@ -53,21 +53,25 @@ class ReferenceModel:
         }
 
     def held_in(self, name: str) -> tuple[int, int]:
-        """Bits and block size of a matrix, as docs/guide/models.md tells them."""
+        """Bits and block size of a matrix, as docs/guide/quality.md tells them."""
+        given = self.block_size
         if self.dtype != "int4":
-            return {"float32": 32, "int8": 8, "int4-pure": 4}[self.dtype], self.block_size
+            return {"float32": 32, "int8": 8, "int4-pure": 4}[self.dtype], given or 32
+        hidden = self.spec.hidden_size
+        usual = given or (64 if hidden % 64 == 0 else 32)
         if any(part in name for part in ("lm_head", "k_proj", "v_proj")):
-            wide = [size for size in (128, 64, 32, 16) if self.spec.hidden_size % size == 0]
-            return 8, max([self.block_size, *wide])
-        layers = self.spec.num_layers
-        ends = layers // 8
-        if "down_proj" in name:
-            layer = int(name.split(".")[2])
-            inner = layer - ends
-            if inner < 0 or inner % 3 == 2 or layer >= 7 * layers // 8:
-                columns = self.spec.layer(layer).feed_forward.columns
-                return 8, max(self.block_size, 0 if columns % 64 else 64)
-        return 4, self.block_size
+            return 8, max([usual, *(size for size in (64, 128) if hidden % size == 0)])
+        if any(part in name for part in ("q_proj", "o_proj")):
+            return 4, min(given or 32, 32)
+        if "down_proj" not in name:
+            return 4, usual
+        layers, layer = self.spec.num_layers, int(name.split(".")[2])
+        fits = self.spec.layer(layer).feed_forward.columns % 64 == 0
+        size = given or (64 if fits else 32)
+        inner = layer - layers // 8
+        if inner < 0 or inner % 3 == 2 or layer >= 7 * layers // 8:
+            return 8, max(size, 64) if fits else size
+        return 4, size
 
     def logits(self, tokens: Sequence[int]) -> Array:
         """[tokens, vocab]: row i is what the model expects after token i."""
@@ -106,7 +110,10 @@ class ReferenceModel:
         bits, block_size = self.held_in(name)
         if bits == 32:
             return weight
-        return dequantize(quantize(weight, bits=bits, block_size=block_size))
+        zero_points = self.dtype == "int4" and bits == 4
+        return dequantize(
+            quantize(weight, bits=bits, block_size=block_size, zero_points=zero_points)
+        )
 
     def _heads(self, x: Array, name: str, num_heads: int) -> Array:
         return self._linear(x, name).reshape(len(x), num_heads, -1)
@@ -125,7 +132,7 @@ class IntegerReferenceModel(ReferenceModel):
     """
 
     def __init__(
-        self, checkpoint: TinyCheckpoint, plan: Plan, *, dtype: str, block_size: int = 32
+        self, checkpoint: TinyCheckpoint, plan: Plan, *, dtype: str, block_size: int | None = None
     ) -> None:
         super().__init__(checkpoint, dtype=dtype, block_size=block_size)
         self._cuts: dict[str, tuple[int, ...]] = {}

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from edge.weights.block_matrices import Blocks, OffsetBlocks
+from edge.weights.block_matrices import Blocks, OffsetBlocks, ZeroBlocks
 from edge.weights.float_matrices import Floats
 from edge.weights.matrix_kind import MatrixKind
 from kernels.matmul.onnx import matmul
@@ -54,6 +54,7 @@ def _blocks(graph: OnnxGraph, x: str, matrix: Matrix) -> str:
         x,
         matrix.array("codes"),
         matrix.array("scales"),
+        matrix.array("zero_points") if isinstance(kind, ZeroBlocks) else None,
         matrix.array("offsets") if isinstance(kind, OffsetBlocks) else None,
         rows=matrix.rows,
         columns=matrix.columns,
@@ -66,5 +67,6 @@ def _blocks(graph: OnnxGraph, x: str, matrix: Matrix) -> str:
 _PRODUCTS: dict[type[MatrixKind[Any]], Callable[[OnnxGraph, str, Matrix], str]] = {
     Floats: _floats,
     Blocks: _blocks,
+    ZeroBlocks: _blocks,
     OffsetBlocks: _blocks,
 }

@@ -28,6 +28,7 @@ _TORCH_DTYPES = {
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
     "int32": torch.int32,
+    "uint8": torch.uint8,
 }
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from edge.backends.shard_arrays import ShardArrays
 from edge.backends.triton.device import Device
 from edge.backends.triton.tuning import ProductShape, Tuning
-from edge.weights.block_matrices import Blocks, OffsetBlocks
+from edge.weights.block_matrices import Blocks, OffsetBlocks, ZeroBlocks
 from edge.weights.float_matrices import Floats
 from edge.weights.matrix_kind import MatrixKind
 from edge.weights.recipe import StoredMatrix
@@ -152,16 +152,21 @@ class _Blocks:
         return matmul_nbits(x, weight, bias, **named)
 
     def arrays(self, matrix: QuantizedMatrix, half_scales: bool) -> dict[str, NDArray[Any]]:
+        zeros = matrix.zero_points
         try:
-            found = gpu_layout(matrix, half_scales=half_scales)
+            found = gpu_layout(matrix, zero_points=zeros, half_scales=half_scales)
         except ValueError:  # some scale is too large or too small for float16
-            found = gpu_layout(matrix)
-        return {"words": found.words.view(np.int32), "scales": found.scales}
+            found = gpu_layout(matrix, zero_points=zeros)
+        arrays = {"words": found.words.view(np.int32), "scales": found.scales}
+        if found.zero_points is not None:
+            arrays["zero_points"] = found.zero_points
+        return arrays
 
     def weight(self, tensor: Callable[[str], Tensor], kind: Blocks, columns: int) -> PackedWeight:
         return PackedWeight(
             words=tensor("words"),
             scales=tensor("scales"),
+            zero_points=tensor("zero_points") if isinstance(kind, ZeroBlocks) else None,
             bits=kind.bits,
             block_size=kind.block_size,
             columns=columns,
@@ -199,5 +204,6 @@ _BLOCKS = _Blocks()
 _PRODUCTS: dict[type[MatrixKind[Any]], _Product] = {
     Floats: _Floats(),
     Blocks: _BLOCKS,
+    ZeroBlocks: _BLOCKS,
     OffsetBlocks: _OffsetBlocks(),
 }
