@@ -47,7 +47,7 @@ def figures_of(measured: Comparison, form: str) -> Figures:
 @click.option("--form", default="Q4_K_M", show_default=True, help="llama.cpp's, and of its file.")
 @click.option("--same-file", is_flag=True, help="Edge takes llama.cpp's file, too.")
 @click.option("--dtype", default="int4", show_default=True)
-@click.option("--block-size", type=int, default=32, show_default=True)
+@click.option("--block-size", type=int, help="Of --dtype, if not its own.")
 @click.option("--threads", type=int, default=2, show_default=True)
 @click.option("--prompt-tokens", type=int, default=128, show_default=True)
 @click.option("--new-tokens", type=int, default=64, show_default=True)
@@ -61,7 +61,7 @@ def main(
     form: str,
     same_file: bool,
     dtype: str,
-    block_size: int,
+    block_size: int | None,
     threads: int,
     folder: Path,
     append: bool,
@@ -71,7 +71,7 @@ def main(
     path = checkpoint(shape, folder)
     context, requests = options["prompt_tokens"] + options["new_tokens"], options["requests"]
     gguf = gguf_of(shape, folder, python=llama_python, form=form)
-    ours = f"{form} as stored" if same_file else f"{dtype}/{block_size}"
+    ours = f"{form} as stored" if same_file else f"{dtype}/{block_size}" if block_size else dtype
     with (
         Llama(
             gguf, python=llama_python, threads=threads, context_tokens=context, requests=requests

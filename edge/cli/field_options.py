@@ -62,8 +62,8 @@ def _click_option(name: str, hint: Any, default: Any, facts: OptionFacts) -> Cal
         named = {str(choice): choice for choice in choices}
         shown |= {
             "type": click.Choice(list(named)),
-            "default": str(default),
-            "callback": lambda _context, _parameter, value: named[value],
+            "default": None if default is None else str(default),
+            "callback": lambda _context, _parameter, value: named.get(value),
         }
     elif isinstance(default, tuple):
         shown = {"multiple": True}

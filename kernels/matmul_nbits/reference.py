@@ -263,8 +263,6 @@ def pack_zero_points(zero_points: NDArray[np.uint8], bits: int) -> NDArray[np.ui
     return pack(zero_points, bits)
 
 
-def unpack_zero_points(
-    packed: NDArray[np.uint8], bits: int, num_blocks: int
-) -> NDArray[np.uint8]:
+def unpack_zero_points(packed: NDArray[np.uint8], bits: int, num_blocks: int) -> NDArray[np.uint8]:
     """What `pack_zero_points` was given."""
     return np.ascontiguousarray(unpack(packed, bits)[:, :num_blocks])
