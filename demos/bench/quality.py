@@ -150,9 +150,13 @@ def edge_rows(
 
 
 def llama_rows(
-    python: str, source: Path, reference: Logits, windows: NDArray[np.int64]
+    python: str, source: Path, reference: Logits, windows: NDArray[np.int64], threads: int
 ) -> Iterator[FormatRow]:
-    """The float32 file as it is, and quantised by llama.cpp itself; each is removed after."""
+    """The float32 file as it is, and quantised by llama.cpp itself; each is removed after.
+
+    Edge computes with the codes of each quantised file, too. How far that is from llama.cpp's own
+    logits is what the two programs make otherwise of one file.
+    """
     script = [python, llama_logits.__file__]
     with tempfile.TemporaryDirectory(dir=source.parent) as temporary:
         folder = Path(temporary)
@@ -172,7 +176,33 @@ def llama_rows(
                 num_weights=told["num_weights"],
             )
             if model != source:
+                yield from same_file_rows(model, name, reference, logits, windows, threads)
                 model.unlink()
+
+
+def same_file_rows(
+    path: Path,
+    name: str,
+    reference: Logits,
+    theirs: Logits,
+    windows: NDArray[np.int64],
+    threads: int,
+) -> Iterator[FormatRow]:
+    """Edge with a GGUF file as it is: from the reference, and from llama.cpp's logits."""
+    with (
+        edge.Cluster.local(1, threads=threads) as cluster,
+        Checkpoint.open(path) as checkpoint,
+        cluster.load(path, context_tokens=WANTED.window_tokens) as model,
+    ):
+        ours = [model.logits(window) for window in windows.tolist()]
+        spec, weight_format = checkpoint.spec, LoadOptions().weight_format(checkpoint)
+    for said, other in (("", reference), (", from llama.cpp's logits", theirs)):
+        yield FormatRow(
+            name=f"Edge on llama.cpp's {name}{said}",
+            figures=against(other, iter(ours), windows),
+            bytes_per_weight=bytes_per_weight(spec, weight_format),
+            num_weights=num_weights(spec),
+        )
 
 
 def _said(command: list[str]) -> str:
@@ -211,7 +241,7 @@ def main(llama_python: str, threads: int, folder: Path, append: bool) -> None:
     rows = edge_rows(path, reference, windows, threads)
     if _has(llama_python, "llama_cpp"):
         floats = widened(llama_python, "gguf", packed, folder / "smollm2-135m-float32.gguf")
-        rows = itertools.chain(rows, llama_rows(llama_python, floats, reference, windows))
+        rows = itertools.chain(rows, llama_rows(llama_python, floats, reference, windows, threads))
     else:
         print(
             "no rows of llama.cpp: they need llama-cpp-python, which pip compiles (a C++ compiler "
