@@ -295,8 +295,8 @@ def _windows(
 ) -> tuple[tuple[int, ...], ...]:
     if not checkpoint.has_tokenizer:
         raise CheckpointError(
-            f"{checkpoint.path} has no tokenizer.json, and quality is measured on a text; "
-            "download it with the checkpoint"
+            f"{checkpoint.path} has no tokenizer, and quality is measured on a text; put "
+            "tokenizer.json there"
         )
     return windows_of(
         checkpoint.tokenizer.encode,
