@@ -43,7 +43,9 @@ class CodeType:
     """The codes of a type.
 
     codes: bytes [..., blocks, block_bytes] to Codes [..., blocks, runs, run]. bits: signed numbers
-    of so many bits hold the values, once `shift` is added. run: weights with one scale.
+    of so many bits hold the values, once `shift` is added: where there are offsets, so that 0 is in
+    the middle, as products round their inputs and lose the less the smaller the codes are. run:
+    weights with one scale.
     """
 
     codes: Callable[[Bytes], Codes]
@@ -281,13 +283,13 @@ BLOCK_TYPES: Mapping[int, BlockType] = {
     2: _type("Q4_0", 32, 18, _q4_0, bits=4),
     3: _type("Q4_1", 32, 20, _q4_1, bits=4, has_offsets=True, shift=-8),
     6: _type("Q5_0", 32, 22, _q5_0),
-    7: _type("Q5_1", 32, 24, _q5_1, has_offsets=True),
+    7: _type("Q5_1", 32, 24, _q5_1, has_offsets=True, shift=-16),
     8: _type("Q8_0", 32, 34, _q8_0),
     9: _type("Q8_1", 32, 40),
-    10: _type("Q2_K", 256, 84, _q2_k, bits=4, run=16, has_offsets=True),
+    10: _type("Q2_K", 256, 84, _q2_k, bits=4, run=16, has_offsets=True, shift=-2),
     11: _type("Q3_K", 256, 110, _q3_k, bits=4, run=16),
     12: _type("Q4_K", 256, 144, _q4_k, bits=4, has_offsets=True, shift=-8),
-    13: _type("Q5_K", 256, 176, _q5_k, has_offsets=True),
+    13: _type("Q5_K", 256, 176, _q5_k, has_offsets=True, shift=-16),
     14: _type("Q6_K", 256, 210, _q6_k, run=16),
     15: _type("Q8_K", 256, 292),
     16: _type("IQ2_XXS", 256, 66),
