@@ -23,6 +23,7 @@ __all__ = [
     "EdgeError",
     "FormatQuality",
     "GenerationOptions",
+    "Inspection",
     "KvDtype",
     "LoadOptions",
     "Model",
@@ -42,6 +43,7 @@ __all__ = [
     "Token",
     "Workload",
     "__version__",
+    "inspect",
 ]
 
 if TYPE_CHECKING:
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from edge.api.async_model import AsyncModel
     from edge.api.cluster import Cluster
     from edge.api.generation_options import GenerationOptions
+    from edge.api.inspection import Inspection, inspect
     from edge.api.model import Model
     from edge.api.quality import FormatQuality, Quality
     from edge.api.reply import AsyncReplyStream, Reply, ReplyStream
@@ -81,6 +84,7 @@ _HOMES = {
     "Drift": "edge.planning.drift",
     "FormatQuality": "edge.api.quality",
     "GenerationOptions": "edge.api.generation_options",
+    "Inspection": "edge.api.inspection",
     "KvDtype": "edge.weights.formats",
     "LoadOptions": "edge.planning.load_options",
     "Model": "edge.api.model",
@@ -93,6 +97,7 @@ _HOMES = {
     "ReplyStream": "edge.api.reply",
     "Token": "edge.coordinator.generation",
     "Workload": "partition",
+    "inspect": "edge.api.inspection",
 }
 
 

@@ -26,6 +26,19 @@ def shown(value: object) -> str:
     return _SHORT.repr(value)[:80]
 
 
+def printable(text: str, most: int = 2000) -> str:
+    """Text from outside for a terminal: what is no letter, sign or space of one line is escaped.
+
+    Of more than `most` characters, the first are left.
+    """
+    cut = text if len(text) <= most else f"{text[:most]}…"
+    if cut.isprintable():
+        return cut
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode() for each in cut
+    )
+
+
 class EdgeError(Exception):
     """Every error that Edge raises on purpose: one sentence with the cause and the remedy."""
 

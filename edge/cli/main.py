@@ -29,6 +29,7 @@ COMMANDS = {
     "pair": "Make two devices members of one cluster.",
     "cluster": "Show this device's cluster, expel a device.",
     "memory": "Tell a running peer how much memory it may use.",
+    "inspect": "Show what a checkpoint is, and what it would take.",
     "plan": "Show what would run where and how fast, without running it.",
     "run": "Answer one prompt.",
     "chat": "Talk with a model in turns.",

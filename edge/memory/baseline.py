@@ -13,6 +13,9 @@ WORK_BYTES = LARGE_FRAMES_BYTES + (20 << 20)
 """Overhead of a daemon once it works: those frames, mostly pieces of weights on their way to disk,
 and 15 to 20 MiB of code and tables of ONNX Runtime that the first session touches."""
 
+USUAL_FLOOR_BYTES = 125 << 20
+"""What a daemon's floor comes to, for who has none to ask: 83 MiB are resident once it listens."""
+
 
 def process_floor() -> Floor:
     """The baseline, measured now: call it after all imports, and before the process serves."""

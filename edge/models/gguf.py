@@ -6,6 +6,7 @@ keys and names of tensors; reads no file.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -156,6 +157,27 @@ def describe_gguf(
     values["mlp_bias"] = "blk.0.ffn_up.bias" in shapes
     values["rope_parameters"] = _rope(metadata, name, rope_factors, source)
     return GgufModel(architecture=ARCHITECTURES[name], values=values, keys=keys)
+
+
+def claimed_config(
+    metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], *, source: str
+) -> dict[str, Any]:
+    """As far as there are any, the values of a config.json, of whatever architecture; unchecked."""
+    name = metadata.get("general.architecture")
+    if not isinstance(name, str):
+        return {}
+    values: dict[str, Any] = {"model_type": name}
+    for field, key in {**_REQUIRED, **_OPTIONAL, "num_experts": "expert_count"}.items():
+        with contextlib.suppress(CheckpointError):  # differs from layer to layer
+            values[field] = _of(metadata, f"{name}.{key}", None, source)
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    if values.get("vocab_size") is None and isinstance(tokens, tuple):
+        values["vocab_size"] = len(tokens)
+    if shapes:
+        values["tie_word_embeddings"] = _HEAD not in shapes
+    with contextlib.suppress(CheckpointError):
+        values["rope_parameters"] = _rope(metadata, name, None, source)
+    return values
 
 
 def unknown_tensors(names: Iterable[str], known: Collection[str]) -> list[str]:

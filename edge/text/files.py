@@ -25,7 +25,7 @@ MAX_FILE_BYTES = 16 << 20
 """Of every text file but `TOKENIZER`; settings with 10,000 added tokens are 2 MB."""
 TOKENIZER = "tokenizer.json"
 _MAX_TOKENIZER_BYTES = 64 << 20  # the largest published one is 35 MB
-_MAX_TOKENIZER_VALUES = 3_000_000  # 260,000 tokens and 515,000 merges as pairs: 1.9 million
+MAX_TOKENIZER_VALUES = 3_000_000  # 260,000 tokens and 515,000 merges as pairs: 1.9 million
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ def read_tokenizer_files(path: Path) -> TokenizerFiles:
     """
     serialized = read_text(path / TOKENIZER, most_bytes=_MAX_TOKENIZER_BYTES)
     try:
-        offload.check_values(serialized, _MAX_TOKENIZER_VALUES)
+        offload.check_values(serialized, MAX_TOKENIZER_VALUES)
     except ValueError as error:
         raise _damaged(path / TOKENIZER, str(error)) from error
     settings_file = path / "tokenizer_config.json"

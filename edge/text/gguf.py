@@ -8,7 +8,7 @@ before each stretch of text.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from reprlib import repr as shown
 from typing import Any
@@ -16,6 +16,14 @@ from typing import Any
 import numpy as np
 
 from edge.errors import CheckpointError
+from edge.text.description import (
+    BYTE_FALLBACK,
+    BYTE_LEVEL,
+    MAX_NAMED,
+    MAX_TOKEN_CHARACTERS,
+    TokenizerFacts,
+    short_tokens,
+)
 from edge.text.files import TOKENIZER, SpecialToken, TokenizerFiles
 from edge.text.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 
@@ -84,6 +92,34 @@ def gguf_templates(metadata: Mapping[str, Any], path: Path) -> dict[str, tuple[s
     return found
 
 
+def describe_gguf_tokenizer(
+    metadata: Mapping[str, Any], path: Path, end_ids: Iterable[int]
+) -> TokenizerFacts:
+    """What kind of tokenizer the file `path` has; its merges are not looked at.
+
+    Raises CheckpointError for one that is not known here, naming the cause and the remedy.
+    """
+    tokens = _tokens(metadata, path)
+    kind = metadata.get(_MODEL)
+    if kind == "gpt2":
+        _pre_tokenizer(metadata, path)
+    elif kind != "llama":
+        raise _unknown_kind(path, kind)
+    return TokenizerFacts(
+        file=path,
+        kind=BYTE_LEVEL if kind == "gpt2" else BYTE_FALLBACK,
+        vocab_size=len(tokens),
+        special_tokens=short_tokens(
+            {name: token.content for name, token in _named(metadata, tokens).items()}
+        ),
+        end_tokens={
+            each: tokens[each][:MAX_TOKEN_CHARACTERS] if each < len(tokens) else None
+            for each in sorted(end_ids)[:MAX_NAMED]
+        },
+        chat_templates={name: text for name, (text, _) in gguf_templates(metadata, path).items()},
+    )
+
+
 def gguf_tokenizer_files(metadata: Mapping[str, Any], path: Path) -> TokenizerFiles:
     """The tokenizer of the file `path`, in the form that those of folders are read in.
 
@@ -102,12 +138,7 @@ def gguf_tokenizer_files(metadata: Mapping[str, Any], path: Path) -> TokenizerFi
         pipeline = _sentence_pieces(metadata, tokens, types, scores, path)
         adds_bos = True
     else:
-        raise _refused(path, f"{_MODEL} {shown(kind)} is not known here; gpt2 and llama are")
-    named = {
-        name: SpecialToken(content=tokens[token_id])
-        for name, key in _NAMED.items()
-        if (token_id := _id(metadata, key)) is not None and token_id < len(tokens)
-    }
+        raise _unknown_kind(path, kind)
     serialized = {
         "version": "1.0",
         "truncation": None,
@@ -123,11 +154,23 @@ def gguf_tokenizer_files(metadata: Mapping[str, Any], path: Path) -> TokenizerFi
         settings={},
         tokenizer_class="",
         model_type="",
-        named_tokens=named,
+        named_tokens=_named(metadata, tokens),
         declared_tokens={},
         extra_tokens=(),
         chat_templates=gguf_templates(metadata, path),
     )
+
+
+def _unknown_kind(path: Path, kind: object) -> CheckpointError:
+    return _refused(path, f"{_MODEL} {shown(kind)} is not known here; gpt2 and llama are")
+
+
+def _named(metadata: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, SpecialToken]:
+    return {
+        name: SpecialToken(content=tokens[token_id])
+        for name, key in _NAMED.items()
+        if (token_id := _id(metadata, key)) is not None and token_id < len(tokens)
+    }
 
 
 def _tokens(metadata: Mapping[str, Any], path: Path) -> Sequence[str]:

@@ -22,6 +22,7 @@ class Checkpoint:
 
     def __init__(self, form: CheckpointForm, *, name: str) -> None:
         self.path = form.path
+        self.config = form.config
         self.spec = form.spec
         self.store = form.store
         self.name = name

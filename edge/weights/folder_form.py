@@ -11,11 +11,14 @@ from edge.text.files import TOKENIZER, read_json
 from edge.weights.form import CheckpointForm
 from offload import SafetensorsStore, StoreError
 
+CONFIG = "config.json"
+
 
 def open_folder(folder: Path) -> CheckpointForm:
     """Raises CheckpointError naming the file, what is wrong with it and what to do."""
-    config = folder / "config.json"
-    family, spec = read_family(read_json(config), source=str(config))
+    source = folder / CONFIG
+    config = read_json(source)
+    family, spec = read_family(config, source=str(source))
     end_ids = read_end_ids(folder)
     try:
         store = SafetensorsStore(folder)
@@ -24,7 +27,8 @@ def open_folder(folder: Path) -> CheckpointForm:
     has_tokenizer = (folder / TOKENIZER).is_file()
     return CheckpointForm(
         path=folder,
-        described_in="config.json",
+        described_in=CONFIG,
+        config=config,
         spec=spec,
         tensor_name=family.tensor_name,
         store=store,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from edge.models.spec import ModelSpec
 from edge.text import TokenizerFiles
@@ -18,12 +19,14 @@ class CheckpointForm:
 
     own_encoding: what its matrices are in, where they are quantised there; else None.
     path: the folder or the file. described_in: what shapes follow from, for errors.
+    config: what the spec was made of, in the words of a config.json.
     tensor_name: by role. end_ids: tokens that end an answer. read_tokenizer: None where there is
     none; raises CheckpointError.
     """
 
     path: Path
     described_in: str
+    config: Mapping[str, Any]
     spec: ModelSpec
     tensor_name: Callable[[str], str]
     store: WeightStore

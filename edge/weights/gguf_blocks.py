@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from edge.errors import CheckpointError
 from edge.models.parts import MatrixSlice, VectorSlice
-from edge.models.spec import ModelSpec, tensor_shapes
+from edge.models.spec import MAX_KINDS, ModelSpec, tensor_shapes
 from edge.progress import OnProgress
 from edge.weights.block_matrices import Blocks, OffsetBlocks, stored_arrays
 from edge.weights.encoding import Encoding
@@ -34,7 +34,8 @@ _CHUNK_WEIGHTS = 1 << 22
 def gguf_encoding(
     store: GgufStore, spec: ModelSpec, tensor_name: Callable[[str], str]
 ) -> Encoding | None:
-    """What the file itself holds its matrices in; None where all are plain floats.
+    """What the file itself holds its matrices in; None where all are plain floats, and where more
+    layers are unlike than models have kinds.
 
     Layers whose matrices are not all of the same types as those of others are of another grade.
     """
@@ -55,6 +56,8 @@ def gguf_encoding(
     for layer in layers:
         if layer not in unlike:
             unlike.append(layer)
+    if len(unlike) > MAX_KINDS:  # no quantiser's work; it is rounded like floats then
+        return None
     usual = Counter(kinds.values()).most_common(1)[0][0]
     rules = [Rule("head", kinds["head"])]
     for local in unlike[0]:

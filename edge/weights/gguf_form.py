@@ -19,6 +19,7 @@ from edge.models.families import read_family
 from edge.models.gguf import (
     EMBEDDING,
     ROPE_FACTORS,
+    GgufModel,
     describe_gguf,
     tensor_name,
     unknown_tensors,
@@ -77,13 +78,7 @@ def _opened(files: Sequence[GgufFile]) -> CheckpointForm:
     first = files[0]
     source, metadata = str(first.path), first.metadata
     tensors = {name: tensor for file in files for name, tensor in file.tensors.items()}
-    model = describe_gguf(
-        metadata,
-        {name: tensor.shape for name, tensor in tensors.items()},
-        rope_factors=_rope_factors(files),
-        source=source,
-    )
-    _family, spec = read_family(model.values, source=source, names=model.keys)
+    model, spec = gguf_spec(files)
     shapes = {tensor_name(role): shape for role, shape in tensor_shapes(spec).items()}
     if unknown := unknown_tensors(tensors, shapes):
         raise CheckpointError(
@@ -107,6 +102,7 @@ def _opened(files: Sequence[GgufFile]) -> CheckpointForm:
     return CheckpointForm(
         path=first.path,
         described_in="the file itself",
+        config=model.values,
         spec=spec,
         tensor_name=tensor_name,
         store=store,
@@ -114,6 +110,22 @@ def _opened(files: Sequence[GgufFile]) -> CheckpointForm:
         read_tokenizer=_tokenizer_reader(first.path, metadata),
         own_encoding=_own_encoding(store, spec, shapes),
     )
+
+
+def gguf_spec(files: Sequence[GgufFile]) -> tuple[GgufModel, ModelSpec]:
+    """What the metadata describe, whether or not the tensors are there.
+
+    Raises CheckpointError, and StoreError for a table of frequencies that cannot be read.
+    """
+    source = str(files[0].path)
+    model = describe_gguf(
+        files[0].metadata,
+        {name: tensor.shape for file in files for name, tensor in file.tensors.items()},
+        rope_factors=_rope_factors(files),
+        source=source,
+    )
+    _family, spec = read_family(model.values, source=source, names=model.keys)
+    return model, spec
 
 
 def _own_encoding(

@@ -105,6 +105,11 @@ class GgufStore(Closing):
         self.fingerprint = digest.hexdigest()[:32]
         """From names, sizes, times of change and headers of the files, and how they are read."""
 
+    @property
+    def files(self) -> tuple[GgufFile, ...]:
+        """In order: the first has all metadata."""
+        return self._files
+
     def names(self) -> tuple[str, ...]:
         return tuple(sorted(self._places))
 

@@ -18,6 +18,7 @@ from offload.files.closing import Closing
 from offload.files.safetensors_file import (
     MAX_HEADER_BYTES,
     SafetensorsFile,
+    TensorPlace,
     is_unicode,
     loads,
 )
@@ -151,6 +152,15 @@ class SafetensorsStore(Closing):
 
     def where(self, name: str) -> str:
         return str(self._file(name).path)
+
+    def place(self, name: str) -> TensorPlace:
+        """What the header says of a tensor, also of a type that is not read. Raises
+        StoreMissingError."""
+        return self._file(name).tensors[name]
+
+    @property
+    def num_files(self) -> int:
+        return len(self._files)
 
     def close(self) -> None:
         for file in self._files:

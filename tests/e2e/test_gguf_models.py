@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -133,6 +134,8 @@ def test_commands_take_a_file(tmp_path: Path) -> None:
         "ggml.add_bos_token": True,
     }
     write_gguf(path, made.path, kind=Type.Q8_0, tokenizer_settings=settings)
+    found = run_edge("inspect", path, "--json")
+    assert json.loads(found.out)["form"] == "GGUF"
     planned = run_edge("plan", path, "--local", "1")
     assert planned.code == 0, planned.err
     assert "small.gguf" in planned.out

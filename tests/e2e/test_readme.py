@@ -88,7 +88,7 @@ class Page:
             f"here='--cluster docs-{uuid.uuid4().hex} --interface 127.0.0.1'\n"
             'case "$* " in\n'
             "  *'--local '*) here= ;;\n"
-            "  cluster\\ *) here= ;;\n"
+            "  cluster\\ *|inspect\\ *) here= ;;\n"
             '  peer\\ *) here="$here --listen 127.0.0.1:0" ;;\n'
             "esac\n"
             f'exec {python} -m edge "$@" $here\n'

@@ -98,6 +98,19 @@ def test_a_plan_and_peers_as_tables(checkpoint: TinyCheckpoint, daemon: Daemon) 
     assert "only" in peers.out
 
 
+def test_what_a_checkpoint_is_asks_nobody(checkpoint: TinyCheckpoint) -> None:
+    """Of a cluster that is not there, and on a terminal that shows little."""
+    environment = {"PYTHONIOENCODING": "ascii", "COLUMNS": "120"}
+    with edge_process("inspect", checkpoint.path, environment=environment) as process:
+        out, messages = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, messages) == (0, "")
+    assert out.isascii()
+    assert "base 10,000, scaled by 8 (llama3)" in out
+    assert f"edge plan {checkpoint.path} tells what would run where" in out
+    value = json.loads(run_edge("inspect", checkpoint.path, "--json").out)
+    assert (value["family"], value["num_layers"], value["problem"]) == ("llama", 4, None)
+
+
 def test_a_reader_that_goes_away_is_no_error_worth_a_word(
     endless_checkpoint: TinyCheckpoint, daemon: Daemon
 ) -> None:

@@ -9,6 +9,7 @@ import argparse
 import base64
 import contextlib
 import dataclasses
+import io
 import json
 import random
 import resource
@@ -23,16 +24,19 @@ from pathlib import Path
 import numpy as np
 
 import partition
+from edge.api.inspection import inspect
+from edge.cli.inspect_view import show_inspection
 from edge.cli.options import read_plan
-from edge.errors import EdgeError
+from edge.errors import CheckpointError, EdgeError
 from edge.membership.identity import Identity
 from edge.membership.membership import Expelled
 from edge.membership.store import MembershipStore, enrolled_by_token, token
 from edge.planning.profile_cache import FactsCache
 from edge.protocol.fields import to_json
 from edge.protocol.measurements import LinkGlance, LinkTimes, Span
-from edge.text import Tokenizer
+from edge.text import Tokenizer, read_tokenizer_files
 from edge.text.chat_template import ChatTemplate
+from edge.text.description import describe_tokenizer
 from edge.weights.checkpoint import Checkpoint
 from offload import (
     CachedShard,
@@ -98,6 +102,7 @@ class Files:
         def open_with(name: str) -> Callable[[bytes], None]:
             def read(content: bytes) -> None:
                 with replaced(folder / "whole" / name, content):
+                    told(folder / "whole")
                     Checkpoint.open(folder / "whole").close()
 
             return read
@@ -119,6 +124,7 @@ class Files:
 
         def open_index(content: bytes) -> None:
             (folder / "parts" / "model.safetensors.index.json").write_bytes(content)
+            told(folder / "parts")
             Checkpoint.open(folder / "parts").close()
 
         whole = folder / "whole"
@@ -141,6 +147,8 @@ class Files:
         def open_with(name: str) -> Kind:
             def read(content: bytes) -> None:
                 with replaced(folder / name, content):
+                    with contextlib.suppress(CheckpointError):
+                        describe_tokenizer(read_tokenizer_files(folder), (0, 1))
                     opened = Tokenizer.open(folder)
                     opened.decode(opened.encode("The quick brown fox"))
 
@@ -168,6 +176,7 @@ class Files:
 
         def read(content: bytes) -> None:
             path.write_bytes(content)
+            told(path)
             with Checkpoint.open(path) as opened:
                 for name in opened.store.names():
                     opened.store.read(name, rows=range(min(3, opened.store.shape(name)[0])))
@@ -394,6 +403,18 @@ def _plan() -> bytes:
         partition.Stage(layers=range(2, 4), shards=tuple(halves)),
     )
     return json.dumps(to_json(partition.Plan(model="m", version=1, stages=stages))).encode()
+
+
+def told(path: Path) -> None:
+    """Whatever it is, `edge inspect` has printable lines of it, or a sentence."""
+    try:
+        found = inspect(path)
+    except REFUSALS:
+        return
+    json.dumps(found.to_json(template=True), allow_nan=False)
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        show_inspection(found, given=str(path), template=True)
+    assert all(map(str.isprintable, out.getvalue().split("\n")))
 
 
 def main() -> None:

@@ -19,9 +19,12 @@ import click
 
 import edge
 import edge.errors
+from edge.api.inspection import HeldAs, KvFacts, LayerKind, StoredType
 from edge.api.local_peers import LocalSettings
 from edge.cli.main import cli
+from edge.models.claims import Rope
 from edge.option_fields import option_facts
+from edge.text.description import TokenizerFacts
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference.md"
 
@@ -107,6 +110,13 @@ def _python() -> Iterator[str]:
         if isinstance(value, type) and not issubclass(value, Exception):
             yield f"### edge.{name}\n"
             yield "```text\n" + "\n".join(_class(value)).strip() + "\n```\n"
+        elif inspect.isfunction(value):
+            yield f"### edge.{name}\n"
+            yield "```text\n" + "\n".join(_member(name, staticmethod(value))).strip() + "\n```\n"
+    yield "### What `edge.Inspection` consists of\n"
+    for value in (LayerKind, Rope, StoredType, HeldAs, KvFacts, TokenizerFacts):
+        yield f"#### {value.__name__}\n"
+        yield "```text\n" + "\n".join(_class(value)).strip() + "\n```\n"
     yield "### Settings of `Cluster.local`\n"
     yield "```text\n" + "\n".join(_settings(LocalSettings)).strip() + "\n```\n"
     yield "### Errors\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -10,6 +11,9 @@ import numpy as np
 import pytest
 
 from edge.errors import CheckpointError, EdgeError
+from edge.models.families import read_family
+from edge.models.gguf import tensor_name
+from edge.models.spec import MAX_KINDS, tensor_shapes
 from edge.weights.checkpoint import Checkpoint
 from tests.support import gguf_bytes
 from tests.support.small_tokenizers import CHAT_TEMPLATE, byte_fallback, write_checkpoint
@@ -184,3 +188,42 @@ def test_what_is_neither(tmp_path: Path) -> None:
     ):
         with pytest.raises(EdgeError, match=cause):
             Checkpoint.open(tmp_path / name)
+
+
+def test_a_file_whose_layers_are_all_held_otherwise(tmp_path: Path) -> None:
+    """More kinds of layers than models have: it is rounded like one of floats."""
+    path = tmp_path / "odd.gguf"
+    path.write_bytes(unlike_layers(100))
+    with Checkpoint.open(path) as opened:
+        assert opened.spec.num_layers == 100
+        assert opened.own_encoding is None
+    path.write_bytes(unlike_layers(MAX_KINDS))
+    with Checkpoint.open(path) as opened:
+        assert opened.own_encoding is not None
+        assert len(set(opened.own_encoding.grades)) == MAX_KINDS
+
+
+def unlike_layers(count: int) -> bytes:
+    """A file in which each layer has other matrices in Q8_0, and the rest as float32."""
+    metadata = {**gguf_bytes.METADATA, "llama.block_count": count, "llama.vocab_size": 64}
+    for key in ("embedding_length", "feed_forward_length"):
+        metadata[f"llama.{key}"] = 32
+    metadata["llama.rope.dimension_count"] = 16
+    config = {
+        "model_type": "llama", "hidden_size": 32, "intermediate_size": 32, "vocab_size": 64,
+        "num_hidden_layers": count, "num_attention_heads": 2, "num_key_value_heads": 1,
+    }  # fmt: skip
+    _family, spec = read_family(config, source="")
+    infos: list[list[object]] = []
+    end = 0
+    for role, shape in tensor_shapes(spec).items():
+        parts = role.split(".")
+        is_matrix = len(parts) > 2 and len(shape) == 2
+        in_blocks = is_matrix and int(parts[1]) >> MATRICES.index(parts[2]) & 1
+        infos.append([tensor_name(role), list(reversed(shape)), 8 if in_blocks else 0, end])
+        end += math.prod(shape) // 32 * 34 if in_blocks else 4 * math.prod(shape)
+        end += -end % gguf_bytes.ALIGNMENT
+    return gguf_bytes.header(metadata, infos) + bytes(end)
+
+
+MATRICES = ("query", "key", "value", "output", "gate", "up", "down")

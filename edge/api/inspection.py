@@ -1,0 +1,373 @@
+"""What a checkpoint is, and what it would take: from its header alone, in a moment.
+
+`inspect` reads; `describe` is pure. How fast it would be is not said: that is measured, not guessed
+(`edge plan`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edge.errors import CheckpointError, printable
+from edge.host.free_memory import usable_memory_bytes
+from edge.memory.baseline import USUAL_FLOOR_BYTES
+from edge.memory.model_sizes import model_facts
+from edge.memory.shard_memory import most_overhead
+from edge.models.claims import Claims, Rope
+from edge.models.spec import MAX_LAYERS, ModelSpec, tensor_shapes
+from edge.planning.load_options import LoadOptions
+from edge.text.description import TokenizerFacts
+from edge.weights.format_sizes import bytes_per_weight, in_words
+from edge.weights.formats import DTYPES, KV_DTYPES, KvDtype, weight_format
+from edge.weights.header import Form, Header, StoredTensor, read_header
+from partition import ModelFacts
+
+MAX_STORED_TYPES = 64
+"""Types of tensors that are told; files have one to six."""
+MAX_TEMPLATES = 32
+MAX_TEMPLATE_CHARACTERS = 1 << 20
+"""Of a template that is told: longer ones are not run either."""
+_CODES = frozenset({"I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL"})
+"""Types of numbers in safetensors that may hold several weights each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerKind:
+    """Layers that are alike. None: the header does not say."""
+
+    layers: tuple[int, ...]
+    """Their numbers."""
+    num_heads: int | None
+    num_kv_heads: int | None
+    head_size: int | None
+    ffn_columns: int | None
+    """Width of the feed-forward block."""
+    window: int | None
+    """How many last positions a token sees; None for all."""
+    qkv_bias: bool | None
+    output_bias: bool | None
+    mlp_bias: bool | None
+    query_key_norm: bool | None
+    """Each head of query and key is normed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredType:
+    """Tensors of one type, as they lie in the files."""
+
+    type: str
+    """As the files call it: BF16, Q4_K."""
+    tensors: int
+    weights: int
+    """Numbers that the tensors have; codes of several weights in one number count as one."""
+    nbytes: int
+
+    @property
+    def bits_per_weight(self) -> float:
+        return 8 * self.nbytes / self.weights if self.weights else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldAs:
+    """What Edge makes of the weights with one --dtype, all on one device."""
+
+    dtype: str
+    """What is asked for."""
+    format: str
+    """What that comes to here: "auto" is one of the others, or "as stored"."""
+    words: str
+    """Which part of the weights is in what."""
+    bytes_per_weight: float
+    """As stored and sent: of the matrices that every token is multiplied with, with scales."""
+    weight_bytes: int
+    """In memory, packed for the kernels of a CPU, with the table of embeddings."""
+    total_bytes: int
+    """With keys and values of the default context, what a step computes with, and the daemon."""
+    fits: bool
+    """Whether this machine has the memory now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvFacts:
+    """What keys and values take with one --kv-dtype, in all layers."""
+
+    dtype: KvDtype
+    token_bytes: int
+    default_bytes: int
+    """Of the default context."""
+    longest_bytes: int
+    """Of the longest context that the model has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inspection:
+    """What a checkpoint is, by its header. None: not said there, or not known."""
+
+    name: str
+    path: Path
+    form: Form
+    problem: str | None
+    """Why Edge does not run it, and what to do; None where it does."""
+    family: str | None
+    parameters: int | None
+    hidden_size: int | None
+    vocab_size: int | None
+    context_tokens: int | None
+    """The longest: a prompt and its answer."""
+    default_context_tokens: int | None
+    """What is kept room for unless --context says otherwise."""
+    norm_epsilon: float | None
+    tied_embeddings: bool | None
+    """The head is the table of embeddings."""
+    num_experts: int | None
+    quantized_by: str | None
+    """How a folder's weights were quantised before they were published."""
+    rope: Rope | None
+    layers: tuple[LayerKind, ...]
+    """By kind, in the order in which layers first have them."""
+    num_files: int
+    """With weights; 0 where none could be read."""
+    stored: tuple[StoredType, ...]
+    """The one with most bytes first."""
+    held: tuple[HeldAs, ...]
+    """For each --dtype; empty where it does not run."""
+    kv: tuple[KvFacts, ...]
+    tokenizer: TokenizerFacts | None
+    tokenizer_problem: str | None
+    """Why its tokenizer cannot be used, and what to do."""
+    usable_bytes: int
+    """What a daemon would offer of this machine's memory now."""
+
+    @property
+    def num_layers(self) -> int:
+        return sum(len(kind.layers) for kind in self.layers)
+
+    @property
+    def stored_bytes(self) -> int:
+        return sum(each.nbytes for each in self.stored)
+
+    def to_json(self, *, template: bool = False) -> dict[str, Any]:
+        """Built-in types only. With `template`, the texts of chat templates; else their lengths."""
+        value = dataclasses.asdict(self)
+        value["path"] = str(self.path)
+        value["num_layers"] = self.num_layers
+        value["stored_bytes"] = self.stored_bytes
+        for kind, told in zip(self.layers, value["layers"], strict=True):
+            told["layers"] = list(kind.layers)
+        for each, told in zip(self.stored, value["stored"], strict=True):
+            told["bits_per_weight"] = each.bits_per_weight
+        if self.tokenizer is not None:
+            tokenizer = value["tokenizer"]
+            tokenizer["file"] = str(self.tokenizer.file)
+            tokenizer["end_tokens"] = [
+                {"id": number, "token": token}
+                for number, token in self.tokenizer.end_tokens.items()
+            ]
+            tokenizer["chat_templates"] = {
+                name: text if template else len(text)
+                for name, text in self.tokenizer.chat_templates.items()
+            }
+        return {
+            name: list(each) if isinstance(each, tuple) else each for name, each in value.items()
+        }
+
+
+def inspect(path: str | Path) -> Inspection:
+    """What the checkpoint at `path` is: a folder, or a GGUF file. Reads no weights.
+
+    One that Edge does not run is described, too; its `problem` says why. Raises CheckpointError
+    where there is nothing to describe, RequestError for what is no path.
+    """
+    try:
+        header = read_header(path)
+    except CheckpointError as error:
+        raise CheckpointError(printable(str(error))) from error
+    return describe(header, usable_bytes=usable_memory_bytes())
+
+
+def describe(header: Header, *, usable_bytes: int) -> Inspection:
+    """Pure: of a header, on a machine that has so many bytes of memory for a daemon."""
+    claims, spec = header.claims, header.spec
+    options = LoadOptions()
+    default_context = None if spec is None else options.limits(spec).context_tokens
+    longest = claims.context_tokens if spec is None else spec.context_tokens
+    return Inspection(
+        name=header.name,
+        path=header.path,
+        form=header.form,
+        problem=header.problem,
+        family=claims.family if spec is None else spec.family,
+        parameters=_parameters(header),
+        hidden_size=claims.hidden_size if spec is None else spec.hidden_size,
+        vocab_size=claims.vocab_size if spec is None else spec.vocab_size,
+        context_tokens=longest,
+        default_context_tokens=default_context,
+        norm_epsilon=None if spec is None else spec.norm_epsilon,
+        tied_embeddings=claims.tied_embeddings if spec is None else spec.tied_embeddings,
+        num_experts=claims.num_experts,
+        quantized_by=claims.quantized_by,
+        rope=claims.rope,
+        layers=_claimed_layers(claims) if spec is None else _layers(spec),
+        num_files=header.num_files,
+        stored=_stored(header.tensors),
+        held=_held(header, options, usable_bytes),
+        kv=() if spec is None else tuple(_kv(spec, dtype, options) for dtype in KV_DTYPES),
+        tokenizer=_tokenizer(header.tokenizer),
+        tokenizer_problem=_tokenizer_problem(header),
+        usable_bytes=usable_bytes,
+    )
+
+
+def _parameters(header: Header) -> int | None:
+    """Of the model, or of what the files hold as far as each number is a weight."""
+    if header.spec is not None:
+        shapes = dict(tensor_shapes(header.spec))
+        if header.spec.tied_embeddings:
+            del shapes["head"]
+        return sum(map(math.prod, shapes.values()))
+    types = {each.type for each in header.tensors}
+    if not types or types & _CODES:
+        return None
+    return sum(each.num_weights for each in header.tensors)
+
+
+def _layers(spec: ModelSpec) -> tuple[LayerKind, ...]:
+    found: list[list[int]] = [[] for _ in spec.kinds]
+    for number, kind in enumerate(spec.layers):
+        found[kind].append(number)
+    return tuple(
+        LayerKind(
+            layers=tuple(numbers),
+            num_heads=kind.mixer.num_heads,
+            num_kv_heads=kind.mixer.num_kv_heads,
+            head_size=kind.mixer.head_size,
+            ffn_columns=kind.feed_forward.columns,
+            window=kind.mixer.window,
+            qkv_bias=kind.mixer.qkv_bias,
+            output_bias=kind.mixer.output_bias,
+            mlp_bias=kind.feed_forward.bias,
+            query_key_norm=kind.mixer.query_key_norm,
+        )
+        for kind, numbers in zip(spec.kinds, found, strict=True)
+    )
+
+
+def _claimed_layers(claims: Claims) -> tuple[LayerKind, ...]:
+    """As if all were alike, which nobody has checked."""
+    if claims.num_layers is None:
+        return ()
+    return (
+        LayerKind(
+            layers=tuple(range(min(claims.num_layers, MAX_LAYERS))),
+            num_heads=claims.num_heads,
+            num_kv_heads=claims.num_kv_heads,
+            head_size=claims.head_size,
+            ffn_columns=claims.ffn_columns,
+            window=claims.window,
+            qkv_bias=None,
+            output_bias=None,
+            mlp_bias=None,
+            query_key_norm=None,
+        ),
+    )
+
+
+def _stored(tensors: Sequence[StoredTensor]) -> tuple[StoredType, ...]:
+    count: Counter[str] = Counter()
+    weights: Counter[str] = Counter()
+    nbytes: Counter[str] = Counter()
+    for each in tensors:
+        count[each.type] += 1
+        weights[each.type] += each.num_weights
+        nbytes[each.type] += each.nbytes
+    return tuple(
+        StoredType(type=name, tensors=count[name], weights=weights[name], nbytes=size)
+        for name, size in nbytes.most_common(MAX_STORED_TYPES)
+    )
+
+
+def _held(header: Header, options: LoadOptions, usable_bytes: int) -> tuple[HeldAs, ...]:
+    spec, itemsize = header.spec, header.embedding_itemsize
+    if spec is None or itemsize is None or header.problem is not None:
+        return ()
+    limits = options.limits(spec)
+    beside_bytes = most_overhead(
+        spec, limits, may_split=False, stream=False, kv_dtype=options.kv_dtype
+    )
+    found: list[HeldAs] = []
+    for dtype in DTYPES:
+        made = weight_format(spec, dtype, own=header.own_encoding)
+        alike = next((each for each in found if each.format == made.name), None)
+        if alike is not None:  # what "auto" comes to
+            found.append(dataclasses.replace(alike, dtype=dtype))
+            continue
+        facts = model_facts(
+            made.graded(spec),
+            made,
+            name="model",
+            embedding_itemsize=itemsize,
+            kv_dtype=options.kv_dtype,
+        )
+        kv_bytes = limits.cached_tokens * _token_bytes(facts)
+        total_bytes = _weight_bytes(facts) + kv_bytes + beside_bytes + USUAL_FLOOR_BYTES
+        found.append(
+            HeldAs(
+                dtype=dtype,
+                format=made.name,
+                words=in_words(spec, made),
+                bytes_per_weight=bytes_per_weight(spec, made),
+                weight_bytes=_weight_bytes(facts),
+                total_bytes=total_bytes,
+                fits=total_bytes <= usable_bytes,
+            )
+        )
+    return tuple(found)
+
+
+def _weight_bytes(facts: ModelFacts) -> int:
+    """Of a device that has all of it."""
+    layers = sum(facts.kinds[kind].weight_bytes for kind in facts.layers)
+    return layers + facts.vocab_size * (facts.embedding_row_bytes + facts.head_row_bytes)
+
+
+def _token_bytes(facts: ModelFacts) -> int:
+    return sum(facts.kinds[kind].token_bytes for kind in facts.layers)
+
+
+def _kv(spec: ModelSpec, dtype: KvDtype, options: LoadOptions) -> KvFacts:
+    made = weight_format(spec, "float32")  # says nothing of keys and values
+    facts = model_facts(spec, made, name="model", embedding_itemsize=0, kv_dtype=dtype)
+    token_bytes = _token_bytes(facts)
+    return KvFacts(
+        dtype=dtype,
+        token_bytes=token_bytes,
+        default_bytes=token_bytes * options.limits(spec).context_tokens,
+        longest_bytes=token_bytes * spec.context_tokens,
+    )
+
+
+def _tokenizer(facts: TokenizerFacts | None) -> TokenizerFacts | None:
+    """Without more, or longer, templates than are told."""
+    if facts is None:
+        return None
+    templates: Mapping[str, str] = {
+        name[:100]: text[:MAX_TEMPLATE_CHARACTERS]
+        for name, text in list(facts.chat_templates.items())[:MAX_TEMPLATES]
+    }
+    return dataclasses.replace(facts, chat_templates=templates)
+
+
+def _tokenizer_problem(header: Header) -> str | None:
+    tokenizer, spec = header.tokenizer, header.spec
+    if tokenizer is None or spec is None or tokenizer.vocab_size <= spec.vocab_size:
+        return header.tokenizer_problem
+    return (
+        f"{tokenizer.file} has {tokenizer.vocab_size} tokens but the model only "
+        f"{spec.vocab_size}: they belong to different checkpoints"
+    )

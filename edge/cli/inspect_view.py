@@ -1,0 +1,245 @@
+"""What a checkpoint is, as tables and sentences for people.
+
+Names, tokens and templates come from files of strangers: all of it is escaped and of bounded
+length before a terminal sees it.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from edge.api.inspection import HeldAs, Inspection, LayerKind
+from edge.errors import printable
+from edge.host.free_memory import format_size
+from edge.text.description import TokenizerFacts
+from edge.weights.formats import AS_STORED, AUTO
+
+_LONGEST_CELL = 160
+_MOST_SPANS = 6
+
+
+def show_inspection(found: Inspection, *, given: str, template: bool) -> None:
+    """Print it. `given`: the path as its user wrote it; `template`: chat templates in full, too."""
+    console = Console()
+    console.print(_summary(found))
+    if found.layers:
+        console.print(_layers(found.layers))
+    if found.stored:
+        console.print(_stored(found))
+    if found.held:
+        console.print(_held(found))
+    if found.kv:
+        console.print(_kv(found))
+    if template:
+        for line in _templates(found.tokenizer):
+            _say(console, line)
+    for line in _sentences(found, given):
+        _say(console, line)
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(line, markup=False, highlight=False, emoji=False, soft_wrap=True)
+
+
+def _cell(text: str) -> Text:
+    """Rich would take what stands in brackets, or between colons, for more than text."""
+    return Text(printable(text, _LONGEST_CELL))
+
+
+def _summary(found: Inspection) -> Table:
+    grid = Table(title=_cell(found.name), show_header=False, box=None, pad_edge=False)
+    for what, words in _facts(found):
+        grid.add_row(what, _cell(words))
+    return grid
+
+
+def _facts(found: Inspection) -> Iterator[tuple[str, str]]:
+    files = f", {found.num_files} files" if found.num_files > 1 else ""
+    form = "a Hugging Face folder" if found.form == "folder" else "GGUF"
+    yield "form", f"{form}{files}, {format_size(found.stored_bytes)} of weights"
+    yield "family", found.family or "not said"
+    if found.parameters is not None:
+        yield "parameters", f"{_short(found.parameters)} ({found.parameters:,})"
+    if found.num_experts:
+        yield "experts", f"{found.num_experts:,}"
+    if found.quantized_by is not None:
+        yield "quantised by", found.quantized_by
+    if found.layers:
+        yield "layers", f"{found.num_layers:,}"
+    if found.hidden_size is not None:
+        yield "hidden size", f"{found.hidden_size:,}"
+    if found.vocab_size is not None:
+        tied: dict[bool | None, str] = {
+            True: "; the head is the table of embeddings",
+            False: "; a head of its own",
+        }
+        yield "vocabulary", f"{found.vocab_size:,}{tied.get(found.tied_embeddings, '')}"
+    if found.context_tokens is not None:
+        yield "longest context", f"{found.context_tokens:,} tokens"
+    if found.rope is not None:
+        yield "rotary positions", _rope(found)
+    yield from _tokenizer(found)
+
+
+def _rope(found: Inspection) -> str:
+    rope = found.rope
+    assert rope is not None
+    base = "of an unknown base" if rope.theta is None else f"base {rope.theta:,.10g}"
+    if rope.scaling is None:
+        return base
+    factor = "" if rope.factor is None else f" by {rope.factor:g}"
+    return f"{base}, scaled{factor} ({rope.scaling})"
+
+
+def _tokenizer(found: Inspection) -> Iterator[tuple[str, str]]:
+    facts = found.tokenizer
+    if facts is None:
+        if found.tokenizer_problem is None:
+            yield "tokenizer", "none: token ids can be used from Python"
+        return
+    yield "tokenizer", f"{facts.kind}; {facts.vocab_size:,} tokens"
+    if facts.special_tokens:
+        named = ", ".join(
+            f"{role.removesuffix('_token')} {token}" for role, token in facts.special_tokens.items()
+        )
+        yield "special tokens", named
+    ends = ", ".join(f"{token or 'no token'} ({n})" for n, token in facts.end_tokens.items())
+    yield "answers end at", ends or "nothing that the files name"
+    sizes = [f"{name}: {len(text):,}" for name, text in facts.chat_templates.items()]
+    yield "chat template", f"{', '.join(sizes)} characters" if sizes else "none"
+
+
+def _layers(kinds: Sequence[LayerKind]) -> Table:
+    table = Table(
+        "layers", "heads", "KV heads", "head size", "ffn columns", "sees", "biases", "norms",
+        title="layers", pad_edge=False, collapse_padding=True,
+    )  # fmt: skip
+    for kind in kinds:
+        table.add_row(
+            _spans(kind.layers),
+            _number(kind.num_heads),
+            _number(kind.num_kv_heads),
+            _number(kind.head_size),
+            _number(kind.ffn_columns),
+            "all tokens" if kind.window is None else f"the last {kind.window:,}",
+            _biases(kind),
+            {None: "?", False: "usual", True: "usual, query, key"}[kind.query_key_norm],
+        )
+    return table
+
+
+def _spans(numbers: Sequence[int]) -> str:
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and spans[-1][1] == number - 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    shown = [f"{first}–{last}" if last > first else f"{first}" for first, last in spans]
+    if len(shown) > _MOST_SPANS:
+        return f"{', '.join(shown[:3])}, … ({len(numbers)} layers)"
+    return ", ".join(shown)
+
+
+def _number(value: int | None) -> str:
+    return "?" if value is None else f"{value:,}"
+
+
+def _biases(kind: LayerKind) -> str:
+    flags = (("query, key, value", kind.qkv_bias), ("output", kind.output_bias),
+             ("ffn", kind.mlp_bias))  # fmt: skip
+    if any(has is None for _, has in flags):
+        return "?"
+    return ", ".join(name for name, has in flags if has) or "none"
+
+
+def _stored(found: Inspection) -> Table:
+    table = Table(
+        "type", "tensors", "weights", "size", "bits/weight",
+        title="as stored", pad_edge=False, collapse_padding=True,
+    )  # fmt: skip
+    for each in found.stored:
+        table.add_row(
+            _cell(each.type),
+            f"{each.tensors:,}",
+            _short(each.weights),
+            format_size(each.nbytes),
+            f"{each.bits_per_weight:.3g}",
+        )
+    return table
+
+
+def _held(found: Inspection) -> Table:
+    table = Table(
+        "--dtype", "bytes/weight", "weights", "in all", "fits", "what is held",
+        title="in memory", pad_edge=False, collapse_padding=True,
+    )  # fmt: skip
+    for each in found.held:
+        table.add_row(
+            each.dtype,
+            f"{each.bytes_per_weight:.3f}",
+            format_size(each.weight_bytes),
+            format_size(each.total_bytes),
+            "yes" if each.fits else "no",
+            _cell(_in_words(each)),
+        )
+    return table
+
+
+def _in_words(held: HeldAs) -> str:
+    """Its own name is in the row already."""
+    if held.dtype == AUTO and held.format != AS_STORED:
+        return f"as {held.format}"
+    return held.words if held.dtype == AUTO else held.words.removeprefix(f"{held.format}: ")
+
+
+def _kv(found: Inspection) -> Table:
+    contexts = [f"{found.default_context_tokens:,} tokens (default)"]
+    if found.context_tokens != found.default_context_tokens:
+        contexts.append(f"{found.context_tokens:,} tokens (longest)")
+    table = Table(
+        "--kv-dtype", "a token", *contexts,
+        title="keys and values", pad_edge=False, collapse_padding=True,
+    )  # fmt: skip
+    for each in found.kv:
+        sizes = (each.token_bytes, each.default_bytes, each.longest_bytes)
+        table.add_row(each.dtype, *map(format_size, sizes[: 1 + len(contexts)]))
+    return table
+
+
+def _templates(facts: TokenizerFacts | None) -> Iterator[str]:
+    for name, text in facts.chat_templates.items() if facts is not None else ():
+        yield f"Chat template {printable(name, _LONGEST_CELL)}:"
+        for line in text.expandtabs(4).split("\n"):
+            yield printable(line, len(line))
+
+
+def _sentences(found: Inspection, given: str) -> Iterator[str]:
+    if found.held:
+        yield (
+            f"A daemon here would offer {format_size(found.usable_bytes)} of memory now. In all: "
+            f"weights, keys and values of {found.default_context_tokens:,} tokens in float32, what "
+            "a step computes with, and the daemon."
+        )
+        if not any(each.fits for each in found.held):
+            yield "It fits this machine in no dtype: share it with others, or read it from disk."
+    if found.tokenizer_problem is not None:
+        yield f"Its tokenizer cannot be used: {printable(found.tokenizer_problem)}."
+    if found.problem is not None:
+        yield f"Edge does not run it: {printable(found.problem)}."
+    else:
+        path = shlex.quote(printable(given))
+        yield f"edge plan {path} tells what would run where, and how fast."
+
+
+def _short(count: int) -> str:
+    """As people say how large a model is: 1.1 B."""
+    for size, unit in ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K")):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return str(count)
