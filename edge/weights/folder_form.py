@@ -9,18 +9,36 @@ from edge.models.families import read_family
 from edge.text import read_end_ids, read_tokenizer_files
 from edge.text.files import TOKENIZER, read_json
 from edge.weights.form import CheckpointForm
+from edge.weights.packed_encoding import packed_encoding
+from edge.weights.packed_folder import packed_store
 from offload import SafetensorsStore, StoreError
 
 
 def open_folder(folder: Path) -> CheckpointForm:
     """Raises CheckpointError naming the file, what is wrong with it and what to do."""
     config = folder / "config.json"
-    family, spec = read_family(read_json(config), source=str(config))
+    values = read_json(config)
+    family, spec = read_family(values, source=str(config))
     end_ids = read_end_ids(folder)
+
+    def name(role: str) -> str:
+        tied = role == "head" and spec.tied_embeddings
+        return family.tensor_name("embedding" if tied else role)
+
     try:
-        store = SafetensorsStore(folder)
+        files = SafetensorsStore(folder)
     except StoreError as error:
         raise CheckpointError(str(error)) from error
+    try:
+        store = packed_store(
+            values, files, source=str(config), embedding=family.tensor_name("embedding")
+        )
+        own = packed_encoding(store, spec, name)
+    except BaseException as error:
+        files.close()
+        if isinstance(error, StoreError):
+            raise CheckpointError(str(error)) from error
+        raise
     has_tokenizer = (folder / TOKENIZER).is_file()
     return CheckpointForm(
         path=folder,
@@ -28,6 +46,7 @@ def open_folder(folder: Path) -> CheckpointForm:
         spec=spec,
         tensor_name=family.tensor_name,
         store=store,
+        own_encoding=own,
         end_ids=end_ids,
         read_tokenizer=(lambda: read_tokenizer_files(folder)) if has_tokenizer else None,
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from edge.models.spec import ModelSpec
 from edge.text import TokenizerFiles
-from edge.weights.encoding import Encoding
+from edge.weights.encoding import Encoding, Rounded
 from offload import WeightStore
 
 
@@ -16,7 +16,8 @@ from offload import WeightStore
 class CheckpointForm:
     """What one was found to hold. Whoever has it closes the store.
 
-    own_encoding: what its matrices are in, where they are quantised there; else None.
+    own_encoding: what its matrices are in, where they are quantised there, or what they become;
+    else None.
     path: the folder or the file. described_in: what shapes follow from, for errors.
     tensor_name: by role. end_ids: tokens that end an answer. read_tokenizer: None where there is
     none; raises CheckpointError.
@@ -29,4 +30,4 @@ class CheckpointForm:
     store: WeightStore
     end_ids: tuple[int, ...]
     read_tokenizer: Callable[[], TokenizerFiles] | None
-    own_encoding: Encoding | None = None
+    own_encoding: Encoding | Rounded | None = None
