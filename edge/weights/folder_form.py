@@ -8,6 +8,7 @@ from edge.errors import CheckpointError
 from edge.models.families import read_family
 from edge.text import read_end_ids, read_tokenizer_files
 from edge.text.files import TOKENIZER, read_json
+from edge.weights.foreign_folders import check_folder
 from edge.weights.form import CheckpointForm
 from edge.weights.packed_encoding import packed_encoding
 from edge.weights.packed_folder import packed_store
@@ -16,6 +17,7 @@ from offload import SafetensorsStore, StoreError
 
 def open_folder(folder: Path) -> CheckpointForm:
     """Raises CheckpointError naming the file, what is wrong with it and what to do."""
+    check_folder(folder)
     config = folder / "config.json"
     values = read_json(config)
     family, spec = read_family(values, source=str(config))

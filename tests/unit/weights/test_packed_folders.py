@@ -250,6 +250,46 @@ def test_zero_points_of_a_folder_that_says_it_has_none(written: Write, tmp_path:
         source.close()
 
 
+def adapter(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    values = {"base_model_name_or_path": "some/base", "peft_type": "LORA"}
+    (folder / "adapter_config.json").write_text(json.dumps(values))
+
+
+def renamed(name: str) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        (folder / "model.safetensors").rename(folder / name)
+
+    return damage
+
+
+def beside_gguf(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    (folder / "model.gguf").write_bytes(b"GGUF")
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (adapter, "is a LoRA adapter of 'some/base'"),
+        (renamed("consolidated.safetensors"), "whose tensors have their makers' own names"),
+        (renamed("gptq-4bit.safetensors"), "name it model.safetensors"),
+        (renamed("pytorch_model.bin"), "its pytorch_model.bin is a pickle, which is never read"),
+        (renamed("model.pt"), "its model.pt is a pickle"),
+        (renamed("training_args.bin"), "has neither model.safetensors nor"),
+        (beside_gguf, "holds model.gguf: give the path of that file"),
+    ],
+)
+def test_folders_of_another_form(
+    damage: Callable[[Path], None], sentence: str, written: Write
+) -> None:
+    folder, _meant = written(gptq())
+    damage(folder)
+    with pytest.raises(CheckpointError, match=re.escape(sentence)) as told:
+        Checkpoint.open(folder)
+    assert str(folder) in str(told.value)
+
+
 def change(folder: Path, **values: Any) -> None:
     """In what config.json says of the quantisation."""
     config = json.loads((folder / "config.json").read_text())
