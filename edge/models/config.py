@@ -116,11 +116,6 @@ def decoder(
     activation = config.values.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise config.error(f"hidden_act {shown(activation)} is not supported; silu is")
-    if config.values.get("quantization_config"):
-        raise config.error(
-            "this checkpoint is already quantised (quantization_config); use the original "
-            "float checkpoint, Edge quantises it itself"
-        )
     num_heads = config.size("num_attention_heads")
     hidden_size = config.size("hidden_size")
     head_size = config.size("head_dim", head_size or hidden_size // num_heads)

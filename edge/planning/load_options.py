@@ -48,8 +48,8 @@ class LoadOptions:
     dtype: str = option(
         AUTO,
         choices=DTYPES,
-        help="What weights are held in. auto: as they are in a GGUF file, if they are quantised "
-        "there, else int4. int4 keeps 8 bits where models are most sensitive (the "
+        help="What weights are held in. auto: as they are in the file or folder, if they are "
+        "quantised there, else int4. int4 keeps 8 bits where models are most sensitive (the "
         "head, keys, values, and down in a part of the layers); int4-pure has 4 everywhere.",
     )
 

@@ -8,7 +8,7 @@ from edge.errors import CheckpointError, RequestError
 from edge.models.spec import tensor_shapes
 from edge.progress import OnProgress
 from edge.text import Tokenizer
-from edge.weights.encoding import Encoding
+from edge.weights.encoding import Encoding, Rounded
 from edge.weights.folder_form import open_folder
 from edge.weights.form import CheckpointForm
 from edge.weights.formats import WeightFormat
@@ -75,7 +75,7 @@ class Checkpoint:
         return self._tokenizer
 
     @property
-    def own_encoding(self) -> Encoding | None:
+    def own_encoding(self) -> Encoding | Rounded | None:
         """What its matrices are in where they are quantised on disk; None where they are floats."""
         return self._form.own_encoding
 

@@ -27,3 +27,16 @@ class Encoding:
     grades: tuple[int, ...] = ()
     """By layer, which rules of the recipe count for it; none where all layers are alike."""
     open: OpenSource
+    note: str = ""
+    """What people are told of it, where the kinds of its matrices do not say all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rounded:
+    """What weights that are quantised on disk become where nothing computes with them as they are.
+
+    dtype: a format's name; None: as any checkpoint's. because: what people are told of it.
+    """
+
+    dtype: str | None
+    because: str

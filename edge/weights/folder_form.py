@@ -8,7 +8,10 @@ from edge.errors import CheckpointError
 from edge.models.families import read_family
 from edge.text import read_end_ids, read_tokenizer_files
 from edge.text.files import TOKENIZER, read_json
+from edge.weights.foreign_folders import check_folder
 from edge.weights.form import CheckpointForm
+from edge.weights.packed_encoding import packed_encoding
+from edge.weights.packed_folder import packed_store
 from offload import SafetensorsStore, StoreError
 
 CONFIG = "config.json"
@@ -16,14 +19,30 @@ CONFIG = "config.json"
 
 def open_folder(folder: Path) -> CheckpointForm:
     """Raises CheckpointError naming the file, what is wrong with it and what to do."""
+    check_folder(folder)
     source = folder / CONFIG
     config = read_json(source)
     family, spec = read_family(config, source=str(source))
     end_ids = read_end_ids(folder)
+
+    def name(role: str) -> str:
+        tied = role == "head" and spec.tied_embeddings
+        return family.tensor_name("embedding" if tied else role)
+
     try:
-        store = SafetensorsStore(folder)
+        files = SafetensorsStore(folder)
     except StoreError as error:
         raise CheckpointError(str(error)) from error
+    try:
+        store = packed_store(
+            config, files, source=str(source), embedding=family.tensor_name("embedding")
+        )
+        own = packed_encoding(store, spec, name)
+    except BaseException as error:
+        files.close()
+        if isinstance(error, StoreError):
+            raise CheckpointError(str(error)) from error
+        raise
     has_tokenizer = (folder / TOKENIZER).is_file()
     return CheckpointForm(
         path=folder,
@@ -32,6 +51,7 @@ def open_folder(folder: Path) -> CheckpointForm:
         spec=spec,
         tensor_name=family.tensor_name,
         store=store,
+        own_encoding=own,
         end_ids=end_ids,
         read_tokenizer=(lambda: read_tokenizer_files(folder)) if has_tokenizer else None,
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 from edge.models.spec import ModelSpec
 from edge.text import TokenizerFiles
-from edge.weights.encoding import Encoding
+from edge.weights.encoding import Encoding, Rounded
 from offload import WeightStore
 
 
@@ -17,7 +17,8 @@ from offload import WeightStore
 class CheckpointForm:
     """What one was found to hold. Whoever has it closes the store.
 
-    own_encoding: what its matrices are in, where they are quantised there; else None.
+    own_encoding: what its matrices are in, where they are quantised there, or what they become;
+    else None.
     path: the folder or the file. described_in: what shapes follow from, for errors.
     config: what the spec was made of, in the words of a config.json.
     tensor_name: by role. end_ids: tokens that end an answer. read_tokenizer: None where there is
@@ -32,4 +33,4 @@ class CheckpointForm:
     store: WeightStore
     end_ids: tuple[int, ...]
     read_tokenizer: Callable[[], TokenizerFiles] | None
-    own_encoding: Encoding | None = None
+    own_encoding: Encoding | Rounded | None = None

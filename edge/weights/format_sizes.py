@@ -50,6 +50,8 @@ def in_words(spec: ModelSpec, weight_format: WeightFormat) -> str:
     for matrix in whole_matrices(spec, weight_format):
         counts[matrix.kind] += len(matrix.rows) * len(matrix.part.columns)
     bits = f"{8 * bytes_per_weight(spec, weight_format):.3g} bits a weight with their scales"
+    if weight_format.note:
+        bits += f"; {weight_format.note}"
     if len(counts) == 1:
         (kind,) = counts
         return f"{weight_format.name}: {kind.words}, {bits}"

@@ -12,11 +12,11 @@ from typing import Any, Literal, get_args
 from edge.errors import RequestError, shown
 from edge.models.spec import MAX_KINDS, ModelSpec, graded
 from edge.weights.block_matrices import Blocks, OffsetBlocks, ZeroBlocks
-from edge.weights.encoding import Encoding, OpenSource
+from edge.weights.encoding import Encoding, OpenSource, Rounded
 from edge.weights.float_matrices import Floats, float32
 from edge.weights.integer_formats import int4, int8, pure_int4
 from edge.weights.matrix_kind import MatrixKind
-from edge.weights.recipe import Recipe, Rule
+from edge.weights.recipe import MAX_MATRIX_KINDS, Recipe, Rule
 from kernels.matmul_nbits.reference import Accuracy
 
 ENCODINGS: dict[str, Callable[[ModelSpec, int | None], Encoding]] = {
@@ -48,7 +48,6 @@ KINDS: dict[str, type[MatrixKind[Any]]] = {
 """What peers have products for."""
 
 _LONGEST_NAME = 64
-_MAX_KINDS = 16
 _MAX_RULES = 1024
 """Sixteen matrices of a layer in each of 64 grades."""
 
@@ -64,6 +63,8 @@ class WeightFormat:
     """How products with integer weights are computed; float32 knows one way only."""
     grades: tuple[int, ...] = field(default=(), compare=False, repr=False)
     """Of the model's layers; peers find them in its description."""
+    note: str = field(default="", compare=False, repr=False)
+    """What people are told of it, next to its kinds of matrices."""
     open_source: OpenSource | None = field(default=None, compare=False, repr=False)
     """Makes it of a checkpoint; None on a peer, which is told of formats it need not know."""
 
@@ -135,8 +136,8 @@ def _kind(value: object) -> MatrixKind[Any]:
 
 
 def _recipe(kinds: object, rules: object) -> Recipe:
-    if not isinstance(kinds, list) or not 0 < len(kinds) <= _MAX_KINDS:
-        raise RequestError(f"a weight format has 1 to {_MAX_KINDS} kinds of matrices")
+    if not isinstance(kinds, list) or not 0 < len(kinds) <= MAX_MATRIX_KINDS:
+        raise RequestError(f"a weight format has 1 to {MAX_MATRIX_KINDS} kinds of matrices")
     if not isinstance(rules, list) or len(rules) > _MAX_RULES:
         raise RequestError(f"a weight format has at most {_MAX_RULES} rules")
     known = tuple(map(_kind, kinds))
@@ -172,22 +173,32 @@ def weight_format(
     block_size: int | None = None,
     accuracy: str = "fast",
     *,
-    own: Encoding | None = None,
+    own: Encoding | Rounded | None = None,
 ) -> WeightFormat:
-    """What the format makes of this model; `own`: what the checkpoint itself has. block_size: None
-    for the format's own.
+    """What the format makes of this model; `own`: what the checkpoint itself has, or becomes.
+    block_size: None for the format's own.
 
     Raises as `check_format` does.
     """
     check_format(name, block_size, accuracy)
+    note = ""
     if name == AUTO:
-        name = DEFAULT_FORMAT if own is None else AS_STORED
-    made = own if own is not None and name == AS_STORED else ENCODINGS[name](spec, block_size)
+        name = DEFAULT_FORMAT
+        if isinstance(own, Encoding):
+            name = AS_STORED
+        elif own is not None:
+            name, note = own.dtype or DEFAULT_FORMAT, own.because
+    if name == AS_STORED:
+        assert isinstance(own, Encoding)
+        made, note = own, own.note
+    else:
+        made = ENCODINGS[name](spec, block_size)
     return WeightFormat(
         name=name,
         recipe=made.recipe,
         accuracy=_accuracy(accuracy),
         grades=made.grades,
+        note=note,
         open_source=made.open,
     )
 

@@ -23,7 +23,7 @@ from edge.text.description import TokenizerFacts, describe_tokenizer
 from edge.text.files import TOKENIZER, read_json
 from edge.text.gguf import describe_gguf_tokenizer, gguf_end_ids, gguf_templates, has_tokenizer
 from edge.weights.checkpoint import Checkpoint
-from edge.weights.encoding import Encoding
+from edge.weights.encoding import Encoding, Rounded
 from edge.weights.folder_form import CONFIG
 from edge.weights.gguf_form import gguf_in, gguf_spec
 from offload import GgufFile, GgufStore, SafetensorsStore, StoreError, is_gguf, open_gguf
@@ -58,8 +58,8 @@ class Header:
     claims: Claims
     spec: ModelSpec | None
     """None where it is no model that is computed here."""
-    own_encoding: Encoding | None
-    """What its matrices are in where they are quantised on disk; None where they are floats."""
+    own_encoding: Encoding | Rounded | None
+    """What its matrices are in, or become, where they are quantised on disk; None for floats."""
     embedding_itemsize: int | None
     """Bytes of each number of the table of embeddings, as peers keep it; None for one refused."""
     problem: str | None

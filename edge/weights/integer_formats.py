@@ -52,6 +52,11 @@ def int4(spec: ModelSpec, block_size: int | None) -> Encoding:
     return mixed(Recipe(usual, rules), grades)
 
 
+def head_kind(spec: ModelSpec, least_block: int = 32) -> Blocks:
+    """8 bits, for the matrix that is largest and most sensitive."""
+    return Blocks(8, _widest_block(_WIDEST_BLOCK, spec.hidden_size, least_block))
+
+
 def _is_sensitive(layer: int, num_layers: int) -> bool:
     eighth = num_layers // 8
     return layer < eighth or layer >= 7 * num_layers // 8 or (layer - eighth) % 3 == 2

@@ -17,6 +17,9 @@ from edge.weights.matrix_kind import MatrixKind, StoredArray
 
 Kind = MatrixKind[Any]
 
+MAX_MATRIX_KINDS = 16
+"""Different ones in one recipe."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredMatrix:

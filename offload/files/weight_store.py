@@ -183,13 +183,10 @@ class SafetensorsStore(Closing):
         elif (path / INDEX_FILE).is_file():
             self._open_index(path / INDEX_FILE)
         else:
-            others = sorted(p.name for p in path.glob("*.bin")) if path.is_dir() else []
-            hint = (
-                f"its {others[0]} is a pickle, which is never read; convert it to safetensors"
-                if others
-                else "give the folder of a downloaded Hugging Face checkpoint"
+            raise StoreMissingError(
+                f"{path} has neither {SINGLE_FILE} nor {INDEX_FILE}: give the folder of a "
+                "downloaded Hugging Face checkpoint"
             )
-            raise StoreMissingError(f"{path} has neither {SINGLE_FILE} nor {INDEX_FILE}: {hint}")
         if not self._places:
             raise StoreCorruptError(f"{path} holds no tensors; download the checkpoint again")
 

@@ -71,7 +71,7 @@ def unknown_rope(folder: Path) -> None:
 
 
 def already_quantized(folder: Path) -> None:
-    change_config(folder, quantization_config={"quant_method": "gptq", "bits": 4})
+    change_config(folder, quantization_config={"quant_method": "hqq", "bits": 4})
 
 
 def wrong_type_of_size(folder: Path) -> None:
@@ -135,7 +135,7 @@ def garbage_tokenizer(folder: Path) -> None:
         (binary_config, "config.json", "download it again"),
         (unknown_family, "'mamba' is not a family", "it runs llama"),
         (unknown_rope, "rope scaling 'yarn' is not supported", "default, linear and llama3 are"),
-        (already_quantized, "already quantised", "use the original"),
+        (already_quantized, "already quantised", "the original float checkpoint"),
         (wrong_type_of_size, "hidden_size must be an integer, not '64'", "config.json"),
         (no_weights, "has neither model.safetensors nor", "give the folder of a downloaded"),
         (pickled_weights, "is a pickle, which is never read", "convert it to safetensors"),

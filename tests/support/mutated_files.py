@@ -38,6 +38,9 @@ from edge.text import Tokenizer, read_tokenizer_files
 from edge.text.chat_template import ChatTemplate
 from edge.text.description import describe_tokenizer
 from edge.weights.checkpoint import Checkpoint
+from edge.weights.formats import weight_format
+from edge.weights.packed_folder import PackedStore
+from edge.weights.packed_matrix import CodedMatrix
 from offload import (
     CachedShard,
     DerivedCache,
@@ -48,7 +51,17 @@ from offload import (
     StoreError,
 )
 from tests.support import gguf_bytes
+from tests.support.checkpoints import make_checkpoint
 from tests.support.mutated_frames import mutated, mutated_bytes
+from tests.support.packed_folders import (
+    Layout,
+    awq,
+    compressed,
+    fp8,
+    gptq,
+    mlx,
+    write_packed,
+)
 from tests.support.peer_infos import peer_info
 from tests.support.small_tokenizers import CHAT_TEMPLATE, byte_level, write_checkpoint
 
@@ -75,6 +88,7 @@ class Files:
             **self._checkpoints(folder / "checkpoint"),
             **self._tokenizers(folder / "tokenizer"),
             **self._gguf(folder / "gguf"),
+            **self._packed(folder / "packed"),
             **self._caches(folder / "caches"),
             **self._memberships(folder / "keys"),
             "plan": Kind(_plan(), self._read_plan),
@@ -205,6 +219,59 @@ class Files:
             "gguf tensors": Kind(json.dumps({"infos": infos}).encode(), with_infos),
             "gguf pieces": Kind(json.dumps(pieces).encode(), with_tokenizer),
             "gguf merges": Kind(json.dumps(merged).encode(), with_tokenizer),
+        }
+
+    def _packed(self, folder: Path) -> dict[str, Kind]:
+        """Of each layout of quantised folders, the configuration and the header of the weights."""
+        made = make_checkpoint(folder / "made", "qwen2_in_blocks", layers=1).path
+        layouts = {
+            "gptq": gptq(symmetric=False),
+            "gptq in act-order": gptq(act_order=True),
+            "awq": awq(),
+            "compressed-tensors": compressed(symmetric=False),
+            "fp8": fp8(),
+            "mlx": mlx(),
+        }
+        return {
+            name: kind
+            for layout, each in layouts.items()
+            for name, kind in self._packed_kinds(folder, made, layout, each).items()
+        }
+
+    def _packed_kinds(self, folder: Path, made: Path, name: str, layout: Layout) -> dict[str, Kind]:
+        path = folder / name
+        write_packed(path, made, layout)
+        weights = (path / "model.safetensors").read_bytes()
+        size = 8 + int.from_bytes(weights[:8], "little")
+
+        def read() -> None:
+            with Checkpoint.open(path) as opened:
+                for tensor in opened.store.names():
+                    opened.store.read(tensor, rows=range(min(3, opened.store.shape(tensor)[0])))
+                weight_format(opened.spec, "auto", own=opened.own_encoding)
+                if isinstance(opened.store, PackedStore):
+                    for matrix in opened.store.packed.values():
+                        if isinstance(matrix, CodedMatrix):
+                            rows, columns = matrix.shape
+                            matrix.blocks(range(rows // 2, rows), range(columns // 3, columns))
+
+        def read_config(content: bytes) -> None:
+            with replaced(path / "config.json", content):
+                read()
+
+        def read_header(header: bytes) -> None:
+            length = len(header).to_bytes(8, "little")
+            with replaced(path / "model.safetensors", length + header + weights[size:]):
+                read()
+
+        def read_weights(content: bytes) -> None:
+            with replaced(path / "model.safetensors", weights[:size] + content):
+                read()
+
+        return {
+            f"{name} config": Kind((path / "config.json").read_bytes(), read_config),
+            f"{name} header": Kind(weights[8:size], read_header),
+            f"{name} weights": Kind(weights[size:], read_weights),
         }
 
     def _caches(self, folder: Path) -> dict[str, Kind]:

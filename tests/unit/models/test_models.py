@@ -195,7 +195,6 @@ def test_windows_of_qwen(model_type: str) -> None:
         ({"rms_norm_eps": "small"}, "rms_norm_eps must be a number"),
         ({"rms_norm_eps": 1.5}, "norm_epsilon must lie in 0"),
         ({"attention_bias": 1}, "attention_bias must be true or false"),
-        ({"quantization_config": {"bits": 4}}, "already quantised"),
         ({"rope_scaling": [1]}, "rope_scaling must be an object"),
         ({"rope_scaling": {"rope_type": "yarn"}}, "rope scaling 'yarn' is not supported"),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor is missing"),

@@ -15,6 +15,7 @@ from edge.models.families import read_family
 from edge.models.gguf import tensor_name
 from edge.models.spec import MAX_KINDS, tensor_shapes
 from edge.weights.checkpoint import Checkpoint
+from edge.weights.encoding import Encoding
 from tests.support import gguf_bytes
 from tests.support.small_tokenizers import CHAT_TEMPLATE, byte_fallback, write_checkpoint
 from tests.unit.offload.test_gguf_store import write_parts
@@ -199,7 +200,7 @@ def test_a_file_whose_layers_are_all_held_otherwise(tmp_path: Path) -> None:
         assert opened.own_encoding is None
     path.write_bytes(unlike_layers(MAX_KINDS))
     with Checkpoint.open(path) as opened:
-        assert opened.own_encoding is not None
+        assert isinstance(opened.own_encoding, Encoding)
         assert len(set(opened.own_encoding.grades)) == MAX_KINDS
 
 

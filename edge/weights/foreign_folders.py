@@ -1,0 +1,59 @@
+"""Folders that hold something else than a checkpoint as it is read: what it is, and what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edge.errors import CheckpointError, shown
+from edge.text.files import read_json
+
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+_OF_TRAINING = ("training_args", "optimizer", "scheduler", "rng_state")
+"""Pickles that lie beside weights."""
+
+
+def check_folder(folder: Path) -> None:
+    """Raises CheckpointError for a folder of another form; one that is only incomplete passes."""
+    has_config = (folder / "config.json").is_file()
+    if has_config and any((folder / name).is_file() for name in _WEIGHTS):
+        return
+    adapter = folder / "adapter_config.json"
+    if adapter.is_file():
+        base = read_json(adapter).get("base_model_name_or_path")
+        raise CheckpointError(
+            f"{folder} is a LoRA adapter of {shown(base)}, not a model: give the folder of that "
+            "model, or merge the adapter into it (merge_and_unload of the package peft)"
+        )
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    tensors = [path.name for path in files if path.suffix == ".safetensors"]
+    if original := [name for name in tensors if name.startswith("consolidated")]:
+        raise CheckpointError(
+            f"{folder} holds {original[0]}, whose tensors have their makers' own names; give the "
+            "folder of the same model in the Hugging Face form, with config.json and "
+            "model*.safetensors"
+        )
+    if ggufs := [path.name for path in files if path.suffix.lower() == ".gguf"]:
+        raise CheckpointError(
+            f"{folder} is no whole Hugging Face checkpoint, but holds {ggufs[0]}: give the path of "
+            "that file to use it"
+        )
+    if not has_config or any((folder / name).is_file() for name in _WEIGHTS):
+        return
+    if tensors:
+        raise CheckpointError(
+            f"{folder} holds {tensors[0]} and neither {_WEIGHTS[0]} nor {_WEIGHTS[1]}; if that one "
+            f"file is the whole model, name it {_WEIGHTS[0]}; else download the rest"
+        )
+    pickles = [
+        path.name
+        for path in files
+        if path.suffix in _PICKLES and not path.name.startswith(_OF_TRAINING)
+    ]
+    if pickles:
+        raise CheckpointError(
+            f"{folder} has neither {_WEIGHTS[0]} nor {_WEIGHTS[1]}: its {pickles[0]} is a pickle, "
+            "which is never read, because it can run any program; convert it to safetensors where "
+            "you trust it (transformers: from_pretrained, then save_pretrained), or fetch a "
+            "safetensors version"
+        )

@@ -1,0 +1,110 @@
+"""What a quantised folder's matrices are held in: the very codes that it has, where blocks can."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from edge.models.parts import MatrixSlice
+from edge.models.spec import ModelSpec, tensor_shapes
+from edge.progress import OnProgress
+from edge.weights.block_matrices import mixed
+from edge.weights.encoding import Encoding, Rounded
+from edge.weights.float_matrices import Floats
+from edge.weights.integer_formats import head_kind
+from edge.weights.matrix_kind import CheckpointTensors, WeightSource
+from edge.weights.packed_folder import PackedStore
+from edge.weights.packed_matrix import CodedMatrix
+from edge.weights.recipe import Kind, Recipe, Rule
+from edge.weights.stored_blocks import StoredBlocks, recipe_of
+from kernels.matmul_nbits.reference import QuantizedMatrix
+from offload import WeightStore
+
+_FINE_BITS = 8
+
+
+def packed_encoding(
+    store: WeightStore, spec: ModelSpec, tensor_name: Callable[[str], str]
+) -> Encoding | Rounded | None:
+    """None where all matrices are floats, and for tensors that do not fit, refused elsewhere."""
+    if not isinstance(store, PackedStore):
+        return None
+    present = set(store.names())
+    shapes = {role: shape for role, shape in tensor_shapes(spec).items() if len(shape) == 2}
+    names = {role: tensor_name(role) for role in shapes}
+    if any(
+        names[role] not in present or store.shape(names[role]) != shape
+        for role, shape in shapes.items()
+    ):
+        return None
+    packed = {
+        role: store.packed[name]
+        for role, name in names.items()
+        if role != "embedding" and name in store.packed
+    }
+    coded = {role: each for role, each in packed.items() if isinstance(each, CodedMatrix)}
+    if not packed:
+        return None
+    if len(coded) < len(packed):
+        return Rounded(
+            dtype="int8", because="the folder's floats of 8 bits, which no integers hold exactly"
+        )
+    if any(each.is_shuffled for each in coded.values()):
+        fine = any(each.bits == _FINE_BITS for each in coded.values())
+        return Rounded(
+            dtype="int8" if fine else None,
+            because="made of the folder's codes, whose groups are in act-order, by rounding again",
+        )
+    usual_roles = [role for role in shapes if role != "embedding"]
+    kinds: dict[str, Kind] = {
+        role: coded[role].kind if role in coded else Floats() for role in usual_roles
+    }
+    if "head" not in coded:
+        kinds["head"] = head_kind(spec)
+    found = recipe_of(spec, kinds)
+    if found is None:
+        return None
+    recipe, grades = found
+
+    def read(name: str, rows: range, columns: range) -> tuple[QuantizedMatrix, int]:
+        matrix = store.packed[name]
+        assert isinstance(matrix, CodedMatrix)
+        return matrix.blocks(rows, columns)
+
+    def open_source(
+        tensors: CheckpointTensors, *, cache_root: Path, on_progress: OnProgress
+    ) -> WeightSource:
+        blocks = StoredBlocks(tensors, coded=frozenset(coded), read=read)
+        if "head" in coded:
+            return blocks
+        only_head = CheckpointTensors(
+            store=tensors.store, tensor_name=tensors.tensor_name, matrices={"head": 0}
+        )
+        rounded = mixed(Recipe(Floats(), (Rule("head", kinds["head"]),)))
+        return _WithHead(
+            blocks, rounded.open(only_head, cache_root=cache_root, on_progress=on_progress)
+        )
+
+    note = "" if "head" in coded else "the head, which is in floats there, in 8 bits"
+    return Encoding(recipe=recipe, grades=grades, open=open_source, note=note)
+
+
+class _WithHead:
+    """Two sources: one of the head, one of everything else."""
+
+    def __init__(self, rest: StoredBlocks, head: WeightSource) -> None:
+        self._head = head
+        self.vector = rest.vector
+        self.embedding = rest.embedding
+        self._rest = rest
+
+    def matrix(self, part: MatrixSlice) -> dict[str, NDArray[Any]]:
+        source = self._head if part.parts[0][0] == "head" else self._rest
+        return source.matrix(part)
+
+    def close(self) -> None:
+        self._head.close()
+        self._rest.close()

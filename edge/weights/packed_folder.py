@@ -1,0 +1,143 @@
+"""Folders whose weights are quantised: which layout they are in, and their weights as floats.
+
+A layout is a file with its classes, and a line in the table here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.errors import CheckpointError, shown
+from edge.models.config import Config
+from edge.weights.packed_awq import find_awq
+from edge.weights.packed_compressed import find_compressed
+from edge.weights.packed_fp8 import find_fp8
+from edge.weights.packed_gptq import find_gptq
+from edge.weights.packed_matrix import PackedMatrix, Tensors
+from edge.weights.packed_mlx import find_mlx
+from offload import Closing, WeightStore, checked_runs
+
+LAYOUTS: Mapping[str, Callable[[Config, Tensors], dict[str, PackedMatrix]]] = {
+    "gptq": find_gptq,
+    "awq": find_awq,
+    "compressed-tensors": find_compressed,
+    "fp8": find_fp8,
+    "mlx": find_mlx,
+}
+"""By `quant_method`; MLX has none, and its own name for the whole."""
+
+_NOT_READ = {
+    "bitsandbytes": "bitsandbytes has no layout of its own on disk that others read",
+    "hqq": "the layout of HQQ is its library's own",
+    "mxfp4": "its blocks are those of experts, which are not computed",
+}
+_READING_VERSION = "1"
+"""Part of fingerprints: raise it when the same files are read as other numbers."""
+_MARKS = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv", ".scales")
+
+
+class PackedStore(Closing):
+    """A WeightStore over a folder's tensors, in which packed matrices are matrices of floats.
+
+    It closes the store under it. as_float16: packed matrices that are float16 rather than float32.
+    """
+
+    def __init__(
+        self,
+        store: WeightStore,
+        packed: Mapping[str, PackedMatrix],
+        *,
+        settings: object,
+        as_float16: Collection[str],
+    ) -> None:
+        self._store = store
+        self._as_float16 = frozenset(as_float16)
+        self.packed = dict(packed)
+        hidden = {name for matrix in packed.values() for name in matrix.tensors}
+        self._names = tuple(sorted((set(store.names()) - hidden) | set(packed)))
+        told = json.dumps([_READING_VERSION, settings, sorted(self._as_float16)], sort_keys=True)
+        digest = hashlib.sha256(f"{store.fingerprint}\0{told}".encode())
+        self.fingerprint = digest.hexdigest()[:32]
+        """From the store's, and from how its tensors are read."""
+
+    def names(self) -> tuple[str, ...]:
+        return self._names
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.packed[name].shape if name in self.packed else self._store.shape(name)
+
+    def dtype(self, name: str) -> np.dtype[Any]:
+        if name in self.packed:
+            return np.dtype(np.float16 if name in self._as_float16 else np.float32)
+        return self._store.dtype(name)
+
+    def where(self, name: str) -> str:
+        return self._store.where(self.packed[name].tensors[0] if name in self.packed else name)
+
+    def read(
+        self, name: str, rows: range | None = None, columns: range | None = None
+    ) -> NDArray[Any]:
+        matrix = self.packed.get(name)
+        if matrix is None:
+            return self._store.read(name, rows=rows, columns=columns)
+        height, width = matrix.shape
+        rows, columns = checked_runs(
+            matrix.shape,
+            range(height) if rows is None else rows,
+            range(width) if columns is None else columns,
+        )
+        with np.errstate(over="ignore"):  # infinity: the caller looks
+            return matrix.floats(rows, columns).astype(self.dtype(name), copy=False)
+
+    def close(self) -> None:
+        self._store.close()
+
+
+def packed_store(
+    values: Mapping[str, Any], store: WeightStore, *, source: str, embedding: str
+) -> WeightStore:
+    """`store` itself, or one in which its packed matrices are floats.
+
+    values: of config.json. Raises CheckpointError for what is not read, with what to do.
+    """
+    tensors = Tensors(store, source)
+    settings, method = _method(values, tensors)
+    if method is None:
+        for mark in _MARKS:
+            if layers := tensors.names(mark):
+                raise tensors.error(
+                    layers[0] + mark,
+                    "is of quantised weights, and there is no quantization_config",
+                    "download config.json of the same folder",
+                )
+        return store
+    packed = LAYOUTS[method](Config(settings, source=f"{source}: quantization_config"), tensors)
+    if not packed:
+        return store
+    return PackedStore(store, packed, settings=[method, settings], as_float16=(embedding,))
+
+
+def _method(values: Mapping[str, Any], tensors: Tensors) -> tuple[Mapping[str, Any], str | None]:
+    config = Config(values, source=tensors.source)
+    own = config.mapping("quantization")
+    settings = config.mapping("quantization_config") or own
+    if not settings:
+        return {}, None
+    method = settings.get("quant_method")
+    if method is None and (own or tensors.names(".biases")):
+        method = "mlx"
+    if isinstance(method, str) and method in LAYOUTS:
+        return settings, method
+    known = method if isinstance(method, str) else ""
+    reason = f" ({_NOT_READ[known]})" if known in _NOT_READ else ""
+    raise CheckpointError(
+        f"{tensors.source}: this checkpoint is already quantised (quantization_config), by "
+        f"{shown(method)}, which is not read{reason}; {', '.join(LAYOUTS)} are: use such a folder, "
+        "or the original float checkpoint, which Edge quantises itself"
+    )

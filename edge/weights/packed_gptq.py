@@ -1,0 +1,102 @@
+"""Matrices as GPTQ's tools store them: codes along the inputs, in words of 32 bits.
+
+qweight int32 [inputs · bits / 32, outputs]    the first input in the lowest bits
+qzeros  int32 [groups, outputs · bits / 32]    one less than the zero in `checkpoint_format` gptq
+scales  float [groups, outputs]
+g_idx   int32 [inputs]                         the group of each input; may be absent
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.models.config import Config
+from edge.weights.packed_matrix import (
+    CODE_BITS,
+    FLOATS,
+    INTEGERS,
+    CodedMatrix,
+    Grid,
+    PackedMatrix,
+    Tensors,
+    group_numbers,
+)
+from kernels.matmul_nbits.reference import unpack
+
+_FORMATS = {"gptq": 1, "gptq_v2": 0}
+"""What stored zeros lack, by `checkpoint_format`."""
+
+
+def find_gptq(config: Config, tensors: Tensors) -> dict[str, PackedMatrix]:
+    """By the name of the weight. Raises CheckpointError for what is not read, or contradicts."""
+    bits = config.integer("bits")
+    if bits not in CODE_BITS:
+        raise config.error(f"codes of {bits} bits are not read, 4 and 8 are; use another folder")
+    layout = config.values.get("checkpoint_format") or "gptq"
+    if not isinstance(layout, str) or layout not in _FORMATS:
+        raise config.error(
+            f"checkpoint_format {layout!r:.80} is not read, gptq and gptq_v2 are; use another one"
+        )
+    group_size = config.integer("group_size", -1)
+    symmetric = config.flag("sym", False)
+    word, found = 32 // bits, dict[str, PackedMatrix]()
+    for layer in tensors.names(".qweight"):
+        codes = f"{layer}.qweight"
+        words, rows = tensors.size(codes, INTEGERS)
+        columns = words * word
+        group = columns if group_size == -1 else tensors.check_group(group_size, codes)
+        groups = -(-columns // group)
+        scales = tensors.expect(f"{layer}.scales", FLOATS, (groups, rows), codes)
+        zeros = tensors.expect(f"{layer}.qzeros", INTEGERS, (groups, -(-rows // word)), codes)
+        order = f"{layer}.g_idx"
+        present = tensors.has(order)
+        if present:
+            tensors.expect(order, INTEGERS, (columns,), codes)
+        matrix = GptqMatrix(
+            store=tensors.store,
+            shape=(rows, columns),
+            tensors=(codes, scales, zeros, *([order] if present else [])),
+            bits=bits,
+            group=group,
+            has_offsets=not symmetric,
+            is_shuffled=present and tensors.is_shuffled(order, group, groups),
+            lacking=_FORMATS[layout],
+        )
+        found[tensors.alone(f"{layer}.weight", codes)] = matrix
+    return found
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class GptqMatrix(CodedMatrix):
+    """`lacking`: what is added to stored zeros."""
+
+    lacking: int
+
+    inputs_first = True
+
+    def codes(self, rows: range, columns: range) -> NDArray[np.uint8]:
+        word = 32 // self.bits
+        words = range(columns.start // word, -(-columns.stop // word))
+        raw = self.store.read(self.tensors[0], rows=words, columns=rows)
+        return np.ascontiguousarray(raw.T).view(np.uint8)
+
+    def grid(self, rows: range, groups: range) -> Grid:
+        word = 32 // self.bits
+        words = range(rows.start // word, -(-rows.stop // word))
+        scales = self.store.read(self.tensors[1], rows=groups, columns=rows)
+        raw = self.store.read(self.tensors[2], rows=groups, columns=words).view(np.uint8)
+        first = rows.start - words.start * word
+        zeros = unpack(raw, self.bits)[:, first : first + len(rows)].astype(np.float32)
+        return Grid(
+            scales=np.ascontiguousarray(scales.T.astype(np.float32)),
+            zeros=np.ascontiguousarray(zeros.T + np.float32(self.lacking)),
+        )
+
+    def group_of(self, columns: range) -> NDArray[np.int32]:
+        if not self.is_shuffled:
+            return CodedMatrix.group_of(self, columns)
+        groups = -(-self.shape[1] // self.group)
+        return group_numbers(self.store, self.tensors[3], groups, columns)

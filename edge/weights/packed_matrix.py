@@ -1,0 +1,285 @@
+"""One matrix of a folder that holds it in another shape than that of its weights: codes, scales.
+
+Every layout of codes is one class with two verbs: give codes as the kernels have them, and what
+they are multiplied with. The rest follows from those, exactly.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.errors import CheckpointError
+from edge.models.parts import MAX_SIZE
+from edge.weights.block_matrices import Blocks, OffsetBlocks
+from edge.weights.recipe import Kind
+from kernels.matmul_nbits.reference import QuantizedMatrix, unpack
+from offload import WeightStore
+
+CODE_BITS = (4, 8)
+FLOATS = ("float16", "bfloat16", "float32")
+INTEGERS = ("int32", "uint32")
+
+_CHUNK_WEIGHTS = 1 << 22
+"""Unpacked at once: a weight takes some ten bytes meanwhile."""
+_CHUNK_COLUMNS = 256
+"""A multiple of every block, and of the codes in a word."""
+_BLOCK_SIZES = (256, 128, 64, 32, 16)
+_USUAL_BLOCK = 128
+"""Where one scale is that of many more columns."""
+_ZERO_BYTES = {4: 0x88, 8: 0x80}
+
+
+class PackedMatrix(ABC):
+    """A matrix [rows, columns] of weights that is stored otherwise.
+
+    shape: (rows, columns), rows being outputs. tensors: those that hold it, the first for errors.
+    """
+
+    shape: tuple[int, int]
+    tensors: tuple[str, ...]
+
+    @abstractmethod
+    def floats(self, rows: range, columns: range) -> NDArray[np.float32]:
+        """The weights [rows, columns] that are meant, exactly. StoreError, CheckpointError."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """What codes stand for: weight = (code - zero) * scale + bias; all float32 [rows, groups].
+
+    zeros: one number where it is the same everywhere.
+    """
+
+    scales: NDArray[np.float32]
+    zeros: NDArray[np.float32] | float
+    biases: NDArray[np.float32] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CodedMatrix(PackedMatrix):
+    """Codes of `bits` bits, of which `group` columns share a scale.
+
+    has_offsets: whether the zero is any other code than the middle one. is_shuffled: whether the
+    columns of a group lie anywhere in the matrix, so that no blocks of neighbours hold it.
+    Raises CheckpointError for what is not computed with.
+    """
+
+    store: WeightStore
+    shape: tuple[int, int]
+    tensors: tuple[str, ...]
+    bits: int
+    group: int
+    has_offsets: bool
+    is_shuffled: bool = False
+
+    inputs_first = False
+    """Whether columns lie under each other in the file, so that runs of columns are read fast."""
+
+    @property
+    def block_size(self) -> int:
+        """Columns of a kernel's block: a group, or a part of one. Scales are repeated then."""
+        return next(size for size in _BLOCK_SIZES if self._fits(size))
+
+    @property
+    def kind(self) -> Kind:
+        kind = OffsetBlocks if self.has_offsets else Blocks
+        return kind(self.bits, self.block_size)
+
+    @abstractmethod
+    def codes(self, rows: range, columns: range) -> NDArray[np.uint8]:
+        """Bytes [rows, …] of codes as kernels pack them, of whole words; more may follow.
+
+        `columns` begins at a multiple of the codes in 32 bits.
+        """
+
+    @abstractmethod
+    def grid(self, rows: range, groups: range) -> Grid: ...
+
+    def group_of(self, columns: range) -> NDArray[np.int32]:
+        """The group of each of these columns."""
+        return np.arange(columns.start, columns.stop, dtype=np.int32) // np.int32(self.group)
+
+    def blocks(self, rows: range, columns: range) -> tuple[QuantizedMatrix, int]:
+        """These rows of all blocks that have some of the columns, and their first column."""
+        size, per_byte = self.block_size, 8 // self.bits
+        numbers = range(columns.start // size, -(-columns.stop // size))
+        whole = range(numbers.start * size, min(numbers.stop * size, self.shape[1]))
+        shape = (len(rows), len(numbers), size * self.bits // 8)
+        codes = np.full(shape, _ZERO_BYTES[self.bits], np.uint8)
+        flat = codes.reshape(len(rows), -1)
+        for few, part in self._pieces(rows, whole):
+            first = (part.start - whole.start) // per_byte
+            width = -(-len(part) // per_byte)
+            found = self.codes(few, part)[:, :width]
+            if len(part) % per_byte:  # past the end is the zero code
+                found[:, -1] = found[:, -1] & 0x0F | 0x80
+            flat[few.start - rows.start : few.stop - rows.start, first : first + width] = found
+        groups = range(whole.start // self.group, -(-whole.stop // self.group))
+        scales, offsets = self._scales(rows, groups)
+        if size != self.group:
+            of_block = np.arange(whole.start, whole.stop, size) // self.group - groups.start
+            scales = scales[:, of_block]
+            offsets = None if offsets is None else offsets[:, of_block]
+        matrix = QuantizedMatrix(
+            codes=codes,
+            scales=scales,
+            offsets=offsets,
+            bits=self.bits,
+            block_size=size,
+            columns=len(whole),
+        )
+        return matrix, whole.start
+
+    def floats(self, rows: range, columns: range) -> NDArray[np.float32]:
+        result = np.empty((len(rows), len(columns)), np.float32)
+        if result.size == 0:
+            return result
+        of_column = self.group_of(columns)
+        groups = range(int(of_column.min()), int(of_column.max()) + 1)
+        grid, of_column = self.grid(rows, groups), of_column - groups.start
+        word = 32 // self.bits
+        whole = range(columns.start // word * word, columns.stop)
+        for few, part in self._pieces(rows, whole):
+            kept = range(max(part.start, columns.start), part.stop)
+            codes = unpack(self.codes(few, part), self.bits)
+            values = codes[:, kept.start - part.start :][:, : len(kept)].astype(np.float32)
+            at = of_column[kept.start - columns.start : kept.stop - columns.start]
+            place = slice(few.start - rows.start, few.stop - rows.start)
+            with np.errstate(over="ignore", invalid="ignore"):  # no number: the caller looks
+                values -= grid.zeros if isinstance(grid.zeros, float) else grid.zeros[place][:, at]
+                values *= grid.scales[place][:, at]
+                if grid.biases is not None:
+                    values += grid.biases[place][:, at]
+            result[place, kept.start - columns.start : kept.stop - columns.start] = values
+        return result
+
+    def _scales(
+        self, rows: range, groups: range
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32] | None]:
+        """Scales, and offsets from the middle code, which is the zero of kernels."""
+        grid, middle = self.grid(rows, groups), np.float32(1 << (self.bits - 1))
+        if not self.has_offsets:
+            if not np.all(grid.zeros == middle) or grid.biases is not None:
+                raise CheckpointError(
+                    f"tensor {self.tensors[0]} in {self.store.where(self.tensors[0])} has zero "
+                    "points, and config.json says that it has none (sym); set sym to false there"
+                )
+            return grid.scales, None
+        with np.errstate(over="ignore", invalid="ignore"):  # no number: the caller looks
+            offsets = (middle - grid.zeros) * grid.scales
+            if grid.biases is not None:
+                offsets += grid.biases
+        return grid.scales, offsets.astype(np.float32, copy=False)
+
+    def _fits(self, size: int) -> bool:
+        if self.group in _BLOCK_SIZES:
+            return size == self.group
+        if self.group >= self.shape[1]:  # one scale for a row: blocks need not be whole
+            return size == _USUAL_BLOCK
+        return size <= _USUAL_BLOCK and self.group % size == 0
+
+    def _pieces(self, rows: range, columns: range) -> Iterator[tuple[range, range]]:
+        """Parts of so few weights that unpacking them takes little memory."""
+        if self.inputs_first:
+            step = max(1, _CHUNK_WEIGHTS // len(rows) // _CHUNK_COLUMNS) * _CHUNK_COLUMNS
+            for first in range(columns.start, columns.stop, step):
+                yield rows, range(first, min(first + step, columns.stop))
+        else:
+            step = max(1, _CHUNK_WEIGHTS // len(columns))
+            for first in range(rows.start, rows.stop, step):
+                yield range(first, min(first + step, rows.stop)), columns
+
+
+class Tensors:
+    """The tensors of a folder, and sentences about those that contradict each other.
+
+    source: of the configuration, for errors.
+    """
+
+    def __init__(self, store: WeightStore, source: str) -> None:
+        self.store = store
+        self.source = source
+        self._present = frozenset(store.names())
+
+    def names(self, suffix: str) -> list[str]:
+        """What comes before the suffix, of all tensors that end in it."""
+        return [name[: -len(suffix)] for name in self.store.names() if name.endswith(suffix)]
+
+    def has(self, name: str) -> bool:
+        return name in self._present
+
+    def size(self, name: str, types: tuple[str, ...]) -> tuple[int, int]:
+        """Rows and columns of a matrix that others' shapes are compared with."""
+        shape = self._shape(name, types)
+        if len(shape) != 2 or not all(0 < each <= MAX_SIZE for each in shape):
+            raise self.error(name, f"has shape {list(shape)}, which is no matrix of codes")
+        return shape[0], shape[1]
+
+    def expect(self, name: str, types: tuple[str, ...], shape: tuple[int, ...], of: str) -> str:
+        """`name`, which must be there, of this shape, because of another tensor."""
+        if not self.has(name):
+            raise self.error(of, f"has no {name} beside it", "download all of the folder again")
+        found = self._shape(name, types)
+        if found != shape:
+            raise self.error(
+                name, f"has shape {list(found)}; {of} and the configuration make it {list(shape)}"
+            )
+        return name
+
+    def alone(self, name: str, of: str) -> str:
+        """`name`, the tensor that would hold the same weights as `of` and must not be there."""
+        if self.has(name):
+            raise self.error(of, f"is there twice: {name} would be the same weights")
+        return name
+
+    def error(
+        self,
+        name: str,
+        problem: str,
+        remedy: str = "the folder holds parts of several models, "
+        "or its configuration was changed: download all of it again",
+    ) -> CheckpointError:
+        return CheckpointError(
+            f"{self.source}: tensor {name} in {self.store.where(name)} {problem}; {remedy}"
+        )
+
+    def is_shuffled(self, order: str, group: int, groups: int) -> bool:
+        """Whether the columns of a group do not lie side by side, by the tensor that says so."""
+        found = group_numbers(self.store, order, groups)
+        return bool((found != np.arange(len(found)) // group).any())
+
+    def check_group(self, group: int, of: str) -> int:
+        """ValueError's sentence as an error: groups that no block fits into."""
+        if group < 1 or group % _BLOCK_SIZES[-1]:
+            raise self.error(
+                of,
+                f"has a scale for {group} columns; multiples of {_BLOCK_SIZES[-1]} are read",
+                "use another quantisation of the model",
+            )
+        return group
+
+    def _shape(self, name: str, types: tuple[str, ...]) -> tuple[int, ...]:
+        found = self.store.dtype(name).name
+        if found not in types:
+            raise self.error(
+                name, f"is {found}, where {' or '.join(types)} is read", "use another folder"
+            )
+        return self.store.shape(name)
+
+
+def group_numbers(
+    store: WeightStore, name: str, groups: int, columns: range | None = None
+) -> NDArray[np.int32]:
+    """The group of each column, or of some, as a tensor names it. Raises CheckpointError."""
+    found: NDArray[np.int32] = store.read(name, rows=columns).astype(np.int32)
+    if len(found) and not 0 <= int(found.min()) <= int(found.max()) < groups:
+        raise CheckpointError(
+            f"tensor {name} in {store.where(name)} names groups that there are not, beyond the "
+            f"{groups} of its matrix; download the folder again"
+        )
+    return found

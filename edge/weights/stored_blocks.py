@@ -1,0 +1,109 @@
+"""Matrices that a checkpoint itself holds as codes: which kind each is, and how they are read.
+
+Knows nothing of file formats: whoever knows one says which kinds there are, and reads the codes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.errors import CheckpointError
+from edge.models.parts import MatrixSlice, VectorSlice
+from edge.models.spec import MAX_KINDS, ModelSpec
+from edge.weights.block_matrices import stored_arrays
+from edge.weights.float_matrices import FloatSource
+from edge.weights.matrix_kind import CheckpointTensors
+from edge.weights.recipe import MAX_MATRIX_KINDS, Kind, Recipe, Rule
+from edge.weights.weight_limits import check_weights, largest_of
+from kernels.matmul_nbits.reference import QuantizedMatrix, slice_columns
+from offload import StoreError, WeightStore
+
+
+class ReadCodes(Protocol):
+    """Reads codes of one matrix by its tensor's name."""
+
+    def __call__(self, name: str, rows: range, columns: range) -> tuple[QuantizedMatrix, int]:
+        """These rows of all blocks that have some of the columns, or of more; and the column of
+        the whole matrix that they begin with. Raises StoreError, and CheckpointError."""
+        ...
+
+
+def recipe_of(spec: ModelSpec, kinds: Mapping[str, Kind]) -> tuple[Recipe, tuple[int, ...]] | None:
+    """The recipe for matrices of these kinds, by role, and the grades of the layers.
+
+    Layers whose matrices are not all of the same kinds as those of others are of another grade.
+    None where there are more different ones than a format can say: files that nobody made to be
+    used.
+    """
+    layers: list[dict[str, Kind]] = [{} for _ in range(spec.num_layers)]
+    for role, kind in kinds.items():
+        if role.startswith("layers."):
+            _layers, number, local = role.split(".", 2)
+            layers[int(number)][local] = kind
+    unlike: list[dict[str, Kind]] = []
+    for layer in layers:
+        if layer not in unlike:
+            unlike.append(layer)
+    grades = tuple(map(unlike.index, layers))
+    different = max(len(unlike), len(set(zip(spec.layers, grades, strict=True))))
+    if different > MAX_KINDS or len(set(kinds.values())) > MAX_MATRIX_KINDS:
+        return None
+    usual = Counter(kinds.values()).most_common(1)[0][0]
+    rules = [Rule("head", kinds["head"])]
+    for local in unlike[0]:
+        found = [layer[local] for layer in unlike]
+        if len(set(found)) == 1:
+            rules.append(Rule(local, found[0]))
+        else:
+            rules += [Rule(local, kind, grade) for grade, kind in enumerate(found)]
+    recipe = Recipe(usual, tuple(rule for rule in rules if rule.kind != usual))
+    return recipe, grades
+
+
+class StoredBlocks:
+    """Reads the matrices of `coded` roles as codes; the rest, and other matrices, as float32.
+
+    Reading raises CheckpointError for weights that no model has, and for damaged files.
+    """
+
+    def __init__(
+        self, tensors: CheckpointTensors, *, coded: frozenset[str], read: ReadCodes
+    ) -> None:
+        self._store: WeightStore = tensors.store
+        self._coded = coded
+        self._read_codes = read
+        self._tensor_name = tensors.tensor_name
+        self._floats = FloatSource(tensors.store, tensors.tensor_name)
+
+    def matrix(self, part: MatrixSlice) -> dict[str, NDArray[Any]]:
+        if part.parts[0][0] not in self._coded:
+            return self._floats.matrix(part)
+        return stored_arrays([self._read(role, rows, part.columns) for role, rows in part.parts])
+
+    def vector(self, part: VectorSlice) -> NDArray[np.float32]:
+        return self._floats.vector(part)
+
+    def embedding(self, rows: range) -> NDArray[Any]:
+        return self._floats.embedding(rows)
+
+    def close(self) -> None:
+        """Nothing of its own is open."""
+
+    def _read(self, role: str, rows: range, columns: range) -> QuantizedMatrix:
+        name = self._tensor_name(role)
+        try:
+            whole, first = self._read_codes(name, rows, columns)
+        except StoreError as error:
+            raise CheckpointError(str(error)) from error
+        largest = largest_of(whole.scales) * whole.zero_code
+        if whole.offsets is not None:
+            largest += largest_of(whole.offsets)
+        check_weights(self._store, name, largest)
+        if (first, whole.columns) == (columns.start, len(columns)):
+            return whole
+        return slice_columns(whole, range(columns.start - first, columns.stop - first))[0]

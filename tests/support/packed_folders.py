@@ -1,0 +1,284 @@
+"""Folders in the layouts of GPTQ, AWQ, compressed-tensors, FP8 and MLX, and what they stand for.
+
+Written from the published layouts, a word at a time; nothing of the product is used.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
+
+from tests.support.checkpoints import TinyCheckpoint
+
+LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+Array = NDArray[Any]
+Tensors = dict[str, Array]
+Packed = tuple[Tensors, NDArray[np.float32]]
+"""The tensors of one matrix by what follows the layer's name, and the float32 matrix meant."""
+
+
+def words_of(codes: Array, bits: int, order: tuple[int, ...] | None = None) -> Array:
+    """int32 words along the last axis: code i of a word, or code order[i], at bit i * bits."""
+    per_word = 32 // bits
+    missing = -codes.shape[-1] % per_word
+    padded = np.concatenate([codes, np.zeros((*codes.shape[:-1], missing), codes.dtype)], axis=-1)
+    parts = padded.astype(np.uint64).reshape(*codes.shape[:-1], -1, per_word)
+    words = np.zeros(parts.shape[:-1], np.uint64)
+    for place in range(per_word):
+        source = place if order is None else order[place]
+        words |= parts[..., source] << np.uint64(place * bits)
+    return words.astype(np.uint32).view(np.int32)
+
+
+def rounded(
+    weight: NDArray[np.float32],
+    bits: int,
+    group: int,
+    *,
+    symmetric: bool,
+    order: Array | None = None,
+    scale_type: Any = np.float16,
+) -> tuple[Array, Array, Array, Array]:
+    """Codes [rows, columns], scales and zeros [rows, groups], and the group of each column."""
+    rows, columns = weight.shape
+    groups = -(-columns // group)
+    of_column = np.arange(columns) // group if order is None else order
+    top = (1 << bits) - 1
+    codes = np.zeros((rows, columns), np.int64)
+    scales = np.zeros((rows, groups), scale_type)
+    zeros = np.zeros((rows, groups), np.int64)
+    for number in range(groups):
+        part = weight[:, of_column == number]
+        low, high = np.minimum(part.min(1), 0), np.maximum(part.max(1), 0)
+        if symmetric:
+            scales[:, number] = np.maximum(-low, high) / (top // 2)
+            zeros[:, number] = (top + 1) // 2
+        else:
+            scales[:, number] = (high - low) / top
+            zero = np.rint(-low / scales[:, number].astype(np.float32))
+            zeros[:, number] = np.clip(zero, 1, top)
+        scale = scales[:, number].astype(np.float32)[:, None]
+        values = np.rint(part / scale).astype(np.int64) + zeros[:, number][:, None]
+        codes[:, of_column == number] = np.clip(values, 0, top)
+    return codes, scales, zeros, of_column
+
+
+def meant_by(codes: Array, scales: Array, zeros: Array, of_column: Array) -> NDArray[np.float32]:
+    whole = (codes - zeros[:, of_column]).astype(np.float32)
+    return whole * scales.astype(np.float32)[:, of_column]
+
+
+def gptq(
+    bits: int = 4,
+    group: int = 32,
+    *,
+    symmetric: bool = True,
+    version: int = 1,
+    act_order: bool = False,
+    has_order: bool = True,
+) -> Layout:
+    def pack(weight: NDArray[np.float32]) -> Packed:
+        columns = weight.shape[1]
+        size = columns if group == -1 else group
+        order = None
+        if act_order:
+            order = np.random.default_rng(columns).permutation(np.arange(columns) // size)
+        codes, scales, zeros, of = rounded(weight, bits, size, symmetric=symmetric, order=order)
+        tensors = {
+            "qweight": words_of(codes, bits).T,
+            "qzeros": words_of((zeros - (version == 1)).T, bits),
+            "scales": scales.T,
+            **({"g_idx": of.astype(np.int32)} if has_order else {}),
+        }
+        return tensors, meant_by(codes, scales, zeros, of)
+
+    config = {
+        "quant_method": "gptq",
+        "bits": bits,
+        "group_size": group,
+        "desc_act": act_order,
+        "sym": symmetric,
+        "checkpoint_format": "gptq" if version == 1 else "gptq_v2",
+    }
+    return Layout(config=config, pack=pack)
+
+
+def awq(group: int = 32) -> Layout:
+    def pack(weight: NDArray[np.float32]) -> Packed:
+        codes, scales, zeros, of = rounded(weight, 4, group, symmetric=False)
+        tensors = {
+            "qweight": words_of(codes.T, 4, AWQ_ORDER),
+            "qzeros": words_of(zeros.T, 4, AWQ_ORDER),
+            "scales": scales.T,
+        }
+        return tensors, meant_by(codes, scales, zeros, of)
+
+    config = {
+        "quant_method": "awq",
+        "bits": 4,
+        "group_size": group,
+        "zero_point": True,
+        "version": "gemm",
+        "modules_to_not_convert": None,
+    }
+    return Layout(config=config, pack=pack)
+
+
+def compressed(
+    bits: int = 4,
+    group: int | None = 32,
+    *,
+    symmetric: bool = True,
+    packed_zeros: bool = True,
+    plain: bool = False,
+) -> Layout:
+    """`group` None: a scale for each row. `plain`: int8 without packing."""
+
+    def pack(weight: NDArray[np.float32]) -> Packed:
+        size = weight.shape[1] if group is None else group
+        codes, scales, zeros, of = rounded(
+            weight, bits, size, symmetric=symmetric, scale_type=ml_dtypes.bfloat16
+        )
+        half = 1 << (bits - 1)
+        tensors: Tensors = {"weight_scale": scales}
+        if plain:
+            tensors["weight"] = (codes - half).astype(np.int8)
+        else:
+            tensors["weight_packed"] = words_of(codes, bits)
+            tensors["weight_shape"] = np.array(weight.shape, np.int64)
+        if not symmetric and packed_zeros:
+            tensors["weight_zero_point"] = words_of(zeros.T, bits).T
+        elif not symmetric:
+            tensors["weight_zero_point"] = (zeros - half).astype(np.int8)
+        return tensors, meant_by(codes, scales, zeros, of)
+
+    weights = {
+        "num_bits": bits,
+        "type": "int",
+        "symmetric": symmetric,
+        "strategy": "channel" if group is None else "group",
+        "group_size": group,
+        "actorder": None,
+    }
+    config = {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized" if plain else "pack-quantized",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+        "ignore": ["lm_head"],
+    }
+    return Layout(config=config, pack=pack)
+
+
+def fp8(scales: str = "blocks") -> Layout:
+    """`scales`: "blocks" of 128 as DeepSeek has them; "tensor", "rows" as compressed-tensors."""
+
+    def pack(weight: NDArray[np.float32]) -> Packed:
+        rows, columns = weight.shape
+        down = {"blocks": np.arange(rows) // 128, "rows": np.arange(rows)}.get(scales)
+        down = np.zeros(rows, int) if down is None else down
+        across = np.arange(columns) // 128 if scales == "blocks" else np.zeros(columns, int)
+        grid = np.zeros((down[-1] + 1, across[-1] + 1), np.float32)
+        np.maximum.at(grid, (down[:, None], across[None]), np.abs(weight))
+        factors = (grid / 448).astype(np.float32 if scales == "blocks" else ml_dtypes.bfloat16)
+        spread = factors.astype(np.float32)[down][:, across]
+        codes = (weight / spread).astype(ml_dtypes.float8_e4m3fn)
+        name = "weight_scale_inv" if scales == "blocks" else "weight_scale"
+        stored = factors.reshape(1) if scales == "tensor" else factors
+        return {"weight": codes, name: stored}, codes.astype(np.float32) * spread
+
+    if scales == "blocks":
+        return Layout(
+            config={"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]},
+            pack=pack,
+        )
+    weights = {"num_bits": 8, "type": "float", "strategy": scales, "symmetric": True}
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    config = {
+        "quant_method": "compressed-tensors",
+        "format": "float-quantized",
+        "config_groups": groups,
+    }
+    return Layout(config=config, pack=pack)
+
+
+def mlx(bits: int = 4, group: int = 32) -> Layout:
+    def pack(weight: NDArray[np.float32]) -> Packed:
+        codes, scales, zeros, of = rounded(weight, bits, group, symmetric=False)
+        biases = (-zeros * scales.astype(np.float32)).astype(np.float16)
+        tensors = {
+            "weight": words_of(codes, bits).view(np.uint32),
+            "scales": scales,
+            "biases": biases,
+        }
+        whole = codes.astype(np.float32) * scales.astype(np.float32)[:, of]
+        return tensors, whole + biases.astype(np.float32)[:, of]
+
+    return Layout(
+        config={"group_size": group, "bits": bits},
+        pack=pack,
+        key="quantization",
+        layers=(*LINEAR, "embed_tokens", "lm_head"),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How matrices are packed, and what config.json says of it."""
+
+    config: Mapping[str, Any]
+    pack: Callable[[NDArray[np.float32]], Packed]
+    key: str = "quantization_config"
+    layers: tuple[str, ...] = field(default=LINEAR)
+
+
+def write_packed(
+    folder: Path,
+    source: Path,
+    layout: Layout,
+    *,
+    keep: Callable[[str], bool] = lambda layer: False,
+    head: Callable[[NDArray[np.float32]], NDArray[np.float32]] | None = None,
+) -> TinyCheckpoint:
+    """The checkpoint in `source` in this layout; layers that `keep` names stay floats.
+
+    Returns a checkpoint, beside `folder`, of the weights that it stands for, and of what `head`
+    makes of a head of floats.
+    """
+    shutil.copytree(source, folder)
+    config = json.loads((folder / "config.json").read_text())
+    stored: Tensors = {}
+    meant: Tensors = {}
+    for name, weight in load_file(source / "model.safetensors").items():
+        layer, _dot, suffix = name.rpartition(".")
+        local = layer.rpartition(".")[2]
+        if suffix != "weight" or local not in layout.layers or keep(layer):
+            stored[name] = meant[name] = weight
+            if head is not None and local == "lm_head":
+                meant[name] = head(weight)
+            elif head is not None and local == "embed_tokens" and config["tie_word_embeddings"]:
+                meant["lm_head.weight"] = head(weight)
+            continue
+        tensors, whole = layout.pack(weight)
+        stored |= {f"{layer}.{each}": np.ascontiguousarray(t) for each, t in tensors.items()}
+        if local == "embed_tokens":  # as such tables are read
+            whole = whole.astype(np.float16).astype(np.float32)
+        meant[name] = whole
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    reference = folder.with_name(f"{folder.name}-meant")
+    reference.mkdir()
+    tied = config["tie_word_embeddings"] and "lm_head.weight" not in meant
+    (reference / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": tied}))
+    save_file(meant, reference / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps({**config, layout.key: layout.config}))
+    return TinyCheckpoint(reference)

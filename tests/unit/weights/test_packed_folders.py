@@ -1,0 +1,298 @@
+"""Quantised folders: their weights as floats and as codes are the ones that were packed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from edge.errors import CheckpointError
+from edge.models.parts import MatrixSlice
+from edge.weights.block_matrices import Blocks, OffsetBlocks
+from edge.weights.checkpoint import Checkpoint
+from edge.weights.float_matrices import Floats
+from edge.weights.format_sizes import in_words
+from edge.weights.formats import weight_format
+from tests.support.checkpoints import make_checkpoint
+from tests.support.packed_folders import Layout, awq, compressed, fp8, gptq, mlx, write_packed
+
+EXACT: dict[str, Layout] = {
+    "gptq": gptq(),
+    "gptq of 16": gptq(group=16),
+    "gptq of 128": gptq(group=128),
+    "gptq of rows": gptq(group=-1),
+    "gptq of 96": gptq(group=96),
+    "gptq with zeros": gptq(symmetric=False),
+    "gptq of 8 bits": gptq(bits=8, symmetric=False, group=64),
+    "gptq_v2": gptq(version=2, symmetric=False),
+    "gptq without g_idx": gptq(has_order=False),
+    "awq": awq(),
+    "awq of 64": awq(64),
+    "compressed": compressed(),
+    "compressed with packed zeros": compressed(symmetric=False),
+    "compressed with zeros": compressed(symmetric=False, packed_zeros=False),
+    "compressed of 8 bits": compressed(8, None),
+    "compressed int8": compressed(8, None, plain=True),
+    "mlx": mlx(),
+    "mlx of 8 bits": mlx(8, 64),
+}
+AS_FLOATS: dict[str, Layout] = {
+    "gptq in act-order": gptq(act_order=True, symmetric=False),
+    "fp8 in blocks": fp8(),
+    "fp8 of rows": fp8("rows"),
+    "fp8 of a tensor": fp8("tensor"),
+}
+NAMES = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj")
+
+Write = Callable[[Layout], tuple[Path, dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("made") / "made", "qwen2_in_blocks").path
+
+
+@pytest.fixture
+def written(made: Path, tmp_path: Path) -> Write:
+    def write(layout: Layout) -> tuple[Path, dict[str, Any]]:
+        meant = write_packed(tmp_path / "packed", made, layout)
+        return tmp_path / "packed", load_file(meant.path / "model.safetensors")
+
+    return write
+
+
+@pytest.mark.parametrize("name", [*EXACT, *AS_FLOATS])
+def test_floats_are_those_that_were_packed(name: str, written: Write) -> None:
+    """To the last bit, whole and in slices."""
+    folder, meant = written({**EXACT, **AS_FLOATS}[name])
+    with Checkpoint.open(folder) as opened:
+        store = opened.store
+        assert set(store.names()) == set(meant)
+        for tensor, expected in meant.items():
+            assert store.shape(tensor) == expected.shape
+            np.testing.assert_array_equal(store.read(tensor).astype(np.float32), expected)
+        for layer in NAMES:
+            tensor = f"model.layers.1.{layer}.weight"
+            part = store.read(tensor, rows=range(5, 19), columns=range(13, 62))
+            np.testing.assert_array_equal(part, meant[tensor][5:19, 13:62])
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_codes_stand_for_the_same_weights(name: str, written: Write, tmp_path: Path) -> None:
+    """Cut anywhere."""
+    folder, meant = written(EXACT[name])
+    with Checkpoint.open(folder) as opened:
+        chosen = weight_format(opened.spec, "auto", own=opened.own_encoding)
+        assert chosen.name == "as stored"
+        source = opened.source(chosen, cache_root=tmp_path, on_progress=lambda progress: None)
+        grade = chosen.graded(opened.spec).layer(2).grade
+        for role in (f"layers.2.{each}.weight" for each in ("query", "output", "up", "down")):
+            whole = meant[opened.tensor_name(role)]
+            height, width = whole.shape
+            for rows, columns in (
+                (range(height), range(width)),
+                (range(3, height - 7), range(width)),
+                (range(height), range(16, width - 5)),
+                (range(9, 10), range(24, 60)),
+            ):
+                matrix = MatrixSlice(name="x", parts=((role, rows),), columns=columns, grade=grade)
+                (stored,) = chosen.recipe.stored(matrix)
+                arrays = source.matrix(matrix)
+                assert {array.suffix: array.shape for array in stored.arrays} == {
+                    suffix: array.shape for suffix, array in arrays.items()
+                }
+                floats = stored.kind.floats(arrays.__getitem__, stored.columns)
+                expected = whole[rows.start : rows.stop, columns.start : columns.stop]
+                tolerance = 1e-6 if "mlx" in name else 0  # the offset takes in half of the range
+                np.testing.assert_allclose(
+                    floats[:, stored.padding :], expected, rtol=0, atol=tolerance
+                )
+        source.close()
+
+
+@pytest.mark.parametrize(
+    ("layout", "dtype", "words"),
+    [
+        (gptq(), "as stored", "the head, which is in floats there, in 8 bits"),
+        (gptq(act_order=True), "int4", "whose groups are in act-order"),
+        (gptq(bits=8, act_order=True), "int8", "whose groups are in act-order"),
+        (fp8(), "int8", "floats of 8 bits"),
+        (mlx(), "as stored", "as stored: 4 bits in blocks of 32 with offsets, 6 bits a weight"),
+    ],
+)
+def test_what_it_becomes_is_told(layout: Layout, dtype: str, words: str, written: Write) -> None:
+    with Checkpoint.open(written(layout)[0]) as opened:
+        chosen = weight_format(opened.spec, "auto", own=opened.own_encoding)
+        assert chosen.name == dtype
+        assert words in in_words(opened.spec, chosen)
+        assert "there" not in in_words(opened.spec, weight_format(opened.spec, "int8"))
+
+
+def test_layers_that_stay_floats_are_floats(made: Path, tmp_path: Path) -> None:
+    kept = "model.layers.1.mlp.down_proj"
+    write_packed(tmp_path / "packed", made, awq(), keep=lambda layer: layer == kept)
+    with Checkpoint.open(tmp_path / "packed") as opened:
+        chosen = weight_format(opened.spec, "auto", own=opened.own_encoding)
+        assert chosen.grades == (0, 1, 0, 0)
+        assert chosen.recipe.kind("layers.1.down.weight", 1) == Floats()
+        assert chosen.recipe.kind("layers.0.down.weight", 0) == OffsetBlocks(4, 32)
+        assert chosen.recipe.kind("head", 0) == Blocks(8, 64)
+
+
+def test_the_fingerprint_changes_with_how_tensors_are_read(written: Write) -> None:
+    folder, _meant = written(gptq(symmetric=False))
+    with Checkpoint.open(folder) as opened:
+        before = opened.store.fingerprint
+    change(folder, checkpoint_format="gptq_v2")
+    with Checkpoint.open(folder) as opened:
+        assert opened.store.fingerprint != before
+
+
+def without(name: str) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        tensors = load_file(folder / "model.safetensors")
+        del tensors[name]
+        save_file(tensors, folder / "model.safetensors")
+
+    return damage
+
+
+def changed(name: str, become: Callable[[Any], Any]) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        tensors = load_file(folder / "model.safetensors")
+        tensors[name] = become(tensors[name])
+        save_file(tensors, folder / "model.safetensors")
+
+    return damage
+
+
+def says(**values: Any) -> Callable[[Path], None]:
+    return lambda folder: change(folder, **values)
+
+
+LAYER = "model.layers.1.mlp.up_proj"
+WITHOUT_SCALES = dataclasses.replace(
+    fp8(), pack=lambda weight: ({"weight": weight.astype(ml_dtypes.float8_e4m3fn)}, weight)
+)
+
+
+@pytest.mark.parametrize(
+    ("layout", "damage", "sentence"),
+    [
+        (gptq(), says(bits=3), "codes of 3 bits are not read"),
+        (gptq(), says(group_size=64), "layers.0.mlp.down_proj.scales"),
+        (gptq(), says(group_size=24), "has a scale for 24 columns; multiples of 16 are read"),
+        (gptq(), says(group_size="all"), "group_size must be an integer"),
+        (gptq(), says(checkpoint_format="marlin"), "checkpoint_format 'marlin' is not read"),
+        (gptq(), without(f"{LAYER}.scales"), f"{LAYER}.qweight"),
+        (gptq(), without(f"{LAYER}.qzeros"), f"has no {LAYER}.qzeros beside it"),
+        (gptq(), without(f"{LAYER}.qweight"), f"tensor {LAYER}.weight is missing"),
+        (gptq(), changed(f"{LAYER}.qweight", lambda a: a[:-1]), "make it"),
+        (gptq(), changed(f"{LAYER}.qweight", lambda a: a[0]), "which is no matrix of codes"),
+        (gptq(), changed(f"{LAYER}.scales", lambda a: a.astype(np.int32)), "is int32, where"),
+        (gptq(), changed(f"{LAYER}.g_idx", lambda a: a + 1), "names groups that there are not"),
+        (awq(), says(version="gemv"), "AWQ of version 'gemv' is not read"),
+        (awq(), says(bits=8), "AWQ of 8 bits is not read"),
+        (awq(), changed(f"{LAYER}.scales", lambda a: a.T.copy()), "has shape [96, 2]"),
+        (compressed(), says(format="marlin-24"), "format 'marlin-24' is not read"),
+        (compressed(), says(config_groups={}), "config_groups must be 1 to"),
+        (compressed(), says(config_groups={"a": {"weights": {"num_bits": 2}}}), "codes of 2 bits"),
+        (compressed(), without(f"{LAYER}.weight_scale"), f"has no {LAYER}.weight_scale beside"),
+        (compressed(), changed(f"{LAYER}.weight_shape", lambda a: a + 32), "number of rows"),
+        (fp8(), says(weight_block_size=[64, 64]), "make it"),
+        (fp8(), says(weight_block_size=7), "weight_block_size must be two sizes"),
+        (WITHOUT_SCALES, says(), "is of 8 bits and has no model.layers.0.mlp"),
+        (mlx(), says(bits=6), "codes of 6 bits"),
+        (mlx(), says(mode="mxfp4"), "mode 'mxfp4'"),
+        (mlx(), without(f"{LAYER}.biases"), f"has no {LAYER}.biases beside it"),
+        (gptq(), says(quant_method="bitsandbytes"), "'bitsandbytes', which is not read (bitsand"),
+        (gptq(), says(quant_method="hqq"), "'hqq', which is not read (the layout of HQQ"),
+        (gptq(), says(quant_method="mxfp4"), "experts, which are not computed"),
+        (gptq(), says(quant_method=["gptq"]), "which is not read"),
+    ],
+)
+def test_what_is_not_read_is_a_sentence(
+    layout: Layout, damage: Callable[[Path], None], sentence: str, written: Write
+) -> None:
+    folder, _meant = written(layout)
+    damage(folder)
+    with pytest.raises(CheckpointError, match=re.escape(sentence)) as told:
+        Checkpoint.open(folder).close()
+    assert str(folder) in str(told.value)
+
+
+def test_codes_without_a_configuration(written: Write) -> None:
+    folder, _meant = written(gptq())
+    config = json.loads((folder / "config.json").read_text())
+    del config["quantization_config"]
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="there is no quantization_config"):
+        Checkpoint.open(folder)
+
+
+def test_zero_points_of_a_folder_that_says_it_has_none(written: Write, tmp_path: Path) -> None:
+    folder, _meant = written(gptq(symmetric=False))
+    change(folder, sym=True)
+    with Checkpoint.open(folder) as opened:
+        chosen = weight_format(opened.spec, "auto", own=opened.own_encoding)
+        source = opened.source(chosen, cache_root=tmp_path, on_progress=lambda progress: None)
+        part = MatrixSlice(name="x", parts=(("layers.0.up.weight", range(8)),), columns=range(64))
+        with pytest.raises(CheckpointError, match="set sym to false"):
+            source.matrix(part)
+        source.close()
+
+
+def adapter(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    values = {"base_model_name_or_path": "some/base", "peft_type": "LORA"}
+    (folder / "adapter_config.json").write_text(json.dumps(values))
+
+
+def renamed(name: str) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        (folder / "model.safetensors").rename(folder / name)
+
+    return damage
+
+
+def beside_gguf(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    (folder / "model.gguf").write_bytes(b"GGUF")
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (adapter, "is a LoRA adapter of 'some/base'"),
+        (renamed("consolidated.safetensors"), "whose tensors have their makers' own names"),
+        (renamed("gptq-4bit.safetensors"), "name it model.safetensors"),
+        (renamed("pytorch_model.bin"), "its pytorch_model.bin is a pickle, which is never read"),
+        (renamed("model.pt"), "its model.pt is a pickle"),
+        (renamed("training_args.bin"), "has neither model.safetensors nor"),
+        (beside_gguf, "holds model.gguf: give the path of that file"),
+    ],
+)
+def test_folders_of_another_form(
+    damage: Callable[[Path], None], sentence: str, written: Write
+) -> None:
+    folder, _meant = written(gptq())
+    damage(folder)
+    with pytest.raises(CheckpointError, match=re.escape(sentence)) as told:
+        Checkpoint.open(folder)
+    assert str(folder) in str(told.value)
+
+
+def change(folder: Path, **values: Any) -> None:
+    """In what config.json says of the quantisation."""
+    config = json.loads((folder / "config.json").read_text())
+    key = "quantization" if "quantization" in config else "quantization_config"
+    config[key] |= values
+    (folder / "config.json").write_text(json.dumps(config))
