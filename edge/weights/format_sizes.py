@@ -12,21 +12,34 @@ from edge.weights.formats import WeightFormat
 from edge.weights.recipe import Kind, StoredMatrix
 
 
-def whole_matrices(spec: ModelSpec, weight_format: WeightFormat) -> Iterator[StoredMatrix]:
-    """Every matrix that a token is multiplied with. The table of embeddings is looked up only."""
+def counted_matrices(
+    spec: ModelSpec, weight_format: WeightFormat
+) -> Iterator[tuple[StoredMatrix, int]]:
+    """Every matrix that a token is multiplied with, and how many layers have one that is alike.
+
+    The table of embeddings is looked up only.
+    """
     spec = weight_format.graded(spec)
+    first = {f"layers.{spec.layers.index(kind)}.": kind for kind in range(len(spec.kinds))}
+    counts = Counter(spec.layers)
     for role, shape in tensor_shapes(spec).items():
-        if len(shape) == 2 and role != "embedding":
-            rows, columns = shape
-            layer = int(role.split(".")[1]) if role.startswith("layers.") else None
-            yield from weight_format.recipe.stored(
-                MatrixSlice(
-                    name=role,
-                    parts=((role, range(rows)),),
-                    columns=range(columns),
-                    grade=0 if layer is None else spec.layer(layer).grade,
-                )
-            )
+        if len(shape) != 2 or role == "embedding":
+            continue
+        kind: int | None = None
+        if role.startswith("layers."):
+            layers, number, _local = role.split(".", 2)
+            kind = first.get(f"{layers}.{number}.")
+            if kind is None:  # like one before
+                continue
+        rows, columns = shape
+        matrix = MatrixSlice(
+            name=role,
+            parts=((role, range(rows)),),
+            columns=range(columns),
+            grade=0 if kind is None else spec.kinds[kind].grade,
+        )
+        for stored in weight_format.recipe.stored(matrix):
+            yield stored, 1 if kind is None else counts[kind]
 
 
 def num_weights(spec: ModelSpec) -> int:
@@ -39,16 +52,19 @@ def num_weights(spec: ModelSpec) -> int:
 
 def bytes_per_weight(spec: ModelSpec, weight_format: WeightFormat) -> float:
     """Stored bytes over weights, of all matrices, with their scales."""
-    matrices = whole_matrices(spec, weight_format)
-    stored = sum(array.nbytes for matrix in matrices for array in matrix.arrays)
+    stored = sum(
+        count * array.nbytes
+        for matrix, count in counted_matrices(spec, weight_format)
+        for array in matrix.arrays
+    )
     return stored / num_weights(spec)
 
 
 def in_words(spec: ModelSpec, weight_format: WeightFormat) -> str:
     """Which part of the weights is in what, and how many bits that takes in the mean."""
     counts: Counter[Kind] = Counter()
-    for matrix in whole_matrices(spec, weight_format):
-        counts[matrix.kind] += len(matrix.rows) * len(matrix.part.columns)
+    for matrix, count in counted_matrices(spec, weight_format):
+        counts[matrix.kind] += count * len(matrix.rows) * len(matrix.part.columns)
     bits = f"{8 * bytes_per_weight(spec, weight_format):.3g} bits a weight with their scales"
     if weight_format.note:
         bits += f"; {weight_format.note}"
