@@ -130,9 +130,6 @@ def test_no_checkpoint(tmp_path: Path) -> None:
         SafetensorsStore(tmp_path)
     with pytest.raises(StoreMissingError, match="neither"):
         SafetensorsStore(tmp_path / "nowhere")
-    (tmp_path / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(StoreMissingError, match="pickle"):
-        SafetensorsStore(tmp_path)
 
 
 def test_an_index_with_a_file_that_is_not_there(tmp_path: Path) -> None:
