@@ -159,7 +159,7 @@ def test_the_command_line(tmp_path: Path, known_text: str) -> None:
     assert found.keys() == whole
     assert found["reference"].keys() == found["measured"].keys() == row
     assert found["positions"] == 2 * 63
-    assert found["measured"]["format"] == "int4 in blocks of 32, fast"
+    assert found["measured"]["format"] == "int4, fast"
     assert 0 < found["measured"]["mean_kl"] < 1
     shown = run_edge("quality", MODEL, *SMALL, "--dtype", "int8")
     assert shown.code == 0, shown.err

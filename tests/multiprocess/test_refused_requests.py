@@ -221,7 +221,7 @@ def test_what_was_refused_leaves_nothing_behind(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dtype": "fp4"}, "dtype 'fp4' is not one of float32, int8, int4"),
+        ({"dtype": "fp4"}, "dtype 'fp4' is not one of auto, float32, int8, int4, int4-pure"),
         ({"block_size": 17}, "block size 17 is not one of (16, 32, 64, 128)"),
         ({"accuracy": "exact"}, "accuracy 'exact' is not one of fast, high"),
         ({"plan": "ring"}, "plan must be 'auto', 'pipeline', 'tensor' or a Plan, not 'ring'"),

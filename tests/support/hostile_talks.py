@@ -87,7 +87,7 @@ def talk(address: str) -> list[Frame]:
     terms = SamplingTerms(sampling=SamplingParameters(), end_ids=frozenset({7}), max_new_tokens=4)
     sent: list[Any] = [
         messages.Describe(),
-        messages.SetMemory(bytes=1 << 30),
+        messages.SetMemory(bytes=4 << 30),
         messages.Offer(manifest=manifest),
         *(messages.Piece(manifest=digest, digest=d, content=c) for d, c in pieces.items()),
         messages.Seal(manifest=digest),
@@ -149,7 +149,7 @@ async def check_free(daemon: PeerDaemon, free_bytes: int) -> None:
         await asyncio.sleep(0)
     client = await PeerClient.connect(resources.addresses[0], None)
     try:
-        await client.call(messages.SetMemory(bytes=1 << 30))
+        await client.call(messages.SetMemory(bytes=4 << 30))
         described = await client.call(messages.Describe())
     finally:
         await client.aclose()
@@ -197,7 +197,7 @@ async def main() -> None:
             address = daemon.resources.addresses[0]
             frames = talk(address)
             client = await PeerClient.connect(address, None)
-            await client.call(messages.SetMemory(bytes=1 << 30))
+            await client.call(messages.SetMemory(bytes=4 << 30))
             free_bytes = (await client.call(messages.Describe())).free_bytes
             await client.aclose()
             for first in range(0, given.count, ROUND):

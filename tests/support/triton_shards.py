@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from edge.backends.interface import ShardWeights, StageProgram
 from edge.coordinator.shipping import describe_shard
 from edge.protocol.step import Step, StepEntry, StepLimits
+from edge.weights.block_matrices import ZeroBlocks
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.formats import WeightFormat, kv_bits, weight_format
 from edge.weights.layout import ShardLayout, shard_layout
@@ -144,7 +145,7 @@ def most_layer_bytes(layout: ShardLayout, chosen: WeightFormat) -> int:
             start = matrix.part.columns.start % kind.column_multiple
             blocks = -(-(start + columns) // kind.column_multiple)
             codes = rows * blocks * kind.column_multiple * kind.bits // 8
-            arrays = [codes, 4 * rows * blocks]
+            arrays = [codes, 4 * rows * blocks, rows * blocks * isinstance(kind, ZeroBlocks)]
         if matrix.name != "head":
             layer = ".".join(matrix.name.split(".")[:2])
             sizes[layer] = sizes.get(layer, 0) + sum(map(padded, arrays))

@@ -285,7 +285,6 @@ def test_weights_that_others_quantised(tiny_checkpoint: Make, tmp_path: Path) ->
     assert found.problem is not None
     assert "up_proj.scales" in found.problem
     assert found.quantized_by == "gptq"
-    assert found.parameters is None
     assert [each.type for each in found.stored] == ["I32"]
 
 
