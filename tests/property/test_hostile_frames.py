@@ -32,7 +32,7 @@ def test_a_peer_lives_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> No
             address = daemon.resources.addresses[0]
             frames = talk(address)
             client = await PeerClient.connect(address, None)
-            await client.call(messages.SetMemory(bytes=1 << 30))
+            await client.call(messages.SetMemory(bytes=4 << 30))
             free_bytes = (await client.call(messages.Describe())).free_bytes
             await client.aclose()
             heard = await say(address, frames)
