@@ -49,7 +49,7 @@ RUNS = {"alone": run_alone, "two peers": run_pair, "sliding window": run_window}
     type=int,
     default=128,
     show_default=True,
-    help="Of int4 weights; 128 takes as many bytes as Q4_0 does.",
+    help="Of int4-pure weights; 128 takes as many bytes as Q4_0 does.",
 )
 @folder_option
 @append_option
@@ -97,7 +97,7 @@ def _run(case: Case, setting: Setting, *, append: bool) -> str | None:
         metrics, said = RUNS[case.kind](case, setting)
     except (edge.EdgeError, SideError, OSError) as error:
         return f"{case.name}: {error}"
-    form = f"int4/{setting.block_size}" if case.dtype == "int4" else case.dtype
+    form = f"int4-pure/{setting.block_size}" if case.dtype == "int4-pure" else case.dtype
     results.publish(
         metrics,
         question="bigger than memory, in one limit, in turn",

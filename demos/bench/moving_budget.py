@@ -215,7 +215,9 @@ def after_budgets(count: int) -> Iterator[bool]:
 
 @click.command()
 @shape_option()
-@click.option("--dtype", type=click.Choice(["int4", "float32"]), default="int4", show_default=True)
+@click.option(
+    "--dtype", type=click.Choice(["int4-pure", "float32"]), default="int4-pure", show_default=True
+)
 @click.option("--block-size", type=int, default=128, show_default=True)
 @click.option("--minutes", type=click.FloatRange(0), default=10.0, show_default=True)
 @click.option("--budgets", "count", type=click.IntRange(1), help="This many instead of minutes.")
@@ -248,7 +250,7 @@ def main(
     )
     length = f"{minutes:g} minutes" if count is None else f"{count} budgets"
     dtype = options["dtype"]
-    form = f"int4/{options['block_size']}" if dtype == "int4" else dtype
+    form = f"int4-pure/{options['block_size']}" if dtype == "int4-pure" else dtype
     results.publish(
         figures.metrics(),
         question="a budget that moves while replies go on",

@@ -86,6 +86,7 @@ def answers(
                 models[name] = stack.enter_context(cluster).load(
                     path,
                     plan=plan,
+                    dtype="int4-pure",
                     block_size=block_size,
                     context_tokens=prompt_tokens + new_tokens,
                 )
@@ -177,7 +178,8 @@ def main(
     results.publish(
         found.metrics(),
         question="what keys and encryption cost, in turn",
-        variant=f"2 peers x 1 thread, tensor, int4/{block_size}; shipping {shipped} in float32",
+        variant=f"2 peers x 1 thread, tensor, int4-pure/{block_size}; "
+        f"shipping {shipped} in float32",
         link="TCP over loopback",
         model=described(shape),
         keep=append,

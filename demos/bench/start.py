@@ -55,6 +55,7 @@ def main(
     path = checkpoint(shape, folder)
     command = [sys.executable, "-m", "edge", "run", str(path), "-p", "hello", "-n", "8"]
     command += ["--local", "1", "--threads", str(threads), "--block-size", str(block_size)]
+    command += ["--dtype", "int4-pure"]
     figures = Figures()
     for number in range(rounds + 1):
         first_s, end_s = start(command, folder / "cache")
@@ -64,7 +65,7 @@ def main(
     results.publish(
         figures.metrics(),
         question="start of a cached model",
-        variant=f"edge run --local 1, int4/{block_size}, {threads} threads",
+        variant=f"edge run --local 1, int4-pure/{block_size}, {threads} threads",
         link="TCP over loopback",
         model=described(shape),
         keep=append,

@@ -46,6 +46,7 @@ def measure(
                 cluster.load(
                     path,
                     plan=plan,  # type: ignore[arg-type]
+                    dtype="int4-pure",
                     block_size=block_size,
                     context_tokens=prompt_tokens + new_tokens,
                 )
@@ -86,7 +87,7 @@ def main(shape: str, block_size: int, folder: Path, append: bool, **options: Any
     results.publish(
         found.metrics(),
         question="two peers against one core, in turn",
-        variant=f"int4/{block_size}, float32 wire",
+        variant=f"int4-pure/{block_size}, float32 wire",
         link="TCP over loopback",
         model=described(shape),
         keep=append,

@@ -80,7 +80,7 @@ def main(
     """Decode speed of three arrangements, and the ratios of each round."""
     path = checkpoint(shape, folder)
     figures = Figures()
-    options = {"block_size": block_size, "context_tokens": 32 + new_tokens}
+    options = {"dtype": "int4-pure", "block_size": block_size, "context_tokens": 32 + new_tokens}
     with (
         edge.Cluster.local(2, threads=1) as pair,
         edge.Cluster.local(1, threads=1) as solo,
@@ -106,7 +106,7 @@ def main(
     results.publish(
         figures.metrics(),
         question="two peers against distributed-llama, in turn",
-        variant=f"int4/{block_size} float32 wire; distributed-llama q40 weights, q80 wire",
+        variant=f"int4-pure/{block_size} float32 wire; distributed-llama q40 weights, q80 wire",
         link="TCP over loopback",
         model=described(shape),
         keep=append,

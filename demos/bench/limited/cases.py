@@ -8,8 +8,8 @@ from typing import Literal
 
 from demos.bench.shapes import SHAPES
 
-STORED_BITS = {"int4": 4.5, "float32": 32.0}
-"""Of a weight: in Q4_0, in int4 with blocks of 128 as it is packed, and as it is."""
+STORED_BITS = {"int4-pure": 4.5, "float32": 32.0}
+"""Of a weight: in Q4_0, in int4-pure with blocks of 128 as it is packed, and as it is."""
 
 Kind = Literal["alone", "two peers", "sliding window"]
 
@@ -24,7 +24,7 @@ class Case:
     new_tokens: int
     """Of each reply; as many as take a few seconds."""
     kind: Kind = "alone"
-    dtype: str = "int4"
+    dtype: str = "int4-pure"
 
     @property
     def stored_bytes(self) -> int:

@@ -47,7 +47,7 @@ class Setting:
     rounds: int
     threads: int
     block_size: int
-    """Of int4 weights."""
+    """Of int4-pure weights."""
     llama_python: str | None
 
     @property
@@ -249,7 +249,7 @@ def run_window(case: Case, setting: Setting) -> tuple[list[Metric], str]:
     figures = Figures()
     free = roomy(case, setting)
     budget, streamed = free.budget_bytes(case), all_streamed(free.plan)
-    int4 = dataclasses.replace(case, dtype="int4")
+    int4 = dataclasses.replace(case, dtype="int4-pure")
     with (
         loaded(case, setting, name="kept", budget_bytes=budget) as kept,
         loaded(case, setting, name="window", plan=streamed, budget_bytes=budget) as window,
