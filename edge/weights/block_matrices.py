@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,7 @@ from kernels.matmul_nbits.reference import (
     dequantize,
     pack_zero_points,
     packed_shapes,
+    stacked,
     unpack_zero_points,
 )
 
@@ -40,6 +41,8 @@ class Blocks(MatrixKind[QuantizedMatrix]):
     numbers = ("code_bits", "block_size")
     operator = "matmul_nbits"
     can_round_inputs = True
+    more: ClassVar[str] = ""
+    """What blocks have besides scales, for people."""
 
     code_bits: int
     block_size: int
@@ -49,7 +52,7 @@ class Blocks(MatrixKind[QuantizedMatrix]):
 
     @property
     def words(self) -> str:
-        return f"{self.bits} bits in blocks of {self.block_size}"
+        return f"{self.bits} bits in blocks of {self.block_size}{self.more}"
 
     @property
     def bits(self) -> int:
@@ -96,42 +99,30 @@ class ZeroBlocks(Blocks):
     """The same with a zero point for each block: the code that stands for 0."""
 
     operator = "matmul_nbits with zero points"
-
-    @property
-    def words(self) -> str:
-        return f"{self.bits} bits in blocks of {self.block_size} with zero points"
+    more = " with zero points"
 
     @property
     def packed_bytes_per_weight(self) -> float:
         return self.bits / 8 + (8.0 + self.bits / 8) / self.block_size
 
     def arrays(self, rows: int, columns: int) -> tuple[StoredArray, ...]:
-        codes, scales = packed_shapes((rows, columns), self.bits, self.block_size)
-        zeros = (rows, -(-scales[1] * self.bits // 8))
-        return (
-            StoredArray(suffix="codes", dtype="uint8", shape=codes),
-            StoredArray(suffix="scales", dtype="float32", shape=scales, stays=True),
-            StoredArray(suffix="zero_points", dtype="uint8", shape=zeros, stays=True),
-        )
+        codes, scales = Blocks.arrays(self, rows, columns)
+        packed = (rows, -(-scales.shape[1] * self.bits // 8))
+        zeros = StoredArray(suffix="zero_points", dtype="uint8", shape=packed, stays=True)
+        return codes, scales, zeros
 
     def matrix(self, stored: Callable[[str], NDArray[Any]], columns: int) -> QuantizedMatrix:
-        scales = stored("scales")
-        return QuantizedMatrix(
-            codes=stored("codes"),
-            scales=scales,
-            zero_points=unpack_zero_points(stored("zero_points"), self.bits, scales.shape[1]),
-            bits=self.bits,
-            block_size=self.block_size,
-            columns=columns,
-        )
+        plain = Blocks.matrix(self, stored, columns)
+        num_blocks = plain.scales.shape[1]
+        zeros = unpack_zero_points(stored("zero_points"), self.bits, num_blocks)
+        return replace(plain, zero_points=zeros)
 
     def made_up(
         self, columns: int, *, normal: NDArray[np.float32], codes: NDArray[np.uint8]
     ) -> dict[str, NDArray[Any]]:
-        # Twice the spread, as the zero points are as uniform as the codes.
-        scale = 12**0.5 / 2**self.bits / (2 * columns) ** 0.5
-        scales = np.full(1 << 16, scale, np.float32)
-        return {"codes": codes, "scales": scales, "zero_points": codes}
+        # Twice the variance, as the zero points are as uniform as the codes.
+        made = Blocks.made_up(self, 2 * columns, normal=normal, codes=codes)
+        return {**made, "zero_points": codes}
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,56 +130,33 @@ class OffsetBlocks(Blocks):
     """The same with a float32 offset for each block: files that keep the least weight of each."""
 
     operator = "matmul_nbits with offsets"
-
-    @property
-    def words(self) -> str:
-        return f"{self.bits} bits in blocks of {self.block_size} with offsets"
+    more = " with offsets"
 
     @property
     def packed_bytes_per_weight(self) -> float:
         return self.bits / 8 + 12.0 / self.block_size
 
     def arrays(self, rows: int, columns: int) -> tuple[StoredArray, ...]:
-        codes, scales = packed_shapes((rows, columns), self.bits, self.block_size)
-        return (
-            StoredArray(suffix="codes", dtype="uint8", shape=codes),
-            StoredArray(suffix="scales", dtype="float32", shape=scales, stays=True),
-            StoredArray(suffix="offsets", dtype="float32", shape=scales, stays=True),
-        )
+        codes, scales = Blocks.arrays(self, rows, columns)
+        return codes, scales, replace(scales, suffix="offsets")
 
     def matrix(self, stored: Callable[[str], NDArray[Any]], columns: int) -> QuantizedMatrix:
-        return QuantizedMatrix(
-            codes=stored("codes"),
-            scales=stored("scales"),
-            offsets=stored("offsets"),
-            bits=self.bits,
-            block_size=self.block_size,
-            columns=columns,
-        )
+        return replace(Blocks.matrix(self, stored, columns), offsets=stored("offsets"))
 
     def made_up(
         self, columns: int, *, normal: NDArray[np.float32], codes: NDArray[np.uint8]
     ) -> dict[str, NDArray[Any]]:
-        scale = 12**0.5 / 2**self.bits / columns**0.5
-        return {
-            "codes": codes,
-            "scales": np.full(1 << 16, scale, np.float32),
-            "offsets": np.full(1 << 16, scale, np.float32),
-        }
+        made = Blocks.made_up(self, columns, normal=normal, codes=codes)
+        return {**made, "offsets": made["scales"]}
 
 
-def stored_arrays(pieces: Sequence[QuantizedMatrix]) -> dict[str, NDArray[Any]]:
-    """Rows under each other, by suffix."""
-    arrays: dict[str, NDArray[Any]] = {
-        "codes": np.concatenate([piece.codes for piece in pieces]),
-        "scales": np.concatenate([piece.scales for piece in pieces]),
-    }
-    offsets = [piece.offsets for piece in pieces if piece.offsets is not None]
-    if offsets:
-        arrays["offsets"] = np.concatenate(offsets)
-    zeros = [piece.zero_points for piece in pieces if piece.zero_points is not None]
-    if zeros:
-        arrays["zero_points"] = pack_zero_points(np.concatenate(zeros), pieces[0].bits)
+def stored_arrays(matrix: QuantizedMatrix) -> dict[str, NDArray[Any]]:
+    """By suffix, what a matrix of blocks is stored as, of whichever kind."""
+    arrays: dict[str, NDArray[Any]] = {"codes": matrix.codes, "scales": matrix.scales}
+    if matrix.zero_points is not None:
+        arrays["zero_points"] = pack_zero_points(matrix.zero_points, matrix.bits)
+    if matrix.offsets is not None:
+        arrays["offsets"] = matrix.offsets
     return arrays
 
 
@@ -217,8 +185,9 @@ class QuantizedSource:
             assert rows == range(whole_rows)
             assert len(part.parts) == 1
             matrix, _padding = store.columns(name, part.columns)
-            return stored_arrays([matrix])
-        return stored_arrays([store.rows(self._tensor_name(r), rows) for r, rows in part.parts])
+            return stored_arrays(matrix)
+        pieces = [store.rows(self._tensor_name(role), rows) for role, rows in part.parts]
+        return stored_arrays(stacked(pieces))
 
     def vector(self, part: VectorSlice) -> NDArray[np.float32]:
         return self._floats.vector(part)

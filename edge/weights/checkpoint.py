@@ -85,8 +85,6 @@ class Checkpoint:
 
     def tensor_name(self, role: str) -> str:
         """The checkpoint's name for a weight; a tied head is the embedding."""
-        if role == "head" and self.spec.tied_embeddings:
-            role = "embedding"
         return self._form.tensor_name(role)
 
     def source(

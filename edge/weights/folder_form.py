@@ -9,7 +9,7 @@ from edge.models.families import read_family
 from edge.text import read_end_ids, read_tokenizer_files
 from edge.text.files import TOKENIZER, read_json
 from edge.weights.foreign_folders import check_folder
-from edge.weights.form import CheckpointForm
+from edge.weights.form import CheckpointForm, with_tied_head
 from edge.weights.packed_encoding import packed_encoding
 from edge.weights.packed_folder import packed_store
 from offload import SafetensorsStore, StoreError
@@ -24,19 +24,13 @@ def open_folder(folder: Path) -> CheckpointForm:
     config = read_json(source)
     family, spec = read_family(config, source=str(source))
     end_ids = read_end_ids(folder)
-
-    def name(role: str) -> str:
-        tied = role == "head" and spec.tied_embeddings
-        return family.tensor_name("embedding" if tied else role)
-
+    name = with_tied_head(spec, family.tensor_name)
     try:
         files = SafetensorsStore(folder)
     except StoreError as error:
         raise CheckpointError(str(error)) from error
     try:
-        store = packed_store(
-            config, files, source=str(source), embedding=family.tensor_name("embedding")
-        )
+        store = packed_store(config, files, source=str(source), embedding=name("embedding"))
         own = packed_encoding(store, spec, name)
     except BaseException as error:
         files.close()
@@ -49,7 +43,7 @@ def open_folder(folder: Path) -> CheckpointForm:
         described_in=CONFIG,
         config=config,
         spec=spec,
-        tensor_name=family.tensor_name,
+        tensor_name=name,
         store=store,
         own_encoding=own,
         end_ids=end_ids,

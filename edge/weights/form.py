@@ -21,8 +21,8 @@ class CheckpointForm:
     else None.
     path: the folder or the file. described_in: what shapes follow from, for errors.
     config: what the spec was made of, in the words of a config.json.
-    tensor_name: by role. end_ids: tokens that end an answer. read_tokenizer: None where there is
-    none; raises CheckpointError.
+    tensor_name: by role; a tied head is the embedding. end_ids: tokens that end an
+    answer. read_tokenizer: None where there is none; raises CheckpointError.
     """
 
     path: Path
@@ -34,3 +34,13 @@ class CheckpointForm:
     end_ids: tuple[int, ...]
     read_tokenizer: Callable[[], TokenizerFiles] | None
     own_encoding: Encoding | Rounded | None = None
+
+
+def with_tied_head(spec: ModelSpec, tensor_name: Callable[[str], str]) -> Callable[[str], str]:
+    """The name of a role's tensor, by the names that a family has for all roles."""
+
+    def name(role: str) -> str:
+        is_tied = role == "head" and spec.tied_embeddings
+        return tensor_name("embedding" if is_tied else role)
+
+    return name

@@ -159,8 +159,9 @@ def _rule(value: object, kinds: Sequence[MatrixKind[Any]]) -> Rule:
 
 def check_format(name: str, block_size: int | None, accuracy: str) -> None:
     """Raises RequestError for an unknown name, block size or accuracy."""
-    if name not in (AUTO, *ENCODINGS):
-        raise RequestError(f"dtype {name!r} is not one of {', '.join((AUTO, *ENCODINGS))}")
+    known = (AUTO, *ENCODINGS)
+    if name not in known:
+        raise RequestError(f"dtype {name!r} is not one of {', '.join(known)}")
     is_known = type(block_size) is int and block_size in BLOCK_SIZES
     if block_size is not None and not is_known:
         raise RequestError(f"block size {block_size} is not one of {BLOCK_SIZES}")

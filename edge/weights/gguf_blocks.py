@@ -21,7 +21,7 @@ from edge.weights.float_matrices import Floats
 from edge.weights.matrix_kind import CheckpointTensors
 from edge.weights.recipe import Kind
 from edge.weights.stored_blocks import StoredBlocks, recipe_of
-from kernels.matmul_nbits.reference import QuantizedMatrix, pack
+from kernels.matmul_nbits.reference import QuantizedMatrix, pack, stacked
 from offload import BlockType, GgufStore
 
 _CHUNK_WEIGHTS = 1 << 22
@@ -48,7 +48,8 @@ def gguf_encoding(
     def open_source(
         tensors: CheckpointTensors, *, cache_root: Path, on_progress: OnProgress
     ) -> StoredBlocks:
-        return StoredBlocks(tensors, coded=coded, read=partial(_read, store))
+        assert isinstance(tensors.store, GgufStore), "the one that this was made of"
+        return StoredBlocks(tensors, coded=coded, read=partial(_read, tensors.store))
 
     return Encoding(recipe=recipe, grades=grades, open=open_source)
 
@@ -62,7 +63,7 @@ def _read(store: GgufStore, name: str, rows: range, columns: range) -> tuple[Qua
         as_matrix(block, store.blocks(name, range(row, min(row + step, rows.stop)), blocks))
         for row in range(rows.start, rows.stop, step)
     ]
-    return _joined(parts), blocks.start * size
+    return stacked(parts), blocks.start * size
 
 
 def as_matrix(block: BlockType, raw: NDArray[np.uint8]) -> QuantizedMatrix:
@@ -93,19 +94,3 @@ def _kind(block: BlockType) -> Kind:
         return Floats()
     kind = OffsetBlocks if block.coded.has_offsets else Blocks
     return kind(block.coded.bits, block.coded.run)
-
-
-def _joined(parts: list[QuantizedMatrix]) -> QuantizedMatrix:
-    """Rows under each other."""
-    first = parts[0]
-    if len(parts) == 1:
-        return first
-    offsets = [each.offsets for each in parts if each.offsets is not None]
-    return QuantizedMatrix(
-        codes=np.concatenate([each.codes for each in parts]),
-        scales=np.concatenate([each.scales for each in parts]),
-        offsets=np.concatenate(offsets) if offsets else None,
-        bits=first.bits,
-        block_size=first.block_size,
-        columns=first.columns,
-    )

@@ -29,7 +29,7 @@ from edge.text import TokenizerFiles, read_tokenizer_files
 from edge.text.files import TOKENIZER
 from edge.text.gguf import gguf_end_ids, gguf_templates, gguf_tokenizer_files, has_tokenizer
 from edge.weights.encoding import Encoding
-from edge.weights.form import CheckpointForm
+from edge.weights.form import CheckpointForm, with_tied_head
 from edge.weights.gguf_blocks import gguf_encoding
 from offload import GgufFile, GgufStore, StoreError, first_part, open_gguf, own_file
 
@@ -104,7 +104,7 @@ def _opened(files: Sequence[GgufFile]) -> CheckpointForm:
         described_in="the file itself",
         config=model.values,
         spec=spec,
-        tensor_name=tensor_name,
+        tensor_name=with_tied_head(spec, tensor_name),
         store=store,
         end_ids=gguf_end_ids(metadata),
         read_tokenizer=_tokenizer_reader(first.path, metadata),
@@ -132,11 +132,7 @@ def _own_encoding(
     store: GgufStore, spec: ModelSpec, shapes: Mapping[str, tuple[int, ...]]
 ) -> Encoding | None:
     """None, too, for a file without all tensors as they should be, which is refused elsewhere."""
-    present = set(store.names())
-
-    def name(role: str) -> str:
-        return tensor_name("embedding" if role == "head" and spec.tied_embeddings else role)
-
+    present, name = set(store.names()), with_tied_head(spec, tensor_name)
     used = {name(role) for role in tensor_shapes(spec)}
     if not used <= present or any(store.shape(each) != shapes[each] for each in used):
         return None

@@ -26,6 +26,7 @@ from edge.weights.checkpoint import Checkpoint
 from edge.weights.encoding import Encoding, Rounded
 from edge.weights.folder_form import CONFIG
 from edge.weights.gguf_form import gguf_in, gguf_spec
+from edge.weights.packed_folder import PackedStore
 from offload import GgufFile, GgufStore, SafetensorsStore, StoreError, is_gguf, open_gguf
 
 Form = Literal["folder", "GGUF"]
@@ -95,6 +96,8 @@ def _of_checkpoint(checkpoint: Checkpoint) -> Header:
     if isinstance(store, GgufStore):
         parts = _of_gguf(store.files, checkpoint.name)
     else:
+        if isinstance(store, PackedStore):
+            store = store.stored
         assert isinstance(store, SafetensorsStore), "there are these two forms"
         parts = _of_folder(checkpoint.path, checkpoint.config, store)
     return parts.header(None, checkpoint)

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.models.config import Config
+from edge.weights.block_matrices import ZeroBlocks
 from edge.weights.packed_matrix import FLOATS, INTEGERS, CodedMatrix, Grid, PackedMatrix, Tensors
 from kernels.matmul_nbits.reference import unpack
 
@@ -47,7 +48,7 @@ def find_awq(config: Config, tensors: Tensors) -> dict[str, PackedMatrix]:
             tensors=(codes, scales, zeros),
             bits=bits,
             group=group,
-            has_offsets=True,
+            form=ZeroBlocks,
         )
     return found
 
@@ -76,7 +77,7 @@ class AwqMatrix(CodedMatrix):
 
     def _in_order(self, name: str, lines: range, outputs: range) -> NDArray[np.uint8]:
         """Codes [lines, outputs] of a tensor, one a byte."""
-        words = range(outputs.start // _WORD, -(-outputs.stop // _WORD))
+        words = self.words_of(outputs)
         raw = self.store.read(name, rows=lines, columns=words).view(np.uint8)
         codes = unpack(raw, 4).reshape(len(lines), len(words), _WORD)[..., _PLACES]
         first = outputs.start - words.start * _WORD

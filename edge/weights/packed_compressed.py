@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.models.config import Config
+from edge.weights.block_matrices import Blocks, ZeroBlocks
 from edge.weights.packed_fp8 import block_of, find_fp8
 from edge.weights.packed_matrix import (
     CODE_BITS,
@@ -88,9 +89,7 @@ class CompressedMatrix(CodedMatrix):
             stop = min(-(-columns.stop // 4) * 4, self.shape[1])
             raw = self.store.read(name, rows=rows, columns=range(columns.start, stop))
             return raw.view(np.uint8) ^ np.uint8(0x80)
-        word = 32 // self.bits
-        words = range(columns.start // word, -(-columns.stop // word))
-        return self.store.read(name, rows=rows, columns=words).view(np.uint8)
+        return self.store.read(name, rows=rows, columns=self.words_of(columns)).view(np.uint8)
 
     def grid(self, rows: range, groups: range) -> Grid:
         middle = float(1 << (self.bits - 1))
@@ -100,11 +99,10 @@ class CompressedMatrix(CodedMatrix):
         if self.store.dtype(self.zeros).name == "int8":
             raw = self.store.read(self.zeros, rows=rows, columns=groups)
             return Grid(scales=scales, zeros=raw.astype(np.float32) + np.float32(middle))
-        word = 32 // self.bits
-        words = range(rows.start // word, -(-rows.stop // word))
+        words = self.words_of(rows)
         packed = self.store.read(self.zeros, rows=words, columns=groups)
         lines = unpack(np.ascontiguousarray(packed.T).view(np.uint8), self.bits)
-        first = rows.start - words.start * word
+        first = rows.start - words.start * (32 // self.bits)
         zeros = lines[:, first : first + len(rows)].T.astype(np.float32)
         return Grid(scales=scales, zeros=np.ascontiguousarray(zeros))
 
@@ -175,7 +173,7 @@ def _with_scales(
         ),
         bits=scheme.bits,
         group=group,
-        has_offsets=has_zeros,
+        form=ZeroBlocks if has_zeros else Blocks,
         is_shuffled=is_shuffled,
         zeros=zeros if has_zeros else None,
         order=order if is_shuffled else None,

@@ -56,7 +56,8 @@ class PackedStore(Closing):
         settings: object,
         as_float16: Collection[str],
     ) -> None:
-        self._store = store
+        self.stored = store
+        """The tensors as the files have them."""
         self._as_float16 = frozenset(as_float16)
         self.packed = dict(packed)
         hidden = {name for matrix in packed.values() for name in matrix.tensors}
@@ -70,22 +71,22 @@ class PackedStore(Closing):
         return self._names
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self.packed[name].shape if name in self.packed else self._store.shape(name)
+        return self.packed[name].shape if name in self.packed else self.stored.shape(name)
 
     def dtype(self, name: str) -> np.dtype[Any]:
         if name in self.packed:
             return np.dtype(np.float16 if name in self._as_float16 else np.float32)
-        return self._store.dtype(name)
+        return self.stored.dtype(name)
 
     def where(self, name: str) -> str:
-        return self._store.where(self.packed[name].tensors[0] if name in self.packed else name)
+        return self.stored.where(self.packed[name].tensors[0] if name in self.packed else name)
 
     def read(
         self, name: str, rows: range | None = None, columns: range | None = None
     ) -> NDArray[Any]:
         matrix = self.packed.get(name)
         if matrix is None:
-            return self._store.read(name, rows=rows, columns=columns)
+            return self.stored.read(name, rows=rows, columns=columns)
         height, width = matrix.shape
         rows, columns = checked_runs(
             matrix.shape,
@@ -96,7 +97,7 @@ class PackedStore(Closing):
             return matrix.floats(rows, columns).astype(self.dtype(name), copy=False)
 
     def close(self) -> None:
-        self._store.close()
+        self.stored.close()
 
 
 def packed_store(

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.models.config import Config
+from edge.weights.block_matrices import Blocks, OffsetBlocks, ZeroBlocks
 from edge.weights.packed_matrix import (
     CODE_BITS,
     FLOATS,
@@ -28,6 +29,8 @@ from kernels.matmul_nbits.reference import unpack
 
 _FORMATS = {"gptq": 1, "gptq_v2": 0}
 """What stored zeros lack, by `checkpoint_format`."""
+_ASYMMETRIC = {"gptq": OffsetBlocks, "gptq_v2": ZeroBlocks}
+"""With 1 more, the largest zero is one above all codes, and no code stands for it."""
 
 
 def find_gptq(config: Config, tensors: Tensors) -> dict[str, PackedMatrix]:
@@ -61,7 +64,7 @@ def find_gptq(config: Config, tensors: Tensors) -> dict[str, PackedMatrix]:
             tensors=(codes, scales, zeros, *([order] if present else [])),
             bits=bits,
             group=group,
-            has_offsets=not symmetric,
+            form=Blocks if symmetric else _ASYMMETRIC[layout],
             is_shuffled=present and tensors.is_shuffled(order, group, groups),
             lacking=_FORMATS[layout],
         )
@@ -78,17 +81,14 @@ class GptqMatrix(CodedMatrix):
     inputs_first = True
 
     def codes(self, rows: range, columns: range) -> NDArray[np.uint8]:
-        word = 32 // self.bits
-        words = range(columns.start // word, -(-columns.stop // word))
-        raw = self.store.read(self.tensors[0], rows=words, columns=rows)
+        raw = self.store.read(self.tensors[0], rows=self.words_of(columns), columns=rows)
         return np.ascontiguousarray(raw.T).view(np.uint8)
 
     def grid(self, rows: range, groups: range) -> Grid:
-        word = 32 // self.bits
-        words = range(rows.start // word, -(-rows.stop // word))
+        words = self.words_of(rows)
         scales = self.store.read(self.tensors[1], rows=groups, columns=rows)
         raw = self.store.read(self.tensors[2], rows=groups, columns=words).view(np.uint8)
-        first = rows.start - words.start * word
+        first = rows.start - words.start * (32 // self.bits)
         zeros = unpack(raw, self.bits)[:, first : first + len(rows)].astype(np.float32)
         return Grid(
             scales=np.ascontiguousarray(scales.T.astype(np.float32)),

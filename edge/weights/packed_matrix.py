@@ -59,12 +59,22 @@ class Grid:
     zeros: NDArray[np.float32] | float
     biases: NDArray[np.float32] | None = None
 
+    def of(self, groups: NDArray[np.integer]) -> Grid:
+        """The same of these groups, in this order."""
+        zeros, biases = self.zeros, self.biases
+        return Grid(
+            scales=self.scales[:, groups],
+            zeros=zeros if isinstance(zeros, float) else zeros[:, groups],
+            biases=None if biases is None else biases[:, groups],
+        )
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CodedMatrix(PackedMatrix):
     """Codes of `bits` bits, of which `group` columns share a scale.
 
-    has_offsets: whether the zero is any other code than the middle one. is_shuffled: whether the
+    form: Blocks where the middle code stands for 0, ZeroBlocks where each group has a code for it,
+    OffsetBlocks where none need stand for it. is_shuffled: whether the
     columns of a group lie anywhere in the matrix, so that no blocks of neighbours hold it.
     Raises CheckpointError for what is not computed with.
     """
@@ -74,7 +84,7 @@ class CodedMatrix(PackedMatrix):
     tensors: tuple[str, ...]
     bits: int
     group: int
-    has_offsets: bool
+    form: type[Blocks]
     is_shuffled: bool = False
 
     inputs_first = False
@@ -87,8 +97,7 @@ class CodedMatrix(PackedMatrix):
 
     @property
     def kind(self) -> Kind:
-        kind = OffsetBlocks if self.has_offsets else Blocks
-        return kind(self.bits, self.block_size)
+        return self.form(self.bits, self.block_size)
 
     @abstractmethod
     def codes(self, rows: range, columns: range) -> NDArray[np.uint8]:
@@ -99,6 +108,11 @@ class CodedMatrix(PackedMatrix):
 
     @abstractmethod
     def grid(self, rows: range, groups: range) -> Grid: ...
+
+    def words_of(self, run: range) -> range:
+        """The words of 32 bits that hold these codes, where they lie one after the other."""
+        word = 32 // self.bits
+        return range(run.start // word, -(-run.stop // word))
 
     def group_of(self, columns: range) -> NDArray[np.int32]:
         """The group of each of these columns."""
@@ -120,15 +134,14 @@ class CodedMatrix(PackedMatrix):
                 found[:, -1] = found[:, -1] & 0x0F | 0x80
             flat[few.start - rows.start : few.stop - rows.start, first : first + width] = found
         groups = range(whole.start // self.group, -(-whole.stop // self.group))
-        scales, offsets = self._scales(rows, groups)
+        grid = self.grid(rows, groups)
         if size != self.group:
-            of_block = np.arange(whole.start, whole.stop, size) // self.group - groups.start
-            scales = scales[:, of_block]
-            offsets = None if offsets is None else offsets[:, of_block]
+            grid = grid.of(np.arange(whole.start, whole.stop, size) // self.group - groups.start)
         matrix = QuantizedMatrix(
             codes=codes,
-            scales=scales,
-            offsets=offsets,
+            scales=grid.scales,
+            zero_points=self._zero_points(grid),
+            offsets=self._offsets(grid),
             bits=self.bits,
             block_size=size,
             columns=len(whole),
@@ -158,23 +171,35 @@ class CodedMatrix(PackedMatrix):
             result[place, kept.start - columns.start : kept.stop - columns.start] = values
         return result
 
-    def _scales(
-        self, rows: range, groups: range
-    ) -> tuple[NDArray[np.float32], NDArray[np.float32] | None]:
-        """Scales, and offsets from the middle code, which is the zero of kernels."""
-        grid, middle = self.grid(rows, groups), np.float32(1 << (self.bits - 1))
-        if not self.has_offsets:
-            if not np.all(grid.zeros == middle) or grid.biases is not None:
-                raise CheckpointError(
-                    f"tensor {self.tensors[0]} in {self.store.where(self.tensors[0])} has zero "
-                    "points, and config.json says that it has none (sym); set sym to false there"
+    def _zero_points(self, grid: Grid) -> NDArray[np.uint8] | None:
+        """None where blocks have none; CheckpointError for what they cannot say then."""
+        if self.form is OffsetBlocks:
+            return None
+        if self.form is Blocks:
+            if not np.all(grid.zeros == 1 << (self.bits - 1)):
+                raise self._error(
+                    "has zero points, and config.json says that it has none (sym); set sym to "
+                    "false there"
                 )
-            return grid.scales, None
+            return None
+        zeros = np.broadcast_to(grid.zeros, grid.scales.shape)
+        if not ((zeros >= 0) & (zeros < 1 << self.bits)).all():
+            raise self._error("has zero points that are no codes; download the folder again")
+        return zeros.astype(np.uint8)
+
+    def _offsets(self, grid: Grid) -> NDArray[np.float32] | None:
+        """From the middle code, which stands for 0 where there are no zero points."""
+        if self.form is not OffsetBlocks:
+            return None
         with np.errstate(over="ignore", invalid="ignore"):  # no number: the caller looks
-            offsets = (middle - grid.zeros) * grid.scales
+            offsets = (np.float32(1 << (self.bits - 1)) - grid.zeros) * grid.scales
             if grid.biases is not None:
                 offsets += grid.biases
-        return grid.scales, offsets.astype(np.float32, copy=False)
+        return offsets.astype(np.float32, copy=False)
+
+    def _error(self, problem: str) -> CheckpointError:
+        name = self.tensors[0]
+        return CheckpointError(f"tensor {name} in {self.store.where(name)} {problem}")
 
     def _fits(self, size: int) -> bool:
         if self.group in _BLOCK_SIZES:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.models.config import Config
+from edge.weights.block_matrices import OffsetBlocks
 from edge.weights.packed_matrix import (
     CODE_BITS,
     FLOATS,
@@ -42,7 +43,7 @@ def find_mlx(config: Config, tensors: Tensors) -> dict[str, PackedMatrix]:
             tensors=(codes, scales, biases),
             bits=bits,
             group=group,
-            has_offsets=True,
+            form=OffsetBlocks,
         )
     return found
 
@@ -51,8 +52,7 @@ class MlxMatrix(CodedMatrix):
     """See above."""
 
     def codes(self, rows: range, columns: range) -> NDArray[np.uint8]:
-        word = 32 // self.bits
-        words = range(columns.start // word, -(-columns.stop // word))
+        words = self.words_of(columns)
         return self.store.read(self.tensors[0], rows=rows, columns=words).view(np.uint8)
 
     def grid(self, rows: range, groups: range) -> Grid:

@@ -20,7 +20,7 @@ from edge.weights.float_matrices import FloatSource
 from edge.weights.matrix_kind import CheckpointTensors
 from edge.weights.recipe import MAX_MATRIX_KINDS, Kind, Recipe, Rule
 from edge.weights.weight_limits import check_weights, largest_of
-from kernels.matmul_nbits.reference import QuantizedMatrix, slice_columns
+from kernels.matmul_nbits.reference import QuantizedMatrix, slice_columns, stacked
 from offload import StoreError, WeightStore
 
 
@@ -83,7 +83,8 @@ class StoredBlocks:
     def matrix(self, part: MatrixSlice) -> dict[str, NDArray[Any]]:
         if part.parts[0][0] not in self._coded:
             return self._floats.matrix(part)
-        return stored_arrays([self._read(role, rows, part.columns) for role, rows in part.parts])
+        pieces = [self._read(role, rows, part.columns) for role, rows in part.parts]
+        return stored_arrays(stacked(pieces))
 
     def vector(self, part: VectorSlice) -> NDArray[np.float32]:
         return self._floats.vector(part)

@@ -10,8 +10,8 @@ files, graphs or how a model is split.
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
@@ -197,6 +197,26 @@ def slice_columns(matrix: QuantizedMatrix, columns: range) -> tuple[QuantizedMat
         columns=kept,
     )
     return part, left_padding
+
+
+def stacked(parts: Sequence[QuantizedMatrix]) -> QuantizedMatrix:
+    """Matrices of one format and as many columns under each other."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+
+    def joined(arrays: Sequence[NDArray[Any] | None]) -> Any:
+        """None where a format has no such array."""
+        present = [each for each in arrays if each is not None]
+        return np.concatenate(present) if present else None
+
+    return replace(
+        first,
+        codes=joined([each.codes for each in parts]),
+        scales=joined([each.scales for each in parts]),
+        zero_points=joined([each.zero_points for each in parts]),
+        offsets=joined([each.offsets for each in parts]),
+    )
 
 
 def check_range(part: range, size: int, what: str) -> None:

@@ -107,12 +107,7 @@ class RoundingTile:
             scale = reach * np.float32(part)
             for _ in range(_FITS):
                 self._round_from_zero(scale, zeros, last)
-                np.multiply(self.weights, self.rounded, out=self.products)
-                mixed = np.add.reduce(self.products, axis=0)
-                np.multiply(self.rounded, self.rounded, out=self.products)
-                square = np.add.reduce(self.products, axis=0)
-                fit = mixed / np.maximum(square, np.float32(1))  # a zero block: 0 / 1
-                gain = mixed * fit
+                fit, gain = self._fit()
                 better = gain > best_gain
                 np.copyto(best_gain, gain, where=better)
                 np.copyto(best_scale, scale, where=better)
@@ -145,24 +140,31 @@ class RoundingTile:
     def _search(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """The best stretch [width] and the least-squares scale [width], of normalised weights.
 
-        The squared error of codes c at their best scale is sum(w w) - sum(w c)^2 / sum(c c).
+        The best is that of the most gain.
         """
         width = self.weights.shape[1]
         best_gain, best_stretch, best_ratio = np.zeros((3, width), np.float32)
         for stretch in _STRETCHES[self.bits]:
             np.multiply(self.weights, np.float32(stretch), out=self.rounded)
             self._round()
-            np.multiply(self.weights, self.rounded, out=self.products)
-            mixed = np.add.reduce(self.products, axis=0)
-            np.multiply(self.rounded, self.rounded, out=self.products)
-            square = np.add.reduce(self.products, axis=0)
-            ratio = mixed / np.maximum(square, np.float32(1))  # a zero block: 0 / 1
-            gain = mixed * ratio
+            ratio, gain = self._fit()
             better = gain > best_gain
             np.copyto(best_gain, gain, where=better)
             np.copyto(best_stretch, np.float32(stretch), where=better)
             np.copyto(best_ratio, ratio, where=better)
         return best_stretch, best_ratio
+
+    def _fit(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """The least-squares scale [width] of what is in `rounded`, and what that gains.
+
+        The squared error of codes c at their best scale is sum(w w) - sum(w c)^2 / sum(c c).
+        """
+        np.multiply(self.weights, self.rounded, out=self.products)
+        mixed = np.add.reduce(self.products, axis=0)
+        np.multiply(self.rounded, self.rounded, out=self.products)
+        square = np.add.reduce(self.products, axis=0)
+        scale = mixed / np.maximum(square, np.float32(1))  # a zero block: 0 / 1
+        return scale, mixed * scale
 
     def _round(self) -> None:
         np.rint(self.rounded, out=self.rounded)

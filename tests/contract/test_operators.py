@@ -269,7 +269,7 @@ def test_matmul_nbits(
     stop = data.draw(st.integers(start + 1, columns), label="stop")
     weight = normal(seed, rows, columns)
     matrix = matmul_nbits_reference.quantize(
-        weight, bits=bits, block_size=block_size, zero_points=has_zeros and bits == 4
+        weight, bits=bits, block_size=block_size, zero_points=has_zeros
     )
     codes_alone = matmul_nbits_reference.dequantize(matrix)[:, start:stop]
     if has_offsets:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from edge.backends import overlap
-from tests.support.checkpoints import TinyCheckpoint
+from tests.support.checkpoints import TinyCheckpoint, make_checkpoint
+from tests.support.gguf_files import Type, write_gguf
 from tests.support.reference_model import ReferenceModel
 from tests.support.triton_shards import chunk, relative_error, triton_plan
 
@@ -70,6 +72,19 @@ def test_codes_are_computed_with_as_they_stand(
         found = model.forward(chunk("a", tokens))[0]
     expected = ReferenceModel(checkpoint, dtype=dtype).logits(tokens)
     assert relative_error(found, expected) <= LARGEST_ERROR_OF_CODES
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "Q5_1", "Q6_K"])
+def test_codes_of_a_file_are_computed_with_as_they_stand(kind: str, tmp_path: Path) -> None:
+    """Also those with an offset for each block."""
+    made = make_checkpoint(tmp_path / "made", "llama_in_blocks")
+    path = tmp_path / "model.gguf"
+    meant = write_gguf(path, made.path, kind=Type[kind])
+    tokens = meant.prompt(6)
+    stored: Any = SimpleNamespace(path=path, spec=meant.spec)
+    with triton_plan(stored, "tensor_2", tmp_path / "shards", dtype="auto") as model:
+        found = model.forward(chunk("a", tokens))[0]
+    assert relative_error(found, meant.logits(tokens)) <= LARGEST_ERROR_OF_CODES
 
 
 def test_products_in_bfloat16_err_as_little_as_that_allows(

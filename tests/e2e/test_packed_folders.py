@@ -37,7 +37,7 @@ def in_8_bits(weight: NDArray[np.float32]) -> NDArray[np.float32]:
             gptq(bits=8, symmetric=False),
             "8 bits in blocks of 32 with offsets",
         ),
-        ("qwen3_in_blocks", awq(16), "4 bits in blocks of 16 with offsets"),
+        ("qwen3_in_blocks", awq(16), "4 bits in blocks of 16 with zero points"),
         ("llama_in_blocks", compressed(4, None), "4 bits in blocks of 128"),
         ("qwen3_in_blocks", mlx(), "as stored: 4 bits in blocks of 32 with offsets"),
     ],

@@ -75,7 +75,7 @@ def relative_error(got: NDArray[np.float32], expected: NDArray[np.float32]) -> f
 @pytest.mark.parametrize("tokens", [1, 7, 64])
 @pytest.mark.parametrize("columns", [256, 200, 72])
 @pytest.mark.parametrize("block_size", [16, 32, 64, 128, 256])
-@pytest.mark.parametrize(("bits", "zeros"), [(4, False), (4, True), (8, False)])
+@pytest.mark.parametrize(("bits", "zeros"), [(4, False), (4, True), (8, False), (8, True)])
 def test_onnxruntime_computes_the_reference(
     bits: int, zeros: bool, block_size: int, columns: int, tokens: int, accuracy_level: int
 ) -> None:

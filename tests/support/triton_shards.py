@@ -100,7 +100,8 @@ def triton_plan(
     from edge.backends.triton.device import Device
     from edge.backends.triton.loading import load
 
-    chosen = weight_format(checkpoint.spec, dtype)
+    with Checkpoint.open(checkpoint.path) as opened:
+        chosen = weight_format(checkpoint.spec, dtype, own=opened.own_encoding)
     spec = chosen.graded(checkpoint.spec)
     multiple = chosen.recipe.column_multiple({"down.weight"})
     plan = make_plan(spec, layout, model="m", column_multiple=multiple)

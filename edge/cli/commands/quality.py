@@ -23,7 +23,7 @@ from edge.planning.load_options import LoadOptions
     "--against",
     default="float32",
     show_default=True,
-    metavar="float32|FOLDER",
+    metavar="float32|MODEL",
     help="The reference: float32 of the same checkpoint, or another one with the same vocabulary.",
 )
 @click.option(

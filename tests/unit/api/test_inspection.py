@@ -29,8 +29,9 @@ from offload import GgufFile, SafetensorsFile
 from partition import Plan, Stage, Workload, memory_use
 from partition.plan.shard import whole_shard
 from tests.support import gguf_bytes
-from tests.support.checkpoints import FAMILIES, TinyCheckpoint
+from tests.support.checkpoints import FAMILIES, TinyCheckpoint, make_checkpoint
 from tests.support.gguf_files import Type, write_gguf
+from tests.support.packed_folders import gptq, write_packed
 from tests.support.small_tokenizers import CHAT_TEMPLATE, byte_level
 from tests.unit.offload.test_gguf_store import write_parts
 from tests.unit.weights.test_gguf_checkpoints import unlike_layers
@@ -274,6 +275,17 @@ def test_a_text_model_within_another(tiny_checkpoint: Make, tmp_path: Path) -> N
     found = inspect(folder)
     assert (found.hidden_size, found.num_layers) == (64, 4)
     assert found.problem is not None
+
+
+def test_a_quantised_folder_that_runs(tmp_path: Path) -> None:
+    made = make_checkpoint(tmp_path / "made", "llama_in_blocks")
+    folder = tmp_path / "model"
+    write_packed(folder, made.path, gptq(group=64))
+    found = inspect(folder)
+    assert (found.problem, found.quantized_by) == (None, "gptq")
+    assert {"I32", "F16"} <= {each.type for each in found.stored}
+    held = next(each for each in found.held if each.dtype == AUTO)
+    assert "4 bits in blocks of 64" in held.words
 
 
 def test_weights_that_others_quantised(tiny_checkpoint: Make, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from edge.errors import CheckpointError
 from edge.models.parts import MatrixSlice
-from edge.weights.block_matrices import Blocks, OffsetBlocks
+from edge.weights.block_matrices import Blocks, ZeroBlocks
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.float_matrices import Floats
 from edge.weights.format_sizes import in_words
@@ -143,7 +143,7 @@ def test_layers_that_stay_floats_are_floats(made: Path, tmp_path: Path) -> None:
         chosen = weight_format(opened.spec, "auto", own=opened.own_encoding)
         assert chosen.grades == (0, 1, 0, 0)
         assert chosen.recipe.kind("layers.1.down.weight", 1) == Floats()
-        assert chosen.recipe.kind("layers.0.down.weight", 0) == OffsetBlocks(4, 32)
+        assert chosen.recipe.kind("layers.0.down.weight", 0) == ZeroBlocks(4, 32)
         assert chosen.recipe.kind("head", 0) == Blocks(8, 64)
 
 
