@@ -123,22 +123,9 @@ def quantize(
     Deterministic: a row's result depends on that row alone. Any float dtype; needs no scratch
     memory beyond 1 MiB per thread. Raises ValueError for other dtypes and for NaN or infinity.
     """
-    check_format(bits, block_size)
-    if weight.ndim != 2 or not weight.shape[1]:
-        raise ValueError(f"a weight has rows and columns, not the shape {list(weight.shape)}")
-    if not _is_float(weight.dtype):
-        raise ValueError(f"only floating point weights are quantised, not {weight.dtype}")
-    rows, columns = weight.shape
-    codes_shape, scales_shape = packed_shapes((rows, columns), bits, block_size)
-    result = QuantizedMatrix(
-        codes=np.empty(codes_shape, np.uint8),
-        scales=np.empty(scales_shape, np.float32),
-        zero_points=np.empty(scales_shape, np.uint8) if zero_points else None,
-        bits=bits,
-        block_size=block_size,
-        columns=columns,
-    )
-    tile_rows = max(1, _TILE_ELEMENTS // (scales_shape[1] * block_size))
+    result = room_for(weight, bits=bits, block_size=block_size, zero_points=zero_points)
+    rows, num_blocks = result.scales.shape
+    tile_rows = max(1, _TILE_ELEMENTS // (num_blocks * block_size))
     starts = range(0, rows, tile_rows)
     num_threads = max(1, min(num_threads, len(starts)))
     if num_threads == 1:
@@ -149,6 +136,27 @@ def quantize(
         for done in [pool.submit(_quantize_tiles, weight, result, p, tile_rows) for p in parts]:
             done.result()
     return result
+
+
+def room_for(
+    weight: NDArray[np.generic], *, bits: int, block_size: int, zero_points: bool
+) -> QuantizedMatrix:
+    """A matrix of this weight's shape, with nothing in it yet. Raises as `quantize` does."""
+    check_format(bits, block_size)
+    if weight.ndim != 2 or not weight.shape[1]:
+        raise ValueError(f"a weight has rows and columns, not the shape {list(weight.shape)}")
+    if not _is_float(weight.dtype):
+        raise ValueError(f"only floating point weights are quantised, not {weight.dtype}")
+    rows, columns = weight.shape
+    codes, scales = packed_shapes((rows, columns), bits, block_size)
+    return QuantizedMatrix(
+        codes=np.empty(codes, np.uint8),
+        scales=np.empty(scales, np.float32),
+        zero_points=np.empty(scales, np.uint8) if zero_points else None,
+        bits=bits,
+        block_size=block_size,
+        columns=columns,
+    )
 
 
 def dequantize(matrix: QuantizedMatrix) -> NDArray[np.float32]:

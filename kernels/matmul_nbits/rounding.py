@@ -48,6 +48,7 @@ class RoundingTile:
         self.products = np.empty_like(self.weights)
         self.codes = np.empty((block_size, width), np.uint8)
         self.packed = np.empty((block_size // 2, width), np.uint8)
+        self.importance: NDArray[np.float32] | None = None
 
     def quantize(
         self,
@@ -68,6 +69,27 @@ class RoundingTile:
             scales[:], zero_points[:] = (each[:count] for each in self._with_zeros())
         else:
             scales[:] = self._symmetric()[:count]
+        self.write_codes(codes)
+
+    def fit(
+        self, weights: NDArray[np.float32], importance: NDArray[np.float32]
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """The scales and zero points [width] of blocks in columns [block_size, width].
+
+        They have the least squared error that the same search finds, where the error of a block's
+        element i counts importance[i] times; all of these are above 0. The codes are the caller's
+        to choose, and are left in `rounded` for `write_codes`.
+        """
+        np.copyto(self.weights, weights)
+        self.importance = importance[:, None]
+        if self.has_zeros:
+            return self._with_zeros()
+        scales = self._symmetric()
+        return scales, np.full_like(scales, -self.low)
+
+    def write_codes(self, codes: NDArray[np.uint8]) -> None:
+        """Packs the codes in `rounded` into codes [n, bytes]."""
+        count = len(codes)
         np.copyto(self.codes, self.rounded, casting="unsafe")
         if self.bits == 8:
             codes[:] = self.codes[:, :count].T
@@ -157,14 +179,22 @@ class RoundingTile:
     def _fit(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """The least-squares scale [width] of what is in `rounded`, and what that gains.
 
-        The squared error of codes c at their best scale is sum(w w) - sum(w c)^2 / sum(c c).
+        The squared error of codes c at their best scale is sum(w w) - sum(w c)^2 / sum(c c), where
+        each term is multiplied by the element's importance.
         """
-        np.multiply(self.weights, self.rounded, out=self.products)
-        mixed = np.add.reduce(self.products, axis=0)
-        np.multiply(self.rounded, self.rounded, out=self.products)
-        square = np.add.reduce(self.products, axis=0)
-        scale = mixed / np.maximum(square, np.float32(1))  # a zero block: 0 / 1
+        mixed, square = self._weighted_sum(self.weights), self._weighted_sum(self.rounded)
+        # A zero block: 0 / 1. No other has a smaller square than one code of 1.
+        least = np.float32(1 if self.importance is None else self.importance.min())
+        scale: NDArray[np.float32] = np.divide(mixed, np.maximum(square, least))
         return scale, mixed * scale
+
+    def _weighted_sum(self, factors: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The sum of factors times `rounded` over each block [width]."""
+        np.multiply(factors, self.rounded, out=self.products)
+        if self.importance is not None:
+            np.multiply(self.products, self.importance, out=self.products)
+        total: NDArray[np.float32] = np.add.reduce(self.products, axis=0)
+        return total
 
     def _round(self) -> None:
         np.rint(self.rounded, out=self.rounded)
