@@ -14,7 +14,7 @@ from offload.errors import (
 from offload.files.bounded_json import check_values, parse_json, read_file
 from offload.files.closing import Closing
 from offload.files.direct_reader import DirectReader, Read
-from offload.files.durable import disk_errors_as_store_errors
+from offload.files.durable import disk_errors_as_store_errors, rename_durably, write_durably
 from offload.files.gguf_file import GgufFile, is_gguf
 from offload.files.gguf_header import GgufTensor
 from offload.files.gguf_header import Value as GgufValue
@@ -32,6 +32,7 @@ from offload.files.manifest import (
 from offload.files.safetensors_file import SafetensorsFile
 from offload.files.safetensors_writer import SafetensorsWriter
 from offload.files.weight_store import (
+    INDEX_FILE,
     MAX_FILES,
     MemoryStore,
     SafetensorsStore,
@@ -57,6 +58,7 @@ from offload.streaming.weight_streamer import (
 
 __all__ = [
     "BLOCK_TYPES",
+    "INDEX_FILE",
     "MAX_FILES",
     "PIECE_BYTES",
     "READ_TYPES",
@@ -121,5 +123,7 @@ __all__ = [
     "parse_json",
     "piece_digest",
     "read_file",
+    "rename_durably",
     "unpinned",
+    "write_durably",
 ]

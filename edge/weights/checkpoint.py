@@ -7,7 +7,7 @@ from pathlib import Path
 from edge.errors import CheckpointError, RequestError
 from edge.models.spec import tensor_shapes
 from edge.progress import OnProgress
-from edge.text import Tokenizer
+from edge.text import Tokenizer, TokenizerFiles
 from edge.weights.encoding import Encoding, Rounded
 from edge.weights.folder_form import open_folder
 from edge.weights.form import CheckpointForm
@@ -62,9 +62,7 @@ class Checkpoint:
     def tokenizer(self) -> Tokenizer:
         """Raises CheckpointError when it is missing or makes ids the model does not know."""
         if self._tokenizer is None:
-            if self._form.read_tokenizer is None:
-                raise CheckpointError(f"{self.path} has no tokenizer; put tokenizer.json there")
-            files = self._form.read_tokenizer()
+            files = self.tokenizer_files()
             tokenizer = Tokenizer(files)
             if tokenizer.vocab_size > self.spec.vocab_size:
                 raise CheckpointError(
@@ -73,6 +71,12 @@ class Checkpoint:
                 )
             self._tokenizer = tokenizer
         return self._tokenizer
+
+    def tokenizer_files(self) -> TokenizerFiles:
+        """What the tokenizer is made of. Raises CheckpointError when it is missing or damaged."""
+        if self._form.read_tokenizer is None:
+            raise CheckpointError(f"{self.path} has no tokenizer; put tokenizer.json there")
+        return self._form.read_tokenizer()
 
     @property
     def own_encoding(self) -> Encoding | Rounded | None:

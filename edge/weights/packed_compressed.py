@@ -33,7 +33,7 @@ from edge.weights.packed_matrix import (
     Tensors,
     group_numbers,
 )
-from kernels.matmul_nbits.reference import unpack
+from kernels.matmul_nbits.reference import QuantizedMatrix, pack, unpack
 
 _PACKED = "pack-quantized"
 _PLAIN = ("int-quantized", "naive-quantized")
@@ -113,6 +113,44 @@ class CompressedMatrix(CodedMatrix):
         return group_numbers(self.store, self.order, groups, columns)
 
 
+def compressed_tensors(
+    layer: str, kind: Blocks, shape: tuple[int, int]
+) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """{tensor: (type, shape)} in a safetensors file for a matrix of this kind, pack-quantized."""
+    rows, columns = shape
+    groups = -(-columns // kind.block_size)
+    found: dict[str, tuple[str, tuple[int, ...]]] = {
+        f"{layer}.weight_packed": ("I32", (rows, _words(columns, kind.bits))),
+        f"{layer}.weight_scale": ("F32", (rows, groups)),
+        f"{layer}.weight_shape": ("I64", (2,)),
+    }
+    if isinstance(kind, ZeroBlocks):
+        found[f"{layer}.weight_zero_point"] = ("I32", (_words(rows, kind.bits), groups))
+    return found
+
+
+def compressed_arrays(layer: str, matrix: QuantizedMatrix) -> dict[str, NDArray[Any]]:
+    """The values of those tensors."""
+    rows, columns = matrix.shape
+    codes = matrix.codes.reshape(rows, -1)[:, : 4 * _words(columns, matrix.bits)]
+    found: dict[str, NDArray[Any]] = {
+        f"{layer}.weight_packed": np.ascontiguousarray(codes).view(np.int32),
+        f"{layer}.weight_scale": matrix.scales,
+        f"{layer}.weight_shape": np.array(matrix.shape, np.int64),
+    }
+    if matrix.zero_points is not None:  # rows share words
+        missing = _words(rows, matrix.bits) * (32 // matrix.bits) - rows
+        lines = np.ascontiguousarray(np.pad(matrix.zero_points, [(0, missing), (0, 0)]).T)
+        words = pack(lines, matrix.bits).view(np.int32)
+        found[f"{layer}.weight_zero_point"] = np.ascontiguousarray(words.T)
+    return found
+
+
+def _words(codes: int, bits: int) -> int:
+    """Of 32 bits, that hold so many codes."""
+    return -(-codes * bits // 32)
+
+
 def _packed(schemes: list[_Scheme], tensors: Tensors, layer: str) -> CompressedMatrix:
     codes, meant = f"{layer}.weight_packed", f"{layer}.weight_shape"
     rows, words = tensors.size(codes, INTEGERS)
@@ -120,7 +158,7 @@ def _packed(schemes: list[_Scheme], tensors: Tensors, layer: str) -> CompressedM
     columns = int(tensors.store.read(meant)[1])
     if int(tensors.store.read(meant)[0]) != rows:
         raise tensors.error(meant, f"names another number of rows than the {rows} of {codes}")
-    fitting = [each for each in schemes if -(-columns * each.bits // 32) == words]
+    fitting = [each for each in schemes if _words(columns, each.bits) == words]
     if columns < 1 or not fitting:
         raise tensors.error(
             codes, f"has {words} words for a row of {columns} codes, as no bits of a group make it"
@@ -157,7 +195,7 @@ def _with_scales(
     has_zeros = tensors.has(zeros)
     if has_zeros:
         packed = tensors.store.dtype(zeros).name in INTEGERS
-        lines = -(-rows * scheme.bits // 32) if packed else rows
+        lines = _words(rows, scheme.bits) if packed else rows
         tensors.expect(zeros, (*INTEGERS, "int8"), (lines, found[1]), codes)
     is_shuffled = False
     if tensors.has(order):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,13 +58,7 @@ def packed_encoding(
             dtype="int8" if fine else None,
             because="made of the folder's codes, whose groups are in act-order, by rounding again",
         )
-    usual_roles = [role for role in shapes if role != "embedding"]
-    kinds: dict[str, Kind] = {
-        role: coded[role].kind if role in coded else Floats() for role in usual_roles
-    }
-    if "head" not in coded:
-        kinds["head"] = head_kind(spec)
-    found = recipe_of(spec, kinds)
+    found = coded_recipe(spec, {role: each.kind for role, each in coded.items()})
     if found is None:
         return None
     recipe, grades = found
@@ -83,13 +77,28 @@ def packed_encoding(
         only_head = CheckpointTensors(
             store=tensors.store, tensor_name=tensors.tensor_name, matrices={"head": 0}
         )
-        rounded = mixed(Recipe(Floats(), (Rule("head", kinds["head"]),)))
+        rounded = mixed(Recipe(Floats(), (Rule("head", head_kind(spec)),)))
         return _WithHead(
             blocks, rounded.open(only_head, cache_root=cache_root, on_progress=on_progress)
         )
 
     note = "" if "head" in coded else "the head, which is in floats there, in 8 bits"
     return Encoding(recipe=recipe, grades=grades, open=open_source, note=note)
+
+
+def coded_recipe(
+    spec: ModelSpec, coded: Mapping[str, Kind]
+) -> tuple[Recipe, tuple[int, ...]] | None:
+    """As `recipe_of`, where matrices of these roles are codes and all others floats.
+
+    A head of floats is rounded.
+    """
+    kinds: dict[str, Kind] = {
+        role: Floats()
+        for role, shape in tensor_shapes(spec).items()
+        if len(shape) == 2 and role != "embedding"
+    }
+    return recipe_of(spec, {**kinds, "head": head_kind(spec), **coded})
 
 
 class _WithHead:

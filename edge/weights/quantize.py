@@ -5,13 +5,11 @@ per layer, which appears only once it is whole. Knows no model, only the names o
 """
 
 import contextlib
-import fcntl
 import hashlib
 import math
 import os
 import re
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
@@ -25,6 +23,7 @@ from edge.weights.quantized_store import (
     zeros_name,
 )
 from edge.weights.weight_limits import check_weights, largest_of
+from edge.weights.writer_lock import only_writer
 from kernels.matmul_nbits.reference import quantize
 from offload import (
     FolderCache,
@@ -33,7 +32,6 @@ from offload import (
     StoreCorruptError,
     StoreError,
     WeightStore,
-    disk_errors_as_store_errors,
 )
 
 __all__ = ["DEFAULT_LIMIT_BYTES", "QuantizedStore", "open_quantized"]
@@ -44,8 +42,6 @@ _ROUNDING_VERSION = 1
 # What one thread reads, rounds and writes at a time: long for the disk, short for memory.
 _CHUNK_WEIGHTS = 4 * 1024 * 1024
 _MAX_THREADS = 8
-_WRITER_LOCK = ".writer"
-_LOCK_RETRY_S = 0.1
 
 _Shapes = Mapping[str, tuple[int, int]]
 _Tensors = Mapping[str, tuple[str, tuple[int, ...]]]
@@ -84,7 +80,7 @@ def open_quantized(
         on_error.callback(use.close)
         if not wanted.items() <= _tensors_in(use.folder).items():
             total = sum(map(math.prod, shapes.values()))
-            with _only_writer(use.folder, lambda: progress and progress(0, total)):
+            with only_writer(use.folder, lambda: progress and progress(0, total)):
                 present = _tensors_in(use.folder, remove_damaged=True)
                 missing = {
                     matrix: shape
@@ -122,7 +118,7 @@ def _quantize_missing(
                 parts = [
                     pool.submit(_quantize_rows, store, writer, name, rows, weight_format)
                     for name, shape in members.items()
-                    for rows in _row_chunks(shape)
+                    for rows in row_chunks(shape)
                 ]
                 try:
                     for part in parts:
@@ -206,32 +202,6 @@ def _open_files(folder: Path, wanted: _Tensors) -> dict[str, SafetensorsFile]:
     return places
 
 
-@contextlib.contextmanager
-def _only_writer(folder: Path, while_waiting: Callable[[], object]) -> Iterator[None]:
-    """Waits until no other process quantises into `folder`; the kernel frees a dead one's lock.
-
-    The other may take minutes: `while_waiting`, called now and then, may raise to give up.
-    """
-    with (
-        disk_errors_as_store_errors(folder),
-        (folder / _WRITER_LOCK).open("ab", buffering=0) as lock,
-    ):
-        while not _lock_now(lock.fileno()):
-            while_waiting()
-            time.sleep(_LOCK_RETRY_S)
-        for leftover in folder.glob("*.partial"):
-            leftover.unlink()
-        yield
-
-
-def _lock_now(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def _matrix_shape(store: WeightStore, name: str) -> tuple[int, int]:
     shape = store.shape(name)
     if len(shape) != 2 or 0 in shape:
@@ -255,6 +225,7 @@ def _file_name(group: str, members: _Shapes) -> str:
     return f"{plain}-{digest}.safetensors"
 
 
-def _row_chunks(shape: tuple[int, int]) -> list[range]:
+def row_chunks(shape: tuple[int, int]) -> list[range]:
+    """Rows that are read and written at a time."""
     step = max(1, _CHUNK_WEIGHTS // shape[1])
     return [range(row, min(row + step, shape[0])) for row in range(0, shape[0], step)]

@@ -35,6 +35,34 @@ def write_all(descriptor: int, content: memoryview, offset: int) -> None:
         offset += count
 
 
+def write_durably(path: Path, content: bytes) -> None:
+    """The file with this content, or what was there before; it survives a loss of power.
+
+    A process that is killed leaves `<name>.partial`. Raises StoreError.
+    """
+    draft = path.with_name(f"{path.name}.partial")
+    with disk_errors_as_store_errors(path):
+        try:
+            with draft.open("wb", buffering=0) as file:
+                write_all(file.fileno(), memoryview(content), 0)
+                os.fsync(file.fileno())
+            draft.replace(path)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
+
+
+def rename_durably(path: Path, target: Path) -> None:
+    """A file or folder under another name beside it, which survives a loss of power.
+
+    Raises StoreError.
+    """
+    with disk_errors_as_store_errors(target):
+        path.rename(target)
+        sync_folder(target.parent)
+
+
 def sync_folder(folder: Path) -> None:
     """Makes renames within `folder` survive a loss of power."""
     descriptor = os.open(folder, os.O_RDONLY)

@@ -22,13 +22,22 @@ class SafetensorsWriter:
     Raises StoreFullError on entering if the disk has not the room.
     """
 
-    def __init__(self, path: Path, tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
-        """`tensors`: {name: (type as the format calls it, shape of one axis or more)}."""
+    def __init__(
+        self,
+        path: Path,
+        tensors: Mapping[str, tuple[str, tuple[int, ...]]],
+        *,
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        """`tensors`: {name: (type as the format calls it, shape of one axis or more)}.
+
+        metadata: what the header says besides; some libraries want {"format": "pt"} there.
+        """
         self._path = path
         self._partial = path.with_name(f"{path.name}.partial")
         self._row_bytes: dict[str, int] = {}
         offsets: dict[str, int] = {}
-        header: dict[str, Any] = {}
+        header: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
         end = 0
         for name, (dtype, shape) in tensors.items():
             self._row_bytes[name] = math.prod(shape[1:]) * DTYPES[dtype].itemsize
@@ -45,13 +54,14 @@ class SafetensorsWriter:
         text += b" " * (-(8 + len(text)) % 64)
         self._head = len(text).to_bytes(8, "little") + text
         self._begin = {name: len(self._head) + offset for name, offset in offsets.items()}
-        self._total_bytes = len(self._head) + end
+        self.total_bytes = len(self._head) + end
+        """Of the whole file."""
 
     def __enter__(self) -> Self:
         self._file = self._partial.open("wb", buffering=0)
         try:
             with disk_errors_as_store_errors(self._partial):
-                os.posix_fallocate(self._file.fileno(), 0, self._total_bytes)
+                os.posix_fallocate(self._file.fileno(), 0, self.total_bytes)
                 write_all(self._file.fileno(), memoryview(self._head), 0)
         except BaseException:
             self._abandon()

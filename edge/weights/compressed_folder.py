@@ -1,0 +1,265 @@
+"""Writes a folder of a quantised model, in the layout of compressed-tensors, format pack-quantized.
+
+What is written is what `edge/weights/packed_compressed.py` reads: the very codes and scales. Knows
+nothing of how codes are found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edge.errors import CapacityError, RequestError
+from edge.host.free_memory import format_size
+from edge.models.families import read_family
+from edge.models.spec import tensor_shapes
+from edge.weights.block_matrices import Blocks, ZeroBlocks
+from edge.weights.checkpoint import Checkpoint
+from edge.weights.compressed_config import compressed_values
+from edge.weights.folder_files import other_files
+from edge.weights.folder_form import CONFIG
+from edge.weights.packed_compressed import compressed_arrays, compressed_tensors
+from edge.weights.packed_encoding import coded_recipe
+from edge.weights.partial_folder import PartialFolder
+from edge.weights.quantize import row_chunks
+from edge.weights.quantized_store import store_errors_as_edge_errors
+from edge.weights.weight_limits import check_weights, largest_of
+from kernels.matmul_nbits.reference import QuantizedMatrix
+from offload import (
+    INDEX_FILE,
+    Closing,
+    SafetensorsFile,
+    SafetensorsWriter,
+    StoreError,
+    write_durably,
+)
+
+MADE_BY = "edge_quantize"
+"""Where config.json says how the codes were found."""
+
+_VERSION = 1
+"""Of how codes are written: raise it when that changes, so that no folder is of two versions."""
+_FLOATS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+_SPARE_DISK_BYTES = 256 << 20
+"""Left free; also for the files beside the weights."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Weights that are written at once, as one file.
+
+    roles: all of them. coded: those that are matrices of codes.
+    """
+
+    name: str
+    roles: tuple[str, ...]
+    coded: tuple[str, ...]
+
+
+class CompressedFolder(Closing):
+    """A folder that is being written, group by group; an interrupted one is gone on with.
+
+    It lies in `<target>.partial` until `finish`. Close it, or use it as a context manager.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        target: Path,
+        kinds: Mapping[str, Blocks],
+        *,
+        made_by: Mapping[str, Any],
+    ) -> None:
+        """kinds: Blocks or ZeroBlocks by role (see tensor_shapes); other roles stay as they are.
+
+        made_by: values of JSON that decide the codes. What was begun by others, of another
+        checkpoint, or in other kinds, is begun anew. The checkpoint stays the caller's to close,
+        after this. Raises RequestError where `target` is there already, is being written by
+        another process, or could not be read again; CapacityError where the disk has no room.
+        """
+        spec = checkpoint.spec
+        shapes = tensor_shapes(spec)
+        for role, kind in kinds.items():
+            if len(shapes.get(role, ())) != 2 or role == "embedding":
+                raise ValueError(f"{role!r} is not a matrix that is multiplied with")
+            if type(kind) not in (Blocks, ZeroBlocks):
+                raise ValueError(f"{kind} is not a kind that the layout has")
+        if not kinds:
+            raise RequestError("no matrix is to be quantised; the checkpoint itself is the result")
+        if coded_recipe(spec, kinds) is None:
+            raise RequestError(
+                "the layers are to be quantised in more different ways than a format can say; use "
+                "the same ways for more of them"
+            )
+        self._checkpoint = checkpoint
+        self._kinds = dict(kinds)
+        self._made_by = dict(made_by)
+        self._is_tied = spec.tied_embeddings and "head" not in kinds
+        if self._is_tied:
+            del shapes["head"]
+        self._shapes = shapes
+        family, _spec = read_family(checkpoint.config, source=str(checkpoint.path))
+        self._name = family.tensor_name
+        """As a folder has them; of a tied head, too."""
+        self.groups = self._grouped()
+        """In the order in which their files are numbered: layer by layer, then everything else."""
+        made_of = {
+            "version": _VERSION,
+            "checkpoint": checkpoint.store.fingerprint,
+            "kinds": {
+                role: [type(kind).__name__, kind.bits, kind.block_size]
+                for role, kind in kinds.items()
+            },
+            "made_by": self._made_by,
+        }
+        with store_errors_as_edge_errors(), contextlib.ExitStack() as on_error:
+            self._folder = on_error.enter_context(PartialFolder(target, made_of))
+            self._present = {group.name for group in self.groups if self._is_whole(group)}
+            self._check_room()
+            on_error.pop_all()
+
+    @property
+    def missing(self) -> tuple[Group, ...]:
+        """Groups that are not yet written, in order."""
+        return tuple(group for group in self.groups if group.name not in self._present)
+
+    def write(self, group: Group, matrices: Mapping[str, QuantizedMatrix]) -> None:
+        """The codes of `group.coded`, by role; its other weights are copied from the checkpoint.
+
+        The file appears once it is whole, and survives a loss of power then. Raises CapacityError,
+        CheckpointError, ValueError for a matrix that is not of the kind or shape asked for.
+        """
+        with store_errors_as_edge_errors(), self._writer(group) as writer:
+            for role in group.roles:
+                if role not in self._kinds:
+                    self._copy(role, writer)
+                    continue
+                matrix = matrices[role]
+                self._check(role, matrix)
+                for name, values in compressed_arrays(self._module(role), matrix).items():
+                    writer.write_rows(name, 0, values)
+        self._present.add(group.name)
+
+    def finish(self) -> None:
+        """With all groups written: writes what lies beside them; then the folder has its name.
+
+        Raises RequestError where something else has it by now, CapacityError, CheckpointError.
+        """
+        assert not self.missing, "all groups are written before the folder is finished"
+        with store_errors_as_edge_errors():
+            for name, content in other_files(self._checkpoint):
+                path = self._folder.path / name
+                path.parent.mkdir(exist_ok=True)
+                write_durably(path, content)
+            write_durably(self._folder.path / INDEX_FILE, _json(self._index()))
+            write_durably(self._folder.path / CONFIG, _json(self._config()))
+            self._folder.finish()
+
+    def close(self) -> None:
+        """Lets others write into the folder; what is written stays. Closing again does nothing."""
+        self._folder.close()
+
+    def _grouped(self) -> tuple[Group, ...]:
+        members: dict[str, list[str]] = {}
+        for role in self._shapes:
+            layer = role.split(".")[1] if role.startswith("layers.") else None
+            members.setdefault("rest" if layer is None else f"layers.{layer}", []).append(role)
+        members["rest"] = members.pop("rest")  # the embedding is named first, the head last
+        return tuple(
+            Group(
+                name=name,
+                roles=tuple(roles),
+                coded=tuple(role for role in roles if role in self._kinds),
+            )
+            for name, roles in members.items()
+        )
+
+    def _is_whole(self, group: Group) -> bool:
+        path = self._path(group)
+        if not path.is_file():
+            return False
+        try:
+            with SafetensorsFile(path) as file:
+                found = {name: (place.dtype, place.shape) for name, place in file.tensors.items()}
+        except StoreError:  # damaged: it is written again
+            return False
+        return found == self._tensors(group)
+
+    def _check_room(self) -> None:
+        needed = sum(self._writer(group).total_bytes for group in self.missing)
+        free = shutil.disk_usage(self._folder.path).free
+        if needed + _SPARE_DISK_BYTES > free:
+            raise CapacityError(
+                f"{self._folder.target} takes {format_size(needed)} more, and {format_size(free)} "
+                "are free there; free some room, or name a folder on another disk"
+            )
+
+    def _writer(self, group: Group) -> SafetensorsWriter:
+        return SafetensorsWriter(self._path(group), self._tensors(group), metadata={"format": "pt"})
+
+    def _path(self, group: Group) -> Path:
+        number, count = self.groups.index(group) + 1, len(self.groups)
+        return self._folder.path / f"model-{number:05}-of-{count:05}.safetensors"
+
+    def _tensors(self, group: Group) -> dict[str, tuple[str, tuple[int, ...]]]:
+        found: dict[str, tuple[str, tuple[int, ...]]] = {}
+        for role in group.roles:
+            shape = self._shapes[role]
+            if role in self._kinds:
+                rows, columns = shape
+                found |= compressed_tensors(self._module(role), self._kinds[role], (rows, columns))
+            else:
+                dtype = self._checkpoint.store.dtype(self._checkpoint.tensor_name(role))
+                found[self._name(role)] = (_FLOATS[dtype.name], shape)
+        return found
+
+    def _copy(self, role: str, writer: SafetensorsWriter) -> None:
+        """A part at a time: a table of embeddings is large."""
+        store, name = self._checkpoint.store, self._checkpoint.tensor_name(role)
+        shape = self._shapes[role]
+        for rows in row_chunks((shape[0], shape[1] if len(shape) == 2 else 1)):
+            values = store.read(name, rows=rows)
+            check_weights(store, name, largest_of(values))
+            writer.write_rows(self._name(role), rows.start, values)
+
+    def _check(self, role: str, matrix: QuantizedMatrix) -> None:
+        kind = self._kinds[role]
+        form = Blocks if matrix.zero_points is None else ZeroBlocks
+        found = form(matrix.bits, matrix.block_size)
+        if (found, matrix.shape) != (kind, self._shapes[role]) or matrix.offsets is not None:
+            raise ValueError(
+                f"{role} is {list(matrix.shape)} in {found.words}, not {list(self._shapes[role])} "
+                f"in {kind.words}"
+            )
+
+    def _module(self, role: str) -> str:
+        """Of a matrix: what its tensors' names begin with."""
+        return self._name(role).removesuffix(".weight")
+
+    def _index(self) -> dict[str, Any]:
+        place = {
+            name: self._path(group).name for group in self.groups for name in self._tensors(group)
+        }
+        total = sum(self._path(group).stat().st_size for group in self.groups)
+        return {"metadata": {"total_size": total}, "weight_map": dict(sorted(place.items()))}
+
+    def _config(self) -> dict[str, Any]:
+        spec = self._checkpoint.spec
+        matrices = [role for role, shape in tensor_shapes(spec).items() if len(shape) == 2]
+        floats = [role for role in matrices if role not in self._kinds and role != "embedding"]
+        values = compressed_values(
+            self._checkpoint.config,
+            {self._module(role): kind for role, kind in self._kinds.items()},
+            floats=[self._module(role) for role in floats],
+            num_layers=spec.num_layers,
+        )
+        return {**values, "tie_word_embeddings": self._is_tied, MADE_BY: self._made_by}
+
+
+def _json(values: object) -> bytes:
+    return json.dumps(values, indent=2, ensure_ascii=False).encode()

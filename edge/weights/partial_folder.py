@@ -1,0 +1,90 @@
+"""A folder that is there once it is whole: begun beside its place, gone on with, then renamed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from edge.errors import RequestError
+from edge.weights.writer_lock import WRITER_LOCK, only_writer
+from offload import Closing, disk_errors_as_store_errors, rename_durably, write_durably
+
+_RECORD = ".made_of.json"
+
+
+def check_free(target: Path) -> None:
+    """Raises RequestError where a new folder is to be, and something is there already."""
+    if os.path.lexists(target.expanduser()):
+        raise RequestError(f"{target} is there already; remove it, or name another folder")
+
+
+class PartialFolder(Closing):
+    """`<target>.partial`, which one process at a time writes into, until `finish`.
+
+    Close it, or use it as a context manager; what is written stays.
+    """
+
+    def __init__(self, target: Path, made_of: Mapping[str, Any]) -> None:
+        """made_of: values of JSON; what was begun of others is removed.
+
+        Raises RequestError where `target` is there already or is being written, or something else
+        lies in the place; StoreError where the disk fails.
+        """
+        self.target = target.expanduser().absolute()
+        self.path = self.target.with_name(f"{self.target.name}.partial")
+        self._refuse_what_is_there()
+        with contextlib.ExitStack() as held:
+            with disk_errors_as_store_errors(self.path):
+                self.path.mkdir(parents=True, exist_ok=True)
+            held.enter_context(only_writer(self.path, self._refuse_to_wait))
+            self._refuse_what_is_there()  # by one that was just finished
+            self._begin(json.dumps(made_of, sort_keys=True).encode())
+            self._held = held.pop_all()
+
+    def finish(self) -> None:
+        """The folder, all of which is durable, has its name now, durably.
+
+        Raises RequestError where something else has it by now, StoreError.
+        """
+        self._refuse_what_is_there()
+        rename_durably(self.path, self.target)
+        # Only now: without its record, an unfinished folder could not be gone on with.
+        for name in (_RECORD, WRITER_LOCK):
+            with contextlib.suppress(OSError):
+                (self.target / name).unlink()
+        self.close()
+
+    def close(self) -> None:
+        """Lets others write into the folder. Closing again does nothing."""
+        self._held.close()
+
+    def _begin(self, record: bytes) -> None:
+        path = self.path / _RECORD
+        with disk_errors_as_store_errors(self.path):
+            found = [each for each in self.path.iterdir() if each.name != WRITER_LOCK]
+            if path in found and path.read_bytes() == record:
+                return
+            if found and path not in found:
+                raise RequestError(
+                    f"{self.path}, where the new folder is to be written first, holds other "
+                    "files; remove it, or name another folder"
+                )
+            for each in found:
+                if each.is_dir():
+                    shutil.rmtree(each)
+                elif each != path:
+                    each.unlink()
+        write_durably(path, record)
+
+    def _refuse_what_is_there(self) -> None:
+        check_free(self.target)
+
+    def _refuse_to_wait(self) -> None:
+        raise RequestError(
+            f"{self.path} is being written by another process; wait for it, or name another folder"
+        )

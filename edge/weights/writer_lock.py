@@ -1,0 +1,41 @@
+"""One process at a time writes into a folder."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from offload import disk_errors_as_store_errors
+
+WRITER_LOCK = ".writer"
+_LOCK_RETRY_S = 0.1
+
+
+@contextlib.contextmanager
+def only_writer(folder: Path, while_waiting: Callable[[], object]) -> Iterator[None]:
+    """Waits until no other process writes into `folder`; the kernel frees a dead one's lock.
+
+    The other may take minutes: `while_waiting`, called now and then, may raise to give up.
+    What a writer of files that died left unfinished is removed.
+    """
+    with (
+        disk_errors_as_store_errors(folder),
+        (folder / WRITER_LOCK).open("ab", buffering=0) as lock,
+    ):
+        while not _lock_now(lock.fileno()):
+            while_waiting()
+            time.sleep(_LOCK_RETRY_S)
+        for leftover in folder.glob("*.partial"):
+            leftover.unlink()
+        yield
+
+
+def _lock_now(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,367 @@
+"""A folder that is written in the layout of compressed-tensors: it holds the very codes given."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge.errors import CapacityError, CheckpointError, RequestError
+from edge.models.parts import MatrixSlice
+from edge.models.spec import tensor_shapes
+from edge.weights.block_matrices import Blocks, OffsetBlocks, ZeroBlocks
+from edge.weights.checkpoint import Checkpoint
+from edge.weights.compressed_folder import CompressedFolder, Group
+from edge.weights.encoding import Encoding
+from edge.weights.formats import weight_format
+from kernels.matmul_nbits.reference import QuantizedMatrix, quantize, unpack
+from offload import SafetensorsFile
+from tests.support import gguf_bytes
+from tests.support.checkpoints import TinyCheckpoint
+from tests.support.packed_folders import gptq, write_packed
+
+MADE_BY = {"method": "rounding", "text": "0123"}
+
+Kinds = dict[str, Blocks]
+Make = Callable[..., TinyCheckpoint]
+
+
+def rounded(checkpoint: Checkpoint, role: str, kind: Blocks) -> QuantizedMatrix:
+    return quantize(
+        checkpoint.store.read(checkpoint.tensor_name(role)),
+        bits=kind.bits,
+        block_size=kind.block_size,
+        zero_points=isinstance(kind, ZeroBlocks),
+    )
+
+
+def write_groups(
+    checkpoint: Checkpoint, folder: CompressedFolder, groups: Iterable[Group], kinds: Kinds
+) -> None:
+    for group in groups:
+        folder.write(group, {role: rounded(checkpoint, role, kinds[role]) for role in group.coded})
+
+
+def write_folder(checkpoint: Checkpoint, target: Path, kinds: Kinds) -> Path:
+    with CompressedFolder(checkpoint, target, kinds, made_by=MADE_BY) as folder:
+        write_groups(checkpoint, folder, folder.missing, kinds)
+        folder.finish()
+    return target
+
+
+def usual_kinds(checkpoint: Checkpoint, of: Mapping[str, Blocks], head: Blocks | None) -> Kinds:
+    """By the role within its layer."""
+    kinds = {
+        role: of[role.split(".", 2)[2]]
+        for role in tensor_shapes(checkpoint.spec)
+        if role.startswith("layers.") and role.split(".", 2)[2] in of
+    }
+    return kinds if head is None else {**kinds, "head": head}
+
+
+MIXED = {
+    "query.weight": ZeroBlocks(4, 32),
+    "key.weight": Blocks(8, 128),
+    "value.weight": Blocks(8, 64),
+    "output.weight": ZeroBlocks(4, 64),
+    "gate.weight": ZeroBlocks(4, 64),
+    "up.weight": Blocks(4, 16),
+    "down.weight": ZeroBlocks(8, 64),
+}
+
+
+def assert_holds(folder: Path, source: Checkpoint, kinds: Kinds) -> None:
+    """Codes, scales and zero points to the last bit; all else as the source has it."""
+    with Checkpoint.open(folder) as opened:
+        own = opened.own_encoding
+        assert isinstance(own, Encoding)
+        chosen = weight_format(opened.spec, "auto", own=own)
+        graded = chosen.graded(opened.spec)
+        read = opened.source(
+            chosen, cache_root=folder.with_name("cache"), on_progress=lambda progress: None
+        )
+        for role, shape in tensor_shapes(opened.spec).items():
+            if role not in kinds:
+                values = opened.store.read(opened.tensor_name(role))
+                expected = source.store.read(source.tensor_name(role))
+                assert values.dtype == expected.dtype
+                np.testing.assert_array_equal(values, expected)
+                continue
+            grade = graded.layer(int(role.split(".")[1])).grade if role != "head" else 0
+            assert chosen.recipe.kind(role, grade) == kinds[role]
+            rows, columns = shape
+            part = MatrixSlice(
+                name="x", parts=((role, range(rows)),), columns=range(columns), grade=grade
+            )
+            found = kinds[role].matrix(read.matrix(part).__getitem__, columns)
+            matrix = rounded(source, role, kinds[role])
+            assert found.codes.shape == matrix.codes.shape
+            flat, expected = (
+                unpack(each.codes.reshape(rows, -1), each.bits) for each in (found, matrix)
+            )
+            np.testing.assert_array_equal(flat[:, :columns], expected[:, :columns])
+            np.testing.assert_array_equal(found.scales, matrix.scales)
+            assert (found.zero_points is None) == (matrix.zero_points is None)
+            if found.zero_points is not None:
+                np.testing.assert_array_equal(found.zero_points, matrix.zero_points)
+        read.close()
+
+
+@pytest.fixture
+def source(tiny_checkpoint: Make) -> Iterable[Checkpoint]:
+    with Checkpoint.open(tiny_checkpoint("llama_in_blocks").path) as opened:
+        yield opened
+
+
+def test_what_was_given_is_read_back(source: Checkpoint, tmp_path: Path) -> None:
+    """Kinds differ by matrix and layer; the head's rows share words of zero points with nobody."""
+    kinds = usual_kinds(source, MIXED, ZeroBlocks(4, 128))
+    kinds["layers.2.down.weight"] = Blocks(8, 128)
+    del kinds["layers.1.up.weight"]
+    folder = write_folder(source, tmp_path / "out", kinds)
+    assert_holds(folder, source, kinds)
+    assert not list(tmp_path.glob("*.partial"))
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "config.json",
+        "generation_config.json",
+        *(f"model-{number:05}-of-00005.safetensors" for number in range(1, 6)),
+        "model.safetensors.index.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
+
+
+def test_config_names_each_module_once(source: Checkpoint, tmp_path: Path) -> None:
+    kinds = usual_kinds(source, MIXED, None)
+    kinds["layers.2.down.weight"] = Blocks(8, 128)
+    del kinds["layers.1.up.weight"]
+    folder = write_folder(source, tmp_path / "out", kinds)
+    config = json.loads((folder / "config.json").read_text())
+    said = config.pop("quantization_config")
+    assert config.pop("edge_quantize") == MADE_BY
+    assert config == json.loads((source.path / "config.json").read_text())
+    groups = said["config_groups"].values()
+    assert len(groups) == len(set(kinds.values()))
+    found: dict[str, Any] = {}
+    for role, shape in tensor_shapes(source.spec).items():
+        module = source.tensor_name(role).removesuffix(".weight")
+        matching = [
+            group["weights"]
+            for group in groups
+            for target in group["targets"]
+            if re.match(target.removeprefix("re:"), module)
+        ]
+        assert len(matching) == (role in kinds)
+        if len(shape) == 2 and role != "embedding":
+            assert (module in said["ignore"]) == (role not in kinds)
+        if matching:
+            found[role] = matching[0]
+    assert found["layers.2.down.weight"] == {
+        "num_bits": 8,
+        "type": "int",
+        "symmetric": True,
+        "strategy": "group",
+        "group_size": 128,
+        "block_structure": None,
+        "dynamic": False,
+        "actorder": None,
+    }
+    assert not found["layers.3.down.weight"]["symmetric"]
+
+
+@pytest.mark.parametrize(
+    ("name", "head"),
+    [
+        ("qwen2", ZeroBlocks(8, 16)),
+        ("llama_with_biases", ZeroBlocks(4, 32)),
+        ("mistral", Blocks(4, 16)),
+        ("qwen3", ZeroBlocks(4, 16)),
+        ("qwen3", None),
+    ],
+)
+def test_sizes_that_divide_by_nothing(
+    name: str, head: Blocks | None, tiny_checkpoint: Make, tmp_path: Path
+) -> None:
+    """Last blocks are not whole, biases and norms of heads are there; qwen3's head is tied."""
+    of = {
+        "query.weight": ZeroBlocks(4, 32),
+        "value.weight": Blocks(8, 16),
+        "output.weight": ZeroBlocks(4, 16),
+        "down.weight": ZeroBlocks(8, 32),
+        "up.weight": Blocks(4, 32),
+    }
+    path = tiny_checkpoint(name, stored_type="bfloat16").path
+    with Checkpoint.open(path) as checkpoint:
+        kinds = usual_kinds(checkpoint, of, head)
+        folder = write_folder(checkpoint, tmp_path / "out", kinds)
+        assert_holds(folder, checkpoint, kinds)
+        config = json.loads((folder / "config.json").read_text())
+        assert config["tie_word_embeddings"] == (name == "qwen3" and head is None)
+
+
+def test_an_interrupted_folder_is_gone_on_with(source: Checkpoint, tmp_path: Path) -> None:
+    kinds = usual_kinds(source, MIXED, None)
+    target, partial = tmp_path / "out", tmp_path / "out.partial"
+    with CompressedFolder(source, target, kinds, made_by=MADE_BY) as folder:
+        assert [group.name for group in folder.groups] == [
+            *(f"layers.{number}" for number in range(4)),
+            "rest",
+        ]
+        write_groups(source, folder, folder.groups[:3], kinds)
+        assert [group.name for group in folder.missing] == ["layers.3", "rest"]
+    damaged = partial / "model-00002-of-00005.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    (partial / "model-00004-of-00005.safetensors.partial").write_bytes(b"of a process that died")
+    kept = [partial / f"model-0000{number}-of-00005.safetensors" for number in (1, 3)]
+    before = [path.stat() for path in kept]
+    with CompressedFolder(source, target, kinds, made_by=dict(reversed(MADE_BY.items()))) as folder:
+        assert [group.name for group in folder.missing] == ["layers.1", "layers.3", "rest"]
+        write_groups(source, folder, folder.missing, kinds)
+        after = [path.stat() for path in kept]
+        assert [each.st_mtime_ns for each in after] == [each.st_mtime_ns for each in before]
+        assert [each.st_ino for each in after] == [each.st_ino for each in before]
+        folder.finish()
+    assert_holds(target, source, kinds)
+    assert not partial.exists()
+    assert not list(target.glob(".*"))
+
+
+def test_what_others_began_is_begun_anew(
+    source: Checkpoint, tiny_checkpoint: Make, tmp_path: Path
+) -> None:
+    kinds = usual_kinds(source, MIXED, None)
+    with Checkpoint.open(tiny_checkpoint("larger_llama").path) as other:
+        for checkpoint, changed, made_by in (
+            (source, kinds, {**MADE_BY, "text": "4567"}),
+            (source, {**kinds, "head": Blocks(8, 64)}, MADE_BY),
+            (other, kinds, MADE_BY),
+        ):
+            with CompressedFolder(source, tmp_path / "out", kinds, made_by=MADE_BY) as folder:
+                write_groups(source, folder, folder.groups[:1], kinds)
+            with CompressedFolder(checkpoint, tmp_path / "out", changed, made_by=made_by) as folder:
+                assert folder.missing == folder.groups
+            assert not list((tmp_path / "out.partial").glob("model*"))
+
+
+def test_what_is_there_already_is_left_alone(source: Checkpoint, tmp_path: Path) -> None:
+    kinds = usual_kinds(source, MIXED, None)
+    target, partial = tmp_path / "out", tmp_path / "out.partial"
+    target.mkdir()
+    with pytest.raises(RequestError, match="out is there already; remove it, or name another"):
+        CompressedFolder(source, target, kinds, made_by=MADE_BY)
+    assert not partial.exists()
+    target.rmdir()
+    partial.mkdir()
+    (partial / "letter.txt").write_text("of somebody")
+    with pytest.raises(RequestError, match=r"out\.partial, .* holds other files"):
+        CompressedFolder(source, target, kinds, made_by=MADE_BY)
+    assert (partial / "letter.txt").read_text() == "of somebody"
+    shutil.rmtree(partial)
+    with CompressedFolder(source, target, kinds, made_by=MADE_BY) as folder:
+        write_groups(source, folder, folder.groups, kinds)
+        target.write_text("made meanwhile")
+        with pytest.raises(RequestError, match="is there already"):
+            folder.finish()
+        target.unlink()
+        folder.finish()
+    assert target.is_dir()
+
+
+def test_two_writers_and_a_small_disk(
+    source: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = usual_kinds(source, MIXED, None)
+    with (
+        CompressedFolder(source, tmp_path / "out", kinds, made_by=MADE_BY),
+        pytest.raises(RequestError, match="is being written by another process"),
+    ):
+        CompressedFolder(source, tmp_path / "out", kinds, made_by=MADE_BY)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=256 << 20))
+    with pytest.raises(CapacityError, match=r"MiB more, and 256\.0 MiB are free"):
+        CompressedFolder(source, tmp_path / "out", kinds, made_by=MADE_BY)
+
+
+def test_what_could_not_be_read_again_is_refused(source: Checkpoint, tmp_path: Path) -> None:
+    sizes = (16, 32, 64, 128, 256)
+    every = [form(bits, size) for form in (Blocks, ZeroBlocks) for bits in (4, 8) for size in sizes]
+    many = dict(zip(usual_kinds(source, MIXED, None), every, strict=False))
+    wrong: list[tuple[Kinds, type[Exception], str]] = [
+        ({}, RequestError, "no matrix is to be quantised"),
+        (many, RequestError, "in more different ways than a format can say"),
+        ({"embedding": Blocks(4, 32)}, ValueError, "'embedding' is not a matrix"),
+        ({"final_norm": Blocks(4, 32)}, ValueError, "'final_norm' is not a matrix"),
+        ({"head": OffsetBlocks(4, 32)}, ValueError, "is not a kind that the layout has"),
+    ]
+    for kinds, error, words in wrong:
+        with pytest.raises(error, match=words):
+            CompressedFolder(source, tmp_path / "out", kinds, made_by=MADE_BY)
+    head: Kinds = {"head": Blocks(4, 32)}
+    with CompressedFolder(source, tmp_path / "out", head, made_by=MADE_BY) as folder:
+        for kind in (Blocks(8, 32), Blocks(4, 64), ZeroBlocks(4, 32)):
+            with pytest.raises(ValueError, match=r"not .* in 4 bits in blocks of 32"):
+                folder.write(folder.groups[-1], {"head": rounded(source, "head", kind)})
+        assert len(folder.missing) == 5
+    assert not list((tmp_path / "out.partial").glob("*safetensors*"))
+
+
+def test_a_damaged_weight_is_not_copied(tiny_checkpoint: Make, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(tiny_checkpoint("llama_in_blocks").path, tmp_path / "damaged"))
+    with Checkpoint.open(path) as checkpoint:
+        place = checkpoint.tensor_name("final_norm")
+        weights = path / "model.safetensors"
+        with SafetensorsFile(weights) as file:
+            begin = file.tensors[place].begin
+        with weights.open("r+b") as raw:
+            raw.seek(begin)
+            raw.write(np.float32(np.nan).tobytes())
+        head: Kinds = {"head": Blocks(4, 32)}
+        with (
+            CompressedFolder(checkpoint, tmp_path / "out", head, made_by=MADE_BY) as folder,
+            pytest.raises(CheckpointError, match="NaN"),
+        ):
+            write_groups(checkpoint, folder, folder.groups[-1:], head)
+
+
+def test_a_folder_that_is_quantised_already(tiny_checkpoint: Make, tmp_path: Path) -> None:
+    made = tiny_checkpoint("qwen2_in_blocks").path
+    write_packed(tmp_path / "gptq", made, gptq())
+    with Checkpoint.open(tmp_path / "gptq") as checkpoint:
+        kinds = usual_kinds(checkpoint, {"up.weight": ZeroBlocks(4, 32)}, Blocks(8, 32))
+        folder = write_folder(checkpoint, tmp_path / "out", kinds)
+        assert_holds(folder, checkpoint, kinds)
+
+
+def test_a_gguf_file_becomes_a_folder(tmp_path: Path) -> None:
+    file = tmp_path / "tiny.gguf"
+    file.write_bytes(gguf_bytes.sound())
+    with Checkpoint.open(file) as checkpoint:
+        kinds = usual_kinds(checkpoint, {"down.weight": Blocks(4, 16)}, ZeroBlocks(8, 16))
+        folder = write_folder(checkpoint, tmp_path / "out", kinds)
+        assert_holds(folder, checkpoint, kinds)
+        with Checkpoint.open(folder) as opened:
+            assert opened.end_ids == checkpoint.end_ids
+            assert opened.spec.layers == checkpoint.spec.layers
+            assert opened.spec.kinds == checkpoint.spec.kinds
+            message = [{"role": "user", "content": "hi"}]
+            assert opened.tokenizer.chat(message) == checkpoint.tokenizer.chat(message)
+            assert opened.tokenizer.encode("the quick") == checkpoint.tokenizer.encode("the quick")
+            opened.tokenizer.close()
+            checkpoint.tokenizer.close()
+
+
+def test_links_to_elsewhere_are_not_followed(tiny_checkpoint: Make, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(tiny_checkpoint("llama_in_blocks").path, tmp_path / "linked"))
+    (tmp_path / "secret").write_text("of somebody")
+    (path / "LICENSE").symlink_to(tmp_path / "secret")
+    with (
+        Checkpoint.open(path) as checkpoint,
+        pytest.raises(CheckpointError, match="is not the checkpoint's"),
+    ):
+        write_folder(checkpoint, tmp_path / "out", {"head": Blocks(4, 32)})
