@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Unpack
@@ -15,13 +15,16 @@ from edge.api.generation_options import GenerationOptions, GenerationOverrides
 from edge.api.reply import AsyncReplyStream, BeginReply, Reply, ReplyUnderWay, evaluate
 from edge.concurrency.blocking import run_blocking
 from edge.coordinator.loaded_model import LoadedModel
+from edge.coordinator.observation import gather_grams
 from edge.errors import RequestError
+from edge.models.spec import ModelSpec
 from edge.planning.drift import Drift, find_drift
 from edge.planning.forecast import Forecast
 from edge.planning.proposal import Proposal
 from edge.protocol.peer_info import PeerInfo
 from edge.protocol.step_times import PeerTimes
 from edge.text import Tokenizer
+from edge.weights.observation import ObservedRun
 from partition import Estimate, Plan
 
 Prompt = str | Sequence[int]
@@ -191,6 +194,11 @@ class AsyncModel(DescribedModel):
         tokens = self._checked_ids(token_ids)
         self._require_open()
         return await evaluate(self._held.loaded, tokens)
+
+    def _observed(self, spec: ModelSpec) -> AsyncIterator[tuple[ObservedRun, NDArray[np.float32]]]:
+        """What its products were given so far, for one that was loaded with `observes`."""
+        self._require_open()
+        return gather_grams(self._held.loaded, spec)
 
     async def measure(self) -> list[PeerTimes]:
         """Where each peer's time went since this was last called, and its memory."""

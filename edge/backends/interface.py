@@ -180,7 +180,18 @@ class WeightResidency(Protocol):
         ...
 
 
-class StageProgram(StageCompute, KvStorage, WeightResidency, Protocol):
+class Observation(Protocol):
+    """What a shard's products were given, where the limits say that it is observed."""
+
+    def gram(self, run: int) -> NDArray[np.float32]:
+        """x transposed times x, summed over all tokens so far, of one of `observed_runs`.
+
+        Valid until the program's next call.
+        """
+        ...
+
+
+class StageProgram(StageCompute, KvStorage, WeightResidency, Observation, Protocol):
     """One shard, ready to run. Called from one thread only."""
 
     def close(self) -> None: ...
@@ -231,7 +242,7 @@ class Backend(Protocol):
     ) -> StageProgram:
         """kv_tier: where keys and values go that are swapped out.
 
-        Raises RequestError for what this back end cannot compute.
+        Raises RequestError for what this back end cannot compute, or not observe.
         """
         ...
 

@@ -6,10 +6,13 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import fields
 
-from edge.errors import EdgeError, ProtocolError
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.errors import EdgeError, PeerError, ProtocolError
 from edge.protocol.client import PeerClient
 from edge.protocol.frame_codec import Post
-from edge.protocol.messages import Close, Connect, Measure
+from edge.protocol.messages import Close, Connect, Measure, Observed
 from edge.protocol.peer_info import gather_all
 from edge.protocol.step_times import PeerTimes
 from edge.protocol.topology import Place, Seat, sampler_seat
@@ -50,6 +53,20 @@ class Connections:
             counted = {each.name: getattr(told, each.name) for each in fields(told)}
             times.append(PeerTimes(name=client.name, stage=stage, rank=rank, **counted))
         return times
+
+    async def gram(self, seat: Seat, run: int, size: int) -> NDArray[np.float32]:
+        """What a shard has summed up of a run of inputs: [size, size].
+
+        Raises PeerError for anything else.
+        """
+        client = self._clients[seat]
+        answer = await client.call(Observed(session=self.session, run=run))
+        expected = size * size * np.dtype(np.float32).itemsize
+        if len(answer.content) != expected:
+            raise PeerError(
+                client.name, f"sent {len(answer.content)} bytes for a matrix of {expected}"
+            )
+        return np.frombuffer(answer.content, np.float32).reshape(size, size)
 
     async def post(self, post: Post) -> None:
         """To every shard, in the same order for all."""

@@ -103,7 +103,8 @@ def _scheduler(spec: ModelSpec, limits: StepLimits, plan: Plan, kv_dtype: KvDtyp
             held=lambda tokens: held_tokens(tokens, spec, limits, kv_dtype),
         ),
         stages=len(plan.stages),
-        matches_prefixes=bool(limits.disk_tokens),
+        # What is found again is not computed, so nothing of it would be observed.
+        matches_prefixes=bool(limits.disk_tokens) and not limits.observes,
     )
 
 

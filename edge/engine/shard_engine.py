@@ -10,6 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 import transport
 from edge.backends.interface import Backend, KvStorage, ShardWeights, StageProgram
 from edge.engine.compute_thread import ComputeThread
@@ -19,7 +22,7 @@ from edge.engine.prefix_cache import PrefixCache
 from edge.engine.run_loop import RunLoop
 from edge.engine.shard_links import ShardLinks
 from edge.engine.timing import ShardTimes
-from edge.errors import PlanError
+from edge.errors import PlanError, RequestError
 from edge.protocol import messages
 from edge.protocol.assignment import Assignment
 from edge.protocol.error_codec import Failed, map_store_error
@@ -28,6 +31,7 @@ from edge.protocol.step import SamplingTerms, Step
 from edge.protocol.step_times import StepTimes
 from edge.protocol.topology import Seat
 from edge.weights.layout import ShardLayout
+from edge.weights.observation import observed_runs
 from kernels.sampling.shortlist import SHORTLIST_TOKENS
 from offload import KVTier, PrefixStore, StoreError
 from transport import Link
@@ -139,6 +143,21 @@ class ShardEngine:
         done = self._thread.at_safe_point(work)
         self.layout = replace(self.layout, streamed_layers=layers)  # of one that is loaded later
         return done
+
+    def gram(self, run: int) -> Future[NDArray[np.float32]]:
+        """A copy of what was summed up of one of the runs of inputs, told between two steps.
+
+        Raises RequestError for a shard that is not observed, or has no such run.
+        """
+        if not (self.assignment.limits.observes and 0 <= run < len(observed_runs(self.layout))):
+            raise RequestError("a run of inputs that is not observed")
+
+        def work() -> NDArray[np.float32]:
+            if self._program is None:
+                raise PlanError("the shard is not loaded")
+            return self._program.gram(run).copy()
+
+        return self._thread.at_safe_point(work)
 
     def measure(self) -> Future[tuple[StepTimes, StepTimes]]:
         """Where the time of prompts and that of decoding went since this was last called, told

@@ -12,9 +12,9 @@ from edge.models.spec import ModelSpec
 from edge.protocol.assignment import Assignment
 from edge.protocol.step import StepLimits
 from edge.weights.formats import KvDtype
-from edge.weights.layout import shard_layout
+from edge.weights.layout import shard_layout, whole_layout
 from offload import Manifest, numpy_dtype
-from partition import LayerSlice, Plan, Shard, Stage, Workload, memory_use, weight_tiers
+from partition import Plan, Workload, memory_use, weight_tiers
 from partition.plan.shard import WINDOW_LAYERS
 
 
@@ -120,17 +120,8 @@ def most_overhead(
     kv_dtype: KvDtype,
 ) -> int:
     """The most that any shard of the model takes apart from weights and KV cache, in bytes."""
-    slices = [
-        LayerSlice(heads=range(kind.mixer.num_heads), ffn_columns=range(kind.feed_forward.columns))
-        for kind in spec.kinds
-    ]
-    whole = Shard.of_slices("a", slices, vocab=range(spec.vocab_size))
-    plan = Plan(
-        model="whole", version=0, stages=(Stage(layers=range(spec.num_layers), shards=(whole,)),)
-    )
-    layout = shard_layout(spec, plan, stage=0, rank=0)
     widths = replace(
-        Widths.of_shard(spec, layout, kv_dtype=kv_dtype),
+        Widths.of_shard(spec, whole_layout(spec), kv_dtype=kv_dtype),
         is_split=may_split,
         loose_layers=spec.num_layers if stream else 0,
     )

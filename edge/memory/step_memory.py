@@ -15,6 +15,7 @@ from edge.models.spec import FeedForward, Mixer, ModelSpec
 from edge.protocol.step import StepLimits
 from edge.weights.formats import KvDtype, WeightFormat, kv_bits
 from edge.weights.layout import ShardLayout
+from edge.weights.observation import observed_bytes
 from kernels.kv_cache.cache_size import cache_row
 
 LOGIT_CHUNK_BYTES = 4 << 20
@@ -58,6 +59,8 @@ class Widths:
     """What of them memory is given for at least."""
     measured_token_bytes: int = 0
     """Bytes of one token's keys and values in float32, where codes are made of them."""
+    observed_bytes: int = 0
+    """Of what may be summed up of its matrices' inputs."""
 
     @classmethod
     def of_shard(
@@ -79,6 +82,7 @@ class Widths:
             measured_token_bytes=(
                 0 if kv_dtype == "float32" else cache_token_bytes(layout, "float32")
             ),
+            observed_bytes=observed_bytes(layout),
         )
 
 
@@ -166,6 +170,7 @@ def buffer_bytes(widths: Widths, limits: StepLimits) -> int:
         + _moved_bytes(widths, limits)
         + widths.cache_page_tokens * widths.cache_token_bytes
         + _measured_bytes(widths, limits)
+        + (widths.observed_bytes if limits.observes else 0)
     )
 
 

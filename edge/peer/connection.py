@@ -14,6 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import partition
 import transport
 from edge.backends.interface import ShardWeights
@@ -95,6 +97,7 @@ class Connection:
             messages.Open: self._open,
             messages.Connect: self._connect,
             messages.Measure: self._measure,
+            messages.Observed: self._observed,
             messages.Close: self._close,
         }
         self._posts: dict[type[Post], Callable[[Any], None]] = {
@@ -436,6 +439,10 @@ class Connection:
             peak_bytes=memory["peak_bytes"],
             kv_written_bytes=hosted.kv.tier.written_bytes if hosted.kv.tier is not None else 0,
         )
+
+    async def _observed(self, call: messages.Observed) -> messages.Gram:
+        gram = await asyncio.wrap_future(self._session(call.session).shard.gram(call.run))
+        return messages.Gram(content=gram.view(np.uint8).reshape(-1).data)
 
     async def _close(self, call: messages.Close) -> messages.Done:
         await uninterrupted(self._end_session(call.session))

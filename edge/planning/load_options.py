@@ -128,6 +128,10 @@ class LoadOptions:
     """With "auto", how many layers and the predicted speed are told before the load. With "off", a
     model that fits nowhere is refused. A plan by hand says it itself (`streamed_layers`)."""
 
+    observes: bool = False
+    """Sum up the inputs of all products, to round the weights by; see `edge.weights.observation`.
+    It takes memory and time."""
+
     kv_tokens: int | None = None
     """Tokens to keep KV memory for where peers limit it; None: all of every request at once. Set
     while planning."""
@@ -179,6 +183,7 @@ class LoadOptions:
             chunk_tokens=min(CHUNK_TOKENS, context),
             requests=MAX_REQUESTS_AT_ONCE,
             cached_tokens=min(context * self.concurrency, self.kv_tokens or 1 << 52),
+            observes=self.observes,
         )
 
     def planned_workload(self, spec: ModelSpec) -> Workload:

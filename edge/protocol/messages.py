@@ -296,6 +296,22 @@ class Measure(Call[ShardTimes]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Gram:
+    """A matrix of float32."""
+
+    content: Raw
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed(Call[Gram]):
+    """What was summed up of the inputs of one of your runs (`edge.weights.observation`)?"""
+
+    kind, limit_s = "observed", 180.0
+    session: str
+    run: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Close(Call[Done]):
     """Free everything of the session."""
 
@@ -308,7 +324,7 @@ FRAMES = table(
         Describe, MemoryRate, Profile, Probe, Glance, SetMemory,
         Offer, Piece, Seal, Open, Connect,
         MatchPrefix, PrefixMatched, Reserve, Reserved, RunStep, Tokens, Logits,
-        YieldRun, SwapOut, SwappedOut, Finish, Measure, Close, Failed,
+        YieldRun, SwapOut, SwappedOut, Finish, Measure, Observed, Close, Failed,
     )
 )  # fmt: skip
 """By kind."""

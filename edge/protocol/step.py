@@ -113,6 +113,8 @@ class StepLimits:
     """Tokens of all requests together; memory is kept for their KV caches."""
     disk_tokens: int = 0
     """Tokens of all requests together that may be on disk instead; 0: there is no such disk."""
+    observes: bool = False
+    """Products sum up what they are given, for who rounds the weights by it."""
 
     @property
     def exceeds_memory(self) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from edge.models.parts import MatrixSlice, Part, VectorSlice, whole_vector
 from edge.models.spec import FeedForward, Mixer, ModelSpec
-from partition import Plan, Shard
+from partition import LayerSlice, Plan, Shard, Stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +119,18 @@ def shard_layout(spec: ModelSpec, plan: Plan, *, stage: int, rank: int) -> Shard
         embedding=shard.vocab if first else range(0),
         streamed_layers=shard.streamed_layers,
     )
+
+
+def whole_layout(spec: ModelSpec) -> ShardLayout:
+    """Of one device that has all of the model."""
+    slices = [
+        LayerSlice(heads=range(kind.mixer.num_heads), ffn_columns=range(kind.feed_forward.columns))
+        for kind in spec.kinds
+    ]
+    shard = Shard.of_slices("a", slices, vocab=range(spec.vocab_size))
+    stage = Stage(layers=range(spec.num_layers), shards=(shard,))
+    plan = Plan(model="whole", version=0, stages=(stage,))
+    return shard_layout(spec, plan, stage=0, rank=0)
 
 
 _Units = tuple[range, bool]

@@ -99,6 +99,7 @@ def talk(address: str) -> list[Frame]:
         messages.YieldRun(session="s"),
         messages.SwapOut(session="s", request="r"),
         messages.Measure(session="s"),
+        messages.Observed(session="s", run=0),
         messages.Finish(session="s", request="r"),
         messages.Close(session="s"),
     ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from edge.backends.interface import ShardWeights
 from edge.backends.null.program import NullProgram
+from edge.errors import RequestError
 from edge.host.free_memory import usable_memory_bytes
 from edge.models.spec import ModelSpec
 from edge.protocol.step import StepLimits
@@ -48,6 +49,10 @@ class NullBackend:
         kv_dtype: KvDtype = "float32",
         kv_tier: KVTier | None = None,
     ) -> NullProgram:
+        if limits.observes:
+            raise RequestError(
+                "a peer that computes nothing has nothing to observe; start it with --backend ort"
+            )
         return NullProgram(
             spec,
             layout,

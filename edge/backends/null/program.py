@@ -114,6 +114,9 @@ class NullProgram(HostKvStorage):
     ) -> Logits:
         return HostLogits(self.forward(step, hidden, collective))
 
+    def gram(self, run: int) -> NDArray[np.float32]:
+        raise RequestError("a peer that computes nothing has nothing to observe")
+
     def calibrate(self, request: str) -> None:
         """Ids of tokens need no scales."""
         self.release(request)

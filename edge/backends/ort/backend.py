@@ -101,6 +101,7 @@ class OrtBackend:
                 bits,
                 cut_layers=limits.exceeds_memory,
                 is_loose=is_loose,
+                observes=limits.observes,
             )
             folder = str(weights.path.parent)
             streamed: StreamedLayers | None = None

@@ -37,15 +37,25 @@ def lower(
     *,
     cut_layers: bool = False,
     is_loose: bool = False,
+    observes: bool = False,
 ) -> tuple[GraphSegment, ...]:
     """Graphs of the shard in execution order; `tensor` tells where a named tensor lies.
 
     `kv_bits`: of a code in the KV cache; None for float32. `cut_layers`: no graph has more than one
     layer, so that the KV cache of a layer is needed only while its graph runs. `is_loose`: every
     layer in graphs of its own without weights, so that those may be brought in from disk; the first
-    stage then takes the tokens' rows of the embedding as `hidden`.
+    stage then takes the tokens' rows of the embedding as `hidden`. `observes`: sums of what the
+    products are given are inputs and outputs, too (`gram_names`).
     """
-    build = SegmentBuilder(spec, layout, tensor, weight_format, kv_bits, cut_layers=cut_layers)
+    build = SegmentBuilder(
+        spec,
+        layout,
+        tensor,
+        weight_format,
+        kv_bits,
+        cut_layers=cut_layers,
+        observes=observes,
+    )
     if not layout.is_first_stage:
         build.hidden = build.hidden_input("hidden")
     elif is_loose:
@@ -131,9 +141,15 @@ def _take_embedded(build: SegmentBuilder) -> None:
 def _head(build: SegmentBuilder) -> None:
     graph = build.graph
     rows = graph.input("rows", np.int64, ["rows"])
-    build.hidden = graph.node("Gather", build.hidden, rows, axis=1)
-    if build.addend is not None:
-        build.addend = graph.node("Gather", build.addend, rows, axis=1)
-    logits = build.linear(build.norm("final_norm"), "head")
+    if build.observes:  # what it would be given for every token
+        normed = build.norm("final_norm")
+        build.observe(normed, "head")
+        normed = graph.node("Gather", normed, rows, axis=1)
+    else:
+        build.hidden = graph.node("Gather", build.hidden, rows, axis=1)
+        if build.addend is not None:
+            build.addend = graph.node("Gather", build.addend, rows, axis=1)
+        normed = build.norm("final_norm")
+    logits = build.linear_unobserved(normed, "head")
     build.output(logits, "logits", np.float32, ["batch", "rows", len(build.layout.vocab)])
     build.cut(None)

@@ -21,7 +21,7 @@ from edge.backends.kv_swap import CacheMoves
 from edge.backends.ort.arena import Arena
 from edge.backends.ort.kv_cache import OrtCache
 from edge.backends.ort.runtime import ort
-from edge.backends.ort.segments import GraphSegment, rotation_names
+from edge.backends.ort.segments import GraphSegment, gram_names, rotation_names
 from edge.backends.ort.streaming import StreamedLayers
 from edge.backends.overlap import parts_of
 from edge.backends.watched_file import WatchedFile
@@ -30,6 +30,7 @@ from edge.memory.step_memory import Widths, most_logits, most_rows
 from edge.models.spec import ModelSpec
 from edge.protocol.step import Step, StepLimits
 from edge.weights.layout import ShardLayout
+from edge.weights.observation import observed_runs
 from kernels.rope.reference import rope_tables
 from offload import KVTier
 from transport import Collective, Work
@@ -125,6 +126,13 @@ class OrtProgram(HostKvStorage):
         self._lengths = np.zeros((_HALVES, limits.requests), np.int32)
         self._total = np.zeros((_HALVES, 1), np.int32)
         self._logits = np.zeros(limits.requests * len(layout.vocab), np.float32)
+        runs = observed_runs(layout) if limits.observes else ()
+        self._grams = [np.zeros(run.shape, np.float32) for run in runs]
+        self._bound_grams = {
+            name: gram
+            for run, gram in zip(runs, self._grams, strict=True)
+            for name in gram_names(run)
+        }
         self._bindings: OrderedDict[_Shape, dict[int, Any]] = OrderedDict()
         try:
             # Last, as it may begin to read from disk. Codes need scales, which only keys and values
@@ -173,6 +181,9 @@ class OrtProgram(HostKvStorage):
         self, step: Step, hidden: NDArray[np.float32] | None, collective: Collective
     ) -> HostLogits:
         return HostLogits(self.forward(step, hidden, collective))
+
+    def gram(self, run: int) -> NDArray[np.float32]:
+        return self._grams[run]
 
     def calibrate(self, request: str) -> None:
         if self._kv_bits is None:
@@ -327,6 +338,7 @@ class OrtProgram(HostKvStorage):
             "lengths": self._lengths[shape.half, :batch],
             "total": self._total[shape.half].reshape(()),
             **self._cache.bound(shape.slot, shape.batch),
+            **self._bound_grams,
         }
         if segment.streamed is not None and self._graphs.streamed is not None:
             layer = segment.streamed.layer

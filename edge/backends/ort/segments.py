@@ -16,6 +16,7 @@ from edge.backends.ort.products import Matrix, pad, product
 from edge.models.spec import ModelSpec
 from edge.weights.formats import WeightFormat
 from edge.weights.layout import ShardLayout
+from edge.weights.observation import ObservedRun, observed_runs
 from edge.weights.recipe import StoredMatrix
 from kernels.onnx_graph import ExternalTensor, OnnxGraph
 from kernels.rms_norm.onnx import add_rms_norm, rms_norm
@@ -28,8 +29,9 @@ class GraphSegment:
     """One graph and what happens after it.
 
     Inputs and outputs are among `tokens`, `rows`, `hidden`, `partial`, `positions`, the tables of
-    `rotation_names`, `lengths`, `total`, `past_key_N`, `past_value_N`, `key_scales_N`,
-    `value_scales_N` and `hidden_out`, `partial_out`, `logits`, `present_key_N`, `present_value_N`.
+    `rotation_names`, the sums of `gram_names`, `lengths`, `total`, `past_key_N`, `past_value_N`,
+    `key_scales_N`, `value_scales_N` and `hidden_out`, `partial_out`, `logits`, `present_key_N`,
+    `present_value_N`.
     """
 
     model: bytes
@@ -57,6 +59,16 @@ class Streamed:
     kind: str
     vectors: tuple[tuple[str, str], ...]
     """(input, tensor of the shard's file)."""
+
+
+def gram_names(run: ObservedRun) -> tuple[str, str]:
+    """The input and the output of its sums so far; both are the same memory."""
+    matrix, layer = run.matrix, ""
+    if matrix.startswith("layers."):
+        _layers, number, matrix = matrix.split(".", 2)
+        layer = f"_{number}"
+    name = f"{matrix}.{run.columns.start}{layer}"
+    return f"gram.{name}", f"gram_out.{name}"
 
 
 def rotation_names(number: int) -> tuple[str, str]:
@@ -99,6 +111,7 @@ class SegmentBuilder:
         kv_bits: int | None,
         *,
         cut_layers: bool,
+        observes: bool,
     ) -> None:
         """See `lower`."""
         self.spec = spec
@@ -113,6 +126,7 @@ class SegmentBuilder:
         """The next segment's, where a layer is streamed."""
         self._tensor = tensor
         self._format = weight_format
+        self._runs = observed_runs(layout) if observes else ()
         self._knows_cache_layer = cut_layers or layout.is_split
         self._vectors = {vector.name for vector in layout.vectors}
         self._open = _OpenSegment(graph=OnnxGraph("segment_0"))
@@ -169,8 +183,39 @@ class SegmentBuilder:
         self.addend = None
         return normed
 
+    @property
+    def observes(self) -> bool:
+        return bool(self._runs)
+
+    def observe(self, x: str, name: str) -> None:
+        """Add what the matrix is given to what it was given before, if that is asked for."""
+        runs = [run for run in self._runs if run.matrix == name]
+        if not runs:
+            return
+        graph, columns = self.graph, len(self.layout.matrix(name).columns)
+        rows = graph.node("Reshape", x, graph.constant(f"rows_{columns}", np.array([-1, columns])))
+        for run in runs:
+            inputs = rows
+            if len(run.columns) < columns:
+                places = (run.inputs.start, run.inputs.stop, 1)
+                ends = [graph.constant(f"place_{each}", np.array([each])) for each in places]
+                inputs = graph.node("Slice", rows, *ends)
+            before, after = gram_names(run)
+            gram = self.input(before, np.float32, list(run.shape))
+            self.output(
+                graph.node("Gemm", inputs, inputs, gram, transA=1),
+                after,
+                np.float32,
+                list(run.shape),
+            )
+
     def linear(self, x: str, name: str) -> str:
         """The product with a matrix of the layout, and its bias."""
+        self.observe(x, name)
+        return self.linear_unobserved(x, name)
+
+    def linear_unobserved(self, x: str, name: str) -> str:
+        """The same where what the matrix is given is not all that counts."""
         stored = self._format.recipe.stored(self.layout.matrix(name))
         products = [self._product(x, each) for each in stored]
         whole = products[0]

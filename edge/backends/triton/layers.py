@@ -21,6 +21,7 @@ from edge.backends.triton.blocks import Block, Norm, Shop
 from edge.backends.triton.buffers import Lane
 from edge.backends.triton.device import Device
 from edge.backends.triton.gated_mlp import GatedMlpBlock
+from edge.backends.triton.observation import Grams
 from edge.backends.triton.paged_kv_cache import BlockCache
 from edge.backends.triton.streaming import StreamedLayers
 from edge.backends.triton.tuning import open_tuning
@@ -75,8 +76,10 @@ class ShardOperators:
         context_tokens: int,
         activations: torch.dtype,
         streamed: StreamedLayers | None = None,
+        observes: bool = False,
     ) -> None:
-        """streamed: where the matrices of layers are, if not where they stay."""
+        """streamed: where the matrices of layers are, if not where they stay. observes: sum up
+        what products are given."""
         self.spec = spec
         self.layout: ShardLayout = arrays.layout
         self.activations = activations
@@ -88,6 +91,7 @@ class ShardOperators:
         self._products: list[Product] = []
         self._streamed = streamed
         layout = self.layout
+        self.grams = Grams(layout, device) if observes else None
         self.embedding: Tensor | None = None
         if layout.embedding and streamed is None:
             self.embedding = to_device(arrays.read("embedding"), device)
@@ -145,6 +149,8 @@ class ShardOperators:
             found.append(Segment(launch=_hand_over, reduce=None))
         elif self.head is not None:
             head = self.head
+            if self.grams is not None:  # of every token, whether its logits are wanted or not
+                found.append(Segment(launch=lambda lane: self._observe(head, lane), reduce=None))
             found.append(Segment(launch=lambda lane: _head(head, lane), reduce=None, is_head=True))
         return tuple(found)
 
@@ -155,8 +161,13 @@ class ShardOperators:
         first = self.layout.embedding.start
         embedding(lane.tokens, self.embedding, first_id=first, out=lane.hidden)
 
+    def _observe(self, head: Head, lane: Lane) -> None:
+        assert self.grams is not None
+        self.grams.add(head.product.name, head.norm(lane.hidden.clone(), lane.partial))
+
     def _layer_product(self, name: str) -> Product:
         product = self._product(name, self._layer_weight)
+        product.grams = self.grams
         self._products.append(product)
         return product
 

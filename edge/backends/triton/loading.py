@@ -59,6 +59,7 @@ def load(
             context_tokens=limits.context_tokens,
             activations=activations,
             streamed=streamed,
+            observes=limits.observes,
         )
         buffers = StepBuffers(
             device, limits, hidden_size=spec.hidden_size, columns=len(layout.vocab)
@@ -66,6 +67,8 @@ def load(
         bring = (lambda _layer: None) if streamed is None else streamed.bring
         with device.launching():
             check_agreement(operators, arrays, device, buffers, limits, bring=bring)
+        if operators.grams is not None:
+            operators.grams.clear()
         return TritonProgram(
             operators,
             device,

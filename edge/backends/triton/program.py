@@ -126,6 +126,11 @@ class TritonProgram:
         for entry in step.entries:
             self._cache.wrote(self._cache.open(entry.request), entry.end)
 
+    def gram(self, run: int) -> NDArray[np.float32]:
+        assert self._operators.grams is not None
+        self._device.synchronize()
+        return self._operators.grams.array(run)
+
     def calibrate(self, request: str) -> None:
         """Every token has scales of its own here: there is nothing to choose."""
         self.release(request)

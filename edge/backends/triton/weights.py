@@ -14,6 +14,7 @@ from torch import Tensor
 
 from edge.backends.shard_arrays import ShardArrays
 from edge.backends.triton.device import Device
+from edge.backends.triton.observation import Grams
 from edge.backends.triton.tuning import ProductShape, Tuning
 from edge.weights.block_matrices import Blocks, OffsetBlocks, ZeroBlocks
 from edge.weights.float_matrices import Floats
@@ -53,6 +54,8 @@ class Product:
         self.name = name
         self.stored = arrays.stored(name)
         self.num_rows = arrays.layout.matrix(name).num_rows
+        self.grams: Grams | None = None
+        """Where what it is given is summed up."""
         self._tuning = tuning
         self._weights: tuple[Weight, ...] = ()
         whole = arrays.vector(f"{name}.bias")
@@ -70,6 +73,8 @@ class Product:
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """[rows, outputs] of x's type unless `out` has another."""
         assert self._weights
+        if self.grams is not None:
+            self.grams.add(self.name, x)
         if len(self.stored) == 1:
             return self._multiply(0, x, out)
         if out is None:

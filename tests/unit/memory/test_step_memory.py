@@ -33,7 +33,7 @@ LIMITS = StepLimits(context_tokens=256, chunk_tokens=64, requests=16, cached_tok
 def test_no_shard_of_any_plan_takes_more_than_was_planned(name: str, streamed: int) -> None:
     plan = make_plan(SPEC, name, model="m")
     shards = [(s, r) for s, stage in enumerate(plan.stages) for r in range(len(stage.shards))]
-    limits = replace(LIMITS, disk_tokens=512)
+    limits = replace(LIMITS, disk_tokens=512, observes=True)
     most = most_overhead(
         SPEC, limits, may_split=len(shards) > 1, stream=bool(streamed), kv_dtype="int8"
     )
@@ -51,6 +51,14 @@ def test_larger_steps_take_more(limit: str) -> None:
     widths = Widths.of_shard(SPEC, layout)
     larger = replace(LIMITS, **{limit: 20 * getattr(LIMITS, limit)})
     assert buffer_bytes(widths, larger) > buffer_bytes(widths, LIMITS)
+
+
+def test_sums_of_inputs_are_counted_where_they_are_asked_for() -> None:
+    """For each layer the inputs of four matrices, of 64, 96, 64 and 96 columns; and of the head."""
+    layout = shard_layout(SPEC, make_plan(SPEC, "solo", model="m"), stage=0, rank=0)
+    widths = Widths.of_shard(SPEC, layout)
+    more = buffer_bytes(widths, replace(LIMITS, observes=True)) - buffer_bytes(widths, LIMITS)
+    assert more == 4 * (SPEC.num_layers * 2 * (64**2 + 96**2) + 64**2)
 
 
 def test_what_is_known_to_be_there_is_counted() -> None:

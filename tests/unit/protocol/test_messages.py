@@ -101,6 +101,7 @@ FRAMES_SENT = (
     messages.SwappedOut(request="r", why_not="full"),
     messages.Finish(session="s", request="r"),
     messages.Measure(session="s"),
+    messages.Observed(session="s", run=3),
     messages.Close(session="s"),
     Failed.of(errors.PeerLostError("near", "gone")),
 )

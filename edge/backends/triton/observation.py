@@ -1,0 +1,35 @@
+"""What a shard's products are given, summed up on the device; see `edge.weights.observation`."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from edge.backends.triton.device import Device
+from edge.weights.layout import ShardLayout
+from edge.weights.observation import observed_runs
+
+
+class Grams:
+    """x transposed times x of each of a shard's runs."""
+
+    def __init__(self, layout: ShardLayout, device: Device) -> None:
+        self._runs = observed_runs(layout)
+        self._sums = [torch.zeros(run.shape, device=device.torch) for run in self._runs]
+
+    def add(self, matrix: str, x: Tensor) -> None:
+        """x: [rows, inputs], without padding."""
+        for run, total in zip(self._runs, self._sums, strict=True):
+            if run.matrix == matrix:
+                part = x[:, run.inputs].float()
+                total.addmm_(part.T, part)
+
+    def array(self, run: int) -> NDArray[np.float32]:
+        found: NDArray[np.float32] = self._sums[run].cpu().numpy()
+        return found
+
+    def clear(self) -> None:
+        for total in self._sums:
+            total.zero_()
