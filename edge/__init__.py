@@ -37,6 +37,7 @@ __all__ = [
     "Proposal",
     "ProtocolError",
     "Quality",
+    "Quantized",
     "Reply",
     "ReplyStream",
     "RequestError",
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from edge.api.inspection import Inspection, inspect
     from edge.api.model import Model
     from edge.api.quality import FormatQuality, Quality
+    from edge.api.quantizing import Quantized
     from edge.api.reply import AsyncReplyStream, Reply, ReplyStream
     from edge.coordinator.generation import Token
     from edge.errors import (
@@ -93,6 +95,7 @@ _HOMES = {
     "Progress": "edge.progress",
     "Proposal": "edge.planning.proposal",
     "Quality": "edge.api.quality",
+    "Quantized": "edge.api.quantizing",
     "Reply": "edge.api.reply",
     "ReplyStream": "edge.api.reply",
     "Token": "edge.coordinator.generation",

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-Phase = Literal["measure", "quantise", "hash", "send", "load", "evaluate"]
+Phase = Literal["measure", "quantise", "hash", "send", "load", "evaluate", "observe", "allot"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     """`done` of `total` units of one phase on one device: bytes (of logits in
-    "evaluate"), tensors while quantising, links.
+    "evaluate"), weights while quantising, tokens in "observe", matrices in "allot", links.
 
     `peer` is empty for work of the coordinator itself.
     """

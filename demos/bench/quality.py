@@ -52,6 +52,9 @@ EDGE_FORMATS = (
     ),
 )
 
+CALIBRATED_BITS = (None, 6.15, 5.5, 5.0, 4.5)
+"""Of `edge quantize`: as many as int4 has, as many as llama.cpp's Q4_K_M, and fewer."""
+
 Logits = NDArray[np.float32]
 
 
@@ -149,6 +152,29 @@ def edge_rows(
             )
 
 
+def calibrated_rows(
+    path: Path, reference: Logits, windows: NDArray[np.int64], threads: int
+) -> Iterator[FormatRow]:
+    """Folders that `edge quantize` writes by what the model writes itself: no text is given."""
+    with (
+        tempfile.TemporaryDirectory(dir=path.parent) as temporary,
+        edge.Cluster.local(1, threads=threads) as cluster,
+    ):
+        for bits in CALIBRATED_BITS:
+            folder = Path(temporary) / f"{bits}"
+            made = cluster.quantize(path, folder, bits=bits)
+            with cluster.load(folder, context_tokens=WANTED.window_tokens) as model:
+                found = against(reference, map(model.logits, windows.tolist()), windows)
+            with Checkpoint.open(folder) as checkpoint:
+                count = num_weights(checkpoint.spec)
+            yield FormatRow(
+                name=f"Edge {'int4' if bits is None else f'{bits:g} bits'}, calibrated",
+                figures=found,
+                bytes_per_weight=made.bytes_per_weight,
+                num_weights=count,
+            )
+
+
 def llama_rows(
     python: str, source: Path, reference: Logits, windows: NDArray[np.int64], threads: int
 ) -> Iterator[FormatRow]:
@@ -238,7 +264,10 @@ def main(llama_python: str, threads: int, folder: Path, append: bool) -> None:
     )
     windows = np.array(tokens, np.int64)
     reference = reference_logits(path, windows)
-    rows = edge_rows(path, reference, windows, threads)
+    rows = itertools.chain(
+        edge_rows(path, reference, windows, threads),
+        calibrated_rows(path, reference, windows, threads),
+    )
     if _has(llama_python, "llama_cpp"):
         floats = widened(llama_python, "gguf", packed, folder / "smollm2-135m-float32.gguf")
         rows = itertools.chain(rows, llama_rows(llama_python, floats, reference, windows, threads))

@@ -16,6 +16,7 @@ from edge.api.async_model import AsyncModel, HeldModel
 from edge.api.local_peers import LocalPeers, LocalSettings, Size
 from edge.api.progress_bars import progress_bars
 from edge.api.quality import Quality, QualityOptions, measure_quality
+from edge.api.quantizing import Quantized, QuantizeOptions, quantize_model
 from edge.concurrency.blocking import run_blocking, uninterrupted
 from edge.coordinator.loading import load_model
 from edge.coordinator.requests import fail_all
@@ -251,6 +252,41 @@ class AsyncCluster:
             text=text,
             wanted=QualityOptions(windows=windows, window_tokens=window_tokens),
             folder=cache_root(),
+            progress=progress,
+        )
+
+    async def quantize(
+        self,
+        path: str | Path,
+        out: str | Path,
+        options: LoadOptions | None = None,
+        *,
+        bits: float | None = None,
+        text: str | None = None,
+        windows: int = 24,
+        window_tokens: int = 256,
+        progress: bool | OnProgress | None = None,
+    ) -> Quantized:
+        """Round a model by what its weights are multiplied with, into the new folder `out`.
+
+        The peers run the model in int8, by the plan of `options`, and sum up the inputs of its
+        matrices while it reads `windows` pieces of `window_tokens` tokens of the text; without a
+        text, while it writes as many. Then this device rounds one matrix after the other (GPTQ).
+        After an interruption the same call goes on. `bits`: of a weight in the mean, scales
+        included, each matrix being given what pays most; None for the kinds of matrices that dtype
+        "int4" has.
+
+        Raises RequestError for a folder that is there already or a text that is too short,
+        CapacityError for a full disk, and what `load` raises.
+        """
+        return await quantize_model(
+            partial(self.load, progress=progress),
+            path,
+            out,
+            options or LoadOptions(),
+            text=text,
+            wanted=QuantizeOptions(bits=bits, windows=windows, window_tokens=window_tokens),
+            cache_root=cache_root(),
             progress=progress,
         )
 

@@ -11,6 +11,7 @@ from edge.api.async_cluster import AsyncCluster, Peer
 from edge.api.local_peers import LocalPeers, LocalSettings, Size
 from edge.api.model import Model
 from edge.api.quality import Quality
+from edge.api.quantizing import Quantized
 from edge.concurrency.loop_thread import LoopThread
 from edge.errors import RequestError
 from edge.planning.load_options import LoadOptions, LoadOverrides
@@ -176,6 +177,36 @@ class Cluster:
                 window_tokens=window_tokens,
                 progress=progress,
                 **overrides,
+            )
+        )
+
+    def quantize(
+        self,
+        path: str | Path,
+        out: str | Path,
+        options: LoadOptions | None = None,
+        *,
+        bits: float | None = None,
+        text: str | None = None,
+        windows: int = 24,
+        window_tokens: int = 256,
+        progress: bool | OnProgress | None = None,
+    ) -> Quantized:
+        """Round a model by what its weights are multiplied with, into a new folder.
+
+        bits: of a weight in the mean, scales included; None for as many as dtype "int4" has. text:
+        what it reads meanwhile; None for what it writes by itself.
+        """
+        return self._loop.run(
+            self._cluster.quantize(
+                path,
+                out,
+                options,
+                bits=bits,
+                text=text,
+                windows=windows,
+                window_tokens=window_tokens,
+                progress=progress,
             )
         )
 

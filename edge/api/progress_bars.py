@@ -15,6 +15,8 @@ _LABELS: dict[Phase, str] = {
     "send": "sending",
     "load": "loading",
     "evaluate": "reading the text",
+    "observe": "observing",
+    "allot": "allotting bits",
 }
 
 

@@ -35,6 +35,7 @@ COMMANDS = {
     "chat": "Talk with a model in turns.",
     "bench": "Measure a model's speed and what limits it.",
     "quality": "Measure what a weight format costs in quality.",
+    "quantize": "Round a model by what its weights are multiplied with.",
     "demo": "List the bundled demos, or run one.",
 }
 

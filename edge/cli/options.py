@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -73,8 +73,12 @@ cluster_options = given_options("peers", ClusterOptions)
 generation_options = given_options("generation", GenerationOptions)
 
 
-def model_options(*, concurrency: bool = False) -> Callable[[F], F]:
-    """Give the command `model`, a path, and `options`: LoadOptions of the options named so."""
+def model_options(*, concurrency: bool = False, only: Collection[str] = ()) -> Callable[[F], F]:
+    """Give the command `model`, a path, and `options`: LoadOptions of the options named so.
+
+    only: these of its fields, beside the plan; empty: all that a user sets.
+    """
+    left_out = () if concurrency else ("concurrency",)
 
     def decorate(function: F) -> F:
         @functools.wraps(function)
@@ -85,9 +89,7 @@ def model_options(*, concurrency: bool = False) -> Callable[[F], F]:
             return function(options=options, **others)
 
         for add in (
-            given_options(
-                "options", LoadOptions, leave_out=() if concurrency else ("concurrency",)
-            ),
+            given_options("options", LoadOptions, only=only, leave_out=left_out),
             click.option(
                 "--plan",
                 "plan_file",

@@ -1,0 +1,74 @@
+"""`edge quantize`: round a model by what its weights are multiplied with."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from edge.api.quality_text import read_text
+from edge.api.quantizing import QuantizeOptions
+from edge.cli.field_options import given_options
+from edge.cli.options import ClusterOptions, cluster_options, model_options, open_cluster
+from edge.host.free_memory import format_size
+from edge.planning.load_options import LoadOptions
+
+
+@click.command("quantize", short_help="Round a model by what its weights are multiplied with.")
+@model_options(only=("stream", "wire"))
+@click.option(
+    "--out",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="The folder to write; it must not be there.",
+)
+@click.option(
+    "--calibrate",
+    "text_file",
+    metavar="TEXT",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A UTF-8 file like what the model will read.  [default: what it writes by itself]",
+)
+@given_options("wanted", QuantizeOptions)
+@cluster_options
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
+def command(
+    model: Path,
+    options: LoadOptions,
+    peers: ClusterOptions,
+    out: Path,
+    text_file: Path | None,
+    wanted: QuantizeOptions,
+    as_json: bool,
+) -> None:
+    """Round MODEL to fewer bits, with less loss than --dtype int4 has: by what its weights are
+    multiplied with while it reads or writes a text.
+
+    The cluster runs the model and sums up the inputs of every matrix, so it may be larger than any
+    one device. Then this device rounds one matrix after the other: the error of each column is made
+    up for by those that follow (GPTQ), and inputs that are large count for more. After an
+    interruption the same command goes on: with the sums, once they are whole, and layer by layer.
+
+    Without a text the model writes its own, at random but always the same: that is closer to what
+    it knows than any text that could ship with Edge.
+
+    The folder is one that every plan loads, in the layout of compressed-tensors, which other
+    programs read, too. edge quality tells what it has lost.
+
+    \b
+    Examples:
+      edge quantize path/to/checkpoint --out path/to/smaller --local 2
+      edge quantize path/to/checkpoint --out smaller --bits 4.5 --calibrate letters.txt
+      edge quality path/to/smaller --against path/to/checkpoint --local 1
+    """
+    text: str | None = None
+    if text_file is not None:
+        text = read_text(text_file, tokens=wanted.windows * wanted.window_tokens)
+    with open_cluster(peers) as cluster:
+        found = cluster.quantize(model, out, options, text=text, **asdict(wanted))
+    if as_json:
+        click.echo(json.dumps(found.to_json(), indent=2))
+    else:
+        click.echo(f"{found.path}: {format_size(found.num_bytes)}; {found.words}")

@@ -1,0 +1,88 @@
+"""Which bits each matrix is given, for a number of bits in the mean. Pure.
+
+A greedy choice: from the coarsest kind for every matrix, the step that saves most loss for its
+bytes is taken, as long as there are bytes. What a step saves is a sum over matrices, as if their
+losses did not meddle with each other. Layers are chosen for in three classes, by what they are
+sensitive to in all: plans and kernels tell as many kinds of layers apart. On SmolLM2-135M that
+loses nothing against a choice for each layer alone.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from edge.weights.block_matrices import Blocks
+
+_CLASSES = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """One of the kinds that a matrix could be of."""
+
+    kind: Blocks
+    num_bytes: int
+    loss: float
+    """What it adds to the KL divergence, in nats."""
+
+
+Choices = Mapping[str, Sequence[Choice]]
+"""By role: from coarse to fine."""
+
+
+def smallest_bytes(choices: Choices) -> int:
+    return sum(min(choice.num_bytes for choice in each) for each in choices.values())
+
+
+def allot(choices: Choices, total_bytes: float) -> dict[str, Choice]:
+    """For each matrix one of its choices, together within so many bytes; at least the smallest."""
+    members = _alike(choices)
+    merged = {name: _sum([choices[role] for role in roles]) for name, roles in members.items()}
+    found = dict.fromkeys(merged, 0)
+    left = total_bytes - sum(each[0].num_bytes for each in merged.values())
+    while True:
+        steps = [
+            ((now.loss - then.loss) / (then.num_bytes - now.num_bytes), name, at)
+            for name, each in merged.items()
+            for now in (each[found[name]],)
+            for at, then in enumerate(each)
+            if 0 < then.num_bytes - now.num_bytes <= left and then.loss < now.loss
+        ]
+        if not steps:
+            break
+        _gain, name, at = max(steps)
+        left -= merged[name][at].num_bytes - merged[name][found[name]].num_bytes
+        found[name] = at
+    return {role: choices[role][found[name]] for name, roles in members.items() for role in roles}
+
+
+def _alike(choices: Choices) -> dict[str, list[str]]:
+    """Roles that are chosen for at once."""
+    layers: dict[str, float] = defaultdict(float)
+    for role, each in choices.items():
+        if role.startswith("layers."):
+            layers[role.split(".")[1]] += each[0].loss
+    order = sorted(layers, key=lambda layer: (-layers[layer], int(layer)))
+    classes = {layer: number * _CLASSES // len(order) for number, layer in enumerate(order)}
+    found: dict[str, list[str]] = defaultdict(list)
+    for role, each in choices.items():
+        name = role
+        if role.startswith("layers."):
+            _layers, layer, local = role.split(".", 2)
+            # Layers of other sizes may have other choices.
+            name = f"{classes[layer]} {local} {[choice.kind for choice in each]}"
+        found[name].append(role)
+    return found
+
+
+def _sum(several: Sequence[Sequence[Choice]]) -> list[Choice]:
+    return [
+        Choice(
+            kind=alike[0].kind,
+            num_bytes=sum(choice.num_bytes for choice in alike),
+            loss=sum(choice.loss for choice in alike),
+        )
+        for alike in zip(*several, strict=True)
+    ]

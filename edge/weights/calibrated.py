@@ -1,0 +1,56 @@
+"""A checkpoint's matrices, rounded by what they are multiplied with."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import numpy as np
+from kernels.matmul_nbits.calibrated import quantize_calibrated
+
+from edge.weights.block_matrices import Blocks, ZeroBlocks
+from edge.weights.checkpoint import Checkpoint
+from edge.weights.input_statistics import InputStatistics
+from edge.weights.quantized_store import store_errors_as_edge_errors
+from edge.weights.weight_limits import check_weights, largest_of
+from kernels.matmul_nbits.reference import QuantizedMatrix, stacked
+
+_CHUNK_WEIGHTS = 1 << 24
+"""Rounded at once, in some ten bytes each."""
+_MAX_THREADS = 8
+
+
+def rounded_matrix(
+    checkpoint: Checkpoint,
+    statistics: InputStatistics,
+    role: str,
+    kind: Blocks,
+    on_weights: Callable[[int], None],
+) -> QuantizedMatrix:
+    """The matrix of a role. `on_weights` is told how many more weights are rounded, and may raise.
+
+    Raises CheckpointError for weights that no model has.
+    """
+    name = checkpoint.tensor_name(role)
+    rows, columns = checkpoint.store.shape(name)
+    grams = statistics.grams(role)
+    step = max(1, _CHUNK_WEIGHTS // columns)
+    parts = []
+    for start in range(0, rows, step):
+        some = range(start, min(start + step, rows))
+        with store_errors_as_edge_errors():
+            weight = checkpoint.store.read(name, rows=some)
+        weight = weight.astype(np.float32, copy=False)
+        check_weights(checkpoint.store, name, largest_of(weight))
+        parts.append(
+            quantize_calibrated(
+                weight,
+                grams,
+                bits=kind.bits,
+                block_size=kind.block_size,
+                zero_points=isinstance(kind, ZeroBlocks),
+                num_threads=min(_MAX_THREADS, len(os.sched_getaffinity(0))),
+            )
+        )
+        on_weights(weight.size)
+    return stacked(parts)

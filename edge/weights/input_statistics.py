@@ -1,0 +1,81 @@
+"""Gram matrices of a model's inputs, in one file: what its weights are rounded by."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.errors import CheckpointError
+from edge.models.spec import ModelSpec
+from edge.weights.layout import whole_layout
+from edge.weights.observation import ObservedRun, observed_runs
+from edge.weights.quantized_store import store_errors_as_edge_errors
+from offload import Closing, FolderCache, FolderUse, SafetensorsFile, SafetensorsWriter
+
+FILE = "grams.safetensors"
+_LIMIT_BYTES = 16 << 30
+
+
+class InputStatistics(Closing):
+    """An open file of them. Close it, or use it as a context manager."""
+
+    def __init__(self, path: Path, spec: ModelSpec) -> None:
+        """Raises CheckpointError for a file that is damaged, or another model's."""
+        layout = whole_layout(spec)
+        runs = observed_runs(layout)
+        self._runs: dict[str, list[ObservedRun]] = {}
+        for matrix in layout.matrices:
+            of_matrix = [run for run in runs if run.matrix == matrix.name]
+            self._runs |= {role: of_matrix for role, _rows in matrix.parts}
+        with store_errors_as_edge_errors():
+            self._file = SafetensorsFile(path)
+        found = {name: (each.dtype, each.shape) for name, each in self._file.tensors.items()}
+        if found != _tensors(runs):
+            self._file.close()
+            raise CheckpointError(f"{path} holds what another model was given; remove it")
+
+    def grams(self, role: str) -> list[NDArray[np.float32]]:
+        """Of the inputs of a matrix, for one run of columns after the other."""
+        with store_errors_as_edge_errors():
+            return [self._file.read(_name(run), ()) for run in self._runs[role]]
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def statistics_folder(root: Path, name: str, spec: ModelSpec) -> FolderUse:
+    """Where a model's statistics of this name are, or will be: `FILE` in it. Others' may go for it.
+
+    Raises CapacityError where the disk has no room for them.
+    """
+    runs = observed_runs(whole_layout(spec))
+    with store_errors_as_edge_errors():
+        folders = FolderCache(root, _LIMIT_BYTES)
+        with folders.locked():
+            use = folders.use(name)
+            if not (use.folder / FILE).exists():
+                try:
+                    folders.make_room(name, sum(run.nbytes for run in runs))
+                except BaseException:
+                    use.close()
+                    raise
+        return use
+
+
+def statistics_writer(path: Path, spec: ModelSpec) -> SafetensorsWriter:
+    """A file for the Gram matrix of each of the model's runs; see `write_gram`."""
+    return SafetensorsWriter(path, _tensors(observed_runs(whole_layout(spec))))
+
+
+def write_gram(writer: SafetensorsWriter, run: ObservedRun, gram: NDArray[np.float32]) -> None:
+    writer.write_rows(_name(run), 0, gram)
+
+
+def _tensors(runs: tuple[ObservedRun, ...]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    return {_name(run): ("F32", run.shape) for run in runs}
+
+
+def _name(run: ObservedRun) -> str:
+    return f"{run.matrix}.{run.columns.start}"

@@ -1,0 +1,205 @@
+"""`edge quantize` over real daemons: what it writes is closer than plain rounding, and runs."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+
+import edge
+from demos.bundled import MODEL
+from demos.corpus import story
+from demos.world import PEOPLE
+from edge.progress import Progress
+from edge.weights.checkpoint import Checkpoint
+from edge.weights.formats import AS_STORED
+from tests.support.checkpoints import TinyCheckpoint
+from tests.support.plans import make_plan
+from tests.support.processes import PATIENCE_S, edge_process, poll_until
+from tests.support.processes import edge as run_edge
+
+WINDOWS, WINDOW_TOKENS = 8, 96
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[edge.Cluster]:
+    with edge.Cluster.local(2, threads=1) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def one(cluster: edge.Cluster) -> Iterator[edge.Cluster]:
+    """A single peer, which need not be measured."""
+    with edge.Cluster.connect(cluster.peers[:1]) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def known_text() -> str:
+    """What the bundled model was taught on."""
+    random = Random(2)
+    return "\n\n".join(story(person, random) for _ in range(12) for person in PEOPLE)
+
+
+@pytest.fixture(scope="module")
+def made(cluster: edge.Cluster, tmp_path_factory: pytest.TempPathFactory) -> edge.Quantized:
+    """By what the model writes itself, by a plan of two shards."""
+    out = tmp_path_factory.mktemp("quantised") / "smaller"
+    return cluster.quantize(
+        MODEL,
+        out,
+        edge.LoadOptions(plan="tensor"),
+        progress=False,
+        windows=WINDOWS,
+        window_tokens=WINDOW_TOKENS,
+    )
+
+
+def test_less_is_lost_than_by_rounding_alone(
+    one: edge.Cluster, made: edge.Quantized, known_text: str
+) -> None:
+    plain = one.quality(MODEL, dtype="int4", text=known_text, progress=False)
+    found = one.quality(made.path, against=MODEL, text=known_text, progress=False)
+    assert found.measured.format == f"{AS_STORED}, fast"
+    assert found.measured.bytes_per_weight == plain.measured.bytes_per_weight
+    assert found.measured.bytes_per_weight == made.bytes_per_weight
+    assert found.measured.mean_kl < 0.75 * plain.measured.mean_kl
+
+
+@pytest.mark.parametrize("layout", ["solo", "pipeline_2", "tensor_2"])
+def test_every_plan_runs_it_alike(cluster: edge.Cluster, made: edge.Quantized, layout: str) -> None:
+    with Checkpoint.open(made.path) as checkpoint:
+        spec, form = checkpoint.spec, edge.LoadOptions().weight_format(checkpoint)
+        assert checkpoint.end_ids
+        prompt = checkpoint.tokenizer.encode("Where does Ada live?")
+    multiple = form.recipe.column_multiple({"down.weight"})
+    plan = make_plan(spec, layout, model=made.path.name, column_multiple=multiple)
+    with cluster.load(made.path, plan=plan, accuracy="high") as model:
+        reply = model.generate(prompt, max_new_tokens=12)
+    with cluster.load(
+        made.path, plan=make_plan(spec, "solo", model=made.path.name), accuracy="high"
+    ) as one:
+        assert one.generate(prompt, max_new_tokens=12).token_ids == reply.token_ids
+
+
+def test_bits_go_where_they_pay(one: edge.Cluster, known_text: str, tmp_path: Path) -> None:
+    """More bits lose less, and no more are taken than were given; by a text that is read."""
+    seen: list[Progress] = []
+    losses = []
+    for bits in (4.75, 5.5):
+        out = tmp_path / f"{bits}"
+        made = one.quantize(
+            MODEL,
+            out,
+            bits=bits,
+            text=known_text,
+            progress=seen.append,
+            windows=WINDOWS,
+            window_tokens=WINDOW_TOKENS,
+        )
+        assert 0.9 * bits < 8 * made.bytes_per_weight <= bits
+        found = one.quality(out, against=MODEL, text=known_text, progress=False)
+        losses.append(found.measured.mean_kl)
+    assert losses[1] < losses[0]
+    # What the text told is known the second time.
+    observed = [event for event in seen if event.phase == "observe"]
+    assert [event.done for event in observed] == list(range(1, WINDOWS + 1))
+
+
+def test_too_few_bits(one: edge.Cluster, made: edge.Quantized, tmp_path: Path) -> None:
+    with pytest.raises(edge.RequestError, match=r"3 bits a weight are fewer .* which is 4\.[0-9]+"):
+        one.quantize(
+            MODEL,
+            tmp_path / "out",
+            bits=3,
+            progress=False,
+            windows=WINDOWS,
+            window_tokens=WINDOW_TOKENS,
+        )
+    with pytest.raises(edge.RequestError, match="bits must be a number up to 16, not -1"):
+        one.quantize(MODEL, tmp_path / "out", bits=-1, progress=False)
+
+
+def test_an_interrupted_one_is_gone_on_with(
+    one: edge.Cluster, made: edge.Quantized, tmp_path: Path
+) -> None:
+    class InterruptionError(Exception):
+        pass
+
+    out, total = tmp_path / "out", 0
+
+    def interrupt(event: Progress) -> None:
+        nonlocal total
+        assert event.phase == "quantise", "the model's inputs are known"
+        total = event.total
+        if event.done > event.total // 2:
+            raise InterruptionError
+
+    with pytest.raises(InterruptionError):
+        one.quantize(MODEL, out, progress=interrupt, windows=WINDOWS, window_tokens=WINDOW_TOKENS)
+    assert not out.exists()
+    partial = out.with_name("out.partial")
+    written = {file: file.stat().st_mtime_ns for file in partial.glob("*.safetensors")}
+    assert written
+    seen: list[Progress] = []
+    one.quantize(MODEL, out, progress=seen.append, windows=WINDOWS, window_tokens=WINDOW_TOKENS)
+    assert 0 < seen[0].done < total
+    assert [event.done for event in seen] == sorted(event.done for event in seen)
+    assert seen[-1].done == total
+    assert not partial.exists()
+    for file, when in written.items():
+        assert (out / file.name).stat().st_mtime_ns == when
+    for file in made.path.glob("*.safetensors"):
+        assert file.read_bytes() == (out / file.name).read_bytes()
+
+
+def test_what_is_there_is_left_alone(one: edge.Cluster, tmp_path: Path) -> None:
+    with pytest.raises(edge.RequestError, match="is there already; remove it"):
+        one.quantize(MODEL, tmp_path, progress=False)
+
+
+def test_random_weights_of_another_family(
+    one: edge.Cluster, tiny_checkpoint: Callable[..., TinyCheckpoint], tmp_path: Path
+) -> None:
+    """With biases, in bfloat16, without special tokens, and a head that is the embedding."""
+    checkpoint = tiny_checkpoint("qwen2", stored_type="bfloat16")
+    made = one.quantize(
+        checkpoint.path, tmp_path / "out", progress=False, windows=4, window_tokens=16
+    )
+    with one.load(made.path, accuracy="high") as model:
+        rows = model.logits(checkpoint.prompt(8))
+    assert rows.shape == (8, checkpoint.spec.vocab_size)
+
+
+SMALL = ("--windows", "2", "--window-tokens", "32", "--local", "1", "--threads", "1")
+
+
+def test_the_command_line(tmp_path: Path, known_text: str) -> None:
+    text, out = tmp_path / "text", tmp_path / "out"
+    text.write_text(known_text)
+    done = run_edge("quantize", MODEL, "--out", out, "--calibrate", text, *SMALL, "--json")
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    assert found.keys() == {"path", "num_bytes", "bytes_per_weight", "words"}
+    assert found["path"] == str(out)
+    assert found["num_bytes"] == sum(file.stat().st_size for file in out.glob("*.safetensors"))
+    again = run_edge("quantize", MODEL, "--out", out, *SMALL)
+    assert again.code == 1
+    assert "is there already" in again.err
+    assert again.err.count("\n") == 1
+
+
+def test_ctrl_c_while_it_writes(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    arguments = ("quantize", MODEL, "--out", out, "--windows", "64", "--local", "1")
+    cache = tmp_path / "cache"
+    with edge_process(*arguments, environment={"EDGE_CACHE": str(cache)}) as process:
+        poll_until((cache / "statistics").exists)
+        process.send_signal(signal.SIGINT)
+        _out, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 130, err
+    assert not out.exists()
