@@ -52,7 +52,7 @@ EDGE_FORMATS = (
     ),
 )
 
-CALIBRATED_BITS = (None, 6.15, 5.5, 5.0, 4.5)
+CALIBRATED_BITS = (None, 6.15, 5.5, 5.0, 4.6)
 """Of `edge quantize`: as many as int4 has, as many as llama.cpp's Q4_K_M, and fewer."""
 
 Logits = NDArray[np.float32]
