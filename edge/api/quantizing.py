@@ -8,53 +8,37 @@ layers that were rounded.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import math
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edge.api.async_model import AsyncModel
+from edge.api.observing import Load, Observation, observation_of, observed
 from edge.api.progress_bars import progress_bars
-from edge.api.quality_text import windows_of
-from edge.concurrency.blocking import StopFlag, run_blocking
-from edge.errors import CheckpointError, RequestError
+from edge.concurrency.blocking import StopFlag, held, run_blocking
+from edge.errors import RequestError
 from edge.models.spec import ModelSpec, tensor_shapes
 from edge.option_fields import option
 from edge.planning.load_options import LoadOptions
 from edge.progress import OnProgress, Progress
-from edge.protocol.peer_info import gather_all
-from edge.weights.allotment import Choices, allot, smallest_bytes
+from edge.weights.allotment import allot
 from edge.weights.block_matrices import Blocks
 from edge.weights.calibrated import rounded_matrix
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.compressed_folder import CompressedFolder
+from edge.weights.folder_files import other_files
 from edge.weights.format_sizes import bytes_per_weight, in_words, num_weights
 from edge.weights.formats import DEFAULT_FORMAT, weight_format
-from edge.weights.input_statistics import (
-    FILE,
-    InputStatistics,
-    statistics_folder,
-    statistics_writer,
-    write_gram,
-)
-from edge.weights.observation import RUN_COLUMNS
-from edge.weights.partial_folder import check_free
+from edge.weights.input_statistics import InputStatistics
+from edge.weights.partial_folder import PartialFolder, check_free
 from edge.weights.quantized_store import store_errors_as_edge_errors
-from edge.weights.sensitivity import choices_of
-from offload import FolderUse
+from edge.weights.sensitivity import choices_of, least_bytes
 
-_OBSERVED_IN = "int8"
-"""What the model is held in meanwhile: as good as floats for it, in a quarter of the memory."""
-_AT_ONCE = 24
 MOST_BITS = 16
 _METHOD = "GPTQ, 1"
 """Raise the number when the same statistics make other codes."""
-
-Load = Callable[[str | Path, LoadOptions], Awaitable[AsyncModel]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,18 +89,9 @@ class Quantized:
 class _Task:
     """All that is known before anything is loaded."""
 
-    path: Path
+    observation: Observation
     target: Path
-    spec: ModelSpec
-    windows: tuple[tuple[int, ...], ...]
-    """Prompts: the text, or where the model begins to write by itself."""
-    new_tokens: int
-    """That it writes after each."""
     bits: float | None
-    statistics: str
-    """The name of the folder in the cache."""
-    tokens: int
-    """That they are of."""
     made_by: Mapping[str, object]
 
 
@@ -132,99 +107,71 @@ async def quantize_model(
     progress: bool | OnProgress | None,
 ) -> Quantized:
     """See `AsyncCluster.quantize`; statistics are kept below `cache_root`."""
-    task = await run_blocking(partial(_prepare, path, Path(out), text, wanted))
-    opening = partial(statistics_folder, cache_root / "statistics", task.statistics, task.spec)
-    with await run_blocking(opening, discard=FolderUse.close) as use:
-        file = use.folder / FILE
-        if not await run_blocking(file.exists):
-            options = replace(
-                options,
-                dtype=_OBSERVED_IN,
-                accuracy="high",
-                observes=True,
-                context_tokens=wanted.window_tokens + 1,
-                concurrency=min(_AT_ONCE, wanted.windows),
-            )
-            async with await load(task.path, options) as model:
-                with progress_bars(progress) as on_progress:
-                    await _observe(model, task, file, on_progress)
-        stop = StopFlag()
-        with progress_bars(progress) as on_progress:
+    task = await run_blocking(partial(_prepare, path, Path(out), options, text, wanted))
+    stop = StopFlag()
+    with store_errors_as_edge_errors():
+        async with (
+            held(partial(PartialFolder, task.target)) as place,
+            observed(task.observation, load, cache_root=cache_root, progress=progress) as file,
+        ):
+            with progress_bars(progress) as on_progress:
 
-            def tell(event: Progress) -> None:
-                stop.check()
-                on_progress(event)
+                def tell(event: Progress) -> None:
+                    stop.check()
+                    on_progress(event)
 
-            await run_blocking(partial(_round, task, file, tell), stop=stop.set)
+                await run_blocking(partial(_round, task, place, file, tell), stop=stop.set)
     return await run_blocking(partial(_described, task.target))
 
 
 def _prepare(
     path: str | Path,
     target: Path,
+    options: LoadOptions,
     text: str | None,
     wanted: QuantizeOptions,
 ) -> _Task:
+    """Raises what is known to be wrong before the work, which may take hours."""
     check_free(target)
-    with Checkpoint.open(path) as checkpoint:
-        if not checkpoint.has_tokenizer:
-            raise CheckpointError(
-                f"{checkpoint.path} has no tokenizer, and a text is read to round by; put "
-                "tokenizer.json there"
-            )
-        encode = checkpoint.tokenizer.encode
-        if text is None:
-            start = tuple(encode("")) or (min(checkpoint.end_ids, default=0),)
-            windows = (start,) * wanted.windows
-        else:
-            windows = windows_of(
-                encode, text, windows=wanted.windows, window_tokens=wanted.window_tokens
-            )
-        new_tokens = wanted.window_tokens - len(windows[0]) if text is None else 1
-        told = hashlib.sha256(json.dumps([windows, new_tokens]).encode()).hexdigest()
-        made_by = {"method": _METHOD, "text": "its own" if text is None else told, **asdict(wanted)}
-        name = f"{checkpoint.store.fingerprint}-{told[:16]}-{RUN_COLUMNS}"
-        return _Task(
-            path=checkpoint.path,
-            target=target.expanduser().absolute(),
-            spec=checkpoint.spec,
-            windows=windows,
-            new_tokens=new_tokens,
-            bits=wanted.bits,
-            statistics=name,
-            tokens=len(windows) * (len(windows[0]) + new_tokens - 1),
-            made_by=made_by,
+    with Checkpoint.open(path) as checkpoint, store_errors_as_edge_errors():
+        if wanted.bits is not None:
+            _check_bits(checkpoint.spec, wanted.bits)
+        for _name, _content in other_files(checkpoint):
+            pass
+        observation = observation_of(
+            checkpoint,
+            options,
+            text=text,
+            windows=wanted.windows,
+            window_tokens=wanted.window_tokens,
+        )
+    made_by = {
+        "method": _METHOD,
+        "text": "its own" if text is None else observation.folder,
+        **asdict(wanted),
+    }
+    return _Task(
+        observation=observation,
+        target=target.expanduser().absolute(),
+        bits=wanted.bits,
+        made_by=made_by,
+    )
+
+
+def _check_bits(spec: ModelSpec, bits: float) -> None:
+    least = 8 * least_bytes(spec) / num_weights(spec)
+    if bits < least:
+        raise RequestError(
+            f"{bits:g} bits a weight are fewer than this model can have, which is {least:.2f} with "
+            "4 bits everywhere, scales included; give more, or take a smaller model"
         )
 
 
-async def _observe(model: AsyncModel, task: _Task, file: Path, on_progress: OnProgress) -> None:
-    """Have the model read or write the text, and keep what its products were given."""
-    done, total = 0, len(task.windows) * task.new_tokens
-
-    async def read(number: int, window: tuple[int, ...]) -> None:
-        nonlocal done
-        reply = model.stream(
-            window,
-            max_new_tokens=task.new_tokens,
-            temperature=1.0,
-            seed=number,
-            ignore_eos=True,
-        )
-        async with reply as tokens:
-            async for _token in tokens:
-                done += 1
-                on_progress(Progress(phase="observe", peer="", done=done, total=total))
-
-    await gather_all(read(number, window) for number, window in enumerate(task.windows))
-    with store_errors_as_edge_errors(), statistics_writer(file, task.spec) as writer:
-        async for run, gram in model._observed(task.spec):
-            await run_blocking(partial(write_gram, writer, run, gram))
-
-
-def _round(task: _Task, file: Path, tell: OnProgress) -> None:
+def _round(task: _Task, place: PartialFolder, file: Path, tell: OnProgress) -> None:
     """One matrix after the other."""
-    shapes = tensor_shapes(task.spec)
-    done, total = 0, num_weights(task.spec)
+    spec, tokens = task.observation.spec, task.observation.tokens
+    shapes = tensor_shapes(spec)
+    done, total = 0, num_weights(spec)
 
     def on_matrix(done: int, total: int) -> None:
         tell(Progress(phase="allot", peer="", done=done, total=total))
@@ -235,15 +182,14 @@ def _round(task: _Task, file: Path, tell: OnProgress) -> None:
         tell(Progress(phase="quantise", peer="", done=done, total=total))
 
     with contextlib.ExitStack() as stack:
-        checkpoint = stack.enter_context(Checkpoint.open(task.path))
-        statistics = stack.enter_context(InputStatistics(file, task.spec))
+        checkpoint = stack.enter_context(Checkpoint.open(task.observation.path))
+        statistics = stack.enter_context(InputStatistics(file, spec))
         kinds = _usual_kinds(checkpoint)
         if task.bits is not None:
-            choices = choices_of(checkpoint, statistics, tokens=task.tokens, on_matrix=on_matrix)
-            kinds = _allotted_kinds(choices, task.bits, total)
-        folder = stack.enter_context(
-            CompressedFolder(checkpoint, task.target, kinds, made_by=task.made_by)
-        )
+            choices = choices_of(checkpoint, statistics, tokens=tokens, on_matrix=on_matrix)
+            allotted = allot(choices, task.bits / 8 * total)
+            kinds = {role: choice.kind for role, choice in allotted.items()}
+        folder = CompressedFolder(checkpoint, place, kinds, made_by=task.made_by)
         missing = set(folder.missing)
         done = sum(
             math.prod(shapes[role])
@@ -261,17 +207,6 @@ def _round(task: _Task, file: Path, tell: OnProgress) -> None:
                 },
             )
         folder.finish()
-
-
-def _allotted_kinds(choices: Choices, bits: float, num_weights: int) -> dict[str, Blocks]:
-    least = 8 * smallest_bytes(choices) / num_weights
-    if bits < least:
-        raise RequestError(
-            f"{bits:g} bits a weight are fewer than this model can have, which is {least:.2f} with "
-            "4 bits everywhere, scales included; give more, or take a smaller model"
-        )
-    allotted = allot(choices, bits / 8 * num_weights)
-    return {role: choice.kind for role, choice in allotted.items()}
 
 
 def _usual_kinds(checkpoint: Checkpoint) -> dict[str, Blocks]:

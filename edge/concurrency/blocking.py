@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import contextvars
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -56,6 +58,25 @@ async def run_blocking(
         raise
     finally:
         del future  # its error's traceback has this frame: a cycle, with all that `work` knows
+
+
+@contextlib.asynccontextmanager
+async def held(
+    opening: Callable[[], AbstractContextManager[T]],
+    *,
+    stop: Callable[[], object] | None = None,
+) -> AsyncIterator[T]:
+    """What `opening` makes, entered and left in threads, as `run_blocking` has it."""
+    stack = contextlib.ExitStack()
+    entered = await run_blocking(
+        lambda: stack.enter_context(opening()), stop=stop, discard=lambda _: stack.close()
+    )
+    try:
+        yield entered
+    except BaseException as error:
+        await run_blocking(partial(stack.__exit__, type(error), error, error.__traceback__))
+        raise
+    await run_blocking(stack.close)
 
 
 async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:

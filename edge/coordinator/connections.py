@@ -66,7 +66,10 @@ class Connections:
             raise PeerError(
                 client.name, f"sent {len(answer.content)} bytes for a matrix of {expected}"
             )
-        return np.frombuffer(answer.content, np.float32).reshape(size, size)
+        found = np.frombuffer(answer.content, np.float32).reshape(size, size)
+        if not np.isfinite(found).all():
+            raise PeerError(client.name, "summed up inputs to NaN or infinity; restart it")
+        return found
 
     async def post(self, post: Post) -> None:
         """To every shard, in the same order for all."""

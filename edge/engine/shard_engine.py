@@ -53,6 +53,8 @@ class ShardEngine:
         self.layout: ShardLayout = assignment.layout
         self._report = report
         self._times = ShardTimes()
+        limits = assignment.limits
+        self._num_observed = len(observed_runs(self.layout)) if limits.observes else 0
         self.links = ShardLinks(assignment, self._times)
         self._choice = TokenChoice(
             [shard.vocab for shard in assignment.plan.stages[-1].slices],
@@ -149,7 +151,7 @@ class ShardEngine:
 
         Raises RequestError for a shard that is not observed, or has no such run.
         """
-        if not (self.assignment.limits.observes and 0 <= run < len(observed_runs(self.layout))):
+        if not 0 <= run < self._num_observed:
             raise RequestError("a run of inputs that is not observed")
 
         def work() -> NDArray[np.float32]:

@@ -45,7 +45,12 @@ def shard_use(
     workload = Workload(prompt_tokens=assignment.limits.cached_tokens, output_tokens=0)
     use = memory_use(plan, facts, workload)[plan.stages[stage].shards[rank].device]
     layout = shard_layout(assignment.model, plan, stage=stage, rank=rank)
-    widths = Widths.of_shard(assignment.model, layout, kv_dtype=assignment.kv_dtype)
+    widths = Widths.of_shard(
+        assignment.model,
+        layout,
+        kv_dtype=assignment.kv_dtype,
+        observes=assignment.limits.observes,
+    )
     beside_bytes = buffer_bytes(widths, assignment.limits)
     if layout.streamed_layers:
         # A large vocabulary may take more to load than there is of layers and cache afterwards.
@@ -121,7 +126,7 @@ def most_overhead(
 ) -> int:
     """The most that any shard of the model takes apart from weights and KV cache, in bytes."""
     widths = replace(
-        Widths.of_shard(spec, whole_layout(spec), kv_dtype=kv_dtype),
+        Widths.of_shard(spec, whole_layout(spec), kv_dtype=kv_dtype, observes=limits.observes),
         is_split=may_split,
         loose_layers=spec.num_layers if stream else 0,
     )

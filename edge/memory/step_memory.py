@@ -60,11 +60,16 @@ class Widths:
     measured_token_bytes: int = 0
     """Bytes of one token's keys and values in float32, where codes are made of them."""
     observed_bytes: int = 0
-    """Of what may be summed up of its matrices' inputs."""
+    """Of what is summed up of its matrices' inputs."""
 
     @classmethod
     def of_shard(
-        cls, spec: ModelSpec, layout: ShardLayout, *, kv_dtype: KvDtype = "float32"
+        cls,
+        spec: ModelSpec,
+        layout: ShardLayout,
+        *,
+        kv_dtype: KvDtype = "float32",
+        observes: bool = False,
     ) -> Widths:
         return cls(
             hidden_size=spec.hidden_size,
@@ -82,7 +87,7 @@ class Widths:
             measured_token_bytes=(
                 0 if kv_dtype == "float32" else cache_token_bytes(layout, "float32")
             ),
-            observed_bytes=observed_bytes(layout),
+            observed_bytes=observed_bytes(layout) if observes else 0,
         )
 
 
@@ -170,7 +175,7 @@ def buffer_bytes(widths: Widths, limits: StepLimits) -> int:
         + _moved_bytes(widths, limits)
         + widths.cache_page_tokens * widths.cache_token_bytes
         + _measured_bytes(widths, limits)
-        + (widths.observed_bytes if limits.observes else 0)
+        + widths.observed_bytes
     )
 
 

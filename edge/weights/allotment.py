@@ -32,10 +32,6 @@ Choices = Mapping[str, Sequence[Choice]]
 """By role: from coarse to fine."""
 
 
-def smallest_bytes(choices: Choices) -> int:
-    return sum(min(choice.num_bytes for choice in each) for each in choices.values())
-
-
 def allot(choices: Choices, total_bytes: float) -> dict[str, Choice]:
     """For each matrix one of its choices, together within so many bytes; at least the smallest."""
     members = _alike(choices)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import numpy as np
 
+from edge.errors import CheckpointError
 from edge.weights.block_matrices import Blocks, ZeroBlocks
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.input_statistics import InputStatistics
@@ -17,7 +17,6 @@ from kernels.matmul_nbits.reference import QuantizedMatrix, stacked
 
 _CHUNK_WEIGHTS = 1 << 24
 """Rounded at once, in some ten bytes each."""
-_MAX_THREADS = 8
 
 
 def rounded_matrix(
@@ -29,7 +28,7 @@ def rounded_matrix(
 ) -> QuantizedMatrix:
     """The matrix of a role. `on_weights` is told how many more weights are rounded, and may raise.
 
-    Raises CheckpointError for weights that no model has.
+    Raises CheckpointError for weights that no model has, and statistics of no inputs.
     """
     name = checkpoint.tensor_name(role)
     rows, columns = checkpoint.store.shape(name)
@@ -42,15 +41,19 @@ def rounded_matrix(
             weight = checkpoint.store.read(name, rows=some)
         weight = weight.astype(np.float32, copy=False)
         check_weights(checkpoint.store, name, largest_of(weight))
-        parts.append(
-            quantize_calibrated(
+        try:
+            part = quantize_calibrated(
                 weight,
                 grams,
                 bits=kind.bits,
                 block_size=kind.block_size,
                 zero_points=isinstance(kind, ZeroBlocks),
-                num_threads=min(_MAX_THREADS, len(os.sched_getaffinity(0))),
+                on_rows=lambda count: on_weights(count * columns),
             )
-        )
-        on_weights(weight.size)
+        except ValueError as error:
+            raise CheckpointError(
+                f"{name} cannot be rounded by {statistics.path}: {error}; remove that file, and "
+                "the model is observed anew"
+            ) from error
+        parts.append(part)
     return stacked(parts)

@@ -6,7 +6,6 @@ nothing of how codes are found.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 from collections.abc import Mapping
@@ -32,7 +31,6 @@ from edge.weights.weight_limits import check_weights, largest_of
 from kernels.matmul_nbits.reference import QuantizedMatrix
 from offload import (
     INDEX_FILE,
-    Closing,
     SafetensorsFile,
     SafetensorsWriter,
     StoreError,
@@ -61,16 +59,13 @@ class Group:
     coded: tuple[str, ...]
 
 
-class CompressedFolder(Closing):
-    """A folder that is being written, group by group; an interrupted one is gone on with.
-
-    It lies in `<target>.partial` until `finish`. Close it, or use it as a context manager.
-    """
+class CompressedFolder:
+    """A folder that is being written, group by group; an interrupted one is gone on with."""
 
     def __init__(
         self,
         checkpoint: Checkpoint,
-        target: Path,
+        place: PartialFolder,
         kinds: Mapping[str, Blocks],
         *,
         made_by: Mapping[str, Any],
@@ -78,9 +73,9 @@ class CompressedFolder(Closing):
         """kinds: Blocks or ZeroBlocks by role (see tensor_shapes); other roles stay as they are.
 
         made_by: values of JSON that decide the codes. What was begun by others, of another
-        checkpoint, or in other kinds, is begun anew. The checkpoint stays the caller's to close,
-        after this. Raises RequestError where `target` is there already, is being written by
-        another process, or could not be read again; CapacityError where the disk has no room.
+        checkpoint, or in other kinds, is begun anew. The checkpoint and the place stay the
+        caller's to close. Raises RequestError for what could not be read again; CapacityError where
+        the disk has no room.
         """
         spec = checkpoint.spec
         shapes = tensor_shapes(spec)
@@ -117,11 +112,11 @@ class CompressedFolder(Closing):
             },
             "made_by": self._made_by,
         }
-        with store_errors_as_edge_errors(), contextlib.ExitStack() as on_error:
-            self._folder = on_error.enter_context(PartialFolder(target, made_of))
+        self._folder = place
+        with store_errors_as_edge_errors():
+            place.begin(made_of)
             self._present = {group.name for group in self.groups if self._is_whole(group)}
             self._check_room()
-            on_error.pop_all()
 
     @property
     def missing(self) -> tuple[Group, ...]:
@@ -159,10 +154,6 @@ class CompressedFolder(Closing):
             write_durably(self._folder.path / INDEX_FILE, _json(self._index()))
             write_durably(self._folder.path / CONFIG, _json(self._config()))
             self._folder.finish()
-
-    def close(self) -> None:
-        """Lets others write into the folder; what is written stays. Closing again does nothing."""
-        self._folder.close()
 
     def _grouped(self) -> tuple[Group, ...]:
         members: dict[str, list[str]] = {}

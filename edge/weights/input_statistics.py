@@ -12,7 +12,14 @@ from edge.models.spec import ModelSpec
 from edge.weights.layout import whole_layout
 from edge.weights.observation import ObservedRun, observed_runs
 from edge.weights.quantized_store import store_errors_as_edge_errors
-from offload import Closing, FolderCache, FolderUse, SafetensorsFile, SafetensorsWriter
+from offload import (
+    Closing,
+    FolderCache,
+    FolderUse,
+    SafetensorsFile,
+    SafetensorsWriter,
+    disk_errors_as_store_errors,
+)
 
 FILE = "grams.safetensors"
 _LIMIT_BYTES = 16 << 30
@@ -23,6 +30,7 @@ class InputStatistics(Closing):
 
     def __init__(self, path: Path, spec: ModelSpec) -> None:
         """Raises CheckpointError for a file that is damaged, or another model's."""
+        self.path = path
         layout = whole_layout(spec)
         runs = observed_runs(layout)
         self._runs: dict[str, list[ObservedRun]] = {}
@@ -45,19 +53,33 @@ class InputStatistics(Closing):
         self._file.close()
 
 
+def has_statistics(path: Path, spec: ModelSpec) -> bool:
+    """Whether they are there and undamaged; for any others there is room then.
+
+    For the folder's only writer.
+    """
+    try:
+        InputStatistics(path, spec).close()
+    except CheckpointError:
+        with store_errors_as_edge_errors(), disk_errors_as_store_errors(path):
+            path.unlink(missing_ok=True)
+        return False
+    return True
+
+
 def statistics_folder(root: Path, name: str, spec: ModelSpec) -> FolderUse:
     """Where a model's statistics of this name are, or will be: `FILE` in it. Others' may go for it.
 
     Raises CapacityError where the disk has no room for them.
     """
-    runs = observed_runs(whole_layout(spec))
+    needed = sum(run.nbytes for run in observed_runs(whole_layout(spec)))
     with store_errors_as_edge_errors():
-        folders = FolderCache(root, _LIMIT_BYTES)
+        folders = FolderCache(root, max(_LIMIT_BYTES, needed))
         with folders.locked():
             use = folders.use(name)
             if not (use.folder / FILE).exists():
                 try:
-                    folders.make_room(name, sum(run.nbytes for run in runs))
+                    folders.make_room(name, needed)
                 except BaseException:
                     use.close()
                     raise

@@ -24,27 +24,38 @@ def check_free(target: Path) -> None:
 
 
 class PartialFolder(Closing):
-    """`<target>.partial`, which one process at a time writes into, until `finish`.
+    """`<target>.partial`, which one process at a time writes into, from `begin` until `finish`.
 
     Close it, or use it as a context manager; what is written stays.
     """
 
-    def __init__(self, target: Path, made_of: Mapping[str, Any]) -> None:
-        """made_of: values of JSON; what was begun of others is removed.
-
-        Raises RequestError where `target` is there already or is being written, or something else
-        lies in the place; StoreError where the disk fails.
-        """
+    def __init__(self, target: Path) -> None:
+        """Raises RequestError where `target` is there already or is being written, or something
+        else lies in the place; StoreError where the disk fails."""
         self.target = target.expanduser().absolute()
         self.path = self.target.with_name(f"{self.target.name}.partial")
         self._refuse_what_is_there()
         with contextlib.ExitStack() as held:
             with disk_errors_as_store_errors(self.path):
                 self.path.mkdir(parents=True, exist_ok=True)
+                self._refuse_others_files()  # before anything of them is cleaned up
             held.enter_context(only_writer(self.path, self._refuse_to_wait))
+            held.callback(self._remove_if_empty)
             self._refuse_what_is_there()  # by one that was just finished
-            self._begin(json.dumps(made_of, sort_keys=True).encode())
             self._held = held.pop_all()
+
+    def begin(self, made_of: Mapping[str, Any]) -> None:
+        """made_of: values of JSON; what was begun of others is removed. Raises StoreError."""
+        path, record = self.path / _RECORD, json.dumps(made_of, sort_keys=True).encode()
+        with disk_errors_as_store_errors(self.path):
+            if path.exists() and path.read_bytes() == record:
+                return
+            for each in self.path.iterdir():
+                if each.is_dir():
+                    shutil.rmtree(each)
+                elif each.name not in (_RECORD, WRITER_LOCK):
+                    each.unlink()
+        write_durably(path, record)
 
     def finish(self) -> None:
         """The folder, all of which is durable, has its name now, durably.
@@ -60,26 +71,25 @@ class PartialFolder(Closing):
         self.close()
 
     def close(self) -> None:
-        """Lets others write into the folder. Closing again does nothing."""
+        """Lets others write into the folder, which goes if nothing was begun in it.
+
+        Closing again does nothing.
+        """
         self._held.close()
 
-    def _begin(self, record: bytes) -> None:
-        path = self.path / _RECORD
-        with disk_errors_as_store_errors(self.path):
-            found = [each for each in self.path.iterdir() if each.name != WRITER_LOCK]
-            if path in found and path.read_bytes() == record:
-                return
-            if found and path not in found:
-                raise RequestError(
-                    f"{self.path}, where the new folder is to be written first, holds other "
-                    "files; remove it, or name another folder"
-                )
-            for each in found:
-                if each.is_dir():
-                    shutil.rmtree(each)
-                elif each != path:
-                    each.unlink()
-        write_durably(path, record)
+    def _refuse_others_files(self) -> None:
+        found = {each.name for each in self.path.iterdir()} - {WRITER_LOCK}
+        if found and _RECORD not in found and found != {f"{_RECORD}.partial"}:
+            raise RequestError(
+                f"{self.path}, where the new folder is to be written first, holds other files; "
+                "remove it, or name another folder"
+            )
+
+    def _remove_if_empty(self) -> None:
+        with contextlib.suppress(OSError):
+            if {each.name for each in self.path.iterdir()} == {WRITER_LOCK}:
+                (self.path / WRITER_LOCK).unlink()
+                self.path.rmdir()
 
     def _refuse_what_is_there(self) -> None:
         check_free(self.target)

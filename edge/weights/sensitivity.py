@@ -55,11 +55,7 @@ def choices_of(
     tokens: how many the statistics are of. `on_matrix` is told how many are done, and of how many;
     it may raise.
     """
-    shapes = {
-        role: shape
-        for role, shape in tensor_shapes(checkpoint.spec).items()
-        if len(shape) == 2 and role != "embedding"
-    }
+    shapes = _multiplied_with(checkpoint.spec)
     found: dict[str, list[Choice]] = {}
     for number, (role, (rows, columns)) in enumerate(shapes.items()):
         on_matrix(number, len(shapes))
@@ -69,12 +65,33 @@ def choices_of(
         found[role] = [
             Choice(
                 kind=kind,
-                num_bytes=sum(array.nbytes for array in kind.arrays(rows, columns)),
+                num_bytes=_size(kind, rows, columns),
                 loss=scale * loss_of(weight, _rounded(weight, kind), grams),
             )
             for kind in _kinds(role, columns)
         ]
     return found
+
+
+def least_bytes(spec: ModelSpec) -> int:
+    """Of the choices together that any model of this form has."""
+    return sum(
+        min(_size(kind, rows, columns) for kind in _kinds(role, columns))
+        for role, (rows, columns) in _multiplied_with(spec).items()
+    )
+
+
+def _multiplied_with(spec: ModelSpec) -> dict[str, tuple[int, int]]:
+    """The shapes of the matrices that a token is multiplied with, by role."""
+    return {
+        role: (shape[0], shape[1])
+        for role, shape in tensor_shapes(spec).items()
+        if len(shape) == 2 and role != "embedding"
+    }
+
+
+def _size(kind: Blocks, rows: int, columns: int) -> int:
+    return sum(array.nbytes for array in kind.arrays(rows, columns))
 
 
 def _kinds(role: str, columns: int) -> Iterator[Blocks]:

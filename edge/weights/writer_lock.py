@@ -19,17 +19,17 @@ def only_writer(folder: Path, while_waiting: Callable[[], object]) -> Iterator[N
     """Waits until no other process writes into `folder`; the kernel frees a dead one's lock.
 
     The other may take minutes: `while_waiting`, called now and then, may raise to give up.
-    What a writer of files that died left unfinished is removed.
+    What a writer of files that died left unfinished is removed. Raises StoreError.
     """
-    with (
-        disk_errors_as_store_errors(folder),
-        (folder / WRITER_LOCK).open("ab", buffering=0) as lock,
-    ):
+    with contextlib.ExitStack() as held:
+        with disk_errors_as_store_errors(folder):
+            lock = held.enter_context((folder / WRITER_LOCK).open("ab", buffering=0))
         while not _lock_now(lock.fileno()):
             while_waiting()
             time.sleep(_LOCK_RETRY_S)
-        for leftover in folder.glob("*.partial"):
-            leftover.unlink()
+        with disk_errors_as_store_errors(folder):
+            for leftover in folder.glob("*.partial"):
+                leftover.unlink()
         yield
 
 

@@ -13,8 +13,7 @@ So column k does best to round its weight plus that sum. From block to block the
 blocks of R; these sums are what the columns of a block come to if none of them is rounded.
 """
 
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,7 +60,7 @@ def quantize_calibrated(
     bits: int,
     block_size: int,
     zero_points: bool = False,
-    num_threads: int = 2,
+    on_rows: Callable[[int], None] = lambda _rows: None,
 ) -> QuantizedMatrix:
     """Rounds a float weight [rows, columns] to the codes that lose least for inputs like `grams`.
 
@@ -73,18 +72,17 @@ def quantize_calibrated(
     Each block's scale (and zero point) is searched as `quantize` does, on weights already corrected
     and with errors weighted by the inputs' squares; its codes are the nearest to that scale, and
     the scale is then fitted to them once more, by H: 2 % less output error.
+    `on_rows` is told now and then how many more rows are rounded; what it raises ends the work.
+
     A row's result depends on that row alone, bitwise as far as BLAS computes the columns of a
-    product alike. Raises ValueError for other dtypes and shapes, for NaN or infinity, and where a
-    gram is no x^T x.
+    product alike. In one thread: a second one won nothing, as the work is many small steps that
+    hold the interpreter's lock.
+
+    Raises ValueError for other dtypes and shapes, for NaN or infinity, and where a gram is no
+    x^T x.
     """
     result = room_for(weight, bits=bits, block_size=block_size, zero_points=zero_points)
-    runs = _runs(grams, result)
-    starts = range(0, len(weight), _TILE_ROWS)
-    num_threads = max(1, min(num_threads, len(starts)))
-    with ThreadPoolExecutor(num_threads) as pool:  # numpy lets go of the interpreter lock
-        parts = [starts[first::num_threads] for first in range(num_threads)]
-        for done in [pool.submit(_round_tiles, weight, runs, result, part) for part in parts]:
-            done.result()
+    _round_tiles(weight, _runs(grams, result), result, on_rows)
     return result
 
 
@@ -143,9 +141,12 @@ def _root(
 
 
 def _round_tiles(
-    weight: NDArray[np.generic], runs: Sequence[_Run], result: QuantizedMatrix, starts: range
+    weight: NDArray[np.generic],
+    runs: Sequence[_Run],
+    result: QuantizedMatrix,
+    on_rows: Callable[[int], None],
 ) -> None:
-    """Rounds `_TILE_ROWS` rows from each of `starts` into `result`."""
+    """Rounds `_TILE_ROWS` rows after the other into `result`."""
     tile = RoundingTile(
         result.bits,
         result.block_size,
@@ -154,7 +155,7 @@ def _round_tiles(
         has_zeros=result.zero_points is not None,
     )
     errors = np.zeros((max(len(run.root) for run in runs), _TILE_ROWS), np.float32)
-    for start in starts:
+    for start in range(0, len(weight), _TILE_ROWS):
         rows = slice(start, start + _TILE_ROWS)
         for run in runs:
             part = weight[rows, run.start : run.start + len(run.root)]
@@ -163,6 +164,7 @@ def _round_tiles(
             with np.errstate(over="ignore"):  # float64 past float32 becomes infinity, refused
                 errors[: part.shape[1], : len(part)] = part.astype(np.float32).T
             _round_run(tile, run, errors[: len(run.root)], result, rows)
+        on_rows(len(weight[rows]))
 
 
 def _round_run(

@@ -19,7 +19,7 @@ def disk_errors_as_store_errors(path: Path) -> Iterator[None]:
         if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
             raise StoreError(
                 f"{path} cannot be used: {error.strerror or error}; mend its permissions or its "
-                "disk, or keep the cache in another folder"
+                "disk, or use another folder"
             ) from error
         raise StoreFullError(
             f"the disk is full, {path} cannot grow; free some room and try again: what has arrived "

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 import edge
-from edge.planning.load_options import LoadOptions
+from edge.planning.load_options import CHUNK_TOKENS, LoadOptions
 from edge.weights.layout import shard_layout, whole_layout
 from edge.weights.observation import RUN_COLUMNS, ObservedRun, observed_runs
 from partition import Plan
@@ -19,17 +19,20 @@ from tests.support.plans import make_plan, streaming
 
 LARGEST_DIFFERENCE = 1e-4
 ANSWER_TOKENS = 3
+LONG = (CHUNK_TOKENS + 44, 5)
+"""Read in two chunks; a split stage computes the first in halves, and no logits of it."""
 Checkpoints = Callable[..., TinyCheckpoint]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "layout", "streamed"),
+    ("name", "layout", "streamed", "lengths"),
     [
-        ("larger_llama", "solo", 0),
-        ("larger_llama", "mixed_2_then_3", 0),
-        ("larger_llama", "pipeline_2", 2),
-        *((family, "tensor_3", 0) for family in FAMILIES),
+        ("larger_llama", "solo", 0, (9, 21)),
+        ("larger_llama", "mixed_2_then_3", 0, (9, 21)),
+        ("larger_llama", "pipeline_2", 2, (9, 21)),
+        *((family, "tensor_3", 0, (9, 21)) for family in FAMILIES),
+        *(("larger_llama", layout, 0, LONG) for layout in ("solo", "tensor_2", "mixed_2_then_3")),
     ],
 )
 def test_inputs_are_summed_up_by_every_plan(
@@ -38,16 +41,21 @@ def test_inputs_are_summed_up_by_every_plan(
     name: str,
     layout: str,
     streamed: int,
+    lengths: tuple[int, ...],
 ) -> None:
     """Of prompts in chunks and of tokens after them, of several requests at once."""
     checkpoint = tiny_checkpoint(name)
     plan = make_plan(checkpoint.spec, layout, model=checkpoint.path.name)
     plan = streaming(plan, streamed)
-    prompts = [checkpoint.prompt(9), checkpoint.prompt(21)]
+    prompts = [checkpoint.prompt(length) for length in lengths]
 
     async def observe() -> tuple[list[list[int]], dict[ObservedRun, Array]]:
         options = LoadOptions(
-            dtype="float32", plan=plan, observes=True, context_tokens=32, concurrency=2
+            dtype="float32",
+            plan=plan,
+            observes=True,
+            context_tokens=max(lengths) + ANSWER_TOKENS,
+            concurrency=2,
         )
         async with (
             await edge.AsyncCluster.connect(five_peers.peers) as cluster,

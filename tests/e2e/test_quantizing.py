@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -17,6 +20,7 @@ from demos.world import PEOPLE
 from edge.progress import Progress
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.formats import AS_STORED
+from edge.weights.partial_folder import PartialFolder
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.plans import make_plan
 from tests.support.processes import PATIENCE_S, edge_process, poll_until
@@ -110,18 +114,26 @@ def test_bits_go_where_they_pay(one: edge.Cluster, known_text: str, tmp_path: Pa
     assert [event.done for event in observed] == list(range(1, WINDOWS + 1))
 
 
-def test_too_few_bits(one: edge.Cluster, made: edge.Quantized, tmp_path: Path) -> None:
-    with pytest.raises(edge.RequestError, match=r"3 bits a weight are fewer .* which is 4\.[0-9]+"):
-        one.quantize(
-            MODEL,
-            tmp_path / "out",
-            bits=3,
-            progress=False,
-            windows=WINDOWS,
-            window_tokens=WINDOW_TOKENS,
-        )
-    with pytest.raises(edge.RequestError, match="bits must be a number up to 16, not -1"):
-        one.quantize(MODEL, tmp_path / "out", bits=-1, progress=False)
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ({"bits": 3}, r"3 bits a weight are fewer .* which is 4\.[0-9]+"),
+        ({"bits": -1}, "bits must be a number up to 16, not -1"),
+        ({"window_tokens": 2048}, r"windows of 2048 tokens do not fit .* context of [0-9]+; give"),
+        ({"text": "Short."}, "the text has [0-9]+ tokens"),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_is_loaded(
+    one: edge.Cluster,
+    wanted: dict[str, Any],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("EDGE_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(edge.RequestError, match=message):
+        one.quantize(MODEL, tmp_path / "out", progress=False, **wanted)
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_interrupted_one_is_gone_on_with(
@@ -160,6 +172,100 @@ def test_an_interrupted_one_is_gone_on_with(
 def test_what_is_there_is_left_alone(one: edge.Cluster, tmp_path: Path) -> None:
     with pytest.raises(edge.RequestError, match="is there already; remove it"):
         one.quantize(MODEL, tmp_path, progress=False)
+    others = tmp_path / "out.partial"
+    others.mkdir()
+    (others / "letter.partial").write_text("of somebody")
+    with pytest.raises(edge.RequestError, match="holds other files"):
+        one.quantize(MODEL, tmp_path / "out", progress=False)
+    assert (others / "letter.partial").exists()
+
+
+def test_two_at_once_observe_once(
+    cluster: edge.Cluster,
+    made: edge.Quantized,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One waits for the other; and what was kept damaged is observed anew."""
+    monkeypatch.setenv("EDGE_CACHE", str(tmp_path / "cache"))
+    seen: list[Progress] = []
+
+    async def quantize(peer: edge.PeerInfo, name: str) -> edge.Quantized:
+        async with await edge.AsyncCluster.connect([peer]) as one:
+            return await one.quantize(
+                MODEL,
+                tmp_path / name,
+                progress=seen.append,
+                windows=WINDOWS,
+                window_tokens=WINDOW_TOKENS,
+            )
+
+    async def both() -> list[edge.Quantized]:
+        return await asyncio.gather(*map(quantize, cluster.peers, ("first", "second")))
+
+    first, second = asyncio.run(both())
+    done = [event.done for event in seen if event.phase == "observe" and event.done]
+    assert len(done) == WINDOWS * (WINDOW_TOKENS - 1), "each token once"
+    for file in first.path.glob("*.safetensors"):
+        assert file.read_bytes() == (second.path / file.name).read_bytes()
+
+    (kept,) = (tmp_path / "cache" / "statistics").glob("*/grams.safetensors")
+    kept.write_bytes(kept.read_bytes()[:-1])
+    seen.clear()
+    asyncio.run(quantize(cluster.peers[0], "third"))
+    assert max(event.done for event in seen if event.phase == "observe") == len(done)
+
+
+@pytest.mark.parametrize("phase", ["observe", "quantise"])
+def test_nothing_stays_behind_a_task_that_is_cancelled(
+    one: edge.Cluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    phase: str,
+) -> None:
+    monkeypatch.setenv("EDGE_CACHE", str(tmp_path / "cache"))
+    out = tmp_path / "out"
+
+    async def interrupted() -> None:
+        loop = asyncio.get_running_loop()
+        seen, cancelled = asyncio.Event(), threading.Event()
+        phases: set[str] = set()
+
+        def on_progress(event: Progress) -> None:
+            phases.add(event.phase)
+            if event.phase != phase or "observe" not in phases:
+                return  # to load in int8 is to quantise, too
+            loop.call_soon_threadsafe(seen.set)
+            if phase == "quantise":  # in a thread, which cannot be cancelled
+                assert cancelled.wait(PATIENCE_S)
+
+        async with await edge.AsyncCluster.connect(one.peers) as cluster:
+            work = asyncio.create_task(
+                cluster.quantize(
+                    MODEL,
+                    out,
+                    progress=on_progress,
+                    windows=WINDOWS,
+                    window_tokens=WINDOW_TOKENS,
+                )
+            )
+            await seen.wait()
+            work.cancel()
+            for _ in range(10):  # until the task knows of it
+                await asyncio.sleep(0)
+            cancelled.set()
+            with pytest.raises(asyncio.CancelledError):
+                await work
+
+    asyncio.run(interrupted())
+    assert not out.exists()
+    kept = list((tmp_path / "cache" / "statistics").glob("*/*.safetensors*"))
+    assert len(kept) == (phase == "quantise")
+    assert out.with_name("out.partial").exists() == (phase == "quantise")
+    with PartialFolder(out):  # nobody holds it any more
+        pass
+    made = one.quantize(MODEL, out, progress=False, windows=WINDOWS, window_tokens=WINDOW_TOKENS)
+    assert made.path == out
 
 
 def test_random_weights_of_another_family(

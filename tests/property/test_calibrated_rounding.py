@@ -202,17 +202,22 @@ def test_a_row_is_rounded_alike_whichever_rows_are_beside_it(data: st.DataObject
 
 
 @pytest.mark.parametrize("block_size", [16, 64, 256])
-def test_tiles_and_threads_do_not_show_in_the_result(block_size: int) -> None:
+def test_tiles_do_not_show_in_the_result(block_size: int) -> None:
     weight, grams = gaussian(1100, 512), runs_of(gram_of(512), 256)  # three tiles
-    one, two, three = (
-        quantize_calibrated(weight, grams, bits=4, block_size=block_size, num_threads=threads)
-        for threads in (1, 2, 3)
-    )
-    assert_alike(one, two)
-    assert_alike(one, three)
+    seen: list[int] = []
+    whole = quantize_calibrated(weight, grams, bits=4, block_size=block_size, on_rows=seen.append)
+    assert seen == [512, 512, 76]
     some = quantize_calibrated(weight[500:1031], grams, bits=4, block_size=block_size)
-    np.testing.assert_array_equal(some.codes, one.codes[500:1031])
-    np.testing.assert_array_equal(some.scales, one.scales[500:1031])
+    np.testing.assert_array_equal(some.codes, whole.codes[500:1031])
+    np.testing.assert_array_equal(some.scales, whole.scales[500:1031])
+
+
+def test_rounding_ends_where_it_is_told_to() -> None:
+    def stop(_rows: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        quantize_calibrated(gaussian(600, 32), [gram_of(32)], bits=4, block_size=32, on_rows=stop)
 
 
 def test_inputs_that_were_always_zero_take_no_part() -> None:

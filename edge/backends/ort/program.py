@@ -126,6 +126,7 @@ class OrtProgram(HostKvStorage):
         self._lengths = np.zeros((_HALVES, limits.requests), np.int32)
         self._total = np.zeros((_HALVES, 1), np.int32)
         self._logits = np.zeros(limits.requests * len(layout.vocab), np.float32)
+        self._most_logits = most_logits(Widths.of_shard(spec, layout), limits)
         runs = observed_runs(layout) if limits.observes else ()
         self._grams = [np.zeros(run.shape, np.float32) for run in runs]
         self._bound_grams = {
@@ -242,7 +243,9 @@ class OrtProgram(HostKvStorage):
             for half, shape in enumerate(shapes):
                 _wait(under_way[half])
                 if segment.outputs == ("logits",) and not shape.rows:
-                    continue  # the head of a chunk that wants no logits
+                    # The head of a chunk that wants no logits. Where it is observed it also has
+                    # sums among its outputs, which are of every token.
+                    continue
                 binding = bindings[half].get(index)
                 if binding is None:
                     binding = bindings[half][index] = self._bind(index, shape)
@@ -267,7 +270,7 @@ class OrtProgram(HostKvStorage):
 
     def _make_room_for_logits(self, step: Step) -> None:
         needed = step.batch * max(step.logit_rows, 1) * len(self._layout.vocab)
-        if needed > most_logits(Widths.of_shard(self._spec, self._layout), self._limits):
+        if needed > self._most_logits:
             raise RequestError(
                 f"a step that wants {step.batch} x {step.logit_rows} rows of logits; ask for fewer"
             )

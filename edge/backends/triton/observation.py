@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -9,22 +11,24 @@ from torch import Tensor
 
 from edge.backends.triton.device import Device
 from edge.weights.layout import ShardLayout
-from edge.weights.observation import observed_runs
+from edge.weights.observation import ObservedRun, observed_runs
 
 
 class Grams:
     """x transposed times x of each of a shard's runs."""
 
     def __init__(self, layout: ShardLayout, device: Device) -> None:
-        self._runs = observed_runs(layout)
-        self._sums = [torch.zeros(run.shape, device=device.torch) for run in self._runs]
+        runs = observed_runs(layout)
+        self._sums = [torch.zeros(run.shape, device=device.torch) for run in runs]
+        self._of_matrix: dict[str, list[tuple[ObservedRun, Tensor]]] = defaultdict(list)
+        for run, total in zip(runs, self._sums, strict=True):
+            self._of_matrix[run.matrix].append((run, total))
 
     def add(self, matrix: str, x: Tensor) -> None:
         """x: [rows, inputs], without padding."""
-        for run, total in zip(self._runs, self._sums, strict=True):
-            if run.matrix == matrix:
-                part = x[:, run.inputs].float()
-                total.addmm_(part.T, part)
+        for run, total in self._of_matrix[matrix]:
+            part = x[:, run.inputs].float()
+            total.addmm_(part.T, part)
 
     def array(self, run: int) -> NDArray[np.float32]:
         found: NDArray[np.float32] = self._sums[run].cpu().numpy()

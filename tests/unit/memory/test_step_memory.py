@@ -41,7 +41,7 @@ def test_no_shard_of_any_plan_takes_more_than_was_planned(name: str, streamed: i
         layout = shard_layout(
             SPEC, with_streamed(plan, stage, rank, streamed), stage=stage, rank=rank
         )
-        widths = Widths.of_shard(SPEC, layout, kv_dtype="int8")
+        widths = Widths.of_shard(SPEC, layout, kv_dtype="int8", observes=True)
         assert 0 < buffer_bytes(widths, limits) <= most
 
 
@@ -57,7 +57,8 @@ def test_sums_of_inputs_are_counted_where_they_are_asked_for() -> None:
     """For each layer the inputs of four matrices, of 64, 96, 64 and 96 columns; and of the head."""
     layout = shard_layout(SPEC, make_plan(SPEC, "solo", model="m"), stage=0, rank=0)
     widths = Widths.of_shard(SPEC, layout)
-    more = buffer_bytes(widths, replace(LIMITS, observes=True)) - buffer_bytes(widths, LIMITS)
+    observed = Widths.of_shard(SPEC, layout, observes=True)
+    more = buffer_bytes(observed, LIMITS) - buffer_bytes(widths, LIMITS)
     assert more == 4 * (SPEC.num_layers * 2 * (64**2 + 96**2) + 64**2)
 
 

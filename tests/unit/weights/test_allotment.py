@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.weights.allotment import Choice, allot, smallest_bytes
+from edge.weights.allotment import Choice, Choices, allot
 from edge.weights.block_matrices import Blocks, ZeroBlocks
 
 KINDS = (ZeroBlocks(4, 128), ZeroBlocks(4, 64), ZeroBlocks(4, 32), Blocks(8, 128))
@@ -30,6 +30,10 @@ def models(draw: st.DrawFn) -> dict[str, tuple[Choice, ...]]:
         role: choices_of(draw(st.floats(1e-6, 1)), num_weights=draw(st.integers(1, 100)) * 16)
         for role in ROLES
     }
+
+
+def smallest_bytes(choices: Choices) -> int:
+    return sum(min(choice.num_bytes for choice in each) for each in choices.values())
 
 
 def spent(found: dict[str, Choice]) -> int:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from edge.weights.checkpoint import Checkpoint
 from edge.weights.compressed_folder import CompressedFolder, Group
 from edge.weights.encoding import Encoding
 from edge.weights.formats import weight_format
+from edge.weights.partial_folder import PartialFolder
 from kernels.matmul_nbits.reference import QuantizedMatrix, quantize, unpack
 from offload import SafetensorsFile
 from tests.support import gguf_bytes
@@ -49,8 +51,19 @@ def write_groups(
         folder.write(group, {role: rounded(checkpoint, role, kinds[role]) for role in group.coded})
 
 
+@contextmanager
+def begun(
+    checkpoint: Checkpoint,
+    target: Path,
+    kinds: Kinds,
+    made_by: Mapping[str, Any] = MappingProxyType(MADE_BY),
+) -> Iterator[CompressedFolder]:
+    with PartialFolder(target) as place:
+        yield CompressedFolder(checkpoint, place, kinds, made_by=made_by)
+
+
 def write_folder(checkpoint: Checkpoint, target: Path, kinds: Kinds) -> Path:
-    with CompressedFolder(checkpoint, target, kinds, made_by=MADE_BY) as folder:
+    with begun(checkpoint, target, kinds) as folder:
         write_groups(checkpoint, folder, folder.missing, kinds)
         folder.finish()
     return target
@@ -209,7 +222,7 @@ def test_sizes_that_divide_by_nothing(
 def test_an_interrupted_folder_is_gone_on_with(source: Checkpoint, tmp_path: Path) -> None:
     kinds = usual_kinds(source, MIXED, None)
     target, partial = tmp_path / "out", tmp_path / "out.partial"
-    with CompressedFolder(source, target, kinds, made_by=MADE_BY) as folder:
+    with begun(source, target, kinds) as folder:
         assert [group.name for group in folder.groups] == [
             *(f"layers.{number}" for number in range(4)),
             "rest",
@@ -221,7 +234,7 @@ def test_an_interrupted_folder_is_gone_on_with(source: Checkpoint, tmp_path: Pat
     (partial / "model-00004-of-00005.safetensors.partial").write_bytes(b"of a process that died")
     kept = [partial / f"model-0000{number}-of-00005.safetensors" for number in (1, 3)]
     before = [path.stat() for path in kept]
-    with CompressedFolder(source, target, kinds, made_by=dict(reversed(MADE_BY.items()))) as folder:
+    with begun(source, target, kinds, dict(reversed(MADE_BY.items()))) as folder:
         assert [group.name for group in folder.missing] == ["layers.1", "layers.3", "rest"]
         write_groups(source, folder, folder.missing, kinds)
         after = [path.stat() for path in kept]
@@ -243,9 +256,9 @@ def test_what_others_began_is_begun_anew(
             (source, {**kinds, "head": Blocks(8, 64)}, MADE_BY),
             (other, kinds, MADE_BY),
         ):
-            with CompressedFolder(source, tmp_path / "out", kinds, made_by=MADE_BY) as folder:
+            with begun(source, tmp_path / "out", kinds) as folder:
                 write_groups(source, folder, folder.groups[:1], kinds)
-            with CompressedFolder(checkpoint, tmp_path / "out", changed, made_by=made_by) as folder:
+            with begun(checkpoint, tmp_path / "out", changed, made_by) as folder:
                 assert folder.missing == folder.groups
             assert not list((tmp_path / "out.partial").glob("model*"))
 
@@ -255,16 +268,20 @@ def test_what_is_there_already_is_left_alone(source: Checkpoint, tmp_path: Path)
     target, partial = tmp_path / "out", tmp_path / "out.partial"
     target.mkdir()
     with pytest.raises(RequestError, match="out is there already; remove it, or name another"):
-        CompressedFolder(source, target, kinds, made_by=MADE_BY)
+        PartialFolder(target)
     assert not partial.exists()
     target.rmdir()
     partial.mkdir()
-    (partial / "letter.txt").write_text("of somebody")
-    with pytest.raises(RequestError, match=r"out\.partial, .* holds other files"):
-        CompressedFolder(source, target, kinds, made_by=MADE_BY)
-    assert (partial / "letter.txt").read_text() == "of somebody"
-    shutil.rmtree(partial)
-    with CompressedFolder(source, target, kinds, made_by=MADE_BY) as folder:
+    for name in ("letter.txt", "letter.partial"):
+        (partial / name).write_text("of somebody")
+        with pytest.raises(RequestError, match=r"out\.partial, .* holds other files"):
+            PartialFolder(target)
+        assert [each.name for each in partial.iterdir()] == [name]
+        (partial / name).unlink()
+    with PartialFolder(target):
+        assert partial.exists()
+    assert not partial.exists(), "nothing was begun"
+    with begun(source, target, kinds) as folder:
         write_groups(source, folder, folder.groups, kinds)
         target.write_text("made meanwhile")
         with pytest.raises(RequestError, match="is there already"):
@@ -279,13 +296,16 @@ def test_two_writers_and_a_small_disk(
 ) -> None:
     kinds = usual_kinds(source, MIXED, None)
     with (
-        CompressedFolder(source, tmp_path / "out", kinds, made_by=MADE_BY),
+        PartialFolder(tmp_path / "out"),
         pytest.raises(RequestError, match="is being written by another process"),
     ):
-        CompressedFolder(source, tmp_path / "out", kinds, made_by=MADE_BY)
+        PartialFolder(tmp_path / "out")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=256 << 20))
-    with pytest.raises(CapacityError, match=r"MiB more, and 256\.0 MiB are free"):
-        CompressedFolder(source, tmp_path / "out", kinds, made_by=MADE_BY)
+    with (
+        PartialFolder(tmp_path / "out") as place,
+        pytest.raises(CapacityError, match=r"MiB more, and 256\.0 MiB are free"),
+    ):
+        CompressedFolder(source, place, kinds, made_by=MADE_BY)
 
 
 def test_what_could_not_be_read_again_is_refused(source: Checkpoint, tmp_path: Path) -> None:
@@ -300,10 +320,13 @@ def test_what_could_not_be_read_again_is_refused(source: Checkpoint, tmp_path: P
         ({"head": OffsetBlocks(4, 32)}, ValueError, "is not a kind that the layout has"),
     ]
     for kinds, error, words in wrong:
-        with pytest.raises(error, match=words):
-            CompressedFolder(source, tmp_path / "out", kinds, made_by=MADE_BY)
+        with (
+            PartialFolder(tmp_path / "out") as place,
+            pytest.raises(error, match=words),
+        ):
+            CompressedFolder(source, place, kinds, made_by=MADE_BY)
     head: Kinds = {"head": Blocks(4, 32)}
-    with CompressedFolder(source, tmp_path / "out", head, made_by=MADE_BY) as folder:
+    with begun(source, tmp_path / "out", head) as folder:
         for kind in (Blocks(8, 32), Blocks(4, 64), ZeroBlocks(4, 32)):
             with pytest.raises(ValueError, match=r"not .* in 4 bits in blocks of 32"):
                 folder.write(folder.groups[-1], {"head": rounded(source, "head", kind)})
@@ -323,7 +346,7 @@ def test_a_damaged_weight_is_not_copied(tiny_checkpoint: Make, tmp_path: Path) -
             raw.write(np.float32(np.nan).tobytes())
         head: Kinds = {"head": Blocks(4, 32)}
         with (
-            CompressedFolder(checkpoint, tmp_path / "out", head, made_by=MADE_BY) as folder,
+            begun(checkpoint, tmp_path / "out", head) as folder,
             pytest.raises(CheckpointError, match="NaN"),
         ):
             write_groups(checkpoint, folder, folder.groups[-1:], head)

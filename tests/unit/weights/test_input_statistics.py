@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -87,10 +89,15 @@ def test_the_oldest_go_for_new_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             write(use.folder / FILE, SPEC)
     assert sorted(each.name for each in tmp_path.iterdir() if each.name[0] != ".") == ["b", "c"]
     monkeypatch.setattr(input_statistics, "_LIMIT_BYTES", size // 2)
-    with pytest.raises(CapacityError):
-        statistics_folder(tmp_path, "d", SPEC)
     with statistics_folder(tmp_path, "c", SPEC) as use:  # what is there takes no more
         assert (use.folder / FILE).exists()
+        assert (tmp_path / "b").exists()
+    with statistics_folder(tmp_path, "d", SPEC) as use:  # larger than the limit: it has all
+        write(use.folder / FILE, SPEC)
+        assert not (tmp_path / "b").exists()
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=size // 2))
+    with statistics_folder(tmp_path, "d", SPEC), pytest.raises(CapacityError):
+        statistics_folder(tmp_path, "e", SPEC)
 
 
 def test_what_each_kind_would_lose(tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:

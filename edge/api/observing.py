@@ -1,0 +1,175 @@
+"""Has a loaded model read a text, or write its own, and keeps what its products were given."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from edge.api.async_model import AsyncModel
+from edge.api.progress_bars import progress_bars
+from edge.api.quality_text import windows_of
+from edge.concurrency.blocking import StopFlag, held, run_blocking
+from edge.errors import CheckpointError, RequestError
+from edge.models.spec import ModelSpec
+from edge.planning.load_options import LoadOptions
+from edge.progress import OnProgress, Progress
+from edge.protocol.peer_info import gather_all
+from edge.weights.checkpoint import Checkpoint
+from edge.weights.input_statistics import (
+    FILE,
+    has_statistics,
+    statistics_folder,
+    statistics_writer,
+    write_gram,
+)
+from edge.weights.observation import RUN_COLUMNS
+from edge.weights.quantized_store import store_errors_as_edge_errors
+from edge.weights.writer_lock import only_writer
+
+_VERSION = 1
+"""Raise it when the same text makes other sums."""
+_DTYPE = "int8"
+"""What the model is held in meanwhile: as good as floats for it, in a quarter of the memory."""
+_AT_ONCE = 24
+
+Load = Callable[[str | Path, LoadOptions], Awaitable[AsyncModel]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """What a model is to read or write."""
+
+    path: Path
+    spec: ModelSpec
+    windows: tuple[tuple[int, ...], ...]
+    """Prompts: the text, or where the model begins to write by itself."""
+    new_tokens: int
+    """That it writes after each."""
+    options: LoadOptions
+    """What it is loaded with."""
+    folder: str
+    """The name of the folder in the cache."""
+
+    @property
+    def tokens(self) -> int:
+        """How many products are given: nothing follows the last token of a window."""
+        return len(self.windows) * (len(self.windows[0]) + self.new_tokens - 1)
+
+
+def observation_of(
+    checkpoint: Checkpoint,
+    options: LoadOptions,
+    *,
+    text: str | None,
+    windows: int,
+    window_tokens: int,
+) -> Observation:
+    """options: which plan and links it takes. Raises RequestError, CheckpointError."""
+    spec = checkpoint.spec
+    if not checkpoint.has_tokenizer:
+        raise CheckpointError(
+            f"{checkpoint.path} has no tokenizer, and a text is read to round by; put "
+            "tokenizer.json there"
+        )
+    if window_tokens >= spec.context_tokens:
+        raise RequestError(
+            f"windows of {window_tokens} tokens do not fit the model's context of "
+            f"{spec.context_tokens}; give window_tokens below that"
+        )
+    encode = checkpoint.tokenizer.encode
+    if text is None:
+        start = tuple(encode("")) or (min(checkpoint.end_ids, default=0),)
+        prompts, new_tokens = (start,) * windows, window_tokens - len(start)
+    else:
+        prompts = windows_of(encode, text, windows=windows, window_tokens=window_tokens)
+        new_tokens = 1
+    told = hashlib.sha256(json.dumps([prompts, new_tokens]).encode()).hexdigest()[:16]
+    return Observation(
+        path=checkpoint.path,
+        spec=spec,
+        windows=prompts,
+        new_tokens=new_tokens,
+        options=replace(
+            options,
+            dtype=_DTYPE,
+            block_size=None,
+            accuracy="high",
+            kv_dtype="float32",
+            observes=True,
+            share_prefixes=False,
+            workload=None,
+            context_tokens=window_tokens + 1,
+            concurrency=min(_AT_ONCE, windows),
+        ),
+        folder=f"{checkpoint.store.fingerprint}-{told}-{options.wire}-{RUN_COLUMNS}-v{_VERSION}",
+    )
+
+
+@contextlib.asynccontextmanager
+async def observed(
+    task: Observation, load: Load, *, cache_root: Path, progress: bool | OnProgress | None
+) -> AsyncIterator[Path]:
+    """The file of the sums, kept from eviction: what is there already, or observed now.
+
+    Another process that observes the same is waited for. Raises what `load` raises, and
+    CapacityError where the disk has no room.
+    """
+    root, stop = cache_root / "statistics", StopFlag()
+    async with contextlib.AsyncExitStack() as stack:
+        use = await stack.enter_async_context(
+            held(partial(statistics_folder, root, task.folder, task.spec))
+        )
+        file = use.folder / FILE
+        async with contextlib.AsyncExitStack() as writing:
+            with progress_bars(progress) as on_progress, store_errors_as_edge_errors():
+
+                def while_waiting() -> None:
+                    stop.check()
+                    on_progress(_progress(task, 0))
+
+                await writing.enter_async_context(
+                    held(partial(only_writer, use.folder, while_waiting), stop=stop.set)
+                )
+            if not await run_blocking(partial(has_statistics, file, task.spec)):
+                async with await load(task.path, task.options) as model:
+                    with progress_bars(progress) as on_progress:
+                        await _read(model, task, on_progress)
+                        await _keep(model, task, file)
+        yield file
+
+
+async def _read(model: AsyncModel, task: Observation, on_progress: OnProgress) -> None:
+    done = 0
+
+    async def read(number: int, window: tuple[int, ...]) -> None:
+        nonlocal done
+        reply = model.stream(
+            window,
+            max_new_tokens=task.new_tokens,
+            temperature=1.0,
+            seed=number,
+            ignore_eos=True,
+        )
+        async with reply as tokens:
+            async for _token in tokens:
+                done += 1
+                on_progress(_progress(task, done))
+
+    await gather_all(read(number, window) for number, window in enumerate(task.windows))
+
+
+async def _keep(model: AsyncModel, task: Observation, file: Path) -> None:
+    with store_errors_as_edge_errors():
+        async with held(partial(statistics_writer, file, task.spec)) as writer:
+            async for run, gram in model._observed(task.spec):
+                await run_blocking(partial(write_gram, writer, run, gram))
+
+
+def _progress(task: Observation, done: int) -> Progress:
+    total = len(task.windows) * task.new_tokens
+    return Progress(phase="observe", peer="", done=done, total=total)
