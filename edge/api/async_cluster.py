@@ -155,7 +155,7 @@ class AsyncCluster:
         them nothing of the model is left on the peers.
         """
         options = replace(options or LoadOptions(), **overrides)
-        async with self._opened(path) as (checkpoint, peers):
+        async with self._opened(path, options) as (checkpoint, peers):
             tokenizer = None
             if checkpoint.has_tokenizer:
                 tokenizer = await run_blocking(lambda: checkpoint.tokenizer)
@@ -209,7 +209,7 @@ class AsyncCluster:
         "link a-b 1ms 1Gbit".
         """
         options = replace(options or LoadOptions(), **overrides)
-        async with self._opened(path) as (checkpoint, peers):
+        async with self._opened(path, options) as (checkpoint, peers):
             with progress_bars() as on_progress:
                 return await measured_proposal(
                     checkpoint,
@@ -323,14 +323,16 @@ class AsyncCluster:
 
     @contextlib.asynccontextmanager
     async def _opened(
-        self, path: str | Path
+        self, path: str | Path, options: LoadOptions
     ) -> AsyncIterator[tuple[Checkpoint, Sequence[PeerInfo]]]:
         """The checkpoint, and the peers as they are now, without those that have gone since.
 
         Memory that a failed model held is free again. Raises NetworkError when nobody answers; in
         the body, a lack of memory or devices names those who have gone.
         """
-        opening = run_blocking(lambda: Checkpoint.open(path), discard=Checkpoint.close)
+        opening = run_blocking(
+            lambda: Checkpoint.open(path, lora=options.lora), discard=Checkpoint.close
+        )
         with await opening as checkpoint:
             over = [model for model in self._models if model.is_over]
             self._models = [model for model in self._models if not model.is_over]

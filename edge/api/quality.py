@@ -254,10 +254,11 @@ def _prepare(
         dtype="float32",
         kv_dtype="float32",
         wire="float32",
+        lora=options.lora if same else None,
         # A plan by hand was made for this format: float32 may not fit on it.
         plan="auto" if isinstance(options.plan, Plan) else options.plan,
     )
-    with Checkpoint.open(path) as checkpoint:
+    with Checkpoint.open(path, lora=options.lora) as checkpoint:
         if options.limits(checkpoint.spec).context_tokens < wanted.window_tokens:
             raise RequestError(
                 f"windows of {wanted.window_tokens} tokens do not fit a context of "

@@ -133,7 +133,8 @@ def _prepare(
 ) -> _Task:
     """Raises what is known to be wrong before the work, which may take hours."""
     check_free(target)
-    with Checkpoint.open(path) as checkpoint, store_errors_as_edge_errors():
+    opening = Checkpoint.open(path, lora=options.lora)
+    with opening as checkpoint, store_errors_as_edge_errors():
         if wanted.bits is not None:
             _check_bits(checkpoint.spec, wanted.bits)
         for _name, _content in other_files(checkpoint):
@@ -182,7 +183,9 @@ def _round(task: _Task, place: PartialFolder, file: Path, tell: OnProgress) -> N
         tell(Progress(phase="quantise", peer="", done=done, total=total))
 
     with contextlib.ExitStack() as stack:
-        checkpoint = stack.enter_context(Checkpoint.open(task.observation.path))
+        observation = task.observation
+        opening = Checkpoint.open(observation.path, lora=observation.options.lora)
+        checkpoint = stack.enter_context(opening)
         statistics = stack.enter_context(InputStatistics(file, spec))
         kinds = _usual_kinds(checkpoint)
         if task.bits is not None:

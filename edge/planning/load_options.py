@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal, TypedDict, get_args
 
 from edge.errors import RequestError
@@ -52,6 +53,14 @@ class LoadOptions:
         "quantised there, else int4. int4 keeps 8 bits where models are most sensitive (the "
         "head, keys, values, and down in a part of the layers); int4-pure has 4 everywhere.",
     )
+
+    lora: str | Path | None = option(
+        None,
+        metavar="FOLDER",
+        parse=Path,
+        help="A LoRA adapter that is added to the weights, as the package peft writes it.",
+    )
+    """What is quantised on disk is made floats first, and rounded with what the adapter adds."""
 
     block_size: int | None = option(
         None,
@@ -155,6 +164,8 @@ class LoadOptions:
             raise RequestError(
                 f"share_prefixes must be True or False, not {self.share_prefixes!r:.80}"
             )
+        if not isinstance(self.lora, str | Path | None):
+            raise RequestError(f"lora must be the path of a folder, not {self.lora!r:.80}")
         check_format(self.dtype, self.block_size, self.accuracy)
         kv_dtype(self.kv_dtype)
 
@@ -212,6 +223,7 @@ class LoadOverrides(TypedDict, total=False):
 
     plan: Parallel | Plan
     dtype: str
+    lora: str | Path | None
     block_size: int | None
     accuracy: Accuracy
     context_tokens: int | None

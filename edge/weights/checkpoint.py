@@ -13,6 +13,7 @@ from edge.weights.folder_form import open_folder
 from edge.weights.form import CheckpointForm
 from edge.weights.formats import WeightFormat
 from edge.weights.gguf_form import gguf_in, open_gguf_model
+from edge.weights.lora import with_adapter
 from edge.weights.matrix_kind import CheckpointTensors, WeightSource
 from offload import StoreError, is_gguf
 
@@ -31,9 +32,10 @@ class Checkpoint:
         self._tokenizer: Tokenizer | None = None
 
     @classmethod
-    def open(cls, path: str | Path) -> Checkpoint:
+    def open(cls, path: str | Path, *, lora: str | Path | None = None) -> Checkpoint:
         """A folder as Hugging Face has it, a GGUF file, or a folder with one GGUF model alone.
 
+        lora: the folder of an adapter that changes its weights; see `edge/weights/lora.py`.
         Raises CheckpointError naming the file, what is wrong with it and what to do. RequestError
         for what is no path at all.
         """
@@ -49,6 +51,8 @@ class Checkpoint:
         try:
             this = cls(form, name=given.name if is_file else folder.name)
             this._check_tensors()
+            if lora is not None:
+                this = cls(_adapted(form, lora), name=this.name)
         except BaseException:
             form.store.close()
             raise
@@ -141,6 +145,17 @@ class Checkpoint:
                     f"{self.path}: tensor {name} is {dtype.name}; float32, float16 and bfloat16 "
                     "are supported"
                 )
+
+
+def _adapted(form: CheckpointForm, lora: str | Path) -> CheckpointForm:
+    try:
+        folder = Path(lora).expanduser().resolve()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise RequestError(f"{lora!r:.200} is not a path ({error}); give a folder") from error
+    try:
+        return with_adapter(form, folder)
+    except StoreError as error:
+        raise CheckpointError(str(error)) from error
 
 
 def _open_folder(folder: Path) -> CheckpointForm:

@@ -23,7 +23,7 @@ def check_folder(folder: Path) -> None:
         base = read_json(adapter).get("base_model_name_or_path")
         raise CheckpointError(
             f"{folder} is a LoRA adapter of {shown(base)}, not a model: give the folder of that "
-            "model, or merge the adapter into it (merge_and_unload of the package peft)"
+            "model, and this one with --lora"
         )
     files = sorted(path for path in folder.iterdir() if path.is_file())
     tensors = [path.name for path in files if path.suffix == ".safetensors"]

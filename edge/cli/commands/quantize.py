@@ -17,7 +17,7 @@ from edge.planning.load_options import LoadOptions
 
 
 @click.command("quantize", short_help="Round a model by what its weights are multiplied with.")
-@model_options(only=("stream", "wire"))
+@model_options(only=("lora", "stream", "wire"))
 @click.option(
     "--out",
     required=True,

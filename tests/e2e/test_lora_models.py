@@ -1,0 +1,97 @@
+"""A model with a LoRA adapter over real daemons gives what peft gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+import edge
+from demos.bundled import MODEL
+from tests.support.checkpoints import TinyCheckpoint, hub
+from tests.support.lora_adapters import write_adapter
+from tests.support.plans import make_plan, streaming
+from tests.support.processes import edge as run_edge
+
+LARGEST_DIFFERENCE = 1e-4
+PROMPT_TOKENS = 24
+
+
+def logits_of(weights: dict[str, Any], model: Path, prompt: list[int]) -> NDArray[np.float32]:
+    made = hub.AutoModelForCausalLM.from_pretrained(
+        model, dtype=torch.float32, attn_implementation="eager"
+    )
+    made.load_state_dict({name: torch.from_numpy(values) for name, values in weights.items()})
+    with torch.inference_mode():
+        found: NDArray[np.float32] = made.eval()(torch.tensor([prompt])).logits[0].numpy()
+    return found
+
+
+@pytest.mark.slow
+def test_every_plan_computes_with_it(
+    five_peers: edge.Cluster,
+    tiny_checkpoint: Callable[..., TinyCheckpoint],
+    tmp_path: Path,
+) -> None:
+    checkpoint = tiny_checkpoint("llama")
+    weights = write_adapter(tmp_path / "adapter", checkpoint.path)
+    prompt = checkpoint.prompt(PROMPT_TOKENS)
+    expected = logits_of(weights, checkpoint.path, prompt)
+    assert np.abs(expected - checkpoint.logits(prompt)).max() > 100 * LARGEST_DIFFERENCE
+    tensor = make_plan(checkpoint.spec, "tensor_3", model=checkpoint.path.name)
+    pipeline = make_plan(checkpoint.spec, "pipeline_2", model=checkpoint.path.name)
+    for plan in (tensor, streaming(pipeline, 2)):
+        options = edge.LoadOptions(dtype="float32", plan=plan, lora=tmp_path / "adapter")
+        with five_peers.load(checkpoint.path, options) as model:
+            logits = model.logits(prompt)
+        assert np.abs(logits - expected).max() <= LARGEST_DIFFERENCE
+    # Without it the model is itself again, though its weights were sent under another name.
+    with five_peers.load(checkpoint.path, dtype="float32", plan=tensor) as model:
+        logits = model.logits(prompt)
+    assert np.abs(logits - checkpoint.logits(prompt)).max() <= LARGEST_DIFFERENCE
+
+
+def test_it_is_rounded_with_the_model(
+    tiny_checkpoint: Callable[..., TinyCheckpoint], tmp_path: Path
+) -> None:
+    checkpoint = tiny_checkpoint("qwen2", stored_type="bfloat16")
+    adapter = tmp_path / "adapter"
+    weights = write_adapter(adapter, checkpoint.path)
+    prompt = checkpoint.prompt(PROMPT_TOKENS)
+    expected = logits_of(weights, checkpoint.path, prompt)
+    with edge.Cluster.local(1, threads=1) as cluster:
+        with cluster.load(checkpoint.path, dtype="int8", accuracy="high", lora=adapter) as model:
+            rounded = model.logits(prompt)
+        made = cluster.quantize(
+            checkpoint.path,
+            tmp_path / "out",
+            edge.LoadOptions(lora=adapter),
+            progress=False,
+            windows=4,
+            window_tokens=16,
+        )
+        with cluster.load(made.path, accuracy="high") as model:
+            quantised = model.logits(prompt)
+    away = np.abs(checkpoint.logits(prompt) - expected).mean()
+    assert np.abs(rounded - expected).mean() < 0.1 * away
+    assert np.abs(quantised - expected).mean() < 0.7 * away
+
+
+def test_the_command_line(tmp_path: Path) -> None:
+    write_adapter(tmp_path / "adapter", MODEL)
+    local = ("--local", "1", "--threads", "1")
+    told = [
+        run_edge("run", MODEL, "-p", "Ada", "-n", "8", *local, *lora)
+        for lora in ((), ("--lora", tmp_path / "adapter"))
+    ]
+    assert [each.code for each in told] == [0, 0], told
+    assert told[0].out != told[1].out
+    wrong = run_edge("run", MODEL, "-p", "Ada", "--lora", tmp_path, *local)
+    assert wrong.code == 1
+    assert wrong.err.count("\n") == 1
+    assert "is no LoRA adapter" in wrong.err
