@@ -1,0 +1,107 @@
+"""How fast each weight format decodes, Edge's and llama.cpp's, all in turn in one call.
+
+python -m demos.bench.format_speeds --llama-python OTHER_ENVIRONMENT/bin/python --append
+
+Everything is loaded at once, so a round runs through all formats within a minute, and the ratios
+to Q4_K_M are taken within a round. The names of the rows are those of demos.bench.quality, so
+that a format's speed and loss can be put beside each other; demos.bench.quality_plot does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import numpy as np
+
+import edge
+from demos.bench import llama_logits, results
+from demos.bench.limited.sides import gguf_of
+from demos.bench.options import append_option, folder_option, shape_option
+from demos.bench.quality import EDGE_FORMATS
+from demos.bench.results import Figures
+from demos.bench.shapes import checkpoint, described
+from edge.api.quality import format_name
+from edge.api.versus_llama_cpp import Llama
+from edge.weights.checkpoint import Checkpoint
+
+QUESTION = "how fast a weight format decodes"
+YARDSTICK = "Q4_K_M"
+_PROMPT_TOKENS = 16
+
+
+@click.command()
+@click.option("--llama-python", required=True, help="A Python with llama-cpp-python and gguf.")
+@shape_option()
+@click.option("--threads", type=int, default=2, show_default=True)
+@click.option("--new-tokens", type=int, default=48, show_default=True)
+@click.option("--rounds", type=int, default=7, show_default=True)
+@folder_option
+@append_option
+def main(
+    llama_python: str,
+    shape: str,
+    threads: int,
+    new_tokens: int,
+    rounds: int,
+    folder: Path,
+    append: bool,
+) -> None:
+    """Tokens per second of each format, and the ratio to llama.cpp's Q4_K_M."""
+    path = checkpoint(shape, folder)
+    context = _PROMPT_TOKENS + new_tokens
+    decode: dict[str, Callable[[], float]] = {}
+    with contextlib.ExitStack() as held:
+
+        def ours(model: edge.Model) -> Callable[[], float]:
+            tokens = np.random.default_rng(1).integers(model.vocab_size, size=_PROMPT_TOKENS)
+
+            def run() -> float:
+                reply = model.generate(tokens.tolist(), max_new_tokens=new_tokens, ignore_eos=True)
+                return reply.tokens_per_s
+
+            return run
+
+        def theirs(llama: Llama) -> Callable[[], float]:
+            return lambda: (new_tokens - 1) / llama.run(_PROMPT_TOKENS, new_tokens)["decode_s"]
+
+        opened = held.enter_context(Checkpoint.open(path))
+        for options in EDGE_FORMATS:
+            if options.dtype == "float32":
+                continue  # nobody decodes with it, and it takes as much memory as all others
+            cluster = held.enter_context(edge.Cluster.local(1, threads=threads))
+            model = held.enter_context(cluster.load(path, options, context_tokens=context))
+            name = format_name(options.weight_format(opened), options)
+            decode[f"Edge {name}"] = ours(model)
+        for form in llama_logits.FORMATS:
+            gguf = gguf_of(shape, folder, python=llama_python, form=form)
+            llama = Llama(gguf, python=llama_python, threads=threads, context_tokens=context)
+            held.enter_context(llama)
+            decode[f"llama.cpp {form} (llama-cpp-python {llama.version})"] = theirs(llama)
+        (yardstick,) = (name for name in decode if f"llama.cpp {YARDSTICK} " in name)
+        figures = {name: Figures() for name in decode}
+        for number in range(rounds + 1):
+            speeds = {name: run() for name, run in decode.items()}
+            if number == 0:
+                continue  # it warms all of them up
+            for name, speed in speeds.items():
+                figures[name].add("decode", "tok/s", speed)
+                ratio = speed / speeds[yardstick]
+                figures[name].add(f"decode / llama.cpp {YARDSTICK}", "ratio", ratio)
+    for name, found in figures.items():
+        print(name)
+        results.publish(
+            found.metrics(),
+            question=QUESTION,
+            variant=name,
+            link="none",
+            model=described(shape),
+            keep=append,
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
