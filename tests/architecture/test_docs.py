@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from demos.bench import quality_plot
 from tests.architecture.test_names import REPOSITORY
 from tests.support import reference_page
 
@@ -236,3 +237,10 @@ def test_questions_named_on_pages_are_in_the_results() -> None:
 def test_the_reference_is_what_the_program_says() -> None:
     written = reference_page.PAGE.read_text(encoding="utf-8")
     assert written == reference_page.page(), "run: python -m tests.support.reference_page"
+
+
+def test_the_picture_of_quality_is_of_the_newest_rows() -> None:
+    drawn = quality_plot.drawing(quality_plot.points())
+    assert quality_plot.PICTURE.read_text(encoding="utf-8") == drawn, (
+        "draw it again: python -m demos.bench.quality_plot"
+    )
