@@ -124,7 +124,10 @@ def drawing(found: Iterable[Point]) -> str:
         x, y = _x(point.ratio), _y(point.mean_kl)
         kind = "edge" if point.is_ours else "llama"
         lines.append(f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="5"/>')
-        lines.append(f'<text x="{x + 8:.1f}" y="{y + 4:.1f}">{escape(point.label)}</text>')
+        label_y = y - 9 if point.is_ours else y + 18
+        lines.append(
+            f'<text x="{x:.1f}" y="{label_y:.1f}" text-anchor="middle">{escape(point.label)}</text>'
+        )
     return "\n".join([*lines, "</svg>", ""])
 
 
