@@ -17,9 +17,10 @@ from kernels.sampling.parameters import SamplingParameters
 class GenerationOptions:
     """How one answer is made. Raises RequestError for what no model can do."""
 
-    max_new_tokens: int = option(
+    max_new_tokens: int | None = option(
         128, flags=("-n", "--max-new-tokens"), at_least=1, help="Longest answer."
     )
+    """None: as long as the context has room."""
     temperature: float = option(0.0, help="0 is greedy.")
     top_k: int = option(0, help="Keep this many tokens; 0 keeps all.")
     top_p: float = option(1.0, help="Keep the likeliest tokens up to this share.")
@@ -38,8 +39,9 @@ class GenerationOptions:
     """The answer goes on past its end; for measuring."""
 
     def __post_init__(self) -> None:
-        if type(self.max_new_tokens) is not int or self.max_new_tokens < 1:
-            raise RequestError(f"max_new_tokens must be 1 or more, not {self.max_new_tokens!r}")
+        longest = self.max_new_tokens
+        if longest is not None and (type(longest) is not int or longest < 1):
+            raise RequestError(f"max_new_tokens must be 1 or more, not {longest!r}")
         self.request((0,), end_ids=frozenset(), room=1)
 
     def request(
@@ -58,7 +60,7 @@ class GenerationOptions:
             raise RequestError(str(error)) from error
         return GenerationRequest(
             prompt_ids=tuple(prompt_ids),
-            max_new_tokens=min(self.max_new_tokens, room),
+            max_new_tokens=room if self.max_new_tokens is None else min(self.max_new_tokens, room),
             sampling=sampling,
             stop=tuple(stop),
             end_ids=frozenset() if self.ignore_eos else end_ids,
@@ -68,7 +70,7 @@ class GenerationOptions:
 class GenerationOverrides(TypedDict, total=False):
     """The fields of GenerationOptions that a caller sets by name, for who checks types."""
 
-    max_new_tokens: int
+    max_new_tokens: int | None
     temperature: float
     top_k: int
     top_p: float

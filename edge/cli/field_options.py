@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, fields
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -15,11 +15,16 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def field_options(
-    described: type[Any], *, only: Collection[str] = (), leave_out: Collection[str] = ()
+    described: type[Any],
+    *,
+    only: Collection[str] = (),
+    leave_out: Collection[str] = (),
+    defaults: Mapping[str, Any] | None = None,
 ) -> Callable[[F], F]:
     """An option for each field of a dataclass that is one, by the name of the field.
 
-    None is what a field has that the user left out, where only the dataclass knows its default.
+    defaults: where a command has others than the dataclass. None is what a field has that the user
+    left out, where only the dataclass knows its default.
     """
     hints = get_type_hints(described)
 
@@ -29,13 +34,14 @@ def field_options(
             is_wanted = each.name in only if only else each.name not in leave_out
             if facts is not None and is_wanted:
                 default = None if each.default is MISSING else each.default
+                default = (defaults or {}).get(each.name, default)
                 function = _click_option(each.name, hints[each.name], default, facts)(function)
         return function
 
     return decorate
 
 
-def given_options(name: str, described: type[Any], **chosen: Collection[str]) -> Callable[[F], F]:
+def given_options(name: str, described: type[Any], **chosen: Any) -> Callable[[F], F]:
     """Give the command `name`: a dataclass of what the user set of its `field_options`."""
     names = {each.name for each in fields(described)}
 

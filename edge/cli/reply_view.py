@@ -46,6 +46,12 @@ def show_reply(model: Model, prompt: Prompt, options: GenerationOptions) -> Repl
             sys.stdout.flush()
         reply = stream.reply()
     click.echo()
+    click.echo(figures_of(model, reply), err=True)
+    return reply
+
+
+def figures_of(model: Model, reply: Reply) -> str:
+    """How long it is and how fast it came, and what was predicted, in a line."""
     figures = reply.statistics
     devices = len(model.plan.devices)
     first = f"first after {figures['first_token_s']:.2f} s"
@@ -57,12 +63,10 @@ def show_reply(model: Model, prompt: Prompt, options: GenerationOptions) -> Repl
         if "predicted_tokens_per_s" in figures:
             said, span = figures["predicted_tokens_per_s"], figures["predicted_tokens_per_s_range"]
             rate += f" (predicted {rate_in_words(said, span)})"
-    click.echo(
+    return (
         f"[{figures['new_tokens']} tokens, {first}{rate}, on {devices} "
-        f"device{'s' if devices > 1 else ''}]",
-        err=True,
+        f"device{'s' if devices > 1 else ''}]"
     )
-    return reply
 
 
 def show_parts(model: Model, reply: Reply) -> Sequence[PeerTimes] | None:

@@ -1,0 +1,120 @@
+"""How an answer looks on a terminal while it comes: Markdown, block by block, thoughts dimmed."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Literal
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.markdown import Markdown
+from rich.text import Text
+
+from edge.cli.chat.answer_text import ThinkingSplitter, cut_blocks
+
+Thinking = Literal["fold", "show", "hide"]
+_REDRAW_S = 0.08
+_THOUGHT_LINES = 3
+_CONTROLS = {
+    code: repr(chr(code))[1:-1]
+    for code in (*range(0x20), *range(0x7F, 0xA0))
+    if chr(code) not in "\n\t"
+}
+"""A model's words move no cursor and set no title: what would is shown as Python writes it."""
+
+
+class AnswerView:
+    """A context manager; `feed` what comes. Left early, what has come stays on the screen.
+
+    Whole blocks are printed for good, where they scroll away; only the last one is redrawn.
+    """
+
+    def __init__(
+        self, console: Console, *, markdown: bool, thinking: Thinking, begun: bool
+    ) -> None:
+        """begun: the prompt's end has the model think already."""
+        self._console = console
+        self._markdown = markdown
+        self._thinking = thinking
+        self._splitter = ThinkingSplitter(begun)
+        self._thought = self._said = ""
+        self._thought_words = 0
+        self._thought_is_told = False
+        self._live = Live(console=console, transient=True, auto_refresh=False)
+        self._drawn_s = 0.0
+
+    def feed(self, text: str) -> None:
+        self._add(*self._splitter.feed(text.translate(_CONTROLS)))
+        now_s = time.monotonic()
+        if now_s - self._drawn_s >= _REDRAW_S:
+            self._drawn_s = now_s
+            self._live.update(self._last_block(), refresh=True)
+
+    def __enter__(self) -> AnswerView:
+        self._live.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._add(*self._splitter.rest())
+        self._live.update(Text(""), refresh=True)
+        self._live.__exit__(kind, error, trace)
+        self._tell_thought()
+        if self._said.strip():
+            self._console.print(self._rendered(self._said.rstrip()))
+
+    def _add(self, thought: str, said: str) -> None:
+        self._thought += thought
+        if not said:
+            return
+        self._tell_thought()
+        self._said += said
+        blocks, self._said = cut_blocks(self._said) if self._markdown else _lines(self._said)
+        for block in blocks:
+            if block.strip():
+                self._console.print(self._rendered(block.rstrip("\n")))
+                if self._markdown:
+                    self._console.print()
+
+    def _tell_thought(self) -> None:
+        thought, self._thought = self._thought.strip(), ""
+        if not thought or self._thinking == "hide":
+            return
+        if self._thinking == "show":
+            self._console.print(Text(thought, style="dim italic"), Text(""), sep="\n")
+        else:
+            words = len(thought.split())
+            line = f"[thought for {words} words; /set thinking show shows the next ones]"
+            self._console.print(Text(line, style="dim italic"))
+
+    def _last_block(self) -> RenderableType:
+        """As much of its end as the screen has room for."""
+        parts: list[RenderableType] = []
+        if self._thought.strip() and self._thinking != "hide":
+            lines = _THOUGHT_LINES if self._thinking == "fold" else self._console.height - 2
+            parts.append(self._end_of(Text(self._thought.strip(), style="dim italic"), lines))
+        if self._said.strip():
+            parts.append(self._end_of(self._rendered(self._said), self._console.height - 2))
+        return Group(*parts)
+
+    def _end_of(self, part: RenderableType, lines: int) -> RenderableType:
+        rendered = self._console.render_lines(part, pad=False)
+        if len(rendered) <= lines:
+            return part
+        return Text("\n").join(
+            Text.assemble(*((each.text, each.style or "") for each in line))
+            for line in rendered[-lines:]
+        )
+
+    def _rendered(self, text: str) -> RenderableType:
+        return Markdown(text) if self._markdown else Text(text)
+
+
+def _lines(text: str) -> tuple[list[str], str]:
+    cut = text.rfind("\n") + 1
+    return [text[:cut]], text[cut:]

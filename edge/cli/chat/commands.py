@@ -1,0 +1,189 @@
+"""The commands of a conversation: lines that begin with a slash and a word."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from edge.cli.chat.conversation import Conversation
+from edge.cli.chat.settings import Settings
+from edge.errors import RequestError
+from offload import read_file
+
+_COMMAND = re.compile(r"/([a-z?]+)(?:\s+(.*))?", re.DOTALL)
+_MOST_TEXT_BYTES = 16 << 20
+
+
+class Talk(Protocol):
+    """What a command may look at, change and say."""
+
+    conversation: Conversation
+    settings: Settings
+
+    @property
+    def model_name(self) -> str: ...
+
+    def say(self, text: str) -> None:
+        """A line or more, not of the model."""
+
+    def ask(self, question: str) -> None:
+        """Have the model answer."""
+
+    def ask_again(self) -> None:
+        """Have the model answer the last question."""
+
+    def show_figures(self) -> None:
+        """How fast the last answer was, and how full the context is."""
+
+    def show_plan(self) -> None:
+        """What runs where."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """One of them. run: of what stands after its name; returns False where the talk is over."""
+
+    usage: str
+    help: str
+    run: Callable[[Talk, str], bool | None]
+
+
+def is_command(line: str) -> bool:
+    """A path such as /usr/bin is none; // at the beginning of a line stands for a slash."""
+    return _COMMAND.fullmatch(line) is not None
+
+
+def run_command(talk: Talk, line: str) -> bool:
+    """False where the talk is over. Raises RequestError for what is none, or cannot be done."""
+    found = _COMMAND.fullmatch(line)
+    assert found is not None
+    name, rest = found.group(1), (found.group(2) or "").strip()
+    if name in ("help", "?"):
+        _help(talk)
+        return True
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, [*COMMANDS, "help"], 1)
+        said = f"/{near[0]} is near it, and " if near else ""
+        raise RequestError(f"/{name} is no command; {said}/help lists them all")
+    return COMMANDS[name].run(talk, rest) is not False
+
+
+def _help(talk: Talk) -> None:
+    rows = [(each.usage, each.help) for each in COMMANDS.values()]
+    rows.append(("/help", "Show these lines."))
+    width = max(len(usage) for usage, _help in rows)
+    lines = [f"{usage:<{width}}  {text}" for usage, text in rows]
+    lines += [
+        "",
+        "Enter sends, Alt-Enter begins a new line, Up and Down go through what was sent.",
+        "Ctrl-C stops an answer; twice, or Ctrl-D, leaves. A line that begins with // is sent",
+        "with one slash.",
+    ]
+    talk.say("\n".join(lines))
+
+
+def _bye(_talk: Talk, _rest: str) -> bool:
+    return False
+
+
+def _new(talk: Talk, _rest: str) -> None:
+    talk.conversation = Conversation(system=talk.conversation.system)
+
+
+def _system(talk: Talk, rest: str) -> None:
+    if rest:
+        talk.conversation.system = None if rest in ("none", '""') else rest
+    talk.say(f"system: {talk.conversation.system or 'none'}")
+
+
+def _set(talk: Talk, rest: str) -> None:
+    name, _space, value = rest.partition(" ")
+    if not name:
+        _show(talk, "")
+        return
+    if not value.strip():
+        raise RequestError(f"give a value, too: /set {name} VALUE; /show lists what is set")
+    talk.settings = talk.settings.changed(name, value.strip())
+
+
+def _show(talk: Talk, _rest: str) -> None:
+    system = talk.conversation.system or "none"
+    rows = [("model", talk.model_name), ("system", system), *talk.settings.rows()]
+    width = max(len(name) for name, _value in rows)
+    talk.say("\n".join(f"{name:<{width}}  {value}" for name, value in rows))
+
+
+def _stats(talk: Talk, _rest: str) -> None:
+    talk.show_figures()
+
+
+def _plan(talk: Talk, _rest: str) -> None:
+    talk.show_plan()
+
+
+def _save(talk: Talk, rest: str) -> None:
+    path = _path(rest, "save")
+    talk.conversation.save(path, model=talk.model_name)
+    talk.say(f"{len(talk.conversation.turns)} turns are in {path}")
+
+
+def _load(talk: Talk, rest: str) -> None:
+    talk.conversation = Conversation.load(_path(rest, "load"))
+    talk.say(f"{len(talk.conversation.turns)} turns; the conversation goes on from there")
+
+
+def _retry(talk: Talk, _rest: str) -> None:
+    if not talk.conversation.forget_answer():
+        raise RequestError("there is no answer yet that could be tried again")
+    talk.ask_again()
+
+
+def _file(talk: Talk, rest: str) -> None:
+    name, _space, question = rest.partition(" ")
+    path = _path(name, "file")
+    try:
+        text = read_file(path, _MOST_TEXT_BYTES).decode()
+    except UnicodeDecodeError as error:
+        raise RequestError(f"{path} is not UTF-8 text (byte {error.start})") from error
+    except OSError as error:
+        raise RequestError(f"{path} cannot be read ({error.strerror or error})") from error
+    except ValueError as error:
+        raise RequestError(f"{path} cannot be sent: {error}") from error
+    talk.ask(f"{text}\n\n{question}" if question.strip() else text)
+
+
+def _path(text: str, command: str) -> Path:
+    if not text:
+        raise RequestError(f"give a file: /{command} FILE")
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise RequestError(f"{text} is not a path ({error})") from error
+
+
+COMMANDS = {
+    "new": Command(usage="/new", help="Begin anew; the system message stays.", run=_new),
+    "retry": Command(usage="/retry", help="Answer the last question again.", run=_retry),
+    "system": Command(
+        usage="/system [TEXT]", help="What the model is told first; none removes it.", run=_system
+    ),
+    "file": Command(
+        usage="/file FILE [TEXT]", help="Send a text file, and a question about it.", run=_file
+    ),
+    "set": Command(
+        usage="/set NAME VALUE", help="Set temperature, max-tokens and others.", run=_set
+    ),
+    "show": Command(usage="/show", help="Show what is set.", run=_show),
+    "stats": Command(
+        usage="/stats", help="How fast the last answer was; the room that is left.", run=_stats
+    ),
+    "plan": Command(usage="/plan", help="What runs where, and how fast.", run=_plan),
+    "save": Command(usage="/save FILE", help="Keep the conversation in a file.", run=_save),
+    "load": Command(usage="/load FILE", help="Go on with one that was kept.", run=_load),
+    "bye": Command(usage="/bye", help="Leave.", run=_bye),
+}
+"""By name, without the slash."""

@@ -1,0 +1,89 @@
+"""What was said, and its file. Pure but for reading and writing that file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from edge.errors import RequestError, shown
+from offload import StoreError, parse_json, read_file, write_durably
+
+_FORMAT = "edge conversation"
+_MOST_FILE_BYTES = 64 << 20
+_ROLES = ("user", "assistant")
+
+
+@dataclass(slots=True, kw_only=True)
+class Conversation:
+    """Turns of the user and the model, and what the model was told before them."""
+
+    system: str | None = None
+    turns: list[dict[str, str]] = field(default_factory=list)
+
+    def messages(self) -> list[dict[str, str]]:
+        """As chat templates take them."""
+        start = [{"role": "system", "content": self.system}] if self.system else []
+        return [*start, *self.turns]
+
+    def ask(self, question: str) -> None:
+        self.turns.append({"role": "user", "content": question})
+
+    def answered(self, answer: str) -> None:
+        self.turns.append({"role": "assistant", "content": answer})
+
+    def forget_answer(self) -> bool:
+        """Take back the last answer, so that its question is asked again; False: there is none."""
+        if not self.turns or self.turns[-1]["role"] != "assistant":
+            return False
+        self.turns.pop()
+        return True
+
+    def forget_question(self) -> None:
+        """Take back a question that was not answered."""
+        if self.turns and self.turns[-1]["role"] == "user":
+            self.turns.pop()
+
+    def save(self, path: Path, *, model: str) -> None:
+        """Raises RequestError where the file cannot be written."""
+        value = {"format": _FORMAT, "model": model, "system": self.system, "turns": self.turns}
+        content = json.dumps(value, indent=2, ensure_ascii=False).encode()
+        try:
+            write_durably(path.expanduser(), content)
+        except StoreError as error:
+            raise RequestError(str(error)) from error
+
+    @classmethod
+    def load(cls, path: Path) -> Conversation:
+        """Raises RequestError for a file that holds no conversation."""
+        try:
+            value = parse_json(read_file(path.expanduser(), _MOST_FILE_BYTES))
+        except OSError as error:
+            raise RequestError(f"{path} cannot be read ({error.strerror or error})") from error
+        except ValueError as error:
+            raise RequestError(f"{path} is no conversation: {error}") from error
+        if not isinstance(value, Mapping) or value.get("format") != _FORMAT:
+            raise RequestError(f"{path} is no conversation; /save writes one")
+        system, turns = value.get("system"), value.get("turns")
+        if (
+            not (system is None or isinstance(system, str))
+            or not isinstance(turns, list)
+            or not _are_turns(turns)
+        ):
+            raise RequestError(f"{path} is damaged: its turns are {shown(turns)}; save it again")
+        return cls(
+            system=system,
+            turns=[{"role": each["role"], "content": each["content"]} for each in turns],
+        )
+
+
+def _are_turns(values: list[Any]) -> bool:
+    """Questions and answers in turn, the last one answered."""
+    return len(values) % 2 == 0 and all(
+        isinstance(each, Mapping)
+        and each.get("role") == _ROLES[number % 2]
+        and isinstance(each.get("content"), str)
+        for number, each in enumerate(values)
+    )

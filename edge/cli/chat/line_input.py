@@ -1,0 +1,116 @@
+"""Where a conversation's lines come from: an editor on a terminal, else standard input."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import click
+import platformdirs
+
+if TYPE_CHECKING:
+    from prompt_toolkit.history import History
+
+_LEAVING = "Press Ctrl-C again, or Ctrl-D, to leave."
+
+
+class LineInput(Protocol):
+    """Asks the user."""
+
+    interrupted: bool
+    """Ctrl-C was the last thing that the user did: another one ends the conversation."""
+
+    def ask(self) -> str | None:
+        """What the user wrote, without white space around it; None: they leave."""
+
+
+class PipedInput:
+    """Each line is one."""
+
+    interrupted = False
+
+    def ask(self) -> str | None:
+        while line := sys.stdin.readline():
+            if line.strip():
+                return line.strip()
+        return None
+
+
+class Editor:
+    """A line editor with a history that stays, completion of commands, and pasting of lines."""
+
+    def __init__(self, commands: Sequence[str]) -> None:
+        """commands: their names, with the slash."""
+        from prompt_toolkit import PromptSession
+        from prompt_toolkit.completion import FuzzyWordCompleter
+        from prompt_toolkit.filters import Condition
+        from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+
+        self.interrupted = False
+        keys = KeyBindings()
+
+        @keys.add("enter")
+        def _accept(event: KeyPressEvent) -> None:
+            event.current_buffer.validate_and_handle()
+
+        @keys.add("escape", "enter")
+        @keys.add("c-j")
+        def _new_line(event: KeyPressEvent) -> None:
+            event.current_buffer.insert_text("\n")
+
+        self._session: PromptSession[str] = PromptSession(
+            history=_history(),
+            completer=FuzzyWordCompleter(list(commands), WORD=True),
+            complete_while_typing=Condition(self._is_a_command),
+            key_bindings=keys,
+            multiline=True,
+            prompt_continuation="  ",
+            enable_open_in_editor=True,
+        )
+
+    def ask(self) -> str | None:
+        while True:
+            try:
+                text = self._session.prompt("> ").strip()
+            except KeyboardInterrupt:
+                if self.interrupted:
+                    return None
+                self.interrupted = True
+                click.echo(_LEAVING, err=True)
+                continue
+            except EOFError:
+                return None
+            self.interrupted = False
+            if text:
+                return text
+
+    def _is_a_command(self) -> bool:
+        return self._session.default_buffer.text.startswith("/")
+
+
+def line_input(commands: Sequence[str]) -> LineInput:
+    if is_a_terminal():
+        return Editor(commands)
+    return PipedInput()
+
+
+def is_a_terminal() -> bool:
+    """Somebody sits there, whose terminal can move its cursor."""
+    return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+
+def _history() -> History:
+    """Of this user, for nobody else to read; of this conversation alone where no file can be."""
+    from prompt_toolkit.history import FileHistory, InMemoryHistory
+
+    with contextlib.suppress(OSError):
+        folder = Path(platformdirs.user_state_dir("edge"))
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "chat_history"
+        os.close(os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600))
+        return FileHistory(path)
+    return InMemoryHistory()

@@ -1,0 +1,82 @@
+"""What `/set` sets: the options of answers, and how they are shown."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, fields, replace
+from typing import Any, get_args, get_type_hints
+
+from edge.api.generation_options import GenerationOptions
+from edge.cli.chat.answer_view import Thinking
+from edge.errors import RequestError
+from edge.option_fields import option_facts
+
+_SHORT = {"max_tokens": "max_new_tokens"}
+_WORDS = {"none": None, "default": None, "on": True, "off": False}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Of a conversation."""
+
+    generation: GenerationOptions
+    markdown: bool = True
+    """Render it, on a terminal."""
+    thinking: Thinking = "fold"
+    """What a model thinks before it answers: a line about it, all of it, or nothing."""
+
+    def changed(self, name: str, value: str) -> Settings:
+        """Raises RequestError for a name that is none, and for a value that cannot be."""
+        field = name.strip("-").replace("-", "_")
+        field = _SHORT.get(field, field)
+        if field == "markdown":
+            return replace(self, markdown=_one_of(name, value, {"on": True, "off": False}))
+        if field == "thinking":
+            kinds: dict[str, Thinking] = {each: each for each in get_args(Thinking)}
+            return replace(self, thinking=_one_of(name, value, kinds))
+        names = _generation_names()
+        if field not in names:
+            known = [*(each.replace("_", "-") for each in names), "markdown", "thinking"]
+            near = difflib.get_close_matches(name, known, 1)
+            said = f"; near it: {near[0]}" if near else ""
+            raise RequestError(f"{name} cannot be set{said}. There are {', '.join(known)}")
+        return replace(self, generation=replace(self.generation, **{field: _value(field, value)}))
+
+    def rows(self) -> list[tuple[str, str]]:
+        """(name, value) of everything, as `/show` lists it."""
+        rows = [
+            (name.replace("_", "-"), _shown(getattr(self.generation, name)))
+            for name in _generation_names()
+        ]
+        return [*rows, ("markdown", "on" if self.markdown else "off"), ("thinking", self.thinking)]
+
+
+def _generation_names() -> list[str]:
+    return [each.name for each in fields(GenerationOptions) if option_facts(each) is not None]
+
+
+def _value(name: str, text: str) -> Any:
+    hint = get_type_hints(GenerationOptions)[name]
+    kinds = get_args(hint) or (hint,)
+    if type(None) in kinds and _WORDS.get(text, text) is None:
+        return None
+    if name == "stop":
+        return () if _WORDS.get(text, text) is None else (text,)
+    number = float if float in kinds else int
+    try:
+        return number(text)
+    except ValueError:
+        what = "a number" if number is float else "a whole number"
+        raise RequestError(f"{name.replace('_', '-')} is {what}, not {text!r:.80}") from None
+
+
+def _one_of(name: str, value: str, choices: dict[str, Any]) -> Any:
+    if value not in choices:
+        raise RequestError(f"{name} is one of {', '.join(choices)}, not {value!r:.80}")
+    return choices[value]
+
+
+def _shown(value: object) -> str:
+    if value is None or value == ():
+        return "none"
+    return ", ".join(value) if isinstance(value, tuple) else str(value)

@@ -1,0 +1,167 @@
+"""One conversation with a loaded model: what is asked, answered, shown, stopped."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from edge.api.cluster import Cluster
+from edge.api.model import Model
+from edge.api.reply import Reply, ReplyStream
+from edge.cli.chat.answer_text import OPEN
+from edge.cli.chat.answer_view import AnswerView
+from edge.cli.chat.conversation import Conversation
+from edge.cli.chat.settings import Settings
+from edge.cli.plan_view import show_plan
+from edge.cli.reply_view import drift_of, figures_of, tell_drift
+from edge.errors import RequestError
+from edge.planning.load_options import LoadOptions
+
+
+class TerminalTalk:
+    """See `edge.cli.chat.commands.Talk`."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        model: Model,
+        path: Path,
+        options: LoadOptions,
+        settings: Settings,
+        conversation: Conversation,
+        *,
+        adapt: bool,
+        is_terminal: bool,
+    ) -> None:
+        """adapt: plan anew where answers are slower than predicted."""
+        self.conversation = conversation
+        self.settings = settings
+        self.was_stopped = False
+        """The last answer was, by Ctrl-C."""
+        self._cluster, self._model, self._path, self._options = cluster, model, path, options
+        self._adapt = adapt
+        self._is_terminal = is_terminal
+        self._console = Console() if is_terminal else None
+        self._last: Reply | None = None
+        self._measured_again: set[tuple[str, ...]] = set()
+        # A template that cannot be used is told before anyone types.
+        self._encoded([*conversation.messages(), {"role": "user", "content": "Hello"}])
+
+    @property
+    def model_name(self) -> str:
+        return self._model.name
+
+    def banner(self) -> str:
+        """Two lines."""
+        model = self._model
+        count = len(model.plan.devices)
+        return (
+            f"{model.name} ({model.proposal.dtype}) on {count} device{'s' if count > 1 else ''}, "
+            f"context {model.context_tokens} tokens\n"
+            "/help for commands; Ctrl-C stops an answer, Ctrl-D leaves"
+        )
+
+    def say(self, text: str) -> None:
+        click.echo(text, err=not self._is_terminal)
+
+    def ask(self, question: str) -> None:
+        self.conversation.ask(question)
+        self.ask_again()
+
+    def ask_again(self) -> None:
+        try:
+            answer = self._answered(self.conversation.messages())
+        except BaseException:
+            # The conversation outgrew the context, or the template refuses it.
+            self.conversation.forget_question()
+            raise
+        self.conversation.answered(answer)
+        self._look_for_drift()
+
+    def show_figures(self) -> None:
+        if self._last is None:
+            raise RequestError("there is no whole answer yet")
+        used = len(self._encoded(self.conversation.messages())[0])
+        room = self._model.context_tokens
+        self.say(
+            f"{figures_of(self._model, self._last)}\n"
+            f"the conversation has {used} of the context's {room} tokens"
+        )
+
+    def show_plan(self) -> None:
+        title = (
+            f"{self._model.name} on {len(self._model.plan.devices)} of {len(self._cluster.peers)}"
+        )
+        show_plan(self._model.proposal, title=f"{title} peers", unchanged=None, explain=False)
+
+    def _encoded(self, messages: list[dict[str, str]]) -> tuple[list[int], bool]:
+        """Token ids of the prompt, and whether it has the model think already."""
+        tokenizer = self._model.tokenizer
+        ids = tokenizer.encode_chat(messages)
+        return ids, tokenizer.decode(ids[-8:]).rstrip().endswith(OPEN)
+
+    def _answered(self, messages: list[dict[str, str]]) -> str:
+        """What was said until the end, or until Ctrl-C, which counts as an answer then."""
+        ids, begun = self._encoded(messages)
+        said: list[str] = []
+        self.was_stopped = False
+        generation = self.settings.generation
+        with self._model.stream(ids, generation) as stream:
+            try:
+                self._show(stream, said, begun=begun)
+            except KeyboardInterrupt:
+                if not self._is_terminal:
+                    raise
+                self.was_stopped = True
+                click.echo("[stopped]", err=True)
+                return "".join(said)
+            reply = stream.reply()
+        self._last = reply
+        for line in self._remarks(reply):
+            click.echo(line, err=True)
+        return reply.text
+
+    def _show(self, stream: ReplyStream, said: list[str], *, begun: bool) -> None:
+        if self._console is None:
+            for token in stream:
+                said.append(token.text)
+                sys.stdout.write(token.text)
+                sys.stdout.flush()
+            click.echo()
+            return
+        settings = self.settings
+        with AnswerView(
+            self._console, markdown=settings.markdown, thinking=settings.thinking, begun=begun
+        ) as view:
+            for token in stream:
+                said.append(token.text)
+                view.feed(token.text)
+
+    def _remarks(self, reply: Reply) -> list[str]:
+        """What the user should know of an answer."""
+        remarks = []
+        count = reply.statistics["new_tokens"]
+        if not reply.text.strip():
+            remarks.append("[the model said nothing: its answer ended at once]")
+        if reply.finish_reason == "length":
+            if count == self.settings.generation.max_new_tokens:
+                remarks.append(f"[cut at {count} tokens; /set max-tokens N for longer ones]")
+            else:
+                remarks.append(
+                    f"[the context of {self._model.context_tokens} tokens is full; /new begins "
+                    "anew, --context makes it longer]"
+                )
+        remarks.append(figures_of(self._model, reply))
+        return remarks
+
+    def _look_for_drift(self) -> None:
+        if (drift := drift_of(self._model)) is None:
+            return
+        adapts = self._adapt and drift.devices not in self._measured_again
+        tell_drift(self._cluster, self._model, self._path, self._options, drift, adapt=adapts)
+        if adapts:
+            self._measured_again.add(drift.devices)  # once: a second time would find the same
+            self._model = self._cluster.load(self._path, self._options)

@@ -1,0 +1,256 @@
+"""`edge chat` on a real terminal: editing, history, pasting, Ctrl-C, every command."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.multiprocess.conftest import LONG_CONTEXT, with_long_context
+from tests.support.processes import Daemon
+from tests.support.terminal import (
+    ALT_ENTER,
+    BACKSPACE,
+    CTRL_C,
+    CTRL_D,
+    ENTER,
+    LEFT,
+    TAB,
+    UP,
+    Terminal,
+    pasted,
+)
+
+Open = Callable[..., Terminal]
+
+COLOURS = re.compile(r"\x1b\[[0-9;]*(?:3[0-79]|4[0-79]|9[0-7]|[34]8)(?:;[0-9;]*)?m")
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with Daemon(tmp_path_factory.mktemp("daemon"), "--no-announce") as daemon:
+        yield daemon
+        assert daemon.messages == ""
+
+
+@pytest.fixture
+def chat(talker: Path, daemon: Daemon, tmp_path: Path) -> Open:
+    """Starts one: short answers, by the daemon."""
+
+    def start(*options: object, **settings: Any) -> Terminal:
+        command = ("chat", talker, "-n", 6, "--peer", daemon.address, *options)
+        return Terminal(*command, state=tmp_path, **settings)
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def endless_talker(talker: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return with_long_context(talker, tmp_path_factory.mktemp("endless"))
+
+
+def turns_of(terminal: Terminal, file: Path) -> list[dict[str, str]]:
+    """What was said, by what `/save` writes."""
+    before = terminal.text.count("turns are in")
+    terminal.say(f"/save {file}")
+    terminal.wait(lambda: terminal.text.count("turns are in") > before)
+    terminal.wait_for_prompt()
+    turns: list[dict[str, str]] = json.loads(file.read_text())["turns"]
+    return turns
+
+
+def test_lines_are_edited_and_kept_for_the_next_time(chat: Open, tmp_path: Path) -> None:
+    with chat() as terminal:
+        terminal.wait_for_prompt()
+        assert "talker (int4) on 1 device, context 512 tokens" in terminal.text
+        terminal.send(f"Helxlo{LEFT * 2}{BACKSPACE}")
+        terminal.wait_for("> Hello")
+        terminal.send(ENTER)
+        terminal.wait_for("[cut at 6 tokens; /set max-tokens N for longer ones]")
+        terminal.wait_for_prompt()
+        terminal.send(f"one{ALT_ENTER}")
+        terminal.say("two")
+        terminal.wait(lambda: terminal.text.count("[cut at 6") == 2)
+        terminal.wait_for_prompt()
+        asked = turns_of(terminal, tmp_path / "a.json")[::2]
+        assert [each["content"] for each in asked] == ["Hello", "one\ntwo"]
+        terminal.send(CTRL_D)
+        assert terminal.end() == 0
+    history = tmp_path / "edge" / "chat_history"
+    assert history.stat().st_mode & 0o077 == 0
+    with chat() as terminal:
+        terminal.wait_for_prompt()
+        terminal.send(UP * 4)  # a turn of two lines takes two
+        terminal.wait_for("> Hello")
+        terminal.send(ENTER)
+        terminal.wait_for("[cut at 6")
+        terminal.wait_for_prompt()
+        terminal.say("/bye")
+        assert terminal.end() == 0
+
+
+def test_a_long_paste_of_three_lines_is_one_turn(chat: Open, tmp_path: Path) -> None:
+    text = "\n".join("x" * 6_600 + f"line {number}" for number in range(3)) + "y" * 200
+    with chat() as terminal:
+        terminal.wait_for_prompt()
+        terminal.send(f"/system {pasted(text)}")
+        terminal.wait_for("yyyyyyyyyy")
+        terminal.send(ENTER)
+        terminal.wait_for("system: xxxx")
+        terminal.wait_for_prompt()
+        assert turns_of(terminal, tmp_path / "a.json") == []
+        assert json.loads((tmp_path / "a.json").read_text())["system"] == text
+        assert len(text) > 20_000
+        terminal.say("Hello")
+        terminal.wait_for("shorten it")
+        terminal.wait_for_prompt()
+        terminal.say("/system none")
+        terminal.wait_for("system: none")
+        terminal.wait_for_prompt()
+        terminal.say("Hello")
+        terminal.wait_for("[cut at 6")
+        terminal.wait_for_prompt()
+
+
+def test_ctrl_c_at_the_prompt(chat: Open) -> None:
+    with chat() as terminal:
+        terminal.wait_for_prompt()
+        terminal.send("half a line")
+        terminal.wait_for("> half a line")
+        terminal.send(CTRL_C)
+        terminal.wait_for("Press Ctrl-C again, or Ctrl-D, to leave.")
+        terminal.wait_for_prompt()
+        terminal.say("Hello")
+        terminal.wait_for("[cut at 6")
+        terminal.wait_for_prompt()
+        terminal.send(CTRL_C)
+        terminal.wait(lambda: terminal.text.count("Press Ctrl-C again") == 2)
+        terminal.wait_for_prompt()
+        terminal.send(CTRL_C)
+        assert terminal.end() == 0
+
+
+def test_ctrl_c_in_an_answer(daemon: Daemon, endless_talker: Path, tmp_path: Path) -> None:
+    """It stops, what was said counts, and the model answers on; also while the window changes."""
+    command = ("chat", endless_talker, "--peer", daemon.address, "--context", LONG_CONTEXT)
+    with Terminal(*command, state=tmp_path) as terminal:
+        terminal.wait_for_prompt()
+        terminal.say("Hello")
+        begun = len(terminal.text)
+        terminal.wait(lambda: len(terminal.text) > begun + 500)
+        terminal.resize(60, 20)
+        seen = len(terminal.output)
+        terminal.wait(lambda: len(terminal.output) > seen + 2000)
+        terminal.send(CTRL_C)
+        terminal.wait_for("[stopped]")
+        terminal.wait_for_prompt()
+        question, answer = turns_of(terminal, tmp_path / "a.json")
+        assert (question["content"], question["role"]) == ("Hello", "user")
+        assert len(answer["content"]) > 200
+        terminal.say("/set max-tokens 3")
+        terminal.wait_for_prompt()
+        terminal.say("And now?")
+        terminal.wait_for("[cut at 3 tokens")
+        terminal.wait_for_prompt()
+        assert len(turns_of(terminal, tmp_path / "b.json")) == 4
+        terminal.say("/set max-tokens none")
+        terminal.wait(lambda: terminal.last_line == ">")
+        terminal.say("More")
+        seen = len(terminal.output)
+        terminal.wait(lambda: len(terminal.output) > seen + 2000)
+        terminal.send(CTRL_C)
+        terminal.wait(lambda: terminal.text.count("[stopped]") == 2)
+        terminal.wait_for_prompt()
+        terminal.send(CTRL_C)
+        assert terminal.end() == 0, "twice leaves"
+    assert daemon.messages == ""
+
+
+def test_every_command(chat: Open, tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.write_text("Grüße")
+    with chat("--system", "Be brief.") as terminal:
+
+        def say(line: str, answer: str) -> None:
+            terminal.wait_for_prompt()
+            before = terminal.text.count(answer)
+            terminal.say(line)
+            terminal.wait(lambda: terminal.text.count(answer) > before)
+
+        say("/help", "/retry             Answer the last question again.")
+        say("/hlep", "edge: /hlep is no command; /help is near it, and /help lists them all")
+        say("/retry", "edge: there is no answer yet that could be tried again")
+        say("/stats", "edge: there is no whole answer yet")
+        say("Hello", "[cut at 6")
+        say("/stats", "the conversation has ")
+        say("/plan", "talker on 1 of 1 peers")
+        say("/show", "max-new-tokens      6")
+        say("/set top-k 2", ">")
+        say("/set temperature 0.5", ">")
+        say("/set seed 7", ">")
+        say("/show", "seed                7")
+        say("/set temperatur 1", "edge: temperatur cannot be set; near it: temperature.")
+        say("/set temperature hot", "edge: temperature is a number, not 'hot'")
+        say("/set temperature -1", "edge: temperature must be")
+        say("/set seed", "edge: give a value, too: /set seed VALUE")
+        say("/set thinking loud", "edge: thinking is one of fold, show, hide, not 'loud'")
+        say("/set markdown off", ">")
+        say("/retry", "[cut at 6")
+        say("/system", "system: Be brief.")
+        say("/system Be long.", "system: Be long.")
+        say(f"/file {text} What is it?", "[cut at 6")
+        say(f"/file {tmp_path}", "edge: ")
+        say("/file", "edge: give a file: /file FILE")
+        say("//not a command", "[cut at 6")
+        say("/usr/bin is a path", "[cut at 6")
+        terminal.wait_for_prompt()
+        turns = turns_of(terminal, tmp_path / "a.json")
+        assert [each["content"] for each in turns[::2]] == [
+            "Hello",
+            "Grüße\n\nWhat is it?",
+            "/not a command",
+            "/usr/bin is a path",
+        ]
+        say("/new", ">")
+        assert turns_of(terminal, tmp_path / "b.json") == []
+        say(f"/load {tmp_path / 'a.json'}", "8 turns; the conversation goes on from there")
+        say(f"/load {text}", "is no conversation")
+        assert turns_of(terminal, tmp_path / "c.json") == turns
+        terminal.send(f"/sa{TAB}")
+        terminal.wait_for("> /save")
+        terminal.send(CTRL_C)
+        say("/bye", "/bye")
+        assert terminal.end() == 0
+
+
+def test_without_colours(chat: Open) -> None:
+    for environment, has_colours in (({"NO_COLOR": "1"}, False), ({}, True)):
+        with chat(environment=environment) as terminal:
+            terminal.wait_for_prompt()
+            terminal.say("/plan")
+            terminal.wait_for("How fast it will be")
+            terminal.wait_for_prompt()
+            terminal.say("Hello")
+            terminal.wait_for("[cut at 6")
+            terminal.wait_for_prompt()
+            terminal.send("/")
+            terminal.wait_for("/retry")
+            terminal.send(CTRL_C)
+            terminal.wait_for_prompt()
+            terminal.send(CTRL_D)
+            assert terminal.end() == 0
+            assert bool(COLOURS.search(terminal.output)) == has_colours
+
+
+def test_a_terminal_that_moves_no_cursor(chat: Open) -> None:
+    """Lines are read and written as from a pipe."""
+    with chat(environment={"TERM": "dumb"}) as terminal:
+        terminal.say("Hello")
+        terminal.wait_for("[cut at 6")
+        terminal.send(CTRL_D)
+        assert terminal.end() == 0
+        assert "\x1b" not in terminal.output

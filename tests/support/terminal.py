@@ -1,0 +1,121 @@
+"""A program on a terminal of its own, and what is to be seen there."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pexpect
+import pyte
+
+from tests.support.processes import EDGE
+
+UP, DOWN, LEFT, BACKSPACE = "\x1b[A", "\x1b[B", "\x1b[D", "\x7f"
+CTRL_C, CTRL_D, ENTER, ALT_ENTER, TAB = "\x03", "\x04", "\r", "\x1b\r", "\t"
+_AT_ONCE_S = 0.1
+PATIENCE_S = 45.0
+
+
+def pasted(text: str) -> str:
+    """As terminals send what is pasted, when a program has asked to be told."""
+    return f"\x1b[200~{text}\x1b[201~"
+
+
+class Terminal:
+    """A command of edge, and the screen that it draws on. A context manager: it is ended."""
+
+    def __init__(
+        self,
+        *arguments: object,
+        state: Path,
+        environment: Mapping[str, str] | None = None,
+        columns: int = 100,
+        lines: int = 30,
+    ) -> None:
+        """state: where histories are kept."""
+        self._screen = pyte.HistoryScreen(columns, lines, history=10_000)
+        self._screen.write_process_input = self.send
+        self._stream = pyte.Stream(self._screen)
+        self.output = ""
+        """Every byte so far."""
+        self._process = pexpect.spawn(
+            EDGE[0],
+            [*EDGE[1:], *map(str, arguments)],
+            env={
+                **os.environ,
+                "TERM": "xterm-256color",
+                "XDG_STATE_HOME": str(state),
+                **(environment or {}),
+            },
+            dimensions=(lines, columns),
+            encoding="utf-8",
+        )
+
+    @property
+    def text(self) -> str:
+        """All lines, also those that scrolled away, without what fills them up."""
+        gone = ["".join(line[x].data for x in sorted(line)) for line in self._screen.history.top]
+        return "\n".join(line.rstrip() for line in [*gone, *self._screen.display]).rstrip()
+
+    @property
+    def last_line(self) -> str:
+        """Where the cursor is."""
+        return str(self._screen.display[self._screen.cursor.y]).rstrip()
+
+    def send(self, text: str) -> None:
+        self._process.send(text)
+
+    def say(self, line: str) -> None:
+        """Type a line, see it, and send it: what is typed ahead of a prompt is not its to send."""
+        end = line[-10:].strip()
+        self.send(line)
+        self.wait(lambda: self.last_line.endswith(end))
+        self.send(ENTER)
+        self.wait(lambda: not self.last_line.endswith(end))
+
+    def wait(self, is_there: Callable[[], object]) -> None:
+        """Until it is to be seen."""
+        end_s = time.monotonic() + PATIENCE_S
+        while not is_there():
+            assert time.monotonic() < end_s, self.text
+            assert self._read(), f"it ended:\n{self.text}"
+
+    def wait_for(self, text: str) -> None:
+        self.wait(lambda: text in self.text)
+
+    def wait_for_prompt(self) -> None:
+        """An empty one, below whatever was said last."""
+        self.wait(lambda: self.last_line == ">")
+
+    def end(self) -> int:
+        """Its exit code, once it has ended by itself."""
+        end_s = time.monotonic() + PATIENCE_S
+        while self._read():
+            assert time.monotonic() < end_s, self.text
+        self._process.wait()
+        assert self._process.exitstatus is not None, self._process.signalstatus
+        return int(self._process.exitstatus)
+
+    def resize(self, columns: int, lines: int) -> None:
+        self._screen.resize(lines, columns)
+        self._process.setwinsize(lines, columns)
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.close(force=True)
+
+    def _read(self) -> bool:
+        """What has come; False at the end."""
+        try:
+            part = self._process.read_nonblocking(1 << 16, _AT_ONCE_S)
+        except pexpect.TIMEOUT:
+            return True
+        except pexpect.EOF:
+            return False
+        self.output += part
+        self._stream.feed(part)
+        return True
