@@ -186,6 +186,7 @@ class AsyncCluster:
                     vocab_size=checkpoint.spec.vocab_size,
                     context_tokens=limits.context_tokens,
                     end_ids=checkpoint.end_ids,
+                    sampling=checkpoint.sampling,
                     tokenizer=tokenizer,
                     peers={peer.id: peer for peer in peers},
                 )

@@ -25,6 +25,7 @@ from edge.protocol.peer_info import PeerInfo
 from edge.protocol.step_times import PeerTimes
 from edge.text import Tokenizer
 from edge.weights.observation import ObservedRun
+from kernels.sampling.parameters import SamplingParameters
 from partition import Estimate, Plan
 
 Prompt = str | Sequence[int]
@@ -40,6 +41,7 @@ class HeldModel:
     vocab_size: int
     context_tokens: int
     end_ids: frozenset[int]
+    sampling: SamplingParameters
     tokenizer: Tokenizer | None
     peers: Mapping[str, PeerInfo]
 
@@ -64,6 +66,11 @@ class DescribedModel:
     def context_tokens(self) -> int:
         """The longest prompt and answer together."""
         return self._held.context_tokens
+
+    @property
+    def sampling(self) -> SamplingParameters:
+        """How tokens are chosen where GenerationOptions leaves it open: as its makers say."""
+        return self._held.sampling
 
     @property
     def peers(self) -> Mapping[str, PeerInfo]:
@@ -123,7 +130,9 @@ class DescribedModel:
                 f"the prompt has {len(tokens)} tokens and the context {self.context_tokens}: no "
                 "room for an answer; shorten it, or load the model with more context_tokens"
             )
-        request = options.request(tokens, end_ids=self._held.end_ids, room=room)
+        request = options.request(
+            tokens, end_ids=self._held.end_ids, room=room, usual=self._held.sampling
+        )
         self._require_open()
         held = self._held
         return partial(ReplyUnderWay, held.loaded, request, held.tokenizer, held.forecast)

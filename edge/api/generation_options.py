@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TypedDict
 
 from edge.coordinator.generation import GenerationRequest
@@ -21,11 +21,17 @@ class GenerationOptions:
         128, flags=("-n", "--max-new-tokens"), at_least=1, help="Longest answer."
     )
     """None: as long as the context has room."""
-    temperature: float = option(0.0, help="0 is greedy.")
-    top_k: int = option(0, help="Keep this many tokens; 0 keeps all.")
-    top_p: float = option(1.0, help="Keep the likeliest tokens up to this share.")
-    min_p: float = option(0.0, help="Keep tokens at least this likely, relative to the likeliest.")
-    repetition_penalty: float = option(1.0, help="Above 1 makes used tokens less likely.")
+    temperature: float | None = option(
+        None, help="0 is greedy.  [default, here and below: as the model says, else greedy]"
+    )
+    """None, here and below: as the checkpoint's generation_config.json says (`model.sampling`), and
+    greedy where it says nothing."""
+    top_k: int | None = option(None, help="Keep this many tokens; 0 keeps all.")
+    top_p: float | None = option(None, help="Keep the likeliest tokens up to this share.")
+    min_p: float | None = option(
+        None, help="Keep tokens at least this likely, relative to the likeliest."
+    )
+    repetition_penalty: float | None = option(None, help="Above 1 makes used tokens less likely.")
     stop: str | Sequence[str] = option(
         (), metavar="TEXT", help="End the answer before this text; may be repeated."
     )
@@ -42,22 +48,26 @@ class GenerationOptions:
         longest = self.max_new_tokens
         if longest is not None and (type(longest) is not int or longest < 1):
             raise RequestError(f"max_new_tokens must be 1 or more, not {longest!r}")
-        self.request((0,), end_ids=frozenset(), room=1)
+        self.request((0,), end_ids=frozenset(), room=1, usual=SamplingParameters())
 
     def request(
-        self, prompt_ids: Sequence[int], *, end_ids: frozenset[int], room: int
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        end_ids: frozenset[int],
+        room: int,
+        usual: SamplingParameters,
     ) -> GenerationRequest:
-        """For one prompt, of a model that ends at `end_ids` and has room for this many tokens."""
+        """For one prompt, of a model that ends at `end_ids` and has room for this many tokens.
+
+        usual: how it chooses tokens where nothing else is said.
+        """
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
         if not isinstance(stop, Sequence):
             raise RequestError(f"stop must be a text or a list of texts, not {stop!r}")
-        chosen = {field.name: getattr(self, field.name) for field in fields(SamplingParameters)}
+        sampling = self.sampling(usual)
         if self.seed is None:
-            chosen["seed"] = secrets.randbits(53)
-        try:
-            sampling = SamplingParameters(**chosen)
-        except ValueError as error:
-            raise RequestError(str(error)) from error
+            sampling = replace(sampling, seed=secrets.randbits(53))
         return GenerationRequest(
             prompt_ids=tuple(prompt_ids),
             max_new_tokens=room if self.max_new_tokens is None else min(self.max_new_tokens, room),
@@ -66,16 +76,25 @@ class GenerationOptions:
             end_ids=frozenset() if self.ignore_eos else end_ids,
         )
 
+    def sampling(self, usual: SamplingParameters) -> SamplingParameters:
+        """How tokens are chosen, of a model that chooses them as `usual` where nothing is said."""
+        given = {field.name: getattr(self, field.name) for field in fields(SamplingParameters)}
+        chosen = {name: value for name, value in given.items() if value is not None}
+        try:
+            return replace(usual, **chosen)
+        except ValueError as error:
+            raise RequestError(str(error)) from error
+
 
 class GenerationOverrides(TypedDict, total=False):
     """The fields of GenerationOptions that a caller sets by name, for who checks types."""
 
     max_new_tokens: int | None
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repetition_penalty: float
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float | None
     stop: str | Sequence[str]
     seed: int | None
     ignore_eos: bool

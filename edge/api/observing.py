@@ -152,6 +152,10 @@ async def _read(model: AsyncModel, task: Observation, on_progress: OnProgress) -
             window,
             max_new_tokens=task.new_tokens,
             temperature=1.0,
+            top_k=0,
+            top_p=1.0,
+            min_p=0.0,
+            repetition_penalty=1.0,
             seed=number,
             ignore_eos=True,
         )

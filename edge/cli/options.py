@@ -70,7 +70,10 @@ class ClusterOptions:
 
 cluster_options = given_options("peers", ClusterOptions)
 
-generation_options = given_options("generation", GenerationOptions)
+generation_options = given_options(
+    "generation", GenerationOptions, defaults={"max_new_tokens": None}
+)
+"""Answers are as long as the model makes them, unless their length is given."""
 
 
 def model_options(*, concurrency: bool = False, only: Collection[str] = ()) -> Callable[[F], F]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -22,6 +23,7 @@ from edge.planning.breakdown import Part, step_parts
 from edge.planning.drift import Drift
 from edge.planning.load_options import LoadOptions
 from edge.protocol.step_times import PeerTimes
+from kernels.sampling.parameters import SamplingParameters
 
 adapt_option = click.option(
     "--adapt",
@@ -46,8 +48,31 @@ def show_reply(model: Model, prompt: Prompt, options: GenerationOptions) -> Repl
             sys.stdout.flush()
         reply = stream.reply()
     click.echo()
+    tell_remarks(model, reply, options, "-n N")
     click.echo(figures_of(model, reply), err=True)
     return reply
+
+
+def tell_remarks(
+    model: Model, reply: Reply, options: GenerationOptions, longer: str, shorter: str = ""
+) -> None:
+    """On stderr, what a reader would miss of an answer: that it is empty, or where it was cut.
+
+    longer: how one asks for a longer one. shorter: how for room in the context.
+    """
+    count = reply.statistics["new_tokens"]
+    if not reply.text.strip():
+        why = "tokens without text" if reply.finish_reason == "length" else "its end at once"
+        click.echo(f"[the answer is empty: the model wrote {why}]", err=True)
+    if reply.finish_reason == "length":
+        if count == options.max_new_tokens:
+            click.echo(f"[cut at {count} tokens; {longer} for longer ones]", err=True)
+        else:
+            click.echo(
+                f"[the context of {model.context_tokens} tokens is full; {shorter}--context "
+                "makes it longer]",
+                err=True,
+            )
 
 
 def figures_of(model: Model, reply: Reply) -> str:
@@ -67,6 +92,18 @@ def figures_of(model: Model, reply: Reply) -> str:
         f"[{figures['new_tokens']} tokens, {first}{rate}, on {devices} "
         f"device{'s' if devices > 1 else ''}]"
     )
+
+
+def show_sampling(model: Model, reply: Reply, options: GenerationOptions) -> None:
+    """How tokens were chosen, on stderr."""
+    chosen = options.sampling(model.sampling)
+    values = {**asdict(chosen), "seed": reply.statistics["seed"]}
+    if not chosen.temperature:
+        values = {"temperature": "0 (greedy)", "repetition_penalty": chosen.repetition_penalty}
+    said = ", ".join(f"{name.replace('_', '-')} {value}" for name, value in values.items())
+    if options.sampling(SamplingParameters()) != chosen:
+        said += "; what was not asked for is as the model's files say"
+    click.echo(f"sampling: {said}", err=True)
 
 
 def show_parts(model: Model, reply: Reply) -> Sequence[PeerTimes] | None:

@@ -4,11 +4,19 @@ Tokenizer            text ↔ token ids, chats → prompts        (tokenizer.py)
 TextStream           token ids → text that grows              (stream.py)
 TokenizerFiles       what a folder or a GGUF file says of one (files.py, gguf.py)
 read_end_ids         where answers end                        (generation_config.py)
+read_sampling        how its makers choose tokens             (likewise)
 """
 
 from edge.text.files import TokenizerFiles, read_tokenizer_files
-from edge.text.generation_config import read_end_ids
+from edge.text.generation_config import read_end_ids, read_sampling
 from edge.text.stream import TextStream
 from edge.text.tokenizer import Tokenizer
 
-__all__ = ["TextStream", "Tokenizer", "TokenizerFiles", "read_end_ids", "read_tokenizer_files"]
+__all__ = [
+    "TextStream",
+    "Tokenizer",
+    "TokenizerFiles",
+    "read_end_ids",
+    "read_sampling",
+    "read_tokenizer_files",
+]

@@ -1,13 +1,17 @@
-"""A checkpoint's own settings for generating: the tokens that end its answers."""
+"""A checkpoint's own settings for generating: what ends its answers, how tokens are chosen."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
 from reprlib import repr as shown
+from typing import Any
 
 from edge.errors import CheckpointError
 from edge.text.files import read_json
+from kernels.sampling.parameters import SamplingParameters
+
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 def read_end_ids(path: Path) -> tuple[int, ...]:
@@ -29,6 +33,35 @@ def read_end_ids(path: Path) -> tuple[int, ...]:
         if (value := source.get("eos_token_id")) is not None:
             return _ids(value, file)
     return ()
+
+
+def read_sampling(path: Path) -> SamplingParameters:
+    """How a checkpoint's makers choose tokens, by generation_config.json in its folder.
+
+    What transformers makes of that file: greedy without do_sample, and with it top_k is 50 unless
+    said otherwise. Raises CheckpointError naming the field of a value that cannot be.
+    """
+    file = path / "generation_config.json"
+    values = read_json(file) if file.is_file() else {}
+    given = {name: values[name] for name in _SAMPLING if values.get(name) is not None}
+    if values.get("do_sample") is True:
+        given = {"temperature": 1.0, "top_k": 50, **given}
+    else:
+        given["temperature"] = 0.0
+    return sampling_of(given, str(file))
+
+
+def sampling_of(values: Mapping[str, object], source: str) -> SamplingParameters:
+    """Of values by the names of fields. Raises CheckpointError naming `source` and the field."""
+    chosen: dict[str, Any] = dict(values)
+    if chosen.get("top_k") == -1:  # as some publishers write "all"
+        chosen["top_k"] = 0
+    try:
+        return SamplingParameters(**chosen)
+    except ValueError as error:
+        raise CheckpointError(
+            f"{source}: {error}; correct the file or download it again"
+        ) from error
 
 
 def _ids(value: object, file: Path) -> tuple[int, ...]:

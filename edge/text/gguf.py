@@ -25,7 +25,9 @@ from edge.text.description import (
     short_tokens,
 )
 from edge.text.files import TOKENIZER, SpecialToken, TokenizerFiles
+from edge.text.generation_config import sampling_of
 from edge.text.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
+from kernels.sampling.parameters import SamplingParameters
 
 _MODEL = "tokenizer.ggml.model"
 _TOKENS = "tokenizer.ggml.tokens"
@@ -55,6 +57,14 @@ _END_NAMES = frozenset(
 )  # fmt: skip
 """Control tokens of these names end an answer, too: files name one end, models have several."""
 
+_SAMPLING = {
+    "temperature": "general.sampling.temp",
+    "top_k": "general.sampling.top_k",
+    "top_p": "general.sampling.top_p",
+    "min_p": "general.sampling.min_p",
+    "repetition_penalty": "general.sampling.penalty_repeat",
+}
+
 _MOST_CHARACTERS = 4 << 20
 _LONGEST_PIECE = 512
 _MOST_MERGED = 32 << 20
@@ -78,6 +88,16 @@ def gguf_end_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
             if tokens[token_id] in _END_NAMES:
                 found[token_id] = None
     return tuple(found)
+
+
+def gguf_sampling(metadata: Mapping[str, Any], path: Path) -> SamplingParameters:
+    """How its makers choose tokens, where the file says so; else greedy."""
+    given = {
+        name: metadata[key] for name, key in _SAMPLING.items() if metadata.get(key) is not None
+    }
+    if given.keys() - {"repetition_penalty"}:
+        given.setdefault("temperature", 1.0)
+    return sampling_of(given, str(path))
 
 
 def gguf_templates(metadata: Mapping[str, Any], path: Path) -> dict[str, tuple[str, str]]:

@@ -93,6 +93,11 @@ class Tokenizer:
         """The id of a token as spelt in the vocabulary, None for a stranger."""
         return self._backend.token_to_id(token)
 
+    @property
+    def has_chat_template(self) -> bool:
+        """One for plain conversations."""
+        return "default" in self._templates
+
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, with the special tokens that the tokenizer puts around one."""
         return self._encode(text, add_special_tokens=True)

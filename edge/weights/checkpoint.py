@@ -28,6 +28,7 @@ class Checkpoint:
         self.store = form.store
         self.name = name
         self.end_ids = frozenset(each for each in form.end_ids if each < form.spec.vocab_size)
+        self.sampling = form.sampling
         self._form = form
         self._tokenizer: Tokenizer | None = None
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from edge.errors import CheckpointError
 from edge.models.families import read_family
-from edge.text import read_end_ids, read_tokenizer_files
+from edge.text import read_end_ids, read_sampling, read_tokenizer_files
 from edge.text.files import TOKENIZER, read_json
 from edge.weights.foreign_folders import check_folder
 from edge.weights.form import CheckpointForm, with_tied_head
@@ -23,7 +23,7 @@ def open_folder(folder: Path) -> CheckpointForm:
     source = folder / CONFIG
     config = read_json(source)
     family, spec = read_family(config, source=str(source))
-    end_ids = read_end_ids(folder)
+    end_ids, sampling = read_end_ids(folder), read_sampling(folder)
     name = with_tied_head(spec, family.tensor_name)
     try:
         files = SafetensorsStore(folder)
@@ -47,5 +47,6 @@ def open_folder(folder: Path) -> CheckpointForm:
         store=store,
         own_encoding=own,
         end_ids=end_ids,
+        sampling=sampling,
         read_tokenizer=(lambda: read_tokenizer_files(folder)) if has_tokenizer else None,
     )

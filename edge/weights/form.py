@@ -10,6 +10,7 @@ from typing import Any
 from edge.models.spec import ModelSpec
 from edge.text import TokenizerFiles
 from edge.weights.encoding import Encoding, Rounded
+from kernels.sampling.parameters import SamplingParameters
 from offload import WeightStore
 
 
@@ -22,7 +23,8 @@ class CheckpointForm:
     path: the folder or the file. described_in: what shapes follow from, for errors.
     config: what the spec was made of, in the words of a config.json.
     tensor_name: by role; a tied head is the embedding. end_ids: tokens that end an
-    answer. read_tokenizer: None where there is none; raises CheckpointError.
+    answer. sampling: how its makers choose tokens. read_tokenizer: None where there is none;
+    raises CheckpointError.
     """
 
     path: Path
@@ -32,6 +34,7 @@ class CheckpointForm:
     tensor_name: Callable[[str], str]
     store: WeightStore
     end_ids: tuple[int, ...]
+    sampling: SamplingParameters
     read_tokenizer: Callable[[], TokenizerFiles] | None
     own_encoding: Encoding | Rounded | None = None
 

@@ -27,7 +27,13 @@ from edge.models.gguf import (
 from edge.models.spec import ModelSpec, tensor_shapes
 from edge.text import TokenizerFiles, read_tokenizer_files
 from edge.text.files import TOKENIZER
-from edge.text.gguf import gguf_end_ids, gguf_templates, gguf_tokenizer_files, has_tokenizer
+from edge.text.gguf import (
+    gguf_end_ids,
+    gguf_sampling,
+    gguf_templates,
+    gguf_tokenizer_files,
+    has_tokenizer,
+)
 from edge.weights.encoding import Encoding
 from edge.weights.form import CheckpointForm, with_tied_head
 from edge.weights.gguf_blocks import gguf_encoding
@@ -107,6 +113,7 @@ def _opened(files: Sequence[GgufFile]) -> CheckpointForm:
         tensor_name=with_tied_head(spec, tensor_name),
         store=store,
         end_ids=gguf_end_ids(metadata),
+        sampling=gguf_sampling(metadata, first.path),
         read_tokenizer=_tokenizer_reader(first.path, metadata),
         own_encoding=_own_encoding(store, spec, shapes),
     )

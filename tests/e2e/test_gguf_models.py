@@ -141,7 +141,7 @@ def test_commands_take_a_file(tmp_path: Path) -> None:
     assert "small.gguf" in planned.out
     replies = [
         run_edge("run", place, "-p", "The quick", *more, "--local", "1", "-n", "4")
-        for place, more in ((path, ()), (folder, ()), (path, ("--chat",)))
+        for place, more in ((path, ()), (folder, ()), (path, ("--raw",)))
     ]
     assert [reply.code for reply in replies] == [0, 0, 0], replies[-1].err
     assert replies[0].out == replies[1].out

@@ -67,15 +67,11 @@ def test_it_is_rounded_with_the_model(
     with edge.Cluster.local(1, threads=1) as cluster:
         with cluster.load(checkpoint.path, dtype="int8", accuracy="high", lora=adapter) as model:
             rounded = model.logits(prompt)
-        made = cluster.quantize(
-            checkpoint.path,
-            tmp_path / "out",
-            edge.LoadOptions(lora=adapter),
-            progress=False,
-            windows=4,
-            window_tokens=16,
-        )
-        with cluster.load(made.path, accuracy="high") as model:
+        local = ("--local", "1", "--threads", "1", "--windows", "4", "--window-tokens", "16")
+        out = tmp_path / "out"
+        made = run_edge("quantize", checkpoint.path, "--lora", adapter, "--out", out, *local)
+        assert made.code == 0, made.err
+        with cluster.load(out, accuracy="high") as model:
             quantised = model.logits(prompt)
     away = np.abs(checkpoint.logits(prompt) - expected).mean()
     assert np.abs(rounded - expected).mean() < 0.1 * away

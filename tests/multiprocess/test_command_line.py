@@ -83,7 +83,9 @@ def test_the_answer_goes_to_stdout_and_figures_to_stderr(
     piped = run_edge(*command, "-p", "-", stdin="Once")
     whole = json.loads(run_edge(*command, "-p", "Once", "--json").out)
     assert given.out == piped.out == whole["text"] + "\n"
-    assert given.err.startswith("[8 tokens, first after ")
+    cut, figures = given.err.splitlines()
+    assert cut == "[cut at 8 tokens; -n N for longer ones]"
+    assert figures.startswith("[8 tokens, first after ")
     assert " tok/s" in given.err
     assert given.err.endswith(", on 1 device]\n")
 
@@ -213,6 +215,43 @@ def test_a_conversation_that_outgrows_the_context_can_be_started_anew(
 def test_a_chat_without_a_template_ends_before_anyone_types(
     checkpoint: TinyCheckpoint, daemon: Daemon
 ) -> None:
-    for command in (("chat",), ("run", "--chat", "-p", "hi")):
-        outcome = run_edge(*command, checkpoint.path, "--peer", daemon.address, stdin="Hello\n")
-        assert "has no default chat template: send a plain prompt" in outcome.sentence()
+    outcome = run_edge("chat", checkpoint.path, "--peer", daemon.address, stdin="Hello\n")
+    assert "has no default chat template: send a plain prompt" in outcome.sentence()
+
+
+def test_a_model_with_a_chat_template_is_asked(talker: Path, daemon: Daemon) -> None:
+    """And told what to go on from with --raw, for no longer than 128 tokens."""
+    command = ("run", talker, "-p", "Hello", "--peer", daemon.address)
+    asked = run_edge(*command, "-n", 6)
+    told = run_edge("chat", talker, "-n", 6, "--peer", daemon.address, stdin="Hello\n")
+    assert asked.out == told.out
+    assert "[cut at 6 tokens; -n N for longer ones]" in asked.err
+    raw = json.loads(run_edge(*command, "--raw", "--json").out)
+    assert len(raw["token_ids"]) == 128
+    prompt = "<user>Hello<assistant>"
+    by_hand = run_edge("run", talker, "-p", prompt, "--raw", "-n", 6, "--peer", daemon.address)
+    assert by_hand.out == asked.out
+    whole = run_edge(*command)
+    assert "[the context of 512 tokens is full; --context makes it longer]" in whole.err
+
+
+def test_tokens_are_chosen_as_the_models_files_say(
+    talker: Path, daemon: Daemon, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(talker, tmp_path / "sampled"))
+    said = {"do_sample": True, "temperature": 0.7, "top_k": 9, "top_p": 0.8}
+    (folder / "generation_config.json").write_text(json.dumps(said))
+    command = ("run", folder, "-p", "Hello", "-n", 20, "--peer", daemon.address, "--seed", 5)
+    sampled = run_edge(*command, "--explain")
+    assert (
+        "sampling: temperature 0.7, top-k 9, top-p 0.8, min-p 0.0, repetition-penalty 1.0, seed 5; "
+        "what was not asked for is as the model's files say" in sampled.err
+    )
+    asked = run_edge(*command, "--temperature", 0.7, "--top-k", 9, "--top-p", 0.8)
+    greedy = run_edge(*command, "--temperature", 0, "--explain")
+    assert sampled.out == asked.out != greedy.out
+    assert "sampling: temperature 0 (greedy), repetition-penalty 1.0" in greedy.err
+    plain = run_edge("run", talker, "-p", "Hello", "-n", 20, "--peer", daemon.address)
+    assert greedy.out == plain.out
+    (folder / "generation_config.json").write_text('{"do_sample": true, "top_p": 2}')
+    assert "generation_config.json: top_p must be" in run_edge(*command).sentence()

@@ -363,7 +363,7 @@ def test_replies_slower_than_predicted_are_told_and_measured_again(
             exaggerated = facts(checkpoint, cluster)
             outcome = run_edge(*command, "--parallel", "pipeline", *options)
             assert outcome.code == 0
-            figures, warning = outcome.err.strip().splitlines()
+            _cut, figures, warning = outcome.err.strip().splitlines()
             assert "tok/s (predicted " in figures
             assert warning.startswith("edge: ")
             assert " times as slow as predicted: " in warning

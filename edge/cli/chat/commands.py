@@ -12,6 +12,7 @@ from typing import Protocol
 from edge.cli.chat.conversation import Conversation
 from edge.cli.chat.settings import Settings
 from edge.errors import RequestError
+from kernels.sampling.parameters import SamplingParameters
 from offload import read_file
 
 _COMMAND = re.compile(r"/([a-z?]+)(?:\s+(.*))?", re.DOTALL)
@@ -26,6 +27,9 @@ class Talk(Protocol):
 
     @property
     def model_name(self) -> str: ...
+
+    @property
+    def usual_sampling(self) -> SamplingParameters: ...
 
     def say(self, text: str) -> None:
         """A line or more, not of the model."""
@@ -112,7 +116,11 @@ def _set(talk: Talk, rest: str) -> None:
 
 def _show(talk: Talk, _rest: str) -> None:
     system = talk.conversation.system or "none"
-    rows = [("model", talk.model_name), ("system", system), *talk.settings.rows()]
+    rows = [
+        ("model", talk.model_name),
+        ("system", system),
+        *talk.settings.rows(talk.usual_sampling),
+    ]
     width = max(len(name) for name, _value in rows)
     talk.say("\n".join(f"{name:<{width}}  {value}" for name, value in rows))
 

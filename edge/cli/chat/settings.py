@@ -10,6 +10,7 @@ from edge.api.generation_options import GenerationOptions
 from edge.cli.chat.answer_view import Thinking
 from edge.errors import RequestError
 from edge.option_fields import option_facts
+from kernels.sampling.parameters import SamplingParameters
 
 _SHORT = {"max_tokens": "max_new_tokens"}
 _WORDS = {"none": None, "default": None, "on": True, "off": False}
@@ -42,10 +43,10 @@ class Settings:
             raise RequestError(f"{name} cannot be set{said}. There are {', '.join(known)}")
         return replace(self, generation=replace(self.generation, **{field: _value(field, value)}))
 
-    def rows(self) -> list[tuple[str, str]]:
-        """(name, value) of everything, as `/show` lists it."""
+    def rows(self, usual: SamplingParameters) -> list[tuple[str, str]]:
+        """(name, value) of everything, as `/show` lists it. usual: the model's own."""
         rows = [
-            (name.replace("_", "-"), _shown(getattr(self.generation, name)))
+            (name.replace("_", "-"), _shown(getattr(self.generation, name), name, usual))
             for name in _generation_names()
         ]
         return [*rows, ("markdown", "on" if self.markdown else "off"), ("thinking", self.thinking)]
@@ -76,7 +77,9 @@ def _one_of(name: str, value: str, choices: dict[str, Any]) -> Any:
     return choices[value]
 
 
-def _shown(value: object) -> str:
+def _shown(value: object, name: str, usual: SamplingParameters) -> str:
+    if value is None and name != "seed" and hasattr(usual, name):
+        return f"{getattr(usual, name)} (the model's)"
     if value is None or value == ():
         return "none"
     return ", ".join(value) if isinstance(value, tuple) else str(value)

@@ -16,9 +16,10 @@ from edge.cli.chat.answer_view import AnswerView
 from edge.cli.chat.conversation import Conversation
 from edge.cli.chat.settings import Settings
 from edge.cli.plan_view import show_plan
-from edge.cli.reply_view import drift_of, figures_of, tell_drift
+from edge.cli.reply_view import drift_of, figures_of, tell_drift, tell_remarks
 from edge.errors import RequestError
 from edge.planning.load_options import LoadOptions
+from kernels.sampling.parameters import SamplingParameters
 
 
 class TerminalTalk:
@@ -53,6 +54,10 @@ class TerminalTalk:
     @property
     def model_name(self) -> str:
         return self._model.name
+
+    @property
+    def usual_sampling(self) -> SamplingParameters:
+        return self._model.sampling
 
     def banner(self) -> str:
         """Two lines."""
@@ -120,8 +125,8 @@ class TerminalTalk:
                 return "".join(said)
             reply = stream.reply()
         self._last = reply
-        for line in self._remarks(reply):
-            click.echo(line, err=True)
+        tell_remarks(self._model, reply, generation, "/set max-tokens N", "/new begins anew, ")
+        click.echo(figures_of(self._model, reply), err=True)
         return reply.text
 
     def _show(self, stream: ReplyStream, said: list[str], *, begun: bool) -> None:
@@ -139,23 +144,6 @@ class TerminalTalk:
             for token in stream:
                 said.append(token.text)
                 view.feed(token.text)
-
-    def _remarks(self, reply: Reply) -> list[str]:
-        """What the user should know of an answer."""
-        remarks = []
-        count = reply.statistics["new_tokens"]
-        if not reply.text.strip():
-            remarks.append("[the model said nothing: its answer ended at once]")
-        if reply.finish_reason == "length":
-            if count == self.settings.generation.max_new_tokens:
-                remarks.append(f"[cut at {count} tokens; /set max-tokens N for longer ones]")
-            else:
-                remarks.append(
-                    f"[the context of {self._model.context_tokens} tokens is full; /new begins "
-                    "anew, --context makes it longer]"
-                )
-        remarks.append(figures_of(self._model, reply))
-        return remarks
 
     def _look_for_drift(self) -> None:
         if (drift := drift_of(self._model)) is None:

@@ -12,8 +12,13 @@ from edge.cli.chat.conversation import Conversation
 from edge.cli.chat.line_input import is_a_terminal, line_input
 from edge.cli.chat.settings import Settings
 from edge.cli.chat.talk import TerminalTalk
-from edge.cli.field_options import given_options
-from edge.cli.options import ClusterOptions, cluster_options, model_options, open_cluster
+from edge.cli.options import (
+    ClusterOptions,
+    cluster_options,
+    generation_options,
+    model_options,
+    open_cluster,
+)
 from edge.cli.reply_view import adapt_option, tell_why_not_predicted
 from edge.errors import RequestError
 from edge.planning.load_options import LoadOptions
@@ -22,7 +27,7 @@ from edge.planning.load_options import LoadOptions
 @click.command("chat", short_help="Talk with a model in turns.")
 @model_options()
 @click.option("--system", metavar="TEXT", help="What the model is told before the conversation.")
-@given_options("generation", GenerationOptions, defaults={"max_new_tokens": None})
+@generation_options
 @adapt_option
 @cluster_options
 def command(

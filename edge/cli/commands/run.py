@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,21 +25,26 @@ from edge.cli.reply_view import (
     drift_of,
     show_parts,
     show_reply,
+    show_sampling,
     tell_drift,
     tell_why_not_predicted,
 )
 from edge.planning.load_options import LoadOptions
 
+_RAW_TOKENS = 128
+
 
 @click.command("run", short_help="Answer one prompt.")
 @model_options()
-@click.option(
-    "-p", "--prompt", required=True, help="The text to go on from; - reads standard input."
-)
+@click.option("-p", "--prompt", required=True, help="What to answer; - reads standard input.")
 @generation_options
 @adapt_option
 @cluster_options
-@click.option("--chat", "as_chat", is_flag=True, help="Put the prompt through the chat template.")
+@click.option(
+    "--raw",
+    is_flag=True,
+    help="Go on from the prompt itself; else a model with a chat template is asked it.",
+)
 @click.option(
     "--json", "as_json", is_flag=True, help="Print the whole reply as JSON instead of streaming."
 )
@@ -48,7 +54,7 @@ from edge.planning.load_options import LoadOptions
 def command(
     model: Path,
     prompt: str,
-    as_chat: bool,
+    raw: bool,
     as_json: bool,
     options: LoadOptions,
     peers: ClusterOptions,
@@ -57,6 +63,10 @@ def command(
     generation: GenerationOptions,
 ) -> None:
     """Run MODEL (a Hugging Face checkpoint's folder, or a GGUF file) and stream its answer.
+
+    The prompt is put through the model's chat template, if it has one, and the answer is as long as
+    the model makes it. Without a template, or with --raw, the model goes on from the prompt, for
+    128 tokens unless told otherwise.
 
     \b
     Examples:
@@ -70,13 +80,17 @@ def command(
         loaded = cluster.load(model, options)
         tell_why_not_predicted(loaded)
         text: Prompt = prompt
-        if as_chat:
+        if loaded.tokenizer.has_chat_template and not raw:
             text = loaded.tokenizer.encode_chat([{"role": "user", "content": prompt}])
+        elif generation.max_new_tokens is None:
+            generation = replace(generation, max_new_tokens=_RAW_TOKENS)  # it may know no end
         if as_json:
             reply = loaded.generate(text, generation)
             click.echo(json.dumps(_as_json(reply), ensure_ascii=False))
         else:
             reply = show_reply(loaded, text, generation)
+        if explain:
+            show_sampling(loaded, reply, generation)
         times = show_parts(loaded, reply) if explain else None
         if (drift := drift_of(loaded, times)) is not None:
             tell_drift(cluster, loaded, model, options, drift, adapt=adapt)

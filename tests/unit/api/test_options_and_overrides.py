@@ -10,6 +10,7 @@ import pytest
 import edge
 from edge.api.generation_options import GenerationOptions, GenerationOverrides
 from edge.planning.load_options import LoadOptions, LoadOverrides
+from kernels.sampling.parameters import SamplingParameters
 
 
 @pytest.mark.parametrize(
@@ -52,12 +53,28 @@ def test_an_answer_that_can_never_be(values: dict[str, Any], message: str) -> No
     assert message in str(raised.value)
 
 
+USUAL = SamplingParameters(temperature=0.6, top_p=0.9, repetition_penalty=1.1)
+
+
+def test_what_is_not_asked_for_is_as_the_model_has_it() -> None:
+    options = GenerationOptions(top_p=0.5, min_p=0.0, seed=3)
+    assert options.sampling(USUAL) == SamplingParameters(
+        temperature=0.6, top_p=0.5, repetition_penalty=1.1, seed=3
+    )
+    assert GenerationOptions(temperature=0).sampling(USUAL).temperature == 0
+    whole = GenerationOptions(max_new_tokens=None)
+    request = whole.request([1], end_ids=frozenset(), room=500, usual=USUAL)
+    assert request.max_new_tokens == 500
+
+
 def test_a_request_has_what_fits_and_a_seed_of_its_own() -> None:
     options = GenerationOptions(max_new_tokens=50, top_k=3, stop="END")
-    one, other = (options.request([1, 2], end_ids=frozenset({7}), room=20) for _ in range(2))
+    one, other = (
+        options.request([1, 2], end_ids=frozenset({7}), room=20, usual=USUAL) for _ in range(2)
+    )
     assert (one.prompt_ids, one.max_new_tokens, one.stop) == ((1, 2), 20, ("END",))
     assert (one.sampling.top_k, one.end_ids) == (3, frozenset({7}))
     assert one.sampling.seed != other.sampling.seed
     on_and_on = GenerationOptions(ignore_eos=True, seed=5)
-    request = on_and_on.request([1], end_ids=frozenset({7}), room=500)
+    request = on_and_on.request([1], end_ids=frozenset({7}), room=500, usual=USUAL)
     assert (request.max_new_tokens, request.end_ids, request.sampling.seed) == (128, frozenset(), 5)

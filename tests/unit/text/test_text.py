@@ -5,10 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 from transformers import AutoTokenizer
 
 from edge.errors import CheckpointError, RequestError
-from edge.text import TextStream, Tokenizer, read_end_ids
+from edge.text import TextStream, Tokenizer, read_end_ids, read_sampling
+from edge.text.gguf import gguf_sampling
+from kernels.sampling.parameters import SamplingParameters
 from tests.support.small_tokenizers import (
     KINDS,
     TEXTS,
@@ -199,6 +202,58 @@ def test_end_tokens_come_from_either_file(tmp_path: Path) -> None:
 def test_a_checkpoint_may_say_nothing_about_ends(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"eos_token_id": null}')
     assert read_end_ids(tmp_path) == ()
+
+
+SAMPLED = {"do_sample": True, "temperature": 0.6, "top_p": 0.95, "top_k": 20}
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (None, {}),
+        ({}, {}),
+        (SAMPLED, {"temperature": 0.6, "top_p": 0.95, "top_k": 20}),
+        ({**SAMPLED, "do_sample": False}, {"temperature": 0.0, "top_p": 0.95, "top_k": 20}),
+        ({"temperature": 0.6}, {}),
+        ({**SAMPLED, "top_k": -1, "min_p": 0.1}, {
+            "temperature": 0.6, "top_p": 0.95, "top_k": 0, "min_p": 0.1,
+        }),
+        ({"repetition_penalty": 1.1, "temperature": None}, {"repetition_penalty": 1.1}),
+    ],
+)  # fmt: skip
+def test_how_tokens_are_chosen(tmp_path: Path, content: Any, expected: dict[str, Any]) -> None:
+    if content is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(content))
+    assert read_sampling(tmp_path) == SamplingParameters(**expected)
+
+
+def test_what_the_file_leaves_open_is_as_in_transformers(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text('{"do_sample": true}')
+    library: Any = transformers
+    usual = library.GenerationConfig.from_pretrained(tmp_path)._get_default_generation_params()
+    found = read_sampling(tmp_path)
+    for name in ("temperature", "top_k", "top_p"):
+        assert getattr(found, name) == usual[name]
+
+
+@pytest.mark.parametrize(
+    "content", [{"top_p": 2}, {"temperature": "hot", "do_sample": True}, {"top_k": 1.5}]
+)
+def test_sampling_that_cannot_be_names_the_file(tmp_path: Path, content: Any) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=r"generation_config\.json: .*; correct the file"):
+        read_sampling(tmp_path)
+
+
+def test_sampling_of_a_gguf_file() -> None:
+    path = Path("m.gguf")
+    assert gguf_sampling({}, path) == SamplingParameters()
+    found = gguf_sampling({"general.sampling.temp": 0.7, "general.sampling.top_k": 40}, path)
+    assert found == SamplingParameters(temperature=0.7, top_k=40)
+    found = gguf_sampling({"general.sampling.top_p": 0.9}, path)
+    assert found == SamplingParameters(temperature=1.0, top_p=0.9)
+    with pytest.raises(CheckpointError, match=r"m\.gguf: top_p must be"):
+        gguf_sampling({"general.sampling.top_p": 9.0}, path)
 
 
 @pytest.mark.parametrize(

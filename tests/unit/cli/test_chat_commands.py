@@ -1,0 +1,151 @@
+"""What the lines of a conversation mean, what is set, and files of conversations."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge.api.generation_options import GenerationOptions
+from edge.cli.chat.commands import COMMANDS, is_command
+from edge.cli.chat.conversation import Conversation
+from edge.cli.chat.settings import Settings
+from edge.errors import RequestError
+from kernels.sampling.parameters import SamplingParameters
+
+SETTINGS = Settings(generation=GenerationOptions(max_new_tokens=None))
+
+
+@pytest.mark.parametrize("name", [*COMMANDS, "help", "?", "nothing"])
+def test_a_slash_and_a_word_are_a_command(name: str) -> None:
+    for line in (f"/{name}", f"/{name} something", f"/{name}\nlines"):
+        assert is_command(line)
+
+
+@pytest.mark.parametrize("line", ["/", "//new", "/usr/bin", "/New", "new", " /new", "/a-b", "/1"])
+def test_other_lines_go_to_the_model(line: str) -> None:
+    assert not is_command(line)
+
+
+def test_what_is_set() -> None:
+    found = SETTINGS
+    for name, value in (
+        ("max-tokens", "7"),
+        ("temperature", "0.5"),
+        ("--top-p", "0.9"),
+        ("top_k", "3"),
+        ("stop", "and then"),
+        ("seed", "12"),
+        ("markdown", "off"),
+        ("thinking", "hide"),
+    ):
+        found = found.changed(name, value)
+    assert found == Settings(
+        generation=GenerationOptions(
+            max_new_tokens=7, temperature=0.5, top_p=0.9, top_k=3, stop=("and then",), seed=12
+        ),
+        markdown=False,
+        thinking="hide",
+    )
+    usual = SamplingParameters(temperature=0.3, min_p=0.1)
+    assert ("max-new-tokens", "7") in found.rows(usual)
+    assert ("stop", "and then") in found.rows(usual)
+    assert ("temperature", "0.5") in found.rows(usual)
+    assert ("min-p", "0.1 (the model's)") in found.rows(usual)
+    for name in ("max-tokens", "stop", "seed", "temperature"):
+        found = found.changed(name, "none")
+    assert (found.generation.max_new_tokens, found.generation.stop) == (None, ())
+    assert (found.generation.seed, found.generation.temperature) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("temprature", "1", "cannot be set; near it: temperature"),
+        ("x", "1", "cannot be set. There are max-new-tokens"),
+        ("top-k", "1.5", "top-k is a whole number"),
+        ("temperature", "-1", "temperature must be"),
+        ("temperature", "nan", "temperature must be"),
+        ("temperature", "hot", "temperature is a number"),
+        ("max-tokens", "0", "max_new_tokens must be 1 or more"),
+        ("markdown", "yes", "markdown is one of on, off"),
+        ("ignore-eos", "1", "cannot be set"),
+    ],
+)
+def test_what_cannot_be_set(name: str, value: str, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        SETTINGS.changed(name, value)
+
+
+@given(st.none() | st.text(min_size=1), st.lists(st.tuples(st.text(), st.text()), max_size=4))
+def test_a_conversation_is_what_was_kept(
+    tmp_path_factory: pytest.TempPathFactory, system: str | None, turns: list[tuple[str, str]]
+) -> None:
+    file = tmp_path_factory.mktemp("kept") / "talk.json"
+    talk = Conversation(system=system)
+    for question, answer in turns:
+        talk.ask(question)
+        talk.answered(answer)
+    if any("\ud800" <= letter <= "\udfff" for letter in str(talk)):
+        return
+    talk.save(file, model="m")
+    assert Conversation.load(file) == talk
+
+
+def test_turns_are_taken_back() -> None:
+    talk = Conversation(system="S")
+    assert not talk.forget_answer()
+    talk.ask("a")
+    assert not talk.forget_answer()
+    talk.answered("b")
+    assert talk.messages() == [
+        {"role": "system", "content": "S"},
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+    ]
+    assert talk.forget_answer()
+    talk.forget_question()
+    assert talk.turns == []
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ([], "is no conversation; /save writes one"),
+        ({}, "is no conversation"),
+        ({"format": "edge conversation"}, "is damaged"),
+        ({"format": "edge conversation", "system": 1, "turns": []}, "is damaged"),
+        ({"format": "edge conversation", "turns": [{"role": "user", "content": "x"}]}, "damaged"),
+        (
+            {
+                "format": "edge conversation",
+                "turns": [{"role": "assistant", "content": "x"}, {"role": "user", "content": "x"}],
+            },
+            "is damaged",
+        ),
+        (
+            {
+                "format": "edge conversation",
+                "turns": [{"role": "user", "content": []}, {"role": "assistant", "content": ""}],
+            },
+            "is damaged",
+        ),
+    ],
+)
+def test_files_that_hold_no_conversation(tmp_path: Path, value: object, message: str) -> None:
+    file = tmp_path / "file"
+    file.write_text(json.dumps(value))
+    with pytest.raises(RequestError, match=message):
+        Conversation.load(file)
+
+
+def test_files_that_cannot_be_read_or_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"\xff{")
+    for path in (tmp_path, tmp_path / "missing", tmp_path / "file"):
+        with pytest.raises(RequestError, match=path.name):
+            Conversation.load(path)
+    with pytest.raises(RequestError, match="cannot be used"):
+        Conversation().save(tmp_path / "missing" / "file", model="m")
