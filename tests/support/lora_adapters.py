@@ -1,54 +1,95 @@
-"""LoRA adapters made by the package peft, and what it makes of a model with them."""
+"""LoRA adapters made by the package peft, and what it makes of a model with them.
+
+In a process of its own: peft leaves things behind that complain when Python ends.
+"""
 
 from __future__ import annotations
 
-import warnings
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import peft
-import torch
-import tqdm
 from numpy.typing import NDArray
-
-from tests.support.checkpoints import hub
+from safetensors.numpy import load_file
 
 EVERY_MATRIX = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 RANK = 4
+_MERGED = "merged.safetensors"
 
-_peft: Any = peft
-tqdm.tqdm.monitor_interval = 0  # no thread that watches progress bars that nobody sees
+Weights = dict[str, NDArray[np.float32]]
 
 
-def write_adapter(
-    folder: Path, model: Path, *, seed: int = 0, **settings: Any
-) -> dict[str, NDArray[np.float32]]:
-    """Of random numbers, where a new one adds nothing. Returns the weights it makes of the model's.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """One to be made: its folder, for which model, and how. settings: of peft.LoraConfig."""
 
-    settings: of peft.LoraConfig. Weights are by their names in the model, in float32.
+    folder: str
+    model: str
+    seed: int = 0
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+def write_adapters(wanted: Sequence[Adapter]) -> list[Weights]:
+    """Of random numbers, where new ones add nothing. Returns the weights they make of the models'.
+
+    Weights are by their names in the model, in float32.
     """
-    torch.manual_seed(seed)
-    base = hub.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    config = _peft.LoraConfig(
+    told = json.dumps([asdict(each) for each in wanted])
+    done = subprocess.run(
+        [sys.executable, "-m", __name__], input=told, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return [_merged(Path(each.folder)) for each in wanted]
+
+
+def write_adapter(folder: Path, model: Path) -> Weights:
+    """One, of every matrix."""
+    return write_adapters([Adapter(folder=str(folder), model=str(model))])[0]
+
+
+def _merged(folder: Path) -> Weights:
+    file = folder / _MERGED
+    weights: Weights = load_file(file)
+    file.unlink()
+    return weights
+
+
+def _make(wanted: Adapter) -> None:
+    import peft
+    import torch
+    import transformers
+    from safetensors.torch import save_file
+
+    libraries: Any = (peft, transformers)
+    lora, hub = libraries
+    torch.manual_seed(wanted.seed)
+    base = hub.AutoModelForCausalLM.from_pretrained(wanted.model, dtype=torch.float32)
+    config = lora.LoraConfig(
         **{
             "r": RANK,
             "lora_alpha": 6,
             "target_modules": list(EVERY_MATRIX),
             "init_lora_weights": False,
             "task_type": "CAUSAL_LM",
-            **settings,
+            **wanted.settings,
         }
     )
-    with warnings.catch_warnings():  # it asks transformers for what that no longer likes
-        warnings.simplefilter("ignore", FutureWarning)
-        adapted = _peft.get_peft_model(base, config)
+    adapted = lora.get_peft_model(base, config)
     with torch.no_grad():
         for name, parameter in adapted.named_parameters():
             if "modules_to_save" in name:
                 parameter.add_(0.01 * torch.randn_like(parameter))
-    with warnings.catch_warnings():  # it says that it saves a head's own weights, too
-        warnings.simplefilter("ignore", UserWarning)
-        adapted.save_pretrained(folder)
+    adapted.save_pretrained(wanted.folder)
     merged = adapted.merge_and_unload().state_dict()
-    return {name: tensor.detach().numpy().copy() for name, tensor in merged.items()}
+    copies = {name: tensor.detach().clone().contiguous() for name, tensor in merged.items()}
+    save_file(copies, Path(wanted.folder) / _MERGED)
+
+
+if __name__ == "__main__":
+    for each in json.load(sys.stdin):
+        _make(Adapter(**each))

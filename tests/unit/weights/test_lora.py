@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,9 @@ from edge.errors import CheckpointError, RequestError
 from edge.models.families import read_family
 from edge.models.spec import tensor_shapes
 from edge.weights.checkpoint import Checkpoint
-from tests.support.checkpoints import TinyCheckpoint, make_checkpoint
+from tests.support.checkpoints import StoredType, TinyCheckpoint, make_checkpoint
 from tests.support.gguf_files import Type, write_gguf
-from tests.support.lora_adapters import RANK, write_adapter
+from tests.support.lora_adapters import RANK, Adapter, Weights, write_adapters
 from tests.support.packed_folders import awq, write_packed
 
 Make = Callable[..., TinyCheckpoint]
@@ -41,71 +42,106 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", SETTINGS)
-def test_weights_are_those_of_peft(tiny_checkpoint: Make, tmp_path: Path, case: str) -> None:
-    name, settings = SETTINGS[case]
-    model = tiny_checkpoint(name)
-    expected = write_adapter(tmp_path, model.path, **settings)
-    assert any((expected[each] != values).any() for each, values in model.weights.items())
-    with Checkpoint.open(model.path, lora=tmp_path) as opened:
-        assert_holds(opened, model.path, expected)
+TYPES: tuple[StoredType, ...] = ("bfloat16", "float16")
 
 
-@pytest.mark.parametrize("stored_type", ["bfloat16", "float16"])
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A model as it lies there, the adapter, and what peft makes of the two."""
+
+    model: Path
+    meant: Path
+    """The same model as a folder of floats."""
+    adapter: Path
+    expected: Weights
+
+
+@pytest.fixture(scope="module")
+def cases(tiny_checkpoint: Make, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
+    """All of them, made by one process."""
+    root = tmp_path_factory.mktemp("adapters")
+    made = make_checkpoint(root / "made", "llama_in_blocks")
+    in_gguf = write_gguf(root / "model.gguf", made.path, kind=Type.Q8_0).path
+    in_awq = write_packed(root / "awq", made.path, awq()).path
+    plain = tiny_checkpoint("llama").path
+    models: dict[str, tuple[Path, Path, int, dict[str, Any]]] = {
+        "gguf": (root / "model.gguf", in_gguf, 0, {}),
+        "awq": (root / "awq", in_awq, 0, {}),
+        "another": (plain, plain, 1, {}),
+    }
+    for case, (name, settings) in SETTINGS.items():
+        path = tiny_checkpoint(name).path
+        models[case] = (path, path, 0, settings)
+    for stored_type in TYPES:
+        path = tiny_checkpoint("llama", stored_type=stored_type).path
+        models[stored_type] = (path, path, 0, {})
+    wanted = [
+        Adapter(folder=str(root / str(number)), model=str(meant), seed=seed, settings=settings)
+        for number, (_model, meant, seed, settings) in enumerate(models.values())
+    ]
+    return {
+        case: Case(model=model, meant=meant, adapter=Path(each.folder), expected=weights)
+        for (case, (model, meant, _seed, _settings)), each, weights in zip(
+            models.items(), wanted, write_adapters(wanted), strict=True
+        )
+    }
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_weights_are_those_of_peft(cases: dict[str, Case], name: str) -> None:
+    case = cases[name]
+    with Checkpoint.open(case.model) as plain, Checkpoint.open(case.model, lora=case.adapter) as it:
+        changed = [
+            name
+            for name in plain.store.names()
+            if (plain.store.read(name) != it.store.read(name)).any()
+        ]
+        assert changed
+        assert_holds(it, case)
+
+
+@pytest.mark.parametrize("stored_type", TYPES)
 def test_what_is_added_is_not_rounded_to_the_models_type(
-    tiny_checkpoint: Make, tmp_path: Path, stored_type: str
+    cases: dict[str, Case], stored_type: str
 ) -> None:
-    model = tiny_checkpoint("llama", stored_type=stored_type)
-    expected = write_adapter(tmp_path, model.path)
-    with Checkpoint.open(model.path, lora=tmp_path) as opened:
+    case = cases[stored_type]
+    with Checkpoint.open(case.model, lora=case.adapter) as opened:
         assert opened.store.dtype(opened.tensor_name("layers.0.up.weight")) == np.float32
         assert opened.store.dtype(opened.tensor_name("embedding")).name == stored_type
-        assert_holds(opened, model.path, expected)
+        assert_holds(opened, case)
 
 
-def test_a_model_in_gguf(tmp_path: Path) -> None:
-    """Its names, and the order of its rows, are others."""
-    made = make_checkpoint(tmp_path / "made", "llama_in_blocks")
-    meant = write_gguf(tmp_path / "model.gguf", made.path, kind=Type.Q8_0)
-    expected = write_adapter(tmp_path / "adapter", meant.path)
-    with Checkpoint.open(tmp_path / "model.gguf", lora=tmp_path / "adapter") as opened:
+@pytest.mark.parametrize(("form", "nearly"), [("gguf", ("embedding",)), ("awq", ())])
+def test_a_model_that_is_quantised(
+    cases: dict[str, Case], form: str, nearly: tuple[str, ...]
+) -> None:
+    """The names of a GGUF file, and the order of its rows, are others, too."""
+    case = cases[form]
+    with Checkpoint.open(case.model, lora=case.adapter) as opened:
         assert opened.own_encoding is None, "its codes are not what is computed with"
-        assert_holds(opened, meant.path, expected, nearly=("embedding",))
+        assert_holds(opened, case, nearly=nearly)
 
 
-def test_a_model_that_is_quantised(tmp_path: Path) -> None:
-    made = make_checkpoint(tmp_path / "made", "llama_in_blocks")
-    meant = write_packed(tmp_path / "awq", made.path, awq())
-    expected = write_adapter(tmp_path / "adapter", meant.path)
-    with Checkpoint.open(tmp_path / "awq", lora=tmp_path / "adapter") as opened:
-        assert opened.own_encoding is None
-        assert_holds(opened, meant.path, expected)
-
-
-def test_each_adapter_is_another_model(tiny_checkpoint: Make, tmp_path: Path) -> None:
-    model = tiny_checkpoint("llama")
-    for number in range(2):
-        write_adapter(tmp_path / str(number), model.path, seed=number)
+def test_each_adapter_is_another_model(cases: dict[str, Case], tmp_path: Path) -> None:
+    model, first = cases["another"].model, cases["every matrix"].adapter
+    for name, source in (("0", first), ("1", cases["another"].adapter)):
+        shutil.copytree(source, tmp_path / name)
     config = tmp_path / "1" / "adapter_config.json"
     found = []
     for lora in (None, tmp_path / "0", tmp_path / "1", tmp_path / "1"):
-        with Checkpoint.open(model.path, lora=lora) as opened:
+        with Checkpoint.open(model, lora=lora) as opened:
             found.append(opened.store.fingerprint)
     values = json.loads(config.read_text())
     config.write_text(json.dumps({**values, "lora_alpha": 3}))
-    with Checkpoint.open(model.path, lora=tmp_path / "1") as opened:
+    with Checkpoint.open(model, lora=tmp_path / "1") as opened:
         found.append(opened.store.fingerprint)
     assert found[2] == found[3]
     assert len(set(found)) == 4
 
 
-@pytest.fixture(scope="module")
-def sound(
-    tiny_checkpoint: Make, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[TinyCheckpoint, Path]:
-    model, folder = tiny_checkpoint("qwen3"), tmp_path_factory.mktemp("adapter")
-    write_adapter(folder, model.path)
-    return model, folder
+@pytest.fixture
+def sound(cases: dict[str, Case]) -> tuple[Path, Path]:
+    return cases["a tied head"].model, cases["a tied head"].adapter
 
 
 UP = "base_model.model.model.layers.0.mlp.up_proj"
@@ -169,7 +205,7 @@ def whole_of_another(tensors: Tensors) -> None:
     ],
 )
 def test_tensors_that_do_not_fit(
-    sound: tuple[TinyCheckpoint, Path],
+    sound: tuple[Path, Path],
     tmp_path: Path,
     change: Callable[[Tensors], None],
     message: str,
@@ -180,7 +216,7 @@ def test_tensors_that_do_not_fit(
     change(tensors)
     save_file(tensors, folder / "adapter_model.safetensors")
     with pytest.raises(CheckpointError, match=message):
-        Checkpoint.open(model.path, lora=folder)
+        Checkpoint.open(model, lora=folder)
 
 
 @pytest.mark.parametrize(
@@ -200,51 +236,45 @@ def test_tensors_that_do_not_fit(
     ],
 )
 def test_settings_of_another_kind(
-    sound: tuple[TinyCheckpoint, Path], tmp_path: Path, changed: dict[str, Any], message: str
+    sound: tuple[Path, Path], tmp_path: Path, changed: dict[str, Any], message: str
 ) -> None:
     model, adapter = sound
     folder = Path(shutil.copytree(adapter, tmp_path / "adapter"))
     config = folder / "adapter_config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), **changed}))
     with pytest.raises(CheckpointError, match=message):
-        Checkpoint.open(model.path, lora=folder)
+        Checkpoint.open(model, lora=folder)
 
 
-def test_folders_that_are_no_adapter(sound: tuple[TinyCheckpoint, Path], tmp_path: Path) -> None:
+def test_folders_that_are_no_adapter(sound: tuple[Path, Path], tmp_path: Path) -> None:
     model, adapter = sound
-    for lora in (model.path, tmp_path / "missing", model.path / "config.json"):
+    for lora in (model, tmp_path / "missing", model / "config.json"):
         with pytest.raises(CheckpointError, match=r"is no LoRA adapter: it has no adapter_config"):
-            Checkpoint.open(model.path, lora=lora)
+            Checkpoint.open(model, lora=lora)
     with pytest.raises(RequestError, match="is not a path"):
-        Checkpoint.open(model.path, lora="\0")
+        Checkpoint.open(model, lora="\0")
     with pytest.raises(CheckpointError, match=f"{re.escape(str(adapter))} is a LoRA adapter of"):
         Checkpoint.open(adapter)
     folder = Path(shutil.copytree(adapter, tmp_path / "adapter"))
     weights = folder / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match="adapter_model"):
-        Checkpoint.open(model.path, lora=folder)
+        Checkpoint.open(model, lora=folder)
     weights.unlink()
     with pytest.raises(CheckpointError, match=r"cannot open .*adapter_model\.safetensors"):
-        Checkpoint.open(model.path, lora=folder)
+        Checkpoint.open(model, lora=folder)
     weights.symlink_to(adapter / "adapter_model.safetensors")
     with pytest.raises(CheckpointError, match="is a link to"):
-        Checkpoint.open(model.path, lora=folder)
+        Checkpoint.open(model, lora=folder)
 
 
-def assert_holds(
-    opened: Checkpoint,
-    model: Path,
-    expected: dict[str, Any],
-    *,
-    nearly: tuple[str, ...] = (),
-) -> None:
+def assert_holds(opened: Checkpoint, case: Case, *, nearly: tuple[str, ...] = ()) -> None:
     """All weights by their roles, whole and a slice of them."""
-    config = json.loads((model / "config.json").read_text())
+    config = json.loads((case.meant / "config.json").read_text())
     family, spec = read_family(config, source="test")
     for role, shape in tensor_shapes(opened.spec).items():
         is_tied = role == "head" and spec.tied_embeddings
-        wanted = expected[family.tensor_name("embedding" if is_tied else role)]
+        wanted = case.expected[family.tensor_name("embedding" if is_tied else role)]
         tolerance = 1e-3 if role in nearly else 1e-6
         name = opened.tensor_name(role)
         np.testing.assert_allclose(opened.store.read(name), wanted, rtol=tolerance, atol=tolerance)
