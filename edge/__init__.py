@@ -41,6 +41,7 @@ __all__ = [
     "Reply",
     "ReplyStream",
     "RequestError",
+    "Score",
     "Token",
     "Workload",
     "__version__",
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from edge.api.quality import FormatQuality, Quality
     from edge.api.quantizing import Quantized
     from edge.api.reply import AsyncReplyStream, Reply, ReplyStream
+    from edge.api.scoring import Score
     from edge.coordinator.generation import Token
     from edge.errors import (
         CapacityError,
@@ -98,6 +100,7 @@ _HOMES = {
     "Quantized": "edge.api.quantizing",
     "Reply": "edge.api.reply",
     "ReplyStream": "edge.api.reply",
+    "Score": "edge.api.scoring",
     "Token": "edge.coordinator.generation",
     "Workload": "partition",
     "inspect": "edge.api.inspection",
@@ -118,3 +121,6 @@ if not TYPE_CHECKING:  # or every name would be one of edge's to a type checker
         home = "edge.errors" if name.endswith("Error") else _HOMES[name]
         value = globals()[name] = getattr(importlib.import_module(home), name)
         return value
+
+    def __dir__() -> list[str]:
+        return list(__all__)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import MISSING, Field, dataclass, field
-from typing import Any
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from typing import Any, TypeVar
 
 _KEY = "option"
+
+Options = TypeVar("Options")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,3 +46,16 @@ def option_facts(described: Field[Any]) -> OptionFacts | None:
     """What `option` said of a field; None for a field that is set in Python only."""
     facts: OptionFacts | None = described.metadata.get(_KEY)
     return facts
+
+
+def with_overrides(options: Options, overrides: Mapping[str, Any]) -> Options:
+    """The options with some fields given by name. Raises TypeError naming what is near a wrong one,
+    and what the fields' own checks raise."""
+    names = [each.name for each in fields(options)]  # type: ignore[arg-type]
+    for name in overrides:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, 1)
+            said = f"; do you mean {near[0]}?" if near else f"; there are {', '.join(names)}"
+            raise TypeError(f"{type(options).__name__} has no {name!r:.80}{said}")
+    changed: Options = replace(options, **overrides)  # type: ignore[type-var]
+    return changed

@@ -57,10 +57,11 @@ def main(
     with contextlib.ExitStack() as held:
 
         def ours(model: edge.Model) -> Callable[[], float]:
-            tokens = np.random.default_rng(1).integers(model.vocab_size, size=_PROMPT_TOKENS)
+            random = np.random.default_rng(1)
+            prompt: list[int] = random.integers(model.vocab_size, size=_PROMPT_TOKENS).tolist()
 
             def run() -> float:
-                reply = model.generate(tokens.tolist(), max_new_tokens=new_tokens, ignore_eos=True)
+                reply = model.generate(prompt, max_new_tokens=new_tokens, ignore_eos=True)
                 return reply.tokens_per_s
 
             return run

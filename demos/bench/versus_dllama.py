@@ -87,7 +87,7 @@ def main(
         pair.load(path, plan="tensor", **options) as split,  # type: ignore[arg-type]
         solo.load(path, **options) as whole,  # type: ignore[arg-type]
     ):
-        prompt = np.random.default_rng(1).integers(split.vocab_size, size=32).tolist()
+        prompt: list[int] = np.random.default_rng(1).integers(split.vocab_size, size=32).tolist()
 
         def speed(loaded: edge.Model) -> float:
             reply = loaded.generate(prompt, max_new_tokens=new_tokens, ignore_eos=True)

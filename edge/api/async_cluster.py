@@ -7,7 +7,6 @@ import contextlib
 import logging
 import socket
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Unpack
@@ -26,6 +25,7 @@ from edge.host.free_memory import parse_size
 from edge.membership.membership import Membership
 from edge.membership.own import OwnMembership
 from edge.membership.store import MembershipStore, config_root
+from edge.option_fields import with_overrides
 from edge.planning.cluster_profile import set_up_like
 from edge.planning.forecast import Forecast
 from edge.planning.kv_limits import kv_limits
@@ -154,7 +154,7 @@ class AsyncCluster:
         Raises CheckpointError, CapacityError, PlanError, RequestError or a PeerError; after any of
         them nothing of the model is left on the peers.
         """
-        options = replace(options or LoadOptions(), **overrides)
+        options = with_overrides(options or LoadOptions(), overrides)
         async with self._opened(path, options) as (checkpoint, peers):
             tokenizer = None
             if checkpoint.has_tokenizer:
@@ -209,7 +209,7 @@ class AsyncCluster:
         `changes` are made to what is known of the peers first, as "+4GiB on b", "without c" or
         "link a-b 1ms 1Gbit".
         """
-        options = replace(options or LoadOptions(), **overrides)
+        options = with_overrides(options or LoadOptions(), overrides)
         async with self._opened(path, options) as (checkpoint, peers):
             with progress_bars() as on_progress:
                 return await measured_proposal(
@@ -244,7 +244,7 @@ class AsyncCluster:
         Raises RequestError for a text that is too short, another vocabulary or a full disk, and
         what `load` raises.
         """
-        options = replace(options or LoadOptions(), **overrides)
+        options = with_overrides(options or LoadOptions(), overrides)
         return await measure_quality(
             partial(self.load, progress=progress),
             path,
@@ -289,6 +289,14 @@ class AsyncCluster:
             wanted=QuantizeOptions(bits=bits, windows=windows, window_tokens=window_tokens),
             cache_root=cache_root(),
             progress=progress,
+        )
+
+    def __repr__(self) -> str:
+        count, models = len(self.peers), len(self._models)
+        names = ", ".join(peer.name for peer in self.peers[:4]) + (", …" if count > 4 else "")
+        loaded = f"; {models} model{'s' if models > 1 else ''} loaded" if models else ""
+        return (
+            f"<{type(self).__name__} of {count} peer{'s' if count != 1 else ''}: {names}{loaded}>"
         )
 
     async def set_memory(self, peer: PeerInfo, memory: Size) -> PeerInfo:

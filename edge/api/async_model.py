@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import operator
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Unpack
+from typing import Unpack, cast, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge.api.generation_options import GenerationOptions, GenerationOverrides
 from edge.api.reply import AsyncReplyStream, BeginReply, Reply, ReplyUnderWay, evaluate
+from edge.api.scoring import Score, score_of
 from edge.concurrency.blocking import run_blocking
 from edge.coordinator.loaded_model import LoadedModel
 from edge.coordinator.observation import gather_grams
 from edge.errors import RequestError
 from edge.models.spec import ModelSpec
+from edge.option_fields import with_overrides
 from edge.planning.drift import Drift, find_drift
 from edge.planning.forecast import Forecast
 from edge.planning.proposal import Proposal
-from edge.protocol.peer_info import PeerInfo
+from edge.protocol.peer_info import PeerInfo, gather_all
 from edge.protocol.step_times import PeerTimes
 from edge.text import Tokenizer
 from edge.weights.observation import ObservedRun
@@ -29,6 +31,25 @@ from kernels.sampling.parameters import SamplingParameters
 from partition import Estimate, Plan
 
 Prompt = str | Sequence[int]
+
+Prompts = list[str] | list[list[int]]
+"""Several."""
+
+Messages = str | Sequence[Mapping[str, object]]
+"""A conversation: objects with role and content; or the one message of a user."""
+
+
+def several(prompt: Prompt | Prompts) -> Sequence[Prompt] | None:
+    """The prompts of a list of them; None for a single prompt."""
+    if isinstance(prompt, str) or not isinstance(prompt, Sequence) or not prompt:
+        return None
+    if all(isinstance(each, str | Sequence | np.ndarray) for each in prompt):
+        return cast(Sequence[Prompt], prompt)
+    return None
+
+
+def _are_messages(values: object) -> bool:
+    return isinstance(values, Sequence) and all(isinstance(each, Mapping) for each in values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,8 +143,7 @@ class DescribedModel:
 
     def _reply_to(self, prompt: Prompt, options: GenerationOptions) -> BeginReply:
         """A reply to be started by whoever reads it; the prompt and the options are checked."""
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-        tokens = self._checked_ids(ids)
+        tokens = self._checked_ids(self._ids(prompt))
         room = self.context_tokens - len(tokens)
         if room < 1:
             raise RequestError(
@@ -137,6 +157,28 @@ class DescribedModel:
         held = self._held
         return partial(ReplyUnderWay, held.loaded, request, held.tokenizer, held.forecast)
 
+    def _ids(self, prompt: Prompt) -> Sequence[int]:
+        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+
+    def _chat_prompt(
+        self,
+        messages: Messages,
+        *,
+        tools: Sequence[Mapping[str, object]] | None,
+        variables: Mapping[str, object] | None,
+    ) -> list[int]:
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        return self.tokenizer.encode_chat(messages, tools=tools, variables=variables)
+
+    def __repr__(self) -> str:
+        count = len(self.plan.devices)
+        said = "over" if self.is_over else f"on {count} device{'s' if count > 1 else ''}"
+        return (
+            f"<{type(self).__name__} {self.name} ({self.proposal.dtype}) {said}, "
+            f"context {self.context_tokens} tokens>"
+        )
+
     def _require_open(self) -> None:
         """Raises what ended the model, if anything did."""
         if (failure := self._held.loaded.failure) is not None:
@@ -146,8 +188,9 @@ class DescribedModel:
         try:
             tokens = tuple(operator.index(token) for token in token_ids)
         except TypeError:
+            hint = "; messages are for chat and stream_chat" if _are_messages(token_ids) else ""
             raise RequestError(
-                "a prompt is a text or a sequence of token ids, which are whole numbers"
+                f"a prompt is a text or a sequence of token ids, which are whole numbers{hint}"
             ) from None
         if not tokens:
             raise RequestError("the prompt is empty; give at least one token")
@@ -170,19 +213,81 @@ class AsyncModel(DescribedModel):
     For the loop that the cluster was opened on. Any number of replies may be under way at once.
     """
 
+    @overload
     async def generate(
         self,
         prompt: Prompt,
         options: GenerationOptions | None = None,
         **overrides: Unpack[GenerationOverrides],
-    ) -> Reply:
+    ) -> Reply: ...
+
+    @overload
+    async def generate(
+        self,
+        prompt: Prompts,
+        options: GenerationOptions | None = None,
+        **overrides: Unpack[GenerationOverrides],
+    ) -> list[Reply]: ...
+
+    async def generate(
+        self,
+        prompt: Prompt | Prompts,
+        options: GenerationOptions | None = None,
+        **overrides: Unpack[GenerationOverrides],
+    ) -> Reply | list[Reply]:
         """The whole answer to a text (special tokens are added) or to token ids (used as given).
 
-        options, and by name what differs from them: see `edge.GenerationOptions`.
-        Raises RequestError for values out of range or a prompt that does not fit the context,
-        PeerLostError if a device goes away.
+        Of a list of such prompts the answers, in its order: as many at once as the model was loaded
+        for (`concurrency`). options, and by name what differs from them: see
+        `edge.GenerationOptions`. Raises RequestError for values out of range or a prompt that does
+        not fit the context, PeerLostError if a device goes away.
         """
-        async with self.stream(prompt, options, **overrides) as stream:
+        if (prompts := several(prompt)) is not None:
+            replies: dict[int, Reply] = {}
+
+            async def answer(number: int, each: Prompt) -> None:
+                replies[number] = await self._whole(self.stream(each, options, **overrides))
+
+            await gather_all(answer(number, each) for number, each in enumerate(prompts))
+            return [replies[number] for number in range(len(prompts))]
+        return await self._whole(self.stream(prompt, options, **overrides))  # type: ignore[arg-type]
+
+    async def chat(
+        self,
+        messages: Messages,
+        options: GenerationOptions | None = None,
+        *,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        variables: Mapping[str, object] | None = None,
+        **overrides: Unpack[GenerationOverrides],
+    ) -> Reply:
+        """The whole answer of the assistant in a conversation, by the model's chat template.
+
+        messages: objects with role and content, or the text of a user's only message. tools: JSON
+        schemas of what the model may call. variables: further names for the template, such as
+        {"enable_thinking": False}. Raises RequestError, too, where there is no template or it
+        refuses the messages.
+        """
+        stream = await self.stream_chat(
+            messages, options, tools=tools, variables=variables, **overrides
+        )
+        return await self._whole(stream)
+
+    async def stream_chat(
+        self,
+        messages: Messages,
+        options: GenerationOptions | None = None,
+        *,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        variables: Mapping[str, object] | None = None,
+        **overrides: Unpack[GenerationOverrides],
+    ) -> AsyncReplyStream:
+        """Like `chat`, token by token, once the template has run."""
+        encode = partial(self._chat_prompt, messages, tools=tools, variables=variables)
+        return self.stream(await run_blocking(encode), options, **overrides)
+
+    async def _whole(self, stream: AsyncReplyStream) -> Reply:
+        async with stream:
             async for _token in stream:
                 pass
         return stream.reply()
@@ -195,14 +300,20 @@ class AsyncModel(DescribedModel):
     ) -> AsyncReplyStream:
         """Like `generate`, token by token. Leaving the loop early cancels the rest."""
         return AsyncReplyStream(
-            self._reply_to(prompt, replace(options or GenerationOptions(), **overrides))
+            self._reply_to(prompt, with_overrides(options or GenerationOptions(), overrides))
         )
 
-    async def logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
-        """Float32 [tokens, vocab]: row i is what the model expects after token i."""
-        tokens = self._checked_ids(token_ids)
+    async def logits(self, prompt: Prompt) -> NDArray[np.float32]:
+        """Float32 [tokens, vocab]: row i is what the model expects after token i of the prompt."""
+        tokens = self._checked_ids(self._ids(prompt))
         self._require_open()
         return await evaluate(self._held.loaded, tokens)
+
+    async def score(self, prompt: Prompt) -> Score:
+        """How likely a text is, token by token. It takes the memory of its logits: a float32 for
+        each of its tokens and each token of the vocabulary."""
+        tokens = self._checked_ids(self._ids(prompt))
+        return await run_blocking(partial(score_of, tokens, await self.logits(tokens)))
 
     def _observed(self, spec: ModelSpec) -> AsyncIterator[tuple[ObservedRun, NDArray[np.float32]]]:
         """What its products were given so far, for one that was loaded with `observes`."""

@@ -144,7 +144,7 @@ def run_benchmark(
     generator = np.random.default_rng()
 
     def answer() -> Reply:
-        prompt = generator.integers(model.vocab_size, size=prompt_tokens).tolist()
+        prompt: list[int] = generator.integers(model.vocab_size, size=prompt_tokens).tolist()
         reply = model.generate(prompt, max_new_tokens=new_tokens, ignore_eos=True)
         assert len(reply.token_ids) == new_tokens
         return reply

@@ -210,6 +210,9 @@ class Cluster:
             )
         )
 
+    def __repr__(self) -> str:
+        return repr(self._cluster).replace("AsyncCluster", "Cluster", 1)
+
     def set_memory(self, peer: PeerInfo, memory: Size) -> PeerInfo:
         """Have a peer's process stay under `memory` from now on; how it describes itself then."""
         return self._loop.run(self._cluster.set_memory(peer, memory))

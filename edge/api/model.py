@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Unpack
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, Unpack, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.api.async_model import AsyncModel, DescribedModel, Prompt
+from edge.api.async_model import AsyncModel, DescribedModel, Messages, Prompt, Prompts
 from edge.api.generation_options import GenerationOptions, GenerationOverrides
 from edge.api.reply import Reply, ReplyStream
+from edge.api.scoring import Score
 from edge.concurrency.loop_thread import LoopThread
 from edge.errors import RequestError
+from edge.option_fields import with_overrides
 from edge.planning.drift import Drift
 from edge.protocol.step_times import PeerTimes
 
@@ -30,19 +31,63 @@ class Model(DescribedModel):
         self._model = model
         self._loop = loop
 
+    @overload
     def generate(
         self,
         prompt: Prompt,
         options: GenerationOptions | None = None,
         **overrides: Unpack[GenerationOverrides],
-    ) -> Reply:
+    ) -> Reply: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: Prompts,
+        options: GenerationOptions | None = None,
+        **overrides: Unpack[GenerationOverrides],
+    ) -> list[Reply]: ...
+
+    def generate(
+        self,
+        prompt: Prompt | Prompts,
+        options: GenerationOptions | None = None,
+        **overrides: Unpack[GenerationOverrides],
+    ) -> Reply | list[Reply]:
         """The whole answer to a text (special tokens are added) or to token ids (used as given).
 
-        options, and by name what differs from them: see `edge.GenerationOptions`.
-        Raises RequestError for values out of range or a prompt that does not fit the context,
-        PeerLostError if a device goes away.
+        Of a list of such prompts the answers, in its order. options, and by name what differs from
+        them: see `edge.GenerationOptions`. Raises RequestError for values out of range or a prompt
+        that does not fit the context, PeerLostError if a device goes away.
         """
-        return self._loop.run(self._model.generate(prompt, options, **overrides))
+        work: Coroutine[Any, Any, Any] = self._model.generate(prompt, options, **overrides)
+        found: Reply | list[Reply] = self._loop.run(work)
+        return found
+
+    def chat(
+        self,
+        messages: Messages,
+        options: GenerationOptions | None = None,
+        *,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        variables: Mapping[str, object] | None = None,
+        **overrides: Unpack[GenerationOverrides],
+    ) -> Reply:
+        """The whole answer of the assistant in a conversation, by the model's chat template."""
+        prompt = self._chat_prompt(messages, tools=tools, variables=variables)
+        return self.generate(prompt, options, **overrides)
+
+    def stream_chat(
+        self,
+        messages: Messages,
+        options: GenerationOptions | None = None,
+        *,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        variables: Mapping[str, object] | None = None,
+        **overrides: Unpack[GenerationOverrides],
+    ) -> ReplyStream:
+        """Like `chat`, token by token. Leaving the loop early cancels the rest."""
+        prompt = self._chat_prompt(messages, tools=tools, variables=variables)
+        return self.stream(prompt, options, **overrides)
 
     def stream(
         self,
@@ -51,12 +96,16 @@ class Model(DescribedModel):
         **overrides: Unpack[GenerationOverrides],
     ) -> ReplyStream:
         """Like `generate`, token by token. Leaving the loop early cancels the rest."""
-        options = replace(options or GenerationOptions(), **overrides)
+        options = with_overrides(options or GenerationOptions(), overrides)
         return ReplyStream(self._reply_to(prompt, options), self._loop)
 
-    def logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
-        """Float32 [tokens, vocab]: row i is what the model expects after token i."""
-        return self._loop.run(self._model.logits(token_ids))
+    def logits(self, prompt: Prompt) -> NDArray[np.float32]:
+        """Float32 [tokens, vocab]: row i is what the model expects after token i of the prompt."""
+        return self._loop.run(self._model.logits(prompt))
+
+    def score(self, prompt: Prompt) -> Score:
+        """How likely a text is, token by token."""
+        return self._loop.run(self._model.score(prompt))
 
     def measure(self) -> list[PeerTimes]:
         """Where each peer's time went since this was last called, and its memory."""

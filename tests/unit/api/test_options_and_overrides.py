@@ -16,7 +16,7 @@ from kernels.sampling.parameters import SamplingParameters
 @pytest.mark.parametrize(
     ("options", "overrides", "set_elsewhere"),
     [
-        (LoadOptions, LoadOverrides, {"kv_tokens"}),
+        (LoadOptions, LoadOverrides, {"kv_tokens", "observes"}),
         (GenerationOptions, GenerationOverrides, set()),
     ],
 )

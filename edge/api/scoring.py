@@ -1,0 +1,37 @@
+"""How likely a model finds a text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """How likely a model finds a text. logprobs [tokens - 1]: of every token after the first, in
+    nats, given those before it."""
+
+    token_ids: tuple[int, ...]
+    logprobs: NDArray[np.float64]
+
+    @property
+    def total(self) -> float:
+        """The logarithm of the likelihood of all that follows the first token."""
+        return float(self.logprobs.sum())
+
+    @property
+    def perplexity(self) -> float:
+        """NaN for a single token, which nothing is before."""
+        return float(np.exp(-self.logprobs.mean())) if len(self.logprobs) else float("nan")
+
+
+def score_of(token_ids: tuple[int, ...], logits: NDArray[np.float32]) -> Score:
+    """Row by row: a second matrix of their size would be too much."""
+    logprobs = np.empty(len(token_ids) - 1)
+    for place, token in enumerate(token_ids[1:]):
+        row = logits[place].astype(np.float64)
+        largest = row.max()
+        logprobs[place] = row[token] - largest - np.log(np.exp(row - largest).sum())
+    return Score(token_ids=token_ids, logprobs=logprobs)

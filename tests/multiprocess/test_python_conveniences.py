@@ -1,0 +1,130 @@
+"""What people expect of a model in Python: conversations, many prompts, scores, how it is shown."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import edge
+from tests.support.checkpoints import TinyCheckpoint
+from tests.support.processes import cluster_of_daemons
+
+TURNS = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Hello"},
+]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[edge.Cluster]:
+    with cluster_of_daemons(tmp_path_factory.mktemp("daemon"), ("--threads", "1")) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def model(cluster: edge.Cluster, talker: Path) -> Iterator[edge.Model]:
+    with cluster.load(talker, dtype="float32", concurrency=2) as model:
+        model.tokenizer.encode_chat(TURNS)  # the process of its template ends with the model
+        yield model
+
+
+def test_a_conversation(model: edge.Model) -> None:
+    by_hand = model.generate("<system>Be brief.<user>Hello<assistant>", max_new_tokens=8)
+    reply = model.chat(TURNS, max_new_tokens=8)
+    assert reply.token_ids == by_hand.token_ids
+    with model.stream_chat(TURNS, max_new_tokens=8) as stream:
+        assert "".join(token.text for token in stream) == reply.text
+    one = model.chat("Hello", edge.GenerationOptions(max_new_tokens=4))
+    assert one.token_ids == model.chat([TURNS[1]], max_new_tokens=4).token_ids
+
+
+def test_a_conversation_on_a_loop(cluster: edge.Cluster, talker: Path, model: edge.Model) -> None:
+    async def talk() -> tuple[edge.Reply, str]:
+        async with (
+            await edge.AsyncCluster.connect(cluster.peers) as here,
+            await here.load(talker, dtype="float32") as loaded,
+        ):
+            reply = await loaded.chat(TURNS, max_new_tokens=8)
+            text = ""
+            async with await loaded.stream_chat(TURNS, max_new_tokens=8) as stream:
+                async for token in stream:
+                    text += token.text
+            assert repr(loaded).startswith("<AsyncModel talker (float32) on 1 device")
+            return reply, text
+
+    reply, text = asyncio.run(talk())
+    assert reply.text == text
+    assert reply.token_ids == model.chat(TURNS, max_new_tokens=8).token_ids
+
+
+def test_many_prompts_have_their_answers_in_order(model: edge.Model) -> None:
+    prompts = [f"{number} and more"[: 3 + number] for number in range(5)]
+    replies = model.generate(prompts, max_new_tokens=6)
+    assert [reply.token_ids for reply in replies] == [
+        model.generate(prompt, max_new_tokens=6).token_ids for prompt in prompts
+    ]
+    ids = [model.tokenizer.encode(prompt) for prompt in prompts[:2]]
+    assert [each.token_ids for each in model.generate(ids, max_new_tokens=6)] == [
+        each.token_ids for each in replies[:2]
+    ]
+    with pytest.raises(edge.RequestError, match="the prompt has 600 tokens"):
+        model.generate(["short", "x" * 600], max_new_tokens=6)
+    assert model.generate("short", max_new_tokens=2).token_ids, "the rest was ended"
+
+
+def test_a_text_is_scored(
+    model: edge.Model, tiny_checkpoint: Callable[..., TinyCheckpoint]
+) -> None:
+    score = model.score("Hello there")
+    ids = model.tokenizer.encode("Hello there")
+    logits = tiny_checkpoint("llama").logits(ids)
+    expected = torch.log_softmax(torch.from_numpy(logits).double(), -1).numpy()
+    wanted = [expected[place, token] for place, token in enumerate(ids[1:])]
+    assert score.token_ids == tuple(ids)
+    np.testing.assert_allclose(score.logprobs, wanted, atol=1e-4)
+    assert score.total == pytest.approx(sum(wanted), abs=1e-3)
+    assert score.perplexity == pytest.approx(np.exp(-np.mean(wanted)), rel=1e-3)
+    assert np.isnan(model.score(ids[:1]).perplexity)
+    np.testing.assert_array_equal(model.logits("Hello there"), model.logits(ids))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda model, _c: model.generate("x", max_tokens=3),
+            "GenerationOptions has no 'max_tokens'; do you mean max_new_tokens?",
+        ),
+        (lambda model, _c: model.stream("x", temprature=1), "do you mean temperature?"),
+        (lambda model, _c: model.chat("x", foo=1), "'foo'; there are max_new_tokens, temperature"),
+        (
+            lambda _m, cluster: cluster.load("x", context=5),
+            "LoadOptions has no 'context'; do you mean context_tokens?",
+        ),
+    ],
+)
+def test_a_wrong_name_is_told_the_near_one(
+    cluster: edge.Cluster, model: edge.Model, call: Callable[[Any, Any], Any], message: str
+) -> None:
+    with pytest.raises(TypeError) as raised:
+        call(model, cluster)
+    assert message in str(raised.value)
+
+
+def test_messages_are_no_prompt(model: edge.Model) -> None:
+    turns: Any = TURNS
+    for call in (model.generate, model.stream):
+        with pytest.raises(edge.RequestError, match="messages are for chat and stream_chat"):
+            call(turns)
+
+
+def test_how_things_are_shown(cluster: edge.Cluster, model: edge.Model) -> None:
+    assert repr(model) == "<Model talker (float32) on 1 device, context 512 tokens>"
+    assert repr(cluster) == "<Cluster of 1 peer: local-1; 1 model loaded>"
+    assert {"Cluster", "Score", "inspect"} <= set(dir(edge))
