@@ -7,6 +7,7 @@ Ctrl-C.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import gc
 import importlib
 import io
@@ -54,6 +55,17 @@ class _LazyGroup(click.Group):
             gc.freeze()
             gc.enable()
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            if not (near := difflib.get_close_matches(args[0], COMMANDS, 1)):
+                raise
+            message = f"{error.message} Do you mean '{near[0]}'?"
+            raise click.UsageError(message, ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -152,7 +152,10 @@ class MembershipStore:
     def _loaded(self, path: Path) -> Membership:
         values = _decoded(_private(path), str(path))
         if set(values) != {"certificate", "cluster", "key", "tag_key", "expelled", "others"}:
-            raise RequestError(f"{path} is not a membership")
+            raise RequestError(
+                f"{path} is damaged, or of another version of Edge; move the folder {self.folder} "
+                "away and pair this device anew (edge pair)"
+            )
         others, key = _names(values.pop("others"), str(path)), values.pop("key")
         membership = read_membership(identity=self._identity(), **values)
         membership = replace(membership, others=others)

@@ -161,8 +161,9 @@ def _adapted(form: CheckpointForm, lora: str | Path) -> CheckpointForm:
 
 def _open_folder(folder: Path) -> CheckpointForm:
     if not folder.is_dir():
+        what = "neither a folder nor a GGUF file" if folder.exists() else "not there"
         raise CheckpointError(
-            f"{folder} is not a folder; give the folder of a Hugging Face checkpoint "
+            f"{folder} is {what}; give the folder of a Hugging Face checkpoint "
             "(config.json, *.safetensors, tokenizer.json), or a GGUF file"
         )
     if not any(folder.glob("*.safetensors")) and (gguf := gguf_in(folder)) is not None:

@@ -367,7 +367,7 @@ def test_where_there_is_nothing_to_describe(tmp_path: Path) -> None:
     (tmp_path / "notes.gguf").write_text("hello")
     (tmp_path / "empty\x1b[2J").mkdir()
     for name, cause in (
-        ("none", "is not a folder; give the folder of"),
+        ("none", "is not there; give the folder of"),
         ("notes.gguf", "does not begin with GGUF"),
         ("empty\x1b[2J", r"empty\\x1b\[2J/config.json is missing"),
     ):

@@ -115,7 +115,7 @@ def test_one_that_does_not_run(tmp_path: Path) -> None:
 
 def test_what_is_no_checkpoint(tmp_path: Path) -> None:
     for path, cause in (
-        (tmp_path / "none", "is not a folder; give the folder of a"),
+        (tmp_path / "none", "is not there; give the folder of a"),
         (tmp_path, "config.json is missing"),
     ):
         for options in ((), ("--json",)):

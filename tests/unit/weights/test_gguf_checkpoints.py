@@ -182,8 +182,8 @@ def test_what_is_neither(tmp_path: Path) -> None:
     (tmp_path / "not.gguf").write_text("hello")
     (tmp_path / "empty").mkdir()
     for name, cause in (
-        ("notes.txt", "is not a folder; give the folder of .* or a GGUF file"),
-        ("none.gguf", "is not a folder; give the folder of .* or a GGUF file"),
+        ("notes.txt", "is neither a folder nor a GGUF file; give the folder of .* or a GGUF file"),
+        ("none.gguf", "is not there; give the folder of .* or a GGUF file"),
         ("not.gguf", "does not begin with GGUF"),
         ("empty", "config.json is missing"),
     ):

@@ -1,0 +1,111 @@
+"""What people type wrong: one sentence with cause and remedy, and the exit code that fits."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from demos.bundled import MODEL
+from tests.support.processes import Daemon
+from tests.support.processes import edge as run_edge
+
+USAGE = 2
+ERROR = 1
+
+# What was typed; its exit code; what the one sentence says. {...} are filled in.
+MISTAKES: list[tuple[str, int, str]] = [
+    ("run", USAGE, "Missing argument 'MODEL'"),
+    ("run {model}", USAGE, "Missing option '-p'"),
+    ("run {model} -p", USAGE, "requires an argument"),
+    ("rnu {model} -p x", USAGE, "No such command 'rnu'. Do you mean 'run'?"),
+    ("chatt {model}", USAGE, "Do you mean 'chat'?"),
+    ("run {model} -p x --dtpe int4", USAGE, "Did you mean one of: '--dtype'"),
+    ("run {model} -p x --dtype q4", USAGE, "'q4' is not one of 'auto', 'float32'"),
+    ("run {model} -p x --wire int4", USAGE, "'int4' is not one of 'float32', 'float16'"),
+    ("run {model} -p x --kv-dtype int2", USAGE, "'int2' is not one of"),
+    ("run {model} -p x --parallel both", USAGE, "'both' is not one of 'auto'"),
+    ("run {model} -p x --block-size 7", USAGE, "'7' is not one of '16'"),
+    ("run {model} -p x -n 0", USAGE, "0 is not in the range x>=1"),
+    ("run {model} -p x -n many", USAGE, "'many' is not a valid integer"),
+    ("run {model} -p x --seed -3", USAGE, "-3 is not in the range x>=0"),
+    ("run {model} -p x --context 0", USAGE, "0 is not in the range x>=1"),
+    ("run {model} -p x --local 0", USAGE, "0 is not in the range 1<=x<=64"),
+    ("chat {model} --local two", USAGE, "'two' is not a valid integer"),
+    ("run {model} -p x --memory 1GiB", USAGE, "are for --local peers; others have their own"),
+    ("run {model} -p x --local 1 {peer}", USAGE, "give either --local or --peer, not both"),
+    ("run {model} -p x --plan none.json", USAGE, "'none.json' does not exist"),
+    ("plan {model} --prompt-tokens 0", USAGE, "0 is not in the range x>=1"),
+    ("quantize {model}", USAGE, "Missing option '--out'"),
+    ("quality {model} --text none.txt", USAGE, "'none.txt' does not exist"),
+    ("run nothere -p x {peer}", ERROR, "nothere is not there; give the folder of a Hugging Face"),
+    ("chat nothere {peer}", ERROR, "nothere is not there; give the folder"),
+    ("inspect nothere", ERROR, "nothere is not there; give the folder"),
+    ("run notes.txt -p x {peer}", ERROR, "notes.txt is neither a folder nor a GGUF file; give"),
+    ("run empty -p x {peer}", ERROR, "config.json is missing; give the folder"),
+    ("run {model} -p x --temperature -1 {peer}", ERROR, "temperature must be a number of at least"),
+    (
+        "run {model} -p x --top-p 3 {peer}",
+        ERROR,
+        "top_p must be a number of at least 0 and at most",
+    ),
+    ("run {model} -p x --context 99999 {peer}", ERROR, "context_tokens must be 1 to 512 for this"),
+    ("run {model} -p x --local 1 --memory lots", ERROR, "'lots' is not a size; write 4GiB, 500MB"),
+    ("run {model} -p x --peer localhost", ERROR, "localhost"),
+    ("run {model} -p x --peer 127.0.0.1:99999", ERROR, "99999"),
+    ("run {model} -p x --peer 127.0.0.1:{closed}", ERROR, "nothing listens there: check that"),
+    ("run {model} -p x --peer nohost.invalid:5000", ERROR, "nohost.invalid"),
+    ("run {model} -p x --interface wlan9", ERROR, "wlan9"),
+    ("run {model} -p x --plan bad.json {peer}", ERROR, "bad.json cannot be read as JSON"),
+    ("run {model} -p x --lora empty {peer}", ERROR, "no LoRA adapter: it has no adapter_config"),
+    ("quantize {model} --out empty {peer}", ERROR, "is there already; remove it, or name another"),
+    ("quantize {model} --out new --bits 2 {peer}", ERROR, "2 bits a weight are fewer than this"),
+    ("plan {model} --what-if more {peer}", ERROR, "'more' is no change; write '+4GiB on NAME'"),
+    ("peer --listen 127.0.0.1:{taken}", ERROR, "{taken}"),
+    ("peer --memory -1", ERROR, "'-1' is not a size; write 4GiB"),
+    ("pair one two", ERROR, "a code has 6 words, not 2"),
+    ("demo nodemo", ERROR, "there is no demo 'nodemo'; there are quickstart"),
+]
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with Daemon(tmp_path_factory.mktemp("daemon"), "--no-announce") as daemon:
+        yield daemon
+
+
+@pytest.mark.parametrize(("typed", "code", "said"), MISTAKES, ids=[each[0] for each in MISTAKES])
+def test_a_mistake_is_told_in_a_sentence(
+    daemon: Daemon,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    typed: str,
+    code: int,
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.txt").write_text("hi")
+    (tmp_path / "bad.json").write_text("{")
+    (tmp_path / "empty").mkdir()
+    with socket.socket() as taken, socket.socket() as closed:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        closed.bind(("127.0.0.1", 0))  # nobody listens there
+        words = {
+            "model": MODEL,
+            "peer": f"--peer {daemon.address}",
+            "taken": taken.getsockname()[1],
+            "closed": closed.getsockname()[1],
+        }
+        outcome = run_edge(*typed.format(**words).split())
+    assert outcome.code == code, outcome.err
+    assert outcome.out == ""
+    if code == ERROR:
+        assert said.format(**words) in outcome.sentence()
+        return
+    *_usage, sentence = outcome.err.strip().splitlines()
+    assert sentence.startswith("Error: ")
+    assert said.format(**words) in sentence
+    assert "Traceback" not in outcome.err
