@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from edge.host.free_memory import format_size
 from edge.progress import OnProgress, Phase, Progress, ignore_progress
 
 _LABELS: dict[Phase, str] = {
@@ -20,9 +21,44 @@ _LABELS: dict[Phase, str] = {
 }
 
 
+_UNITS: dict[Phase, str] = {
+    "measure": "links",
+    "quantise": "weights",
+    "observe": "tokens",
+    "allot": "matrices",
+}
+"""Of the others: bytes."""
+
+
+def amount_of(event: Progress, rate: float | None) -> str:
+    """How much is done, of how much, and how fast, in the units of the phase."""
+    if event.total <= 1:
+        return ""
+    if event.phase == "evaluate":  # bytes of logits, which nobody asked for
+        return f"{100 * event.done // event.total} %"
+    unit = _UNITS.get(event.phase)
+    if unit is None:
+        done, total = format_size(event.done), format_size(event.total)
+        return f"{done} of {total}" + (f", {format_size(int(rate))}/s" if rate else "")
+    scale, name = _scale(event.total)
+    digits = 1 if scale > 1 else 0
+    said = f"{event.done / scale:.{digits}f} of {event.total / scale:.{digits}f}{name} {unit}"
+    if not rate:
+        return said
+    scale, name = _scale(rate)
+    return f"{said}, {rate / scale:.1f}{name}/s"
+
+
+def _scale(number: float) -> tuple[int, str]:
+    return max(((size, word) for size, word in _SCALES if number >= size), default=(1, ""))
+
+
+_SCALES = ((10**6, " million"), (10**9, " billion"))
+
+
 @contextmanager
 def progress_bars(show: bool | OnProgress | None = None) -> Iterator[OnProgress]:
-    """Bars on stderr with bytes, rate and time left, one for each phase and peer.
+    """Bars on stderr with what is done, rate and time left, one for each phase and peer.
 
     None shows them only where stderr is a terminal; a function is called instead. Bars disappear
     when their work is done.
@@ -41,8 +77,7 @@ def progress_bars(show: bool | OnProgress | None = None) -> Iterator[OnProgress]
     display = bars.Progress(
         bars.TextColumn("{task.description}"),
         bars.BarColumn(),
-        bars.DownloadColumn(binary_units=True),
-        bars.TransferSpeedColumn(),
+        bars.TextColumn("{task.fields[amount]}"),
         bars.TimeRemainingColumn(),
         console=Console(stderr=True),
         transient=True,
@@ -53,8 +88,10 @@ def progress_bars(show: bool | OnProgress | None = None) -> Iterator[OnProgress]
         key = (event.phase, event.peer)
         if key not in tasks:
             label = f"{_LABELS[event.phase]} {event.peer}".strip()
-            tasks[key] = display.add_task(label, total=event.total)
-        display.update(tasks[key], completed=event.done, total=event.total)
+            tasks[key] = display.add_task(label, total=event.total, amount="")
+        task = tasks[key]
+        rate = display.tasks[display.task_ids.index(task)].speed
+        display.update(task, completed=event.done, total=event.total, amount=amount_of(event, rate))
 
     with display:
         yield on_progress

@@ -1,0 +1,52 @@
+"""What a progress bar says of its phase, in units that are true."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+
+from edge.api.progress_bars import amount_of, progress_bars
+from edge.progress import Phase, Progress
+
+
+@pytest.mark.parametrize(
+    ("phase", "done", "total", "rate", "said"),
+    [
+        ("send", 1 << 20, 1 << 30, None, "1.0 MiB of 1.0 GiB"),
+        ("load", 1 << 20, 1 << 30, 1 << 20, "1.0 MiB of 1.0 GiB, 1.0 MiB/s"),
+        (
+            "quantise",
+            250_000_000,
+            1_100_000_000,
+            15e6,
+            "0.2 of 1.1 billion weights, 15.0 million/s",
+        ),
+        ("quantise", 1_300_000, 4_000_000, 2e6, "1.3 of 4.0 million weights, 2.0 million/s"),
+        ("observe", 12, 6_144, 41.3, "12 of 6144 tokens, 41.3/s"),
+        ("allot", 3, 211, None, "3 of 211 matrices"),
+        ("measure", 1, 6, None, "1 of 6 links"),
+        ("measure", 0, 1, None, ""),
+        ("evaluate", 500, 2_000, None, "25 %"),
+    ],
+)
+def test_amounts(phase: Phase, done: int, total: int, rate: float | None, said: str) -> None:
+    assert amount_of(Progress(phase=phase, peer="", done=done, total=total), rate) == said
+
+
+def test_bars_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    import rich.console
+
+    output = io.StringIO()
+    usual = rich.console.Console
+
+    def console(**options: Any) -> Any:
+        return usual(file=output, force_terminal=True, width=100)
+
+    monkeypatch.setattr(rich.console, "Console", console)
+    with progress_bars(True) as on_progress:
+        for done in (0, 5, 10):
+            on_progress(Progress(phase="observe", peer="", done=done, total=10))
+    assert "observing" in output.getvalue()
+    assert "10 of 10 tokens" in output.getvalue()
