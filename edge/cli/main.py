@@ -38,6 +38,7 @@ COMMANDS = {
     "quality": "Measure what a weight format costs in quality.",
     "quantize": "Round a model by what its weights are multiplied with.",
     "demo": "List the bundled demos, or run one.",
+    "completion": "Complete commands and options in a shell.",
 }
 
 

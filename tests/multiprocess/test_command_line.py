@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -255,3 +258,35 @@ def test_tokens_are_chosen_as_the_models_files_say(
     assert greedy.out == plain.out
     (folder / "generation_config.json").write_text('{"do_sample": true, "top_p": 2}')
     assert "generation_config.json: top_p must be" in run_edge(*command).sentence()
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_bash_completes_commands_options_and_values(tmp_path: Path) -> None:
+    program = tmp_path / "edge"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m edge "$@"\n')
+    program.chmod(0o755)
+    script = """
+        eval "$(edge completion bash)"
+        complete_line() {
+            COMPREPLY=() COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
+            _edge_completion edge
+            echo "${COMPREPLY[@]}"
+        }
+        complete_line edge ru
+        complete_line edge run --dt
+        complete_line edge run --dtype int
+    """
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "-c", script], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == ["run", "--dtype", "int8 int4 int4-pure"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_every_shell_is_told_how(shell: str) -> None:
+    outcome = run_edge("completion", shell)
+    assert outcome.code == 0
+    assert outcome.out.startswith("# To install: ")
+    assert "_EDGE_COMPLETE" in outcome.out
