@@ -143,6 +143,7 @@ ANSWERS = (
         prompt=StepTimes(), decode=StepTimes(steps=2, compute_s=0.5), resident_bytes=1,
         peak_bytes=2, kv_written_bytes=3,
     ),
+    messages.Gram(content=b"\0\0\x80?"),
 )  # fmt: skip
 
 
