@@ -27,6 +27,7 @@ from edge.version import __version__
 COMMANDS = {
     "peer": "Run the daemon that lends this device to the cluster.",
     "peers": "Show the peers of a cluster.",
+    "doctor": "Find what is wrong here, and say what helps.",
     "pair": "Make two devices members of one cluster.",
     "cluster": "Show this device's cluster, expel a device.",
     "memory": "Tell a running peer how much memory it may use.",

@@ -103,6 +103,27 @@ def test_a_plan_and_peers_as_tables(checkpoint: TinyCheckpoint, daemon: Daemon) 
     assert "only" in peers.out
 
 
+def test_the_doctor_finds_a_peer_and_a_missing_one(daemon: Daemon) -> None:
+    sound = run_edge("doctor", "--json", "--peer", daemon.address)
+    report = {each["subject"]: each for each in json.loads(sound.out)}
+    assert report["peer only"]["remedy"] is None
+    assert f"Edge {edge.__version__}" in report["peer only"]["found"]
+    assert "peers" not in report
+    assert daemon.address not in sound.out
+    assert sound.code == int(any(each["remedy"] is not None for each in report.values()))
+
+    taken = run_edge("doctor", "--listen", daemon.address, "--peer", daemon.address)
+    assert taken.code == 1
+    assert f"WRONG  listening: a daemon cannot listen on {daemon.address}" in taken.out
+    assert "give edge peer --listen another port" in taken.out
+
+    missing = run_edge("doctor", "--json", "--peer", "127.0.0.1:1")
+    report = {each["subject"]: each for each in json.loads(missing.out)}
+    assert missing.code == 1
+    assert report["peers"]["remedy"] is not None
+    assert "127.0.0.1" not in missing.out
+
+
 def test_what_a_checkpoint_is_asks_nobody(checkpoint: TinyCheckpoint) -> None:
     """Of a cluster that is not there, and on a terminal that shows little."""
     environment = {"PYTHONIOENCODING": "ascii", "COLUMNS": "120"}

@@ -1,0 +1,142 @@
+"""`edge doctor`: what is wrong here, and what helps."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import platform
+import sys
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+
+import click
+import psutil
+
+from edge.cli.diagnosis import (
+    DeviceFacts,
+    Finding,
+    device_findings,
+    fit_for_strangers,
+    peer_findings,
+)
+from edge.cli.field_options import given_options
+from edge.cli.options import ClusterOptions, open_cluster
+from edge.errors import EdgeError, RequestError
+from edge.host.addresses import interface_addresses
+from edge.host.cache_paths import cache_root
+from edge.host.free_memory import free_memory_bytes
+from edge.host.probes import existing, listen_failure, multicast_failure, write_failure
+from edge.membership.store import TOKEN_VARIABLE, MembershipStore, config_root
+from edge.protocol.peer_info import PeerInfo
+from edge.version import __version__
+from transport import TransportError, parse_address
+
+_INSTRUCTIONS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm")
+_MOST_CPUINFO_BYTES = 64 << 10
+
+
+@click.command("doctor", short_help="Find what is wrong here, and say what helps.")
+@given_options("wanted", ClusterOptions, only=("addresses", "cluster", "interfaces", "insecure"))
+@click.option(
+    "--listen",
+    default="0.0.0.0:0",
+    show_default=True,
+    metavar="HOST:PORT",
+    help="Where a daemon is to listen here.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON to attach to a report.")
+def command(wanted: ClusterOptions, listen: str, as_json: bool) -> None:
+    """Look at this device and the peers that it finds; say what is wrong, and what helps.
+
+    It takes some seconds. The exit code is 0 when nothing is wrong, 1 when something is. What it
+    prints as JSON has no keys and no addresses in it.
+
+    \b
+    Examples:
+      edge doctor
+      edge doctor --peer 192.168.1.7:5000       a peer that zeroconf does not reach
+      edge doctor --listen 0.0.0.0:5000         may a daemon listen there?
+      edge doctor --json > report.json          to attach to an issue
+    """
+    facts = _device_facts(listen)
+    peers: tuple[PeerInfo, ...] = ()
+    failure = None
+    if wanted.insecure or facts.membership_failure is None:  # else there are no keys to ask with
+        try:
+            with open_cluster(wanted) as found:
+                peers = found.peers
+        except EdgeError as error:
+            failure = str(error)
+    findings = [
+        *device_findings(facts, finds_peers=bool(peers)),
+        *peer_findings(peers, failure, software=__version__),
+    ]
+    if as_json:
+        home = str(Path.home())
+        report = [asdict(fit_for_strangers(each, wanted.addresses, home)) for each in findings]
+        click.echo(json.dumps(report, indent=2))
+    else:
+        for each in findings:
+            click.echo(_line(each))
+    if any(each.remedy is not None for each in findings):
+        sys.exit(1)
+
+
+def _line(finding: Finding) -> str:
+    if finding.remedy is None:
+        return f"ok     {finding.subject}: {finding.found}"
+    return f"WRONG  {finding.subject}: {finding.found}\n       {finding.remedy}"
+
+
+def _device_facts(listen: str) -> DeviceFacts:
+    try:
+        host, port = parse_address(listen)
+    except (TransportError, ValueError) as error:
+        raise RequestError(f"--listen: {error}") from error
+    membership, membership_failure = None, None
+    try:
+        membership = MembershipStore(config_root()).membership()
+    except EdgeError as error:
+        membership_failure = str(error)
+    folder = cache_root()
+    packages = {name: version(name) for name in ("numpy", "onnxruntime", "zeroconf")}
+    return DeviceFacts(
+        versions={"Edge": __version__, "Python": platform.python_version(), **packages},
+        instructions=_instructions(),
+        free_memory_bytes=free_memory_bytes(),
+        cache_folder=str(folder).replace(str(Path.home()), "~", 1),
+        cache_failure=write_failure(folder),
+        free_disk_bytes=psutil.disk_usage(str(existing(folder))).free,
+        listen=listen,
+        listen_failure=listen_failure(host, port),
+        multicast=_multicast(),
+        has_token=bool(os.environ.get(TOKEN_VARIABLE)),
+        membership_failure=membership_failure,
+        num_met=0 if membership is None else len(membership.others),
+    )
+
+
+def _multicast() -> dict[str, str | None]:
+    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
+    first = {
+        name: next((each for each in addresses if ":" not in each), None)
+        for name, addresses in interface_addresses().items()
+        if name in up
+    }
+    return {
+        name: multicast_failure(address)
+        for name, address in first.items()
+        if address is not None and not ipaddress.ip_address(address).is_loopback
+    }
+
+
+def _instructions() -> tuple[str, ...]:
+    """Linux says them; elsewhere they are not known."""
+    try:
+        with Path("/proc/cpuinfo").open("rb") as file:
+            said = set(file.read(_MOST_CPUINFO_BYTES).decode(errors="replace").split())
+    except OSError:
+        return ()
+    return tuple(each for each in _INSTRUCTIONS if each in said)
