@@ -18,10 +18,11 @@ def command(shell: str) -> None:
     """Print what SHELL needs to complete edge's commands and options.
 
     \b
-    To install it:
-      bash:  echo 'eval "$(edge completion bash)"' >> ~/.bashrc
-      zsh:   echo 'eval "$(edge completion zsh)"' >> ~/.zshrc
-      fish:  edge completion fish > ~/.config/fish/completions/edge.fish
+    Examples:
+      edge completion bash                      what it prints begins with how to install it
+      echo 'eval "$(edge completion bash)"' >> ~/.bashrc
+      echo 'eval "$(edge completion zsh)"' >> ~/.zshrc
+      edge completion fish > ~/.config/fish/completions/edge.fish
     """
     from edge.cli.main import cli
 
