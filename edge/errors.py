@@ -39,6 +39,18 @@ def printable(text: str, most: int = 2000) -> str:
     )
 
 
+_CONTROLS = {
+    code: repr(chr(code))[1:-1]
+    for code in (*range(0x20), *range(0x7F, 0xA0))
+    if chr(code) not in "\n\t"
+}
+
+
+def without_controls(text: str) -> str:
+    """Lines from outside for a terminal: what would move its cursor is as Python writes it."""
+    return text.translate(_CONTROLS)
+
+
 class EdgeError(Exception):
     """Every error that Edge raises on purpose: one sentence with the cause and the remedy."""
 

@@ -18,7 +18,7 @@ from edge.api.generation_options import GenerationOptions
 from edge.api.model import Model
 from edge.api.reply import Reply
 from edge.cli.plan_view import rate_in_words
-from edge.errors import EdgeError
+from edge.errors import EdgeError, without_controls
 from edge.planning.breakdown import Part, step_parts
 from edge.planning.drift import Drift
 from edge.planning.load_options import LoadOptions
@@ -44,13 +44,18 @@ def show_reply(model: Model, prompt: Prompt, options: GenerationOptions) -> Repl
     """Stream an answer to stdout and its figures to stderr."""
     with model.stream(prompt, options) as stream:
         for token in stream:
-            sys.stdout.write(token.text)
-            sys.stdout.flush()
+            write_token(token.text)
         reply = stream.reply()
     click.echo()
     tell_remarks(model, reply, options, "-n N")
     click.echo(figures_of(model, reply), err=True)
     return reply
+
+
+def write_token(text: str) -> None:
+    """To stdout at once: into a file as it is, on a terminal without what would move its cursor."""
+    sys.stdout.write(without_controls(text) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
 
 
 def tell_remarks(

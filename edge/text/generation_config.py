@@ -46,9 +46,20 @@ def read_sampling(path: Path) -> SamplingParameters:
     given = {name: values[name] for name in _SAMPLING if values.get(name) is not None}
     if values.get("do_sample") is True:
         given = {"temperature": 1.0, "top_k": 50, **given}
-    else:
+    else:  # what only sampling uses may be whatever it is
+        given = {name: value for name, value in given.items() if _is_fit(name, value)}
         given["temperature"] = 0.0
     return sampling_of(given, str(file))
+
+
+def _is_fit(name: str, value: object) -> bool:
+    if name == "repetition_penalty":  # greedy choices heed it
+        return True
+    try:
+        SamplingParameters(**{name: value})  # type: ignore[arg-type]
+    except ValueError:
+        return False
+    return True
 
 
 def sampling_of(values: Mapping[str, object], source: str) -> SamplingParameters:

@@ -31,13 +31,19 @@ _PREFIX, _A, _B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
 _BASE = ".base_layer.weight"
 """What the matrix itself is, where the adapter has that, too: of a head, for one."""
 _MOST_RANK = 4096
+_TYING = "ensure_weight_tying"
 _FLOATS = ("F32", "F16", "BF16")
 _OTHER_MATHS = {
     "use_dora": "DoRA, which scales columns",
     "fan_in_fan_out": "of transposed matrices",
     "alora_invocation_tokens": "switched on in the middle of a text",
+    "layer_replication": "of a model with layers repeated",
 }
 """Settings of an adapter that is no sum of two matrices, and what it is instead."""
+
+_CHANGED_BASES = ("pissa", "olora", "corda", "loftq")
+"""Ways of beginning, by init_lora_weights, after which the model's own weights are others, too."""
+_MOST_ALPHA = 1e6
 
 Array = NDArray[np.float32]
 
@@ -148,6 +154,12 @@ def _check_kind(config: Mapping[str, Any], source: Path) -> None:
             f"{source}: peft_type is {shown(kind)}, and LORA is supported; merge the adapter into "
             "its model (merge_and_unload of peft)"
         )
+    began = config.get("init_lora_weights")
+    if isinstance(began, str) and began.lower().startswith(_CHANGED_BASES):
+        raise CheckpointError(
+            f"{source}: init_lora_weights is {shown(began)}, which changes the model's own "
+            "weights; merge the adapter into its model (merge_and_unload of peft)"
+        )
     for name, what in _OTHER_MATHS.items():
         if config.get(name):
             raise CheckpointError(
@@ -189,6 +201,15 @@ def _read(
             replaced[store_name] = name
         else:
             raise _wrong_shape(file, name, tensor.shape, shape, form)
+    embedding = form.tensor_name("embedding")
+    if form.spec.tied_embeddings and embedding in replaced and not config.get(_TYING):
+        raise CheckpointError(
+            f"{file.path} has an embedding of its own, and {form.path} uses one table as its head, "
+            "too: which of them is meant is not said; merge the adapter into its model "
+            "(merge_and_unload of peft)"
+        )
+    if not halves and not replaced:
+        raise CheckpointError(f"{file.path} holds nothing; download the adapter again")
     changes = {
         places[target][0]: _change(form, file, target, names, places[target][1], config)
         for target, names in halves.items()
@@ -235,8 +256,11 @@ def _alpha(config: Mapping[str, Any], module: str, source: str) -> float:
         if f".{module}".endswith(f".{key}"):
             alpha = value
             break
-    if type(alpha) not in (int, float) or not math.isfinite(alpha):
-        raise CheckpointError(f"{source}: lora_alpha is {shown(alpha)}, not a number")
+    if type(alpha) not in (int, float) or not -_MOST_ALPHA <= alpha <= _MOST_ALPHA:
+        raise CheckpointError(
+            f"{source}: lora_alpha is {shown(alpha)}, not a number of such a use; download the "
+            "adapter again"
+        )
     return float(alpha)
 
 

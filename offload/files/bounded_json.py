@@ -23,7 +23,7 @@ MAX_VALUES = 800_000
 
 def read_file(path: Path, most_bytes: int) -> bytes:
     """The whole file. ValueError for one that is longer, or no regular file; OSError as `open`."""
-    with io.FileIO(path, "rb", opener=_open_at_once) as file:
+    with io.FileIO(path, "rb", opener=open_at_once) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise ValueError("it is not a regular file")
@@ -37,7 +37,7 @@ def read_file(path: Path, most_bytes: int) -> bytes:
         return bytes(content)
 
 
-def _open_at_once(path: str, flags: int) -> int:
+def open_at_once(path: str, flags: int) -> int:
     """A pipe would be waited for."""
     return os.open(path, flags | os.O_NONBLOCK)
 

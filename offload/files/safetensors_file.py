@@ -5,9 +5,11 @@ SIGBUS, and what was read once does not stay counted as this process's memory.
 """
 
 import hashlib
+import io
 import math
 import os
 import re
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offload.errors import StoreCorruptError, StoreMissingError, StoreUnsupportedError
-from offload.files.bounded_json import collector_paused, parse_json
+from offload.files.bounded_json import collector_paused, open_at_once, parse_json
 from offload.files.closing import Closing
 from offload.files.positioned import EndedError, as_bytes, fill, fill_columns
 
@@ -69,13 +71,15 @@ class SafetensorsFile(Closing):
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self._file = path.open("rb", buffering=0)
+            self._file = io.FileIO(path, "rb", opener=open_at_once)
         except OSError as error:
             raise StoreMissingError(
                 f"cannot open {path}: {error.strerror}; check that it is there and readable"
             ) from error
         try:
             status = os.fstat(self._file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise _corrupt(path, "it is not a regular file")
             self.size, self.mtime_ns = status.st_size, status.st_mtime_ns
             header, data_begin = self._read_header()
             self.header_bytes = len(header)

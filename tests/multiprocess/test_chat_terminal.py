@@ -122,7 +122,14 @@ def test_ctrl_c_at_the_prompt(chat: Open) -> None:
         terminal.send("half a line")
         terminal.wait_for("> half a line")
         terminal.send(CTRL_C)
+        terminal.wait_for_prompt()
+        assert "Press Ctrl-C again" not in terminal.text
+        terminal.send(CTRL_C)
         terminal.wait_for("Press Ctrl-C again, or Ctrl-D, to leave.")
+        terminal.wait_for_prompt()
+        terminal.send("another")
+        terminal.wait_for("> another")
+        terminal.send(CTRL_C)
         terminal.wait_for_prompt()
         terminal.say("Hello")
         terminal.wait_for("[cut at 6")
@@ -168,6 +175,26 @@ def test_ctrl_c_in_an_answer(daemon: Daemon, endless_talker: Path, tmp_path: Pat
         terminal.send(CTRL_C)
         assert terminal.end() == 0, "twice leaves"
     assert daemon.messages == ""
+
+
+def test_a_lost_peer_does_not_end_the_conversation(talker: Path, tmp_path: Path) -> None:
+    with Daemon(tmp_path / "daemon", "--no-announce") as daemon:
+        command = ("chat", talker, "-n", 6, "--peer", daemon.address)
+        with Terminal(*command, state=tmp_path) as terminal:
+            terminal.wait_for_prompt()
+            terminal.say("Hello")
+            terminal.wait_for("[cut at 6")
+            terminal.wait_for_prompt()
+            daemon.kill()
+            terminal.say("Are you there?")
+            terminal.wait(lambda: "/save keeps it" in terminal.text.replace("\n", ""))
+            terminal.wait_for_prompt()
+            assert len(turns_of(terminal, tmp_path / "a.json")) == 2
+            terminal.say("And now?")
+            terminal.wait(lambda: terminal.text.count("edge: none of the cluster's peers") >= 1)
+            terminal.wait_for_prompt()
+            terminal.say("/bye")
+            assert terminal.end() == 0
 
 
 def test_every_command(chat: Open, tmp_path: Path) -> None:
@@ -219,6 +246,8 @@ def test_every_command(chat: Open, tmp_path: Path) -> None:
         assert turns_of(terminal, tmp_path / "b.json") == []
         say(f"/load {tmp_path / 'a.json'}", "8 turns; the conversation goes on from there")
         say(f"/load {text}", "is no conversation")
+        say(f"/save {text}", "is there already and is no")
+        say("/save /", "edge: / is there already and is no")
         assert turns_of(terminal, tmp_path / "c.json") == turns
         terminal.send(f"/sa{TAB}")
         terminal.wait_for("> /save")

@@ -6,22 +6,18 @@ import time
 from types import TracebackType
 from typing import Literal
 
+from markdown_it import MarkdownIt
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.markdown import Markdown
 from rich.text import Text
 
 from edge.cli.chat.answer_text import ThinkingSplitter, cut_blocks
+from edge.errors import without_controls
 
 Thinking = Literal["fold", "show", "hide"]
 _REDRAW_S = 0.08
 _THOUGHT_LINES = 3
-_CONTROLS = {
-    code: repr(chr(code))[1:-1]
-    for code in (*range(0x20), *range(0x7F, 0xA0))
-    if chr(code) not in "\n\t"
-}
-"""A model's words move no cursor and set no title: what would is shown as Python writes it."""
 
 
 class AnswerView:
@@ -42,14 +38,18 @@ class AnswerView:
         self._thought_words = 0
         self._thought_is_told = False
         self._live = Live(console=console, transient=True, auto_refresh=False)
-        self._drawn_s = 0.0
+        self._next_s = 0.0
 
     def feed(self, text: str) -> None:
-        self._add(*self._splitter.feed(text.translate(_CONTROLS)))
+        self._take(*self._splitter.feed(without_controls(text)))
+        began_s = time.monotonic()
+        if began_s < self._next_s:
+            return
+        self._settle()
+        self._live.update(self._last_block(), refresh=True)
+        # A long block takes long to draw: it may take a tenth of the time.
         now_s = time.monotonic()
-        if now_s - self._drawn_s >= _REDRAW_S:
-            self._drawn_s = now_s
-            self._live.update(self._last_block(), refresh=True)
+        self._next_s = now_s + max(_REDRAW_S, 9 * (now_s - began_s))
 
     def __enter__(self) -> AnswerView:
         self._live.__enter__()
@@ -61,19 +61,23 @@ class AnswerView:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._add(*self._splitter.rest())
+        self._take(*self._splitter.rest())
+        self._settle()
         self._live.update(Text(""), refresh=True)
         self._live.__exit__(kind, error, trace)
         self._tell_thought()
         if self._said.strip():
             self._console.print(self._rendered(self._said.rstrip()))
 
-    def _add(self, thought: str, said: str) -> None:
+    def _take(self, thought: str, said: str) -> None:
         self._thought += thought
-        if not said:
+        self._said += said
+
+    def _settle(self) -> None:
+        """Print for good what nothing to come can change."""
+        if not self._said:
             return
         self._tell_thought()
-        self._said += said
         blocks, self._said = cut_blocks(self._said) if self._markdown else _lines(self._said)
         for block in blocks:
             if block.strip():
@@ -112,7 +116,17 @@ class AnswerView:
         )
 
     def _rendered(self, text: str) -> RenderableType:
-        return Markdown(text) if self._markdown else Text(text)
+        return _Markdown(text) if self._markdown else Text(text)
+
+
+class _Markdown(Markdown):
+    """Without HTML and definitions of links, neither of which would be seen: they stay text."""
+
+    def __init__(self, markup: str) -> None:
+        super().__init__("")
+        parser = MarkdownIt("commonmark", {"html": False})
+        parser.enable(["strikethrough", "table"]).disable(["reference"])
+        self.markup, self.parsed = markup, parser.parse(markup)
 
 
 def _lines(text: str) -> tuple[list[str], str]:

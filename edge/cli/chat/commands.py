@@ -9,13 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from edge.cli.chat.conversation import Conversation
+from edge.cli.chat.conversation import Conversation, check_text
 from edge.cli.chat.settings import Settings
 from edge.errors import RequestError
 from kernels.sampling.parameters import SamplingParameters
 from offload import read_file
 
 _COMMAND = re.compile(r"/([a-z?]+)(?:\s+(.*))?", re.DOTALL)
+_FILE_AND_TEXT = re.compile(r'("[^"\n]+"|\S+)\s*(.*)', re.DOTALL)
+"""A name with spaces stands in quotes."""
 _MOST_TEXT_BYTES = 16 << 20
 
 
@@ -99,6 +101,7 @@ def _new(talk: Talk, _rest: str) -> None:
 
 
 def _system(talk: Talk, rest: str) -> None:
+    check_text(rest)
     if rest:
         talk.conversation.system = None if rest in ("none", '""') else rest
     talk.say(f"system: {talk.conversation.system or 'none'}")
@@ -145,14 +148,20 @@ def _load(talk: Talk, rest: str) -> None:
 
 
 def _retry(talk: Talk, _rest: str) -> None:
+    before = list(talk.conversation.turns)
     if not talk.conversation.forget_answer():
         raise RequestError("there is no answer yet that could be tried again")
-    talk.ask_again()
+    try:
+        talk.ask_again()
+    except BaseException:
+        talk.conversation.turns = before
+        raise
 
 
 def _file(talk: Talk, rest: str) -> None:
-    name, _space, question = rest.partition(" ")
-    path = _path(name, "file")
+    found = _FILE_AND_TEXT.fullmatch(rest)
+    path = _path(found.group(1).strip('"') if found else "", "file")
+    question = found.group(2) if found else ""
     try:
         text = read_file(path, _MOST_TEXT_BYTES).decode()
     except UnicodeDecodeError as error:

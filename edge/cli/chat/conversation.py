@@ -47,11 +47,13 @@ class Conversation:
             self.turns.pop()
 
     def save(self, path: Path, *, model: str) -> None:
-        """Raises RequestError where the file cannot be written."""
+        """Raises RequestError where the file cannot be written, or is something else."""
+        path = path.resolve()
+        if path.exists() and not _holds_one(path):
+            raise RequestError(f"{path} is there already and is no conversation; name another file")
         value = {"format": _FORMAT, "model": model, "system": self.system, "turns": self.turns}
-        content = json.dumps(value, indent=2, ensure_ascii=False).encode()
         try:
-            write_durably(path.expanduser(), content)
+            write_durably(path, json.dumps(value, indent=2, ensure_ascii=False).encode())
         except StoreError as error:
             raise RequestError(str(error)) from error
 
@@ -66,6 +68,7 @@ class Conversation:
             raise RequestError(f"{path} is no conversation: {error}") from error
         if not isinstance(value, Mapping) or value.get("format") != _FORMAT:
             raise RequestError(f"{path} is no conversation; /save writes one")
+        check_text(json.dumps(value, ensure_ascii=False))
         system, turns = value.get("system"), value.get("turns")
         if (
             not (system is None or isinstance(system, str))
@@ -77,6 +80,22 @@ class Conversation:
             system=system,
             turns=[{"role": each["role"], "content": each["content"]} for each in turns],
         )
+
+
+def check_text(text: str) -> None:
+    """Raises RequestError for half a character, which no file and no model could be given."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError("the text must be of valid Unicode characters") from error
+
+
+def _holds_one(path: Path) -> bool:
+    try:
+        Conversation.load(path)
+    except RequestError:
+        return False
+    return True
 
 
 def _are_turns(values: list[Any]) -> bool:

@@ -70,6 +70,7 @@ class Editor:
             multiline=True,
             prompt_continuation="  ",
             enable_open_in_editor=True,
+            enable_suspend=True,
         )
 
     def ask(self) -> str | None:
@@ -77,6 +78,9 @@ class Editor:
             try:
                 text = self._session.prompt("> ").strip()
             except KeyboardInterrupt:
+                if self._session.default_buffer.text:  # a line that is given up
+                    self.interrupted = False
+                    continue
                 if self.interrupted:
                     return None
                 self.interrupted = True
@@ -112,5 +116,13 @@ def _history() -> History:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "chat_history"
         os.close(os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600))
-        return FileHistory(path)
+
+        class KeptHistory(FileHistory):
+            """A full disk, or a folder that has gone, ends no conversation."""
+
+            def store_string(self, string: str) -> None:
+                with contextlib.suppress(OSError):
+                    super().store_string(string)
+
+        return KeptHistory(path)
     return InMemoryHistory()

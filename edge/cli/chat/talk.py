@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
@@ -16,8 +15,14 @@ from edge.cli.chat.answer_view import AnswerView
 from edge.cli.chat.conversation import Conversation
 from edge.cli.chat.settings import Settings
 from edge.cli.plan_view import show_plan
-from edge.cli.reply_view import drift_of, figures_of, tell_drift, tell_remarks
-from edge.errors import RequestError
+from edge.cli.reply_view import (
+    drift_of,
+    figures_of,
+    tell_drift,
+    tell_remarks,
+    write_token,
+)
+from edge.errors import RequestError, without_controls
 from edge.planning.load_options import LoadOptions
 from kernels.sampling.parameters import SamplingParameters
 
@@ -70,20 +75,29 @@ class TerminalTalk:
         )
 
     def say(self, text: str) -> None:
-        click.echo(text, err=not self._is_terminal)
+        click.echo(without_controls(text), err=not self._is_terminal)
 
     def ask(self, question: str) -> None:
         self.conversation.ask(question)
-        self.ask_again()
-
-    def ask_again(self) -> None:
         try:
-            answer = self._answered(self.conversation.messages())
+            self.ask_again()
         except BaseException:
             # The conversation outgrew the context, or the template refuses it.
             self.conversation.forget_question()
             raise
+
+    def ask_again(self) -> None:
+        if self._model.is_over:  # a peer has gone, or it was to be planned anew
+            self._model = self._cluster.load(self._path, self._options)
+        answer, reply = self._answered(self.conversation.messages())
         self.conversation.answered(answer)
+        if reply is None:
+            click.echo("[stopped]", err=True)
+            return
+        self._last = reply
+        generation = self.settings.generation
+        tell_remarks(self._model, reply, generation, "/set max-tokens N", "/new begins anew, ")
+        click.echo(figures_of(self._model, reply), err=True)
         self._look_for_drift()
 
     def show_figures(self) -> None:
@@ -108,33 +122,27 @@ class TerminalTalk:
         ids = tokenizer.encode_chat(messages)
         return ids, tokenizer.decode(ids[-8:]).rstrip().endswith(OPEN)
 
-    def _answered(self, messages: list[dict[str, str]]) -> str:
+    def _answered(self, messages: list[dict[str, str]]) -> tuple[str, Reply | None]:
         """What was said until the end, or until Ctrl-C, which counts as an answer then."""
         ids, begun = self._encoded(messages)
         said: list[str] = []
         self.was_stopped = False
-        generation = self.settings.generation
-        with self._model.stream(ids, generation) as stream:
+        with self._model.stream(ids, self.settings.generation) as stream:
             try:
                 self._show(stream, said, begun=begun)
             except KeyboardInterrupt:
                 if not self._is_terminal:
                     raise
                 self.was_stopped = True
-                click.echo("[stopped]", err=True)
-                return "".join(said)
+                return "".join(said), None
             reply = stream.reply()
-        self._last = reply
-        tell_remarks(self._model, reply, generation, "/set max-tokens N", "/new begins anew, ")
-        click.echo(figures_of(self._model, reply), err=True)
-        return reply.text
+        return reply.text, reply
 
     def _show(self, stream: ReplyStream, said: list[str], *, begun: bool) -> None:
         if self._console is None:
             for token in stream:
                 said.append(token.text)
-                sys.stdout.write(token.text)
-                sys.stdout.flush()
+                write_token(token.text)
             click.echo()
             return
         settings = self.settings

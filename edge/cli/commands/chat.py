@@ -20,7 +20,7 @@ from edge.cli.options import (
     open_cluster,
 )
 from edge.cli.reply_view import adapt_option, tell_why_not_predicted
-from edge.errors import RequestError
+from edge.errors import EdgeError, RequestError
 from edge.planning.load_options import LoadOptions
 
 
@@ -74,6 +74,14 @@ def command(
                     break
             except RequestError as error:
                 click.echo(f"edge: {error}", err=True)
+            except EdgeError as error:
+                if not is_terminal:
+                    raise
+                click.echo(
+                    f"edge: {error}; the conversation is still here: /save keeps it, and the next "
+                    "question loads the model again, on the peers that are left",
+                    err=True,
+                )
             except KeyboardInterrupt:  # before the answer began
                 if not is_terminal:
                     raise

@@ -69,7 +69,7 @@ def screen_after(
     )  # fmt: skip
     with AnswerView(console, markdown=markdown, thinking=thinking, begun=begun) as view:
         for part in parts:
-            view._drawn_s = 0.0  # each piece is drawn
+            view._next_s = 0.0  # each piece is drawn
             view.feed(part)
     screen = pyte.HistoryScreen(WIDTH, HEIGHT, history=10_000)
     screen.set_mode(pyte.modes.LNM)
@@ -90,6 +90,13 @@ def test_pieces_do_not_show(cuts: list[int]) -> None:
 def test_nor_do_tokens(size: int) -> None:
     tokens = [MARKDOWN[at : at + size] for at in range(0, len(MARKDOWN), size)]
     assert screen_after(tokens) == screen_after([MARKDOWN])
+
+
+@pytest.mark.parametrize(
+    "text", ["vector<int> of it", "<answer>42</answer>", "[label]: http://example.org", "a <b> c"]
+)
+def test_what_looks_like_html_stays(text: str) -> None:
+    assert screen_after([text]) == [text]
 
 
 def test_a_block_longer_than_the_screen_is_there_whole_in_the_end() -> None:

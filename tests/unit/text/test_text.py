@@ -215,6 +215,7 @@ SAMPLED = {"do_sample": True, "temperature": 0.6, "top_p": 0.95, "top_k": 20}
         (SAMPLED, {"temperature": 0.6, "top_p": 0.95, "top_k": 20}),
         ({**SAMPLED, "do_sample": False}, {"temperature": 0.0, "top_p": 0.95, "top_k": 20}),
         ({"temperature": 0.6}, {}),
+        ({"top_k": 50.0, "top_p": 0.9}, {"top_p": 0.9}),
         ({**SAMPLED, "top_k": -1, "min_p": 0.1}, {
             "temperature": 0.6, "top_p": 0.95, "top_k": 0, "min_p": 0.1,
         }),
@@ -237,7 +238,12 @@ def test_what_the_file_leaves_open_is_as_in_transformers(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "content", [{"top_p": 2}, {"temperature": "hot", "do_sample": True}, {"top_k": 1.5}]
+    "content",
+    [
+        {"top_p": 2, "do_sample": True},
+        {"temperature": "hot", "do_sample": True},
+        {"repetition_penalty": "much"},
+    ],
 )
 def test_sampling_that_cannot_be_names_the_file(tmp_path: Path, content: Any) -> None:
     (tmp_path / "generation_config.json").write_text(json.dumps(content))

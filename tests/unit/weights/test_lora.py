@@ -181,6 +181,15 @@ def other_rank(tensors: Tensors) -> None:
     tensors[f"{UP}.lora_B.weight"] = tensors[f"{UP}.lora_B.weight"][:, 1:].copy()
 
 
+def nothing(tensors: Tensors) -> None:
+    tensors.clear()
+
+
+def the_tied_embedding(tensors: Tensors) -> None:
+    table = np.zeros((131, 66), np.float32)
+    tensors["base_model.model.model.embed_tokens.weight"] = table
+
+
 def a_vector(tensors: Tensors) -> None:
     tensors[f"{UP}.lora_A.weight"] = np.zeros(3, np.float32)
 
@@ -200,6 +209,8 @@ def whole_of_another(tensors: Tensors) -> None:
         (integers, r"up_proj\.lora_A\.weight is I8; F32, F16 and BF16 are supported"),
         (other_columns, r"lora_A\.weight has shape \[4, 3\], and .* takes \[4, \d+\]"),
         (other_rank, r"lora_B\.weight has shape \[\d+, 3\], and .* takes \[\d+, 4\]"),
+        (nothing, "holds nothing"),
+        (the_tied_embedding, "uses one table as its head"),
         (a_vector, r"lora_A\.weight has shape \[3\]"),
         (whole_of_another, r"norm\.weight has shape \[7\]"),
     ],
@@ -225,6 +236,10 @@ def test_tensors_that_do_not_fit(
         ({"peft_type": "IA3"}, "peft_type is 'IA3', and LORA is supported; merge the adapter"),
         ({"use_dora": True}, "use_dora is set .* merge the adapter"),
         ({"fan_in_fan_out": True}, "fan_in_fan_out is set"),
+        ({"init_lora_weights": "pissa_niter_4"}, "which changes the model's own weights; merge"),
+        ({"init_lora_weights": "OLoRA"}, "init_lora_weights is 'OLoRA'"),
+        ({"layer_replication": [[0, 2]]}, "layer_replication is set"),
+        ({"lora_alpha": 10**400}, "lora_alpha is 1000"),
         ({"lora_alpha": "many"}, "lora_alpha is 'many', not a number"),
         ({"lora_alpha": True}, "lora_alpha is True, not a number"),
         ({"alpha_pattern": [1]}, "alpha_pattern is .*not a table"),
