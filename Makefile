@@ -18,7 +18,7 @@ test: .venv-test/installed ## Every check: format, lint, types, imports, then th
 	@scripts/test
 
 bench: .venv/installed ## Measure decoding: make bench BENCH="--shape W --peers 2 --plan tensor"
-	@.venv/bin/python -m demos.bench.bench_decode $(BENCH)
+	@.venv/bin/python -m edge.demos.bench.bench_decode $(BENCH)
 
 clean: ## Remove the environments, builds and tool caches
 	rm -rf .venv .venv-test build dist *.egg-info

@@ -16,11 +16,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 import edge
-from demos.bench.clusters.control_groups import ControlGroup, remove_groups_of_the_dead
-from demos.bench.limited.runs import stated_bytes
-from demos.bench.shapes import SHAPES, checkpoint
-from demos.bundled import require
-from demos.limited_peer import KERNEL_BYTES, LimitedPeer, limited_peer
+from edge.demos.bench.limited.runs import stated_bytes
+from edge.demos.bench.shapes import SHAPES, checkpoint
+from edge.demos.bundled import require
+from edge.demos.control_groups import ControlGroup, remove_groups_of_the_dead
+from edge.demos.limited_peer import KERNEL_BYTES, LimitedPeer, limited_peer
 from edge.host.cache_paths import CACHE_VARIABLE
 from edge.host.free_memory import format_size
 

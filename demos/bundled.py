@@ -6,12 +6,12 @@ from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 
-from demos.world import QUESTIONS, is_right
 from edge import Cluster, Model, Reply
+from edge.demos.world import QUESTIONS, is_right
 from edge.host.free_memory import format_size
-from partition import Plan
+from edge.partition import Plan
 
-MODEL = Path(str(files("demos"))) / "model"
+MODEL = Path(str(files("edge.demos"))) / "model"
 """The checkpoint's folder, in a checkout as in an installed wheel."""
 
 ANSWERS = dict(QUESTIONS)

@@ -20,7 +20,7 @@ def _demo(name: str, summary: str) -> Demo:
     """The demo of the module `demos.<name>`, imported when it runs."""
 
     def run() -> None:
-        importlib.import_module(f"demos.{name}").run()
+        importlib.import_module(f"edge.demos.{name}").run()
 
     return Demo(name=name, summary=summary, run=run)
 

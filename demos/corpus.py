@@ -1,4 +1,4 @@
-"""Endless seeded documents about the world of ``demos.world``: what the bundled model is taught on.
+"""Endless seeded documents about the world of ``world.py``: what the bundled model is taught on.
 
 Knows how facts become text and chat turns; knows nothing of tokens or of training.
 """
@@ -6,7 +6,7 @@ Knows how facts become text and chat turns; knows nothing of tokens or of traini
 import random
 from collections.abc import Callable, Iterator, Sequence
 
-from demos.world import ANIMALS, FACTS, PEOPLE, UNKNOWN, Fact, Person
+from edge.demos.world import ANIMALS, FACTS, PEOPLE, UNKNOWN, Fact, Person
 
 PAD, BEGIN, END = "<|pad|>", "<|begin|>", "<|end|>"
 USER, ASSISTANT = "<|user|>", "<|assistant|>"

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import psutil
 
-from demos.bench.clusters.control_groups import ControlGroup
-from demos.processes import child, daemon_address, peak_bytes
+from edge.demos.control_groups import ControlGroup
+from edge.demos.processes import child, daemon_address, peak_bytes
 
 KERNEL_BYTES = 16 << 20
 """What the kernel takes for a daemon counts in its group, too: tables of pages, sockets, pipes."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from demos.bundled import MODEL, STORY, show_same_tokens
-from partition import Plan, Shard, Stage
+from edge.demos.bundled import MODEL, STORY, show_same_tokens
+from edge.partition import Plan, Shard, Stage
 
 QUESTIONS = ["Why is snow white?", "What is 3 times 5?", STORY]
 

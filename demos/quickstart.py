@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import edge
-from demos.bundled import MODEL, require, show_who_did_what
+from edge.demos.bundled import MODEL, require, show_who_did_what
 
 
 def run() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import edge
-from demos.bundled import MODEL, STORY, ask, require, show_who_did_what
+from edge.demos.bundled import MODEL, STORY, ask, require, show_who_did_what
 
 PEERS = 3
 """They do not divide the model's eight heads, so the shares are uneven by themselves."""

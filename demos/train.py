@@ -1,6 +1,6 @@
-"""Trains the bundled model from nothing: ``python -m demos.train --output DIR``.
+"""Trains the bundled model from nothing: ``python -m edge.demos.train --output DIR``.
 
-Makes its text with ``demos.corpus``, trains a tokenizer and a small Llama on it, and writes a
+Makes its text with ``edge.demos.corpus``, trains a tokenizer and a small Llama on it, and writes a
 standard Hugging Face checkpoint. Needs the ``test`` extra (torch, transformers); nothing else does.
 """
 
@@ -20,8 +20,17 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from torch import nn
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from demos.corpus import ASSISTANT, BEGIN, CHAT_TEMPLATE, END, PAD, SPECIAL_TOKENS, USER, documents
-from demos.world import COMPLETIONS, FACTS, MAX_TERM, QUESTIONS, is_right
+from edge.demos.corpus import (
+    ASSISTANT,
+    BEGIN,
+    CHAT_TEMPLATE,
+    END,
+    PAD,
+    SPECIAL_TOKENS,
+    USER,
+    documents,
+)
+from edge.demos.world import COMPLETIONS, FACTS, MAX_TERM, QUESTIONS, is_right
 
 CONTEXT = 512
 VOCABULARY = 768

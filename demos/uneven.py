@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from demos.bundled import MODEL, STORY, show_same_tokens
-from partition import Plan, Shard, Stage, split_by_shares
+from edge.demos.bundled import MODEL, STORY, show_same_tokens
+from edge.partition import Plan, Shard, Stage, split_by_shares
 
 SHARES = (4, 2, 1)
 HEADS, FFN_COLUMNS, VOCABULARY, LAYERS = 8, 352, 768, 6

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import edge
-from demos.bundled import MODEL, ask, require, show_who_did_what
+from edge.demos.bundled import MODEL, ask, require, show_who_did_what
 
 LOOPBACK = "127.0.0.1"
 """Announced on this machine's own interface only, so the demo stays off the network."""

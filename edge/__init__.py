@@ -43,6 +43,8 @@ __all__ = [
     "RequestError",
     "Score",
     "Token",
+    "TokenLogprob",
+    "ToolCall",
     "Workload",
     "__version__",
     "inspect",
@@ -59,7 +61,7 @@ if TYPE_CHECKING:
     from edge.api.quantizing import Quantized
     from edge.api.reply import AsyncReplyStream, Reply, ReplyStream
     from edge.api.scoring import Score
-    from edge.coordinator.generation import Token
+    from edge.coordinator.generation import Token, TokenLogprob
     from edge.errors import (
         CapacityError,
         CheckpointError,
@@ -71,13 +73,14 @@ if TYPE_CHECKING:
         ProtocolError,
         RequestError,
     )
+    from edge.partition import Parallel, Workload
     from edge.planning.drift import Drift
     from edge.planning.load_options import LoadOptions
     from edge.planning.proposal import Proposal
     from edge.progress import Progress
     from edge.protocol.peer_info import PeerInfo
+    from edge.text.answer_parts import ToolCall
     from edge.weights.formats import KvDtype
-    from partition import Parallel, Workload
 
 
 _HOMES = {
@@ -92,7 +95,7 @@ _HOMES = {
     "KvDtype": "edge.weights.formats",
     "LoadOptions": "edge.planning.load_options",
     "Model": "edge.api.model",
-    "Parallel": "partition",
+    "Parallel": "edge.partition",
     "PeerInfo": "edge.protocol.peer_info",
     "Progress": "edge.progress",
     "Proposal": "edge.planning.proposal",
@@ -102,7 +105,9 @@ _HOMES = {
     "ReplyStream": "edge.api.reply",
     "Score": "edge.api.scoring",
     "Token": "edge.coordinator.generation",
-    "Workload": "partition",
+    "TokenLogprob": "edge.coordinator.generation",
+    "ToolCall": "edge.text.answer_parts",
+    "Workload": "edge.partition",
     "inspect": "edge.api.inspection",
 }
 
@@ -113,11 +118,8 @@ if not TYPE_CHECKING:  # or every name would be one of edge's to a type checker
         """The API is imported at its first use, so that a daemon or `--help` starts at once."""
         import importlib
 
-        from edge.own_packages import require_own_packages
-
         if name not in __all__:
             raise AttributeError(f"module 'edge' has no attribute {name!r}")
-        require_own_packages()
         home = "edge.errors" if name.endswith("Error") else _HOMES[name]
         value = globals()[name] = getattr(importlib.import_module(home), name)
         return value

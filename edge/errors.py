@@ -1,14 +1,16 @@
 """Errors, by who can mend them.
 
-EdgeError
-├── RequestError (also ValueError)   the caller asked for something that cannot be
-├── CheckpointError                  files of a checkpoint are missing, damaged or unknown
-├── CapacityError                    the model does not fit on the devices
-├── PlanError                        a plan cannot run as written
-├── PeerError                        a peer refused or failed; names the peer
-│   └── PeerLostError                a peer went away
-└── NetworkError                     no peers found, port taken, address unreachable
-    └── ProtocolError                the other side speaks something else, or garbage
+EdgeError              edge_error
+├── RequestError       invalid_request    what the caller asked for cannot be; also a ValueError
+├── CheckpointError    bad_checkpoint     files of a checkpoint are missing, damaged or unknown
+├── CapacityError      out_of_capacity    the model does not fit on the devices
+├── PlanError          plan_cannot_run    a plan cannot run as written
+├── PeerError          peer_failed        a peer refused or failed; names the peer
+│   └── PeerLostError  peer_lost          a peer went away
+└── NetworkError       network_error      no peers found, port taken, address unreachable
+    └── ProtocolError  protocol_mismatch  the other side speaks something else, or garbage
+
+The word in the middle is `code`, for programs: it stays when a class or a sentence is changed.
 
 Errors of the lower packages are mapped to these once, where `edge` calls them.
 """
@@ -16,6 +18,7 @@ Errors of the lower packages are mapped to these once, where `edge` calls them.
 from __future__ import annotations
 
 import reprlib
+from typing import ClassVar
 
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxlong = 2, 60, 40
@@ -54,21 +57,32 @@ def without_controls(text: str) -> str:
 class EdgeError(Exception):
     """Every error that Edge raises on purpose: one sentence with the cause and the remedy."""
 
+    code: ClassVar[str] = "edge_error"
+    """The kind of error, for programs; it does not change."""
+
 
 class RequestError(EdgeError, ValueError):
     """The caller's request cannot be carried out as asked."""
+
+    code = "invalid_request"
 
 
 class CheckpointError(EdgeError):
     """A file of the checkpoint is missing, damaged, or of a kind Edge does not know."""
 
+    code = "bad_checkpoint"
+
 
 class CapacityError(EdgeError):
     """The model does not fit; the message names the device and the bytes that are missing."""
 
+    code = "out_of_capacity"
+
 
 class PlanError(EdgeError):
     """A plan cannot run; `problems` lists every reason."""
+
+    code = "plan_cannot_run"
 
     def __init__(self, message: str, problems: tuple[str, ...] = ()) -> None:
         super().__init__(message)
@@ -78,6 +92,8 @@ class PlanError(EdgeError):
 class PeerError(EdgeError):
     """A peer refused or failed; `peer` is its name."""
 
+    code = "peer_failed"
+
     def __init__(self, peer: str, message: str) -> None:
         super().__init__(f"peer {peer}: {message}")
         self.peer = peer
@@ -86,10 +102,16 @@ class PeerError(EdgeError):
 class PeerLostError(PeerError):
     """A peer went away while it was needed."""
 
+    code = "peer_lost"
+
 
 class NetworkError(EdgeError):
     """Nothing could be reached: no peers, a taken port, a wrong address."""
 
+    code = "network_error"
+
 
 class ProtocolError(NetworkError):
     """The other side speaks another protocol version, or is not Edge at all."""
+
+    code = "protocol_mismatch"

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-Phase = Literal["measure", "quantise", "hash", "send", "load", "evaluate", "observe", "allot"]
+Phase = Literal[
+    "download", "measure", "quantise", "hash", "send", "load", "evaluate", "observe", "allot"
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,7 +16,7 @@ class Progress:
     """`done` of `total` units of one phase on one device: bytes (of logits in
     "evaluate"), weights while quantising, tokens in "observe", matrices in "allot", links.
 
-    `peer` is empty for work of the coordinator itself.
+    `peer` is empty for work of the coordinator itself; in "download" it is the model's name.
     """
 
     phase: Phase

@@ -1,26 +1,26 @@
 """Stores for weights, keys and values: where they are kept, and when they move."""
 
-from offload.cache.derived_cache import DerivedCache, DerivedWriter
-from offload.cache.folder_cache import FolderCache, FolderUse
-from offload.cache.shard_cache import ShardCache
-from offload.cache.verified_shard import CachedShard, ShardWriter
-from offload.errors import (
+from edge.offload.cache.derived_cache import DerivedCache, DerivedWriter
+from edge.offload.cache.folder_cache import FolderCache, FolderUse, KeptFolder, note_model
+from edge.offload.cache.shard_cache import ShardCache
+from edge.offload.cache.verified_shard import CachedShard, ShardWriter
+from edge.offload.errors import (
     StoreCorruptError,
     StoreError,
     StoreFullError,
     StoreMissingError,
     StoreUnsupportedError,
 )
-from offload.files.bounded_json import check_values, parse_json, read_file
-from offload.files.closing import Closing
-from offload.files.direct_reader import DirectReader, Read
-from offload.files.durable import disk_errors_as_store_errors, rename_durably, write_durably
-from offload.files.gguf_file import GgufFile, is_gguf
-from offload.files.gguf_header import GgufTensor
-from offload.files.gguf_header import Value as GgufValue
-from offload.files.gguf_store import GgufStore, first_part, open_gguf
-from offload.files.gguf_types import BLOCK_TYPES, READ_TYPES, BlockType
-from offload.files.manifest import (
+from edge.offload.files.bounded_json import check_values, parse_json, read_file
+from edge.offload.files.closing import Closing
+from edge.offload.files.direct_reader import DirectReader, Read
+from edge.offload.files.durable import disk_errors_as_store_errors, rename_durably, write_durably
+from edge.offload.files.gguf_file import GgufFile, is_gguf
+from edge.offload.files.gguf_header import GgufTensor
+from edge.offload.files.gguf_header import Value as GgufValue
+from edge.offload.files.gguf_store import GgufStore, all_parts, first_part, open_gguf
+from edge.offload.files.gguf_types import BLOCK_TYPES, READ_TYPES, BlockType
+from edge.offload.files.manifest import (
     PIECE_BYTES,
     Manifest,
     ManifestBuilder,
@@ -29,25 +29,27 @@ from offload.files.manifest import (
     numpy_dtype,
     piece_digest,
 )
-from offload.files.safetensors_file import SafetensorsFile
-from offload.files.safetensors_writer import SafetensorsWriter
-from offload.files.weight_store import (
+from edge.offload.files.safetensors_file import SafetensorsFile
+from edge.offload.files.safetensors_writer import SafetensorsWriter
+from edge.offload.files.weight_store import (
     INDEX_FILE,
     MAX_FILES,
+    SINGLE_FILE,
     MemoryStore,
     SafetensorsStore,
     WeightStore,
     checked_runs,
+    indexed_files,
     own_file,
 )
-from offload.kv.disk_tier import DiskKVTier
-from offload.kv.pool import KVPool
-from offload.kv.prefix_store import PrefixStore
-from offload.kv.tier import KVLayer, KVPlace, KVShape, KVTier, MemoryKVTier
-from offload.kv.two_tiers import KVTiers
-from offload.streaming.device_window import Copier, DeviceWindow, Mark, MemoryCopier
-from offload.streaming.host_slots import HostSlots, Unpin, unpinned
-from offload.streaming.weight_streamer import (
+from edge.offload.kv.disk_tier import DiskKVTier
+from edge.offload.kv.pool import KVPool
+from edge.offload.kv.prefix_store import PrefixStore
+from edge.offload.kv.tier import KVLayer, KVPlace, KVShape, KVTier, MemoryKVTier
+from edge.offload.kv.two_tiers import KVTiers
+from edge.offload.streaming.device_window import Copier, DeviceWindow, Mark, MemoryCopier
+from edge.offload.streaming.host_slots import HostSlots, Unpin, unpinned
+from edge.offload.streaming.weight_streamer import (
     Extent,
     Memory,
     Span,
@@ -62,6 +64,7 @@ __all__ = [
     "MAX_FILES",
     "PIECE_BYTES",
     "READ_TYPES",
+    "SINGLE_FILE",
     "BlockType",
     "CachedShard",
     "Closing",
@@ -85,6 +88,7 @@ __all__ = [
     "KVShape",
     "KVTier",
     "KVTiers",
+    "KeptFolder",
     "Manifest",
     "ManifestBuilder",
     "Mark",
@@ -110,12 +114,15 @@ __all__ = [
     "Unpin",
     "WeightStore",
     "WeightStreamer",
+    "all_parts",
     "check_values",
     "checked_runs",
     "disk_errors_as_store_errors",
     "first_part",
+    "indexed_files",
     "is_gguf",
     "is_streamed",
+    "note_model",
     "numpy_dtype",
     "open_gguf",
     "own_file",

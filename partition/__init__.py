@@ -4,16 +4,16 @@ Facts about devices, the model and the work go in, a Plan comes out; the same fa
 same plan. Knows nothing of sockets, tensors or files, and needs only the standard library.
 """
 
-from partition.cost.estimate import Estimate, estimate
-from partition.cost.message_times import check_links
-from partition.cost.terms import Term
-from partition.errors import CapacityError, PartitionError, PlanError, Shortage
-from partition.fit.check import check_fit
-from partition.fit.memory import memory_use
-from partition.fit.placement import Parallel
-from partition.fit.plan_table import HeldLayers, PlanRow, describe
-from partition.fit.resident_layers import WeightTiers, weight_tiers
-from partition.plan.facts import (
+from edge.partition.cost.estimate import Estimate, estimate
+from edge.partition.cost.message_times import check_links
+from edge.partition.cost.terms import Term
+from edge.partition.errors import CapacityError, PartitionError, PlanError, Shortage
+from edge.partition.fit.check import check_fit
+from edge.partition.fit.memory import memory_use
+from edge.partition.fit.placement import Parallel
+from edge.partition.fit.plan_table import HeldLayers, PlanRow, describe
+from edge.partition.fit.resident_layers import WeightTiers, weight_tiers
+from edge.partition.plan.facts import (
     ClusterSpec,
     CrowdSpec,
     DeviceSpec,
@@ -22,14 +22,14 @@ from partition.plan.facts import (
     ModelFacts,
     Workload,
 )
-from partition.plan.plan import MOST_SHARDS, Plan, Stage
-from partition.plan.ranges import kv_heads, split_by_shares
-from partition.plan.rates import ComputeRates
-from partition.plan.shard import LayerSlice, Shard, whole_shard
-from partition.plan.share import MemoryUse
-from partition.plan.what_if import what_if
-from partition.search.choose import Choice, Solo, choose, describe_plan_in_words
-from partition.search.left_out import LeftOut
+from edge.partition.plan.plan import MOST_SHARDS, Plan, Stage
+from edge.partition.plan.ranges import kv_heads, split_by_shares
+from edge.partition.plan.rates import ComputeRates
+from edge.partition.plan.shard import LayerSlice, Shard, whole_shard
+from edge.partition.plan.share import MemoryUse
+from edge.partition.plan.what_if import what_if
+from edge.partition.search.choose import Choice, Solo, choose, describe_plan_in_words
+from edge.partition.search.left_out import LeftOut
 
 __all__ = [
     "MOST_SHARDS",

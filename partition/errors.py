@@ -42,10 +42,7 @@ class Shortage:
 
     @property
     def words(self) -> str:
-        who = repr(self.name)
-        if self.name != self.device:
-            who += f" (device {self.device!r})"
-        return f"{who} lacks {size_in_words(self.missing_bytes)}"
+        return f"{self.name!r} lacks {size_in_words(self.missing_bytes)}"
 
 
 class CapacityError(PartitionError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import os
 import signal
 import threading
 import time
@@ -21,6 +22,9 @@ from edge.membership.store import CONFIG_VARIABLE
 
 if TYPE_CHECKING:
     from tests.support.checkpoints import TinyCheckpoint
+
+# `huggingface_hub` reads these where it is imported: no test sees its user's models, or a network.
+os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(Path(__file__).parent / "no-hub-cache")}
 
 JOIN_TIMEOUT_S = 60.0
 """How long something that is already ending may take before it counts as left behind."""

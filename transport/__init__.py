@@ -1,19 +1,19 @@
 """The movement of bytes between peers: channels for control, links for data, discovery first.
 
-Knows nothing of models or plans. Faulty twins for tests are in ``transport.testing``.
+Knows nothing of models or plans. Faulty twins for tests are in ``edge.transport.testing``.
 """
 
 from typing import TYPE_CHECKING, Any
 
-from transport.address import format_address, parse_address
-from transport.background import Work
-from transport.channel import Channel, MemoryChannel
-from transport.collective import Collective, MeshCollective, SoloCollective
-from transport.credentials import Credentials, Member
-from transport.discovery.interface import Discovery, DiscoveryBus, MemoryDiscovery
-from transport.discovery.peers import PeerEvent, PeerFound, PeerGone, PeerRecord
-from transport.encoded import EncodedHop, open_mesh
-from transport.errors import (
+from edge.transport.address import format_address, parse_address
+from edge.transport.background import Work
+from edge.transport.channel import Channel, MemoryChannel
+from edge.transport.collective import Collective, MeshCollective, SoloCollective
+from edge.transport.credentials import Credentials, Member
+from edge.transport.discovery.interface import Discovery, DiscoveryBus, MemoryDiscovery
+from edge.transport.discovery.peers import PeerEvent, PeerFound, PeerGone, PeerRecord
+from edge.transport.encoded import EncodedHop, open_mesh
+from edge.transport.errors import (
     AddressError,
     ChannelClosedError,
     PeerLostError,
@@ -22,19 +22,19 @@ from transport.errors import (
     TransportError,
     VersionMismatchError,
 )
-from transport.frame import MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES, PROTOCOL_VERSION, Frame
-from transport.handshake import MEMBER
-from transport.link import Link
-from transport.link_guard import EAGER_BYTES
-from transport.listener import Listener, listen
-from transport.memory_link import MemoryLink
-from transport.tcp import connect, connect_link
-from transport.tcp_channel import TcpChannel
-from transport.tcp_link import TcpLink
-from transport.wire_format import WIRE_FORMATS, WireFormatName, WireRule
+from edge.transport.frame import MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES, PROTOCOL_VERSION, Frame
+from edge.transport.handshake import MEMBER
+from edge.transport.link import Link
+from edge.transport.link_guard import EAGER_BYTES
+from edge.transport.listener import Listener, listen
+from edge.transport.memory_link import MemoryLink
+from edge.transport.tcp import connect, connect_link
+from edge.transport.tcp_channel import TcpChannel
+from edge.transport.tcp_link import TcpLink
+from edge.transport.wire_format import WIRE_FORMATS, WireFormatName, WireRule
 
 if TYPE_CHECKING:
-    from transport.discovery.zeroconf import ZeroconfDiscovery
+    from edge.transport.discovery.zeroconf import ZeroconfDiscovery
 
 __all__ = [
     "EAGER_BYTES",
@@ -88,8 +88,8 @@ if not TYPE_CHECKING:  # or every name would be one of transport's to a type che
     def __getattr__(name: str) -> Any:
         """Zeroconf is imported at its first use: most processes are told where their peers are."""
         if name != "ZeroconfDiscovery":
-            raise AttributeError(f"module 'transport' has no attribute {name!r}")
-        from transport.discovery.zeroconf import ZeroconfDiscovery
+            raise AttributeError(f"module 'edge.transport' has no attribute {name!r}")
+        from edge.transport.discovery.zeroconf import ZeroconfDiscovery
 
         globals()[name] = ZeroconfDiscovery
         return ZeroconfDiscovery

@@ -9,7 +9,7 @@ import os
 import re
 import socket
 
-from transport.errors import AddressError
+from edge.transport.errors import AddressError
 
 SocketAddress = tuple[int, tuple[str, int] | tuple[str, int, int, int]]
 """Address family, and the address in the form that ``socket`` wants for it."""

@@ -12,8 +12,8 @@ import asyncio
 import socket
 from collections.abc import Sequence
 
-from transport.errors import ChannelClosedError, PeerLostError
-from transport.frame import Buffer
+from edge.transport.errors import ChannelClosedError, PeerLostError
+from edge.transport.frame import Buffer
 
 _TURN_BYTES = 1 << 20
 """Most bytes moved before other tasks get their turn; a heartbeat must not wait for a shard."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Protocol
 
-from transport.errors import ChannelClosedError
+from edge.transport.errors import ChannelClosedError
 
 
 class Work(Protocol):

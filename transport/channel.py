@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, Protocol, Self
 
-from transport.errors import ChannelClosedError, PeerLostError
-from transport.frame import Admit, Frame, LimitsOf, admit_all, decode, encode, no_other_limits
+from edge.transport.errors import ChannelClosedError, PeerLostError
+from edge.transport.frame import Admit, Frame, LimitsOf, admit_all, decode, encode, no_other_limits
 
 MEMORY_QUEUE_FRAMES = 64
 """Frames that wait in one direction of a memory channel before ``send`` does, as on a socket."""

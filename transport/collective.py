@@ -12,11 +12,11 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from transport.background import Background, DoneWork, Work
-from transport.errors import ChannelClosedError
-from transport.link import Link
-from transport.link_guard import EAGER_BYTES
-from transport.scratch import Scratch
+from edge.transport.background import Background, DoneWork, Work
+from edge.transport.errors import ChannelClosedError
+from edge.transport.link import Link
+from edge.transport.link_guard import EAGER_BYTES
+from edge.transport.scratch import Scratch
 
 Array = NDArray[Any]
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from transport.collective import SLICED_ABOVE_BYTES, MeshCollective, check_contiguous
-from transport.link import Link
-from transport.scratch import Scratch
-from transport.wire_format import BLOCK_NUMBERS, Codec, WireRule, open_codec
+from edge.transport.collective import SLICED_ABOVE_BYTES, MeshCollective, check_contiguous
+from edge.transport.link import Link
+from edge.transport.scratch import Scratch
+from edge.transport.wire_format import BLOCK_NUMBERS, Codec, WireRule, open_codec
 
 Array = NDArray[Any]
 

@@ -21,9 +21,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from transport.errors import ProtocolError
+from edge.transport.errors import ProtocolError
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 10
 """Raised by one whenever bytes on the wire change their meaning."""
 
 MAX_HEADER_BYTES = 1 << 20

@@ -27,13 +27,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from transport.async_socket import AsyncSocket
-from transport.credentials import NONCE_BYTES, TAG_BYTES, Credentials
-from transport.errors import PeerLostError, ProtocolError, RefusedError, VersionMismatchError
-from transport.frame import PREFIX_BYTES, PROTOCOL_VERSION, Buffer, Frame, FrameAssembler, encode
-from transport.records import SECRET_BYTES, RecordSecrets
-from transport.sealed_socket import SealedSocket
-from transport.tls_session import TlsSession
+from edge.transport.async_socket import AsyncSocket
+from edge.transport.credentials import NONCE_BYTES, TAG_BYTES, Credentials
+from edge.transport.errors import PeerLostError, ProtocolError, RefusedError, VersionMismatchError
+from edge.transport.frame import (
+    PREFIX_BYTES,
+    PROTOCOL_VERSION,
+    Buffer,
+    Frame,
+    FrameAssembler,
+    encode,
+)
+from edge.transport.records import SECRET_BYTES, RecordSecrets
+from edge.transport.sealed_socket import SealedSocket
+from edge.transport.tls_session import TlsSession
 
 MAGIC = b"EDGE"
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from transport.errors import ChannelClosedError, PeerLostError, ProtocolError, TransportError
+from edge.transport.errors import ChannelClosedError, PeerLostError, ProtocolError, TransportError
 
 EAGER_BYTES = 32 << 10
 """``send`` of at most this much never waits for the peer when nothing else is under way."""

@@ -13,17 +13,17 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from transport.address import describe, format_address, resolve
-from transport.async_socket import AsyncSocket, watch_for_death
-from transport.channel import Channel
-from transport.credentials import Credentials, Member
-from transport.errors import AddressError, PeerLostError, RefusedError, TransportError
-from transport.handshake import MEMBER, Role, answer, display_name, encode_hello
-from transport.link import Link
-from transport.records import records_of
-from transport.sealed_socket import after_handshake
-from transport.tcp_channel import DEATH_NOTICED_WITHIN_S, TcpChannel
-from transport.tcp_link import TcpLink
+from edge.transport.address import describe, format_address, resolve
+from edge.transport.async_socket import AsyncSocket, watch_for_death
+from edge.transport.channel import Channel
+from edge.transport.credentials import Credentials, Member
+from edge.transport.errors import AddressError, PeerLostError, RefusedError, TransportError
+from edge.transport.handshake import MEMBER, Role, answer, display_name, encode_hello
+from edge.transport.link import Link
+from edge.transport.records import records_of
+from edge.transport.sealed_socket import after_handshake
+from edge.transport.tcp_channel import DEATH_NOTICED_WITHIN_S, TcpChannel
+from edge.transport.tcp_link import TcpLink
 
 HANDSHAKE_TIMEOUT_S = 5.0
 """A handshake is three small messages each way: seconds are plenty, also for a slow radio."""
@@ -190,7 +190,7 @@ class Listener:
 
     def _refuse(self, connection: AsyncSocket, error: TransportError) -> None:
         connection.close()
-        _log.info("refused a connection: %s", error)
+        _log.debug("refused a connection: %s", error)
         if self._on_refused is not None:
             self._on_refused(connection.peer, error)
 

@@ -10,8 +10,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from transport.errors import PeerLostError, ProtocolError
-from transport.link_guard import EAGER_BYTES, LinkGuard, check_incoming, check_outgoing
+from edge.transport.errors import PeerLostError, ProtocolError
+from edge.transport.link_guard import EAGER_BYTES, LinkGuard, check_incoming, check_outgoing
 
 _CAPACITY_BYTES = 4 * EAGER_BYTES
 """Bytes that may lie unread in one direction before ``send`` waits, as in a socket's buffers."""

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 
-from transport.frame import Buffer
+from edge.transport.frame import Buffer
 
 RECORD_BYTES = 256 << 10
 """Plain bytes of a record."""

@@ -13,10 +13,17 @@ from collections.abc import Sequence
 
 from cryptography.exceptions import InvalidTag
 
-from transport.async_socket import AsyncSocket
-from transport.errors import PeerLostError, ProtocolError
-from transport.frame import Buffer
-from transport.records import RECORD_BYTES, RECORDS_PER_KEY, TAG_BYTES, RecordSecrets, Way, parts
+from edge.transport.async_socket import AsyncSocket
+from edge.transport.errors import PeerLostError, ProtocolError
+from edge.transport.frame import Buffer
+from edge.transport.records import (
+    RECORD_BYTES,
+    RECORDS_PER_KEY,
+    TAG_BYTES,
+    RecordSecrets,
+    Way,
+    parts,
+)
 
 _SIZE = struct.Struct("!Q")
 CHANNEL_RECORD_BYTES = 512 << 10

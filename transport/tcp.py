@@ -9,15 +9,15 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
-from transport.address import describe, parse_address, resolve
-from transport.async_socket import AsyncSocket, watch_for_death
-from transport.credentials import Credentials
-from transport.errors import AddressError, PeerLostError
-from transport.handshake import Greeted, Role, display_name, encode_hello, greet
-from transport.records import records_of
-from transport.sealed_socket import after_handshake
-from transport.tcp_channel import DEATH_NOTICED_WITHIN_S, TcpChannel
-from transport.tcp_link import TcpLink
+from edge.transport.address import describe, parse_address, resolve
+from edge.transport.async_socket import AsyncSocket, watch_for_death
+from edge.transport.credentials import Credentials
+from edge.transport.errors import AddressError, PeerLostError
+from edge.transport.handshake import Greeted, Role, display_name, encode_hello, greet
+from edge.transport.records import records_of
+from edge.transport.sealed_socket import after_handshake
+from edge.transport.tcp_channel import DEATH_NOTICED_WITHIN_S, TcpChannel
+from edge.transport.tcp_link import TcpLink
 
 
 async def connect(

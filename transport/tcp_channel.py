@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from transport.async_socket import AsyncSocket
-from transport.errors import ChannelClosedError, ProtocolError, TransportError
-from transport.frame import (
+from edge.transport.async_socket import AsyncSocket
+from edge.transport.errors import ChannelClosedError, ProtocolError, TransportError
+from edge.transport.frame import (
     Admit,
     Frame,
     FrameAssembler,
@@ -20,7 +20,7 @@ from transport.frame import (
     encode,
     no_other_limits,
 )
-from transport.sealed_socket import SealedSocket
+from edge.transport.sealed_socket import SealedSocket
 
 DEATH_NOTICED_WITHIN_S = 20
 """A device that lost power is noticed in about this time, heartbeats or not."""

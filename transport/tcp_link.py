@@ -23,11 +23,11 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from transport.async_socket import drop_bytes
-from transport.errors import PeerLostError, ProtocolError
-from transport.frame import Buffer
-from transport.link_guard import EAGER_BYTES, LinkGuard, check_incoming, check_outgoing
-from transport.records import PLAIN, BrokenRecordError, Part, Records, as_bytes, parts
+from edge.transport.async_socket import drop_bytes
+from edge.transport.errors import PeerLostError, ProtocolError
+from edge.transport.frame import Buffer
+from edge.transport.link_guard import EAGER_BYTES, LinkGuard, check_incoming, check_outgoing
+from edge.transport.records import PLAIN, BrokenRecordError, Part, Records, as_bytes, parts
 
 _SIZE = struct.Struct("!Q")
 

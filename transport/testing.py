@@ -8,10 +8,10 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from transport.channel import Channel
-from transport.errors import PeerLostError
-from transport.frame import Admit, Frame, LimitsOf, admit_all, no_other_limits
-from transport.link import Link
+from edge.transport.channel import Channel
+from edge.transport.errors import PeerLostError
+from edge.transport.frame import Admit, Frame, LimitsOf, admit_all, no_other_limits
+from edge.transport.link import Link
 
 
 class Fault(enum.Enum):

@@ -7,9 +7,9 @@ import ssl
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from transport.errors import PeerLostError
-from transport.frame import Buffer
-from transport.sealed_socket import SealedSocket
+from edge.transport.errors import PeerLostError
+from edge.transport.frame import Buffer
+from edge.transport.sealed_socket import SealedSocket
 
 _READ_BYTES = 16 << 10
 

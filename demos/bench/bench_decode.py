@@ -1,6 +1,6 @@
 """How fast does a model answer over peers on this machine, and what does each of them hold?
 
-python -m demos.bench.bench_decode --shape W --peers 2 --threads 1 --dtype int4 --plan tensor
+python -m edge.demos.bench.bench_decode --shape W --peers 2 --threads 1 --dtype int4 --plan tensor
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import numpy as np
 import psutil
 
 import edge
-from demos.bench import results
-from demos.bench.options import append_option, folder_option, shape_option
-from demos.bench.results import Figures, Metric
-from demos.bench.shapes import checkpoint, described
-from demos.processes import peak_bytes
+from edge.demos.bench import results
+from edge.demos.bench.options import append_option, folder_option, shape_option
+from edge.demos.bench.results import Figures, Metric
+from edge.demos.bench.shapes import checkpoint, described
+from edge.demos.processes import peak_bytes
 from edge.host.cache_paths import CACHE_VARIABLE
 
 MIB = 1 << 20

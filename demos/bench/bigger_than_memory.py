@@ -1,6 +1,6 @@
 """Models larger than memory: Edge, llama.cpp and Accelerate, in control groups of one limit.
 
-python -m demos.bench.bigger_than_memory --only W-1-2 --llama-python OTHER/bin/python --append
+python -m edge.demos.bench.bigger_than_memory --only W-1-2 --llama-python OTHER/bin/python --append
 
 Needs root on Linux, for the groups. OTHER has llama-cpp-python, gguf, accelerate and transformers;
 without it, Edge is measured alone.
@@ -17,13 +17,13 @@ from typing import Any
 import click
 
 import edge
-from demos.bench import results
-from demos.bench.clusters.control_groups import ControlGroup, remove_groups_of_the_dead
-from demos.bench.limited.cases import CASES, QUICK, Case
-from demos.bench.limited.runs import PREFIX, Setting, run_alone, run_pair, run_window
-from demos.bench.limited.sides import SideError, gguf_of
-from demos.bench.options import append_option, folder_option
-from demos.bench.shapes import checkpoint, described
+from edge.demos.bench import results
+from edge.demos.bench.limited.cases import CASES, QUICK, Case
+from edge.demos.bench.limited.runs import PREFIX, Setting, run_alone, run_pair, run_window
+from edge.demos.bench.limited.sides import SideError, gguf_of
+from edge.demos.bench.options import append_option, folder_option
+from edge.demos.bench.shapes import checkpoint, described
+from edge.demos.control_groups import ControlGroup, remove_groups_of_the_dead
 from edge.host.cache_paths import CACHE_VARIABLE
 
 RUNS = {"alone": run_alone, "two peers": run_pair, "sliding window": run_window}

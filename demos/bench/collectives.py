@@ -1,6 +1,6 @@
 """How long is one sum over all ranks, against a raw exchange and torch.distributed's gloo?
 
-python -m demos.bench.collectives --ranks 2 --ranks 4 --ranks 8 --wire float16 --wire int8
+python -m edge.demos.bench.collectives --ranks 2 --ranks 4 --ranks 8 --wire float16 --wire int8
 
 Every rank is a process of its own. Ours and gloo take turns within one call; the time is that of
 rank 0, for the median of many sums.
@@ -22,10 +22,10 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from demos.bench import results
-from demos.bench.options import append_option
-from demos.bench.results import Figures, Metric
-from transport import WIRE_FORMATS, Link, TcpLink, WireFormatName, WireRule, open_mesh
+from edge.demos.bench import results
+from edge.demos.bench.options import append_option
+from edge.demos.bench.results import Figures, Metric
+from edge.transport import WIRE_FORMATS, Link, TcpLink, WireFormatName, WireRule, open_mesh
 
 ROUNDS = 5
 ROUNDED: tuple[WireFormatName, ...] = tuple(name for name in WIRE_FORMATS if name != "float32")

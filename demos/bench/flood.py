@@ -1,6 +1,6 @@
 """How long a member waits beside strangers who fill a peer's door.
 
-python -m demos.bench.flood
+python -m edge.demos.bench.flood
 
 One peer of one thread with the bundled model. A member asks who it is, over a connection of its own
 with handshake and all, and has it answer a prompt: alone, beside 500 connections that say nothing,
@@ -23,12 +23,12 @@ from collections.abc import Iterator
 import click
 
 import edge
-from demos.bench import results
-from demos.bench.options import append_option
-from demos.bench.results import Figures
-from demos.bundled import MODEL
+from edge.demos.bench import results
+from edge.demos.bench.options import append_option
+from edge.demos.bench.results import Figures
+from edge.demos.bundled import MODEL
 from edge.protocol.peer_info import PeerInfo, describe_peer
-from transport import PROTOCOL_VERSION, parse_address
+from edge.transport import PROTOCOL_VERSION, parse_address
 
 CONNECTIONS = 500
 HANDSHAKES_PER_S = 1000

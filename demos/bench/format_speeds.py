@@ -1,10 +1,10 @@
 """How fast each weight format decodes, Edge's and llama.cpp's, all in turn in one call.
 
-python -m demos.bench.format_speeds --llama-python OTHER_ENVIRONMENT/bin/python --append
+python -m edge.demos.bench.format_speeds --llama-python OTHER_ENVIRONMENT/bin/python --append
 
 Everything is loaded at once, so a round runs through all formats within a minute, and the ratios
-to Q4_K_M are taken within a round. The names of the rows are those of demos.bench.quality, so
-that a format's speed and loss can be put beside each other; demos.bench.quality_plot does.
+to Q4_K_M are taken within a round. The names of the rows are those of edge.demos.bench.quality, so
+that a format's speed and loss can be put beside each other; edge.demos.bench.quality_plot does.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import click
 import numpy as np
 
 import edge
-from demos.bench import llama_logits, results
-from demos.bench.limited.sides import gguf_of
-from demos.bench.options import append_option, folder_option, shape_option
-from demos.bench.quality import EDGE_FORMATS
-from demos.bench.results import Figures
-from demos.bench.shapes import checkpoint, described
 from edge.api.quality import format_name
 from edge.api.versus_llama_cpp import Llama
+from edge.demos.bench import llama_logits, results
+from edge.demos.bench.limited.sides import gguf_of
+from edge.demos.bench.options import append_option, folder_option, shape_option
+from edge.demos.bench.quality import EDGE_FORMATS
+from edge.demos.bench.results import Figures
+from edge.demos.bench.shapes import checkpoint, described
 from edge.weights.checkpoint import Checkpoint
 
 QUESTION = "how fast a weight format decodes"

@@ -8,11 +8,12 @@ from edge.backends.interface import StageProgram
 from edge.host.cuda_driver import num_cuda_devices
 from edge.models.attention import Attention
 from edge.models.gated_mlp import GatedMlp
+from edge.models.rotary import Rotary
 from edge.models.spec import LayerSpec, ModelSpec
+from edge.partition import Plan, Shard, Stage
 from edge.protocol.step import Step, StepEntry
+from edge.transport import SoloCollective
 from edge.weights.layout import ShardLayout, shard_layout
-from partition import Plan, Shard, Stage
-from transport import SoloCollective
 
 NO_GPU = "not run: there is no CUDA device"
 GROUP_SIZE = 128
@@ -58,7 +59,11 @@ def llama(
         qkv_bias=False,
         output_bias=False,
         query_key_norm=False,
-        inverse_frequencies=tuple(500000.0 ** (-2 * i / head_size) for i in range(head_size // 2)),
+        rotary=Rotary(
+            inverse_frequencies=tuple(
+                500000.0 ** (-2 * i / head_size) for i in range(head_size // 2)
+            )
+        ),
     )
     feed_forward = GatedMlp(columns=ffn_columns, activation="silu", bias=False)
     return ModelSpec(

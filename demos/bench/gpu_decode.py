@@ -1,6 +1,6 @@
 """How fast does the back end for GPUs decode, from token to logits, against what memory allows?
 
-python -m demos.bench.gpu_decode
+python -m edge.demos.bench.gpu_decode
 
 A model of 8 B parameters in int4, step by step in turn with `transformers`: the same shape in
 bfloat16, a static cache, and a decoding step that torch.compile has compiled. Weights
@@ -27,8 +27,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from demos.bench import results
-from demos.bench.gpu import (
+from edge.backends.registry import open_backend
+from edge.demos.bench import results
+from edge.demos.bench.gpu import (
     GROUP_SIZE,
     NO_GPU,
     decode,
@@ -38,10 +39,9 @@ from demos.bench.gpu import (
     software,
     whole_layout,
 )
-from demos.bench.gpu_kernels import copy
-from demos.bench.options import append_option
-from demos.bench.results import Metric
-from edge.backends.registry import open_backend
+from edge.demos.bench.gpu_kernels import copy
+from edge.demos.bench.options import append_option
+from edge.demos.bench.results import Metric
 from edge.models.spec import ModelSpec
 from edge.profiling.random_weights import written_weights
 from edge.protocol.step import StepLimits

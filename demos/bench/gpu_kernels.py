@@ -1,6 +1,6 @@
 """How near to the limits of a GPU do the Triton kernels come?
 
-python -m demos.bench.gpu_kernels
+python -m edge.demos.bench.gpu_kernels
 
 Decoding is bound by memory, so it is compared with a copy on the same GPU in the same call; prompts
 are compared with torch's own attention. Between repeats the GPU's cache is overwritten. Whole
@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from demos.bench import results
-from demos.bench.gpu import GROUP_SIZE, NO_GPU, is_there_a_gpu, software
-from demos.bench.options import append_option
-from demos.bench.results import Metric
+from edge.demos.bench import results
+from edge.demos.bench.gpu import GROUP_SIZE, NO_GPU, is_there_a_gpu, software
+from edge.demos.bench.options import append_option
+from edge.demos.bench.results import Metric
 
 if TYPE_CHECKING:
     import torch
 
-    from kernels.kv_cache.gpu_cache import KvCache
+    from edge.kernels.kv_cache.gpu_cache import KvCache
 
 HEADS, KV_HEADS, HEAD_SIZE = 32, 8, 128
 DEVICE = "cuda"
@@ -65,7 +65,7 @@ def copy() -> Metric:
 def norm(copy_rate: float) -> Iterator[Metric]:
     import torch
 
-    from kernels.rms_norm.triton import add_rms_norm
+    from edge.kernels.rms_norm.triton import add_rms_norm
 
     for rows in (1, 4096):
         x, addend, out, total = (bfloat16(rows, 4096) for _ in range(4))
@@ -79,7 +79,7 @@ def packed_products(copy_rate: float) -> Iterator[Metric]:
     """One row against the copy; more rows against the one."""
     import torch
 
-    from kernels.matmul_nbits.triton import PackedWeight, matmul_nbits
+    from edge.kernels.matmul_nbits.triton import PackedWeight, matmul_nbits
 
     for outputs, inputs in ((4096, 14336), (8192, 28672)):
         weight = PackedWeight(
@@ -109,7 +109,7 @@ def packed_products(copy_rate: float) -> Iterator[Metric]:
 def decoding(copy_rate: float) -> Iterator[Metric]:
     import torch
 
-    from kernels.attention.triton import attention
+    from edge.kernels.attention.triton import attention
 
     for keys in (8192, 32768):
         for batch in (1, 32):
@@ -131,9 +131,9 @@ def prompts() -> Iterator[Metric]:
     import torch
     from torch.nn import functional
 
-    from kernels.attention.triton import AttentionTiles, attention
-    from kernels.kv_cache.gpu_cache import KvCache
-    from kernels.triton_launch import Launch
+    from edge.kernels.attention.triton import AttentionTiles, attention
+    from edge.kernels.kv_cache.gpu_cache import KvCache
+    from edge.kernels.triton_launch import Launch
 
     for tokens in (2048, 8192):
         query = bfloat16(tokens, HEADS, HEAD_SIZE)
@@ -178,7 +178,7 @@ def make_cache(
     """A cache, and the bytes in it."""
     import torch
 
-    from kernels.kv_cache.gpu_cache import KvCache
+    from edge.kernels.kv_cache.gpu_cache import KvCache
 
     if bits == 16:
         keys, values = (bfloat16(batch, num_kv_heads, tokens, head_size) for _ in range(2))

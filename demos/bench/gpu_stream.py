@@ -1,6 +1,6 @@
 """How fast does a model of twice a GPU's budget decode, against what its link to the host allows?
 
-python -m demos.bench.gpu_stream
+python -m edge.demos.bench.gpu_stream
 
 A model of 40 B parameters with made-up weights, in int4; the GPU holds half of its layers, the
 others are copied in for each token out of pinned memory, or partly from disk. The link is measured
@@ -19,8 +19,10 @@ from pathlib import Path
 
 import click
 
-from demos.bench import results
-from demos.bench.gpu import (
+from edge.backends.interface import Backend
+from edge.backends.registry import open_backend
+from edge.demos.bench import results
+from edge.demos.bench.gpu import (
     GROUP_SIZE,
     NO_GPU,
     decode,
@@ -30,18 +32,16 @@ from demos.bench.gpu import (
     software,
     whole_layout,
 )
-from demos.bench.options import append_option
-from demos.bench.results import Metric
-from edge.backends.interface import Backend
-from edge.backends.registry import open_backend
+from edge.demos.bench.options import append_option
+from edge.demos.bench.results import Metric
 from edge.models.spec import ModelSpec
+from edge.offload import DerivedCache
+from edge.partition import weight_tiers
+from edge.partition.plan.shard import WINDOW_LAYERS
 from edge.profiling.random_weights import written_weights
 from edge.protocol.step import StepLimits
 from edge.weights.formats import weight_format
 from edge.weights.layout import ShardLayout
-from offload import DerivedCache
-from partition import weight_tiers
-from partition.plan.shard import WINDOW_LAYERS
 
 LAYERS = 48
 SPEC = llama(

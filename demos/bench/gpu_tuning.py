@@ -1,6 +1,6 @@
 """Which tiles are fastest for a model's products and attention on this GPU?
 
-python -m demos.bench.gpu_tuning MODEL --dtype int4
+python -m edge.demos.bench.gpu_tuning MODEL --dtype int4
 
 Measures a few dozen candidates for each shape, and keeps the fastest where `edge peer` looks for
 them. Without a table, peers use defaults.
@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from demos.bench.gpu import NO_GPU, is_there_a_gpu
-from demos.bench.gpu_kernels import DEVICE, bfloat16, make_cache, times_ms
+from edge.demos.bench.gpu import NO_GPU, is_there_a_gpu
+from edge.demos.bench.gpu_kernels import DEVICE, bfloat16, make_cache, times_ms
 
 if TYPE_CHECKING:
     from edge.backends.triton.tuning import AttentionShape, ProductShape, Tiles
+    from edge.kernels.attention.triton import AttentionTiles
     from edge.models.spec import ModelSpec
     from edge.weights.formats import WeightFormat
-    from kernels.attention.triton import AttentionTiles
 
 Kind = TypeVar("Kind")
 
@@ -34,8 +34,8 @@ KEYS = 8192
 
 
 def candidates(shape: ProductShape) -> Iterator[Tiles]:
-    from kernels.matmul.triton import FEW_ROWS
-    from kernels.triton_launch import GemmTiles, GemvTiles, Launch, gemm_tiles
+    from edge.kernels.matmul.triton import FEW_ROWS
+    from edge.kernels.triton_launch import GemmTiles, GemvTiles, Launch, gemm_tiles
 
     if shape.rows <= FEW_ROWS:
         for outputs, inputs, warps in product((2, 4, 8, 16), (512, 1024, 2048), (2, 4, 8)):
@@ -56,8 +56,8 @@ def fastest(shape: ProductShape, block_size: int) -> tuple[Tiles | None, float]:
     """As `fastest_of`."""
     import torch
 
-    from kernels.matmul.triton import matmul
-    from kernels.matmul_nbits.triton import PackedWeight, matmul_nbits
+    from edge.kernels.matmul.triton import matmul
+    from edge.kernels.matmul_nbits.triton import PackedWeight, matmul_nbits
 
     x = bfloat16(shape.rows, shape.inputs)
     weight: PackedWeight | torch.Tensor = bfloat16(shape.outputs, shape.inputs)
@@ -81,8 +81,8 @@ def fastest(shape: ProductShape, block_size: int) -> tuple[Tiles | None, float]:
 
 
 def attention_candidates(shape: AttentionShape) -> Iterator[AttentionTiles]:
-    from kernels.attention.triton import AttentionTiles
-    from kernels.triton_launch import SMALLEST_DOT, Launch, padded
+    from edge.kernels.attention.triton import AttentionTiles
+    from edge.kernels.triton_launch import SMALLEST_DOT, Launch, padded
 
     most = padded(shape.queries * shape.group, at_least=SMALLEST_DOT)
     sides = [rows for rows in (16, 32, 64, 128) if rows <= most]
@@ -98,7 +98,7 @@ def fastest_attention(
     """As `fastest_of`, over `KEYS` keys and as many queries as an entry of the table serves."""
     import torch
 
-    from kernels.attention.triton import attention
+    from edge.kernels.attention.triton import attention
 
     cache, _nbytes = make_cache(
         1, KEYS, shape.bits or 16, num_kv_heads=num_kv_heads, head_size=shape.head_size

@@ -1,6 +1,6 @@
 """Peers of one machine: is what `auto`, tensor and pipeline are said to be what they are?
 
-python -m demos.bench.local_cluster [--append]
+python -m edge.demos.bench.local_cluster [--append]
 
 1 to 4 peers of one thread on this machine, three sizes of model. Every plan answers in turn with
 the best single peer, in the same minutes. Two bars: what was said within 10 % for 90 % of the
@@ -18,12 +18,12 @@ from typing import get_args
 import click
 
 import edge
-from demos.bench import results
-from demos.bench.clusters.runs import ROUNDS, Report, measured_rows
-from demos.bench.options import folder_option
-from demos.bench.shapes import SHAPES, checkpoint, described
+from edge.demos.bench import results
+from edge.demos.bench.clusters.runs import ROUNDS, Report, measured_rows
+from edge.demos.bench.options import folder_option
+from edge.demos.bench.shapes import SHAPES, checkpoint, described
 from edge.host.cache_paths import CACHE_VARIABLE
-from partition import Parallel
+from edge.partition import Parallel
 
 LOCAL_CLUSTER = Path(__file__).with_name("local_cluster.csv")
 LIMIT_S = 45 * 60.0

@@ -1,6 +1,6 @@
 """A promise that keeps moving: replies go on, and the peer stays under every budget it is told.
 
-python -m demos.bench.moving_budget --shape W --minutes 10 --append
+python -m edge.demos.bench.moving_budget --shape W --minutes 10 --append
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import click
 import numpy as np
 
 import edge
-from demos.bench import results
-from demos.bench.limited.runs import CONTEXT_TOKENS
-from demos.bench.options import append_option, folder_option, shape_option
-from demos.bench.results import Figures
-from demos.bench.shapes import checkpoint, described
-from demos.limited_peer import LimitedPeer, limited_peer
+from edge.demos.bench import results
+from edge.demos.bench.limited.runs import CONTEXT_TOKENS
+from edge.demos.bench.options import append_option, folder_option, shape_option
+from edge.demos.bench.results import Figures
+from edge.demos.bench.shapes import checkpoint, described
+from edge.demos.limited_peer import LimitedPeer, limited_peer
 from edge.host.cache_paths import CACHE_VARIABLE
 
 MIB = float(1 << 20)

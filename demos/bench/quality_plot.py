@@ -1,6 +1,6 @@
 """Draws what weight formats cost in quality beside how fast they decode, from results.csv.
 
-python -m demos.bench.quality_plot
+python -m edge.demos.bench.quality_plot
 
 Writes docs/quality.svg, which follows the reader's light or dark scheme. Loss is of SmolLM2, speed
 of another model: on so small a one, other things than its weights take the time.
@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from demos.bench import quality
-from demos.bench.format_speeds import QUESTION, YARDSTICK
-from demos.bench.results import RESULTS
+from edge.demos.bench import quality
+from edge.demos.bench.format_speeds import QUESTION, YARDSTICK
+from edge.demos.bench.results import RESULTS
 
-PICTURE = Path(__file__).parents[2] / "docs" / "quality.svg"
+PICTURE = Path(__file__).resolve().parents[2] / "docs" / "quality.svg"
 _SAME_KINDS = {"Edge int4, calibrated": "Edge int4, fast"}
 """Formats whose matrices are of the same kinds are as fast."""
 _TWICE = "Edge int4 in blocks of 64, fast"

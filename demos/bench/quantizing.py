@@ -1,6 +1,6 @@
 """How long `edge quantize` takes, and where the time goes.
 
-python -m demos.bench.quantizing --shape W --peers 2
+python -m edge.demos.bench.quantizing --shape W --peers 2
 
 The caches are empty at first, so the peers are measured and the model is sent, as the first time a
 user has it done.
@@ -18,10 +18,10 @@ from pathlib import Path
 import click
 
 import edge
-from demos.bench import results
-from demos.bench.options import append_option, folder_option, shape_option
-from demos.bench.results import Figures
-from demos.bench.shapes import checkpoint, described
+from edge.demos.bench import results
+from edge.demos.bench.options import append_option, folder_option, shape_option
+from edge.demos.bench.results import Figures
+from edge.demos.bench.shapes import checkpoint, described
 from edge.host.cache_paths import CACHE_VARIABLE
 from edge.progress import Progress
 
@@ -43,7 +43,13 @@ def main(shape: str, peers: int, threads: int, folder: Path, append: bool, inner
     path = checkpoint(shape, folder)
     if not inner:  # in a process whose caches are empty
         with tempfile.TemporaryDirectory(dir=folder) as cache:
-            command = [sys.executable, "-m", "demos.bench.quantizing", *sys.argv[1:], "--inner"]
+            command = [
+                sys.executable,
+                "-m",
+                "edge.demos.bench.quantizing",
+                *sys.argv[1:],
+                "--inner",
+            ]
             subprocess.run(["env", f"{CACHE_VARIABLE}={cache}", *command], check=True)
         return
     out = folder / f"{shape}-quantised"

@@ -1,6 +1,6 @@
 """What keys and encryption cost: the same peers with and without them, in turn.
 
-python -m demos.bench.security --shape W --block-size 128
+python -m edge.demos.bench.security --shape W --block-size 128
 
 Two peers of one thread each, in halves of every layer over loopback TCP. Answers come from two
 clusters that are loaded at once; starting and shipping are of fresh ones with empty caches, in
@@ -21,12 +21,12 @@ import click
 import numpy as np
 
 import edge
-from demos.bench import results
-from demos.bench.options import append_option, folder_option, shape_option
-from demos.bench.results import Figures
-from demos.bench.shapes import SHAPES, checkpoint, described, even_plan
+from edge.demos.bench import results
+from edge.demos.bench.options import append_option, folder_option, shape_option
+from edge.demos.bench.results import Figures
+from edge.demos.bench.shapes import SHAPES, checkpoint, described, even_plan
 from edge.host.cache_paths import CACHE_VARIABLE
-from partition import Plan
+from edge.partition import Plan
 
 KINDS = {"insecure": True, "secure": False}
 DEVICES = ("local-1", "local-2")

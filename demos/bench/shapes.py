@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from partition import Plan, Shard, Stage, split_by_shares
+from edge.partition import Plan, Shard, Stage, split_by_shares
 
 CONTEXT_TOKENS = 4096
 WEIGHT_DEVIATION = 0.02

@@ -1,6 +1,6 @@
 """How long `edge run` takes from the command to the first token, and to its end, weights cached.
 
-python -m demos.bench.start --shape W --block-size 128
+python -m edge.demos.bench.start --shape W --block-size 128
 
 One local peer is started by the command itself, so two Python processes are in it.
 """
@@ -15,10 +15,10 @@ from pathlib import Path
 
 import click
 
-from demos.bench import results
-from demos.bench.options import append_option, folder_option, shape_option
-from demos.bench.results import Figures
-from demos.bench.shapes import checkpoint, described
+from edge.demos.bench import results
+from edge.demos.bench.options import append_option, folder_option, shape_option
+from edge.demos.bench.results import Figures
+from edge.demos.bench.shapes import checkpoint, described
 from edge.host.cache_paths import CACHE_VARIABLE
 
 

@@ -1,6 +1,6 @@
 """What a second peer gains on one machine, and the most that its second core can gain.
 
-python -m demos.bench.two_peers --shape W --block-size 128
+python -m edge.demos.bench.two_peers --shape W --block-size 128
 
 Three arrangements answer in turn: one peer with one thread, two such peers in tensor parallel over
 loopback TCP, and one peer with two threads. The last has no messages and shares the same memory, so
@@ -17,10 +17,10 @@ import click
 import numpy as np
 
 import edge
-from demos.bench import results
-from demos.bench.options import append_option, folder_option, shape_option
-from demos.bench.results import Figures
-from demos.bench.shapes import checkpoint, described
+from edge.demos.bench import results
+from edge.demos.bench.options import append_option, folder_option, shape_option
+from edge.demos.bench.results import Figures
+from edge.demos.bench.shapes import checkpoint, described
 
 ARRANGEMENTS = {
     "1 x 1 thread": (1, 1, "auto"),

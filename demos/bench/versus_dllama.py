@@ -1,6 +1,6 @@
 """Two peers in tensor parallel against distributed-llama in the same arrangement, in turn.
 
-python -m demos.bench.versus_dllama --dllama PATH/dllama --model W-q40.m --tokenizer W.t
+python -m edge.demos.bench.versus_dllama --dllama PATH/dllama --model W-q40.m --tokenizer W.t
 
 The model file is made by distributed-llama's own converter from the same checkpoint (q40 weights);
 activations travel as q80 there, which is its fast setting, and as float32 here. Edge's one-core
@@ -19,10 +19,10 @@ import click
 import numpy as np
 
 import edge
-from demos.bench import results
-from demos.bench.options import append_option, folder_option, shape_option
-from demos.bench.results import Figures
-from demos.bench.shapes import checkpoint, described
+from edge.demos.bench import results
+from edge.demos.bench.options import append_option, folder_option, shape_option
+from edge.demos.bench.results import Figures
+from edge.demos.bench.shapes import checkpoint, described
 
 PREDICTION = re.compile(r"Prediction\s+nTokens: \d+\s+tokens/s: ([0-9.]+)")
 

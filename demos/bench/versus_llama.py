@@ -1,9 +1,9 @@
 """Edge on one peer against llama.cpp, in one call and in turn: the machine's mood is shared.
 
-python -m demos.bench.versus_llama --llama-python OTHER_ENVIRONMENT/bin/python --form Q4_K_M
+python -m edge.demos.bench.versus_llama --llama-python OTHER_ENVIRONMENT/bin/python --form Q4_K_M
 
-How far each format is from float32 is told by demos.bench.quality: speeds of unlike quality say
-little.
+How far each format is from float32 is told by edge.demos.bench.quality: speeds of unlike
+quality say little.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 import click
 
 import edge
-from demos.bench import results
-from demos.bench.limited.sides import gguf_of
-from demos.bench.options import append_option, folder_option, shape_option
-from demos.bench.results import Figures
-from demos.bench.shapes import checkpoint, described
 from edge.api.versus_llama_cpp import Comparison, Llama, compare
+from edge.demos.bench import results
+from edge.demos.bench.limited.sides import gguf_of
+from edge.demos.bench.options import append_option, folder_option, shape_option
+from edge.demos.bench.results import Figures
+from edge.demos.bench.shapes import checkpoint, described
 
 
 def figures_of(measured: Comparison, form: str) -> Figures:

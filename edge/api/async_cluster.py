@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Unpack
 
 from edge.api.async_model import AsyncModel, HeldModel
+from edge.api.hub_download import model_path
 from edge.api.local_peers import LocalPeers, LocalSettings, Size
 from edge.api.progress_bars import progress_bars
 from edge.api.quality import Quality, QualityOptions, measure_quality
@@ -19,7 +20,7 @@ from edge.api.quantizing import Quantized, QuantizeOptions, quantize_model
 from edge.concurrency.blocking import run_blocking, uninterrupted
 from edge.coordinator.loading import load_model
 from edge.coordinator.requests import fail_all
-from edge.errors import CapacityError, NetworkError, PlanError, RequestError
+from edge.errors import CapacityError, EdgeError, NetworkError, PlanError, RequestError
 from edge.host.cache_paths import cache_root
 from edge.host.free_memory import parse_size
 from edge.membership.membership import Membership
@@ -34,9 +35,18 @@ from edge.planning.proposal import Proposal
 from edge.planning.propose import Measure, forget_measured, measured_proposal
 from edge.progress import OnProgress
 from edge.protocol.discovery import find_peers
-from edge.protocol.peer_info import PeerInfo, describe_all, describe_each, memory_rate, set_memory
+from edge.protocol.kept_files import KeptFiles
+from edge.protocol.peer_info import (
+    PeerInfo,
+    describe_all,
+    describe_each,
+    kept_by,
+    memory_rate,
+    set_memory,
+    with_unique_names,
+)
+from edge.transport import Credentials
 from edge.weights.checkpoint import Checkpoint
-from transport import Credentials
 
 Peer = str | PeerInfo
 """Where a peer is, or one that was found before."""
@@ -50,10 +60,17 @@ class AsyncCluster:
     An asynchronous context manager; closing it ends its models and local daemons.
     """
 
-    def __init__(self, peers: Sequence[PeerInfo], daemons: LocalPeers | None = None) -> None:
+    def __init__(
+        self,
+        peers: Sequence[PeerInfo],
+        daemons: LocalPeers | None = None,
+        left_out: Sequence[EdgeError] = (),
+    ) -> None:
         """Use `discover`, `connect` or `local`."""
-        self.peers = tuple(peers)
-        """As they described themselves when the cluster was opened."""
+        self.peers = with_unique_names(peers)
+        """As they described themselves when the cluster was opened; no two have one name."""
+        self.left_out = tuple(left_out)
+        """Why peers that were announced then are not among them."""
         self._daemons = daemons
         self._models: list[AsyncModel] = []
 
@@ -71,16 +88,18 @@ class AsyncCluster:
 
         It looks until no new one was found for a second, once there are `at_least` of them, and
         for `timeout_s` at most. `insecure`: peers that run with --insecure, instead of those that
-        this device was paired with. Raises NetworkError, saying what was tried, when none is found.
+        this device was paired with. Of one that is announced and cannot be used, a warning says
+        why. Raises NetworkError, saying what was tried, when none is found.
         """
         if type(at_least) is not int or at_least < 1:
             raise RequestError(f"at_least must be a whole number of 1 or more, not {at_least!r}")
         shown = await _own_credentials(insecure=insecure)
-        return cls(
-            await find_peers(
-                cluster, shown, timeout_s=timeout_s, at_least=at_least, interfaces=interfaces
-            )
+        peers, left_out = await find_peers(
+            cluster, shown, timeout_s=timeout_s, at_least=at_least, interfaces=interfaces
         )
+        for failure in left_out:
+            _log.warning("a peer is announced, but left out: %s", failure)
+        return cls(peers, left_out=left_out)
 
     @classmethod
     async def connect(cls, peers: Peer | Sequence[Peer], *, insecure: bool = False) -> AsyncCluster:
@@ -146,8 +165,10 @@ class AsyncCluster:
         progress: bool | OnProgress | None = None,
         **overrides: Unpack[LoadOverrides],
     ) -> AsyncModel:
-        """Load a checkpoint, a Hugging Face folder or a GGUF file, onto the peers.
+        """Load a model onto the peers: a Hugging Face folder, a GGUF file, or org/name.
 
+        path: org/name, or org/name:Q4_K_M for one of its GGUF files, is a model on Hugging Face.
+        It is taken from the Hugging Face cache, or fetched into it.
         options, and by name what differs from them: see `edge.LoadOptions`.
         progress: bars on stderr (None: if it is a terminal), or a function that takes `Progress`.
 
@@ -155,7 +176,7 @@ class AsyncCluster:
         them nothing of the model is left on the peers.
         """
         options = with_overrides(options or LoadOptions(), overrides)
-        async with self._opened(path, options) as (checkpoint, peers):
+        async with self._opened(path, options, progress) as (checkpoint, peers):
             tokenizer = None
             if checkpoint.has_tokenizer:
                 tokenizer = await run_blocking(lambda: checkpoint.tokenizer)
@@ -245,9 +266,12 @@ class AsyncCluster:
         what `load` raises.
         """
         options = with_overrides(options or LoadOptions(), overrides)
+        found = await model_path(path, progress)
+        if against != "float32":
+            against = await model_path(against, progress)
         return await measure_quality(
             partial(self.load, progress=progress),
-            path,
+            found,
             options,
             against=against,
             text=text,
@@ -282,7 +306,7 @@ class AsyncCluster:
         """
         return await quantize_model(
             partial(self.load, progress=progress),
-            path,
+            await model_path(path, progress),
             out,
             options or LoadOptions(),
             text=text,
@@ -292,7 +316,8 @@ class AsyncCluster:
         )
 
     def __repr__(self) -> str:
-        count, models = len(self.peers), len(self._models)
+        count = len(self.peers)
+        models = sum(not model.is_over for model in self._models)
         names = ", ".join(peer.name for peer in self.peers[:4]) + (", …" if count > 4 else "")
         loaded = f"; {models} model{'s' if models > 1 else ''} loaded" if models else ""
         return (
@@ -306,6 +331,20 @@ class AsyncCluster:
         on, with the same tokens. Raises RequestError below the minimum of what is loaded.
         """
         return await set_memory(peer, parse_size(memory))
+
+    async def kept(self, peer: PeerInfo) -> tuple[KeptFiles, ...]:
+        """What a peer keeps on disk of weights, the least recently used first.
+
+        Of what other devices sent, it says how much that is, and not which models.
+        """
+        return await kept_by(peer)
+
+    async def remove_kept(self, peer: PeerInfo, names: Sequence[str]) -> tuple[KeptFiles, ...]:
+        """Have a peer remove files that this device sent and that nobody uses; what is kept then.
+
+        names: as `kept` has them. What is not removed is still in what this returns.
+        """
+        return await kept_by(peer, names)
 
     def forget_measured(self, devices: Sequence[str]) -> None:
         """Have these peers (by id) and the links between them measured anew when a plan is made.
@@ -332,15 +371,19 @@ class AsyncCluster:
 
     @contextlib.asynccontextmanager
     async def _opened(
-        self, path: str | Path, options: LoadOptions
+        self,
+        path: str | Path,
+        options: LoadOptions,
+        progress: bool | OnProgress | None = None,
     ) -> AsyncIterator[tuple[Checkpoint, Sequence[PeerInfo]]]:
         """The checkpoint, and the peers as they are now, without those that have gone since.
 
         Memory that a failed model held is free again. Raises NetworkError when nobody answers; in
         the body, a lack of memory or devices names those who have gone.
         """
+        found = await model_path(path, progress)
         opening = run_blocking(
-            lambda: Checkpoint.open(path, lora=options.lora), discard=Checkpoint.close
+            lambda: Checkpoint.open(found, lora=options.lora), discard=Checkpoint.close
         )
         with await opening as checkpoint:
             over = [model for model in self._models if model.is_over]
@@ -358,7 +401,7 @@ class AsyncCluster:
                 )
             note = f" ({', '.join(gone)} no longer answers and was left out)" if gone else ""
             try:
-                yield checkpoint, infos
+                yield checkpoint, with_unique_names(infos, self.peers)
             except CapacityError as error:
                 raise CapacityError(f"{error}{note}") from error
             except PlanError as error:

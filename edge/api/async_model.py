@@ -12,23 +12,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.api.generation_options import GenerationOptions, GenerationOverrides
-from edge.api.reply import AsyncReplyStream, BeginReply, Reply, ReplyUnderWay, evaluate
+from edge.api.reply import (
+    AsyncReplyStream,
+    BeginReply,
+    ReadText,
+    Reply,
+    ReplyUnderWay,
+    all_is_said,
+    evaluate,
+)
 from edge.api.scoring import Score, score_of
 from edge.concurrency.blocking import run_blocking
 from edge.coordinator.loaded_model import LoadedModel
 from edge.coordinator.observation import gather_grams
 from edge.errors import RequestError
+from edge.kernels.sampling.parameters import SamplingParameters
 from edge.models.spec import ModelSpec
 from edge.option_fields import with_overrides
+from edge.partition import Estimate, Plan
 from edge.planning.drift import Drift, find_drift
 from edge.planning.forecast import Forecast
 from edge.planning.proposal import Proposal
 from edge.protocol.peer_info import PeerInfo, gather_all
 from edge.protocol.step_times import PeerTimes
 from edge.text import Tokenizer
+from edge.text.answer_parts import read_answer
+from edge.text.tool_schema import Tool, tool_names, tool_schemas
 from edge.weights.observation import ObservedRun
-from kernels.sampling.parameters import SamplingParameters
-from partition import Estimate, Plan
 
 Prompt = str | Sequence[int]
 
@@ -141,7 +151,14 @@ class DescribedModel:
         except ValueError as error:
             raise RequestError(str(error)) from error
 
-    def _reply_to(self, prompt: Prompt, options: GenerationOptions) -> BeginReply:
+    def _reply_to(
+        self,
+        prompt: Prompt,
+        options: GenerationOptions,
+        *,
+        goes_on: bool = False,
+        read: ReadText = all_is_said,
+    ) -> BeginReply:
         """A reply to be started by whoever reads it; the prompt and the options are checked."""
         tokens = self._checked_ids(self._ids(prompt))
         room = self.context_tokens - len(tokens)
@@ -151,11 +168,20 @@ class DescribedModel:
                 "room for an answer; shorten it, or load the model with more context_tokens"
             )
         request = options.request(
-            tokens, end_ids=self._held.end_ids, room=room, usual=self._held.sampling
+            tokens,
+            end_ids=self._held.end_ids,
+            room=room,
+            usual=self._held.sampling,
+            goes_on=goes_on,
         )
+        if (biased := max(request.sampling.logit_bias, default=0)) >= self.vocab_size:
+            raise RequestError(
+                f"logit_bias has token id {biased}, which is not one of the model's; ids are "
+                f"0..{self.vocab_size - 1}"
+            )
         self._require_open()
         held = self._held
-        return partial(ReplyUnderWay, held.loaded, request, held.tokenizer, held.forecast)
+        return partial(ReplyUnderWay, held.loaded, request, held.tokenizer, held.forecast, read)
 
     def _ids(self, prompt: Prompt) -> Sequence[int]:
         return self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
@@ -164,12 +190,16 @@ class DescribedModel:
         self,
         messages: Messages,
         *,
-        tools: Sequence[Mapping[str, object]] | None,
+        tools: Sequence[Tool] | None,
         variables: Mapping[str, object] | None,
-    ) -> list[int]:
+    ) -> tuple[list[int], ReadText]:
+        """Token ids of a conversation, and how the answer to it is read."""
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
-        return self.tokenizer.encode_chat(messages, tools=tools, variables=variables)
+        schemas = tool_schemas(tools)
+        ids = self.tokenizer.encode_chat(messages, tools=schemas, variables=variables)
+        thinking = self.tokenizer.begins_thinking(ids)
+        return ids, partial(read_answer, thinking=thinking, tools=tool_names(schemas))
 
     def __repr__(self) -> str:
         count = len(self.plan.devices)
@@ -257,14 +287,15 @@ class AsyncModel(DescribedModel):
         messages: Messages,
         options: GenerationOptions | None = None,
         *,
-        tools: Sequence[Mapping[str, object]] | None = None,
+        tools: Sequence[Tool] | None = None,
         variables: Mapping[str, object] | None = None,
         **overrides: Unpack[GenerationOverrides],
     ) -> Reply:
         """The whole answer of the assistant in a conversation, by the model's chat template.
 
-        messages: objects with role and content, or the text of a user's only message. tools: JSON
-        schemas of what the model may call. variables: further names for the template, such as
+        messages: objects with role and content, or the text of a user's only message. tools: what
+        the model may call, each a JSON schema or a function with types and a docstring; what it
+        calls is in `Reply.tool_calls`. variables: further names for the template, such as
         {"enable_thinking": False}. Raises RequestError, too, where there is no template or it
         refuses the messages.
         """
@@ -278,13 +309,15 @@ class AsyncModel(DescribedModel):
         messages: Messages,
         options: GenerationOptions | None = None,
         *,
-        tools: Sequence[Mapping[str, object]] | None = None,
+        tools: Sequence[Tool] | None = None,
         variables: Mapping[str, object] | None = None,
         **overrides: Unpack[GenerationOverrides],
     ) -> AsyncReplyStream:
         """Like `chat`, token by token, once the template has run."""
         encode = partial(self._chat_prompt, messages, tools=tools, variables=variables)
-        return self.stream(await run_blocking(encode), options, **overrides)
+        prompt, read = await run_blocking(encode)
+        options = with_overrides(options or GenerationOptions(), overrides)
+        return AsyncReplyStream(self._reply_to(prompt, options, goes_on=True, read=read))
 
     async def _whole(self, stream: AsyncReplyStream) -> Reply:
         async with stream:
@@ -296,12 +329,17 @@ class AsyncModel(DescribedModel):
         self,
         prompt: Prompt,
         options: GenerationOptions | None = None,
+        *,
+        goes_on: bool = False,
         **overrides: Unpack[GenerationOverrides],
     ) -> AsyncReplyStream:
-        """Like `generate`, token by token. Leaving the loop early cancels the rest."""
-        return AsyncReplyStream(
-            self._reply_to(prompt, with_overrides(options or GenerationOptions(), overrides))
-        )
+        """Like `generate`, token by token. Leaving the loop early cancels the rest.
+
+        goes_on: a prompt that begins with this one and its answer will follow, as in a
+        conversation. While nothing else is to do, the model prepares for it.
+        """
+        options = with_overrides(options or GenerationOptions(), overrides)
+        return AsyncReplyStream(self._reply_to(prompt, options, goes_on=goes_on))
 
     async def logits(self, prompt: Prompt) -> NDArray[np.float32]:
         """Float32 [tokens, vocab]: row i is what the model expects after token i of the prompt."""

@@ -13,11 +13,12 @@ from edge.api.model import Model
 from edge.api.quality import Quality
 from edge.api.quantizing import Quantized
 from edge.concurrency.loop_thread import LoopThread
-from edge.errors import RequestError
+from edge.errors import EdgeError, RequestError
 from edge.planning.load_options import LoadOptions, LoadOverrides
 from edge.planning.proposal import Proposal
 from edge.planning.propose import Measure
 from edge.progress import OnProgress
+from edge.protocol.kept_files import KeptFiles
 from edge.protocol.peer_info import PeerInfo
 
 
@@ -107,8 +108,14 @@ class Cluster:
 
     @property
     def peers(self) -> tuple[PeerInfo, ...]:
-        """The peers as they described themselves when the cluster was opened."""
+        """The peers as they described themselves when the cluster was opened; no two have one
+        name."""
         return self._cluster.peers
+
+    @property
+    def left_out(self) -> tuple[EdgeError, ...]:
+        """Why peers that were announced when the cluster was opened are not among its peers."""
+        return self._cluster.left_out
 
     def memory_rates(self) -> dict[str, float]:
         """Bytes per second that each peer reads from memory, by name; measured one by one."""
@@ -122,8 +129,10 @@ class Cluster:
         progress: bool | OnProgress | None = None,
         **overrides: Unpack[LoadOverrides],
     ) -> Model:
-        """Load a checkpoint, a Hugging Face folder or a GGUF file, onto the peers.
+        """Load a model onto the peers: a Hugging Face folder, a GGUF file, or org/name.
 
+        path: org/name, or org/name:Q4_K_M for one of its GGUF files, is a model on Hugging Face.
+        It is taken from the Hugging Face cache, or fetched into it.
         options, and by name what differs from them: see `edge.LoadOptions`.
         progress: bars on stderr (None: if it is a terminal), or a function that takes `Progress`.
 
@@ -216,6 +225,20 @@ class Cluster:
     def set_memory(self, peer: PeerInfo, memory: Size) -> PeerInfo:
         """Have a peer's process stay under `memory` from now on; how it describes itself then."""
         return self._loop.run(self._cluster.set_memory(peer, memory))
+
+    def kept(self, peer: PeerInfo) -> tuple[KeptFiles, ...]:
+        """What a peer keeps on disk of weights, the least recently used first.
+
+        Of what other devices sent, it says how much that is, and not which models.
+        """
+        return self._loop.run(self._cluster.kept(peer))
+
+    def remove_kept(self, peer: PeerInfo, names: Sequence[str]) -> tuple[KeptFiles, ...]:
+        """Have a peer remove files that this device sent and that nobody uses; what is kept then.
+
+        names: as `kept` has them. What is not removed is still in what this returns.
+        """
+        return self._loop.run(self._cluster.remove_kept(peer, names))
 
     def forget_measured(self, devices: Sequence[str]) -> None:
         """Have these peers (by id) and the links between them measured anew when a plan is made."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TypedDict
 
 from edge.coordinator.generation import GenerationRequest
 from edge.errors import RequestError
+from edge.kernels.sampling.parameters import SamplingParameters
 from edge.option_fields import option
-from kernels.sampling.parameters import SamplingParameters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +32,14 @@ class GenerationOptions:
         None, help="Keep tokens at least this likely, relative to the likeliest."
     )
     repetition_penalty: float | None = option(None, help="Above 1 makes used tokens less likely.")
+    frequency_penalty: float | None = option(
+        None, help="Above 0 makes tokens less likely each time that the answer uses them; -2 to 2."
+    )
+    presence_penalty: float | None = option(
+        None, help="Above 0 makes every token that the answer has used less likely; -2 to 2."
+    )
+    logit_bias: Mapping[int, float] | None = None
+    """Added to logits, by token ids, of which there may be 1024: -100 all but forbids a token."""
     stop: str | Sequence[str] = option(
         (), metavar="TEXT", help="End the answer before this text; may be repeated."
     )
@@ -41,6 +49,9 @@ class GenerationOptions:
         help="The same seed gives the same answer on any plan.  [default: a random one]",
     )
     """None picks one, told in a reply's statistics."""
+    logprobs: int | None = None
+    """How many of the likeliest tokens to tell with each token, 0 for how likely itself was: see
+    `Token.logprob` and `Token.top_logprobs`. None costs nothing."""
     ignore_eos: bool = False
     """The answer goes on past its end; for measuring."""
 
@@ -57,10 +68,11 @@ class GenerationOptions:
         end_ids: frozenset[int],
         room: int,
         usual: SamplingParameters,
+        goes_on: bool = False,
     ) -> GenerationRequest:
         """For one prompt, of a model that ends at `end_ids` and has room for this many tokens.
 
-        usual: how it chooses tokens where nothing else is said.
+        usual: how it chooses tokens where nothing else is said. goes_on: see `Request`.
         """
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
         if not isinstance(stop, Sequence):
@@ -74,12 +86,16 @@ class GenerationOptions:
             sampling=sampling,
             stop=tuple(stop),
             end_ids=frozenset() if self.ignore_eos else end_ids,
+            logprobs=self.logprobs,
+            goes_on=goes_on,
         )
 
     def sampling(self, usual: SamplingParameters) -> SamplingParameters:
         """How tokens are chosen, of a model that chooses them as `usual` where nothing is said."""
         given = {field.name: getattr(self, field.name) for field in fields(SamplingParameters)}
         chosen = {name: value for name, value in given.items() if value is not None}
+        if isinstance(self.logit_bias, Mapping):
+            chosen["logit_bias"] = dict(self.logit_bias)  # its owner may change it meanwhile
         try:
             return replace(usual, **chosen)
         except ValueError as error:
@@ -95,6 +111,10 @@ class GenerationOverrides(TypedDict, total=False):
     top_p: float | None
     min_p: float | None
     repetition_penalty: float | None
+    frequency_penalty: float | None
+    presence_penalty: float | None
+    logit_bias: Mapping[int, float] | None
     stop: str | Sequence[str]
     seed: int | None
+    logprobs: int | None
     ignore_eos: bool

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edge.api.hub_download import model_path_now
 from edge.errors import CheckpointError, printable
 from edge.host.free_memory import usable_memory_bytes
 from edge.memory.baseline import USUAL_FLOOR_BYTES
@@ -21,12 +22,12 @@ from edge.memory.model_sizes import model_facts
 from edge.memory.shard_memory import most_overhead
 from edge.models.claims import Claims, Rope
 from edge.models.spec import MAX_LAYERS, ModelSpec, tensor_shapes
+from edge.partition import ModelFacts
 from edge.planning.load_options import LoadOptions
 from edge.text.description import TokenizerFacts
 from edge.weights.format_sizes import bytes_per_weight, in_words
 from edge.weights.formats import DTYPES, KV_DTYPES, KvDtype, weight_format
 from edge.weights.header import Form, Header, StoredTensor, read_header
-from partition import ModelFacts
 
 MAX_STORED_TYPES = 64
 """Types of tensors that are told; files have one to six."""
@@ -129,6 +130,8 @@ class Inspection:
     quantized_by: str | None
     """How a folder's weights were quantised before they were published."""
     rope: Rope | None
+    note: str
+    """What whoever runs it should know; empty for most."""
     layers: tuple[LayerKind, ...]
     """By kind, in the order in which layers first have them."""
     num_files: int
@@ -179,13 +182,15 @@ class Inspection:
 
 
 def inspect(path: str | Path) -> Inspection:
-    """What the checkpoint at `path` is: a folder, or a GGUF file. Reads no weights.
+    """What a model is: a folder, a GGUF file, or org/name. Reads no weights, but fetches what is
+    not there.
 
     One that Edge does not run is described, too; its `problem` says why. Raises CheckpointError
     where there is nothing to describe, RequestError for what is no path.
     """
+    found = model_path_now(path)
     try:
-        header = read_header(path)
+        header = read_header(found)
     except CheckpointError as error:
         raise CheckpointError(printable(str(error))) from error
     return describe(header, usable_bytes=usable_memory_bytes())
@@ -213,6 +218,7 @@ def describe(header: Header, *, usable_bytes: int) -> Inspection:
         num_experts=claims.num_experts,
         quantized_by=claims.quantized_by,
         rope=claims.rope,
+        note=claims.note,
         layers=_claimed_layers(claims) if spec is None else _layers(spec),
         num_files=header.num_files,
         stored=_stored(header.tensors),

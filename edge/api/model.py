@@ -18,6 +18,7 @@ from edge.errors import RequestError
 from edge.option_fields import with_overrides
 from edge.planning.drift import Drift
 from edge.protocol.step_times import PeerTimes
+from edge.text.tool_schema import Tool
 
 
 class Model(DescribedModel):
@@ -68,36 +69,43 @@ class Model(DescribedModel):
         messages: Messages,
         options: GenerationOptions | None = None,
         *,
-        tools: Sequence[Mapping[str, object]] | None = None,
+        tools: Sequence[Tool] | None = None,
         variables: Mapping[str, object] | None = None,
         **overrides: Unpack[GenerationOverrides],
     ) -> Reply:
         """The whole answer of the assistant in a conversation, by the model's chat template."""
-        prompt = self._chat_prompt(messages, tools=tools, variables=variables)
-        return self.generate(prompt, options, **overrides)
+        work = self._model.chat(messages, options, tools=tools, variables=variables, **overrides)
+        return self._loop.run(work)
 
     def stream_chat(
         self,
         messages: Messages,
         options: GenerationOptions | None = None,
         *,
-        tools: Sequence[Mapping[str, object]] | None = None,
+        tools: Sequence[Tool] | None = None,
         variables: Mapping[str, object] | None = None,
         **overrides: Unpack[GenerationOverrides],
     ) -> ReplyStream:
         """Like `chat`, token by token. Leaving the loop early cancels the rest."""
-        prompt = self._chat_prompt(messages, tools=tools, variables=variables)
-        return self.stream(prompt, options, **overrides)
+        prompt, read = self._chat_prompt(messages, tools=tools, variables=variables)
+        options = with_overrides(options or GenerationOptions(), overrides)
+        return ReplyStream(self._reply_to(prompt, options, goes_on=True, read=read), self._loop)
 
     def stream(
         self,
         prompt: Prompt,
         options: GenerationOptions | None = None,
+        *,
+        goes_on: bool = False,
         **overrides: Unpack[GenerationOverrides],
     ) -> ReplyStream:
-        """Like `generate`, token by token. Leaving the loop early cancels the rest."""
+        """Like `generate`, token by token. Leaving the loop early cancels the rest.
+
+        goes_on: a prompt that begins with this one and its answer will follow, as in a
+        conversation. While nothing else is to do, the model prepares for it.
+        """
         options = with_overrides(options or GenerationOptions(), overrides)
-        return ReplyStream(self._reply_to(prompt, options), self._loop)
+        return ReplyStream(self._reply_to(prompt, options, goes_on=goes_on), self._loop)
 
     def logits(self, prompt: Prompt) -> NDArray[np.float32]:
         """Float32 [tokens, vocab]: row i is what the model expects after token i of the prompt."""

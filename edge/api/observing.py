@@ -16,6 +16,7 @@ from edge.api.quality_text import windows_of
 from edge.concurrency.blocking import StopFlag, held, run_blocking
 from edge.errors import CheckpointError, RequestError
 from edge.models.spec import ModelSpec
+from edge.offload import note_model
 from edge.planning.load_options import LoadOptions
 from edge.progress import OnProgress, Progress
 from edge.protocol.peer_info import gather_all
@@ -45,6 +46,7 @@ class Observation:
     """What a model is to read or write."""
 
     path: Path
+    name: str
     spec: ModelSpec
     windows: tuple[tuple[int, ...], ...]
     """Prompts: the text, or where the model begins to write by itself."""
@@ -91,6 +93,7 @@ def observation_of(
     told = hashlib.sha256(json.dumps([prompts, new_tokens]).encode()).hexdigest()[:16]
     return Observation(
         path=checkpoint.path,
+        name=checkpoint.name,
         spec=spec,
         windows=prompts,
         new_tokens=new_tokens,
@@ -124,6 +127,7 @@ async def observed(
         use = await stack.enter_async_context(
             held(partial(statistics_folder, root, task.folder, task.spec))
         )
+        note_model(use.folder, task.name)
         file = use.folder / FILE
         async with contextlib.AsyncExitStack() as writing:
             with progress_bars(progress) as on_progress, store_errors_as_edge_errors():

@@ -10,7 +10,8 @@ from edge.host.free_memory import format_size
 from edge.progress import OnProgress, Phase, Progress, ignore_progress
 
 _LABELS: dict[Phase, str] = {
-    "measure": "measuring",
+    "download": "downloading",
+    "measure": "measuring once:",  # it is kept for a day
     "quantise": "quantising",
     "hash": "preparing",
     "send": "sending",
@@ -28,6 +29,12 @@ _UNITS: dict[Phase, str] = {
     "allot": "matrices",
 }
 """Of the others: bytes."""
+
+
+def label_of(event: Progress) -> str:
+    """What is done, and where."""
+    who = event.peer or ("links" if event.phase == "measure" else "")
+    return f"{_LABELS[event.phase]} {who}".strip()
 
 
 def amount_of(event: Progress, rate: float | None) -> str:
@@ -87,8 +94,7 @@ def progress_bars(show: bool | OnProgress | None = None) -> Iterator[OnProgress]
     def on_progress(event: Progress) -> None:
         key = (event.phase, event.peer)
         if key not in tasks:
-            label = f"{_LABELS[event.phase]} {event.peer}".strip()
-            tasks[key] = display.add_task(label, total=event.total, amount="")
+            tasks[key] = display.add_task(label_of(event), total=event.total, amount="")
         task = tasks[key]
         rate = display.tasks[display.task_ids.index(task)].speed
         display.update(task, completed=event.done, total=event.total, amount=amount_of(event, rate))

@@ -25,12 +25,12 @@ from edge.concurrency.blocking import run_blocking
 from edge.errors import CheckpointError, RequestError
 from edge.host.free_memory import format_size
 from edge.option_fields import option
+from edge.partition import Plan
 from edge.planning.load_options import LoadOptions
 from edge.progress import OnProgress, Progress
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.format_sizes import bytes_per_weight
 from edge.weights.formats import AS_STORED, WeightFormat
-from partition import Plan
 
 DECODE_PROMPT_TOKENS, DECODE_TOKENS = 16, 32
 """Of the reply whose speed is measured."""

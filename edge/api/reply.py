@@ -7,7 +7,7 @@ import contextlib
 import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Protocol
 
 import numpy as np
@@ -20,13 +20,16 @@ from edge.coordinator.generation import (
     GenerationRequest,
     Statistics,
     Token,
+    TokenLogprob,
 )
 from edge.coordinator.loaded_model import LoadedModel
 from edge.coordinator.requests import Request
 from edge.errors import EdgeError, RequestError
+from edge.kernels.sampling.logprobs import Logprobs
 from edge.planning.forecast import Forecast
 from edge.protocol.step import FinishReason
 from edge.text import Tokenizer
+from edge.text.answer_parts import ReadAnswer, ToolCall
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +49,26 @@ class Reply:
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     statistics: Statistics
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """How likely each of `token_ids` was, where `logprobs` asked for it; see `Token.logprob`."""
+    top_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
+    """The likeliest tokens in the place of each."""
+    content: str = ""
+    """What is said: of `chat`, `text` without thoughts and calls of tools; else all of it."""
+    reasoning: str = ""
+    """What the model thought before, between its marks, in a chat."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """The tools that the model asks for, in a chat; what it wrote is not checked against them."""
+
+    @property
+    def message(self) -> dict[str, object]:
+        """The reply as a message of the conversation, for what is asked next."""
+        message: dict[str, object] = {"role": "assistant", "content": self.content}
+        if self.tool_calls:
+            message["tool_calls"] = [
+                {"type": "function", "function": asdict(call)} for call in self.tool_calls
+            ]
+        return message
 
     @property
     def tokens_per_s(self) -> float:
@@ -57,6 +80,15 @@ class Reply:
                 f"{FEWEST_TOKENS_OF_A_RATE}"
             )
         return rate
+
+
+ReadText = Callable[[str], ReadAnswer]
+"""Tells apart what is said, thought and called in a whole answer."""
+
+
+def all_is_said(text: str) -> ReadAnswer:
+    """Of what is no answer in a conversation."""
+    return ReadAnswer(content=text, reasoning="", tool_calls=())
 
 
 class Mailbox(Protocol):
@@ -77,12 +109,16 @@ class ReplyUnderWay:
         request: GenerationRequest,
         tokenizer: Tokenizer | None,
         forecast: Forecast,
+        read: ReadText,
         mailbox: Mailbox,
     ) -> None:
         self.ended = False
+        self._read = read
         self._loaded = loaded
         self._generation = Generation(request, tokenizer)
-        self._request = Request(prompt=request.prompt_ids, terms=request.terms, sink=self)
+        self._request = Request(
+            prompt=request.prompt_ids, terms=request.terms, sink=self, goes_on=request.goes_on
+        )
         self._mailbox = mailbox
         self._forecast = forecast
         self._forecast_entry = forecast.begin()
@@ -94,8 +130,14 @@ class ReplyUnderWay:
         """Forget the rest and free its memory on the peers; nothing where it has ended."""
         self._loaded.cancel(self._request.id)
 
-    def token(self, token_id: int, end: FinishReason | None, chosen_s: float) -> bool:
-        token = self._generation.push(token_id, end, chosen_s)
+    def token(
+        self,
+        token_id: int,
+        end: FinishReason | None,
+        chosen_s: float,
+        logprobs: Logprobs | None,
+    ) -> bool:
+        token = self._generation.push(token_id, end, chosen_s, logprobs)
         self._mailbox.put_nowait(token)
         return token.finish_reason is not None
 
@@ -139,11 +181,17 @@ class ReplyUnderWay:
             statistics["predicted_first_token_s"] = predicted.first_token_s
             statistics["predicted_tokens_per_s"] = predicted.tokens_per_s
             statistics["predicted_tokens_per_s_range"] = predicted.tokens_per_s_range
+        answer = self._read(generation.text)
         return Reply(
             text=generation.text,
+            content=answer.content,
+            reasoning=answer.reasoning,
+            tool_calls=answer.tool_calls,
             token_ids=tuple(generation.token_ids),
             finish_reason=generation.finish_reason,
             statistics=statistics,
+            logprobs=tuple(generation.logprobs),
+            top_logprobs=tuple(generation.top_logprobs),
         )
 
 
@@ -293,7 +341,13 @@ class _LogitsSink:
         self.result: asyncio.Future[NDArray[np.float32]]
         self.result = asyncio.get_running_loop().create_future()
 
-    def token(self, token_id: int, end: FinishReason | None, chosen_s: float) -> bool:
+    def token(
+        self,
+        token_id: int,
+        end: FinishReason | None,
+        chosen_s: float,
+        logprobs: Logprobs | None,
+    ) -> bool:
         raise AssertionError("an evaluation asks for logits, not tokens")
 
     def logits(self, rows: NDArray[np.float32]) -> None:

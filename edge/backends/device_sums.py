@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.host.identity import host_id
-from transport import Collective, TransportError
+from edge.transport import Collective, TransportError
 
 OVER_LINKS = "links"
 """The `way` of sums over links."""

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from edge.backends.interface import ShardWeights
 from edge.backends.watched_file import WatchedFile
 from edge.errors import CheckpointError
-from offload import StoreError, TensorEntry, numpy_dtype
+from edge.offload import StoreError, TensorEntry, numpy_dtype
 
 
 class EmbeddingRows:
@@ -19,8 +19,11 @@ class EmbeddingRows:
     Pages that the system keeps of what was read are its own, and no part of this process.
     """
 
-    def __init__(self, weights: ShardWeights, rows: range, hidden_size: int) -> None:
-        """`rows` of the vocabulary are in the shard's file; the others are zero."""
+    def __init__(
+        self, weights: ShardWeights, rows: range, hidden_size: int, *, scale: float
+    ) -> None:
+        """`rows` of the vocabulary are in the shard's file, read times `scale`; others are zero."""
+        self._scale = np.float32(scale)
         self._rows = rows
         self._row = np.zeros(hidden_size, np.float32)
         self._entry: TensorEntry | None = None
@@ -51,6 +54,7 @@ class EmbeddingRows:
             first = (token - self._rows.start) * self._row.nbytes
             self._read(self._row.view(np.uint8).data, self._entry.offset + first)
             hidden[place] = self._row
+            hidden[place] *= self._scale
         self._watched.check()
 
     def _read(self, into: memoryview, offset: int) -> None:

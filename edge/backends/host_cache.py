@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.kernels.kv_cache.cache_size import cache_row
+from edge.offload import KVLayer, KVPool, KVShape
 from edge.protocol.step import StepLimits
 from edge.weights.layout import ShardLayout
-from kernels.kv_cache.cache_size import cache_row
-from offload import KVLayer, KVPool, KVShape
 
 
 class HostCache:
@@ -24,7 +24,7 @@ class HostCache:
         dtype = cache_row(1, bits)[0]
         self.pool = KVPool(
             layers=[(count, elements) for count, (_, elements) in zip(heads, rows, strict=True)],
-            slots=limits.requests,
+            slots=limits.caches,
             context_tokens=limits.context_tokens,
             dtype=dtype,
         )

@@ -32,6 +32,12 @@ class HostKvStorage:
     def put_rows(self, request: str, first: int, rows: Sequence[NDArray[Any]]) -> None:
         self._cache.put_rows(request, first, rows)
 
+    def keep(self, request: str, tokens: int) -> None:
+        self._moves.keep(request, tokens)
+
+    def take(self, request: str, source: str, tokens: int, *, moves: bool) -> int:
+        return self._moves.take(request, source, tokens, moves=moves)
+
     def release(self, request: str) -> None:
         self._cache.pool.release(request)
         self._moves.drop(request)

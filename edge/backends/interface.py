@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from edge.backends.device_sums import DeviceSums
 from edge.errors import RequestError
 from edge.models.spec import ModelSpec
+from edge.offload import DerivedCache, KVTier, Manifest
 from edge.protocol.step import Step, StepLimits
+from edge.transport import Collective
 from edge.weights.formats import KvDtype, WeightFormat
 from edge.weights.layout import ShardLayout
-from offload import DerivedCache, KVTier, Manifest
-from transport import Collective
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class Logits(Protocol):
         ...
 
     def best(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.float32]] | None:
-        """Each entry's last row: the columns that rank first (`kernels.sampling`), and their
+        """Each entry's last row: the columns that rank first (`edge.kernels.sampling`), and their
         logits, [batch, count]; −1 in a row that is not finite. None where it cannot be told."""
         ...
 
@@ -75,6 +75,12 @@ class StageCompute(Protocol):
 
     Arrays that it returns are its own buffers, valid until the next call.
     """
+
+    @property
+    def rows_agree(self) -> bool:
+        """What it computes of a token is the same, to the last bit, whatever other tokens are in
+        the step, as long as there are any; and so are the keys and values it leaves."""
+        ...
 
     @property
     def device_sums(self) -> DeviceSums | None:
@@ -159,6 +165,21 @@ class KvStorage(Protocol):
 
     def put_rows(self, request: str, first: int, rows: Sequence[NDArray[Any]]) -> None:
         """Set what the request has from token `first` on, as `rows` gave it or to `new_rows`."""
+        ...
+
+    def keep(self, request: str, tokens: int) -> None:
+        """The request is over, and the first N tokens of its KV cache stay until `release`.
+
+        Those of a request that is not in memory are freed.
+        """
+        ...
+
+    def take(self, request: str, source: str, tokens: int, *, moves: bool) -> int:
+        """Let `request`, of which nothing was computed, begin with the first N tokens of `source`.
+
+        moves: `source` has nothing then. Returns N, or 0 where they are not in memory or there is
+        no memory for more. Raises RequestError for more requests than there may be.
+        """
         ...
 
     def release(self, request: str) -> None:

@@ -18,8 +18,8 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from edge.errors import RequestError
+from edge.offload import KVPlace, KVShape, KVTier
 from edge.protocol.step import Step, StepLimits
-from offload import KVPlace, KVShape, KVTier
 
 _WINDOW_LAYERS = 2
 """Layers in memory next to those that stay: one computes, one is read."""
@@ -49,6 +49,14 @@ class Pool(Protocol):
     def length(self, slot: int) -> int: ...
 
     def wrote(self, slot: int, length: int) -> None: ...
+
+    def shrink(self, slot: int, length: int) -> None:
+        """Forget what is behind the first `length` tokens, if there is more."""
+        ...
+
+    def rename(self, request: str, to: str) -> None:
+        """What `request` has is another one's from now on, which has nothing yet."""
+        ...
 
     def rows(self, index: int, slot: int, first: int, last: int) -> tuple[Rows, Rows]:
         """Keys and values of a layer's tokens [first, last), valid until the next call."""
@@ -103,6 +111,44 @@ class CacheMoves:
         """Make room in the tier for `tokens` of it. StoreError: there is no more than before."""
         self._place(request).reserve(tokens)
 
+    def keep(self, request: str, tokens: int) -> None:
+        """The request is over; its first N tokens stay in memory. One that is not there goes."""
+        if self._tier is not None:
+            self._tier.drop(request)
+        if request in self._pool and not self._outside.get(request):
+            self._pool.shrink(self._pool.open(request), tokens)
+        else:
+            self._pool.release(request)
+            self.drop(request)
+
+    def take(self, request: str, source: str, tokens: int, *, moves: bool) -> int:
+        """Let a new request begin with the first N tokens of another; N, or 0 where it cannot.
+
+        moves: the other has nothing then. Raises RequestError where every slot is taken.
+        """
+        has = source in self._pool and self.is_inside(source)
+        if not has or request in self._pool or request in self._away:
+            return 0
+        slot = self._pool.open(source)
+        if self._pool.length(slot) < tokens:
+            return 0
+        if moves:
+            self.drop(source)
+            self._pool.rename(source, request)
+            self._pool.shrink(slot, tokens)
+            return tokens
+        if self._pool.num_tokens + tokens > self._room_tokens:
+            return 0
+        target = self._open(request)
+        slot = self._pool.open(source)
+        for layer in self._layers:
+            rows = self._pool.rows(layer, slot, 0, tokens)
+            with self._pool.filling(layer, target, tokens) as into:
+                for each, some in zip(into, rows, strict=True):
+                    each[...] = some
+        self._pool.wrote(target, tokens)
+        return tokens
+
     def is_inside(self, request: str) -> bool:
         """All of it is in memory."""
         return request not in self._away and not self._outside.get(request)
@@ -132,10 +178,7 @@ class CacheMoves:
             raise RequestError(f"{tokens} tokens under way; memory is kept for {self._room_tokens}")
         start_s = time.perf_counter()
         for request in requests:
-            try:
-                slot = self._pool.open(request)
-            except KeyError as error:
-                raise RequestError(f"too many requests at once: {error.args[0]}") from error
+            slot = self._open(request)
             if request in self._away:
                 self._pool.wrote(slot, self._away.pop(request))
                 self._outside[request] = set(self._layers)
@@ -206,6 +249,12 @@ class CacheMoves:
         self._write(request, layer, tokens)
         self._pool.drop_layer(layer, self._pool.open(request))
         self._outside.setdefault(request, set()).add(layer)
+
+    def _open(self, request: str) -> int:
+        try:
+            return self._pool.open(request)
+        except KeyError as error:
+            raise RequestError(f"too many requests at once: {error.args[0]}") from error
 
     def _place(self, request: str) -> KVPlace:
         if self._tier is None:

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import CheckpointError, RequestError
+from edge.kernels.attention.reference import attention
+from edge.kernels.rms_norm.reference import rms_norm
+from edge.kernels.rope.reference import rope
 from edge.models.attention import Attention
-from kernels.attention.reference import attention
-from kernels.rms_norm.reference import rms_norm
-from kernels.rope.reference import rope
 
 ROWS = (1, 5)
 """Products of few rows and of more have kernels of their own."""
@@ -64,14 +64,16 @@ class Heads:
     keys: Array
     values: Array
 
-    def attend(self, first: int, end: int, window: int | None) -> Array:
+    def attend(self, first: int, end: int, part: Attention) -> Array:
         """What the tokens `first` … `end` − 1 make of all up to themselves: [tokens, elements]."""
         mixed = attention(
             self.query[first:end],
             self.keys[:end],
             self.values[:end],
             position=first,
-            window=window,
+            scale=part.score_scale,
+            window=part.window,
+            soft_cap=part.soft_cap,
         )
         return mixed.reshape(end - first, -1)
 
@@ -89,11 +91,12 @@ def heads_of(
     query, keys, values = np.split(qkv, [heads, heads + part.num_kv_heads], axis=1)
     if norms is not None:
         query, keys = (
-            rms_norm(x, weight, epsilon=epsilon)
+            rms_norm(x.reshape(len(x), -1, weight.size), weight, epsilon=epsilon).reshape(x.shape)
             for x, weight in zip((query, keys), norms, strict=True)
         )
     cos, sin = (table[: len(qkv)] for table in tables)
-    return Heads(query=rope(query, cos, sin), keys=rope(keys, cos, sin), values=values)
+    turned = (rope(x, cos, sin, interleaved=part.rotary.is_interleaved) for x in (query, keys))
+    return Heads(query=next(turned), keys=next(turned), values=values)
 
 
 def spread(count: int, most: int) -> list[int]:

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.backends.interface import ShardWeights
+from edge.offload import TensorEntry, numpy_dtype
 from edge.weights.formats import WeightFormat
 from edge.weights.layout import ShardLayout
 from edge.weights.recipe import StoredMatrix
-from offload import TensorEntry, numpy_dtype
 
 
 class ShardArrays:

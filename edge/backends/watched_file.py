@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edge.errors import CheckpointError
-from offload import PIECE_BYTES, TensorEntry, piece_digest
+from edge.offload import PIECE_BYTES, TensorEntry, piece_digest
 
 
 class WatchedFile:

@@ -6,13 +6,44 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from edge.errors import EdgeError, ProtocolError
 from edge.host.free_memory import format_size
+from edge.host.interfaces import Interface
+from edge.protocol.measurements import LinkTimes
 from edge.protocol.peer_info import PeerInfo
 
 LOW_MEMORY_BYTES = 512 << 20
 """A daemon's process alone takes about 125 MiB, and a small model some hundreds."""
 
 LOW_DISK_BYTES = 1 << 30
+
+_BEST_FIRST = (
+    ("AMX", {"amx_int8"}),
+    ("AVX-512 VNNI", {"avx512f", "avx512_vnni"}),
+    ("AVX-512", {"avx512f"}),
+    ("AVX VNNI", {"avx2", "avx_vnni"}),
+    ("AVX2", {"avx2"}),
+    ("NEON with products of matrices", {"asimddp", "i8mm"}),
+    ("NEON with dot products", {"asimddp"}),
+)
+
+_HAS_AVX512 = r"Xeon\(R\) (?:Platinum|Gold|Silver|Bronze)|EPYC [89][\dA-Z]{3}"
+"""Processors of servers that all have it."""
+
+_FAST_ETHERNET = (60e6, 100e6)
+"""Bits per second of data, where some part of the way does 100 Mbit/s."""
+
+_SLOW_PART = (
+    "One part of the way does 100 Mbit/s only: a cable with a wire that makes no contact (take "
+    "category 5e or better), a port of the switch, or the interface at one end."
+)
+
+_LEAST_OF_CLASS = 0.5
+"""Ethernet carries 94 % of its bits as data; half may be lost to what else the network does."""
+
+_SLOW_WIFI_BITS_PER_S = 100e6
+_LONG_LATENCY_S = 3e-3
+"""Two to three switches take less than a tenth of it."""
 
 _ADDRESS = re.compile(
     r"\[?(?:\d{1,3}(?:\.\d{1,3}){3}|[0-9a-fA-F]*(?::[0-9a-fA-F]*){2,7})\]?(:\d+)?"
@@ -25,9 +56,20 @@ class DeviceFacts:
 
     versions: Mapping[str, str]
     """Of Edge, Python and the packages that compute, by name."""
+    is_x86: bool
     instructions: tuple[str, ...]
     """Sets of the processor that matter to products of ONNX Runtime; empty: not known."""
+    processor: str
+    """Its maker's name for it; empty: not known."""
+    is_virtual: bool
+    """A virtual machine, which may have less than its processor."""
+    cores: int
+    """That this process may run on."""
+    quota_cores: float | None
+    """Whose time its control group leaves it; None: all."""
     free_memory_bytes: int
+    machine_free_bytes: int
+    """Of the machine, whatever the control group leaves."""
     cache_folder: str
     cache_failure: str | None
     """Why nothing can be written there; None: something can."""
@@ -39,8 +81,10 @@ class DeviceFacts:
     has_token: bool
     """A token file makes it a member of its cluster."""
     membership_failure: str | None
-    num_met: int
-    """Devices that it was paired with."""
+    met: Mapping[str, str]
+    """Names of the devices that it was paired with, by id."""
+    host: str
+    """What peers on this machine call it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,14 +102,9 @@ def device_findings(facts: DeviceFacts, *, finds_peers: bool) -> Iterator[Findin
     yield Finding(
         subject="versions", found=", ".join(f"{name} {v}" for name, v in facts.versions.items())
     )
-    yield Finding(subject="instructions", found=", ".join(facts.instructions) or "not known")
-    yield Finding(
-        subject="memory",
-        found=f"{format_size(facts.free_memory_bytes)} free",
-        remedy="End programs that take much memory, or use this device only to ask others."
-        if facts.free_memory_bytes < LOW_MEMORY_BYTES
-        else None,
-    )
+    yield _instructions(facts)
+    yield _cores(facts)
+    yield _memory(facts)
     yield _cache(facts)
     yield Finding(
         subject="listening",
@@ -94,6 +133,55 @@ def device_findings(facts: DeviceFacts, *, finds_peers: bool) -> Iterator[Findin
     yield _pairing(facts, finds_peers=finds_peers)
 
 
+def _instructions(facts: DeviceFacts) -> Finding:
+    """What ONNX Runtime can choose from when it starts."""
+    has = set(facts.instructions)
+    best = next((name for name, sets in _BEST_FIRST if sets <= has), None)
+    found = "not known" if best is None else f"ONNX Runtime computes with {best}"
+    if facts.instructions:
+        found += f" ({', '.join(facts.instructions)})"
+    remedy = None
+    if facts.is_virtual:
+        hidden = []
+        if facts.is_x86 and "avx2" not in has:
+            hidden.append("AVX2")
+        if "avx512f" not in has and re.search(_HAS_AVX512, facts.processor):
+            hidden.append("AVX-512")
+        if hidden:
+            found += f"; the virtual machine hides {' and '.join(hidden)} of its processor"
+            remedy = (
+                "Have the virtual machine pass on its processor's instructions (CPU type host, or "
+                "host-passthrough): products take several times as long without them."
+            )
+    return Finding(subject="instructions", found=found, remedy=remedy)
+
+
+def _cores(facts: DeviceFacts) -> Finding:
+    if facts.quota_cores is None or facts.quota_cores >= facts.cores:
+        return Finding(subject="cores", found=str(facts.cores))
+    return Finding(
+        subject="cores",
+        found=f"{facts.cores}, of which the control group leaves the time of {facts.quota_cores:g}",
+        remedy=f"Give edge peer --threads {max(1, int(facts.quota_cores))}, for more threads wait "
+        "for each other; or raise the limit of the container or of the unit (CPUQuota=).",
+    )
+
+
+def _memory(facts: DeviceFacts) -> Finding:
+    found, remedy = f"{format_size(facts.free_memory_bytes)} free", None
+    is_limited = facts.free_memory_bytes < facts.machine_free_bytes
+    if is_limited:
+        found += (
+            f"; the control group leaves no more of the machine's "
+            f"{format_size(facts.machine_free_bytes)}"
+        )
+    if facts.free_memory_bytes < LOW_MEMORY_BYTES:
+        remedy = "End programs that take much memory, or use this device only to ask others."
+        if is_limited:
+            remedy = "Raise the limit of the container (--memory) or of the unit (MemoryMax=)."
+    return Finding(subject="memory", found=found, remedy=remedy)
+
+
 def _cache(facts: DeviceFacts) -> Finding:
     remedy = None
     found = f"{facts.cache_folder}, {format_size(facts.free_disk_bytes)} free"
@@ -110,10 +198,10 @@ def _pairing(facts: DeviceFacts, *, finds_peers: bool) -> Finding:
         return Finding(
             subject="pairing",
             found=facts.membership_failure,
-            remedy="Put the files named in order, or pair this device anew by edge pair.",
+            remedy="Put the files named in order, or move their folder away and run edge pair.",
         )
-    found = f"paired with {facts.num_met} by edge pair" if facts.num_met else "with no other device"
-    is_alone = not (facts.has_token or facts.num_met or finds_peers)
+    found = f"paired with {len(facts.met)} by edge pair" if facts.met else "with no other device"
+    is_alone = not (facts.has_token or facts.met or finds_peers)
     return Finding(
         subject="pairing",
         found="a member by a token file" if facts.has_token else found,
@@ -121,12 +209,106 @@ def _pairing(facts: DeviceFacts, *, finds_peers: bool) -> Finding:
     )
 
 
-def peer_findings(
-    peers: Sequence[PeerInfo], failure: str | None, *, software: str
-) -> Iterator[Finding]:
-    """The peers, and why there are none.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkFacts:
+    """A link between two devices."""
 
-    failure: what looking for them ended with. software: the version of Edge that looks.
+    ends: str
+    """As "to attic"."""
+    interface: Interface | None
+    """Of this device, where it is one of the ends."""
+    times: LinkTimes | EdgeError
+    """What was measured, or why nothing could be."""
+
+
+def link_finding(facts: LinkFacts) -> Finding:
+    """What was measured, and whether the interface's class should do better."""
+    subject = f"link {facts.ends}"
+    if isinstance(facts.times, EdgeError):
+        return Finding(
+            subject=subject,
+            found=str(facts.times),
+            remedy="Devices of a plan link with each other: let the firewall there pass the "
+            "daemon's port (edge peer --listen 0.0.0.0:5000 fixes it).",
+        )
+    times, interface = facts.times, facts.interface
+    rate = 8 * min(times.there_bytes_per_s, times.back_bytes_per_s)
+    found = f"{_bits(rate)}, {1e3 * times.latency_s:.2g} ms"
+    if interface is not None:
+        of_class = f" of {_bits(interface.bits_per_s)}" if interface.bits_per_s else ""
+        found += f", by {interface.name} ({interface.kind}{of_class})"
+    return Finding(subject=subject, found=found, remedy=_link_remedy(times, rate, interface))
+
+
+def _link_remedy(times: LinkTimes, rate: float, interface: Interface | None) -> str | None:
+    kind = None if interface is None else interface.kind
+    if kind == "Wi-Fi":
+        if times.is_unsteady or rate < _SLOW_WIFI_BITS_PER_S or times.latency_s > _LONG_LATENCY_S:
+            return (
+                "Connect the devices by a cable; or bring them nearer to the access point, into "
+                "its band of 5 or 6 GHz. Every token waits for this link."
+            )
+        return None
+    if times.is_unsteady:
+        return "Messages are lost or held up: try another cable and another port of the switch."
+    is_fast_ethernet = _FAST_ETHERNET[0] <= rate <= _FAST_ETHERNET[1]
+    if interface is None:
+        return _SLOW_PART if is_fast_ethernet else None
+    if interface.bits_per_s is None:
+        return None
+    if interface.is_half_duplex:
+        return (
+            f"{interface.name} sends and receives in turn (half duplex): have both ends of its "
+            "cable choose by themselves (autonegotiation)."
+        )
+    if interface.bits_per_s <= 100e6:
+        return (
+            f"{interface.name} does 100 Mbit/s only: take a cable of category 5e or better and a "
+            "port of the switch that does 1 Gbit/s."
+        )
+    if rate >= _LEAST_OF_CLASS * interface.bits_per_s:
+        if times.latency_s <= _LONG_LATENCY_S:
+            return None
+        return "Something on the way holds messages up: Wi-Fi at the other end, or a router."
+    if is_fast_ethernet:
+        return _SLOW_PART
+    return (
+        "Something on the way is slower than this interface: the other device's, Wi-Fi, a switch; "
+        "or the network was busy. Run edge doctor there, too."
+    )
+
+
+def _bits(rate: float) -> str:
+    return f"{rate / 1e9:.3g} Gbit/s" if rate >= 1e9 else f"{rate / 1e6:.3g} Mbit/s"
+
+
+def peers_together(facts: DeviceFacts, peers: Sequence[PeerInfo]) -> Iterator[Finding]:
+    """Whether this device and others know of each other."""
+    here = [peer.name for peer in peers if peer.host == facts.host]
+    yield Finding(
+        subject="this device as a peer",
+        found=f"others find it as {', '.join(here)}"
+        if here
+        else "no daemon of it was found; edge peer starts one",
+    )
+    answering = {peer.device_id for peer in peers}
+    missing = sorted(name for id, name in facts.met.items() if id not in answering)
+    if facts.met:
+        found = f"{len(facts.met) - len(missing)} of {len(facts.met)} answer as peers"
+        found += f"; not {', '.join(missing)}" if missing else ""
+        yield Finding(subject="paired devices", found=found)
+    yield Finding(
+        subject="speed against prediction",
+        found="not looked at: edge run and edge chat compare each reply, and say what was slower",
+    )
+
+
+def peer_findings(
+    peers: Sequence[PeerInfo], failure: str | None, left_out: Sequence[EdgeError]
+) -> Iterator[Finding]:
+    """The peers, and why there are none, or not all that are announced.
+
+    failure: what looking for them ended with. left_out: why one is not among them.
     """
     if failure is not None:
         yield Finding(
@@ -134,11 +316,18 @@ def peer_findings(
             found=failure,
             remedy="Run edge doctor on those devices, too; edge peer and edge pair start there.",
         )
+    for error in left_out:
+        yield Finding(
+            subject="an announced peer",
+            found=str(error),
+            remedy="Install the same version of Edge on both devices."
+            if isinstance(error, ProtocolError)
+            else "Let the firewall there pass the daemon's port (edge peer --listen 0.0.0.0:5000 "
+            "fixes it), or start the daemon anew; run edge doctor there, too.",
+        )
     for peer in peers:
         remedy = None
-        if peer.software != software:
-            remedy = f"Install the same version of Edge on both: {software} is here."
-        elif peer.free_bytes <= 0:
+        if peer.free_bytes <= 0:
             remedy = "End a model that it runs, or give it more by edge memory."
         yield Finding(
             subject=f"peer {peer.name}",

@@ -13,6 +13,8 @@ from edge.option_fields import OptionFacts, option_facts
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_AS_GIVEN = "edge.as_given"
+
 
 def field_options(
     described: type[Any],
@@ -56,14 +58,27 @@ def given_options(name: str, described: type[Any], **chosen: Any) -> Callable[[F
     return decorate
 
 
+def as_given(context: click.Context, name: str) -> Any:
+    """The value of an option as its user wrote it, where it was made something else of."""
+    return context.meta.get(_AS_GIVEN, {}).get(name, context.params.get(name))
+
+
+def _parsed(
+    parse: Callable[[str], Any], context: click.Context, parameter: click.Parameter, text: Any
+) -> Any:
+    if text is None:
+        return None
+    value = parse(text)
+    context.meta.setdefault(_AS_GIVEN, {})[parameter.name] = text
+    return value
+
+
 def _click_option(name: str, hint: Any, default: Any, facts: OptionFacts) -> Callable[[F], F]:
     flags = facts.flags or (f"--{name.replace('_', '-')}",)
     kinds = [kind for kind in get_args(hint) or (hint,) if kind is not type(None)]
     shown: dict[str, Any] = {"default": default, "show_default": default is not None}
     if (parse := facts.parse) is not None:
-        shown = {
-            "callback": lambda _context, _parameter, text: None if text is None else parse(text)
-        }
+        shown = {"callback": functools.partial(_parsed, parse)}
     elif choices := facts.choices or (get_args(hint) if get_origin(hint) is Literal else ()):
         named = {str(choice): choice for choice in choices}
         shown |= {

@@ -63,8 +63,10 @@ def _facts(found: Inspection) -> Iterator[tuple[str, str]]:
     form = "a Hugging Face folder" if found.form == "folder" else "GGUF"
     yield "form", f"{form}{files}, {format_size(found.stored_bytes)} of weights"
     yield "family", found.family or "not said"
+    if found.note:
+        yield "note", found.note
     if found.parameters is not None:
-        yield "parameters", f"{_short(found.parameters)} ({found.parameters:,})"
+        yield "parameters", f"{in_short(found.parameters)} ({found.parameters:,})"
     if found.num_experts:
         yield "experts", f"{found.num_experts:,}"
     if found.quantized_by is not None:
@@ -167,7 +169,7 @@ def _stored(found: Inspection) -> Table:
         table.add_row(
             _cell(each.type),
             f"{each.tensors:,}",
-            _short(each.weights),
+            in_short(each.weights),
             format_size(each.nbytes),
             f"{each.bits_per_weight:.3g}",
         )
@@ -237,7 +239,7 @@ def _sentences(found: Inspection, given: str) -> Iterator[str]:
         yield f"edge plan {path} tells what would run where, and how fast."
 
 
-def _short(count: int) -> str:
+def in_short(count: int) -> str:
     """As people say how large a model is: 1.1 B."""
     for size, unit in ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K")):
         if count >= size:

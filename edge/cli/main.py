@@ -13,15 +13,16 @@ import importlib
 import io
 import logging
 import os
+import signal
 import sys
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import click
 
 from edge.errors import EdgeError
 from edge.host.huge_pages import restart_with_huge_pages
-from edge.own_packages import require_own_packages
 from edge.version import __version__
 
 COMMANDS = {
@@ -31,10 +32,13 @@ COMMANDS = {
     "pair": "Make two devices members of one cluster.",
     "cluster": "Show this device's cluster, expel a device.",
     "memory": "Tell a running peer how much memory it may use.",
+    "models": "List the models that are here, and how they would run.",
+    "cache": "Show what Edge keeps on disk, and remove it.",
     "inspect": "Show what a checkpoint is, and what it would take.",
     "plan": "Show what would run where and how fast, without running it.",
     "run": "Answer one prompt.",
     "chat": "Talk with a model in turns.",
+    "serve": "Serve a model over HTTP.",
     "bench": "Measure a model's speed and what limits it.",
     "quality": "Measure what a weight format costs in quality.",
     "quantize": "Round a model by what its weights are multiplied with.",
@@ -93,13 +97,13 @@ def main(arguments: list[str] | None = None) -> Any:
     _prepare_streams()
     logging.basicConfig(format="edge: %(message)s")
     if arguments is None:
+        signal.signal(signal.SIGTERM, _leave)
         if sys.argv[1:2] == ["peer"]:
             restart_with_huge_pages()
         # What a command imports stays: to look for garbage in it, now and at the end, takes a
         # quarter of the time that an idle daemon computes (0.48 instead of 0.63 s).
         gc.disable()
     try:
-        require_own_packages()
         cli.main(args=arguments, prog_name="edge", standalone_mode=False)
     except click.ClickException as error:
         error.show()
@@ -107,6 +111,8 @@ def main(arguments: list[str] | None = None) -> Any:
     except (KeyboardInterrupt, click.Abort):
         click.echo("\nInterrupted; everything this command started was ended.", err=True)
         sys.exit(130)
+    except _Terminated:
+        os.kill(os.getpid(), signal.SIGTERM)  # whoever waits for this process hears the truth
     except EdgeError as error:
         click.echo(f"edge: {error}", err=True)
         sys.exit(1)
@@ -119,6 +125,16 @@ def main(arguments: list[str] | None = None) -> Any:
         click.echo(f"edge: {error.strerror or error}{where}; check the disk", err=True)
         sys.exit(1)
     sys.exit(0)
+
+
+class _Terminated(SystemExit):
+    """SIGTERM came: event loops let a SystemExit through, and all that is open closes on the way,
+    so that a terminal is left as it was found."""
+
+
+def _leave(number: int, _frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_DFL)  # a second one ends it at once
+    raise _Terminated
 
 
 def _prepare_streams() -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import click
 
@@ -15,11 +15,11 @@ from edge.api.cluster import Cluster
 from edge.api.generation_options import GenerationOptions
 from edge.cli.field_options import given_options
 from edge.errors import PlanError, RequestError
+from edge.offload import parse_json, read_file
 from edge.option_fields import option
+from edge.partition import Parallel, Plan
+from edge.partition import PlanError as PartitionPlanError
 from edge.planning.load_options import LoadOptions
-from offload import parse_json, read_file
-from partition import Parallel, Plan
-from partition import PlanError as PartitionPlanError
 
 _MAX_PLAN_BYTES = 4 << 20
 
@@ -76,10 +76,16 @@ generation_options = given_options(
 """Answers are as long as the model makes them, unless their length is given."""
 
 
-def model_options(*, concurrency: bool = False, only: Collection[str] = ()) -> Callable[[F], F]:
+def model_options(
+    *,
+    concurrency: bool = False,
+    only: Collection[str] = (),
+    defaults: Mapping[str, Any] | None = None,
+) -> Callable[[F], F]:
     """Give the command `model`, a path, and `options`: LoadOptions of the options named so.
 
-    only: these of its fields, beside the plan; empty: all that a user sets.
+    only: these of its fields, beside the plan; empty: all that a user sets. defaults: of this
+    command, where they are others.
     """
     left_out = () if concurrency else ("concurrency",)
 
@@ -92,7 +98,9 @@ def model_options(*, concurrency: bool = False, only: Collection[str] = ()) -> C
             return function(options=options, **others)
 
         for add in (
-            given_options("options", LoadOptions, only=only, leave_out=left_out),
+            given_options(
+                "options", LoadOptions, only=only, leave_out=left_out, defaults=defaults or {}
+            ),
             click.option(
                 "--plan",
                 "plan_file",
@@ -108,7 +116,7 @@ def model_options(*, concurrency: bool = False, only: Collection[str] = ()) -> C
                 "all. pipeline (whole layers each) and tensor (a part of every layer each) use "
                 "every peer.",
             ),
-            click.argument("model", type=click.Path(path_type=Path)),
+            click.argument("model", type=click.Path(path_type=str)),
         ):
             command = add(command)
         return command  # type: ignore[return-value]
@@ -116,31 +124,39 @@ def model_options(*, concurrency: bool = False, only: Collection[str] = ()) -> C
     return decorate
 
 
-@contextmanager
-def open_cluster(options: ClusterOptions) -> Iterator[Cluster]:
-    """The cluster that the options name."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """A class method of Cluster or AsyncCluster, and what it is called with."""
+
+    verb: Literal["local", "connect", "discover"]
+    arguments: tuple[Any, ...]
+    named: Mapping[str, Any]
+
+
+def way_to(options: ClusterOptions) -> Way:
+    """How the cluster is opened that the options name."""
     if options.local is not None and options.addresses:
         raise click.UsageError("give either --local or --peer, not both")
     if options.local is None and (options.memory or options.model_memory or options.threads):
         raise click.UsageError(
             "--memory, --model-memory and --threads are for --local peers; others have their own"
         )
+    named: dict[str, Any] = {"insecure": options.insecure}
     if options.local is not None:
-        opened = Cluster.local(
-            options.local,
-            memory=options.memory,
-            model_memory=options.model_memory,
-            threads=options.threads,
-            insecure=options.insecure,
-        )
-    elif options.addresses:
-        opened = Cluster.connect(options.addresses, insecure=options.insecure)
-    else:
-        opened = Cluster.discover(
-            options.cluster, interfaces=options.interfaces or None, insecure=options.insecure
-        )
-    with opened:
-        yield opened
+        named |= {name: getattr(options, name) for name in ("memory", "model_memory", "threads")}
+        return Way(verb="local", arguments=(options.local,), named=named)
+    if options.addresses:
+        return Way(verb="connect", arguments=(options.addresses,), named=named)
+    named["interfaces"] = options.interfaces or None
+    return Way(verb="discover", arguments=(options.cluster,), named=named)
+
+
+@contextmanager
+def open_cluster(options: ClusterOptions) -> Iterator[Cluster]:
+    """The cluster that the options name."""
+    way = way_to(options)
+    with getattr(Cluster, way.verb)(*way.arguments, **way.named) as cluster:
+        yield cluster
 
 
 def read_plan(plan_file: Path | None, parallel: Parallel) -> Parallel | Plan:

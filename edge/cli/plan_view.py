@@ -11,8 +11,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from edge.host.free_memory import format_size
+from edge.partition import Estimate, HeldLayers, PlanRow, describe_plan_in_words
 from edge.planning.proposal import Proposal
-from partition import Estimate, HeldLayers, PlanRow, describe_plan_in_words
 
 
 def show_plan(proposal: Proposal, *, title: str, unchanged: Proposal | None, explain: bool) -> None:

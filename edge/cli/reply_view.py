@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 import click
 from rich.console import Console
@@ -19,11 +18,11 @@ from edge.api.model import Model
 from edge.api.reply import Reply
 from edge.cli.plan_view import rate_in_words
 from edge.errors import EdgeError, without_controls
+from edge.kernels.sampling.parameters import SamplingParameters
 from edge.planning.breakdown import Part, step_parts
 from edge.planning.drift import Drift
 from edge.planning.load_options import LoadOptions
 from edge.protocol.step_times import PeerTimes
-from kernels.sampling.parameters import SamplingParameters
 
 adapt_option = click.option(
     "--adapt",
@@ -104,7 +103,12 @@ def show_sampling(model: Model, reply: Reply, options: GenerationOptions) -> Non
     chosen = options.sampling(model.sampling)
     values = {**asdict(chosen), "seed": reply.statistics["seed"]}
     if not chosen.temperature:
-        values = {"temperature": "0 (greedy)", "repetition_penalty": chosen.repetition_penalty}
+        rules = {name: values[name] for name in values if name.endswith(("_penalty", "_bias"))}
+        values = {"temperature": "0 (greedy)", **rules}
+    usual = asdict(SamplingParameters())
+    for name in ("frequency_penalty", "presence_penalty", "logit_bias"):
+        if values[name] == usual[name]:
+            del values[name]
     said = ", ".join(f"{name.replace('_', '-')} {value}" for name, value in values.items())
     if options.sampling(SamplingParameters()) != chosen:
         said += "; what was not asked for is as the model's files say"
@@ -161,7 +165,7 @@ def drift_of(model: Model, times: Sequence[PeerTimes] | None = None) -> Drift | 
 def tell_drift(
     cluster: Cluster,
     model: Model,
-    path: Path,
+    path: str,
     options: LoadOptions,
     drift: Drift,
     *,

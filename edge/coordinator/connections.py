@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import EdgeError, PeerError, ProtocolError
+from edge.partition import Plan
 from edge.protocol.client import PeerClient
 from edge.protocol.frame_codec import Post
 from edge.protocol.messages import Close, Connect, Measure, Observed
 from edge.protocol.peer_info import gather_all
 from edge.protocol.step_times import PeerTimes
 from edge.protocol.topology import Place, Seat, sampler_seat
-from partition import Plan
 
 
 class Connections:

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NotRequired, TypedDict
 
-from edge.errors import RequestError
+from edge.errors import RequestError, shown
+from edge.kernels.sampling.logprobs import MOST_LOGPROBS, Logprobs
+from edge.kernels.sampling.parameters import SamplingParameters
 from edge.protocol.step import FinishReason, SamplingTerms
 from edge.text import TextStream, Tokenizer
-from kernels.sampling.parameters import SamplingParameters
 
 FEWEST_TOKENS_OF_A_RATE = 8
 """Of fewer, a rate tells of the moment more than of the model."""
@@ -36,6 +37,18 @@ class Statistics(TypedDict):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprob:
+    """How likely the model found a token in its place, in nats.
+
+    `text` is the token's own: a part of a character is U+FFFD, and a special token is spelt out.
+    """
+
+    token_id: int
+    text: str
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Token:
     """One generated token.
 
@@ -48,6 +61,11 @@ class Token:
     finish_reason: FinishReason | None
     chosen_s: float
     """When it was chosen, by a clock of the device that chose it: good for spans, not for dates."""
+    logprob: float | None = None
+    """How likely the model found it, in nats, where `logprobs` asked for that: the log softmax of
+    its own logits, before penalties, temperature and filters."""
+    top_logprobs: tuple[TokenLogprob, ...] = ()
+    """The tokens that it found the likeliest in this place, as many as were asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +77,9 @@ class GenerationRequest:
     sampling: SamplingParameters
     stop: tuple[str, ...] = ()
     end_ids: frozenset[int] = field(default_factory=frozenset)
+    logprobs: int | None = None
+    goes_on: bool = False
+    """A prompt that begins with this one and its answer is likely to follow."""
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:
@@ -67,11 +88,20 @@ class GenerationRequest:
             raise RequestError(f"max_new_tokens must be 1 or more, not {self.max_new_tokens!r}")
         if any(not isinstance(s, str) or not s for s in self.stop):
             raise RequestError("stop strings must be texts that are not empty")
+        asked = self.logprobs
+        if asked is not None and (type(asked) is not int or not 0 <= asked <= MOST_LOGPROBS):
+            raise RequestError(
+                f"logprobs must be 0 to {MOST_LOGPROBS}, or None, not {shown(asked)}"
+            )
 
     @property
     def terms(self) -> SamplingTerms:
         return SamplingTerms(
-            sampling=self.sampling, end_ids=self.end_ids, max_new_tokens=self.max_new_tokens
+            sampling=self.sampling,
+            end_ids=self.end_ids,
+            max_new_tokens=self.max_new_tokens,
+            prompt_tokens=len(self.prompt_ids),
+            logprobs=self.logprobs,
         )
 
 
@@ -87,14 +117,24 @@ class Generation:
     ) -> None:
         self.request = request
         self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprob] = []
+        """Of the tokens so far, where they were asked for, like the next."""
+        self.top_logprobs: list[tuple[TokenLogprob, ...]] = []
         self.finish_reason: FinishReason | None = None
         self._clock = clock
+        self._tokenizer = tokenizer
         self._text = TextStream(tokenizer, request.prompt_ids, request.stop) if tokenizer else None
         self._started_s = clock()
         self._first_s = self._last_s = self._started_s
         self._first_chosen_s = self._last_chosen_s = 0.0
 
-    def push(self, token_id: int, end: FinishReason | None, chosen_s: float) -> Token:
+    def push(
+        self,
+        token_id: int,
+        end: FinishReason | None,
+        chosen_s: float,
+        logprobs: Logprobs | None = None,
+    ) -> Token:
         """Take the next token, and why the reply ends with it where its text does not tell.
 
         chosen_s: when it was chosen, by the clock of who chose it. Tokens arrive in bursts where
@@ -109,9 +149,21 @@ class Generation:
         self.finish_reason = "stop" if self._text is not None and self._text.stopped else end
         if self.finish_reason is not None and self._text is not None:
             text += self._text.finish()
+        if logprobs is not None:
+            self.logprobs.append(self._logprob(token_id, logprobs.logprob))
+            self.top_logprobs.append(tuple(self._logprob(*each) for each in logprobs.top))
         return Token(
-            token_id=token_id, text=text, finish_reason=self.finish_reason, chosen_s=chosen_s
+            token_id=token_id,
+            text=text,
+            finish_reason=self.finish_reason,
+            chosen_s=chosen_s,
+            logprob=None if logprobs is None else logprobs.logprob,
+            top_logprobs=() if logprobs is None else self.top_logprobs[-1],
         )
+
+    def _logprob(self, token_id: int, logprob: float) -> TokenLogprob:
+        text = self._tokenizer.vocabulary.text_of(token_id) if self._tokenizer else ""
+        return TokenLogprob(token_id=token_id, text=text, logprob=logprob)
 
     @property
     def text(self) -> str:

@@ -8,12 +8,15 @@ may become: whatever happens then, somebody can go on. Once started it waits for
 has and a quantum of new tokens, first come, first served. While somebody waits, who has had its
 quantum goes to disk and to the end of the line; else it gets another. So no request waits for more
 than one quantum of each of the others.
+
+What a request that is over leaves behind is kept in memory that nobody else needs, for who begins
+with the same tokens. The one that was not used for longest goes first.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -21,7 +24,7 @@ QUANTUM_TOKENS = 64
 """New tokens before a request makes room for one that waits: moving a cache takes as long as
 computing a few tokens."""
 
-Place = Literal["new", "reserving", "memory", "swapping out", "disk"]
+Place = Literal["new", "reserving", "memory", "swapping out", "disk", "kept"]
 """Reserving: memory is kept for it, and every shard sees whether the disk has room, too."""
 
 
@@ -82,6 +85,7 @@ class Residency:
         requests: int,
         quantum_tokens: int = QUANTUM_TOKENS,
         held: Callable[[int], int] = lambda tokens: tokens,
+        most_kept: int = 0,
     ) -> None:
         """Memory is kept for `memory_tokens`; with `disk_tokens` more may be under way.
 
@@ -104,6 +108,9 @@ class Residency:
         """Started, without memory; the first gets it next."""
         self._inside: list[Member] = []
         """In memory or leaving it, in the order they came."""
+        self._most_kept = most_kept
+        self._kept: dict[str, Member] = {}
+        """Over, and still in memory: of what is free. The longest unused first."""
         self._swap_out: list[str] = []
         self._reserve: dict[str, int] = {}
         """What `settle` has to tell."""
@@ -124,6 +131,50 @@ class Residency:
             if member in line:
                 line.remove(member)
         self._disk_is_full = False  # what it had there is free
+
+    def keep(self, member: Member) -> bool:
+        """The request is over, and its cache stays until it is in the way; False: it `leave`s."""
+        fits = member.longest <= self._memory and self._price(member.length) <= self._memory
+        stays = bool(self._most_kept) and member.place == "memory" and fits
+        self.leave(member)
+        if stays:
+            member.place, member.held = "kept", self._price(member.length)
+            self._kept[member.request] = member
+        return stays
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """Requests whose caches are kept, the last used first."""
+        return tuple(reversed(self._kept))
+
+    def used(self, request: str) -> None:
+        """A kept cache was of use: others go before it."""
+        self._kept[request] = self._kept.pop(request)
+
+    def drop(self, request: str) -> None:
+        """A kept cache is another request's from now on, or nobody's."""
+        del self._kept[request]
+
+    def can_keep(self, request: str) -> bool:
+        """Whether the kept cache finds room once all other kept ones are gone."""
+        return not self._is_crowded and self._kept[request].held <= self._free
+
+    def crowded_out(self, spared: Collection[str | None] = ()) -> tuple[str, ...]:
+        """The kept caches that are in somebody's way, but for these: they are gone."""
+        gone = []
+        for request in list(self._kept):
+            held = sum(member.held for member in self._kept.values())
+            if not self._is_crowded and held <= self._free and len(self._kept) <= self._most_kept:
+                break
+            if request not in spared:
+                gone.append(request)
+                del self._kept[request]
+        return tuple(gone)
+
+    @property
+    def _is_crowded(self) -> bool:
+        """Somebody has all the memory for itself, or more."""
+        return any(member.longest > self._memory for member in self._inside)
 
     @property
     def num_inside(self) -> int:

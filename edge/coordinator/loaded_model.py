@@ -15,6 +15,8 @@ from edge.coordinator.connections import Connections
 from edge.coordinator.requests import OnEnd, Request
 from edge.coordinator.scheduler import Orders, Scheduler
 from edge.errors import CapacityError, EdgeError, PeerError, ProtocolError, RequestError
+from edge.kernels.sampling.logprobs import Logprobs
+from edge.partition import Plan
 from edge.protocol import messages
 from edge.protocol.client import PeerClient
 from edge.protocol.error_codec import Failed
@@ -23,7 +25,6 @@ from edge.protocol.frame_codec import Event
 from edge.protocol.step import SamplingTerms
 from edge.protocol.step_times import PeerTimes
 from edge.protocol.topology import Place, Seat
-from partition import Plan
 
 _log = logging.getLogger(__name__)
 
@@ -77,8 +78,10 @@ class LoadedModel:
         self._connections.adopt(seat, client)
         client.watch(self.fail)
 
-    async def start(self, places: Mapping[Seat, Place]) -> None:
-        """Link the shards to each other."""
+    async def start(self, places: Mapping[Seat, Place], *, rows_agree: bool = False) -> None:
+        """Link the shards to each other. `rows_agree`: see `messages.Opened`, of all of them."""
+        if rows_agree:
+            self._scheduler.rows_agree()
         await self._connections.link(places)
         self._pump_task = asyncio.create_task(self._pump())
 
@@ -93,7 +96,10 @@ class LoadedModel:
         terms = request.terms_left
         try:
             self._scheduler.add(
-                request.id, request.tokens, new_tokens=terms.max_new_tokens if terms else 0
+                request.id,
+                request.tokens,
+                new_tokens=terms.max_new_tokens if terms else 0,
+                goes_on=request.goes_on,
             )
         except ValueError as error:
             request.sink.failed(RequestError(str(error)))
@@ -163,7 +169,7 @@ class LoadedModel:
     def _on_prefix_matched(self, client: PeerClient, event: messages.PrefixMatched) -> None:
         matches = self._prefix_matches.add(event.request, client, event.tokens)
         if matches is not None:  # what all have need not be computed
-            self._scheduler.prefix_matched(event.request, min(matches))
+            self._scheduler.matched(event.request, min(matches))
 
     def _on_tokens(self, client: PeerClient, event: messages.Tokens) -> None:
         """A token for each entry of the oldest step under way, or none for a chunk."""
@@ -173,19 +179,35 @@ class LoadedModel:
             if token >= self._vocab_size:
                 raise ProtocolError(f"token {token} of a vocabulary of {self._vocab_size}")
         step = self._scheduler.answered(tokens, ends, last=event.last)
-        for entry, token, end in zip(step.entries, tokens, ends, strict=False):
+        logprobs = event.logprobs or (None,) * len(tokens)
+        for entry, token, end, each in zip(step.entries, tokens, ends, logprobs, strict=False):
             request = self._requests.get(entry.request)
             if request is None:
                 continue  # cancelled while the step was under way
+            self._check_logprobs(request, each)
             request.answer.append(token)
             if end is not None:
                 self._forget(request.id)
             try:
-                if request.sink.token(token, end, event.chosen_s):
+                if request.sink.token(token, end, event.chosen_s, each):
                     self.cancel(request.id)
             except EdgeError as error:  # its text cannot be made; other requests can go on
                 self.cancel(request.id)
                 request.sink.failed(error)
+
+    def _check_logprobs(self, request: Request, logprobs: Logprobs | None) -> None:
+        """Raises ProtocolError unless they are what the request asked for."""
+        asked = request.terms.logprobs if request.terms else None
+        if (asked is None) != (logprobs is None):
+            raise ProtocolError("logprobs where none were asked for, or none where they were")
+        if asked is None or logprobs is None:
+            return
+        if len(logprobs.top) != min(asked, self._vocab_size):
+            raise ProtocolError(
+                f"{len(logprobs.top)} likeliest tokens, where {asked} were asked for"
+            )
+        if any(token >= self._vocab_size for token, _logprob in logprobs.top):
+            raise ProtocolError(f"a likeliest token outside a vocabulary of {self._vocab_size}")
 
     def _on_logits(self, client: PeerClient, event: messages.Logits) -> None:
         self._connections.check_sampler(client)
@@ -231,6 +253,12 @@ class LoadedModel:
         for name in orders.finish:
             self._unannounced.pop(name, None)
             await peers.post(messages.Finish(session=session, request=name))
+        for name, tokens in orders.keep.items():
+            self._unannounced.pop(name, None)
+            finish = messages.Finish(session=session, request=name, kept_tokens=tokens)
+            await peers.post(finish)
+        for name in orders.drop:
+            await peers.post(messages.Finish(session=session, request=name))
         for name, why in orders.give_up.items():
             if (request := self._forget(name)) is not None:  # else cancelled meanwhile
                 request.sink.failed(CapacityError(why))
@@ -240,10 +268,17 @@ class LoadedModel:
         for name, tokens in orders.reserve.items():
             self._reservations.ask(name, peers.peers)
             await peers.post(messages.Reserve(session=session, request=name, tokens=tokens))
-        for name, prompt in orders.match_prefix.items():
+        for name, match in orders.match.items():
             self._prefix_matches.ask(name, peers.peers)
             await peers.post(
-                messages.MatchPrefix(session=session, request=name, prompt=token_bytes(prompt))
+                messages.MatchPrefix(
+                    session=session,
+                    request=name,
+                    source=match.source,
+                    tokens=match.tokens,
+                    moves=match.moves,
+                    prompt=token_bytes(match.prompt),
+                )
             )
         if orders.step is not None:
             # Also of those that were cancelled meanwhile: the peers hear of that after the step.

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from edge.concurrency.blocking import StopFlag, run_blocking
+from edge.coordinator.beginnings import Beginnings
 from edge.coordinator.kv_residency import Residency
 from edge.coordinator.loaded_model import LoadedModel
 from edge.coordinator.requests import OnEnd
@@ -17,6 +18,7 @@ from edge.coordinator.shipping import describe_shard, ship
 from edge.memory.model_sizes import model_facts
 from edge.memory.step_memory import LOGIT_CHUNK_BYTES, held_tokens
 from edge.models.spec import ModelSpec
+from edge.partition import Plan
 from edge.planning.kv_limits import longest_tokens
 from edge.planning.load_options import LoadOptions
 from edge.progress import OnProgress, Progress
@@ -24,14 +26,13 @@ from edge.protocol.assignment import Assignment
 from edge.protocol.client import PeerClient
 from edge.protocol.messages import Open
 from edge.protocol.peer_info import PeerInfo, gather_all, places
-from edge.protocol.step import StepLimits
+from edge.protocol.step import MOST_KEPT, SHORTEST_STEP, StepLimits
 from edge.protocol.topology import Seat
 from edge.protocol.wire_rules import WireRules
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.formats import KvDtype, WeightFormat, weight_format
 from edge.weights.layout import shard_layout
 from edge.weights.matrix_kind import WeightSource
-from partition import Plan
 
 
 async def load_model(
@@ -101,10 +102,14 @@ def _scheduler(spec: ModelSpec, limits: StepLimits, plan: Plan, kv_dtype: KvDtyp
             longest_tokens=longest_tokens(limits.cached_tokens, plan, facts),
             requests=limits.requests,
             held=lambda tokens: held_tokens(tokens, spec, limits, kv_dtype),
+            most_kept=MOST_KEPT,
         ),
         stages=len(plan.stages),
         # What is found again is not computed, so nothing of it would be observed.
-        matches_prefixes=bool(limits.disk_tokens) and not limits.observes,
+        matches_on_disk=bool(limits.disk_tokens) and not limits.observes,
+        beginnings=(
+            None if limits.observes or chunk < SHORTEST_STEP else Beginnings(chunk_tokens=chunk)
+        ),
     )
 
 
@@ -122,6 +127,8 @@ class _Loading:
     wire_rules: WireRules
     cache_root: Path
     tell: OnProgress
+    rows_agree: bool = True
+    """Of all shards so far."""
     stop: StopFlag = field(default_factory=StopFlag)
 
     def _on_progress(self, event: Progress) -> None:
@@ -151,7 +158,10 @@ class _Loading:
             )
         finally:
             source.close()
-        await self._unless_it_fails(self.model.start(where))
+        rules = (*self.wire_rules.sums, *self.wire_rules.hops)
+        # What travels in another form may do so by how much there is of it.
+        rows_agree = self.rows_agree and all(each.format == "float32" for each in rules)
+        await self._unless_it_fails(self.model.start(where, rows_agree=rows_agree))
 
     async def _place(self, seat: Seat, peer: PeerInfo, source: WeightSource) -> None:
         """Bring one shard onto its peer."""
@@ -197,7 +207,8 @@ class _Loading:
         )
         self._on_progress(Progress(phase="load", peer=peer.name, done=0, total=1))
         secret = peer.prefix_secret(is_shared=options.share_prefixes)
-        await client.call(Open(assignment=assignment, prefix_secret=secret))
+        opened = await client.call(Open(assignment=assignment, prefix_secret=secret))
+        self.rows_agree &= opened.rows_agree
         self._on_progress(Progress(phase="load", peer=peer.name, done=1, total=1))
 
     async def _unless_it_fails(self, work: Coroutine[Any, Any, None]) -> None:

@@ -11,16 +11,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import EdgeError
+from edge.kernels.sampling.logprobs import Logprobs
 from edge.protocol.step import FinishReason, SamplingTerms
 
 
 class Sink(Protocol):
     """Where a request's results go; called from the event loop's thread."""
 
-    def token(self, token_id: int, end: FinishReason | None, chosen_s: float) -> bool:
+    def token(
+        self,
+        token_id: int,
+        end: FinishReason | None,
+        chosen_s: float,
+        logprobs: Logprobs | None,
+    ) -> bool:
         """A sampled token, and why it is the last, if it is. True if its text ends the reply.
 
         chosen_s: when it was chosen, by the sampler's own clock: good for spans, not for dates.
+        logprobs: where the request asked for them.
         """
         ...
 
@@ -42,6 +50,8 @@ class Request:
     terms: SamplingTerms | None
     """None: the logits of every row of the prompt are wanted, and no token."""
     sink: Sink
+    goes_on: bool = False
+    """A prompt that begins with this one and its answer is likely to follow."""
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     answer: list[int] = field(default_factory=list)
     """Tokens so far."""

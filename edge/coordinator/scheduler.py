@@ -10,11 +10,32 @@ cannot be reordered any more.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.coordinator.beginnings import (
+    Beginnings,
+    common_tokens,
+    next_chunk,
+)
 from edge.coordinator.kv_residency import Member, Residency
-from edge.protocol.step import FinishReason, Step, StepEntry
+from edge.protocol.step import SHORTEST_STEP, FinishReason, Step, StepEntry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """A prompt, of whose beginning peers may have keys and values."""
+
+    prompt: tuple[int, ...]
+    source: str | None = None
+    """Whose cache begins with the first `tokens` of them; None: none in memory."""
+    tokens: int = 0
+    moves: bool = False
+    """The cache is this request's from now on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,13 +50,18 @@ class Orders:
     """A run is under way while others could be served: it ends after its current token."""
     finish: tuple[str, ...] = ()
     """Requests that are over, those given up among them: every shard frees them."""
+    keep: Mapping[str, int] = field(default_factory=dict)
+    """Requests that are over, and whose first N tokens stay in memory until `drop`, or a match that
+    moves them."""
+    drop: tuple[str, ...] = ()
+    """What was kept of these is freed."""
     give_up: Mapping[str, str] = field(default_factory=dict)
     """Requests that end because there is room for them nowhere; why, for their callers."""
     swap_out: tuple[str, ...] = ()
     """Requests whose caches every shard moves to disk. Steps bring them back by themselves."""
     reserve: Mapping[str, int] = field(default_factory=dict)
     """Tokens of requests for which every shard's disk must have room."""
-    match_prefix: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    match: Mapping[str, Match] = field(default_factory=dict)
     """Prompts whose beginnings the peers may have; asked before any of one is computed."""
     step: Step | None = None
     """None while everything waits for an answer."""
@@ -49,12 +75,31 @@ class _Entry:
     prompt_tokens: int
     wants_logits: bool
     """Every row's logits are wanted, and no token."""
+    goes_on: bool
+    """Somebody will ask for more, with all of it as the beginning."""
     computed: int = 0
+    as_prompt: int = 0
+    """Tokens at the beginning that were computed in steps of several tokens each."""
+    state: Literal["coming", "matching", "going"] = "coming"
+    """No step has a part of it before it goes: where it begins is not settled."""
+    awaited: str = ""
+    """The request that will have `awaited_tokens` of its beginning."""
+    awaited_tokens: int = 0
+    prompt: NDArray[np.int64] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.prompt = np.asarray(self.tokens, np.int64)
 
     @property
     def is_decoding(self) -> bool:
         """One sampled token is all that is left to compute."""
         return self.prompt_tokens <= self.computed == len(self.tokens) - 1
+
+    @property
+    def will_go_on(self) -> bool:
+        """More of its prompt will be computed, whatever others do."""
+        is_inside = self.memory.place == "memory"
+        return is_inside and not self.wants_logits and self.computed < self.prompt_tokens
 
     @property
     def is_ready(self) -> bool:
@@ -72,13 +117,16 @@ class Scheduler:
         logit_chunk_tokens: int,
         residency: Residency,
         stages: int,
-        matches_prefixes: bool = False,
+        matches_on_disk: bool = False,
+        beginnings: Beginnings | None = None,
     ) -> None:
         """`stages` steps decode at once, of the requests that are in memory.
 
-        matches_prefixes: peers may have beginnings of prompts.
+        matches_on_disk: peers may have beginnings of prompts there. beginnings: those in memory;
+        None: a request leaves nothing behind.
         """
-        self._matches_prefixes = matches_prefixes
+        self._matches_on_disk = matches_on_disk
+        self._beginnings = beginnings
         self._chunk_tokens = chunk_tokens
         self._logit_chunk_tokens = logit_chunk_tokens
         self._residency = residency
@@ -91,28 +139,48 @@ class Scheduler:
         """How many tokens each of them gives."""
         self._decoded_last = False
         self._finished: list[str] = []
+        self._kept: dict[str, int] = {}
+        self._come: list[str] = []
+        """In memory, and their beginnings not looked for yet."""
         self._given_up: dict[str, str] = {}
         self._disk_full = ""
 
-    def add(self, request: str, tokens: Sequence[int], *, new_tokens: int) -> None:
+    def rows_agree(self) -> None:
+        """A row is the same however many others are in its step: any token may end a beginning."""
+        if self._beginnings is not None:
+            self._beginnings.unit_tokens = 1
+
+    def add(
+        self, request: str, tokens: Sequence[int], *, new_tokens: int, goes_on: bool = False
+    ) -> None:
         """Start a request for `new_tokens` tokens, or with 0 for the logits of every row.
 
-        Raises ValueError for one that could never start.
+        goes_on: a prompt that begins with it and its answer is likely to follow. Raises ValueError
+        for one that could never start.
         """
         if not tokens or new_tokens < 0:
             raise ValueError("a request needs tokens")
-        if request in self._active:
+        if request in self._active or (
+            self._beginnings is not None and request in self._beginnings
+        ):
             raise ValueError("a request needs an id of its own")
         member = Member(request, len(tokens), len(tokens) + new_tokens)
         self._residency.join(member)
         self._active[request] = _Entry(
-            request, list(tokens), member, len(tokens), wants_logits=new_tokens == 0
+            request,
+            list(tokens),
+            member,
+            len(tokens),
+            wants_logits=new_tokens == 0,
+            goes_on=goes_on,
         )
 
     def cancel(self, request: str) -> None:
         """Forget a request; steps under way still complete. Unknown ones are ignored."""
         gone = self._active.pop(request, None)
-        if gone is not None:
+        if gone is None:
+            return
+        if not self._keep(gone):
             self._residency.leave(gone.memory)
             self._finished.append(request)
 
@@ -121,36 +189,37 @@ class Scheduler:
         yields = self._should_yield
         while (settled := self._residency.settle()).stuck is not None:
             self._give_up(settled.stuck, self._disk_full)
-        match_prefix: dict[str, tuple[int, ...]] = {}
-        for name in settled.came:
-            entry = self._active[name]
-            is_long = len(entry.tokens) > self._chunk_tokens
-            if self._matches_prefixes and is_long and not entry.wants_logits:
-                match_prefix[name] = tuple(entry.tokens)
-            else:
-                self._turns.append(name)
+        self._come.extend(settled.came)
+        match = self._look_for_beginnings()
+        dropped = self._residency.crowded_out([each.source for each in match.values()])
+        for name in dropped:
+            assert self._beginnings is not None, "who keeps nothing has nothing to drop"
+            self._beginnings.drop(name)
         orders = Orders(
             yields=yields,
             finish=tuple(self._finished),
+            keep=dict(self._kept),
+            drop=dropped,
             give_up=dict(self._given_up),
             swap_out=settled.swap_out,
             reserve=settled.reserve,
-            match_prefix=match_prefix,
+            match=match,
             step=self._next_step(),
         )
         self._finished.clear()
+        self._kept.clear()
         self._given_up.clear()
         return orders
 
-    def prefix_matched(self, request: str, tokens: int) -> None:
-        """N tokens of the prompt need not be computed: whole chunks, and not all of them."""
+    def matched(self, request: str, tokens: int) -> None:
+        """N tokens of the prompt need not be computed; some must."""
         entry = self._active.get(request)
         if entry is None:
             return  # cancelled meanwhile
-        if not 0 <= tokens < len(entry.tokens) or tokens % self._chunk_tokens:
+        if not 0 <= tokens <= max(0, len(entry.tokens) - SHORTEST_STEP):
             raise ValueError(f"{tokens} tokens known of a prompt of {len(entry.tokens)}")
-        entry.computed = tokens
-        self._turns.append(request)
+        entry.computed = entry.as_prompt = tokens
+        self._start(entry)
 
     def reserved(self, request: str, *, why_not: str | None) -> None:
         """Every shard has that room; or one has not, and the request is given up."""
@@ -214,6 +283,98 @@ class Scheduler:
             and (self._turns or self._residency.awaits_room)
         )
 
+    def _start(self, entry: _Entry) -> None:
+        entry.state = "going"
+        self._turns.append(entry.request)
+
+    def _look_for_beginnings(self) -> dict[str, Match]:
+        """Start those that came into memory, or have the peers find what they begin with.
+
+        One that begins like another that is being computed waits for that.
+        """
+        matches: dict[str, Match] = {}
+        waiting: list[str] = []
+        for name in self._come:
+            entry = self._active.get(name)
+            if entry is None:
+                continue  # cancelled meanwhile
+            if entry.wants_logits:
+                self._start(entry)
+            elif self._awaits_another(entry):
+                waiting.append(name)
+            elif (match := self._match(entry)) is not None:
+                entry.state = "matching"
+                matches[name] = match
+            else:
+                self._start(entry)
+        self._come = waiting
+        return matches
+
+    def _match(self, entry: _Entry) -> Match | None:
+        found = None if self._beginnings is None else self._beginnings.find(entry.tokens)
+        tokens = 0 if found is None else found.tokens
+        other = max(self._alike(entry), default=None, key=lambda each: each[0])
+        prompt = tuple(entry.tokens)
+        if other is not None and other[0] > tokens:
+            return Match(prompt=prompt, source=other[1].request, tokens=other[0])
+        if found is not None and self._beginnings is not None:
+            moves = found.is_whole or not self._residency.can_keep(found.request)
+            if moves:
+                self._residency.drop(found.request)
+                self._beginnings.drop(found.request)
+            else:
+                self._residency.used(found.request)
+            return Match(prompt=prompt, source=found.request, tokens=tokens, moves=moves)
+        if self._matches_on_disk and len(prompt) > self._chunk_tokens:
+            return Match(prompt=prompt)
+        return None
+
+    def _alike(self, entry: _Entry) -> Iterator[tuple[int, _Entry]]:
+        """Requests under way that begin with the same tokens, and how many of use they have."""
+        for other in self._active.values():
+            if self._beginnings is None or other.wants_logits or other.memory.place != "memory":
+                continue
+            if other.state == "going":
+                common = min(common_tokens(entry.prompt, other.prompt), other.as_prompt)
+                if tokens := self._beginnings.useful(common, len(entry.prompt)):
+                    yield tokens, other
+
+    def _awaits_another(self, entry: _Entry) -> bool:
+        """Another request under way will soon have a chunk or more of its beginning."""
+        if self._beginnings is None:
+            return False
+        awaited = self._active.get(entry.awaited)
+        if awaited is not None and awaited.as_prompt < entry.awaited_tokens:
+            return awaited.will_go_on
+        for other in self._active.values():
+            if other.state == "coming" or not other.will_go_on:
+                continue
+            common = common_tokens(entry.prompt, other.prompt)
+            if self._beginnings.useful(common, len(entry.prompt)) < self._chunk_tokens:
+                continue
+            if other.as_prompt < common:
+                entry.awaited, entry.awaited_tokens = other.request, common
+                return True
+        return False
+
+    def _keep(self, entry: _Entry) -> bool:
+        """Whether what a request that is over leaves behind may be of use."""
+        if self._beginnings is None or entry.wants_logits or entry.state != "going":
+            return False
+        goes_on = entry.goes_on and entry.computed >= entry.prompt_tokens
+        if max(entry.as_prompt, len(entry.tokens) * goes_on) < self._beginnings.fewest_tokens:
+            return False
+        if not self._residency.keep(entry.memory):
+            return False
+        self._beginnings.keep(
+            entry.request,
+            entry.tokens if goes_on else entry.tokens[: entry.computed],
+            computed_as_prompt=entry.as_prompt,
+            goes_on=goes_on,
+        )
+        self._kept[entry.request] = entry.computed
+        return True
+
     def _give_up(self, request: str, why: str) -> None:
         self.cancel(request)
         self._given_up[request] = why
@@ -222,13 +383,15 @@ class Scheduler:
         if len(self._under_way) > self._stages:
             return None
         order = (self._chunk, self._decode) if self._decoded_last else (self._decode, self._chunk)
-        for choose in order:
+        for choose in (*order, self._rework):
             step = choose()
             if step is not None:
                 self._under_way.append(step)
                 self._wanted.append(0)
                 for part in step.entries:
-                    entry = self._active[part.request]
+                    entry = self._active.get(part.request)
+                    if entry is None:
+                        continue  # it is over, and has something left to do
                     entry.memory.steps_out += 1
                     self._wanted[-1] += part.logit_rows > 0 and not entry.wants_logits
                 self._decoded_last = choose == self._decode
@@ -255,6 +418,18 @@ class Scheduler:
             run=self._run(ready),
         )
 
+    def _rework(self) -> Step | None:
+        """Nobody waits for anything: a part of an answer, as the beginning of a prompt to come."""
+        if self._beginnings is None or self._active or self._under_way:
+            return None
+        work = self._beginnings.rework(self._residency.kept)
+        if work is None:
+            return None
+        part = StepEntry(
+            request=work.request, position=work.position, tokens=work.tokens, logit_rows=0
+        )
+        return Step(entries=(part,))
+
     def _chunk(self) -> Step | None:
         """The next chunk of the prompt whose turn it is."""
         while self._turns:
@@ -263,8 +438,10 @@ class Scheduler:
                 continue
             size = self._logit_chunk_tokens if entry.wants_logits else self._chunk_tokens
             start = entry.computed
-            chunk = tuple(entry.tokens[start : start + size])
+            chunk = tuple(entry.tokens[start : start + next_chunk(len(entry.tokens) - start, size)])
             entry.computed += len(chunk)
+            if entry.as_prompt == start and len(chunk) >= SHORTEST_STEP:
+                entry.as_prompt = entry.computed
             ends = entry.computed == len(entry.tokens)
             if not ends:
                 self._turns.append(entry.request)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from edge.concurrency.blocking import run_blocking
 from edge.errors import CheckpointError, NetworkError, PeerLostError
 from edge.host.atomic_files import write_whole
+from edge.offload import PIECE_BYTES, Manifest, ManifestBuilder, StoreError
 from edge.progress import OnProgress, Progress
 from edge.protocol.client import PeerClient
 from edge.protocol.messages import Offer, Piece, Seal
@@ -28,7 +29,6 @@ from edge.weights.formats import WeightFormat
 from edge.weights.layout import ShardLayout
 from edge.weights.matrix_kind import WeightSource
 from edge.weights.recipe import Recipe, StoredMatrix
-from offload import PIECE_BYTES, Manifest, ManifestBuilder, StoreError
 
 PIECES_IN_FLIGHT = 4
 """Sent but not yet confirmed as stored: enough to hide the peer's disk, few enough to bound its

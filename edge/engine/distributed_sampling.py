@@ -16,19 +16,35 @@ from numpy.typing import NDArray
 
 from edge.backends.interface import Logits
 from edge.errors import PeerError
-from edge.protocol.step import FinishReason, SamplingTerms, Step, StepEntry
-from kernels.sampling.parameters import SamplingParameters
-from kernels.sampling.ranking import truncates
-from kernels.sampling.reference import sample
-from kernels.sampling.shortlist import (
+from edge.kernels.sampling.logprobs import (
+    LogprobPart,
+    Logprobs,
+    combine,
+    logprobs_of,
+    make_part,
+    part_dtype,
+)
+from edge.kernels.sampling.ranking import truncates
+from edge.kernels.sampling.reference import sample
+from edge.kernels.sampling.shortlist import (
     SHORTLIST_TOKENS,
+    Shortlist,
     choose,
     make_shortlist,
     ranked_count,
     ranked_shortlist,
     shortlist_dtype,
 )
-from transport import Collective, SoloCollective
+from edge.protocol.step import FinishReason, SamplingTerms, Step, StepEntry
+from edge.transport import Collective, SoloCollective
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """A token, and how likely it was, where its request asks for that."""
+
+    token: int
+    logprobs: Logprobs | None = None
 
 
 @dataclass(slots=True)
@@ -113,7 +129,7 @@ class TokenChoice:
         """Send all logits [batch, rows, columns] of this shard to the sampler."""
         self.collective.gather(np.ascontiguousarray(own.array()), None, root=0)
 
-    def choose(self, step: Step, own: Logits, ask_all: Callable[[], None]) -> list[int]:
+    def choose(self, step: Step, own: Logits, ask_all: Callable[[], None]) -> list[Chosen]:
         """For the sampler: a token for each entry that wants one.
 
         own: this shard's logits [batch, rows, columns]. ask_all: makes the other shards call
@@ -122,17 +138,17 @@ class TokenChoice:
         self._remember(step)
         if not step.logit_rows:
             return []
-        chosen: list[int | None] = [None for _choice in self._choices(step)]
+        chosen: list[Chosen | None] = [None for _choice in self._choices(step)]
         if not self._sends_logits(step) or self._ranks_alone(step, own):
             chosen = self._choose_from_shortlists(step, own)
             if None in chosen:
                 ask_all()
         if None not in chosen:
-            return [token for token in chosen if token is not None]
+            return [each for each in chosen if each is not None]
         logits = self.gather_logits(own)
         return [
-            self._sample(logits[index, -1], entry, request) if token is None else token
-            for token, (index, entry, request) in zip(chosen, self._choices(step), strict=True)
+            each or self._sample(logits[index, -1], entry, request)
+            for each, (index, entry, request) in zip(chosen, self._choices(step), strict=True)
         ]
 
     def gather_logits(self, own: Logits) -> NDArray[np.float32]:
@@ -196,17 +212,24 @@ class TokenChoice:
 
     def _num_bytes(self, step: Step, columns: int) -> int:
         return sum(
-            self._dtype(request.terms.sampling, columns).itemsize
+            dtype.itemsize
             for _index, _entry, request in self._choices(step)
+            for dtype in self._dtypes(request.terms, columns)
         )
 
-    def _dtype(self, parameters: SamplingParameters, columns: int) -> np.dtype[np.void]:
-        return shortlist_dtype(
-            parameters,
+    def _dtypes(self, terms: SamplingTerms, columns: int) -> list[np.dtype[np.void]]:
+        """Of a shard's shortlist for a choice, and of its part of the logprobs if they are asked
+        for."""
+        shortlist = shortlist_dtype(
+            terms.sampling,
             columns=columns,
             vocab_size=self._vocab_size,
             tokens=self._shortlist_tokens,
         )
+        if terms.logprobs is None:
+            return [shortlist]
+        candidates = shortlist["ids"].shape[0]
+        return [shortlist, part_dtype(terms.logprobs, columns=columns, candidates=candidates)]
 
     def _shortlists(self, step: Step, own: Logits) -> NDArray[np.uint8]:
         """This shard's candidates for every choice of the step, one after the other."""
@@ -217,18 +240,31 @@ class TokenChoice:
         found = []
         for (index, entry, request), count in zip(choices, counts, strict=True):
             if best is None or count is None or best[0][index, 0] < 0:
-                shortlist = self._shortlist(own.array()[index, -1], entry, request)
+                logits = own.array()[index, -1]
+                shortlist = self._shortlist(logits, entry, request)
+                found.append(shortlist.view(np.uint8))
+                if request.terms.logprobs is not None:
+                    part = self._logprob_part(logits, shortlist, request.terms.logprobs)
+                    found.append(part.view(np.uint8))
             else:
                 columns, scores = best
                 shortlist = ranked_shortlist(
                     columns[index, :count], scores[index, :count], first_id=self._first_id
                 )
-            found.append(shortlist.view(np.uint8))
+                found.append(shortlist.view(np.uint8))
         return np.concatenate(found)
 
+    def _logprob_part(
+        self, logits: NDArray[np.float32], shortlist: Shortlist, count: int
+    ) -> LogprobPart:
+        candidates = shortlist["ids"][0]
+        if shortlist["broken"][0]:  # it has none, and the sampler refuses the logits
+            candidates = np.full_like(candidates, self._first_id)
+        return make_part(logits, first_id=self._first_id, count=count, candidates=candidates)
+
     def _ranked_count(self, request: _Request, own: Logits) -> int | None:
-        """How many columns to ask `own` for; None where that does not tell the shortlist."""
-        if not own.can_rank:
+        """How many columns to ask `own` for; None where that does not tell all that is sent."""
+        if not own.can_rank or request.terms.logprobs is not None:
             return None
         return ranked_count(
             request.terms.sampling,
@@ -245,46 +281,56 @@ class TokenChoice:
             first_id=self._first_id,
             vocab_size=self._vocab_size,
             history=np.asarray(request.history),
+            prompt_tokens=request.terms.prompt_tokens,
             parameters=request.terms.sampling,
             position=entry.end,
             tokens=self._shortlist_tokens,
         )
 
-    def _choose_from_shortlists(self, step: Step, own: Logits) -> list[int | None]:
+    def _choose_from_shortlists(self, step: Step, own: Logits) -> list[Chosen | None]:
         """A token for each choice, or None where the candidates do not tell."""
         mine = self._shortlists(step, own)
         messages = [np.empty(self._num_bytes(step, columns), np.uint8) for columns in self._columns]
         self.collective.gather(mine, messages, root=0)
         starts = [0] * len(messages)
-        chosen: list[int | None] = []
+        chosen: list[Chosen | None] = []
         for _index, entry, request in self._choices(step):
-            parameters = request.terms.sampling
-            shortlists = []
+            sent: list[list[NDArray[np.void]]] = [[], []]
             for rank, (message, columns) in enumerate(zip(messages, self._columns, strict=True)):
-                dtype = self._dtype(parameters, columns)
-                stop = starts[rank] + dtype.itemsize
-                shortlists.append(message[starts[rank] : stop].view(dtype))
-                starts[rank] = stop
+                for kind, dtype in enumerate(self._dtypes(request.terms, columns)):
+                    stop = starts[rank] + dtype.itemsize
+                    sent[kind].append(message[starts[rank] : stop].view(dtype))
+                    starts[rank] = stop
+            shortlists, parts = sent
             try:
-                chosen.append(
-                    choose(
-                        shortlists,
-                        columns=self._columns,
-                        parameters=parameters,
-                        position=entry.end,
-                    )
+                token = choose(
+                    shortlists,
+                    columns=self._columns,
+                    parameters=request.terms.sampling,
+                    position=entry.end,
                 )
             except ValueError as error:
                 raise PeerError("sampler", str(error)) from error
+            count = request.terms.logprobs
+            if token is None:
+                chosen.append(None)
+            elif count is None:
+                chosen.append(Chosen(token=token))
+            else:
+                chosen.append(Chosen(token=token, logprobs=combine(parts, token, count=count)))
         return chosen
 
-    def _sample(self, logits: NDArray[np.float32], entry: StepEntry, request: _Request) -> int:
+    def _sample(self, logits: NDArray[np.float32], entry: StepEntry, request: _Request) -> Chosen:
         try:
-            return sample(
+            token = sample(
                 logits,
                 history=np.asarray(request.history),
+                prompt_tokens=request.terms.prompt_tokens,
                 parameters=request.terms.sampling,
                 position=entry.end,
             )
         except ValueError as error:
             raise PeerError("sampler", str(error)) from error
+        count = request.terms.logprobs
+        found = None if count is None else logprobs_of(logits, token, count=count)
+        return Chosen(token=token, logprobs=found)

@@ -20,15 +20,17 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge.backends.interface import KvStorage
+from edge.offload import PrefixStore
 from edge.protocol.assignment import Assignment
+from edge.protocol.step import SHORTEST_STEP
 from edge.version import __version__
-from offload import PrefixStore
 
 
 @dataclass(slots=True)
@@ -57,17 +59,25 @@ class PrefixCache:
         self._writing: tuple[str, Future[bool]] | None = None
         """Whose block lies there, and whether it could be kept."""
 
-    def match(self, program: KvStorage, request: str, prompt: Sequence[int]) -> int:
+    def match(
+        self, program: KvStorage, request: str, prompt: Sequence[int], *, known: int = 0
+    ) -> int:
         """Put what is known of the prompt into the request's cache: so many of its tokens.
 
-        Never all of them, as the last one's logits are wanted. The others' are kept by `keep`.
+        known: tokens that are there. Two or more are always left to compute: one alone would be
+        computed in another way than in a chunk. The others' are kept by `keep`.
         """
         keys = deque(self._keys(program, prompt))
         self._await_writer()
+        if known:
+            on_disk = sum(1 for _key in takewhile(self._store.has, keys)) * self._block_tokens
+            if on_disk <= known:
+                self._unkept[request] = _Unkept(keys, 0)
+                return known
         found = 0
         while keys:
             end = found + self._block_tokens
-            if end >= len(prompt) or end > self._most_tokens:
+            if end > min(len(prompt) - SHORTEST_STEP, self._most_tokens):
                 break
             rows = self._rows(program)
             if not self._store.get(keys[0], rows, self._secret):
@@ -76,7 +86,7 @@ class PrefixCache:
             keys.popleft()
             found = end
         self._unkept[request] = _Unkept(keys, found)
-        return found
+        return max(found, known)
 
     def keep(self, program: KvStorage) -> None:
         """Begin to write a block that has been computed, unless one is being written.

@@ -124,8 +124,9 @@ class RunLoop:
         def ask_all() -> None:
             self._links.tell_stage(np.full(step.batch, ASK_FOR_LOGITS, np.int64))
 
-        tokens = self._choice.choose(step, own, ask_all)
+        chosen = self._choice.choose(step, own, ask_all)
         chosen_s = time.monotonic()
+        tokens = [each.token for each in chosen]
         ends = self._choice.take(step, tokens)
         last = step.run == 1 or self._must_yield or any(ends) or self._choice.is_cancelled(step)
         told = np.full(step.batch, END_OF_RUN, np.int64) if last else np.asarray(tokens, np.int64)
@@ -135,7 +136,14 @@ class RunLoop:
             self._links.tell_stage(told)
         if last:
             self._must_yield = False
+        logprobs = tuple(each.logprobs for each in chosen)
         self._report(
-            messages.Tokens(tokens=tuple(tokens), ends=tuple(ends), last=last, chosen_s=chosen_s)
+            messages.Tokens(
+                tokens=tuple(tokens),
+                ends=tuple(ends),
+                last=last,
+                chosen_s=chosen_s,
+                logprobs=logprobs if any(logprobs) else (),
+            )
         )
         return None if last else step.following(tokens)

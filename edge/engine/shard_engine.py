@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-import transport
+from edge import transport
 from edge.backends.interface import Backend, KvStorage, ShardWeights, StageProgram
 from edge.engine.compute_thread import ComputeThread
 from edge.engine.distributed_sampling import TokenChoice
@@ -23,6 +23,8 @@ from edge.engine.run_loop import RunLoop
 from edge.engine.shard_links import ShardLinks
 from edge.engine.timing import ShardTimes
 from edge.errors import PlanError, RequestError
+from edge.kernels.sampling.shortlist import SHORTLIST_TOKENS
+from edge.offload import KVTier, PrefixStore, StoreError
 from edge.protocol import messages
 from edge.protocol.assignment import Assignment
 from edge.protocol.error_codec import Failed, map_store_error
@@ -30,11 +32,9 @@ from edge.protocol.frame_codec import Event
 from edge.protocol.step import SamplingTerms, Step
 from edge.protocol.step_times import StepTimes
 from edge.protocol.topology import Seat
+from edge.transport import Link
 from edge.weights.layout import ShardLayout
 from edge.weights.observation import observed_runs
-from kernels.sampling.shortlist import SHORTLIST_TOKENS
-from offload import KVTier, PrefixStore, StoreError
-from transport import Link
 
 NO_TERMS: Mapping[str, SamplingTerms] = {}
 
@@ -196,6 +196,11 @@ class ShardEngine:
         self._post(work)
 
     @property
+    def rows_agree(self) -> bool:
+        """See StageCompute. For a shard that is loaded."""
+        return self._program is not None and self._program.rows_agree
+
+    @property
     def backlog(self) -> int:
         """How much waits for the compute thread."""
         return self._thread.backlog
@@ -220,8 +225,19 @@ class ShardEngine:
         """See to it that N of the request's tokens have room out of memory; likewise."""
         self._keep_on_disk(messages.Reserved, request, lambda kv: kv.reserve(request, tokens))
 
-    def match_prefix(self, request: str, prompt: Sequence[int]) -> None:
-        """Find the prompt's beginning among what is kept of others; `PrefixMatched` is reported."""
+    def match_prefix(
+        self,
+        request: str,
+        prompt: Sequence[int],
+        *,
+        source: str | None = None,
+        tokens: int = 0,
+        moves: bool = False,
+    ) -> None:
+        """Find the prompt's beginning among what is kept of others; `PrefixMatched` is reported.
+
+        source: whose first N tokens in memory are the same; see `KvStorage.take`.
+        """
 
         def work(program: StageProgram | None) -> None:
             if program is None:
@@ -229,14 +245,19 @@ class ShardEngine:
             found = 0
             if self.layout.is_last_stage:
                 self._choice.recall(request, prompt)
+            if source is not None:
+                found = program.take(request, source, tokens, moves=moves)
             if self._prefixes is not None and program.cache_digest:
-                found = self._prefixes.match(program, request, prompt)
+                found = self._prefixes.match(program, request, prompt, known=found)
             self._report(messages.PrefixMatched(request=request, tokens=found))
 
         self._post(work)
 
-    def finish(self, request: str) -> None:
-        """Free the request; a run that it is part of ends after its current token."""
+    def finish(self, request: str, *, kept_tokens: int = 0) -> None:
+        """Free the request; a run that it is part of ends after its current token.
+
+        Of its cache N tokens stay, until it is finished once more.
+        """
         self._choice.cancel(request)
 
         def work() -> None:
@@ -244,7 +265,10 @@ class ShardEngine:
             if self._program is not None:
                 if self._prefixes is not None and not self._is_over:
                     self._prefixes.forget(self._program, request)
-                self._program.release(request)
+                if kept_tokens:
+                    self._program.keep(request, kept_tokens)
+                else:
+                    self._program.release(request)
 
         self._thread.post(work)
 

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-import transport
+from edge import transport
 from edge.backends.device_sums import OVER_LINKS, DeviceSums, join
 from edge.engine.timing import ShardTimes, TimedCollective
 from edge.errors import EdgeError, PeerLostError, ProtocolError
 from edge.protocol.assignment import Assignment
 from edge.protocol.topology import Seat, neighbours, sampler_seat
-from transport import Collective, EncodedHop, Link, SoloCollective, open_mesh
+from edge.transport import Collective, EncodedHop, Link, SoloCollective, open_mesh
 
 
 class ShardLinks:

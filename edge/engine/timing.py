@@ -9,7 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from edge.protocol.step_times import StepTimes
-from transport import Collective, Work
+from edge.transport import Collective, Work
 
 
 class ShardTimes:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import psutil
 
-from transport import format_address, parse_address
+from edge.transport import format_address, parse_address
 
 
 def reachable(

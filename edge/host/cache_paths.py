@@ -1,4 +1,4 @@
-"""The places of Edge's caches, and its one environment variable: EDGE_CACHE."""
+"""The places of Edge's caches: EDGE_CACHE."""
 
 from __future__ import annotations
 

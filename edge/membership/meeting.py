@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-import transport
+from edge import transport
 from edge.errors import NetworkError, RequestError
 from edge.membership.identity import Identity
 from edge.membership.membership import Membership
@@ -24,7 +24,7 @@ from edge.membership.pairing import (
     meeting_place,
 )
 from edge.membership.roles import ROLES
-from transport import Channel, Discovery, Link, PeerFound, PeerRecord, ZeroconfDiscovery
+from edge.transport import Channel, Discovery, Link, PeerFound, PeerRecord, ZeroconfDiscovery
 
 _TALK_LIMIT_S = 20.0
 """Of one pairing, once the devices have met."""

@@ -16,7 +16,7 @@ from edge.membership.authority import MALFORMED, Authority
 from edge.membership.identity import Identity, PublicKey, key_id, key_pem
 from edge.membership.roles import ROLES
 from edge.membership.shown import Shown, member_of
-from transport import Credentials, Member, RefusedError
+from edge.transport import Credentials, Member, RefusedError
 
 TAG_KEY_BYTES = 32
 MOST_EXPELLED = 1024

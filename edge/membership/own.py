@@ -13,7 +13,7 @@ from edge.membership.store import (
     enrolled_by_token,
     read_token,
 )
-from transport import Credentials
+from edge.transport import Credentials
 
 
 class OwnMembership:

@@ -36,8 +36,8 @@ from edge.membership.identity import Identity, PublicKey, fingerprint, key_id
 from edge.membership.membership import Membership, read_membership
 from edge.membership.roles import ROLES
 from edge.membership.words import WORDS
-from transport import Channel, Frame, ProtocolError
-from transport.frame import FrameLimits
+from edge.transport import Channel, Frame, ProtocolError
+from edge.transport.frame import FrameLimits
 
 CODE_WORDS = 6
 _PLACE_WORDS = 2

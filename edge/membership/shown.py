@@ -16,7 +16,7 @@ from typing import Any
 
 from edge.errors import RequestError
 from edge.membership.roles import ROLES
-from transport import Credentials, Member
+from edge.transport import Credentials, Member
 
 _UNIT = "organizationalUnitName"
 

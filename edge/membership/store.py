@@ -31,6 +31,7 @@ TOKEN_VARIABLE = "EDGE_CLUSTER_TOKEN_FILE"  # noqa: S105  a name
 
 _MOST_FILE_BYTES = 256 << 10
 _IDENTITY, _MEMBERSHIP = "identity.pem", "membership.json"
+_PARTS = {"certificate", "cluster", "key", "tag_key", "expelled", "others"}
 
 
 def config_root() -> Path:
@@ -151,10 +152,11 @@ class MembershipStore:
 
     def _loaded(self, path: Path) -> Membership:
         values = _decoded(_private(path), str(path))
-        if set(values) != {"certificate", "cluster", "key", "tag_key", "expelled", "others"}:
+        if set(values) != _PARTS:
+            whose = "an older" if set(values) < _PARTS else "another"
             raise RequestError(
-                f"{path} is damaged, or of another version of Edge; move the folder {self.folder} "
-                "away and pair this device anew (edge pair)"
+                f"{path} is of {whose} version of Edge, or damaged; begin anew: "
+                f"mv {self.folder} {self.folder}.old, then edge pair"
             )
         others, key = _names(values.pop("others"), str(path)), values.pop("key")
         membership = read_membership(identity=self._identity(), **values)

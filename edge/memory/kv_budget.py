@@ -10,9 +10,9 @@ from pathlib import Path
 from edge.errors import CapacityError, RequestError
 from edge.host.free_memory import format_size
 from edge.memory.step_memory import cache_token_bytes, passing_bytes
+from edge.offload import DiskKVTier, KVTier, KVTiers, MemoryKVTier, PrefixStore, StoreError
 from edge.protocol.assignment import Assignment
 from edge.weights.layout import ShardLayout
-from offload import DiskKVTier, KVTier, KVTiers, MemoryKVTier, PrefixStore, StoreError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

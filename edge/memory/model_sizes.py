@@ -5,9 +5,9 @@ from __future__ import annotations
 from edge.memory.step_memory import row_bytes
 from edge.models.parts import Weights
 from edge.models.spec import LayerSpec, ModelSpec
+from edge.partition import LayerFacts, ModelFacts
 from edge.protocol.wire_rules import Wire, number_bytes
 from edge.weights.formats import KvDtype, WeightFormat
-from partition import LayerFacts, ModelFacts
 
 _FLOAT_BYTES = 4
 
@@ -39,14 +39,19 @@ def model_facts(
     def facts(layer: LayerSpec) -> LayerFacts:
         mixer, feed_forward = layer.mixer.weights(hidden), layer.feed_forward.weights(hidden)
         return LayerFacts(
-            num_heads=layer.mixer.num_heads,
-            num_kv_heads=layer.mixer.num_kv_heads,
+            num_heads=layer.mixer.num_units,
+            num_kv_heads=layer.mixer.num_groups,
+            heads_per_unit=layer.mixer.num_heads // layer.mixer.num_units,
             ffn_columns=layer.feed_forward.columns,
             query_head_bytes=nbytes(mixer.unit, layer.grade),
             kv_head_bytes=nbytes(mixer.group, layer.grade),
             ffn_column_bytes=nbytes(feed_forward.unit, layer.grade),
             layer_bytes=nbytes(mixer.fixed, layer.grade) + nbytes(feed_forward.fixed, layer.grade),
-            kv_bytes_per_token=2 * row_bytes(layer.mixer, kv_dtype),
+            kv_bytes_per_token=(
+                2
+                * row_bytes(layer.mixer, kv_dtype)
+                * (layer.mixer.num_kv_heads // layer.mixer.num_groups)
+            ),
         )
 
     return ModelFacts(

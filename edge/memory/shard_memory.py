@@ -9,13 +9,13 @@ from edge.memory.model_sizes import model_facts
 from edge.memory.rebalance import Elastic
 from edge.memory.step_memory import Widths, buffer_bytes, head_load_bytes, passing_bytes
 from edge.models.spec import ModelSpec
+from edge.offload import Manifest, numpy_dtype
+from edge.partition import Plan, Workload, memory_use, weight_tiers
+from edge.partition.plan.shard import WINDOW_LAYERS
 from edge.protocol.assignment import Assignment
 from edge.protocol.step import StepLimits
 from edge.weights.formats import KvDtype
 from edge.weights.layout import shard_layout, whole_layout
-from offload import Manifest, numpy_dtype
-from partition import Plan, Workload, memory_use, weight_tiers
-from partition.plan.shard import WINDOW_LAYERS
 
 
 def shard_use(

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from edge.kernels.kv_cache.cache_size import cache_row
 from edge.models.attention import Attention
 from edge.models.spec import FeedForward, Mixer, ModelSpec
 from edge.protocol.step import StepLimits
 from edge.weights.formats import KvDtype, WeightFormat, kv_bits
 from edge.weights.layout import ShardLayout
 from edge.weights.observation import observed_bytes
-from kernels.kv_cache.cache_size import cache_row
 
 LOGIT_CHUNK_BYTES = 4 << 20
 """Bytes of logits per step, when every row travels."""
@@ -217,8 +217,8 @@ def head_load_bytes(layout: ShardLayout, weight_format: WeightFormat) -> int:
 
 def _made_once(widths: Widths, limits: StepLimits) -> int:
     """Two pairs of hidden states, rotary tables."""
-    rotations = {part.inverse_frequencies for part in widths.parts if isinstance(part, Attention)}
-    table_columns = 2 * sum(map(len, rotations))
+    rotations = {part.rotary for part in widths.parts if isinstance(part, Attention)}
+    table_columns = sum(each.turned_elements for each in rotations)
     return 4 * most_rows(limits) * widths.hidden_size + limits.context_tokens * table_columns
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from edge.errors import shown
 from edge.models.parts import (
     MatrixSlice,
     PartWeights,
@@ -18,26 +19,39 @@ from edge.models.parts import (
     finite,
     whole_vector,
 )
-from partition import kv_heads
+from edge.models.rotary import Rotary, rotary_of
+from edge.partition import kv_heads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
-    """A unit is a query head; a shard holds the KV heads that its query heads read."""
+    """A unit is a query head; a shard holds the KV heads that its query heads read.
+
+    Where heads are normed together, they are one unit: the norm needs them all.
+    """
 
     kind: ClassVar[str] = "attention"
 
     num_heads: int
     num_kv_heads: int
     head_size: int
-    inverse_frequencies: tuple[float, ...]
-    """Rotary angle per position, one for each pair of a head's elements."""
+    rotary: Rotary
     window: int | None
     """How many last positions a query sees, itself included; None for all."""
     qkv_bias: bool
     output_bias: bool
     query_key_norm: bool
     """Each head of query and key is normed."""
+    joint_norm: bool = False
+    """All heads of query are normed together, and all of key."""
+    score_scale: float | None = None
+    """What products of queries and keys are multiplied by; None: 1 / sqrt(head_size)."""
+    soft_cap: float | None = None
+    """Scores s become soft_cap · tanh(s / soft_cap); None: they stay."""
+    has_norm: bool = True
+    """What it is given is normed."""
+    has_post_norm: bool = False
+    """What it gives is normed before it is added."""
 
     def __post_init__(self) -> None:
         check_sizes(
@@ -47,20 +61,38 @@ class Attention:
             qkv_bias=self.qkv_bias,
             output_bias=self.output_bias,
             query_key_norm=self.query_key_norm,
+            joint_norm=self.joint_norm,
+            has_norm=self.has_norm,
+            has_post_norm=self.has_post_norm,
         )
+        for name in ("score_scale", "soft_cap"):
+            value = getattr(self, name)
+            if value is not None and not finite(value) > 0:
+                raise ValueError(f"{name} must be above 0, not {shown(value)}")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_heads ({self.num_heads}) must be a multiple of num_kv_heads "
                 f"({self.num_kv_heads})"
             )
-        if not isinstance(self.inverse_frequencies, tuple | list):
-            raise ValueError("inverse_frequencies must be a list of numbers")
-        if self.head_size % 2 or len(self.inverse_frequencies) != self.head_size // 2:
-            raise ValueError(f"head_size {self.head_size} needs one frequency for each pair")
-        frequencies = tuple(map(finite, self.inverse_frequencies))
-        object.__setattr__(self, "inverse_frequencies", frequencies)
+        object.__setattr__(self, "rotary", rotary_of(self.rotary))
+        if self.joint_norm and self.query_key_norm:
+            raise ValueError("heads are normed each or together, not both")
+        if self.head_size % 2 or self.rotary.turned_elements > self.head_size:
+            raise ValueError(
+                f"a head of {self.head_size} elements, of which {self.rotary.turned_elements} turn"
+            )
         if self.window is not None and (type(self.window) is not int or self.window < 1):
             raise ValueError("a sliding window must be at least 1 token")
+
+    @property
+    def num_units(self) -> int:
+        """Query heads, or groups of them, that shards may have."""
+        return 1 if self.joint_norm else self.num_heads
+
+    @property
+    def num_groups(self) -> int:
+        """KV heads likewise."""
+        return 1 if self.joint_norm else self.num_kv_heads
 
     def shapes(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
         query, kv = self.num_heads * self.head_size, self.num_kv_heads * self.head_size
@@ -74,23 +106,31 @@ class Attention:
             shapes[f"{role}.weight"] = (rows, columns)
             if has_bias:
                 shapes[f"{role}.bias"] = (rows,)
-        shapes["attention_norm"] = (hidden_size,)
+        if self.has_norm:
+            shapes["attention_norm"] = (hidden_size,)
+        if self.has_post_norm:
+            shapes["attention_post_norm"] = (hidden_size,)
         if self.query_key_norm:
             shapes["query_norm"] = shapes["key_norm"] = (self.head_size,)
+        if self.joint_norm:
+            shapes["query_norm"], shapes["key_norm"] = (query,), (kv,)
         return shapes
 
     def weights(self, hidden_size: int) -> PartWeights:
         size = self.head_size
+        heads, kv_heads = self.num_heads // self.num_units, self.num_kv_heads // self.num_groups
         head = size * hidden_size
-        fixed = hidden_size * (1 + self.output_bias) + 2 * size * self.query_key_norm
+        biases = self.qkv_bias + self.joint_norm
+        rows = self.has_norm + self.has_post_norm + self.output_bias
+        fixed = hidden_size * rows + 2 * size * self.query_key_norm
         return PartWeights(
             unit=Weights(
-                matrices=(("query.weight", head), ("output.weight", head)),
-                vector=size * self.qkv_bias,
+                matrices=(("query.weight", heads * head), ("output.weight", heads * head)),
+                vector=heads * size * biases,
             ),
             group=Weights(
-                matrices=(("key.weight", head), ("value.weight", head)),
-                vector=2 * size * self.qkv_bias,
+                matrices=(("key.weight", kv_heads * head), ("value.weight", kv_heads * head)),
+                vector=kv_heads * size * (self.qkv_bias + biases),
             ),
             fixed=Weights(vector=fixed),
         )
@@ -102,14 +142,14 @@ class Attention:
         return 2 * qkv + self.num_heads * context_tokens
 
     def of_units(self, units: range) -> Attention | None:
-        if not units:
-            return None
+        if not units or self.joint_norm:
+            return self if units else None
         return dataclasses.replace(
             self, num_heads=len(units), num_kv_heads=len(self._kv_heads(units))
         )
 
     def matrices(self, layer: str, hidden_size: int, units: range) -> Iterator[MatrixSlice]:
-        hidden = range(hidden_size)
+        hidden, units = range(hidden_size), self._heads(units)
         if units:
             yield MatrixSlice(
                 name=f"{layer}qkv", parts=self._fused(layer, "weight", units), columns=hidden
@@ -123,14 +163,21 @@ class Attention:
     def vectors(
         self, layer: str, hidden_size: int, units: range, *, is_first: bool
     ) -> Iterator[VectorSlice]:
+        if self.has_post_norm:
+            yield whole_vector(f"{layer}attention_post_norm", hidden_size)
+        units = self._heads(units)
         if not units:
             return
-        yield whole_vector(f"{layer}attention_norm", hidden_size)
+        if self.has_norm:
+            yield whole_vector(f"{layer}attention_norm", hidden_size)
         if self.qkv_bias:
             yield VectorSlice(name=f"{layer}qkv.bias", parts=self._fused(layer, "bias", units))
         if self.query_key_norm:
             yield whole_vector(f"{layer}query_norm", self.head_size)
             yield whole_vector(f"{layer}key_norm", self.head_size)
+        if self.joint_norm:
+            yield whole_vector(f"{layer}query_norm", self.num_heads * self.head_size)
+            yield whole_vector(f"{layer}key_norm", self.num_kv_heads * self.head_size)
         if self.output_bias and is_first:
             yield whole_vector(f"{layer}output.bias", hidden_size)
 
@@ -142,6 +189,10 @@ class Attention:
             *((f"{layer}key.{suffix}", each) for each in rows),
             *((f"{layer}value.{suffix}", each) for each in rows),
         )
+
+    def _heads(self, units: range) -> range:
+        """Query heads of these units."""
+        return range(self.num_heads) if units and self.joint_norm else units
 
     def _kv_heads(self, units: range) -> tuple[int, ...]:
         return kv_heads(units, self.num_heads, self.num_kv_heads)

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from edge.models.families import note_on
+
 _LARGEST_SIZE = 1 << 40
 _LARGEST_NUMBER = 1e38
 _LONGEST_TEXT = 100
@@ -47,11 +49,13 @@ class Claims:
     quantized_by: str | None
     """The method, where the weights were quantised before they were published."""
     rope: Rope | None
+    note: str
+    """What whoever runs it should know; empty for most."""
 
 
 def claims_of(config: Mapping[str, Any]) -> Claims:
     """Of the values of a config.json; where a text model is a part of a larger one, of that."""
-    part = config.get("text_config")
+    note, part = note_on(config), config.get("text_config")
     if "hidden_size" not in config and isinstance(part, Mapping):
         config = {**config, **part}
     quantization = config.get("quantization_config")
@@ -72,6 +76,7 @@ def claims_of(config: Mapping[str, Any]) -> Claims:
         tied_embeddings=tied if isinstance(tied, bool) else None,
         quantized_by=_text(method) or ("an unnamed method" if quantization else None),
         rope=_rope(config),
+        note=note,
     )
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from reprlib import repr as shown
 from typing import Any
 
@@ -12,16 +13,125 @@ from edge.errors import CheckpointError
 from edge.models.config import Config
 from edge.models.spec import ModelSpec
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+FAMILIES = (
+    "gemma2",
+    "gemma3_text",
+    "glm4",
+    "granite",
+    "llama",
+    "ministral3",
+    "mistral",
+    "olmo2",
+    "olmo3",
+    "phi3",
+    "qwen2",
+    "qwen3",
+    "smollm3",
+)
 """Each is a module of this package, named as `model_type` in `config.json`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """describe(config) → ModelSpec; tensor_name(role) → the name in the checkpoint."""
+    """describe(config) → ModelSpec; tensor_name(role) → the name in the checkpoint.
+
+    norm_offset: what is added to the weights of norms. fused: matrices of a layer that hold those
+    of several roles, one under the other, by what follows the layer's number in their names; a
+    checkpoint may have them, or each by the name of its role.
+    """
 
     describe: Callable[[Config], ModelSpec]
     tensor_name: Callable[[str], str]
+    norm_offset: float = 0.0
+    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+WITH_PICTURES = {"gemma3": "gemma3_text", "mistral3": "mistral"}
+"""Models that read pictures, too, by `model_type`, and what their text part is unless it says."""
+
+
+def reads_pictures(values: Mapping[str, Any]) -> bool:
+    """Whether a config.json is of a model of which only the text part is computed here."""
+    name = values.get("model_type")
+    return isinstance(name, str) and name in WITH_PICTURES
+
+
+def note_on(values: Mapping[str, Any]) -> str:
+    """What whoever runs such a model should know; empty for most."""
+    if not reads_pictures(values):
+        return ""
+    return (
+        f"models of {values['model_type']} read pictures, too: here their text part runs, and "
+        "pictures are not read"
+    )
+
+
+def text_part(values: Mapping[str, Any], *, source: str) -> Mapping[str, Any]:
+    """The values of a config.json, or where the model reads pictures those of its text part."""
+    if not reads_pictures(values):
+        return values
+    text = Config(values, source=source).mapping("text_config")
+    kind = text.get("model_type", WITH_PICTURES[values["model_type"]])
+    usual = _USUAL_TEXT if kind == "mistral" else {}
+    return {"model_type": kind, **usual, **text}
+
+
+_USUAL_TEXT = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131_072,
+    "sliding_window": 4096,
+}
+"""Of Mistral: what is usual is left out where a configuration is a part of another."""
+
+
+_MISSING = {
+    "apertus": ("llama", "an activation with weights of its own"),
+    "cohere": ("llama", "LayerNorm and parts side by side"),
+    "cohere2": ("llama", "LayerNorm and parts side by side"),
+    "deepseek_v2": ("llama", "latent attention and experts"),
+    "deepseek_v3": ("llama", "latent attention and experts"),
+    "falcon": ("llama", "LayerNorm and parts side by side"),
+    "gemma": ("gemma2", "layers of two norms"),
+    "gemma3n": ("gemma3_text", "embeddings for each layer"),
+    "gemma4": ("gemma3_text", "layers with shared keys and values"),
+    "gemma4_text": ("gemma3_text", "layers with shared keys and values"),
+    "glm4_moe": ("glm4", "experts"),
+    "gpt2": ("llama", "learned positions and LayerNorm"),
+    "gpt_oss": ("qwen3", "experts and attention sinks"),
+    "granitemoe": ("granite", "experts"),
+    "lfm2": ("qwen3", "short convolutions"),
+    "lfm2_moe": ("qwen3", "short convolutions and experts"),
+    "mixtral": ("mistral", "experts"),
+    "olmo": ("llama", "norms without weights"),
+    "phi": ("phi3", "LayerNorm and parts side by side"),
+    "phimoe": ("phi3", "experts"),
+    "qwen2_moe": ("qwen2", "experts"),
+    "qwen3_5": ("qwen3", "linear attention"),
+    "qwen3_5_moe": ("qwen3", "linear attention and experts"),
+    "qwen3_moe": ("qwen3", "experts"),
+    "qwen3_next": ("qwen3", "linear attention and experts"),
+    "stablelm": ("llama", "LayerNorm"),
+    "starcoder2": ("llama", "LayerNorm and a feed-forward block without a gate"),
+}
+"""Of families that do not run here: the nearest that does, and what is missing of it."""
+
+
+def unknown_family(name: object) -> str:
+    """Why a model of it does not run, and what does."""
+    sentence = f"model_type {shown(name)} is not a family Edge runs"
+    known = (*FAMILIES, *WITH_PICTURES)
+    if isinstance(name, str):
+        near, missing = _MISSING.get(name, ("", ""))
+        if near:
+            sentence += f": the nearest is {near}, which lacks {missing}"
+        elif alike := difflib.get_close_matches(name, known, n=1, cutoff=0.8):
+            sentence += f"; {alike[0]} is called nearly the same"
+    return f"{sentence}; it runs {', '.join(sorted(known))}"
 
 
 def read_family(
@@ -32,12 +142,10 @@ def read_family(
     `names`: what fields are called where they come from, if that is no config.json.
     Raises CheckpointError for an unknown family or values that make no model.
     """
+    values = text_part(values, source=source)
     name = values.get("model_type")
-    if name not in FAMILIES:
-        raise CheckpointError(
-            f"{source}: model_type {shown(name)} is not a family Edge runs; it runs "
-            f"{', '.join(FAMILIES)}"
-        )
+    if not isinstance(name, str) or name not in FAMILIES:
+        raise CheckpointError(f"{source}: {unknown_family(name)}")
     family: Family = importlib.import_module(f"edge.models.{name}").FAMILY
     config = Config(values, source=source, names=names)
     try:
@@ -55,7 +163,9 @@ _LAYER_ROLES = {
     "up": "mlp.up_proj",
     "down": "mlp.down_proj",
     "attention_norm": "input_layernorm.weight",
+    "attention_post_norm": "post_self_attn_layernorm.weight",
     "mlp_norm": "post_attention_layernorm.weight",
+    "mlp_post_norm": "post_mlp_layernorm.weight",
     "query_norm": "self_attn.q_norm.weight",
     "key_norm": "self_attn.k_norm.weight",
 }

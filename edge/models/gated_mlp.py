@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from edge.errors import shown
+from edge.kernels.gated_mlp.reference import ACTIVATIONS, Activation
 from edge.models.parts import (
     MatrixSlice,
     PartWeights,
@@ -27,14 +28,20 @@ class GatedMlp:
     kind: ClassVar[str] = "gated_mlp"
 
     columns: int
-    activation: Literal["silu"]
+    activation: Activation
     bias: bool
+    has_norm: bool = True
+    """What it is given is normed."""
+    has_post_norm: bool = False
+    """What it gives is normed before it is added."""
 
     def __post_init__(self) -> None:
         check_sizes(ffn_columns=self.columns)
-        check_flags(mlp_bias=self.bias)
-        if self.activation != "silu":
-            raise ValueError(f"activation {shown(self.activation)} is not supported, only silu")
+        check_flags(mlp_bias=self.bias, has_norm=self.has_norm, has_post_norm=self.has_post_norm)
+        if self.activation not in ACTIVATIONS:
+            raise ValueError(
+                f"activation {shown(self.activation)} is not one of {', '.join(ACTIVATIONS)}"
+            )
 
     def shapes(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
         shapes: dict[str, tuple[int, ...]] = {}
@@ -46,7 +53,10 @@ class GatedMlp:
             shapes[f"{role}.weight"] = (rows, columns)
             if self.bias:
                 shapes[f"{role}.bias"] = (rows,)
-        shapes["mlp_norm"] = (hidden_size,)
+        if self.has_norm:
+            shapes["mlp_norm"] = (hidden_size,)
+        if self.has_post_norm:
+            shapes["mlp_post_norm"] = (hidden_size,)
         return shapes
 
     def weights(self, hidden_size: int) -> PartWeights:
@@ -55,7 +65,7 @@ class GatedMlp:
                 matrices=tuple((f"{role}.weight", hidden_size) for role in ("gate", "up", "down")),
                 vector=2 * self.bias,
             ),
-            fixed=Weights(vector=hidden_size * (1 + self.bias)),
+            fixed=Weights(vector=hidden_size * (self.has_norm + self.has_post_norm + self.bias)),
         )
 
     def row_values(self, context_tokens: int) -> int:
@@ -78,9 +88,12 @@ class GatedMlp:
     def vectors(
         self, layer: str, hidden_size: int, units: range, *, is_first: bool
     ) -> Iterator[VectorSlice]:
+        if self.has_post_norm:
+            yield whole_vector(f"{layer}mlp_post_norm", hidden_size)
         if not units:
             return
-        yield whole_vector(f"{layer}mlp_norm", hidden_size)
+        if self.has_norm:
+            yield whole_vector(f"{layer}mlp_norm", hidden_size)
         if self.bias:
             yield VectorSlice(name=f"{layer}gate_up.bias", parts=_fused(layer, "bias", units))
             if is_first:

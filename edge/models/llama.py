@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from edge.models.config import Config, decoder
+from edge.models.config import Config
+from edge.models.decoder import decoder
 from edge.models.families import Family, llama_tensor_name
 from edge.models.spec import ModelSpec
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from edge.models.config import Config, decoder, num_layers
+from edge.models.config import Config
+from edge.models.decoder import decoder, one_window
 from edge.models.families import Family, llama_tensor_name
 from edge.models.spec import ModelSpec
 
 
 def describe(config: Config) -> ModelSpec:
-    windows = None
-    if config.values.get("sliding_window") is not None:
-        windows = (config.integer("sliding_window"),) * num_layers(config)
     return decoder(
         config,
         family="mistral",
-        windows=windows,
+        windows=one_window(config),
         qkv_bias=False,
         output_bias=False,
         mlp_bias=False,

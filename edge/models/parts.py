@@ -1,10 +1,10 @@
 """Parts: the halves of a layer as data, whatever they compute; and slices of weights.
 
 A layer is a mixer, which looks at other tokens, and a feed-forward block, which does not. Both read
-the normed hidden state, and what they make is added to it. Both are shared out in units (heads,
-columns), and some units of a part are a smaller part of the same kind: what produces units is cut
-by rows and what consumes them by columns, so one sum after each part is all a layer needs (Shoeybi
-et al., Megatron-LM, 2019).
+the hidden state, and what they make is added to it; either may be normed. Both are shared out in
+units (heads, columns), and some units of a part are a smaller part of the same kind: what produces
+units is cut by rows and what consumes them by columns, so one sum after each part is all a layer
+needs (Shoeybi et al., Megatron-LM, 2019).
 """
 
 from __future__ import annotations
@@ -79,6 +79,9 @@ class Part(Protocol):
     kind: ClassVar[str]
     """In JSON."""
 
+    @property
+    def has_post_norm(self) -> bool: ...
+
     def shapes(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
         """Its weights by role within the layer; matrices are [outputs, inputs]."""
         ...
@@ -100,7 +103,10 @@ class Part(Protocol):
     def vectors(
         self, layer: str, hidden_size: int, units: range, *, is_first: bool
     ) -> Iterator[VectorSlice]:
-        """Its norms and biases. The first shard with units adds what is to be added once."""
+        """Its norms and biases. The first shard with units adds what is to be added once.
+
+        Every shard of the layer norms what all of them made, whether or not it has units.
+        """
         ...
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from edge.models.config import Config, decoder, layer_windows
+from edge.models.config import Config
+from edge.models.decoder import decoder, switched_windows
 from edge.models.families import Family, llama_tensor_name
 from edge.models.spec import ModelSpec
 
@@ -11,7 +12,7 @@ def describe(config: Config) -> ModelSpec:
     return decoder(
         config,
         family="qwen2",
-        windows=layer_windows(config),
+        windows=switched_windows(config),
         qkv_bias=True,
         output_bias=False,
         mlp_bias=False,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from edge.models.config import Config, decoder, layer_windows
+from edge.models.config import Config
+from edge.models.decoder import decoder, switched_windows
 from edge.models.families import Family, llama_tensor_name
 from edge.models.spec import ModelSpec
 
@@ -12,8 +13,8 @@ def describe(config: Config) -> ModelSpec:
         config,
         family="qwen3",
         head_size=128,
-        windows=layer_windows(config),
-        query_key_norm=True,
+        windows=switched_windows(config),
+        mixer={"query_key_norm": True},
     )
 
 

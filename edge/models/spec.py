@@ -37,7 +37,7 @@ _Kind = TypeVar("_Kind")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
-    """A pre-norm layer: each part reads the normed hidden state and is added to it."""
+    """Two parts that read the hidden state and are added to it, one after the other."""
 
     mixer: Mixer
     feed_forward: FeedForward
@@ -75,6 +75,12 @@ class ModelSpec:
     """Positions the model was made for; a prompt and its answer must fit."""
     norm_epsilon: float
     tied_embeddings: bool
+    embedding_scale: float = 1.0
+    """What rows of the embedding are multiplied by."""
+    logit_scale: float = 1.0
+    """What the head's products are multiplied by."""
+    logit_soft_cap: float | None = None
+    """Logits x become soft_cap · tanh(x / soft_cap) then; None: they stay."""
     kinds: tuple[LayerSpec, ...]
     """Different ones, in the order in which layers first have them; `by_kind` makes them."""
     layers: tuple[int, ...]
@@ -101,6 +107,10 @@ class ModelSpec:
             raise ValueError("two kinds of layers are the same")
         if type(self.norm_epsilon) is not float or not 0.0 <= self.norm_epsilon < 1.0:
             raise ValueError(f"norm_epsilon must lie in 0..1, not {shown(self.norm_epsilon)}")
+        for name in ("embedding_scale", "logit_scale", "logit_soft_cap"):
+            value = getattr(self, name)
+            if (value is not None or name != "logit_soft_cap") and not finite(value) > 0:
+                raise ValueError(f"{name} must be above 0, not {shown(value)}")
         if sum(self.layer(number).mixer.num_kv_heads for number in range(self.num_layers)) > (
             MAX_KV_HEADS
         ):

@@ -9,7 +9,7 @@ from edge.errors import RequestError
 from edge.host.free_memory import parse_size
 from edge.membership.identity import fingerprint, is_peer_of
 from edge.membership.roles import USE
-from transport import Member
+from edge.transport import Member
 
 _LEAST_DIGITS = 16
 """Fewer can be met by trying keys."""

@@ -13,7 +13,7 @@ from edge.host.free_memory import format_size
 from edge.membership.identity import fingerprint
 from edge.protocol.assignment import Assignment
 from edge.protocol.fields import printable
-from transport import Member
+from edge.transport import Member
 
 _log = logging.getLogger(__name__)
 

@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-import partition
-import transport
+from edge import partition, transport
 from edge.backends.interface import ShardWeights
 from edge.concurrency.blocking import run_blocking, uninterrupted
 from edge.errors import (
@@ -30,6 +29,7 @@ from edge.errors import (
 from edge.host.free_memory import process_memory
 from edge.memory.ledger import MEASURING
 from edge.memory.shard_memory import check_plan, host_share, shard_use
+from edge.offload import CachedShard, DerivedCache, Manifest, ShardWriter
 from edge.peer.hosted_shard import HostedShard
 from edge.peer.profiling_calls import ProfilingCalls
 from edge.peer.quota import Held
@@ -42,12 +42,12 @@ from edge.protocol.expulsion import until_expelled
 from edge.protocol.fields import token_ids
 from edge.protocol.frame_codec import ANSWER, SMALL, Call, Event, Post, from_frame, to_frame
 from edge.protocol.heartbeat import ALIVE, SILENT_AFTER_S, Hearing, show_life
+from edge.protocol.kept_files import AllKept, Keep
 from edge.protocol.step import MAX_REQUESTS
 from edge.protocol.step_times import ShardTimes
+from edge.transport import MEMBER, Channel, Frame, Member
+from edge.transport.frame import FrameLimits
 from edge.weights.shard_tensors import check_tensors
-from offload import CachedShard, DerivedCache, Manifest, ShardWriter
-from transport import MEMBER, Channel, Frame, Member
-from transport.frame import FrameLimits
 
 MAX_WAITING_CALLS = 2
 """Read ahead of the one that is being answered. A piece of weights has 4 MiB, a manifest at most
@@ -90,6 +90,7 @@ class Connection:
         self._calls: dict[type[Call[Any]], Callable[[Any], Awaitable[object]]] = {
             messages.Describe: self._describe,
             messages.SetMemory: self._set_memory,
+            Keep: self._keep_files,
             **self._profiling.calls,
             messages.Offer: self._offer,
             messages.Piece: self._piece,
@@ -260,6 +261,9 @@ class Connection:
         await self._peer.promise(call.bytes)
         return self._peer.describe(self._user)
 
+    async def _keep_files(self, call: Keep) -> AllKept:
+        return await run_blocking(lambda: self._peer.kept_files(self._user, call.remove))
+
     async def _offer(self, call: messages.Offer) -> messages.Missing:
         manifest = call.manifest
         digest = manifest.digest
@@ -334,6 +338,7 @@ class Connection:
         cached = self._sealed.get(assignment.manifest_digest)
         if cached is None:
             raise ProtocolError("a shard that was not sent")
+        await run_blocking(lambda: cached.note(assignment.plan.model))
         check_tensors(
             cached.manifest,
             assignment.layout,
@@ -415,7 +420,7 @@ class Connection:
             raise
         if assignment.manifest_digest != messages.MADE_UP_WEIGHTS:
             self._peer.audit.loaded(self._user, assignment, use.total)
-        return messages.Opened(weight_bytes=loaded_bytes)
+        return messages.Opened(weight_bytes=loaded_bytes, rows_agree=hosted.shard.rows_agree)
 
     def _host_share(self, assignment: Assignment, manifest: Manifest) -> int | None:
         """What a new shard's weights are given of the host's memory; None where there is none."""
@@ -455,8 +460,12 @@ class Connection:
             hosted.assignment.model.vocab_size,
             most_tokens=hosted.assignment.limits.context_tokens,
         )
+        if not 0 <= post.tokens <= len(prompt):
+            raise ProtocolError(f"{post.tokens} tokens of a prompt of {len(prompt)}")
         hosted.announce(post.request, prompt_tokens=len(prompt))
-        hosted.shard.match_prefix(post.request, prompt)
+        hosted.shard.match_prefix(
+            post.request, prompt, source=post.source, tokens=post.tokens, moves=post.moves
+        )
 
     def _reserve(self, post: messages.Reserve) -> None:
         hosted = self._waiting_session(post.session)
@@ -470,6 +479,8 @@ class Connection:
         for request, terms in post.terms.items():
             if any(token >= vocab_size for token in terms.end_ids):
                 raise ProtocolError(f"a reply that ends outside a vocabulary of {vocab_size}")
+            if any(token >= vocab_size for token in terms.sampling.logit_bias):
+                raise ProtocolError(f"a bias of a token outside a vocabulary of {vocab_size}")
             hosted.announce(request)
         stages = len(hosted.assignment.plan.stages)
         if hosted.shard.waiting_steps >= 2 * stages + 4:  # a coordinator keeps one more than stages
@@ -485,7 +496,9 @@ class Connection:
     def _finish(self, post: messages.Finish) -> None:
         hosted = self._waiting_session(post.session)
         hosted.forget(post.request)
-        hosted.shard.finish(post.request)
+        if post.kept_tokens < 0:
+            raise ProtocolError(f"{post.kept_tokens} tokens of a cache")
+        hosted.shard.finish(post.request, kept_tokens=post.kept_tokens)
 
     def _waiting_session(self, session: str) -> HostedShard:
         """One that has not been sent more than any coordinator waits for."""

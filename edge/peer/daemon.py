@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-import transport
+from edge import transport
 from edge.errors import NetworkError, ProtocolError, RequestError
 from edge.peer.connection import Connection
 from edge.peer.resources import PeerResources
@@ -22,8 +22,8 @@ from edge.profiling.link_probe import answer_probe
 from edge.protocol.client import map_transport_error, software_difference
 from edge.protocol.fields import integer, text
 from edge.protocol.heartbeat import LINK_TIMEOUT_S
+from edge.transport import Channel, Credentials, Link
 from edge.version import __version__
-from transport import Channel, Credentials, Link
 
 MAX_PROBES = 4
 """Links that are answered at once; further ones wait, or are given up by who made them."""
@@ -72,6 +72,7 @@ class PeerDaemon:
                 link_timeout_s=LINK_TIMEOUT_S,
             )
             resources.listens_at = self._listener.addresses
+            _log.info("%s listens on %s", settings.name, ", ".join(resources.addresses))
             if settings.announce:
                 self._discovery = transport.ZeroconfDiscovery(
                     cluster=settings.cluster,
@@ -107,6 +108,7 @@ class PeerDaemon:
             await self._discovery.aclose()
         if self._listener is not None:
             await self._listener.aclose()
+            _log.info("%s ends", self.resources.settings.name)
         self.resources.close()
 
     async def _tell_members(self, credentials: Credentials) -> None:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
-import transport
+from edge import transport
 from edge.concurrency.blocking import run_blocking
 from edge.engine.shard_engine import ShardEngine
 from edge.errors import NetworkError, ProtocolError
 from edge.memory.kv_budget import KvRoom
+from edge.offload import Manifest
 from edge.protocol.assignment import Assignment
 from edge.protocol.frame_codec import Event
 from edge.protocol.heartbeat import LINK_TIMEOUT_S
 from edge.protocol.step import MAX_REQUESTS
 from edge.protocol.topology import Place, Seat
-from offload import Manifest
-from transport import Credentials, Link, Member
+from edge.transport import Credentials, Link, Member
 
 CONNECT_TIMEOUT_S = 20.0
 """How long the shards of a plan may take to link up with each other."""

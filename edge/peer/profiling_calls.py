@@ -20,6 +20,7 @@ from edge.host.disk_rate import disk_read_bytes_per_s
 from edge.host.memory_rate import memory_read_bytes_per_s, most_read_bytes
 from edge.memory.ledger import MEASURING, Use
 from edge.memory.model_sizes import model_facts
+from edge.partition import Workload, memory_use
 from edge.peer.hosted_shard import dial
 from edge.peer.resources import PeerResources
 from edge.profiling.link_probe import glance, probe
@@ -40,8 +41,7 @@ from edge.protocol.measurements import (
     Profile,
     ReadRate,
 )
-from partition import Workload, memory_use
-from transport import Link
+from edge.transport import Link
 
 _DIAL_TIMEOUT_S = 2.0
 """For one address: a probe is worth less waiting than a model."""

@@ -9,10 +9,10 @@ import asyncio
 import logging
 import threading
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-import offload
+from edge import offload
 from edge.backends.interface import Backend
 from edge.backends.registry import open_backend
 from edge.concurrency.blocking import run_blocking, uninterrupted
@@ -20,11 +20,14 @@ from edge.errors import CapacityError, ProtocolError, RequestError
 from edge.host.addresses import reachable
 from edge.host.free_memory import format_size, machine_memory_bytes, usable_memory_bytes
 from edge.host.identity import device_identity, host_id
+from edge.membership.identity import is_peer_of
 from edge.memory.baseline import LARGE_FRAMES_BYTES, budget_bytes, device_floor, process_floor
+from edge.memory.disk_cache import OF_PEERS, kept_files, remove_kept
 from edge.memory.kv_budget import KvRoom
 from edge.memory.ledger import MEASURING, Floor, Ledger, Use
 from edge.memory.rebalance import fit
 from edge.memory.shard_memory import elastic
+from edge.offload import DerivedCache, ShardCache
 from edge.peer.access import UserLimits, check_may_use
 from edge.peer.audit import Audit
 from edge.peer.hosted_shard import HostedShard
@@ -33,9 +36,9 @@ from edge.peer.rare_log import RareLog
 from edge.peer.settings import PeerSettings
 from edge.profiling.sample import SAMPLE_BYTES, sample_budget_bytes
 from edge.protocol.description import MAX_SESSIONS, HostedModel, PeerDescription
+from edge.protocol.kept_files import AllKept
+from edge.transport import Credentials, Member
 from edge.version import __version__
-from offload import DerivedCache, ShardCache
-from transport import Credentials, Member
 
 MAX_SHARDS = 16
 """That one device may offer to a peer, or run there."""
@@ -154,6 +157,17 @@ class PeerResources:
     def user_cache_bytes(self) -> int | None:
         """The most that the weights sent by one device may take on disk."""
         return self._user_limits.cache_bytes
+
+    def kept_files(self, member: Member | None, remove: Collection[str]) -> AllKept:
+        """What is kept of the weights that were sent here, once these are removed.
+
+        This device itself sees and removes everything; another one learns the models of what it
+        sent, or nobody in particular, and removes what it sent.
+        """
+        root = self.settings.cache_root
+        user = None if member is None or is_peer_of(self.id, member.id) else member.id
+        remove_kept(root, remove, kinds=OF_PEERS, user=user)
+        return AllKept(files=kept_files(root, kinds=OF_PEERS, user=user))
 
     async def reserve(self, name: str, use: Use, user: Member | None = None) -> None:
         """Write it down before anything is allocated. Raises CapacityError when it is not free.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from edge.partition import Estimate, Plan
 from edge.protocol.step_times import PeerTimes
-from partition import Estimate, Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from dataclasses import replace
 from functools import partial
 from itertools import permutations
 
-import partition
+from edge import partition
 from edge.memory.model_sizes import model_facts
+from edge.partition import Choice, ClusterSpec, LeftOut, ModelFacts, Plan
 from edge.planning.load_options import LoadOptions
 from edge.weights.checkpoint import Checkpoint
-from partition import Choice, ClusterSpec, LeftOut, ModelFacts, Plan
 
 
 def facts_of(checkpoint: Checkpoint, options: LoadOptions) -> ModelFacts:
@@ -66,23 +65,9 @@ def _is_measured(plan: Plan, cluster: ClusterSpec) -> bool:
 
 
 def by_id(plan: Plan, cluster: ClusterSpec) -> Plan:
-    """A plan written with devices' names, with their ids instead.
-
-    PlanError for a name that several have.
-    """
-    devices = cluster.devices
-    ids = {device.id for device in devices}
-    count = Counter(device.name for device in devices)
-    unclear = [id for id in plan.devices if id not in ids and count[id] > 1]
-    if unclear:
-        raise partition.PlanError(
-            [
-                f"{count[name]} devices are called {name!r}; name the one that is meant by its id"
-                " (edge peers --json tells ids)."
-                for name in unclear
-            ]
-        )
-    names = {device.name: device.id for device in devices if count[device.name] == 1}
+    """A plan written with devices' names, which are unique, with their ids instead."""
+    ids = {device.id for device in cluster.devices}
+    names = {device.name: device.id for device in cluster.devices}
     return replace(
         plan,
         stages=tuple(

@@ -16,6 +16,8 @@ from statistics import median
 
 from edge.errors import EdgeError, PeerLostError, ProtocolError
 from edge.models.spec import ModelSpec
+from edge.partition import ClusterSpec, ComputeRates, CrowdSpec, DeviceSpec
+from edge.partition.plan.rates import between
 from edge.planning.link_profile import LinkFacts
 from edge.planning.profile_cache import FactsCache
 from edge.planning.rehearsal import Trial, counts, rehearse
@@ -24,8 +26,6 @@ from edge.progress import OnProgress, Progress, ignore_progress
 from edge.protocol.measurements import PeerProfile, Profile
 from edge.protocol.peer_info import PeerInfo, gather_all
 from edge.weights.formats import WeightFormat
-from partition import ClusterSpec, ComputeRates, CrowdSpec, DeviceSpec
-from partition.plan.rates import between
 
 _MOST_ALIKE = 2
 """Peers of one host that are set up alike and measured; the others are as fast."""
@@ -41,12 +41,14 @@ async def measured_cluster(
     on_note: OnNote = ignore_note,
     refresh: bool = False,
     only_known: bool = False,
+    only_remembered: bool = False,
 ) -> ClusterSpec:
     """The peers, in this order, with the rates of each for this model and the links between them.
 
     What is not known, older than a day or of a device that has changed since is measured now, one
     host at a time on each host and one link at a time; `refresh` measures everything. `only_known`
-    measures only links that have changed: what is not known has no rates, or no link. A peer that
+    measures only links that have changed: what is not known has no rates, or no link.
+    `only_remembered` does not look whether links have changed, either. A peer that
     cannot be measured has no rates, and `on_note` gets the reason; also for devices whose samples
     disagree, that were busy, or that cannot link to each other.
 
@@ -62,7 +64,8 @@ async def measured_cluster(
             on_progress=on_progress,
             on_note=on_note,
             refresh=refresh,
-            only_known=only_known,
+            only_known=only_known or only_remembered,
+            only_remembered=only_remembered,
         )
         profiles = await _Rates(inquiry).of(peers)
         rates = _as_alike(peers, profiles)

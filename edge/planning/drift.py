@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from edge.partition import Estimate, Plan
 from edge.protocol.step_times import PeerTimes
-from partition import Estimate, Plan
 
 SLOWER_BY = 1.25
 """Times the prediction; below, it is the unrest of devices that do other things, too."""

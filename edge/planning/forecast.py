@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
+from edge.partition import Estimate
 from edge.planning.drift import Answer
 from edge.planning.proposal import Proposal
-from partition import Estimate
 
 
 @dataclass(slots=True, eq=False)

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from edge.errors import CapacityError
 from edge.models.spec import ModelSpec
+from edge.partition import ClusterSpec, ModelFacts, Plan, Workload, memory_use
+from edge.partition.plan.shard import num_local_kv_heads
 from edge.planning.load_options import LoadOptions
 from edge.protocol.peer_info import PeerInfo
 from edge.protocol.step import StepLimits
-from partition import ClusterSpec, ModelFacts, Plan, Workload, memory_use
-from partition.plan.shard import num_local_kv_heads
 
 
 def with_kv_memory(

@@ -7,6 +7,8 @@ from itertools import combinations
 from typing import TypeVar
 
 from edge.errors import EdgeError, PeerLostError, ProtocolError
+from edge.partition import LinkSpec
+from edge.partition.cost.message_times import NO_LINK_S
 from edge.planning.load_options import CHUNK_TOKENS
 from edge.planning.survey import Inquiry
 from edge.progress import Progress
@@ -19,8 +21,6 @@ from edge.protocol.measurements import (
 )
 from edge.protocol.messages import Describe
 from edge.protocol.peer_info import PeerInfo, places
-from partition import LinkSpec
-from partition.cost.message_times import NO_LINK_S
 
 Question = TypeVar("Question", bound=LinkQuestion)
 
@@ -40,10 +40,13 @@ class LinkFacts:
         found: dict[tuple[str, str], LinkTimes | None] = {}
         unknown: list[tuple[PeerInfo, PeerInfo]] = []
         for source, target in combinations(peers, 2):
-            times = None if self._inquiry.refresh else self._inquiry.cache.link(source, target)
-            if times is not None and not await self._has_changed(source, target, times):
+            inquiry = self._inquiry
+            times = None if inquiry.refresh else inquiry.cache.link(source, target)
+            if times is not None and (
+                inquiry.only_remembered or not await self._has_changed(source, target, times)
+            ):
                 found[source.id, target.id] = times
-            elif times is not None or not self._inquiry.only_known:
+            elif times is not None or not inquiry.only_known:
                 unknown.append((source, target))
         for done, (source, target) in enumerate(unknown):
             self._inquiry.on_progress(

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Literal, TypedDict, get_args
 
 from edge.errors import RequestError
+from edge.kernels.matmul_nbits.reference import Accuracy
 from edge.models.spec import ModelSpec
 from edge.option_fields import option
+from edge.partition import Parallel, Plan, Workload
 from edge.protocol.step import StepLimits
 from edge.protocol.wire_rules import WIRES, Wire
 from edge.weights.checkpoint import Checkpoint
@@ -22,8 +24,6 @@ from edge.weights.formats import (
     kv_dtype,
     weight_format,
 )
-from kernels.matmul_nbits.reference import Accuracy
-from partition import Parallel, Plan, Workload
 
 Streaming = Literal["auto", "on", "off"]
 """Whether layers may be read from disk for each token."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-import partition
+from edge import partition
 from edge.host.free_memory import format_size
+from edge.partition import Choice, ClusterSpec, Plan, Stage, whole_shard
 from edge.planning.choosing import choose_plan, facts_of
 from edge.planning.load_options import LoadOptions
 from edge.weights.checkpoint import Checkpoint
-from partition import Choice, ClusterSpec, Plan, Stage, whole_shard
 
 
 def nothing_fits(

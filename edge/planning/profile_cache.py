@@ -18,13 +18,14 @@ from typing import Any, TypeVar
 
 from edge.errors import EdgeError
 from edge.host.atomic_files import write_whole
+from edge.models.rotary import Rotary
 from edge.models.spec import ModelSpec
+from edge.offload import parse_json, read_file
+from edge.partition import CrowdSpec
 from edge.protocol.fields import from_json, to_json
 from edge.protocol.measurements import LinkTimes, PeerProfile
 from edge.protocol.peer_info import PeerInfo
 from edge.weights.formats import WeightFormat
-from offload import parse_json, read_file
-from partition import CrowdSpec
 
 Measured = TypeVar("Measured", PeerProfile, LinkTimes)
 
@@ -42,7 +43,7 @@ def device_key(peer: PeerInfo) -> str:
     A daemon's id is another after each start. Two on one host that are set up alike may share a
     name: then they are as fast as each other.
     """
-    return _digest(peer.host, peer.name, peer.identity)
+    return _digest(peer.host, peer.own_name, peer.identity)
 
 
 class FactsCache:
@@ -143,10 +144,15 @@ class FactsCache:
 def _shape(spec: ModelSpec) -> tuple[object, ...]:
     """What of a model decides how fast it is computed: everything but values of the same size."""
     kinds = [
-        replace(kind, mixer=replace(kind.mixer, inverse_frequencies=(1.0,) * (size // 2)))
-        for kind, size in ((kind, kind.mixer.head_size) for kind in spec.kinds)
+        replace(kind, mixer=replace(kind.mixer, rotary=_same_size(kind.mixer.rotary)))
+        for kind in spec.kinds
     ]
     return spec.hidden_size, spec.vocab_size, kinds, spec.layers
+
+
+def _same_size(rotary: Rotary) -> Rotary:
+    ones = (1.0,) * len(rotary.inverse_frequencies)
+    return Rotary(inverse_frequencies=ones, is_interleaved=rotary.is_interleaved)
 
 
 def _crowd(value: Mapping[str, Any], host: str) -> CrowdSpec:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import partition
+from edge import partition
 from edge.errors import CapacityError, PlanError, RequestError
+from edge.partition import Choice, ClusterSpec, Estimate, ModelFacts, Plan, PlanRow, Workload
 from edge.planning.choosing import choose_plan, facts_of
 from edge.planning.load_options import LoadOptions
 from edge.planning.nothing_fits import layers_and_speed, nothing_fits
@@ -14,7 +15,6 @@ from edge.planning.wire_format_choice import choose_wire_rules
 from edge.protocol.wire_rules import WireRules
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.format_sizes import in_words
-from partition import Choice, ClusterSpec, Estimate, ModelFacts, Plan, PlanRow, Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from typing import Literal
 from edge.errors import CapacityError
 from edge.host.cache_paths import cache_root
 from edge.memory.shard_memory import most_overhead
+from edge.partition import ClusterSpec, Plan
 from edge.planning.choosing import facts_of
 from edge.planning.cluster_profile import forget_device, forget_link, measured_cluster
 from edge.planning.kv_limits import with_kv_memory, with_less_kv_memory
@@ -19,10 +20,10 @@ from edge.planning.proposal import Overhead, Proposal, propose
 from edge.progress import OnProgress
 from edge.protocol.peer_info import PeerInfo
 from edge.weights.checkpoint import Checkpoint
-from partition import ClusterSpec, Plan
 
-Measure = Literal["needed", "missing", "again"]
-"""What is measured first: what is missing and can change the plan, all that is missing, or all."""
+Measure = Literal["nothing", "needed", "missing", "again"]
+"""What is measured first: nothing, what is missing and can change the plan, all that is missing, or
+all."""
 
 
 async def measured_proposal(
@@ -53,6 +54,7 @@ async def measured_proposal(
             on_note=notes.append,
             refresh=measure == "again",
             only_known=only_known,
+            only_remembered=measure == "nothing",
         )
 
     only_known = measure == "needed" and not _can_change(peers, options)
@@ -65,7 +67,9 @@ async def measured_proposal(
     except CapacityError:
         if isinstance(options.plan, Plan):
             raise
-    if only_known:  # how fast the disk makes it, its user wants to know before it starts
+    if (
+        only_known and measure != "nothing"
+    ):  # how fast the disk makes it, its user wants to know before it starts
         notes.clear()
         known = await measured(only_known=False)
     return _proposed(checkpoint, known, replace(options, stream="on"), peers, changes, notes)
@@ -98,13 +102,15 @@ def _proposed(
         ),
     )
 
+    told = [checkpoint.note, *notes] if checkpoint.note else notes
+
     def proposed() -> Proposal:
         try:
-            return propose(checkpoint, known, options, changes=changes, notes=notes)
+            return propose(checkpoint, known, options, changes=changes, notes=told)
         except CapacityError:
             for less in with_less_kv_memory(options, checkpoint.spec, peers):
                 with contextlib.suppress(CapacityError):
-                    return propose(checkpoint, known, less, changes=changes, notes=notes)
+                    return propose(checkpoint, known, less, changes=changes, notes=told)
             raise
 
     return replace(

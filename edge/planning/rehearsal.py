@@ -19,10 +19,20 @@ import uuid
 from collections.abc import Sequence
 from typing import Self
 
-import partition
+from edge import partition
 from edge.errors import CapacityError, EdgeError, PeerLostError, ProtocolError
+from edge.kernels.sampling.parameters import SamplingParameters
 from edge.memory.model_sizes import model_facts
 from edge.models.spec import ModelSpec, by_kind
+from edge.partition import (
+    ClusterSpec,
+    CrowdSpec,
+    Estimate,
+    ModelFacts,
+    Plan,
+    Workload,
+    estimate,
+)
 from edge.planning.survey import Inquiry
 from edge.planning.wire_format_choice import choose_wire_rules
 from edge.protocol.assignment import Assignment
@@ -42,16 +52,6 @@ from edge.protocol.messages import (
 from edge.protocol.peer_info import PeerInfo, gather_all, places
 from edge.protocol.step import SamplingTerms, Step, StepEntry, StepLimits
 from edge.protocol.topology import Seat
-from kernels.sampling.parameters import SamplingParameters
-from partition import (
-    ClusterSpec,
-    CrowdSpec,
-    Estimate,
-    ModelFacts,
-    Plan,
-    Workload,
-    estimate,
-)
 
 REHEARSAL_LIMIT_S = 60.0
 

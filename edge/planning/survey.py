@@ -57,3 +57,5 @@ class Inquiry:
     """Measure what is known, too."""
     only_known: bool
     """Measure nothing that was not measured before."""
+    only_remembered: bool
+    """Measure nothing at all, and take what is known as it is."""

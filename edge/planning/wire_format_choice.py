@@ -1,7 +1,7 @@
 """In which form activations travel between the shards of a plan, and when that pays.
 
 Pure: the user's wish, the plan and the links measured go in, a rule for every sum and hop comes
-out. How the forms are made is `transport.wire_format`'s business.
+out. How the forms are made is `edge.transport.wire_format`'s business.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from edge.partition import LinkSpec, Plan
 from edge.protocol.wire_rules import Wire, WireRules, number_bytes
+from edge.transport import WireFormatName, WireRule
 from edge.weights.formats import WeightFormat
-from partition import LinkSpec, Plan
-from transport import WireFormatName, WireRule
 
 _MARGIN = 3.0
 """How many times the conversion's time must be saved. `_COSTS` were measured in a loop, where all
@@ -45,7 +45,7 @@ _COSTS: dict[WireFormatName, _Cost] = {
         decode_number_s=0.36e-9,
     ),
 }
-"""Lines through the times that `transport.wire_format` states."""
+"""Lines through the times that `edge.transport.wire_format` states."""
 
 
 def choose_wire_rules(

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from edge.concurrency.blocking import run_blocking
 from edge.errors import NetworkError, ProtocolError
 from edge.protocol.measurements import MAX_MESSAGE_BYTES, LinkGlance, LinkTimes, Span
-from transport import Link, TransportError
+from edge.transport import Link, TransportError
 
 PROBE_LIMIT_S = 5.0
 """After this a probe is over, whatever it has found."""

@@ -16,8 +16,8 @@ from edge.backends.interface import Backend
 from edge.profiling.random_weights import written_weights
 from edge.profiling.sample import REQUESTS, Sample, Width
 from edge.protocol.step import Step, StepEntry
+from edge.transport import SoloCollective, Work
 from edge.weights.formats import WeightFormat
-from transport import SoloCollective, Work
 
 EARLY_POSITION = 15
 """Context of tokens that are decoded with hardly any attention."""

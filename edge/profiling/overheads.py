@@ -14,7 +14,10 @@ import numpy as np
 from edge.backends.interface import Backend
 from edge.concurrency.loop_thread import LoopThread
 from edge.engine.shard_engine import ShardEngine
+from edge.kernels.sampling.parameters import SamplingParameters
+from edge.kernels.sampling.shortlist import choose, make_shortlist
 from edge.models.spec import ModelSpec
+from edge.partition import Plan, Shard, Stage
 from edge.profiling.cold_caches import Caches
 from edge.profiling.random_weights import written_weights
 from edge.profiling.sample import step_sample
@@ -23,12 +26,9 @@ from edge.protocol.error_codec import Failed
 from edge.protocol.frame_codec import Event, to_frame
 from edge.protocol.step import SamplingTerms, Step, StepEntry, StepLimits
 from edge.protocol.wire_rules import WireRules
+from edge.transport import MemoryChannel, WireRule
 from edge.weights.formats import WeightFormat
 from edge.weights.layout import shard_layout
-from kernels.sampling.parameters import SamplingParameters
-from kernels.sampling.shortlist import choose, make_shortlist
-from partition import Plan, Shard, Stage
-from transport import MemoryChannel, WireRule
 
 _REPEATS = 15
 _TOKENS = 64

@@ -15,6 +15,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from edge.partition import ComputeRates
 from edge.profiling.cold_caches import Caches
 from edge.profiling.loaded_sample import (
     EARLY_POSITION,
@@ -36,7 +37,6 @@ from edge.profiling.sample import (
 from edge.profiling.slice_costs import byte_and_fixed_s, slice_costs
 from edge.protocol.measurements import PeerProfile, Profile
 from edge.protocol.step import Step
-from partition import ComputeRates
 
 THIRD_SAMPLE = 0.1
 """Two samples further apart than this need a third: something disturbed one of them."""

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from edge.backends.interface import ShardWeights
 from edge.errors import CapacityError
 from edge.host.disk_rate import TEMPORARY
+from edge.offload import Manifest, TensorEntry
 from edge.weights.formats import WeightFormat
 from edge.weights.layout import ShardLayout
-from offload import Manifest, TensorEntry
 
 _BLOCK_BYTES = 4 << 20
 _STALE_S = 3600.0

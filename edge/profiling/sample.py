@@ -13,13 +13,11 @@ from typing import Literal
 
 from edge.errors import CapacityError
 from edge.host.free_memory import format_size
+from edge.kernels.kv_cache.cache_size import cache_row
 from edge.memory.model_sizes import model_facts
+from edge.models.rotary import Rotary
 from edge.models.spec import LayerSpec, ModelSpec, by_kind
-from edge.protocol.step import StepLimits
-from edge.weights.formats import WeightFormat
-from edge.weights.layout import ShardLayout, shard_layout
-from kernels.kv_cache.cache_size import cache_row
-from partition import (
+from edge.partition import (
     LayerFacts,
     LayerSlice,
     ModelFacts,
@@ -30,6 +28,9 @@ from partition import (
     memory_use,
     whole_shard,
 )
+from edge.protocol.step import StepLimits
+from edge.weights.formats import WeightFormat
+from edge.weights.layout import ShardLayout, shard_layout
 
 SAMPLE_BYTES = 192 << 20
 """Bytes of weights: more than caches hold, so a step reads memory as the whole model's does."""
@@ -152,6 +153,7 @@ def weights_sample(spec: ModelSpec, weight_format: WeightFormat, budget_bytes: i
 
     Where not one fits into `budget_bytes`, it gets narrower. CapacityError when that cannot help.
     """
+    spec = _divisible(spec)
     facts = model_facts(spec, weight_format, name="sample", embedding_itemsize=4)
     chunk_rows = _chunk_rows(spec, budget_bytes)
     # All widths are loaded at once, so that they can be measured in turn.
@@ -200,6 +202,7 @@ def attention_sample(spec: ModelSpec, weight_format: WeightFormat, budget_bytes:
 
     No windows: what counts is the cost of a token that is attended.
     """
+    spec = _divisible(spec)
     hidden = max(_LEAST_HIDDEN, _multiple(weight_format))
     layer = LayerSpec(
         mixer=dataclasses.replace(spec.kinds[0].mixer, window=None),
@@ -212,6 +215,7 @@ def attention_sample(spec: ModelSpec, weight_format: WeightFormat, budget_bytes:
 
 def step_sample(spec: ModelSpec, weight_format: WeightFormat) -> ModelSpec:
     """A whole model with so little in it that a step of it is all fixed cost."""
+    spec = _divisible(spec)
     hidden = max(_LEAST_HIDDEN, _multiple(weight_format))
     layer = LayerSpec(
         mixer=dataclasses.replace(
@@ -219,7 +223,7 @@ def step_sample(spec: ModelSpec, weight_format: WeightFormat) -> ModelSpec:
             num_heads=1,
             num_kv_heads=1,
             head_size=16,
-            inverse_frequencies=(1.0,) * 8,
+            rotary=Rotary(inverse_frequencies=(1.0,) * 8),
             window=None,
         ),
         feed_forward=dataclasses.replace(spec.kinds[0].feed_forward, columns=hidden),
@@ -230,6 +234,20 @@ def step_sample(spec: ModelSpec, weight_format: WeightFormat) -> ModelSpec:
         vocab_size=256,
         context_tokens=CONTEXT_TOKENS,
         **by_kind([layer]),
+    )
+
+
+def _divisible(spec: ModelSpec) -> ModelSpec:
+    """The model with heads that can be divided: what one costs is measured, and a part of them."""
+    layers = [spec.layer(number) for number in range(spec.num_layers)]
+    return dataclasses.replace(
+        spec,
+        **by_kind(
+            [
+                dataclasses.replace(layer, mixer=dataclasses.replace(layer.mixer, joint_norm=False))
+                for layer in layers
+            ]
+        ),
     )
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edge.models.spec import ModelSpec
+from edge.partition import Plan
 from edge.protocol.step import MAX_CHUNK_TOKENS, MAX_REQUESTS, StepLimits
 from edge.protocol.wire_rules import WireRules
 from edge.weights.formats import KvDtype, WeightFormat
 from edge.weights.layout import ShardLayout, shard_layout
-from partition import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import transport
+from edge import transport
 from edge.errors import EdgeError, NetworkError, PeerError, PeerLostError, ProtocolError
 from edge.membership.roles import LEND
 from edge.protocol.error_codec import Failed
@@ -20,8 +20,8 @@ from edge.protocol.fields import printable
 from edge.protocol.frame_codec import ANSWER, Call, Event, Post, from_frame, to_frame
 from edge.protocol.heartbeat import ALIVE, SILENT_AFTER_S, Hearing, show_life
 from edge.protocol.messages import FRAMES, limits_of
+from edge.transport import MEMBER, Channel, Credentials, Frame, Member
 from edge.version import __version__
-from transport import MEMBER, Channel, Credentials, Frame, Member
 
 Answer = TypeVar("Answer")
 Body = TypeVar("Body")
@@ -44,12 +44,13 @@ class PeerClient:
         channel: Channel,
         address: str,
         *,
+        name: str | None = None,
         credentials: Credentials | None,
         silent_after_s: float,
         on_event: OnEvent | None,
     ) -> None:
         self.address = address
-        self.name = printable(channel.remote_hello.get("name", address))
+        self.name = name or printable(channel.remote_hello.get("name", address))
         member: Member | None = channel.remote_hello.get(MEMBER)
         self.device = None if member is None else member.id
         """Whose certificate it has shown; None: it has none."""
@@ -78,13 +79,14 @@ class PeerClient:
         address: str,
         credentials: Credentials | None,
         *,
+        name: str | None = None,
         device: str | None = None,
         timeout_s: float = CONNECT_WITHIN_S,
         silent_after_s: float = SILENT_AFTER_S,
         on_event: OnEvent | None = None,
     ) -> PeerClient:
         """`credentials` are ours, None for a peer that wants none. With `device`, it must be this
-        one's.
+        one's. `name`: what it is called here; None: as it calls itself.
 
         Raises NetworkError when nothing usable answers there, or a device that does not compute for
         others; ProtocolError, a kind of it, when it is of another version.
@@ -112,6 +114,7 @@ class PeerClient:
         return cls(
             channel,
             address,
+            name=name,
             credentials=credentials,
             silent_after_s=silent_after_s,
             on_event=on_event,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edge.partition import DeviceSpec
 from edge.protocol.fields import Address, Printable
-from partition import DeviceSpec
 
 MAX_SESSIONS = 64
 """Shards that a peer runs at once, of all its coordinators."""

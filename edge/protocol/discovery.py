@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
-import transport
+from edge import transport
 from edge.errors import EdgeError, NetworkError
 from edge.protocol.peer_info import PeerInfo, describe_peer
-from transport import Credentials, Discovery, PeerFound, PeerGone, PeerRecord
+from edge.transport import Credentials, Discovery, PeerFound, PeerGone, PeerRecord
 
 SETTLE_S = 1.0
 """Once one peer is found, how long to go on listening for others: answers to one question arrive
@@ -45,34 +46,89 @@ async def find_peers(
     timeout_s: float,
     interfaces: Sequence[str] | None,
     at_least: int = 1,
-) -> list[PeerInfo]:
-    """Peers of the cluster that can be reached, each once, by name.
+) -> tuple[list[PeerInfo], list[EdgeError]]:
+    """Peers of the cluster that can be reached, each once, by name; and why others cannot be, which
+    are announced.
 
     Raises NetworkError saying what was tried, when there is none.
     """
+    async with _looking(cluster, credentials, interfaces) as discovery:
+        records = await browse(discovery, timeout_s=timeout_s, at_least=at_least)
+        tried = discovery.describe()
+    answers = await asyncio.gather(*(_reach(record, credentials) for record in records))
+    failures = [answer for answer in answers if isinstance(answer, EdgeError)]
+    if peers := _each_once(answers):
+        return peers, failures
+    why = "; ".join(dict.fromkeys(map(str, failures)))
+    raise NetworkError(
+        f"no peers found within {timeout_s:g} s by {tried}. "
+        + (f"Announced, but not reachable: {why}. " if why else "")
+        + "Start `edge peer` on each device with the same --cluster name, or give addresses: "
+        "--peer HOST:PORT, or edge.Cluster.connect([...])"
+    )
+
+
+async def watch_peers(
+    cluster: str,
+    credentials: Credentials | None,
+    *,
+    interfaces: Sequence[str] | None,
+    every_s: float,
+) -> AsyncGenerator[list[PeerInfo]]:
+    """Peers of the cluster that can be reached, each once, by name: as they are every `every_s`,
+    and whenever one is announced or takes its leave. Raises NetworkError where nobody can look."""
+    records: dict[str, PeerRecord] = {}
+    news = asyncio.Event()
+    async with _looking(cluster, credentials, interfaces) as discovery:
+
+        async def follow() -> None:
+            try:
+                async for event in discovery.watch():
+                    if isinstance(event, PeerFound):
+                        records[event.record.id] = event.record
+                    elif isinstance(event, PeerGone):
+                        records.pop(event.id, None)
+                    news.set()
+            finally:
+                news.set()
+
+        following = asyncio.create_task(follow())
+        try:
+            while True:
+                news.clear()
+                if following.done():
+                    following.result()
+                answers = await asyncio.gather(
+                    *(_reach(record, credentials) for record in records.values())
+                )
+                yield _each_once(answers)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(news.wait(), every_s)
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def _looking(
+    cluster: str, credentials: Credentials | None, interfaces: Sequence[str] | None
+) -> AsyncIterator[Discovery]:
     discovery = transport.ZeroconfDiscovery(
         cluster=cluster,
         key=None if credentials is None else credentials.tag_key,
         interfaces=interfaces,
     )
     try:
-        records = await browse(discovery, timeout_s=timeout_s, at_least=at_least)
-        tried = discovery.describe()
+        yield discovery
     except (transport.TransportError, OSError) as error:
         raise NetworkError(f"cannot look for peers: {error}") from error
     finally:
         await discovery.aclose()
-    answers = await asyncio.gather(*(_reach(record, credentials) for record in records))
+
+
+def _each_once(answers: Sequence[PeerInfo | EdgeError]) -> list[PeerInfo]:
     peers = {answer.id: answer for answer in answers if isinstance(answer, PeerInfo)}
-    if peers:
-        return sorted(peers.values(), key=lambda peer: (peer.name, peer.id))
-    failures = "; ".join(dict.fromkeys(str(answer) for answer in answers))
-    raise NetworkError(
-        f"no peers found within {timeout_s:g} s by {tried}. "
-        + (f"Announced, but not reachable: {failures}. " if failures else "")
-        + "Start `edge peer` on each device with the same --cluster name, or give addresses: "
-        "--peer HOST:PORT, or edge.Cluster.connect([...])"
-    )
+    return sorted(peers.values(), key=lambda peer: (peer.name, peer.id))
 
 
 async def _reach(record: PeerRecord, credentials: Credentials | None) -> PeerInfo | EdgeError:

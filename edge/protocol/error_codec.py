@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-import offload
+from edge import offload
 from edge.errors import (
     CapacityError,
     CheckpointError,

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable, Iterable
 
 from edge.errors import RequestError
-from transport import Credentials
+from edge.transport import Credentials
 
 LOOK_EVERY_S = 1.0
 

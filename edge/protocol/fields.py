@@ -15,11 +15,11 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import numpy as np
 
-import partition
+from edge import partition
 from edge.errors import EdgeError, ProtocolError, shown
-from offload import StoreError
-from transport import TransportError, parse_address
-from transport.frame import Buffer
+from edge.offload import StoreError
+from edge.transport import TransportError, parse_address
+from edge.transport.frame import Buffer
 
 Record = TypeVar("Record")
 

@@ -14,8 +14,8 @@ from typing import Annotated, Any, ClassVar, Generic, TypeVar, get_args, get_ori
 
 from edge.errors import ProtocolError
 from edge.protocol.fields import MALFORMED, Reader, reader, to_json
-from transport import Frame
-from transport.frame import Buffer, FrameLimits
+from edge.transport import Frame
+from edge.transport.frame import Buffer, FrameLimits
 
 ANSWER = "ok"
 """The kind of every answer; which call it answers says what is in it."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 
-from transport import Channel, Frame
+from edge.transport import Channel, Frame
 
 ALIVE = Frame("alive")
 """Means nothing but that its sender still runs."""

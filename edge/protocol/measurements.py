@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from edge.models.spec import ModelSpec
+from edge.partition import ComputeRates
 from edge.protocol.fields import AtMost, Printable
 from edge.protocol.frame_codec import SMALL, Call
 from edge.protocol.topology import Place
+from edge.transport.frame import MAX_HEADER_BYTES, FrameLimits
 from edge.weights.formats import WeightFormat
-from partition import ComputeRates
-from transport.frame import MAX_HEADER_BYTES, FrameLimits
 
 MAX_MESSAGE_BYTES = 16 << 20
 """Of a probe: no step's hidden state is larger than what a peer buffers for a stranger."""

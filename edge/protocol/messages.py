@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from edge.errors import ProtocolError
+from edge.kernels.sampling.logprobs import Logprobs
+from edge.offload import PIECE_BYTES, Manifest
+from edge.partition import MOST_SHARDS
 from edge.protocol.assignment import Assignment
 from edge.protocol.description import PeerDescription
 from edge.protocol.error_codec import Failed
@@ -26,13 +29,17 @@ from edge.protocol.frame_codec import (
     long_json,
     table,
 )
+from edge.protocol.kept_files import Keep
 from edge.protocol.measurements import Glance, MemoryRate, Probe, Profile
 from edge.protocol.step import MAX_REQUESTS, FinishReason, SamplingTerms, Step
 from edge.protocol.step_times import ShardTimes
+from edge.protocol.token_logprobs import (
+    MOST_BYTES_OF_A_TOKEN,
+    read_logprobs,
+    write_logprobs,
+)
 from edge.protocol.topology import Place, Seat
-from offload import PIECE_BYTES, Manifest
-from partition import MOST_SHARDS
-from transport.frame import MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES, Buffer, FrameLimits
+from edge.transport.frame import MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES, Buffer, FrameLimits
 
 MAX_MANIFEST_BYTES = 16 << 20
 """One of 400 layers with 64 tensors each takes 3.7 MB, and 700 GB of weights in pieces 11 MB."""
@@ -88,9 +95,12 @@ class Opened:
     """A shard that is loaded."""
 
     weight_bytes: int
+    rows_agree: bool
+    """A token's row is the same, to the last bit, however many others are in its step, if any."""
 
 
-# Calls: who is there, and how fast (MemoryRate, Profile … Glance: measurements.py)
+# Calls: who is there, and how fast (MemoryRate, Profile … Glance: measurements.py; Keep:
+# kept_files.py)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,12 +176,17 @@ class Connect(Call[Done]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatchPrefix(Post):
-    """Find the beginning of this prompt among what is on disk. Every shard reports."""
+    """Find the beginning of this prompt, in memory or on disk. Every shard reports."""
 
     kind = "match_prefix"
     limits = FrameLimits(header_bytes=SMALL.header_bytes)
     session: str
     request: str
+    source: str | None = None
+    """A request whose first `tokens` are the prompt's, too; None: none is in memory."""
+    tokens: int = 0
+    moves: bool = False
+    """The source's cache is this request's from now on; else it stays, too."""
     prompt: Raw
     """See `fields.token_bytes`."""
 
@@ -227,6 +242,9 @@ class Tokens(Event):
     """A token of each entry of a step that wants one. A run gives tokens several times."""
 
     kind = "tokens"
+    limits = FrameLimits(
+        header_bytes=SMALL.header_bytes, payload_bytes=MAX_REQUESTS * MOST_BYTES_OF_A_TOKEN
+    )
     tokens: Annotated[tuple[int, ...], AtMost(MAX_REQUESTS)]
     ends: Annotated[tuple[FinishReason | None, ...], AtMost(MAX_REQUESTS)]
     """Why each of them is its request's last, if it is."""
@@ -234,10 +252,14 @@ class Tokens(Event):
     """The step, or the run, is over."""
     chosen_s: float
     """When they were chosen, by the sampler's monotonic clock."""
+    logprobs: Annotated[tuple[Logprobs | None, ...], Payload(write_logprobs, read_logprobs)] = ()
+    """Of each token, where its request wants them; empty where none does."""
 
     def __post_init__(self) -> None:
         if len(self.ends) != len(self.tokens):
             raise ValueError("of each token it must be known whether its reply ends")
+        if self.logprobs and len(self.logprobs) != len(self.tokens):
+            raise ValueError("logprobs of other tokens than were chosen")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,11 +299,13 @@ class SwappedOut(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finish(Post):
-    """Free the request."""
+    """The request is over: free it."""
 
     kind = "finish"
     session: str
     request: str
+    kept_tokens: int = 0
+    """So many tokens of its cache stay for who begins with them, until it is finished again."""
 
 
 # Calls: a model is asked, and goes
@@ -321,7 +345,7 @@ class Close(Call[Done]):
 
 FRAMES = table(
     (
-        Describe, MemoryRate, Profile, Probe, Glance, SetMemory,
+        Describe, MemoryRate, Profile, Probe, Glance, SetMemory, Keep,
         Offer, Piece, Seal, Open, Connect,
         MatchPrefix, PrefixMatched, Reserve, Reserved, RunStep, Tokens, Logits,
         YieldRun, SwapOut, SwappedOut, Finish, Measure, Observed, Close, Failed,

@@ -7,7 +7,8 @@ import contextlib
 import hashlib
 import hmac
 import ipaddress
-from collections.abc import Coroutine, Iterable, Mapping
+import itertools
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
@@ -16,10 +17,11 @@ from edge.membership.identity import is_peer_of
 from edge.protocol.client import CONNECT_WITHIN_S, Answer, OnEvent, PeerClient
 from edge.protocol.description import PeerDescription
 from edge.protocol.frame_codec import Call
+from edge.protocol.kept_files import Keep, KeptFiles
 from edge.protocol.measurements import MemoryRate
 from edge.protocol.messages import Describe, SetMemory
 from edge.protocol.topology import Place, Seat
-from transport import Credentials, parse_address
+from edge.transport import Credentials, parse_address
 
 _NOBODYS_SECRET = bytes(32)
 """Of peers that want no keys, and whose caches anybody may read."""
@@ -34,11 +36,17 @@ class PeerInfo(PeerDescription):
     """What we showed it; None: it wants none."""
     device_id: str | None = None
     """Whose certificate it has shown; None: it has none."""
+    own_name: str = ""
+    """As it calls itself; `name` is another one where several call themselves so."""
 
     async def connect(self, *, on_event: OnEvent | None = None) -> PeerClient:
         """Raises what `PeerClient.connect` raises."""
         return await PeerClient.connect(
-            self.address, self.credentials, device=self.device_id, on_event=on_event
+            self.address,
+            self.credentials,
+            name=self.name,
+            device=self.device_id,
+            on_event=on_event,
         )
 
     def prefix_secret(self, *, is_shared: bool) -> bytes:
@@ -53,7 +61,7 @@ class PeerInfo(PeerDescription):
     def to_json(self) -> dict[str, Any]:
         """What it said, for scripts; nothing of keys."""
         told = asdict(replace(self, credentials=None))
-        del told["credentials"], told["device_id"]
+        del told["credentials"], told["device_id"], told["own_name"]
         return told
 
 
@@ -70,12 +78,22 @@ async def describe_peer(
 
 async def set_memory(peer: PeerInfo, memory_bytes: int) -> PeerInfo:
     """Give the peer another budget; the peer as it is then. Raises RequestError when it refuses."""
-    return await _described(peer.address, peer.credentials, SetMemory(bytes=memory_bytes))
+    call = SetMemory(bytes=memory_bytes)
+    changed = await _described(peer.address, peer.credentials, call, name=peer.name)
+    return replace(changed, name=peer.name)
+
+
+async def kept_by(peer: PeerInfo, remove: Sequence[str] = ()) -> tuple[KeptFiles, ...]:
+    """What the peer keeps of weights, once it has removed these. RequestError when it refuses."""
+    told, _ = await _told(
+        peer.address, peer.credentials, Keep(remove=tuple(remove)), name=peer.name
+    )
+    return told.files
 
 
 async def memory_rate(peer: PeerInfo) -> float:
     """Bytes per second the peer reads from memory; takes it a few tenths of a second."""
-    told, _ = await _told(peer.address, peer.credentials, MemoryRate())
+    told, _ = await _told(peer.address, peer.credentials, MemoryRate(), name=peer.name)
     return told.bytes_per_s
 
 
@@ -84,13 +102,20 @@ async def _described(
     credentials: Credentials | None,
     call: Call[PeerDescription],
     *,
+    name: str | None = None,
     timeout_s: float | None = None,
 ) -> PeerInfo:
-    told, device = await _told(address, credentials, call, timeout_s=timeout_s)
+    told, device = await _told(address, credentials, call, name=name, timeout_s=timeout_s)
     if device is not None and not is_peer_of(told.id, device):
         raise ProtocolError(f"peer {told.name} calls itself by the id of another device")
     described = {each.name: getattr(told, each.name) for each in fields(told)}
-    return PeerInfo(address=address, credentials=credentials, device_id=device, **described)
+    return PeerInfo(
+        address=address,
+        credentials=credentials,
+        device_id=device,
+        own_name=told.name,
+        **described,
+    )
 
 
 async def _told(
@@ -98,10 +123,13 @@ async def _told(
     credentials: Credentials | None,
     call: Call[Answer],
     *,
+    name: str | None = None,
     timeout_s: float | None = None,
 ) -> tuple[Answer, str | None]:
     """The answer, and whose certificate came with it."""
-    client = await PeerClient.connect(address, credentials, timeout_s=timeout_s or CONNECT_WITHIN_S)
+    client = await PeerClient.connect(
+        address, credentials, name=name, timeout_s=timeout_s or CONNECT_WITHIN_S
+    )
     try:
         return await client.call(call, limit_s=timeout_s), client.device
     finally:
@@ -139,6 +167,24 @@ async def describe_each(peers: Mapping[str, Credentials | None]) -> list[PeerInf
         if address in failures:
             raise failures[address]
     return infos
+
+
+def with_unique_names(
+    peers: Sequence[PeerInfo], known: Iterable[PeerInfo] = ()
+) -> tuple[PeerInfo, ...]:
+    """The same peers, of which no two have one name: of three called vm, vm, vm-2 and vm-3.
+
+    Whoever is of `known` keeps its name there; of the others the least id goes first.
+    """
+    taken = {peer.id: peer.name for peer in known}
+    names = {peer.id: taken[peer.id] for peer in peers if peer.id in taken}
+    wanted = {peer.own_name for peer in peers}
+    for peer in sorted(peers, key=lambda peer: peer.id):
+        others = set(names.values())
+        numbered = (f"{peer.own_name}-{number}" for number in itertools.count(2))
+        free = (name for name in numbered if name not in others | wanted)
+        names.setdefault(peer.id, peer.own_name if peer.own_name not in others else next(free))
+    return tuple(replace(peer, name=names[peer.id]) for peer in peers)
 
 
 def places(devices: Mapping[Seat, PeerInfo]) -> dict[Seat, Place]:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from edge.kernels.sampling.logprobs import MOST_LOGPROBS
+from edge.kernels.sampling.parameters import SamplingParameters
 from edge.protocol.fields import AtMost
-from kernels.sampling.parameters import SamplingParameters
 
 FinishReason = Literal["stop", "length"]
 """Why a reply ends with a token: it is an end token (or text ends the reply), or the last one that
@@ -15,6 +16,10 @@ was asked for."""
 
 MAX_CHUNK_TOKENS = 4096
 MAX_REQUESTS = 1024
+SHORTEST_STEP = 2
+"""Tokens of a prompt whose rows may be as in any longer step; one alone takes other ways."""
+MOST_KEPT = 8
+"""Caches of requests that are over, which a shard keeps for those that begin alike."""
 MAX_END_IDS = 64
 """Tokens that end a reply; models have one to five."""
 
@@ -97,6 +102,16 @@ class SamplingTerms:
     sampling: SamplingParameters
     end_ids: Annotated[frozenset[int], AtMost(MAX_END_IDS)]
     max_new_tokens: int
+    prompt_tokens: int = 0
+    """How many of its tokens are the prompt that its caller gave: what follows is the answer, also
+    what another plan has computed of it."""
+    logprobs: int | None = None
+    """How many of the likeliest tokens are told with each token, and how likely all of these are;
+    None: nothing of that."""
+
+    def __post_init__(self) -> None:
+        if self.logprobs is not None and not 0 <= self.logprobs <= MOST_LOGPROBS:
+            raise ValueError(f"logprobs must be 0 to {MOST_LOGPROBS}, not {self.logprobs}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +130,11 @@ class StepLimits:
     """Tokens of all requests together that may be on disk instead; 0: there is no such disk."""
     observes: bool = False
     """Products sum up what they are given, for who rounds the weights by it."""
+
+    @property
+    def caches(self) -> int:
+        """Requests that have a KV cache at once."""
+        return self.requests + MOST_KEPT
 
     @property
     def exceeds_memory(self) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
+from edge.partition import MOST_SHARDS
 from edge.protocol.fields import AtMost
-from partition import MOST_SHARDS
-from transport import WireRule
+from edge.transport import WireRule
 
 Wire = Literal["float32", "float16", "int8", "auto"]
 

@@ -3,6 +3,8 @@
 Tokenizer            text ↔ token ids, chats → prompts        (tokenizer.py)
 TextStream           token ids → text that grows              (stream.py)
 TokenizerFiles       what a folder or a GGUF file says of one (files.py, gguf.py)
+AnswerParser         an answer → what is said, thought, called (answer_parts.py)
+tool_schemas         Python functions → schemas for templates  (tool_schema.py)
 read_end_ids         where answers end                        (generation_config.py)
 read_sampling        how its makers choose tokens             (likewise)
 """

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import offload
+from edge import offload
 from edge.errors import CheckpointError
 from edge.text.files import MAX_TOKENIZER_VALUES, TokenizerFiles
 

@@ -64,6 +64,15 @@ class Vocabulary:
         """The text of all these tokens at once, special ones skipped."""
         return self._backend.decode(token_ids, skip_special_tokens=True)
 
+    def text_of(self, token_id: int) -> str:
+        """The text of one token amid a text, its space included; a special one as it is spelt."""
+        if self.piece(token_id) is None:
+            return self._backend.id_to_token(token_id) or ""
+        alone, twice = self.decode([token_id]), self.decode([token_id, token_id])
+        if "\ufffd" in alone:  # of two parts of characters other ones may come
+            return alone
+        return twice[len(alone) :] if twice.startswith(alone) else alone
+
     def stream(self, prompt_ids: Sequence[int]) -> StreamDecoder:
         """A decoder for the tokens that follow the prompt."""
         kinds = [decoder["type"] for decoder in self._decoders]

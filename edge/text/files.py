@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from reprlib import repr as shown
 
-import offload
+from edge import offload
 from edge.errors import CheckpointError
 
 NAMED_SPECIAL_TOKENS = (

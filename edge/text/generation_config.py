@@ -8,8 +8,8 @@ from reprlib import repr as shown
 from typing import Any
 
 from edge.errors import CheckpointError
+from edge.kernels.sampling.parameters import SamplingParameters
 from edge.text.files import read_json
-from kernels.sampling.parameters import SamplingParameters
 
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 

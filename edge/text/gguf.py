@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from edge.errors import CheckpointError
+from edge.kernels.sampling.parameters import SamplingParameters
 from edge.text.description import (
     BYTE_FALLBACK,
     BYTE_LEVEL,
@@ -27,7 +28,6 @@ from edge.text.description import (
 from edge.text.files import TOKENIZER, SpecialToken, TokenizerFiles
 from edge.text.generation_config import sampling_of
 from edge.text.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
-from kernels.sampling.parameters import SamplingParameters
 
 _MODEL = "tokenizer.ggml.model"
 _TOKENS = "tokenizer.ggml.tokens"

@@ -30,6 +30,7 @@ from edge.text.files import (
     TokenizerFiles,
     read_tokenizer_files,
 )
+from edge.text.thinking import OPEN
 
 _LLAMA_TOKENS = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
 
@@ -147,6 +148,10 @@ class Tokenizer:
         """Token ids of `chat`'s prompt; the template itself writes all special tokens."""
         prompt = self.chat(messages, add_generation_prompt, tools=tools, variables=variables)
         return self._encode(prompt, add_special_tokens=False)
+
+    def begins_thinking(self, prompt_ids: Sequence[int]) -> bool:
+        """Whether a prompt ends in the mark of thinking, as some chat templates have it."""
+        return self.decode(prompt_ids[-8:]).rstrip().endswith(OPEN)
 
     def close(self) -> None:
         """End what runs the chat templates, if chats were written; another one starts it again."""

@@ -12,15 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.models.parts import MatrixSlice, VectorSlice
-from edge.progress import OnProgress, Progress
-from edge.weights.encoding import Encoding
-from edge.weights.float_matrices import FloatSource
-from edge.weights.matrix_kind import CheckpointTensors, MatrixKind, StoredArray
-from edge.weights.quantize import open_quantized
-from edge.weights.quantized_store import QuantizedStore
-from edge.weights.recipe import Kind, Recipe
-from kernels.matmul_nbits.reference import (
+from edge.kernels.matmul_nbits.reference import (
     QuantizedMatrix,
     check_format,
     dequantize,
@@ -29,11 +21,19 @@ from kernels.matmul_nbits.reference import (
     stacked,
     unpack_zero_points,
 )
+from edge.models.parts import MatrixSlice, VectorSlice
+from edge.progress import OnProgress, Progress
+from edge.weights.encoding import Encoding
+from edge.weights.float_matrices import FloatSource
+from edge.weights.matrix_kind import CheckpointTensors, MatrixKind, StoredArray
+from edge.weights.quantize import open_quantized
+from edge.weights.quantized_store import QuantizedStore
+from edge.weights.recipe import Kind, Recipe
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks(MatrixKind[QuantizedMatrix]):
-    """Codes of `bits` bits and float32 scales; see kernels.matmul_nbits.reference.
+    """Codes of `bits` bits and float32 scales; see edge.kernels.matmul_nbits.reference.
 
     Raises ValueError for what no kernel has.
     """
@@ -169,7 +169,7 @@ class QuantizedSource:
         recipe: Recipe,
         quantized: Mapping[Kind, QuantizedStore],
     ) -> None:
-        self._floats = FloatSource(tensors.store, tensors.tensor_name)
+        self._floats = FloatSource(tensors.store, tensors.tensor_name, tensors.norm_offset)
         self._recipe = recipe
         self._quantized = quantized
         self._tensor_name = tensors.tensor_name

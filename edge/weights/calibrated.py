@@ -7,13 +7,13 @@ from collections.abc import Callable
 import numpy as np
 
 from edge.errors import CheckpointError
+from edge.kernels.matmul_nbits.calibrated import quantize_calibrated
+from edge.kernels.matmul_nbits.reference import QuantizedMatrix, stacked
 from edge.weights.block_matrices import Blocks, ZeroBlocks
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.input_statistics import InputStatistics
 from edge.weights.quantized_store import store_errors_as_edge_errors
 from edge.weights.weight_limits import check_weights, largest_of
-from kernels.matmul_nbits.calibrated import quantize_calibrated
-from kernels.matmul_nbits.reference import QuantizedMatrix, stacked
 
 _CHUNK_WEIGHTS = 1 << 24
 """Rounded at once, in some ten bytes each."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from edge.errors import CheckpointError, RequestError
 from edge.models.spec import tensor_shapes
+from edge.offload import StoreError, is_gguf, note_model
 from edge.progress import OnProgress
 from edge.text import Tokenizer, TokenizerFiles
 from edge.weights.encoding import Encoding, Rounded
@@ -13,9 +14,9 @@ from edge.weights.folder_form import open_folder
 from edge.weights.form import CheckpointForm
 from edge.weights.formats import WeightFormat
 from edge.weights.gguf_form import gguf_in, open_gguf_model
+from edge.weights.hub_cache import display_name
 from edge.weights.lora import with_adapter
 from edge.weights.matrix_kind import CheckpointTensors, WeightSource
-from offload import StoreError, is_gguf
 
 
 class Checkpoint:
@@ -29,6 +30,8 @@ class Checkpoint:
         self.name = name
         self.end_ids = frozenset(each for each in form.end_ids if each < form.spec.vocab_size)
         self.sampling = form.sampling
+        self.note = form.note
+        self.norm_offset = form.norm_offset
         self._form = form
         self._tokenizer: Tokenizer | None = None
 
@@ -50,7 +53,7 @@ class Checkpoint:
             ) from error
         form = open_gguf_model(given.absolute()) if is_file else _open_folder(folder)
         try:
-            this = cls(form, name=given.name if is_file else folder.name)
+            this = cls(form, name=given.name if is_file else display_name(folder))
             this._check_tensors()
             if lora is not None:
                 this = cls(_adapted(form, lora), name=this.name)
@@ -107,10 +110,16 @@ class Checkpoint:
             if len(shape) == 2 and role != "embedding"
         }
         tensors = CheckpointTensors(
-            store=self.store, tensor_name=self.tensor_name, matrices=matrices
+            store=self.store,
+            tensor_name=self.tensor_name,
+            matrices=matrices,
+            norm_offset=self._form.norm_offset,
         )
         assert weight_format.open_source is not None, "made by weight_format"
-        return weight_format.open_source(tensors, cache_root=cache_root, on_progress=on_progress)
+        source = weight_format.open_source(tensors, cache_root=cache_root, on_progress=on_progress)
+        for folder in cache_root.glob(f"{self.store.fingerprint}-*"):
+            note_model(folder, self.name)
+        return source
 
     def close(self) -> None:
         self.store.close()

@@ -13,10 +13,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from edge.errors import CapacityError, RequestError
 from edge.host.free_memory import format_size
+from edge.kernels.matmul_nbits.reference import QuantizedMatrix
 from edge.models.families import read_family
 from edge.models.spec import tensor_shapes
+from edge.offload import (
+    INDEX_FILE,
+    SafetensorsFile,
+    SafetensorsWriter,
+    StoreError,
+    write_durably,
+)
 from edge.weights.block_matrices import Blocks, ZeroBlocks
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.compressed_config import compressed_values
@@ -28,14 +38,6 @@ from edge.weights.partial_folder import PartialFolder
 from edge.weights.quantize import row_chunks
 from edge.weights.quantized_store import store_errors_as_edge_errors
 from edge.weights.weight_limits import check_weights, largest_of
-from kernels.matmul_nbits.reference import QuantizedMatrix
-from offload import (
-    INDEX_FILE,
-    SafetensorsFile,
-    SafetensorsWriter,
-    StoreError,
-    write_durably,
-)
 
 MADE_BY = "edge_quantize"
 """Where config.json says how the codes were found."""
@@ -99,6 +101,7 @@ class CompressedFolder:
             del shapes["head"]
         self._shapes = shapes
         family, _spec = read_family(checkpoint.config, source=str(checkpoint.path))
+        self._norm_offset = np.float32(checkpoint.norm_offset - family.norm_offset)
         self._name = family.tensor_name
         """As a folder has them; of a tied head, too."""
         self.groups = self._grouped()
@@ -216,6 +219,8 @@ class CompressedFolder:
         for rows in row_chunks((shape[0], shape[1] if len(shape) == 2 else 1)):
             values = store.read(name, rows=rows)
             check_weights(store, name, largest_of(values))
+            if role.endswith("norm") and self._norm_offset:
+                values = (values + self._norm_offset).astype(values.dtype)
             writer.write_rows(self._name(role), rows.start, values)
 
     def _check(self, role: str, matrix: QuantizedMatrix) -> None:

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from edge.models.parts import MatrixSlice, VectorSlice
 from edge.models.spec import ModelSpec
+from edge.offload import WeightStore
 from edge.progress import OnProgress
 from edge.weights.encoding import Encoding
 from edge.weights.matrix_kind import CheckpointTensors, MatrixKind, StoredArray
 from edge.weights.recipe import Recipe
 from edge.weights.weight_limits import check_weights, largest_of
-from offload import WeightStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +65,21 @@ class FloatSource:
     Reading raises CheckpointError for weights that no model has.
     """
 
-    def __init__(self, store: WeightStore, tensor_name: Callable[[str], str]) -> None:
+    def __init__(
+        self, store: WeightStore, tensor_name: Callable[[str], str], norm_offset: float = 0.0
+    ) -> None:
+        """norm_offset: what is added to the weights of norms."""
         self._store = store
         self._tensor_name = tensor_name
+        self._norm_offset = np.float32(norm_offset)
 
     def matrix(self, part: MatrixSlice) -> dict[str, NDArray[Any]]:
         pieces = [self._read(role, rows=rows, columns=part.columns) for role, rows in part.parts]
         return {"weight": pieces[0] if len(pieces) == 1 else np.concatenate(pieces)}
 
     def vector(self, part: VectorSlice) -> NDArray[np.float32]:
-        return np.concatenate([self._read(role, rows=rows) for role, rows in part.parts])
+        found = np.concatenate([self._read(role, rows=rows) for role, rows in part.parts])
+        return found + self._norm_offset if part.name.endswith("norm") else found
 
     def embedding(self, rows: range) -> NDArray[Any]:
         name = self._tensor_name("embedding")
@@ -98,6 +103,6 @@ def float32(spec: ModelSpec, block_size: int | None) -> Encoding:
     def open_source(
         tensors: CheckpointTensors, *, cache_root: Path, on_progress: OnProgress
     ) -> FloatSource:
-        return FloatSource(tensors.store, tensors.tensor_name)
+        return FloatSource(tensors.store, tensors.tensor_name, tensors.norm_offset)
 
     return Encoding(recipe=Recipe(Floats()), open=open_source)

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from edge.errors import CheckpointError
+from edge.offload import own_file, read_file
 from edge.text.files import TOKENIZER
 from edge.weights.checkpoint import Checkpoint
-from offload import own_file, read_file
 
-_COPIED = (
+SMALL_FILES = (
     TOKENIZER,
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -29,7 +29,7 @@ _COPIED = (
     "LICENSE.txt",
     "NOTICE",
 )
-_MORE_TEMPLATES = "additional_chat_templates"
+ADDITIONAL_TEMPLATES = "additional_chat_templates"
 _MOST_BYTES = 64 << 20
 """Of one file; see `edge/text/files.py`."""
 
@@ -43,8 +43,8 @@ def other_files(checkpoint: Checkpoint) -> Iterator[tuple[str, bytes]]:
 
 
 def _copies(folder: Path) -> Iterator[tuple[str, bytes]]:
-    paths = [folder / name for name in _COPIED]
-    paths += sorted((folder / _MORE_TEMPLATES).glob("*.jinja"))
+    paths = [folder / name for name in SMALL_FILES]
+    paths += sorted((folder / ADDITIONAL_TEMPLATES).glob("*.jinja"))
     for path in paths:
         if path.is_file():
             yield str(path.relative_to(folder)), _content(own_file(path))

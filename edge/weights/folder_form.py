@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 
 from edge.errors import CheckpointError
-from edge.models.families import read_family
+from edge.models.families import note_on, read_family, reads_pictures
+from edge.offload import SafetensorsStore, StoreError
 from edge.text import read_end_ids, read_sampling, read_tokenizer_files
 from edge.text.files import TOKENIZER, read_json
 from edge.weights.foreign_folders import check_folder
 from edge.weights.form import CheckpointForm, with_tied_head
+from edge.weights.fused_rows import fused_rows, with_fused_rows
 from edge.weights.packed_encoding import packed_encoding
 from edge.weights.packed_folder import packed_store
-from offload import SafetensorsStore, StoreError
 
 CONFIG = "config.json"
+
+_TEXT_PARTS = (
+    ("model.", "lm_head."),
+    ("model.language_model.", "lm_head."),
+    ("language_model.model.", "language_model.lm_head."),
+)
+"""What names of a text part, and of its head, begin with in models that read pictures, too."""
 
 
 def open_folder(folder: Path) -> CheckpointForm:
@@ -24,13 +34,22 @@ def open_folder(folder: Path) -> CheckpointForm:
     config = read_json(source)
     family, spec = read_family(config, source=str(source))
     end_ids, sampling = read_end_ids(folder), read_sampling(folder)
-    name = with_tied_head(spec, family.tensor_name)
     try:
         files = SafetensorsStore(folder)
     except StoreError as error:
         raise CheckpointError(str(error)) from error
     try:
-        store = packed_store(config, files, source=str(source), embedding=name("embedding"))
+        plain_name = family.tensor_name
+        if reads_pictures(config):
+            plain_name = _in_text_part(plain_name, files.names())
+            is_tied = plain_name("head") not in files.names()
+            spec = replace(spec, tied_embeddings=is_tied)
+        name = with_tied_head(spec, plain_name)
+        parts = fused_rows(family.fused, spec, plain_name)
+        store = with_fused_rows(files, parts)
+        store = packed_store(
+            config, store, source=str(source), embedding=name("embedding"), parts=parts
+        )
         own = packed_encoding(store, spec, name)
     except BaseException as error:
         files.close()
@@ -46,7 +65,29 @@ def open_folder(folder: Path) -> CheckpointForm:
         tensor_name=name,
         store=store,
         own_encoding=own,
+        norm_offset=family.norm_offset,
+        note=note_on(config),
         end_ids=end_ids,
         sampling=sampling,
         read_tokenizer=(lambda: read_tokenizer_files(folder)) if has_tokenizer else None,
     )
+
+
+def _in_text_part(plain_name: Callable[[str], str], names: Collection[str]) -> Callable[[str], str]:
+    """The name of a role's tensor, by the names that a model of text alone has."""
+    base, head = next(
+        (
+            each
+            for each in _TEXT_PARTS
+            if any(n.startswith(f"{each[0]}embed_tokens.") for n in names)
+        ),
+        _TEXT_PARTS[0],
+    )
+
+    def name(role: str) -> str:
+        plain = plain_name(role)
+        if plain.startswith("model."):
+            return base + plain.removeprefix("model.")
+        return head + plain.removeprefix("lm_head.")
+
+    return name

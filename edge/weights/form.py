@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edge.kernels.sampling.parameters import SamplingParameters
 from edge.models.spec import ModelSpec
+from edge.offload import WeightStore
 from edge.text import TokenizerFiles
 from edge.weights.encoding import Encoding, Rounded
-from kernels.sampling.parameters import SamplingParameters
-from offload import WeightStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +20,7 @@ class CheckpointForm:
 
     own_encoding: what its matrices are in, where they are quantised there, or what they become;
     else None.
+    norm_offset: what is added to the weights of norms. note: what whoever runs it should know.
     path: the folder or the file. described_in: what shapes follow from, for errors.
     config: what the spec was made of, in the words of a config.json.
     tensor_name: by role; a tied head is the embedding. end_ids: tokens that end an
@@ -37,6 +38,8 @@ class CheckpointForm:
     sampling: SamplingParameters
     read_tokenizer: Callable[[], TokenizerFiles] | None
     own_encoding: Encoding | Rounded | None = None
+    norm_offset: float = 0.0
+    note: str = ""
 
 
 def with_tied_head(spec: ModelSpec, tensor_name: Callable[[str], str]) -> Callable[[str], str]:

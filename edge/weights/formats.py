@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from edge.errors import RequestError, shown
+from edge.kernels.matmul_nbits.reference import Accuracy
 from edge.models.spec import MAX_KINDS, ModelSpec, graded
 from edge.weights.block_matrices import Blocks, OffsetBlocks, ZeroBlocks
 from edge.weights.encoding import Encoding, OpenSource, Rounded
@@ -17,7 +18,6 @@ from edge.weights.float_matrices import Floats, float32
 from edge.weights.integer_formats import int4, int8, pure_int4
 from edge.weights.matrix_kind import MatrixKind
 from edge.weights.recipe import MAX_MATRIX_KINDS, Recipe, Rule
-from kernels.matmul_nbits.reference import Accuracy
 
 ENCODINGS: dict[str, Callable[[ModelSpec, int | None], Encoding]] = {
     "float32": float32,

@@ -6,34 +6,41 @@ too. So they are the blocks of a kernel's own layout, only placed otherwise: no 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.kernels.matmul_nbits.reference import QuantizedMatrix, pack, stacked
 from edge.models.spec import ModelSpec, tensor_shapes
+from edge.offload import BlockType, GgufStore
 from edge.progress import OnProgress
 from edge.weights.block_matrices import Blocks, OffsetBlocks
 from edge.weights.encoding import Encoding
 from edge.weights.float_matrices import Floats
+from edge.weights.fused_rows import SomeRows
 from edge.weights.matrix_kind import CheckpointTensors
 from edge.weights.recipe import Kind
 from edge.weights.stored_blocks import StoredBlocks, recipe_of
-from kernels.matmul_nbits.reference import QuantizedMatrix, pack, stacked
-from offload import BlockType, GgufStore
 
 _CHUNK_WEIGHTS = 1 << 22
 """Unpacked at once: a weight takes some ten bytes meanwhile."""
 
 
 def gguf_encoding(
-    store: GgufStore, spec: ModelSpec, tensor_name: Callable[[str], str]
+    store: GgufStore,
+    spec: ModelSpec,
+    tensor_name: Callable[[str], str],
+    parts: Mapping[str, SomeRows],
 ) -> Encoding | None:
-    """What the file itself holds its matrices in; None where all are plain floats."""
+    """What the file itself holds its matrices in; None where all are plain floats.
+
+    parts: names of roles' tensors that are rows of others.
+    """
     types = {
-        role: store.block_type(tensor_name(role))
+        role: store.block_type(_place(tensor_name(role), parts)[0])
         for role, shape in tensor_shapes(spec).items()
         if len(shape) == 2 and role != "embedding"
     }
@@ -48,22 +55,31 @@ def gguf_encoding(
     def open_source(
         tensors: CheckpointTensors, *, cache_root: Path, on_progress: OnProgress
     ) -> StoredBlocks:
-        assert isinstance(tensors.store, GgufStore), "the one that this was made of"
-        return StoredBlocks(tensors, coded=coded, read=partial(_read, tensors.store))
+        return StoredBlocks(tensors, coded=coded, read=partial(_read, store, parts))
 
     return Encoding(recipe=recipe, grades=grades, open=open_source)
 
 
-def _read(store: GgufStore, name: str, rows: range, columns: range) -> tuple[QuantizedMatrix, int]:
+def _place(name: str, parts: Mapping[str, SomeRows]) -> tuple[str, int]:
+    """The tensor in the file, and its first row of these."""
+    part = parts.get(name)
+    return (name, 0) if part is None else (part.tensor, part.rows.start)
+
+
+def _read(
+    store: GgufStore, parts: Mapping[str, SomeRows], name: str, rows: range, columns: range
+) -> tuple[QuantizedMatrix, int]:
+    name, first = _place(name, parts)
+    rows = range(first + rows.start, first + rows.stop)
     block = store.block_type(name)
     size = block.block_size
     blocks = range(columns.start // size, -(-columns.stop // size))
     step = max(1, _CHUNK_WEIGHTS // (len(blocks) * size))
-    parts = [
+    pieces = [
         as_matrix(block, store.blocks(name, range(row, min(row + step, rows.stop)), blocks))
         for row in range(rows.start, rows.stop, step)
     ]
-    return stacked(parts), blocks.start * size
+    return stacked(pieces), blocks.start * size
 
 
 def as_matrix(block: BlockType, raw: NDArray[np.uint8]) -> QuantizedMatrix:

@@ -21,10 +21,18 @@ from edge.models.gguf import (
     ROPE_FACTORS,
     GgufModel,
     describe_gguf,
-    tensor_name,
     unknown_tensors,
 )
 from edge.models.spec import ModelSpec, tensor_shapes
+from edge.offload import (
+    GgufFile,
+    GgufStore,
+    StoreError,
+    WeightStore,
+    first_part,
+    open_gguf,
+    own_file,
+)
 from edge.text import TokenizerFiles, read_tokenizer_files
 from edge.text.files import TOKENIZER
 from edge.text.gguf import (
@@ -36,8 +44,8 @@ from edge.text.gguf import (
 )
 from edge.weights.encoding import Encoding
 from edge.weights.form import CheckpointForm, with_tied_head
+from edge.weights.fused_rows import SomeRows, fused_rows, with_fused_rows
 from edge.weights.gguf_blocks import gguf_encoding
-from offload import GgufFile, GgufStore, StoreError, first_part, open_gguf, own_file
 
 _MOST_ROPE_FACTORS = 1 << 16
 
@@ -85,8 +93,11 @@ def _opened(files: Sequence[GgufFile]) -> CheckpointForm:
     source, metadata = str(first.path), first.metadata
     tensors = {name: tensor for file in files for name, tensor in file.tensors.items()}
     model, spec = gguf_spec(files)
+    tensor_name = model.architecture.tensor_name
     shapes = {tensor_name(role): shape for role, shape in tensor_shapes(spec).items()}
-    if unknown := unknown_tensors(tensors, shapes):
+    parts = fused_rows(model.architecture.fused, spec, tensor_name)
+    known = {parts[name].tensor if name in parts else name for name in shapes}
+    if unknown := unknown_tensors(tensors, known):
         raise CheckpointError(
             f"{source}: tensor {unknown[0]} has no place in a model of family {spec.family}, so "
             "what it is for would not be computed; use another model"
@@ -105,17 +116,18 @@ def _opened(files: Sequence[GgufFile]) -> CheckpointForm:
         # 2^-8 of a block's largest; float32 would take twice the memory.
         as_float16=(EMBEDDING,),
     )
+    tensors_of_roles = with_fused_rows(store, parts)
     return CheckpointForm(
         path=first.path,
         described_in="the file itself",
         config=model.values,
         spec=spec,
         tensor_name=with_tied_head(spec, tensor_name),
-        store=store,
+        store=tensors_of_roles,
         end_ids=gguf_end_ids(metadata),
         sampling=gguf_sampling(metadata, first.path),
         read_tokenizer=_tokenizer_reader(first.path, metadata),
-        own_encoding=_own_encoding(store, spec, shapes),
+        own_encoding=_own_encoding(tensors_of_roles, store, spec, shapes, tensor_name, parts),
     )
 
 
@@ -136,29 +148,34 @@ def gguf_spec(files: Sequence[GgufFile]) -> tuple[GgufModel, ModelSpec]:
 
 
 def _own_encoding(
-    store: GgufStore, spec: ModelSpec, shapes: Mapping[str, tuple[int, ...]]
+    of_roles: WeightStore,
+    store: GgufStore,
+    spec: ModelSpec,
+    shapes: Mapping[str, tuple[int, ...]],
+    tensor_name: Callable[[str], str],
+    parts: Mapping[str, SomeRows],
 ) -> Encoding | None:
     """None, too, for a file without all tensors as they should be, which is refused elsewhere."""
-    present, name = set(store.names()), with_tied_head(spec, tensor_name)
+    present, name = set(of_roles.names()), with_tied_head(spec, tensor_name)
     used = {name(role) for role in tensor_shapes(spec)}
-    if not used <= present or any(store.shape(each) != shapes[each] for each in used):
+    if not used <= present or any(of_roles.shape(each) != shapes[each] for each in used):
         return None
-    return gguf_encoding(store, spec, name)
+    return gguf_encoding(store, spec, name, parts)
 
 
-def _rope_factors(files: Sequence[GgufFile]) -> NDArray[np.float32] | None:
+def _rope_factors(files: Sequence[GgufFile]) -> dict[str, NDArray[np.float32]]:
+    found: dict[str, NDArray[np.float32]] = {}
     for file in files:
-        if (tensor := file.tensors.get(ROPE_FACTORS)) is not None:
+        for name in ROPE_FACTORS:
+            if (tensor := file.tensors.get(name)) is None:
+                continue
             if len(tensor.shape) != 1 or tensor.shape[0] > _MOST_ROPE_FACTORS:
                 raise CheckpointError(
-                    f"{file.path}: tensor {ROPE_FACTORS} has shape {list(tensor.shape)}, which is "
+                    f"{file.path}: tensor {name} has shape {list(tensor.shape)}, which is "
                     "not one number for each frequency; download the file again"
                 )
-            factors: NDArray[np.float32] = file.read(
-                ROPE_FACTORS, range(1), range(tensor.shape[0])
-            )[0]
-            return factors
-    return None
+            found[name] = file.read(name, range(1), range(tensor.shape[0]))[0]
+    return found
 
 
 def _tokenizer_reader(

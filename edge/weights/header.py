@@ -18,6 +18,7 @@ from edge.models.claims import Claims, claims_of
 from edge.models.families import read_family
 from edge.models.gguf import claimed_config
 from edge.models.spec import ModelSpec
+from edge.offload import GgufFile, GgufStore, SafetensorsStore, StoreError, is_gguf, open_gguf
 from edge.text import read_end_ids, read_tokenizer_files
 from edge.text.description import TokenizerFacts, describe_tokenizer
 from edge.text.files import TOKENIZER, read_json
@@ -25,9 +26,10 @@ from edge.text.gguf import describe_gguf_tokenizer, gguf_end_ids, gguf_templates
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.encoding import Encoding, Rounded
 from edge.weights.folder_form import CONFIG
+from edge.weights.fused_rows import FusedStore
 from edge.weights.gguf_form import gguf_in, gguf_spec
+from edge.weights.hub_cache import display_name
 from edge.weights.packed_folder import PackedStore
-from offload import GgufFile, GgufStore, SafetensorsStore, StoreError, is_gguf, open_gguf
 
 Form = Literal["folder", "GGUF"]
 
@@ -93,11 +95,11 @@ def read_header(path: str | Path) -> Header:
 
 def _of_checkpoint(checkpoint: Checkpoint) -> Header:
     store = checkpoint.store
+    while isinstance(store, PackedStore | FusedStore):
+        store = store.stored
     if isinstance(store, GgufStore):
         parts = _of_gguf(store.files, checkpoint.name)
     else:
-        if isinstance(store, PackedStore):
-            store = store.stored
         assert isinstance(store, SafetensorsStore), "there are these two forms"
         parts = _of_folder(checkpoint.path, checkpoint.config, store)
     return parts.header(None, checkpoint)
@@ -183,7 +185,7 @@ def _of_folder(folder: Path, config: Mapping[str, Any], store: SafetensorsStore 
         problem = str(error)
     return _Parts(
         path=folder,
-        name=folder.name,
+        name=display_name(folder),
         form="folder",
         num_files=0 if store is None else store.num_files,
         tensors=tuple(

@@ -9,10 +9,7 @@ from numpy.typing import NDArray
 
 from edge.errors import CheckpointError
 from edge.models.spec import ModelSpec
-from edge.weights.layout import whole_layout
-from edge.weights.observation import ObservedRun, observed_runs
-from edge.weights.quantized_store import store_errors_as_edge_errors
-from offload import (
+from edge.offload import (
     Closing,
     FolderCache,
     FolderUse,
@@ -20,6 +17,9 @@ from offload import (
     SafetensorsWriter,
     disk_errors_as_store_errors,
 )
+from edge.weights.layout import whole_layout
+from edge.weights.observation import ObservedRun, observed_runs
+from edge.weights.quantized_store import store_errors_as_edge_errors
 
 FILE = "grams.safetensors"
 _LIMIT_BYTES = 16 << 30

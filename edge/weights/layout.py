@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from edge.models.parts import MatrixSlice, Part, VectorSlice, whole_vector
+from edge.models.rotary import Rotary
 from edge.models.spec import FeedForward, Mixer, ModelSpec
-from partition import LayerSlice, Plan, Shard, Stage
+from edge.partition import LayerSlice, Plan, Shard, Stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +64,10 @@ class ShardLayout:
         return tuple(firsts.values())
 
     @property
-    def rotations(self) -> tuple[tuple[float, ...], ...]:
-        """Rotary frequencies of its mixers, different ones."""
-        return tuple(dict.fromkeys(each.inverse_frequencies for each in self.mixers.values()))
+    def rotations(self) -> tuple[Rotary, ...]:
+        """Those of its mixers, different ones, where anything turns."""
+        rotations = dict.fromkeys(each.rotary for each in self.mixers.values())
+        return tuple(each for each in rotations if each.turned_elements)
 
     def kind(self, layer: int) -> int:
         """`layer` as the model counts them."""
@@ -124,7 +126,7 @@ def shard_layout(spec: ModelSpec, plan: Plan, *, stage: int, rank: int) -> Shard
 def whole_layout(spec: ModelSpec) -> ShardLayout:
     """Of one device that has all of the model."""
     slices = [
-        LayerSlice(heads=range(kind.mixer.num_heads), ffn_columns=range(kind.feed_forward.columns))
+        LayerSlice(heads=range(kind.mixer.num_units), ffn_columns=range(kind.feed_forward.columns))
         for kind in spec.kinds
     ]
     shard = Shard.of_slices("a", slices, vocab=range(spec.vocab_size))

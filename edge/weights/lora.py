@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from edge.errors import CheckpointError, shown
 from edge.models.families import read_family
 from edge.models.spec import tensor_shapes
+from edge.offload import Closing, SafetensorsFile, WeightStore, checked_runs, own_file
 from edge.text.files import read_json
 from edge.weights.form import CheckpointForm
-from offload import Closing, SafetensorsFile, WeightStore, checked_runs, own_file
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX, _A, _B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"

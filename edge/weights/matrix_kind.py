@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.models.parts import MatrixSlice, VectorSlice
-from offload import WeightStore
+from edge.offload import WeightStore
 
 Matrix_co = TypeVar("Matrix_co", covariant=True)
 
@@ -121,3 +121,5 @@ class CheckpointTensors:
     """The name of a role's tensor."""
     matrices: Mapping[str, int]
     """Roles of all that are multiplied with, and their layers' grades."""
+    norm_offset: float = 0.0
+    """What is added to the weights of norms."""

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.kernels.matmul_nbits.reference import QuantizedMatrix, pack, unpack
 from edge.models.config import Config
 from edge.weights.block_matrices import Blocks, ZeroBlocks
 from edge.weights.packed_fp8 import block_of, find_fp8
@@ -33,7 +34,6 @@ from edge.weights.packed_matrix import (
     Tensors,
     group_numbers,
 )
-from kernels.matmul_nbits.reference import QuantizedMatrix, pack, unpack
 
 _PACKED = "pack-quantized"
 _PLAIN = ("int-quantized", "naive-quantized")

@@ -8,8 +8,10 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from edge.kernels.matmul_nbits.reference import QuantizedMatrix
 from edge.models.parts import MatrixSlice
 from edge.models.spec import ModelSpec, tensor_shapes
+from edge.offload import WeightStore
 from edge.progress import OnProgress
 from edge.weights.block_matrices import mixed
 from edge.weights.encoding import Encoding, Rounded
@@ -20,8 +22,6 @@ from edge.weights.packed_folder import PackedStore
 from edge.weights.packed_matrix import CodedMatrix
 from edge.weights.recipe import Kind, Recipe, Rule
 from edge.weights.stored_blocks import StoredBlocks, recipe_of
-from kernels.matmul_nbits.reference import QuantizedMatrix
-from offload import WeightStore
 
 _FINE_BITS = 8
 

@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 
 from edge.errors import CheckpointError, shown
 from edge.models.config import Config
+from edge.offload import Closing, WeightStore, checked_runs
+from edge.weights.fused_rows import SomeRows
 from edge.weights.packed_awq import find_awq
 from edge.weights.packed_compressed import find_compressed
 from edge.weights.packed_fp8 import find_fp8
 from edge.weights.packed_gptq import find_gptq
-from edge.weights.packed_matrix import PackedMatrix, Tensors
+from edge.weights.packed_matrix import PackedMatrix, Tensors, rows_of
 from edge.weights.packed_mlx import find_mlx
-from offload import Closing, WeightStore, checked_runs
 
 LAYOUTS: Mapping[str, Callable[[Config, Tensors], dict[str, PackedMatrix]]] = {
     "gptq": find_gptq,
@@ -101,11 +102,17 @@ class PackedStore(Closing):
 
 
 def packed_store(
-    values: Mapping[str, Any], store: WeightStore, *, source: str, embedding: str
+    values: Mapping[str, Any],
+    store: WeightStore,
+    *,
+    source: str,
+    embedding: str,
+    parts: Mapping[str, SomeRows] | None = None,
 ) -> WeightStore:
     """`store` itself, or one in which its packed matrices are floats.
 
-    values: of config.json. Raises CheckpointError for what is not read, with what to do.
+    values: of config.json. parts: matrices that are rows of others, where there are those.
+    Raises CheckpointError for what is not read, with what to do.
     """
     tensors = Tensors(store, source)
     settings, method = _method(values, tensors)
@@ -121,7 +128,20 @@ def packed_store(
     packed = LAYOUTS[method](Config(settings, source=f"{source}: quantization_config"), tensors)
     if not packed:
         return store
+    packed = _taken_apart(packed, parts or {})
     return PackedStore(store, packed, settings=[method, settings], as_float16=(embedding,))
+
+
+def _taken_apart(
+    packed: Mapping[str, PackedMatrix], parts: Mapping[str, SomeRows]
+) -> dict[str, PackedMatrix]:
+    found = dict(packed)
+    for name, part in parts.items():
+        whole = packed.get(part.tensor)
+        if whole is not None and part.rows.stop <= whole.shape[0]:
+            found.pop(part.tensor, None)
+            found[name] = rows_of(whole, part.rows)
+    return found
 
 
 def _method(values: Mapping[str, Any], tensors: Tensors) -> tuple[Mapping[str, Any], str | None]:

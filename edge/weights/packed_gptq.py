@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.kernels.matmul_nbits.reference import unpack
 from edge.models.config import Config
 from edge.weights.block_matrices import Blocks, OffsetBlocks, ZeroBlocks
 from edge.weights.packed_matrix import (
@@ -25,7 +26,6 @@ from edge.weights.packed_matrix import (
     Tensors,
     group_numbers,
 )
-from kernels.matmul_nbits.reference import unpack
 
 _FORMATS = {"gptq": 1, "gptq_v2": 0}
 """What stored zeros lack, by `checkpoint_format`."""

@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import CheckpointError
+from edge.kernels.matmul_nbits.reference import QuantizedMatrix, unpack
 from edge.models.parts import MAX_SIZE
+from edge.offload import WeightStore
 from edge.weights.block_matrices import Blocks, OffsetBlocks
 from edge.weights.recipe import Kind
-from kernels.matmul_nbits.reference import QuantizedMatrix, unpack
-from offload import WeightStore
 
 CODE_BITS = (4, 8)
 FLOATS = ("float16", "bfloat16", "float32")
@@ -218,6 +218,57 @@ class CodedMatrix(PackedMatrix):
             step = max(1, _CHUNK_WEIGHTS // len(columns))
             for first in range(rows.start, rows.stop, step):
                 yield range(first, min(first + step, rows.stop)), columns
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _CodedRows(CodedMatrix):
+    """Rows of a matrix of codes."""
+
+    whole: CodedMatrix
+    first: int
+
+    @property
+    def inputs_first(self) -> bool:  # type: ignore[override]
+        return self.whole.inputs_first
+
+    def codes(self, rows: range, columns: range) -> NDArray[np.uint8]:
+        return self.whole.codes(_shifted(rows, self.first), columns)
+
+    def grid(self, rows: range, groups: range) -> Grid:
+        return self.whole.grid(_shifted(rows, self.first), groups)
+
+
+class _SomeRows(PackedMatrix):
+    """Rows of any."""
+
+    def __init__(self, whole: PackedMatrix, rows: range) -> None:
+        self._whole, self._first = whole, rows.start
+        self.shape = (len(rows), whole.shape[1])
+        self.tensors = whole.tensors
+
+    def floats(self, rows: range, columns: range) -> NDArray[np.float32]:
+        return self._whole.floats(_shifted(rows, self._first), columns)
+
+
+def rows_of(whole: PackedMatrix, rows: range) -> PackedMatrix:
+    """Some rows of a matrix as a matrix of their own."""
+    if not isinstance(whole, CodedMatrix):
+        return _SomeRows(whole, rows)
+    return _CodedRows(
+        store=whole.store,
+        shape=(len(rows), whole.shape[1]),
+        tensors=whole.tensors,
+        bits=whole.bits,
+        group=whole.group,
+        form=whole.form,
+        is_shuffled=whole.is_shuffled,
+        whole=whole,
+        first=rows.start,
+    )
+
+
+def _shifted(rows: range, first: int) -> range:
+    return range(first + rows.start, first + rows.stop)
 
 
 class Tensors:

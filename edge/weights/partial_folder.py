@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from edge.errors import RequestError
+from edge.offload import Closing, disk_errors_as_store_errors, rename_durably, write_durably
 from edge.weights.writer_lock import WRITER_LOCK, only_writer
-from offload import Closing, disk_errors_as_store_errors, rename_durably, write_durably
 
 _RECORD = ".made_of.json"
 

@@ -14,6 +14,15 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 from edge.errors import CheckpointError
+from edge.kernels.matmul_nbits.reference import quantize
+from edge.offload import (
+    FolderCache,
+    SafetensorsFile,
+    SafetensorsWriter,
+    StoreCorruptError,
+    StoreError,
+    WeightStore,
+)
 from edge.weights.quantized_store import (
     QuantizedFormat,
     QuantizedStore,
@@ -24,15 +33,6 @@ from edge.weights.quantized_store import (
 )
 from edge.weights.weight_limits import check_weights, largest_of
 from edge.weights.writer_lock import only_writer
-from kernels.matmul_nbits.reference import quantize
-from offload import (
-    FolderCache,
-    SafetensorsFile,
-    SafetensorsWriter,
-    StoreCorruptError,
-    StoreError,
-    WeightStore,
-)
 
 __all__ = ["DEFAULT_LIMIT_BYTES", "QuantizedStore", "open_quantized"]
 

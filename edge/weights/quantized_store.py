@@ -1,7 +1,7 @@
 """Slices of matrices that lie quantised in safetensors files.
 
 Each matrix is two tensors, `<name>.codes` and `<name>.scales`, or three with `<name>.zero_points`,
-laid out as kernels.matmul_nbits.reference says. Reads them; making them is edge.weights.quantize's.
+laid out as edge.kernels.matmul_nbits.reference says. Reads them; edge.weights.quantize makes them.
 """
 
 import contextlib
@@ -9,14 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from edge.errors import CapacityError, CheckpointError
-from kernels.matmul_nbits.reference import (
+from edge.kernels.matmul_nbits.reference import (
     QuantizedMatrix,
     check_format,
     check_range,
     packed_shapes,
     slice_columns,
 )
-from offload import Closing, FolderUse, SafetensorsFile, StoreError, StoreFullError
+from edge.offload import Closing, FolderUse, SafetensorsFile, StoreError, StoreFullError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

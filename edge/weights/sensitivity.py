@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.kernels.matmul_nbits.reference import dequantize, quantize
 from edge.models.spec import ModelSpec, tensor_shapes
 from edge.weights.allotment import Choice
 from edge.weights.block_matrices import Blocks, ZeroBlocks
@@ -20,7 +21,6 @@ from edge.weights.checkpoint import Checkpoint
 from edge.weights.input_statistics import InputStatistics
 from edge.weights.quantized_store import store_errors_as_edge_errors
 from edge.weights.weight_limits import check_weights, largest_of
-from kernels.matmul_nbits.reference import dequantize, quantize
 
 _KL_PER_ERROR = {
     "query.weight": 0.1,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from edge.errors import ProtocolError
+from edge.offload import Manifest
 from edge.weights.layout import ShardLayout
 from edge.weights.recipe import Recipe
-from offload import Manifest
 
 _EMBEDDING_TYPES = ("float32", "float16", "bfloat16")
 

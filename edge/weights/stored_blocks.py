@@ -13,15 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import CheckpointError
+from edge.kernels.matmul_nbits.reference import QuantizedMatrix, slice_columns, stacked
 from edge.models.parts import MatrixSlice, VectorSlice
 from edge.models.spec import MAX_KINDS, ModelSpec
+from edge.offload import StoreError, WeightStore
 from edge.weights.block_matrices import stored_arrays
 from edge.weights.float_matrices import FloatSource
 from edge.weights.matrix_kind import CheckpointTensors
 from edge.weights.recipe import MAX_MATRIX_KINDS, Kind, Recipe, Rule
 from edge.weights.weight_limits import check_weights, largest_of
-from kernels.matmul_nbits.reference import QuantizedMatrix, slice_columns, stacked
-from offload import StoreError, WeightStore
 
 
 class ReadCodes(Protocol):
@@ -78,7 +78,7 @@ class StoredBlocks:
         self._coded = coded
         self._read_codes = read
         self._tensor_name = tensors.tensor_name
-        self._floats = FloatSource(tensors.store, tensors.tensor_name)
+        self._floats = FloatSource(tensors.store, tensors.tensor_name, tensors.norm_offset)
 
     def matrix(self, part: MatrixSlice) -> dict[str, NDArray[Any]]:
         if part.parts[0][0] not in self._coded:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import CheckpointError
-from offload import WeightStore
+from edge.offload import WeightStore
 
 LARGEST_WEIGHT = 1e15
 """Products of two of these, and sums of their squares, are still float32; weights of models are

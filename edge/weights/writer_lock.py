@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from offload import disk_errors_as_store_errors
+from edge.offload import disk_errors_as_store_errors
 
 WRITER_LOCK = ".writer"
 _LOCK_RETRY_S = 0.1
@@ -31,6 +31,15 @@ def only_writer(folder: Path, while_waiting: Callable[[], object]) -> Iterator[N
             for leftover in folder.glob("*.partial"):
                 leftover.unlink()
         yield
+
+
+def is_written(folder: Path) -> bool:
+    """Whether a process writes into `folder` now."""
+    try:
+        with (folder / WRITER_LOCK).open("rb", buffering=0) as lock:
+            return not _lock_now(lock.fileno())
+    except FileNotFoundError:
+        return False
 
 
 def _lock_now(descriptor: int) -> bool:

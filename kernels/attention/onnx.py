@@ -8,21 +8,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.kv_cache.cache_size import cache_head_size
-from kernels.onnx_graph import CONTRIB, OnnxGraph
-from kernels.rms_norm.onnx import rms_norm
-from kernels.rope.onnx import rope
+from edge.kernels.kv_cache.cache_size import cache_head_size
+from edge.kernels.onnx_graph import CONTRIB, OnnxGraph
+from edge.kernels.rms_norm.onnx import rms_norm
+from edge.kernels.rope.onnx import rope
 
-ROTARY_MULTIPLE = 16
-"""GroupQueryAttention rotates by itself only when the head size is a multiple of this."""
+_ROTARY_MULTIPLE = 16
+
+
+def rotates_itself(head_size: int, turned_elements: int) -> bool:
+    """GroupQueryAttention does; else rotation is a node of its own, which needs positions."""
+    return not head_size % _ROTARY_MULTIPLE and not turned_elements % _ROTARY_MULTIPLE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionNames:
     """The graph inputs that every attention of a step shares, by name.
 
-    cos, sin [context, head_size / 2]; positions int64 [batch, tokens]; lengths int32 [batch], the
-    index of the last key; total int32 scalar, the number of keys.
+    cos, sin [context, pairs], none where nothing turns; positions int64 [batch, tokens], which some
+    sizes need (`rotates_itself`); lengths int32 [batch], the index of the last key; total int32
+    scalar, the number of keys.
     """
 
     cos: str
@@ -56,29 +61,43 @@ def attention(
     num_heads: int,
     num_kv_heads: int,
     head_size: int,
+    turned_elements: int,
+    interleaved: bool = False,
+    scale: float | None = None,
     window: int | None,
+    soft_cap: float | None = None,
     query_norm: str | None = None,
     key_norm: str | None = None,
+    joint_norm: bool = False,
     epsilon: float = 1e-6,
 ) -> tuple[str, str, str]:
     """Rotate, append to the KV cache, attend to what it then holds.
 
     qkv [batch, tokens, (num_heads + 2 · num_kv_heads) · head_size] → (output [batch, tokens,
     num_heads · head_size], present keys, present values). The present outputs are meant to be bound
-    onto the cache's buffers.
+    onto the cache's buffers. scale: 1 / sqrt(head_size) if it is not given. joint_norm: all heads
+    are normed together, by weights of as many elements; else each.
     """
-    rotates_itself = head_size % ROTARY_MULTIPLE == 0
+    by_itself = turned_elements > 0 and rotates_itself(head_size, turned_elements)
     padded = cache_head_size(head_size, cache.bits)
-    if rotates_itself and query_norm is None:
+    if by_itself and query_norm is None:
         query, key, value = qkv, "", ""  # packed: the operator takes it apart without a copy
     else:
         query, key, value = _split(graph, qkv, num_heads * head_size, num_kv_heads * head_size)
-        if query_norm is not None and key_norm is not None:
+        if query_norm is not None and key_norm is not None and joint_norm:
+            query = rms_norm(graph, query, query_norm, epsilon=epsilon)
+            key = rms_norm(graph, key, key_norm, epsilon=epsilon)
+        elif query_norm is not None and key_norm is not None:
             query = _norm_heads(graph, query, query_norm, num_heads, head_size, epsilon)
             key = _norm_heads(graph, key, key_norm, num_kv_heads, head_size, epsilon)
-        if not rotates_itself:
-            query = rope(graph, query, names.positions, names.cos, names.sin, num_heads=num_heads)
-            key = rope(graph, key, names.positions, names.cos, names.sin, num_heads=num_kv_heads)
+        if turned_elements and not by_itself:
+            query, key = (
+                rope(
+                    graph, x, names.positions, names.cos, names.sin,
+                    num_heads=count, turned_elements=turned_elements, interleaved=interleaved,
+                )
+                for x, count in ((query, num_heads), (key, num_kv_heads))
+            )  # fmt: skip
         if padded != head_size:
             query = _resize_heads(graph, query, num_heads, head_size, padded)
             key = _resize_heads(graph, key, num_kv_heads, head_size, padded)
@@ -86,11 +105,13 @@ def attention(
     output, present_keys, present_values = graph.nodes(
         "GroupQueryAttention",
         query, key, value, cache.keys, cache.values, names.lengths, names.total,
-        names.cos if rotates_itself else "", names.sin if rotates_itself else "",
+        names.cos if by_itself else "", names.sin if by_itself else "",
         "", "", "", cache.key_scales, cache.value_scales,
         outputs=3, domain=CONTRIB,
-        num_heads=num_heads, kv_num_heads=num_kv_heads, do_rotary=int(rotates_itself),
-        local_window_size=-1 if window is None else window, scale=head_size**-0.5,
+        num_heads=num_heads, kv_num_heads=num_kv_heads, do_rotary=int(by_itself),
+        rotary_interleaved=int(interleaved and by_itself),
+        local_window_size=-1 if window is None else window,
+        scale=head_size**-0.5 if scale is None else scale, softcap=soft_cap or 0.0,
         **_rounding(cache),
     )  # fmt: skip
     if padded != head_size:

@@ -1,4 +1,4 @@
-"""softmax(q·kᵀ / sqrt(head_size) + mask)·v, with grouped KV heads and an optional window.
+"""softmax(scale · q·kᵀ + mask)·v, with grouped KV heads and an optional window.
 
 Query t at absolute position p sees keys 0 … p, or with a window w only p − w + 1 … p. With a soft
 cap c a score s becomes c · tanh(s / c). A sink is one more score of each head, without a value.
@@ -18,6 +18,7 @@ def attention(
     values: Array,
     *,
     position: int,
+    scale: float | None = None,
     window: int | None = None,
     soft_cap: float | None = None,
     sinks: Array | None = None,
@@ -26,13 +27,14 @@ def attention(
 
     query [tokens, num_heads, head_size]; keys, values [position + tokens, num_kv_heads, head_size];
     sinks [num_heads] → [tokens, num_heads, head_size]. Query head i reads KV head
-    i // (num_heads / num_kv_heads).
+    i // (num_heads / num_kv_heads). scale: 1 / sqrt(head_size) if it is not given.
     """
     tokens, num_heads, head_size = query.shape
     group = num_heads // keys.shape[1]
     k = np.repeat(keys, group, axis=1).astype(np.float64)
     v = np.repeat(values, group, axis=1).astype(np.float64)
-    scores = np.einsum("thd,shd->hts", query.astype(np.float64), k) / np.sqrt(head_size)
+    scores = np.einsum("thd,shd->hts", query.astype(np.float64), k)
+    scores *= 1 / np.sqrt(head_size) if scale is None else scale
     if soft_cap is not None:
         scores = soft_cap * np.tanh(scores / soft_cap)
     query_at = position + np.arange(tokens)[:, None]

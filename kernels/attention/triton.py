@@ -16,9 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.attention.triton_tile import attend_tile
-from kernels.kv_cache.gpu_cache import KvCache
-from kernels.triton_launch import (
+from edge.kernels.attention.triton_tile import attend_tile
+from edge.kernels.kv_cache.gpu_cache import KvCache
+from edge.kernels.triton_launch import (
     FLOATS,
     SMALLEST_DOT,
     Launch,
@@ -95,6 +95,7 @@ def attention(
     lengths: Tensor,
     max_queries: int,
     max_keys: int | None = None,
+    scale: float | None = None,
     window: int | None = None,
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
@@ -109,8 +110,8 @@ def attention(
     last one belongs to its last query. max_queries, max_keys: bounds on both, known without asking
     the GPU (max_keys: the capacity of the cache if it is not given). Decoding is max_queries = 1.
 
-    window, soft_cap and sinks [num_heads] as in `reference.py`. Rows past starts[−1] stay as they
-    are. Raises ValueError.
+    scale, window, soft_cap and sinks [num_heads] as in `reference.py`. Rows past starts[−1] stay as
+    they are. Raises ValueError.
     """
     check("query", query, dtypes=FLOATS, shape=(None, None, None), contiguous=False)
     num_tokens, num_heads, head_size = query.shape
@@ -151,7 +152,7 @@ def attention(
         starts if table is None else table, starts, lengths, query if sinks is None else sinks,
         num_tokens, num_heads, query.stride(0), query.stride(1), *cache.keys.stride()[:3],
         cache.block_tokens, 0 if table is None else table.stride(0), splits,
-        soft_cap or 1.0, head_size**-0.5,
+        soft_cap or 1.0, head_size**-0.5 if scale is None else scale,
         group=group, head_size=head_size, window=window or 0, caps=soft_cap is not None,
         sinks=sinks is not None, paged=table is not None, bits=cache.bits or 0,
         group_size=cache.group_size, divides=splits > 1,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from onnx import TensorProto
 
-from kernels.onnx_graph import OnnxGraph
+from edge.kernels.onnx_graph import OnnxGraph
 
 
 def embedding(

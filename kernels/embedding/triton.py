@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton_launch import FLOATS, INTEGERS, Launch, check, output, padded
+from edge.kernels.triton_launch import FLOATS, INTEGERS, Launch, check, output, padded
 
 _LARGEST_BLOCK = 2048
 

@@ -16,11 +16,6 @@ Activation = Literal["silu", "gelu", "gelu_tanh"]
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 
 
-def gated_silu(gate_up: Array) -> Array:
-    """gate_up [..., 2n], gate first → [..., n]."""
-    return gated(gate_up, activation="silu")
-
-
 def gated(gate_up: Array, *, activation: Activation) -> Array:
     """gate_up [..., 2n], gate first → [..., n]."""
     half = gate_up.shape[-1] // 2

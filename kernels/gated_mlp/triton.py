@@ -6,8 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gated_mlp.reference import ACTIVATIONS, Activation
-from kernels.triton_launch import FLOATS, Launch, check, output, padded
+from edge.kernels.gated_mlp.reference import ACTIVATIONS, Activation
+from edge.kernels.triton_launch import FLOATS, Launch, check, output, padded
 
 _LARGEST_BLOCK = 1024
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.triton_launch import FLOATS, check
+from edge.kernels.triton_launch import FLOATS, check
 
 _BITS_OF_CODES = {torch.int8: 8, torch.uint8: 4}
 _DTYPES = (*FLOATS, *_BITS_OF_CODES)

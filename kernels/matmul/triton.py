@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton_launch import (
+from edge.kernels.triton_launch import (
     FLOATS,
     GemmTiles,
     GemvTiles,

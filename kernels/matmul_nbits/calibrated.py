@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.matmul_nbits.reference import QuantizedMatrix, room_for
-from kernels.matmul_nbits.rounding import RoundingTile
+from edge.kernels.matmul_nbits.reference import QuantizedMatrix, room_for
+from edge.kernels.matmul_nbits.rounding import RoundingTile
 
 # Added to H's diagonal, as a part of its mean. SmolLM2-135M, runs of 512 columns, 4 bits for most:
 # 0.05 / 0.1 / 0.2 / 0.4 leave KL 0.0514 / 0.0516 / 0.0521 / 0.0523 (plain rounding: 0.0909), and

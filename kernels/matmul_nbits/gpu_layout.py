@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.matmul_nbits.reference import QuantizedMatrix
+from edge.kernels.matmul_nbits.reference import QuantizedMatrix
 
 BITS_PER_WORD = 32
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels.matmul.onnx import matmul
-from kernels.matmul_nbits.reference import Accuracy
-from kernels.onnx_graph import CONTRIB, OnnxGraph
+from edge.kernels.matmul.onnx import matmul
+from edge.kernels.matmul_nbits.reference import Accuracy
+from edge.kernels.onnx_graph import CONTRIB, OnnxGraph
 
 INTEGER_ACTIVATIONS = 4
 """accuracy_level: the activation is rounded to int8 per block; 4 to 100 times faster than 0."""

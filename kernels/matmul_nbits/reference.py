@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.matmul_nbits.rounding import RoundingTile
+from edge.kernels.matmul_nbits.rounding import RoundingTile
 
 Accuracy = Literal["fast", "high"]
 """The closeness of a product to its weights; the stored bytes are the same for both."""

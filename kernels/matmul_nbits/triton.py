@@ -15,10 +15,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.matmul.triton import FEW_ROWS, check_bias, split_output, store_rows, sum_splits
-from kernels.matmul_nbits.gpu_layout import BITS_PER_WORD
-from kernels.matmul_nbits.reference import check_format
-from kernels.triton_launch import (
+from edge.kernels.matmul.triton import FEW_ROWS, check_bias, split_output, store_rows, sum_splits
+from edge.kernels.matmul_nbits.gpu_layout import BITS_PER_WORD
+from edge.kernels.matmul_nbits.reference import check_format
+from edge.kernels.triton_launch import (
     FLOATS,
     GemmTiles,
     GemvTiles,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernels.onnx_graph import CONTRIB, OnnxGraph
+from edge.kernels.onnx_graph import CONTRIB, OnnxGraph
 
 
 def rms_norm(graph: OnnxGraph, x: str, weight: str, *, epsilon: float) -> str:

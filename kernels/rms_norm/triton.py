@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton_launch import FLOATS, Launch, check, output, padded, row_launch
+from edge.kernels.triton_launch import FLOATS, Launch, check, output, padded, row_launch
 
 LARGEST_ROW = 65_536
 """A row must fit into the registers of one program."""

@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.kv_cache.gpu_cache import KvCache
-from kernels.kv_cache.token_cache import LARGEST_CODE
-from kernels.triton_launch import FLOATS, INTEGERS, Launch, check, output, padded
+from edge.kernels.kv_cache.gpu_cache import KvCache
+from edge.kernels.kv_cache.token_cache import LARGEST_CODE
+from edge.kernels.triton_launch import FLOATS, INTEGERS, Launch, check, output, padded
 
 
 @triton.jit
@@ -28,15 +28,22 @@ def _gained(row, at, inside, weight, norms: tl.constexpr):
 @triton.jit
 def _rotated(
     row, weight, epsilon, cos, sin, position, at,
-    head_size: tl.constexpr, half: tl.constexpr, norms: tl.constexpr,
+    head_size: tl.constexpr, half: tl.constexpr, interleaved: tl.constexpr, norms: tl.constexpr,
 ):  # fmt: skip
     """One head, normed if asked to, rotated: float32 at the places `at`, zeros past its end."""
     inside = at < head_size
     turns = at < 2 * half
-    is_first = at < half
+    if interleaved:
+        is_first = at % 2 == 0
+        pair = at // 2
+        other = tl.where(is_first, at + 1, at - 1)
+    else:
+        is_first = at < half
+        pair = tl.where(is_first, at, at - half)
+        other = tl.where(is_first, at + half, at - half)
     value = _gained(row, at, inside, weight, norms)
-    partner = _gained(row, tl.where(is_first, at + half, at - half), turns, weight, norms)
-    angle = position * half + tl.where(is_first, at, at - half)
+    partner = _gained(row, other, turns, weight, norms)
+    angle = position * half + pair
     c = tl.load(cos + angle, mask=turns, other=1.0)
     s = tl.load(sin + angle, mask=turns, other=0.0)
     result = value * c + tl.where(is_first, -partner, partner) * s
@@ -49,14 +56,16 @@ def _rotated(
 @triton.jit
 def _rope_kernel(
     x, out, cos, sin, positions, token_stride, head_stride, num_heads,
-    head_size: tl.constexpr, half: tl.constexpr, block: tl.constexpr,
+    head_size: tl.constexpr, half: tl.constexpr, interleaved: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     at = tl.arange(0, block)
     position = tl.load(positions + token).to(tl.int64)
     row = x + token * token_stride + head * head_stride
-    result = _rotated(row, row, 0.0, cos, sin, position, at, head_size, half, False)
+    result = _rotated(
+        row, row, 0.0, cos, sin, position, at, head_size, half, interleaved, False
+    )  # fmt: skip
     start = out + (token * num_heads + head) * head_size
     tl.store(start + at, result.to(out.dtype.element_ty), mask=at < head_size)
 
@@ -100,8 +109,9 @@ def _rope_store_kernel(
     qkv, query, keys, values, key_scales, value_scales, table, cos, sin, positions, sequences,
     query_norm, key_norm, epsilon, qkv_stride, num_heads, num_kv_heads, capacity, angles,
     block_stride, head_stride, token_stride, block_tokens, table_stride,
-    head_size: tl.constexpr, half: tl.constexpr, norms: tl.constexpr, paged: tl.constexpr,
-    bits: tl.constexpr, group_size: tl.constexpr, largest: tl.constexpr, block: tl.constexpr,
+    head_size: tl.constexpr, half: tl.constexpr, interleaved: tl.constexpr, norms: tl.constexpr,
+    paged: tl.constexpr, bits: tl.constexpr, group_size: tl.constexpr, largest: tl.constexpr,
+    block: tl.constexpr,
 ):  # fmt: skip
     """One head of one token's packed query, key and value: rotate, then to `query` or the cache."""
     token = tl.program_id(0).to(tl.int64)
@@ -112,7 +122,9 @@ def _rope_store_kernel(
         return
     row = qkv + token * qkv_stride + head * head_size
     if head < num_heads:
-        rotated = _rotated(row, query_norm, epsilon, cos, sin, position, at, head_size, half, norms)
+        rotated = _rotated(
+            row, query_norm, epsilon, cos, sin, position, at, head_size, half, interleaved, norms
+        )  # fmt: skip
         start = query + (token * num_heads + head) * head_size
         tl.store(start + at, rotated.to(query.dtype.element_ty), mask=at < head_size)
         return
@@ -127,7 +139,9 @@ def _rope_store_kernel(
     slot = cell * block_stride + kv_head * head_stride + place * token_stride
     scale_slot = ((cell * num_kv_heads + kv_head) * block_tokens + place) * groups
     if head < num_heads + num_kv_heads:
-        rotated = _rotated(row, key_norm, epsilon, cos, sin, position, at, head_size, half, norms)
+        rotated = _rotated(
+            row, key_norm, epsilon, cos, sin, position, at, head_size, half, interleaved, norms
+        )  # fmt: skip
         _store_head(
             rotated, keys, key_scales, slot, scale_slot, at,
             head_size, bits, group_size, largest, block,
@@ -146,6 +160,7 @@ def rope(
     sin: Tensor,
     positions: Tensor,
     *,
+    interleaved: bool = False,
     out: Tensor | None = None,
     launch: Launch | None = None,
 ) -> Tensor:
@@ -165,7 +180,7 @@ def rope(
         raise ValueError("out is x; rotation reads each element twice, so pass another tensor")
     _rope_kernel[tokens, num_heads](
         x, out, cos, sin, positions, x.stride(0), x.stride(1), num_heads,
-        head_size=head_size, half=half, block=padded(head_size),
+        head_size=head_size, half=half, interleaved=interleaved, block=padded(head_size),
         **(launch or Launch(num_warps=1, num_stages=1)).options(),
     )  # fmt: skip
     return out
@@ -179,6 +194,7 @@ def rope_store(
     *,
     positions: Tensor,
     sequences: Tensor,
+    interleaved: bool = False,
     norms: tuple[Tensor, Tensor] | None = None,
     epsilon: float = 1e-6,
     out: Tensor | None = None,
@@ -220,8 +236,8 @@ def rope_store(
         cos, sin, positions, sequences, query_norm, key_norm, epsilon,
         qkv.stride(0), num_heads, num_kv_heads, cache.capacity, cos.shape[0],
         *cache.keys.stride()[:3], cache.block_tokens, 0 if table is None else table.stride(0),
-        head_size=head_size, half=half, norms=norms is not None, paged=table is not None,
-        bits=cache.bits or 0, group_size=cache.group_size,
+        head_size=head_size, half=half, interleaved=interleaved, norms=norms is not None,
+        paged=table is not None, bits=cache.bits or 0, group_size=cache.group_size,
         largest=LARGEST_CODE.get(cache.bits or 0, 0), block=padded(head_size, at_least=2),
         **(launch or Launch(num_warps=1, num_stages=1)).options(),
     )  # fmt: skip
@@ -233,6 +249,6 @@ def _check_tables(cos: Tensor, sin: Tensor, head_size: int, like: Tensor) -> int
     check("cos", cos, dtypes=(torch.float32,), shape=(None, None), like=like)
     check("sin", sin, dtypes=(torch.float32,), shape=cos.shape, like=like)
     half: int = cos.shape[1]
-    if not 0 < 2 * half <= head_size:
+    if 2 * half > head_size:
         raise ValueError(f"tables of {half} columns turn {2 * half} elements of {head_size}")
     return half

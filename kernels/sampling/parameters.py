@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from reprlib import repr as shown
+from typing import Any
 
 _SEED_LIMIT = 1 << 64
 _COUNT_LIMIT = 1 << 31
+_LARGEST_BIAS = 3.4e38
+"""A float32 holds it."""
+
+MOST_BIASES = 1024
+"""Tokens of a request that may have a bias of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +27,9 @@ class SamplingParameters:
     top_p: the likeliest tokens that together reach this share stay; 1 keeps all.
     min_p: tokens at least this likely, relative to the likeliest, stay; 0 keeps all.
     repetition_penalty: above 1 makes tokens of the prompt and the answer less likely.
+    frequency_penalty: taken off a token's logit for each time that the answer has it, -2 to 2.
+    presence_penalty: taken off the logit of every token that the answer has, -2 to 2.
+    logit_bias: added to the logits of tokens, by their ids.
     seed: the same seed gives the same tokens, whatever the plan.
     """
 
@@ -28,6 +38,9 @@ class SamplingParameters:
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -40,11 +53,22 @@ class SamplingParameters:
         _require_number("top_p", self.top_p, at_least=0.0, at_most=1.0)
         _require_number("min_p", self.min_p, at_least=0.0, at_most=1.0)
         _require_number("repetition_penalty", self.repetition_penalty, at_least=0.01, at_most=100.0)
+        _require_number("frequency_penalty", self.frequency_penalty, at_least=-2.0, at_most=2.0)
+        _require_number("presence_penalty", self.presence_penalty, at_least=-2.0, at_most=2.0)
+        if not isinstance(self.logit_bias, Mapping) or len(self.logit_bias) > MOST_BIASES:
+            raise ValueError(
+                f"logit_bias must be at most {MOST_BIASES} numbers by token id, not "
+                f"{shown(self.logit_bias):.80}"
+            )
+        for token, bias in self.logit_bias.items():
+            require_integer("a token id of logit_bias", token)
+            _require_number("a logit_bias", bias, at_least=-_LARGEST_BIAS, at_most=_LARGEST_BIAS)
         require_integer("seed", self.seed, below=_SEED_LIMIT)
 
-    def to_json(self) -> dict[str, float | int]:
-        """Every field, as JSON numbers."""
-        return asdict(self)
+    def to_json(self) -> dict[str, Any]:
+        """Every field, as JSON numbers; the biases by token ids as text."""
+        biases = {str(token): bias for token, bias in self.logit_bias.items()}
+        return {**asdict(self), "logit_bias": biases}
 
     @classmethod
     def from_json(cls, value: object) -> SamplingParameters:
@@ -62,7 +86,16 @@ class SamplingParameters:
                 f"unknown sampling parameter {', '.join(unknown)}; "
                 f"known are {', '.join(sorted(known))}"
             )
-        return cls(**value)
+        biases = value.get("logit_bias", {})
+        if not isinstance(biases, Mapping) or len(biases) > MOST_BIASES:
+            raise ValueError(f"logit_bias must be an object of at most {MOST_BIASES} numbers")
+        return cls(**{**value, "logit_bias": {_id(each): biases[each] for each in biases}})
+
+
+def _id(text: object) -> int:
+    if not isinstance(text, str) or not re.fullmatch("[0-9]{1,10}", text):
+        raise ValueError(f"a token id of logit_bias is a whole number, not {shown(text):.80}")
+    return int(text)
 
 
 def _require_number(

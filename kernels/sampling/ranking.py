@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.sampling.nucleus import Octaves, nucleus_end, weigh
-from kernels.sampling.parameters import SamplingParameters
+from edge.kernels.sampling.nucleus import Octaves, nucleus_end, weigh
+from edge.kernels.sampling.parameters import SamplingParameters
 
 _NO_ID = 1 << 31
 """Above every token id."""

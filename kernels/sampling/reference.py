@@ -1,9 +1,9 @@
-"""Choosing a token: repetition penalty, temperature, top-k, top-p, min-p, one seeded draw.
+"""Choosing a token: rules, temperature, top-k, top-p, min-p, one seeded draw.
 
 Knows logits and numbers; knows nothing of text, models or devices. The order and the meaning of the
 steps are those of the `transformers` logits processors, so a checkpoint's defaults mean the same:
 
-    s_i  = l_i · r  if l_i < 0 else l_i / r      for every i in the history        (penalty r)
+    s_i  = what the rules make of logit l_i                                        (`rules.py`)
     w_i  = exp((s_i - max s) / T)                                                  (temperature T)
     keep   s_i ≥ the k-th largest s              (equal scores at the border stay) (top-k)
     keep   i while the kept weight ranked before i is < p · (kept weight)          (top-p)
@@ -28,26 +28,31 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.sampling.noise import NOISE_SPREAD, gumbel_noise
-from kernels.sampling.nucleus import BLOCK
-from kernels.sampling.parameters import SamplingParameters, require_integer
-from kernels.sampling.ranking import EVERYTHING, Border, find_border, float32_at_least
+from edge.kernels.sampling.noise import NOISE_SPREAD, gumbel_noise
+from edge.kernels.sampling.nucleus import BLOCK
+from edge.kernels.sampling.parameters import SamplingParameters, require_integer
+from edge.kernels.sampling.ranking import EVERYTHING, Border, find_border, float32_at_least
+from edge.kernels.sampling.rules import MASKED, Bits, IdArray, apply_rules
 
 FloatArray: TypeAlias = NDArray[np.floating]
-IdArray: TypeAlias = NDArray[np.int64]
 
 _POSITION_LIMIT = 1 << 64
 
 
 def probabilities(
-    logits: FloatArray, history: Sequence[int] | IdArray, parameters: SamplingParameters
+    logits: FloatArray,
+    history: Sequence[int] | IdArray,
+    parameters: SamplingParameters,
+    *,
+    prompt_tokens: int = 0,
+    allowed: Bits | None = None,
 ) -> NDArray[np.float64]:
     """The chance of every token, float64 (vocab,), summing to 1.
 
-    logits: (vocab,), computed with as float32. history: ids of the prompt and of the tokens so far.
-    Raises ValueError for logits that are not finite, and for a history outside the vocabulary.
+    logits: (vocab,), computed with as float32. history, prompt_tokens, allowed: as `apply_rules`
+    takes them. Raises ValueError for logits that are not finite, and as `apply_rules` does.
     """
-    scores = _checked_scores(logits, history, parameters.repetition_penalty)
+    scores = _checked_scores(logits, parameters, history, prompt_tokens, allowed)
     chances = np.zeros(scores.size, dtype=np.float64)
     if parameters.temperature == 0.0:
         chances[np.argmax(scores)] = 1.0
@@ -66,15 +71,18 @@ def sample(
     history: Sequence[int] | IdArray,
     parameters: SamplingParameters,
     position: int,
+    prompt_tokens: int = 0,
+    allowed: Bits | None = None,
 ) -> int:
     """The id of the next token.
 
-    logits: (vocab,), computed with as float32. history: ids of the prompt and of the tokens so far.
+    logits: (vocab,), computed with as float32. history, prompt_tokens, allowed: as `apply_rules`
+    takes them.
     position: where the new token will stand in the sequence; with the seed it fixes the draw.
     Greedy (temperature 0) takes the lowest id among equal maxima.
-    Raises ValueError for logits that are not finite, and for a history outside the vocabulary.
+    Raises ValueError for logits that are not finite, and as `apply_rules` does.
     """
-    scores = _checked_scores(logits, history, parameters.repetition_penalty)
+    scores = _checked_scores(logits, parameters, history, prompt_tokens, allowed)
     if parameters.temperature == 0.0:
         return int(np.argmax(scores))
     return draw(scores, parameters, position, border=_border(scores, parameters))
@@ -99,8 +107,11 @@ def draw(
     require_integer("position", position, below=_POSITION_LIMIT)
     temperature = parameters.temperature
     # Whatever their noise, tokens farther below the likeliest lose against it.
-    reach = float32_at_least(float(scores.max()) - NOISE_SPREAD * temperature)
+    likeliest = scores.max()
+    reach = float32_at_least(float(likeliest) - NOISE_SPREAD * temperature)
     lowest = max(border.score, reach)
+    if lowest == MASKED and likeliest > MASKED:
+        lowest = np.nextafter(MASKED, np.float32(0))
     winner = (-np.inf, -np.inf, -np.inf, 0)
     for start in range(0, scores.size, BLOCK):
         block = scores[start : start + BLOCK]
@@ -123,37 +134,6 @@ def draw(
     return -winner[-1]
 
 
-def penalised(
-    logits: FloatArray,
-    history: Sequence[int] | IdArray,
-    penalty: float,
-    *,
-    first_id: int,
-    vocab_size: int,
-) -> NDArray[np.float32]:
-    """The logits of the ids from `first_id` as float32, those of the history made less likely.
-
-    Raises ValueError for a history outside the vocabulary.
-    """
-    scores = np.asarray(logits, dtype=np.float32)
-    if penalty == 1.0 or len(history) == 0:
-        return scores
-    ids = np.asarray(history, dtype=np.int64)
-    if ids.min() < 0 or ids.max() >= vocab_size:
-        raise ValueError(
-            f"the history holds token ids from {ids.min()} to {ids.max()}, outside the vocabulary "
-            f"of {vocab_size}"
-        )
-    places = ids - first_id
-    places = places[(places >= 0) & (places < scores.size)]
-    seen, factor, limit = scores[places], np.float32(penalty), np.finfo(np.float32).max
-    with np.errstate(over="ignore"):
-        seen = np.where(seen < 0, seen * factor, seen / factor).clip(-limit, limit)
-    changed = scores.copy()
-    changed[places] = seen  # once, however often the token occurred
-    return changed
-
-
 def count_broken(logits: FloatArray) -> int:
     """The number of these that are NaN or infinite."""
     finite = np.isfinite(np.asarray(logits, dtype=np.float32))
@@ -170,13 +150,25 @@ def refuse_broken(broken: int, vocab_size: int) -> None:
 
 
 def _checked_scores(
-    logits: FloatArray, history: Sequence[int] | IdArray, penalty: float
+    logits: FloatArray,
+    parameters: SamplingParameters,
+    history: Sequence[int] | IdArray,
+    prompt_tokens: int,
+    allowed: Bits | None,
 ) -> NDArray[np.float32]:
-    """The penalised logits of a whole vocabulary."""
+    """The scores of a whole vocabulary."""
     if logits.ndim != 1 or logits.size == 0:
         raise ValueError(f"logits must have shape (vocab,), not {logits.shape}")
     refuse_broken(count_broken(logits), logits.size)
-    return penalised(logits, history, penalty, first_id=0, vocab_size=logits.size)
+    return apply_rules(
+        logits,
+        parameters,
+        history=history,
+        prompt_tokens=prompt_tokens,
+        allowed=allowed,
+        first_id=0,
+        vocab_size=logits.size,
+    )
 
 
 def _border(scores: NDArray[np.float32], parameters: SamplingParameters) -> Border:

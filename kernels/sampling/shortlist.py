@@ -22,9 +22,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.sampling.nucleus import NUM_OCTAVES, Octaves, add_octaves, weigh
-from kernels.sampling.parameters import SamplingParameters
-from kernels.sampling.ranking import (
+from edge.kernels.sampling.nucleus import NUM_OCTAVES, Octaves, add_octaves, weigh
+from edge.kernels.sampling.parameters import SamplingParameters
+from edge.kernels.sampling.ranking import (
     EVERYTHING,
     Border,
     find_border,
@@ -32,14 +32,8 @@ from kernels.sampling.ranking import (
     limits_count,
     truncates,
 )
-from kernels.sampling.reference import (
-    FloatArray,
-    IdArray,
-    count_broken,
-    draw,
-    penalised,
-    refuse_broken,
-)
+from edge.kernels.sampling.reference import FloatArray, count_broken, draw, refuse_broken
+from edge.kernels.sampling.rules import Bits, IdArray, apply_rules, changes_logits
 
 Shortlist: TypeAlias = NDArray[np.void]
 """(1,) of `shortlist_dtype`: plain bytes of a size that is known beforehand."""
@@ -71,12 +65,14 @@ def make_shortlist(
     history: Sequence[int] | IdArray,
     parameters: SamplingParameters,
     position: int,
+    prompt_tokens: int = 0,
+    allowed: Bits | None = None,
     tokens: int = SHORTLIST_TOKENS,
 ) -> Shortlist:
     """The shortlist of one shard's part of the logits, (columns,), which begins at `first_id`.
 
-    The others are as for `reference.sample`. Raises ValueError for a history outside the
-    vocabulary; logits that are not finite are for `choose` to refuse.
+    The others are as for `reference.sample`. Raises ValueError as `apply_rules` does; logits that
+    are not finite are for `choose` to refuse.
     """
     columns = logits.size
     dtype = shortlist_dtype(parameters, columns=columns, vocab_size=vocab_size, tokens=tokens)
@@ -84,10 +80,12 @@ def make_shortlist(
     shortlist["broken"] = broken = count_broken(logits)
     if broken or not columns:
         return shortlist
-    scores = penalised(
+    scores = apply_rules(
         logits,
-        history,
-        parameters.repetition_penalty,
+        parameters,
+        history=history,
+        prompt_tokens=prompt_tokens,
+        allowed=allowed,
         first_id=first_id,
         vocab_size=vocab_size,
     )
@@ -114,10 +112,10 @@ def ranked_count(
 ) -> int | None:
     """The number of a shard's columns, those that rank first, that make its shortlist.
 
-    None where it depends on more than those: on all weights, a draw among all, or the history.
+    None where it depends on more than those: on all weights, a draw among all, or rules.
     """
     is_draw = parameters.temperature > 0.0 and not truncates(parameters, vocab_size)
-    if is_draw or parameters.repetition_penalty != 1.0 or _needs_octaves(parameters, vocab_size):
+    if is_draw or changes_logits(parameters) or _needs_octaves(parameters, vocab_size):
         return None
     dtype = shortlist_dtype(parameters, columns=columns, vocab_size=vocab_size, tokens=tokens)
     return int(dtype["ids"].shape[0])

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton_launch import FLOATS, Launch, check, padded
+from edge.kernels.triton_launch import FLOATS, Launch, check, padded
 
 LARGEST_TOP_K = 256
 """More takes the compiler tens of seconds, and no one asks for it."""

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from offload.cache.folder_cache import FolderCache, FolderUse
-from offload.cache.verified_shard import (
+from edge.offload.cache.folder_cache import FolderCache, FolderUse
+from edge.offload.cache.verified_shard import (
     MANIFEST,
     WEIGHTS,
     CachedShard,
@@ -27,10 +27,10 @@ from offload.cache.verified_shard import (
     is_marked_intact,
     mark_intact,
 )
-from offload.errors import StoreCorruptError
-from offload.files.closing import Closing
-from offload.files.durable import disk_errors_as_store_errors, sync_folder, write_all
-from offload.files.manifest import Manifest, ManifestBuilder
+from edge.offload.errors import StoreCorruptError
+from edge.offload.files.closing import Closing
+from edge.offload.files.durable import disk_errors_as_store_errors, sync_folder, write_all
+from edge.offload.files.manifest import Manifest, ManifestBuilder
 
 _SCRATCH = ".scratch-"
 _DRAFT = ".partial"
@@ -101,14 +101,20 @@ class DerivedCache:
         with self._folders.locked():
             self._folders.discard(_name(key))
 
-    def begin(self, key: str, total_bytes: int) -> DerivedWriter:
-        """Make it, of about `total_bytes`. Raises StoreFullError if there is no room for them."""
+    def begin(self, key: str, total_bytes: int, *, made_of: Path | None = None) -> DerivedWriter:
+        """Make it, of about `total_bytes`, from what is in the folder `made_of`.
+
+        Raises StoreFullError if there is no room for them.
+        """
         name = _name(key)
         with self._folders.locked():
             if not self._folders.is_used(name):
                 self._folders.discard(name)  # drafts of a process that died
             self._folders.make_room(name, total_bytes)
-            return DerivedWriter(self._folders, self._folders.use(name))
+            use = self._folders.use(name)
+            if made_of is not None:
+                use.note_as(made_of)
+            return DerivedWriter(self._folders, use)
 
 
 class DerivedWriter(Closing):

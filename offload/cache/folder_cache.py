@@ -11,17 +11,21 @@ import fcntl
 import os
 import shutil
 import uuid
-from collections.abc import Container, Iterator
+from collections.abc import Collection, Container, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from offload.errors import StoreFullError
-from offload.files.closing import Closing
-from offload.files.durable import disk_errors_as_store_errors
+from edge.offload.errors import StoreFullError
+from edge.offload.files.closing import Closing
+from edge.offload.files.durable import disk_errors_as_store_errors
 
 _LOCK = ".lock"
 _TRASH = ".trash-"
 _OWNER = ".owner"
 """Who has the folder, and the bytes that it may take in the end."""
+_MODEL = ".model"
+"""The name of the model that the folder is of, for people."""
+_MOST_NOTE_BYTES = 2000
 _ROOM = ".room"
 """A file as large as what its folder may take, while that is not all written."""
 
@@ -39,6 +43,12 @@ class FolderUse(Closing):
             self._lock.close()
             raise
 
+    def note_as(self, other: Path) -> None:
+        """The folder is made of another one: of the same model, and the same owner's."""
+        for name in (_MODEL, _OWNER):
+            with contextlib.suppress(OSError):
+                shutil.copyfile(other / name, self.folder / name)
+
     def close(self) -> None:
         """The folder was last used now, and may be evicted from now on."""
         if not self._lock.closed:
@@ -47,6 +57,29 @@ class FolderUse(Closing):
 
     def _touch(self) -> None:
         os.utime(self._lock.fileno())
+
+
+def note_model(folder: Path, model: str) -> None:
+    """Remember the name of the model that a cache's folder is of, if it is news."""
+    model = model[: _MOST_NOTE_BYTES // 4].encode(errors="replace").decode()
+    if model != _note(folder / _MODEL):
+        with contextlib.suppress(OSError):
+            (folder / _MODEL).write_text(model, encoding="utf-8")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptFolder:
+    """A folder of a cache, as its user may want to know of it."""
+
+    name: str
+    model: str | None
+    """Its name; None where nobody said."""
+    owner: str | None
+    nbytes: int
+    """That it takes on the disk."""
+    last_used_s: float
+    """Since the epoch."""
+    is_used: bool
 
 
 class FolderCache:
@@ -201,6 +234,26 @@ class FolderCache:
             return False
         return False
 
+    def kept(self) -> list[KeptFolder]:
+        """All folders, the least recently used first."""
+        return [
+            KeptFolder(
+                name=name,
+                model=_note(self.root / name / _MODEL),
+                owner=(_note(self.root / name / _OWNER) or "").partition(" ")[0] or None,
+                nbytes=_allocated_bytes(self.root / name),
+                last_used_s=_last_use_ns(self.root / name) / 1e9,
+                is_used=self.is_used(name),
+            )
+            for name in self.folders()
+        ]
+
+    def remove_unused(self, names: Collection[str]) -> None:
+        """Those of them that nobody uses; what is not there is no error."""
+        for name in self.folders():
+            if name in names and not self.is_used(name):
+                self.discard(name)
+
     def _empty_trash(self) -> None:
         """Remove what a process left behind that died while it evicted."""
         for trash in self.root.glob(f"{_TRASH}*"):
@@ -213,6 +266,23 @@ def _last_use_ns(folder: Path) -> int:
         return (folder / _LOCK).stat().st_mtime_ns
     except FileNotFoundError:
         return 0
+
+
+def _note(path: Path) -> str | None:
+    try:
+        with path.open("rb") as file:
+            return file.read(_MOST_NOTE_BYTES).decode(errors="replace") or None
+    except OSError:
+        return None
+
+
+def _allocated_bytes(folder: Path) -> int:
+    """Of files with holes, what is written."""
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            total += path.lstat().st_blocks * 512
+    return total
 
 
 def _size_bytes(folder: Path) -> int:

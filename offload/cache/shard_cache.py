@@ -6,8 +6,8 @@ Finds, evicts and begins; how a shard fills and what lies in its folder is `shar
 import contextlib
 from pathlib import Path
 
-from offload.cache.folder_cache import FolderCache
-from offload.cache.verified_shard import (
+from edge.offload.cache.folder_cache import FolderCache
+from edge.offload.cache.verified_shard import (
     MANIFEST,
     PARTIAL,
     WEIGHTS,
@@ -19,8 +19,8 @@ from offload.cache.verified_shard import (
     is_marked_intact,
     mark_intact,
 )
-from offload.errors import StoreCorruptError, StoreFullError
-from offload.files.manifest import Manifest, is_digest
+from edge.offload.errors import StoreCorruptError, StoreFullError
+from edge.offload.files.manifest import Manifest, is_digest
 
 
 class ShardCache:

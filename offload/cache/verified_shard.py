@@ -20,11 +20,11 @@ import threading
 from collections.abc import Container
 from pathlib import Path
 
-from offload.cache.folder_cache import FolderCache, FolderUse
-from offload.errors import StoreCorruptError, StoreError, StoreFullError
-from offload.files.closing import Closing
-from offload.files.durable import disk_errors_as_store_errors, sync_folder, write_all
-from offload.files.manifest import PIECE_BYTES, Manifest, piece_digest
+from edge.offload.cache.folder_cache import FolderCache, FolderUse, note_model
+from edge.offload.errors import StoreCorruptError, StoreError, StoreFullError
+from edge.offload.files.closing import Closing
+from edge.offload.files.durable import disk_errors_as_store_errors, sync_folder, write_all
+from edge.offload.files.manifest import PIECE_BYTES, Manifest, piece_digest
 
 MANIFEST = "manifest.json"
 WEIGHTS = "weights"
@@ -49,6 +49,10 @@ class CachedShard(Closing):
         self.path = use.folder / WEIGHTS
         self.manifest = manifest
         self._use = use
+
+    def note(self, model: str) -> None:
+        """Remember the name of the model that it is of."""
+        note_model(self._use.folder, model)
 
     def close(self) -> None:
         """Lets the cache evict the shard; a file that is still mapped stays readable."""

@@ -14,8 +14,8 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from offload.errors import StoreCorruptError, StoreError
-from offload.files.manifest import piece_digest
+from edge.offload.errors import StoreCorruptError, StoreError
+from edge.offload.files.manifest import piece_digest
 
 DIRECT_BYTES = 4096
 """Offsets, sizes and addresses of direct reads are multiples of this."""

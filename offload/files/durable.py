@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from offload.errors import StoreError, StoreFullError
+from edge.offload.errors import StoreError, StoreFullError
 
 
 @contextlib.contextmanager

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from offload.errors import StoreCorruptError, StoreMissingError, StoreUnsupportedError
-from offload.files.closing import Closing
-from offload.files.gguf_header import MAGIC, GgufTensor, HeaderError, Value, read_header
-from offload.files.gguf_types import READ_TYPES, BlockType
-from offload.files.positioned import EndedError, as_bytes, fill, fill_columns
+from edge.offload.errors import StoreCorruptError, StoreMissingError, StoreUnsupportedError
+from edge.offload.files.closing import Closing
+from edge.offload.files.gguf_header import MAGIC, GgufTensor, HeaderError, Value, read_header
+from edge.offload.files.gguf_types import READ_TYPES, BlockType
+from edge.offload.files.positioned import EndedError, as_bytes, fill, fill_columns
 
 _FLOAT32 = np.dtype(np.float32)
 _CHUNK_WEIGHTS = 1 << 20

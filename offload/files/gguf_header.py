@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from offload.files.bounded_json import collector_paused
-from offload.files.gguf_types import BLOCK_TYPES, READ_TYPES, BlockType
+from edge.offload.files.bounded_json import collector_paused
+from edge.offload.files.gguf_types import BLOCK_TYPES, READ_TYPES, BlockType
 
 MAGIC = b"GGUF"
 MAX_HEADER_BYTES = 64 << 20

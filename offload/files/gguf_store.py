@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from offload.errors import StoreCorruptError, StoreMissingError
-from offload.files.closing import Closing
-from offload.files.gguf_file import GgufFile
-from offload.files.gguf_header import MAX_HEADER_BYTES
-from offload.files.gguf_types import BlockType
-from offload.files.weight_store import MAX_FILES, checked_runs, own_file
+from edge.offload.errors import StoreCorruptError, StoreMissingError
+from edge.offload.files.closing import Closing
+from edge.offload.files.gguf_file import GgufFile
+from edge.offload.files.gguf_header import MAX_HEADER_BYTES
+from edge.offload.files.gguf_types import BlockType
+from edge.offload.files.weight_store import MAX_FILES, checked_runs, own_file
 
 _READING_VERSION = b"1"
 """Part of fingerprints: raise it when the same file is read as other numbers."""
@@ -64,6 +64,13 @@ def first_part(path: Path) -> Path:
     """The first part of the split file that this is one of, by its name; else the file itself."""
     found = _PART.fullmatch(path.name)
     return path.with_name(f"{found[1]}-00001-of-{found[3]}{found[4]}") if found else path
+
+
+def all_parts(path: Path) -> list[Path]:
+    """Of the split file whose first part this is by its name, all that there should be; else the
+    file itself."""
+    found = _PART.fullmatch(path.name)
+    return _part_names(path, int(found[3])) if found else [path]
 
 
 class GgufStore(Closing):

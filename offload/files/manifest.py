@@ -17,8 +17,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from offload.errors import StoreCorruptError
-from offload.files.bounded_json import parse_json, read_file
+from edge.offload.errors import StoreCorruptError
+from edge.offload.files.bounded_json import parse_json, read_file
 
 # Large enough that a round trip per piece costs little, small enough that a lost link wastes little
 # and that a buffer per piece is nothing on a small device.

@@ -19,10 +19,10 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from offload.errors import StoreCorruptError, StoreMissingError, StoreUnsupportedError
-from offload.files.bounded_json import collector_paused, open_at_once, parse_json
-from offload.files.closing import Closing
-from offload.files.positioned import EndedError, as_bytes, fill, fill_columns
+from edge.offload.errors import StoreCorruptError, StoreMissingError, StoreUnsupportedError
+from edge.offload.files.bounded_json import collector_paused, open_at_once, parse_json
+from edge.offload.files.closing import Closing
+from edge.offload.files.positioned import EndedError, as_bytes, fill, fill_columns
 
 # 140,000 tensors, as checkpoints of a trillion weights have them (61 layers of 384 experts), are
 # described by 20 MiB. The format allows 100 MB, which take 15 s and 2.5 GB to read.

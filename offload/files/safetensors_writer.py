@@ -10,8 +10,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from offload.files.durable import disk_errors_as_store_errors, sync_folder, write_all
-from offload.files.safetensors_file import DTYPES
+from edge.offload.files.durable import disk_errors_as_store_errors, sync_folder, write_all
+from edge.offload.files.safetensors_file import DTYPES
 
 
 class SafetensorsWriter:

@@ -12,10 +12,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from offload.errors import StoreCorruptError, StoreMissingError
-from offload.files.bounded_json import read_file
-from offload.files.closing import Closing
-from offload.files.safetensors_file import (
+from edge.offload.errors import StoreCorruptError, StoreMissingError
+from edge.offload.files.bounded_json import read_file
+from edge.offload.files.closing import Closing
+from edge.offload.files.safetensors_file import (
     MAX_HEADER_BYTES,
     SafetensorsFile,
     TensorPlace,
@@ -252,6 +252,11 @@ def own_file(path: Path) -> Path:
                 "into the folder"
             )
     return path
+
+
+def indexed_files(index: Path) -> list[str]:
+    """The files that a checkpoint's index names. Raises StoreCorruptError for a damaged index."""
+    return sorted(set(_read_weight_map(index).values()))
 
 
 def _read_weight_map(index: Path) -> dict[str, str]:

@@ -13,9 +13,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from offload.errors import StoreCorruptError, StoreError, StoreFullError
-from offload.files.durable import write_all
-from offload.kv.tier import Allowance, KVPlace, KVShape, Room, Rows, check_size, checksum
+from edge.offload.errors import StoreCorruptError, StoreError, StoreFullError
+from edge.offload.files.durable import write_all
+from edge.offload.kv.tier import Allowance, KVPlace, KVShape, Room, Rows, check_size, checksum
 
 Result = TypeVar("Result")
 

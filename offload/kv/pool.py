@@ -104,6 +104,21 @@ class KVPool:
         """The slot now holds `length` tokens; only these are moved when slots are packed."""
         self._lengths[slot] = length
 
+    def shrink(self, slot: int, length: int) -> None:
+        """Forget what is behind the first `length` tokens, if there is more, and free its pages."""
+        old = self._lengths[slot]
+        if length >= old:
+            return
+        self._lengths[slot] = length
+        for pair in self._arrays:
+            for array in pair:
+                for head in array[slot]:
+                    self._drop(head[length:old])
+
+    def rename(self, request: str, to: str) -> None:
+        """What `request` has is another one's from now on."""
+        self._requests[self._requests.index(request)] = to
+
     def gather(self, requests: Sequence[str]) -> int:
         """Bring these requests, in this order, into neighbouring slots; the first one's slot.
 

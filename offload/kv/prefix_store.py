@@ -25,8 +25,8 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from numpy.typing import NDArray
 
-from offload.errors import StoreError
-from offload.files.manifest import is_digest
+from edge.offload.errors import StoreError
+from edge.offload.files.manifest import is_digest
 
 _MAGIC = b"edge-kv2"
 _SALT_BYTES = 32

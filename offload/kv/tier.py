@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from offload.errors import StoreFullError
+from edge.offload.errors import StoreFullError
 
 Rows = NDArray[Any]
 """[num_kv_heads, tokens, elements] of one layer's keys or values."""

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from offload.errors import StoreFullError
-from offload.kv.tier import KVPlace, KVShape, KVTier, Rows
+from edge.offload.errors import StoreFullError
+from edge.offload.kv.tier import KVPlace, KVShape, KVTier, Rows
 
 
 class KVTiers:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Protocol
 
-from offload.errors import StoreError
-from offload.streaming.weight_streamer import Memory, WeightStreamer
+from edge.offload.errors import StoreError
+from edge.offload.streaming.weight_streamer import Memory, WeightStreamer
 
 Mark = object
 """A point in the order of what a device was told; None: it is behind us."""

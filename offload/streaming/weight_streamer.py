@@ -17,8 +17,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from offload.errors import StoreError
-from offload.files.direct_reader import DIRECT_BYTES, Read
+from edge.offload.errors import StoreError
+from edge.offload.files.direct_reader import DIRECT_BYTES, Read
 
 
 class Begun(Protocol):

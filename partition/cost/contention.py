@@ -10,8 +10,8 @@ than ever tried it grows as their number.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from partition.plan.facts import ClusterSpec, DeviceSpec
-from partition.plan.rates import between
+from edge.partition.plan.facts import ClusterSpec, DeviceSpec
+from edge.partition.plan.rates import between
 
 
 class Crowds:

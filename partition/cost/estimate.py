@@ -8,18 +8,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from partition.cost.contention import shares_host
-from partition.cost.message_times import Network
-from partition.cost.overlap import stage_sum_s
-from partition.cost.pace import CHUNK_TOKENS, Pace, Phase, Segment, chunk_phase, decode_phase
-from partition.cost.terms import Kind, Term, in_words, merged
-from partition.errors import PlanError
-from partition.fit.memory import memory_use
-from partition.fit.streamed_layers import Load, loads_of, waits_for_disk
-from partition.plan.facts import ClusterSpec, LayerFacts, ModelFacts, Workload
-from partition.plan.plan import Plan, Stage
-from partition.plan.shard import LayerSlice, num_local_kv_heads
-from partition.plan.share import Share
+from edge.partition.cost.contention import shares_host
+from edge.partition.cost.message_times import Network
+from edge.partition.cost.overlap import stage_sum_s
+from edge.partition.cost.pace import CHUNK_TOKENS, Pace, Phase, Segment, chunk_phase, decode_phase
+from edge.partition.cost.terms import Kind, Term, in_words, merged
+from edge.partition.errors import PlanError
+from edge.partition.fit.memory import memory_use
+from edge.partition.fit.streamed_layers import Load, loads_of, waits_for_disk
+from edge.partition.plan.facts import ClusterSpec, LayerFacts, ModelFacts, Workload
+from edge.partition.plan.plan import Plan, Stage
+from edge.partition.plan.shard import LayerSlice, num_local_kv_heads
+from edge.partition.plan.share import Share
 
 TOKEN_BYTES = 8
 
@@ -62,10 +62,10 @@ def estimate(
     PlanError when the plan is not for this model and cluster, or a device of it has no rates.
     """
     plan.validate(model, cluster)
-    unmeasured = [id for id in plan.devices if cluster.device(id).rates is None]
+    unmeasured = [device.name for device in map(cluster.device, plan.devices) if not device.rates]
     if unmeasured:
         raise PlanError(
-            [f"Device {id!r} has not been measured, so no speed is known." for id in unmeasured]
+            [f"Device {name!r} has not been measured, so no speed is known." for name in unmeasured]
         )
     view = _View(plan, model, cluster)
     use = memory_use(plan, model, workload)

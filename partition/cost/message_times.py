@@ -1,16 +1,17 @@
 """What messages between devices cost: latency plus bytes over rate (Hockney's alpha-beta model).
 
-One function for each pattern that a step uses; the patterns are those of `transport.collective` and
-of a session's hops. Links that nobody measured get a stated default.
+One function for each pattern that a step uses; the patterns are those of
+`edge.transport.collective` and of a session's hops. Links that nobody measured get a stated
+default.
 """
 
 from collections.abc import Iterator, Sequence
 from itertools import combinations, pairwise
 
-from partition.cost.contention import Crowds
-from partition.errors import PlanError
-from partition.plan.facts import ClusterSpec
-from partition.plan.plan import Plan
+from edge.partition.cost.contention import Crowds
+from edge.partition.errors import PlanError
+from edge.partition.plan.facts import ClusterSpec
+from edge.partition.plan.plan import Plan
 
 UNKNOWN_LINK = (0.3e-3, 117e6)
 """Seconds and bytes per second of a link that was not measured: a gigabit network."""

@@ -8,9 +8,9 @@ of two machines, processor and link, so each segment takes as long as the slower
 
 from collections.abc import Sequence
 
-from partition.cost.message_times import Network
-from partition.cost.pace import Phase
-from partition.plan.facts import DeviceSpec, ModelFacts
+from edge.partition.cost.message_times import Network
+from edge.partition.cost.pace import Phase
+from edge.partition.plan.facts import DeviceSpec, ModelFacts
 
 SHOWN_BYTE_S = 2e-9
 """Seconds per byte that show of a hidden sum: sending, receiving and adding up take the processor,

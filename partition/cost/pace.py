@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from partition.plan.facts import DeviceSpec, LayerFacts, ModelFacts, Workload
+from edge.partition.plan.facts import DeviceSpec, LayerFacts, ModelFacts, Workload
 
 CHUNK_TOKENS = 256
 """Tokens of a prompt that run as one step, unless the caller says otherwise."""
@@ -126,7 +126,7 @@ class Pace:
         """All of a stage that is not split: one graph. `layers`: kinds, and how many of each;
         `head_rows`: of the vocabulary, or 0."""
         layer_bytes = sum(count * facts.weight_bytes for facts, count in layers)
-        heads = sum(count * facts.num_heads for facts, count in layers)
+        heads = sum(count * facts.num_heads * facts.heads_per_unit for facts, count in layers)
         return Segment(
             weights_s=layer_bytes * self.weight_s
             + head_rows * model.head_row_bytes * self.head_weight_s,
@@ -148,7 +148,7 @@ class Pace:
         nbytes = heads * layer.query_head_bytes + kv_heads * layer.kv_head_bytes
         return Segment(
             weights_s=self.weight_s * (nbytes + layer.layer_bytes / 2),
-            attention_s=heads * self.attention_s,
+            attention_s=heads * layer.heads_per_unit * self.attention_s,
             runs_s=run_s,
             slack=self.slack,
         )

@@ -2,10 +2,10 @@
 
 from contextlib import suppress
 
-from partition.errors import CapacityError, PlanError, Shortage
-from partition.fit.memory import memory_use
-from partition.plan.facts import ClusterSpec, ModelFacts, Workload
-from partition.plan.plan import Plan
+from edge.partition.errors import CapacityError, PlanError, Shortage
+from edge.partition.fit.memory import memory_use
+from edge.partition.plan.facts import ClusterSpec, ModelFacts, Workload
+from edge.partition.plan.plan import Plan
 
 
 def check_fit(plan: Plan, model: ModelFacts, cluster: ClusterSpec, workload: Workload) -> None:

@@ -1,8 +1,8 @@
 """How many bytes a plan asks of each device. Counts what facts say; allocates nothing."""
 
-from partition.plan.facts import ModelFacts, Workload
-from partition.plan.plan import Plan
-from partition.plan.share import MemoryUse
+from edge.partition.plan.facts import ModelFacts, Workload
+from edge.partition.plan.plan import Plan
+from edge.partition.plan.share import MemoryUse
 
 
 def memory_use(plan: Plan, model: ModelFacts, workload: Workload) -> dict[str, MemoryUse]:

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-from partition.errors import PlanError, Shortage
-from partition.plan.facts import ClusterSpec, DeviceSpec, ModelFacts, Workload
-from partition.plan.plan import Plan, Stage
-from partition.plan.shard import whole_shard
+from edge.partition.errors import PlanError, Shortage
+from edge.partition.plan.facts import ClusterSpec, DeviceSpec, ModelFacts, Workload
+from edge.partition.plan.plan import Plan, Stage
+from edge.partition.plan.shard import whole_shard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,17 +4,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
-from partition.errors import CapacityError, Shortage
-from partition.fit.pipeline import (
+from edge.partition.errors import CapacityError, Shortage
+from edge.partition.fit.pipeline import (
     check_pipeline_count,
     fewest_shortages,
     pipeline_shortages,
     place_fewest,
     place_pipeline,
 )
-from partition.fit.tensor import check_tensor_count, place_tensor, tensor_shortages
-from partition.plan.facts import ClusterSpec, ModelFacts, Workload
-from partition.plan.plan import Plan
+from edge.partition.fit.tensor import check_tensor_count, place_tensor, tensor_shortages
+from edge.partition.plan.facts import ClusterSpec, ModelFacts, Workload
+from edge.partition.plan.plan import Plan
 
 Parallel = Literal["auto", "pipeline", "tensor"]
 

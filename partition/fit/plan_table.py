@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
-from partition.fit.memory import memory_use
-from partition.fit.streamed_layers import tiers_of
-from partition.plan.facts import ClusterSpec, ModelFacts, Workload
-from partition.plan.plan import Plan
-from partition.plan.ranges import kv_heads
-from partition.plan.shard import Shard
-from partition.plan.share import MemoryUse
+from edge.partition.fit.memory import memory_use
+from edge.partition.fit.streamed_layers import tiers_of
+from edge.partition.plan.facts import ClusterSpec, ModelFacts, Workload
+from edge.partition.plan.plan import Plan
+from edge.partition.plan.ranges import kv_heads
+from edge.partition.plan.shard import Shard
+from edge.partition.plan.share import MemoryUse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

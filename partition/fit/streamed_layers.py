@@ -10,14 +10,14 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from partition.errors import PartitionError, PlanError
-from partition.fit.memory import memory_use
-from partition.fit.placement import Parallel, check_count, place
-from partition.fit.resident_layers import WeightTiers, weight_tiers
-from partition.plan.facts import ClusterSpec, DeviceSpec, ModelFacts, Workload
-from partition.plan.plan import Plan
-from partition.plan.shard import WINDOW_LAYERS, Shard
-from partition.plan.share import MemoryUse
+from edge.partition.errors import PartitionError, PlanError
+from edge.partition.fit.memory import memory_use
+from edge.partition.fit.placement import Parallel, check_count, place
+from edge.partition.fit.resident_layers import WeightTiers, weight_tiers
+from edge.partition.plan.facts import ClusterSpec, DeviceSpec, ModelFacts, Workload
+from edge.partition.plan.plan import Plan
+from edge.partition.plan.shard import WINDOW_LAYERS, Shard
+from edge.partition.plan.share import MemoryUse
 
 UNMEASURED_DISK_BYTES_PER_S = 500e6
 """What any disk of the last ten years gives that is no spinning one."""

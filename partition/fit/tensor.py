@@ -6,12 +6,12 @@ Pure search over slices. Shares follow the threads as far as memory allows.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from partition.errors import PlanError, Shortage
-from partition.fit.memory import units_that_fit
-from partition.plan.facts import ClusterSpec, DeviceSpec, LayerFacts, ModelFacts, Workload
-from partition.plan.plan import Plan, Stage
-from partition.plan.ranges import apportion, consecutive, largest_remainders
-from partition.plan.shard import LayerSlice, Shard, num_local_kv_heads
+from edge.partition.errors import PlanError, Shortage
+from edge.partition.fit.memory import units_that_fit
+from edge.partition.plan.facts import ClusterSpec, DeviceSpec, LayerFacts, ModelFacts, Workload
+from edge.partition.plan.plan import Plan, Stage
+from edge.partition.plan.ranges import apportion, consecutive, largest_remainders
+from edge.partition.plan.shard import LayerSlice, Shard, num_local_kv_heads
 
 _SEARCH_PRECISION = 128
 """Missing memory is searched to this part of its possible range: near enough to go shopping."""

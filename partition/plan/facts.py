@@ -8,7 +8,7 @@ import math
 import unicodedata
 from dataclasses import dataclass
 
-from partition.plan.rates import ComputeRates
+from edge.partition.plan.rates import ComputeRates
 
 LONGEST_NAME = 1024
 """Characters in the name or id of a device or a model."""
@@ -167,6 +167,9 @@ class LayerFacts:
     """Norms and biases, which every shard of the layer holds."""
     kv_bytes_per_token: int
     """KV cache: keys and values of one token, for one KV head."""
+    heads_per_unit: int = 1
+    """How many heads of the model stand for one query head here: more where only all of them
+    together can be given to a device."""
 
     def __post_init__(self) -> None:
         _require_at_least(
@@ -185,6 +188,7 @@ class LayerFacts:
             layer_bytes=self.layer_bytes,
             kv_bytes_per_token=self.kv_bytes_per_token,
         )
+        _require_at_least(1, "a layer", heads_per_unit=self.heads_per_unit)
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"A layer has {self.num_heads} query heads, which {self.num_kv_heads}"

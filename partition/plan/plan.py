@@ -6,11 +6,11 @@ Data and its rules. How a good plan is found is decided elsewhere.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from partition.errors import PlanError
-from partition.plan.facts import ClusterSpec, ModelFacts
-from partition.plan.reading import Reader
-from partition.plan.shard import Shard
-from partition.plan.share import Share, StagePlace, tiling_problems
+from edge.partition.errors import PlanError
+from edge.partition.plan.facts import ClusterSpec, ModelFacts
+from edge.partition.plan.reading import Reader
+from edge.partition.plan.shard import Shard
+from edge.partition.plan.share import Share, StagePlace, tiling_problems
 
 MOST_SHARDS = 1024
 """Shares a plan read from outside may have, in all its stages together."""
@@ -124,13 +124,14 @@ class Plan:
 
         Memory is not looked at (see `check_fit`). Without a cluster any device id is good.
         """
+        names = None if cluster is None else {each.id: each.name for each in cluster.devices}
         problems = [
             *self._name_problems(model),
             *_layer_problems(self.stages, model),
-            *_device_problems(self.stages, cluster),
+            *_device_problems(self.stages, names),
         ]
         for number, stage in enumerate(self.stages):
-            problems += _stage_problems(stage, self.place(number), model)
+            problems += _stage_problems(stage, self.place(number), model, names or {})
         if problems:
             raise PlanError(problems)
 
@@ -174,26 +175,30 @@ def _layer_problems(stages: Sequence[Stage], model: ModelFacts) -> Iterator[str]
     )
 
 
-def _device_problems(stages: Sequence[Stage], cluster: ClusterSpec | None) -> Iterator[str]:
-    known = None if cluster is None else {device.id for device in cluster.devices}
+def _device_problems(stages: Sequence[Stage], names: Mapping[str, str] | None) -> Iterator[str]:
+    """`names` of the cluster's devices by id; None: any device is good."""
     used: dict[str, str] = {}
     for stage_number, stage in enumerate(stages):
         for shard_number, shard in enumerate(stage.shards):
             place = f"stage {stage_number}, shard {shard_number}"
             if shard.device in used:
-                yield f"Device {shard.device!r} is used twice: {used[shard.device]} and {place}."
-            elif known is not None and shard.device not in known:
+                name = (names or {}).get(shard.device, shard.device)
+                yield f"Device {name!r} is used twice: {used[shard.device]} and {place}."
+            elif names is not None and shard.device not in names:
                 yield f"Device {shard.device!r} of {place} is not in the cluster."
             used.setdefault(shard.device, place)
 
 
-def _stage_problems(stage: Stage, place: StagePlace, model: ModelFacts) -> Iterator[str]:
+def _stage_problems(
+    stage: Stage, place: StagePlace, model: ModelFacts, names_by_id: Mapping[str, str]
+) -> Iterator[str]:
     if not stage.shards:
         yield f"Stage {place.number} has no shards."
         return
+    devices = [names_by_id.get(share.device, share.device) for share in stage.shards]
     names = [
-        f"Stage {place.number}, shard {index} (device {share.device!r})"
-        for index, share in enumerate(stage.shards)
+        f"Stage {place.number}, shard {index} (device {device!r})"
+        for index, device in enumerate(devices)
     ]
     kinds = {type(share) for share in stage.shards}
     if len(kinds) > 1:

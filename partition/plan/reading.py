@@ -7,7 +7,7 @@ what it returned is only meaningful when `problems` stayed empty.
 from collections.abc import Sequence
 from typing import Final
 
-from partition.plan.facts import LONGEST_NAME, is_name
+from edge.partition.plan.facts import LONGEST_NAME, is_name
 
 LARGEST_INTEGER = 2**31 - 1
 """No layer, head, column, vocabulary row or version number comes near."""

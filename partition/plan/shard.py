@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from partition.plan.facts import LayerFacts, ModelFacts, Workload
-from partition.plan.ranges import kv_group_size
-from partition.plan.reading import Reader
-from partition.plan.share import MemoryUse, StagePlace, tiling_problems
+from edge.partition.plan.facts import LayerFacts, ModelFacts, Workload
+from edge.partition.plan.ranges import kv_group_size
+from edge.partition.plan.reading import Reader
+from edge.partition.plan.share import MemoryUse, StagePlace, tiling_problems
 
 MOST_KINDS = 64
 """Kinds of layers that a shard read from outside may tell apart."""

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, Self
 
-from partition.plan.facts import ModelFacts, Workload
-from partition.plan.reading import Reader
+from edge.partition.plan.facts import ModelFacts, Workload
+from edge.partition.plan.reading import Reader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

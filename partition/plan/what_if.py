@@ -3,7 +3,7 @@
 import re
 from dataclasses import replace
 
-from partition.plan.facts import ClusterSpec, DeviceSpec, LinkSpec
+from edge.partition.plan.facts import ClusterSpec, DeviceSpec, LinkSpec
 
 _SIZES = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _SIZES |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}

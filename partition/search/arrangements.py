@@ -6,8 +6,8 @@ Knows device numbers only; what a way costs is asked elsewhere.
 from collections.abc import Iterator, Sequence
 from itertools import combinations, permutations
 
-from partition.cost.message_times import Network
-from partition.search.situation import Arrangement, Situation
+from edge.partition.cost.message_times import Network
+from edge.partition.search.situation import Arrangement, Situation
 
 
 def all_arrangements(devices: Sequence[int]) -> Iterator[Arrangement]:

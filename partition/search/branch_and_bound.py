@@ -14,16 +14,16 @@ of the starts.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from partition.cost.estimate import Estimate, estimate
-from partition.cost.message_times import NO_LINK_S
-from partition.plan.plan import Plan, Stage
-from partition.plan.ranges import consecutive
-from partition.plan.shard import LayerSlice, Shard
-from partition.search.arrangements import canonical, is_canonical, twins
-from partition.search.cuts import Cut, best_cut
-from partition.search.situation import Arrangement, Situation, StageKey
-from partition.search.stage_bound import StageBound, layers_bound_s, stage_bound
-from partition.search.stage_options import StageOptions
+from edge.partition.cost.estimate import Estimate, estimate
+from edge.partition.cost.message_times import NO_LINK_S
+from edge.partition.plan.plan import Plan, Stage
+from edge.partition.plan.ranges import consecutive
+from edge.partition.plan.shard import LayerSlice, Shard
+from edge.partition.search.arrangements import canonical, is_canonical, twins
+from edge.partition.search.cuts import Cut, best_cut
+from edge.partition.search.situation import Arrangement, Situation, StageKey
+from edge.partition.search.stage_bound import StageBound, layers_bound_s, stage_bound
+from edge.partition.search.stage_options import StageOptions
 
 EXACT_DEVICES = 5
 

@@ -12,16 +12,16 @@ from dataclasses import dataclass, replace
 from itertools import permutations
 from typing import get_args
 
-from partition.cost.contention import shares_host
-from partition.cost.estimate import Estimate
-from partition.cost.pace import CHUNK_TOKENS
-from partition.errors import CapacityError, PlanError
-from partition.fit.placement import Parallel, capacity_error, check_count, place, place_anyhow
-from partition.fit.streamed_layers import streaming_plans
-from partition.plan.facts import ClusterSpec, ModelFacts, Workload
-from partition.plan.plan import Plan
-from partition.search.arrangements import all_arrangements, neighbours, swaps
-from partition.search.branch_and_bound import (
+from edge.partition.cost.contention import shares_host
+from edge.partition.cost.estimate import Estimate
+from edge.partition.cost.pace import CHUNK_TOKENS
+from edge.partition.errors import CapacityError, PlanError
+from edge.partition.fit.placement import Parallel, capacity_error, check_count, place, place_anyhow
+from edge.partition.fit.streamed_layers import streaming_plans
+from edge.partition.plan.facts import ClusterSpec, ModelFacts, Workload
+from edge.partition.plan.plan import Plan
+from edge.partition.search.arrangements import all_arrangements, neighbours, swaps
+from edge.partition.search.branch_and_bound import (
     EXACT_DEVICES,
     MOST_SOLVED,
     MOST_SOLVED_OF_MANY,
@@ -29,8 +29,8 @@ from partition.search.branch_and_bound import (
     Solved,
     kind,
 )
-from partition.search.left_out import LeftOut, left_out
-from partition.search.situation import Arrangement, Situation
+from edge.partition.search.left_out import LeftOut, left_out
+from edge.partition.search.situation import Arrangement, Situation
 
 _MOST_RUNNERS_UP = 5
 

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from partition.search.balance import thinned
-from partition.search.situation import Situation
-from partition.search.stage_bound import StageBound
-from partition.search.stage_options import Option, StageOptions
+from edge.partition.search.balance import thinned
+from edge.partition.search.situation import Situation
+from edge.partition.search.stage_bound import StageBound
+from edge.partition.search.stage_options import Option, StageOptions
 
 _LABELS_KEPT = 4
 """Labels kept at a cut of a model with many layers."""

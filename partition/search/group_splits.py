@@ -7,14 +7,14 @@ others. Only memory joins them: whoever asks says how many bytes each device has
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from partition.cost.estimate import gather_latency_s
-from partition.cost.pace import Pace
-from partition.fit.memory import units_that_fit
-from partition.plan.facts import LayerFacts, ModelFacts
-from partition.plan.ranges import apportion
-from partition.search.balance import Cost, Split, all_splits, frontier
-from partition.search.head_balance import HeadCost, all_head_splits, head_frontier, kv_counts
-from partition.search.situation import Situation, StageKey
+from edge.partition.cost.estimate import gather_latency_s
+from edge.partition.cost.pace import Pace
+from edge.partition.fit.memory import units_that_fit
+from edge.partition.plan.facts import LayerFacts, ModelFacts
+from edge.partition.plan.ranges import apportion
+from edge.partition.search.balance import Cost, Split, all_splits, frontier
+from edge.partition.search.head_balance import HeadCost, all_head_splits, head_frontier, kv_counts
+from edge.partition.search.situation import Situation, StageKey
 
 _ALL_SPLITS_UP_TO = 40
 """Splits that are all given when every one is asked for; of more, their frontier."""
@@ -138,7 +138,8 @@ def _head_costs(layer: LayerFacts, paces: Sequence[Pace]) -> list[HeadCost]:
     return [
         HeadCost(
             pace.attention_from(layer).total_s,
-            (layer.query_head_bytes * pace.weight_s + pace.attention_s) * pace.slack,
+            (layer.query_head_bytes * pace.weight_s + layer.heads_per_unit * pace.attention_s)
+            * pace.slack,
             layer.kv_head_bytes * pace.weight_s * pace.slack,
             pace.attention(layer, 0, 0).total_s,
         )

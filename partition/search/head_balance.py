@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from partition.fit.memory import units_that_fit
-from partition.plan.ranges import kv_group_size
-from partition.search.balance import Cost, Split, compositions, least_maximum, thinned
+from edge.partition.fit.memory import units_that_fit
+from edge.partition.plan.ranges import kv_group_size
+from edge.partition.search.balance import Cost, Split, compositions, least_maximum, thinned
 
 _Label = tuple[float, float, int, int]
 

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from partition.cost.estimate import Estimate
-from partition.cost.terms import Kind, Term, milliseconds
-from partition.errors import size_in_words
-from partition.search.arrangements import with_device
-from partition.search.branch_and_bound import Search, Solved
-from partition.search.situation import Arrangement
+from edge.partition.cost.estimate import Estimate
+from edge.partition.cost.terms import Kind, Term, milliseconds
+from edge.partition.errors import size_in_words
+from edge.partition.search.arrangements import with_device
+from edge.partition.search.branch_and_bound import Search, Solved
+from edge.partition.search.situation import Arrangement
 
 _MOST_TRIED = 3
 """Places for the device that are looked at closely, the most promising first, until it fits."""

@@ -4,12 +4,12 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise, permutations
 from typing import NamedTuple
 
-from partition.cost.contention import shares_host
-from partition.cost.estimate import TOKEN_BYTES, passing_stages_s
-from partition.cost.message_times import Network
-from partition.cost.overlap import stage_sum_s
-from partition.cost.pace import Pace, Phase, chunk_phase, decode_phase
-from partition.plan.facts import ClusterSpec, DeviceSpec, LayerFacts, ModelFacts, Workload
+from edge.partition.cost.contention import shares_host
+from edge.partition.cost.estimate import TOKEN_BYTES, passing_stages_s
+from edge.partition.cost.message_times import Network
+from edge.partition.cost.overlap import stage_sum_s
+from edge.partition.cost.pace import Pace, Phase, chunk_phase, decode_phase
+from edge.partition.plan.facts import ClusterSpec, DeviceSpec, LayerFacts, ModelFacts, Workload
 
 Group = tuple[int, ...]
 """Devices of a stage by number, in rank order."""

@@ -8,12 +8,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from partition.cost.estimate import gather_latency_s
-from partition.cost.pace import Pace
-from partition.plan.facts import LayerFacts
-from partition.search.balance import Cost, least_maximum
-from partition.search.group_splits import column_costs, row_costs
-from partition.search.situation import Situation, StageKey
+from edge.partition.cost.estimate import gather_latency_s
+from edge.partition.cost.pace import Pace
+from edge.partition.plan.facts import LayerFacts
+from edge.partition.search.balance import Cost, least_maximum
+from edge.partition.search.group_splits import column_costs, row_costs
+from edge.partition.search.situation import Situation, StageKey
 
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
@@ -97,7 +97,7 @@ def _layer_s(layer: LayerFacts, paces: Sequence[Pace], column_multiple: int) -> 
         [
             Cost(
                 pace.attention_from(layer).total_s,
-                (head_bytes * pace.weight_s + pace.attention_s) * pace.slack,
+                (head_bytes * pace.weight_s + layer.heads_per_unit * pace.attention_s) * pace.slack,
                 pace.attention(layer, 0, 0).total_s,
             )
             for pace in paces

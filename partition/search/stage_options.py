@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from partition.plan.facts import LayerFacts
-from partition.search.balance import Split, Way, thinned
-from partition.search.group_splits import GroupSplits
-from partition.search.head_balance import HeadCost, kv_counts, kv_of
-from partition.search.situation import Counts, Situation, StageKey
+from edge.partition.plan.facts import LayerFacts
+from edge.partition.search.balance import Split, Way, thinned
+from edge.partition.search.group_splits import GroupSplits
+from edge.partition.search.head_balance import HeadCost, kv_counts, kv_of
+from edge.partition.search.situation import Counts, Situation, StageKey
 
 _Timed = TypeVar("_Timed", "LayerSplit", "_Layers", "Option")
 

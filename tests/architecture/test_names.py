@@ -1,27 +1,35 @@
-"""The five names are ours, others' packages still work, and a clash is told at the start."""
+"""Edge takes one name of an environment, and lives there with packages called like its parts."""
 
 from __future__ import annotations
 
 import importlib
+import os
+import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
 from setuptools import find_packages
 
 import edge
-from edge.own_packages import PACKAGES, require_own_packages
 
 REPOSITORY = Path(__file__).parents[2]
 
+PARTS = ("demos", "kernels", "offload", "partition", "transport")
+"""Folders at the top of the repository that are packages of edge."""
 
-def run_python(*arguments: str, cwd: Path = REPOSITORY) -> subprocess.CompletedProcess[str]:
+
+def run_python(
+    *arguments: str, cwd: Path = REPOSITORY, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """A fresh interpreter; what lies in `cwd` comes before everything installed."""
     return subprocess.run(
         [sys.executable, *arguments],
         cwd=cwd,
+        env=os.environ | environment,
         capture_output=True,
         text=True,
         timeout=120,
@@ -35,33 +43,58 @@ def installed_packages() -> set[str]:
     return set(find_packages(str(REPOSITORY), include=patterns))
 
 
-@pytest.mark.parametrize("name", ["edge", *PACKAGES])
-def test_the_name_resolves_inside_this_repository(name: str) -> None:
-    module = importlib.import_module(name)
+@pytest.mark.parametrize("part", PARTS)
+def test_a_top_folder_is_a_package_of_edge(part: str) -> None:
+    module = importlib.import_module(f"edge.{part}")
     assert module.__file__ is not None
-    assert Path(module.__file__).parents[1] == REPOSITORY
-    require_own_packages()
-
-
-def test_transformers_imports_beside_a_package_called_kernels() -> None:
-    code = (
-        "import kernels, transformers, transformers.integrations.hub_kernels\n"
-        "from transformers import LlamaForCausalLM\n"
-        "print(kernels.__file__)"
-    )
-    result = run_python("-c", code)
-    assert result.returncode == 0, result.stderr
-    assert Path(result.stdout.strip()) == REPOSITORY / "kernels" / "__init__.py"
+    assert Path(module.__file__) == REPOSITORY / "edge" / part / "__init__.py"
+    assert Path(module.__file__).resolve() == REPOSITORY / part / "__init__.py"
 
 
 def test_what_is_installed_is_every_folder_with_code() -> None:
-    tops = {"edge", *PACKAGES, "demos"}
     found = {
-        ".".join(file.parent.relative_to(REPOSITORY).parts)
-        for top in tops
+        ".".join(("edge",) * (top in PARTS) + file.parent.relative_to(REPOSITORY).parts)
+        for top in ("edge", *PARTS)
         for file in (REPOSITORY / top).rglob("*.py")
     }
     assert installed_packages() == found
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of packages: Edge's wheel, built and unpacked, with those of other distributions."""
+    place = tmp_path_factory.mktemp("wheel")
+    source = place / "source"
+    ignored = shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__", "tests", "docs")
+    shutil.copytree(REPOSITORY, source, symlinks=True, ignore=ignored)
+    options = ("--quiet", "--no-deps", "--no-build-isolation", "--no-index")
+    built = run_python("-m", "pip", "wheel", *options, "--wheel-dir", str(place), str(source))
+    assert built.returncode == 0, built.stderr
+    (wheel,) = place.glob("*.whl")
+    site = place / "site"
+    zipfile.ZipFile(wheel).extractall(site)
+    for name in (*PARTS, "vllm"):
+        (site / name).mkdir()  # an error if the wheel has brought one
+        (site / name / "__init__.py").write_text(f"OWNER = 'another {name}'\n")
+    return site
+
+
+def test_the_wheel_takes_no_name_but_edge(site: Path) -> None:
+    code = (
+        "import demos, kernels, offload, partition, transport, vllm, transformers\n"
+        "import edge.kernels\n"
+        "print(kernels.OWNER, edge.kernels.__file__)"
+    )
+    result = run_python("-c", code, cwd=site)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip() == f"another kernels {site / 'edge' / 'kernels' / '__init__.py'}"
+
+
+def test_the_wheel_runs_there(site: Path, tmp_path: Path) -> None:
+    place = {"EDGE_CACHE": str(tmp_path), "PYTHONPATH": str(site)}
+    result = run_python("-m", "edge", "demo", "quickstart", cwd=site, **place)
+    assert result.returncode == 0, result.stderr
+    assert "In the barn." in result.stdout
 
 
 @pytest.mark.parametrize("name", edge.__all__)
@@ -72,51 +105,3 @@ def test_the_public_name_imports(name: str) -> None:
 def test_an_unknown_public_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Clutser'"):
         _ = edge.Clutser  # type: ignore[attr-defined]
-
-
-def test_a_package_of_the_same_name_in_front_is_told_in_one_sentence(tmp_path: Path) -> None:
-    stranger = tmp_path / "kernels"
-    stranger.mkdir()
-    (stranger / "__init__.py").write_text("raise SystemExit('imported')")
-    result = run_python("-m", "edge", "--help", cwd=tmp_path)
-    assert result.returncode == 1
-    assert result.stdout == ""
-    assert result.stderr.startswith(
-        f"edge: package 'kernels' would be imported from {stranger}, which is not Edge's"
-    )
-    assert result.stderr.count("\n") == 1
-
-
-def test_the_api_tells_it_too(tmp_path: Path) -> None:
-    (tmp_path / "partition.py").write_text("raise SystemExit('imported')")
-    result = run_python("-c", "import edge; edge.Cluster", cwd=tmp_path)
-    assert result.returncode == 1
-    assert f"package 'partition' would be imported from {tmp_path}" in result.stderr
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Path:
-    """Edge as it lies in site-packages beside other distributions."""
-    for name in ("edge", *PACKAGES):
-        (tmp_path / name).symlink_to(REPOSITORY / name)
-    return tmp_path
-
-
-def add_distribution(site: Path, stem: str, record: str) -> None:
-    folder = site / f"{stem}.dist-info"
-    folder.mkdir()
-    (folder / "RECORD").write_text(record)
-
-
-def test_a_distribution_that_overwrites_a_package_is_told(site: Path) -> None:
-    add_distribution(site, "kernels-0.9", "kernels/__init__.py,sha256=x,1\nkernels/a.py,,\n")
-    result = run_python("-m", "edge", "--help", cwd=site)
-    assert result.returncode == 1
-    assert "the distribution kernels-0.9 also owns package 'kernels'" in result.stderr
-
-
-def test_a_distribution_that_only_has_the_name_is_fine(site: Path) -> None:
-    add_distribution(site, "transport-1.0", "other/__init__.py,sha256=x,1\n")
-    add_distribution(site, "edge_inference-0.1.0", "kernels/__init__.py,sha256=x,1\n")
-    result = run_python("-m", "edge", "--help", cwd=site)
-    assert result.returncode == 0, result.stderr

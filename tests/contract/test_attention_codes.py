@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from kernels.attention import onnx as attention_onnx
-from kernels.attention.reference import attention
-from kernels.kv_cache.cache_size import cache_head_size, cache_row
-from kernels.kv_cache.channel_cache import choose_scales, dequantize, quantize
-from kernels.onnx_graph import OnnxGraph
-from kernels.rope.reference import rope, rope_tables
+from edge.kernels.attention import onnx as attention_onnx
+from edge.kernels.attention.reference import attention
+from edge.kernels.kv_cache.cache_size import cache_head_size, cache_row
+from edge.kernels.kv_cache.channel_cache import choose_scales, dequantize, quantize
+from edge.kernels.onnx_graph import OnnxGraph
+from edge.kernels.rope.reference import rope, rope_tables
 from tests.support.operator_face import normal
 
 Array = NDArray[np.float32]
@@ -63,7 +63,7 @@ class Cached:
             key_scales=graph.input("key_scales", np.float32, scales),
             value_scales=graph.input("value_scales", np.float32, scales),
         )
-        rotates = self.size % attention_onnx.ROTARY_MULTIPLE == 0
+        rotates = attention_onnx.rotates_itself(self.size, self.size)
         names = attention_onnx.AttentionNames(
             cos=graph.input("cos", np.float32, ["context", self.size // 2]),
             sin=graph.input("sin", np.float32, ["context", self.size // 2]),
@@ -80,6 +80,7 @@ class Cached:
             num_heads=self.heads,
             num_kv_heads=self.kv_heads,
             head_size=self.size,
+            turned_elements=self.size,
             window=self.window,
         )
         graph.output(output, "output", np.float32, ["batch", "tokens", self.heads * self.size])

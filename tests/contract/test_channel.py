@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.transport_pairs import CHANNEL_KINDS, channel_pair
-from transport import (
+from edge.transport import (
     MAX_HEADER_BYTES,
     Channel,
     ChannelClosedError,
@@ -16,7 +15,8 @@ from transport import (
     PeerLostError,
     ProtocolError,
 )
-from transport.testing import Fault, FaultyChannel
+from edge.transport.testing import Fault, FaultyChannel
+from tests.support.transport_pairs import CHANNEL_KINDS, channel_pair
 
 pytestmark = pytest.mark.parametrize("kind", CHANNEL_KINDS)
 

@@ -7,16 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tests.support import device_groups  # noqa: F401  before torch
-from tests.support.transport_pairs import (
-    DEVICE_KIND,
-    LINK_KINDS,
-    group,
-    in_threads,
-    leave_in_the_middle,
-    on_every_rank,
-)
-from transport import (
+from edge.transport import (
     EAGER_BYTES,
     ChannelClosedError,
     Collective,
@@ -26,8 +17,17 @@ from transport import (
     PeerLostError,
     ProtocolError,
 )
-from transport.collective import SLICED_ABOVE_BYTES
-from transport.testing import Fault, FaultyLink
+from edge.transport.collective import SLICED_ABOVE_BYTES
+from edge.transport.testing import Fault, FaultyLink
+from tests.support import device_groups  # noqa: F401  before torch
+from tests.support.transport_pairs import (
+    DEVICE_KIND,
+    LINK_KINDS,
+    group,
+    in_threads,
+    leave_in_the_middle,
+    on_every_rank,
+)
 
 SIZES = (1, 2, 3, 5, 8)
 MANY = SLICED_ABOVE_BYTES // 4 * 2 + 3

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from transport import (
+from edge.transport import (
     ChannelClosedError,
     Discovery,
     DiscoveryBus,

@@ -5,15 +5,7 @@ from functools import partial, reduce
 import numpy as np
 import pytest
 
-from tests.support.transport_pairs import (
-    LINK_KINDS,
-    group,
-    in_threads,
-    leave_in_the_middle,
-    link_pair,
-    on_every_rank,
-)
-from transport import (
+from edge.transport import (
     EAGER_BYTES,
     Collective,
     EncodedHop,
@@ -25,9 +17,17 @@ from transport import (
     WireRule,
     open_mesh,
 )
-from transport.collective import SLICED_ABOVE_BYTES
-from transport.testing import Fault, FaultyLink
-from transport.wire_format import WireFormatName, open_codec
+from edge.transport.collective import SLICED_ABOVE_BYTES
+from edge.transport.testing import Fault, FaultyLink
+from edge.transport.wire_format import WireFormatName, open_codec
+from tests.support.transport_pairs import (
+    LINK_KINDS,
+    group,
+    in_threads,
+    leave_in_the_middle,
+    link_pair,
+    on_every_rank,
+)
 
 FORMATS: tuple[WireFormatName, ...] = ("float16", "int8")
 MANY = SLICED_ABOVE_BYTES + 37

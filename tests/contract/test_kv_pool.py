@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from offload import KVPool
+from edge.offload import KVPool
 
 
 def make_pool(slots: int = 4) -> KVPool:

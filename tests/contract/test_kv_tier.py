@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from offload import (
+from edge.offload import (
     DiskKVTier,
     KVLayer,
     KVShape,

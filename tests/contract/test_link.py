@@ -8,9 +8,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from edge.transport import EAGER_BYTES, ChannelClosedError, Link, PeerLostError, ProtocolError
+from edge.transport.testing import Fault, FaultyLink
 from tests.support.transport_pairs import LINK_KINDS, in_threads, link_pair
-from transport import EAGER_BYTES, ChannelClosedError, Link, PeerLostError, ProtocolError
-from transport.testing import Fault, FaultyLink
 
 pytestmark = pytest.mark.parametrize("kind", LINK_KINDS)
 

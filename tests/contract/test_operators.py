@@ -14,21 +14,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.attention import onnx as attention_onnx
-from kernels.attention import reference as attention_reference
-from kernels.embedding import onnx as embedding_onnx
-from kernels.embedding import reference as embedding_reference
-from kernels.gated_mlp import onnx as gated_mlp_onnx
-from kernels.gated_mlp import reference as gated_mlp_reference
-from kernels.kv_cache.cache_size import cache_head_size
-from kernels.matmul import onnx as matmul_onnx
-from kernels.matmul import reference as matmul_reference
-from kernels.matmul_nbits import onnx as matmul_nbits_onnx
-from kernels.matmul_nbits import reference as matmul_nbits_reference
-from kernels.rms_norm import onnx as rms_norm_onnx
-from kernels.rms_norm import reference as rms_norm_reference
-from kernels.rope import onnx as rope_onnx
-from kernels.rope import reference as rope_reference
+from edge.kernels.attention import onnx as attention_onnx
+from edge.kernels.attention import reference as attention_reference
+from edge.kernels.embedding import onnx as embedding_onnx
+from edge.kernels.embedding import reference as embedding_reference
+from edge.kernels.gated_mlp import onnx as gated_mlp_onnx
+from edge.kernels.gated_mlp import reference as gated_mlp_reference
+from edge.kernels.kv_cache.cache_size import cache_head_size
+from edge.kernels.logits import onnx as logits_onnx
+from edge.kernels.logits import reference as logits_reference
+from edge.kernels.matmul import onnx as matmul_onnx
+from edge.kernels.matmul import reference as matmul_reference
+from edge.kernels.matmul_nbits import onnx as matmul_nbits_onnx
+from edge.kernels.matmul_nbits import reference as matmul_nbits_reference
+from edge.kernels.rms_norm import onnx as rms_norm_onnx
+from edge.kernels.rms_norm import reference as rms_norm_reference
+from edge.kernels.rope import onnx as rope_onnx
+from edge.kernels.rope import reference as rope_reference
 from tests.support.operator_face import Array, Face, assert_same, normal
 from tests.support.reference_model import rounded_activations
 
@@ -70,12 +72,22 @@ def test_add_rms_norm(seed: int, rows: int, columns: int) -> None:
     seed=seeds,
     tokens=st.integers(1, 9),
     num_heads=st.integers(1, 5),
-    head_size=st.sampled_from([2, 6, 16, 20, 24, 64]),
+    sizes=st.sampled_from([(2, 2), (6, 6), (16, 8), (20, 6), (24, 24), (64, 32)]),
+    interleaved=st.booleans(),
     position=st.integers(0, 40),
 )
-def test_rope(seed: int, tokens: int, num_heads: int, head_size: int, position: int) -> None:
+def test_rope(
+    seed: int,
+    tokens: int,
+    num_heads: int,
+    sizes: tuple[int, int],
+    interleaved: bool,
+    position: int,
+) -> None:
+    """Of whole heads, and of their first elements."""
+    head_size, turned = sizes
     x = normal(seed, tokens, num_heads, head_size)
-    cos, sin = tables(head_size, position + tokens)
+    cos, sin = tables(turned, position + tokens)
     face = Face()
     y = rope_onnx.rope(
         face.graph,
@@ -84,14 +96,16 @@ def test_rope(seed: int, tokens: int, num_heads: int, head_size: int, position: 
         face.input("cos", cos),
         face.input("sin", sin),
         num_heads=num_heads,
+        turned_elements=turned,
+        interleaved=interleaved,
     )
     face.output(y, (1, tokens, num_heads * head_size))
-    expected = rope_reference.rope(x, cos[position:], sin[position:])
+    expected = rope_reference.rope(x, cos[position:], sin[position:], interleaved=interleaved)
     assert_same(face.run()[0], expected.reshape(1, tokens, -1))
 
 
 def tables(head_size: int, length: int) -> tuple[Array, Array]:
-    frequencies = 100.0 ** -(np.arange(0, head_size, 2) / head_size)
+    frequencies = 100.0 ** -(np.arange(0, head_size, 2) / max(head_size, 1))
     return rope_reference.rope_tables(frequencies.astype(np.float32), length=length)
 
 
@@ -102,8 +116,12 @@ def tables(head_size: int, length: int) -> tuple[Array, Array]:
     tokens=st.integers(1, 20),
     room=st.integers(0, 5),
     heads=st.sampled_from([(1, 1), (3, 3), (4, 2), (6, 2), (8, 2), (5, 1), (6, 1)]),
-    head_size=st.sampled_from([2, 16, 20, 24, 64]),
+    sizes=st.sampled_from(
+        [(2, 2), (16, 16), (16, 0), (20, 20), (20, 8), (24, 24), (64, 64), (64, 32), (64, 24)]
+    ),
+    interleaved=st.booleans(),
     window=st.sampled_from([None, 1, 2, 5, 16]),
+    scaling=st.sampled_from([(None, None), (0.4, None), (None, 0.7), (2.0, 5.0)]),
     normed=st.booleans(),
 )
 def test_attention(
@@ -112,17 +130,21 @@ def test_attention(
     tokens: int,
     room: int,
     heads: tuple[int, int],
-    head_size: int,
+    sizes: tuple[int, int],
+    interleaved: bool,
     window: int | None,
+    scaling: tuple[float | None, float | None],
     normed: bool,
 ) -> None:
     """A whole prompt (position 0), a later chunk of it, and decoding (one token)."""
     num_heads, num_kv_heads = heads
+    head_size, turned = sizes
+    scale, soft_cap = scaling
     context, end = position + tokens + room, position + tokens
     qkv = normal(seed, 1, tokens, (num_heads + 2 * num_kv_heads) * head_size)
     past = normal(seed + 1, 2, position, num_kv_heads, head_size)
     norms = normal(seed + 2, 2, head_size) if normed else None
-    cos, sin = tables(head_size, context)
+    cos, sin = tables(turned, context)
 
     padded = cache_head_size(head_size)
     caches = np.full((2, 1, num_kv_heads, context, padded), 7.0, np.float32)
@@ -130,10 +152,10 @@ def test_attention(
     caches[:, 0, :, :position, :head_size] = past.transpose(0, 2, 1, 3)
     face = Face()
     names = attention_onnx.AttentionNames(
-        cos=face.input("cos", cos),
-        sin=face.input("sin", sin),
+        cos=face.input("cos", cos) if turned else "",
+        sin=face.input("sin", sin) if turned else "",
         positions=""
-        if head_size % attention_onnx.ROTARY_MULTIPLE == 0
+        if not turned or attention_onnx.rotates_itself(head_size, turned)
         else face.input("positions", np.arange(position, end)[None]),
         lengths=face.input("lengths", np.asarray([end - 1], np.int32)),
         total=face.input("total", np.asarray(end, np.int32)),
@@ -153,7 +175,11 @@ def test_attention(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_size=head_size,
+        turned_elements=turned,
+        interleaved=interleaved,
+        scale=scale,
         window=window,
+        soft_cap=soft_cap,
         query_norm=query_norm,
         key_norm=key_norm,
         epsilon=EPSILON,
@@ -169,10 +195,13 @@ def test_attention(
     if norms is not None:
         query = rms_norm_reference.rms_norm(query, norms[0], epsilon=EPSILON)
         key = rms_norm_reference.rms_norm(key, norms[1], epsilon=EPSILON)
-    query = rope_reference.rope(query, cos[position:end], sin[position:end])
-    key = rope_reference.rope(key, cos[position:end], sin[position:end])
+    angles = cos[position:end], sin[position:end]
+    query = rope_reference.rope(query, *angles, interleaved=interleaved)
+    key = rope_reference.rope(key, *angles, interleaved=interleaved)
     keys, values = np.concatenate([past[0], key]), np.concatenate([past[1], value])
-    expected = attention_reference.attention(query, keys, values, position=position, window=window)
+    expected = attention_reference.attention(
+        query, keys, values, position=position, scale=scale, window=window, soft_cap=soft_cap
+    )
     assert_same(output, expected.reshape(1, tokens, -1), tolerance=5e-6)
     for present, wanted in ((present_key, keys), (present_value, values)):
         assert_same(present[0, :, :end, :head_size].transpose(1, 0, 2), wanted)
@@ -216,13 +245,40 @@ def test_embedding_of_a_whole_table(dtype: Any) -> None:
 
 
 @FEW
-@given(seed=seeds, rows=sizes, columns=sizes, gain=st.sampled_from([0.0, 1.0, 100.0]))
-def test_gated_silu(seed: int, rows: int, columns: int, gain: float) -> None:
+@given(
+    seed=seeds,
+    rows=sizes,
+    columns=sizes,
+    gain=st.sampled_from([0.0, 1.0, 100.0]),
+    activation=st.sampled_from(gated_mlp_reference.ACTIVATIONS),
+)
+def test_gated(seed: int, rows: int, columns: int, gain: float, activation: Any) -> None:
     """Also where e^−x overflows float32."""
     x = gain * normal(seed, 1, rows, 2 * columns)
     face = Face()
-    face.output(gated_mlp_onnx.gated_silu(face.graph, face.input("x", x)), (1, rows, columns))
-    assert_same(face.run()[0], gated_mlp_reference.gated_silu(x))
+    y = gated_mlp_onnx.gated(face.graph, face.input("x", x), activation=activation)
+    face.output(y, (1, rows, columns))
+    expected = gated_mlp_reference.gated(x, activation=activation)
+    assert_same(face.run()[0], expected, tolerance=1e-5)
+
+
+@FEW
+@given(
+    seed=seeds,
+    rows=sizes,
+    columns=sizes,
+    scale=st.sampled_from([1.0, 0.125, 7.0]),
+    soft_cap=st.sampled_from([None, 0.5, 30.0]),
+)
+def test_finish_logits(
+    seed: int, rows: int, columns: int, scale: float, soft_cap: float | None
+) -> None:
+    x = 20 * normal(seed, 1, rows, columns)
+    face = Face()
+    given = face.input("x", x)
+    y = logits_onnx.finish_logits(face.graph, given, scale=scale, soft_cap=soft_cap)
+    face.output(face.graph.node("Identity", y) if y == given else y, x.shape)
+    assert_same(face.run()[0], logits_reference.finish_logits(x, scale=scale, soft_cap=soft_cap))
 
 
 @FEW

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from offload import (
+from edge.offload import (
     PIECE_BYTES,
     CachedShard,
     FolderCache,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from offload import CachedShard, ShardCache, StoreCorruptError
+from edge.offload import CachedShard, ShardCache, StoreCorruptError
 from tests.support.shards import (
     LIMIT,
     check,
@@ -148,7 +148,7 @@ def test_a_writer_whose_folder_was_removed_says_so(tmp_path: Path) -> None:
 CHILD = """
 import os, signal, sys
 from pathlib import Path
-from offload import CachedShard, ShardCache
+from edge.offload import CachedShard, ShardCache
 from tests.support.shards import content, describe, pieces_of
 
 root, order, stop_at = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
@@ -203,7 +203,7 @@ def test_two_processes_write_one_shard_at_once(tmp_path: Path) -> None:
 FULL_DISK = """
 import sys
 from pathlib import Path
-from offload import ShardCache, StoreFullError
+from edge.offload import ShardCache, StoreFullError
 from tests.support.shards import check, content, describe, fill, pieces_of
 
 root = Path(sys.argv[1])

@@ -5,18 +5,20 @@ Real sessions and links; only the model is made up: its logits are a function of
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from edge.engine.distributed_sampling import TokenChoice
+from edge.kernels.sampling.parameters import SamplingParameters
+from edge.kernels.sampling.ranking import likeliest
+from edge.kernels.sampling.reference import sample
+from edge.kernels.sampling.shortlist import SHORTLIST_TOKENS
 from edge.protocol import messages
 from edge.protocol.error_codec import Failed
 from edge.protocol.step import SamplingTerms, Step, StepEntry
-from kernels.sampling.parameters import SamplingParameters
-from kernels.sampling.ranking import likeliest
-from kernels.sampling.reference import sample
-from kernels.sampling.shortlist import SHORTLIST_TOKENS
 from tests.support.linked_shards import RUN, shards
 from tests.support.made_up_shards import SPEC, VOCAB, logits_after
 from tests.support.transport_pairs import LINK_KINDS
@@ -38,6 +40,10 @@ PARAMETERS = {
     "all": SamplingParameters(
         temperature=1.2, top_k=30, top_p=0.9, min_p=0.02, repetition_penalty=1.3, seed=6
     ),
+    "said": SamplingParameters(frequency_penalty=0.9, presence_penalty=0.7),
+    "biased": SamplingParameters(
+        temperature=1.0, top_p=0.9, frequency_penalty=-0.8, logit_bias={3: 9.0, 2999: 11.0}, seed=7
+    ),
 }
 
 
@@ -46,7 +52,11 @@ def expected_tokens(prompt: list[int], parameters: SamplingParameters) -> list[i
     for position in range(len(prompt), len(prompt) + 1 + RUN):
         history.append(
             sample(
-                logits_after(*history), history=history, parameters=parameters, position=position
+                logits_after(*history),
+                history=history,
+                prompt_tokens=len(prompt),
+                parameters=parameters,
+                position=position,
             )
         )
     return history[len(prompt) :]
@@ -61,8 +71,8 @@ def test_every_split_chooses_the_same_tokens_one_request_at_a_time(
     """With shortlists of two tokens most choices are made from all logits after all."""
     with shards(PARTS[parts], kind=kind, shortlist_tokens=shortlist_tokens) as found:
         for name, parameters in PARAMETERS.items():
-            found.begin(name, parameters)
             prompt = [5, 7, 7, 30, len(name)]
+            found.begin(name, parameters, prompt_tokens=len(prompt))
             answers = found.generate({name: prompt})
             assert answers == {name: expected_tokens(prompt, parameters)}, name
 
@@ -76,10 +86,10 @@ def test_requests_of_a_batch_may_each_choose_in_another_way(
     with shards(
         PARTS[parts], stage_before=stage_before, shortlist_tokens=shortlist_tokens
     ) as found:
-        for names in (list(PARAMETERS)[:4], list(PARAMETERS)[4:]):
+        for names in (list(PARAMETERS)[:4], list(PARAMETERS)[4:8], list(PARAMETERS)[8:]):
             prompts = {name: [1, 2, 3, len(name)] for name in names}
             for name in names:
-                found.begin(name, PARAMETERS[name])
+                found.begin(name, PARAMETERS[name], prompt_tokens=4)
             assert found.generate(prompts) == {
                 name: expected_tokens(prompts[name], PARAMETERS[name]) for name in names
             }
@@ -100,6 +110,38 @@ def test_what_a_gpu_ranks_gives_the_same_tokens(
         assert found.generate(prompts) == {
             name: expected_tokens(prompts[name], PARAMETERS[name]) for name in names
         }
+
+
+@pytest.mark.parametrize(
+    ("parts", "shortlist_tokens", "ranks"),
+    list(itertools.product(PARTS, [SHORTLIST_TOKENS, 2], [False, True])),
+)
+def test_how_likely_tokens_were_is_told_where_it_is_asked_for(
+    parts: str, shortlist_tokens: int, ranks: bool
+) -> None:
+    """Of a batch in which not all ask, and not all choose in the same way; tokens stay the same."""
+    asked = {"greedy": 3, "penalty": 0, "top_p": 20, "min_p": None}
+    with shards(PARTS[parts], shortlist_tokens=shortlist_tokens, ranks=ranks) as found:
+        prompts = {name: [1, 2, 3, len(name)] for name in asked}
+        for name, count in asked.items():
+            found.begin(name, PARAMETERS[name], logprobs=count)
+        answers = found.generate(prompts)
+        told = found.logprobs
+    for place, (name, count) in enumerate(asked.items()):
+        assert answers[name] == expected_tokens(prompts[name], PARAMETERS[name])
+        for number, each in enumerate(told):
+            logprobs = each[place]
+            if count is None:
+                assert logprobs is None
+                continue
+            assert logprobs is not None
+            tokens = [*prompts[name], *answers[name][: number + 1]]
+            logits = logits_after(*tokens).astype(np.float64)
+            expected = logits - logits.max() - np.log(np.exp(logits - logits.max()).sum())
+            assert logprobs.logprob == pytest.approx(expected[answers[name][number + 1]], abs=1e-5)
+            best = likeliest(logits_after(*tokens), 20)[:count]
+            assert [token for token, _logprob in logprobs.top] == best.tolist()
+            np.testing.assert_allclose([v for _t, v in logprobs.top], expected[best], atol=1e-5)
 
 
 class NothingButTheBest:
@@ -126,8 +168,8 @@ def test_all_logits_stay_where_the_best_of_them_tell_the_token(name: str) -> Non
     choice.begin("r", terms)
     entry = StepEntry(request="r", position=0, tokens=tuple(prompt), logit_rows=1)
     own = NothingButTheBest(logits_after(*prompt))
-    (token,) = choice.choose(Step(entries=(entry,)), own, lambda: None)
-    assert token == expected_tokens(prompt, PARAMETERS[name])[0]
+    (chosen,) = choice.choose(Step(entries=(entry,)), own, lambda: None)
+    assert chosen.token == expected_tokens(prompt, PARAMETERS[name])[0]
 
 
 @pytest.mark.parametrize("name", ["greedy", "temperature", "top_k", "top_p", "min_p", "all"])

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from edge.errors import RequestError
+from edge.offload import DiskKVTier, KVTier, KVTiers, MemoryKVTier
 from edge.protocol.step import StepLimits
-from offload import DiskKVTier, KVTier, KVTiers, MemoryKVTier
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.triton_shards import TritonPlan, chunk, decode, triton_plan
 

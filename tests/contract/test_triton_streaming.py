@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from edge.errors import RequestError
-from offload import StoreCorruptError
-from offload.cache.verified_shard import mark_intact
-from partition import WeightTiers
+from edge.offload import StoreCorruptError
+from edge.offload.cache.verified_shard import mark_intact
+from edge.partition import WeightTiers
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.triton_shards import TritonPlan, chunk, triton_plan
 

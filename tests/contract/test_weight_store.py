@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from offload import (
+from edge.offload import (
     MemoryStore,
     SafetensorsFile,
     SafetensorsStore,

@@ -8,6 +8,7 @@ import pytest
 
 import edge
 from tests.conftest import shared_by_a_folder
+from tests.support.known_rates import know_rates
 
 
 @pytest.fixture(scope="package")
@@ -15,3 +16,9 @@ def five_peers() -> Iterator[edge.Cluster]:
     """Five daemons on this machine, named as in `tests.support.plans.DEVICES`."""
     with shared_by_a_folder(lambda: edge.Cluster.local(peers=5, threads=1)) as cluster:
         yield cluster
+
+
+@pytest.fixture(autouse=True)
+def rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Known beforehand; a module that has peers measured has a fixture `rates` of its own."""
+    know_rates(monkeypatch.setattr)

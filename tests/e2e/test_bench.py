@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from demos.bench import results
-from demos.bench.results import Metric, Row
-from demos.bench.shapes import SHAPES, checkpoint
+from edge.demos.bench import results
+from edge.demos.bench.results import Metric, Row
+from edge.demos.bench.shapes import SHAPES, checkpoint
 from edge.weights.checkpoint import Checkpoint
 from tests.support.processes import PATIENCE_S
 
@@ -65,7 +65,7 @@ def test_the_checkpoint_is_made_once_and_opens(tmp_path: Path) -> None:
 
 
 def test_a_run_reports_speed_loading_and_memory(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "demos.bench.bench_decode", "--folder", str(tmp_path)]
+    command = [sys.executable, "-m", "edge.demos.bench.bench_decode", "--folder", str(tmp_path)]
     command += ["--prompt-tokens", "8", "--new-tokens", "8", "--repeats", "2"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert run.returncode == 0, run.stderr

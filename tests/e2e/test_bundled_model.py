@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 import edge
-from demos.bundled import MODEL
-from demos.world import COMPLETIONS, QUESTIONS, is_right
+from edge.demos.bundled import MODEL
+from edge.demos.world import COMPLETIONS, QUESTIONS, is_right
 from tests.support.plans import bundled_plan
 
 LEAST_RIGHT = 0.9

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import cycle, product
 
 import numpy as np
 import pytest
@@ -24,17 +25,19 @@ from numpy.typing import NDArray
 
 import edge
 from edge.weights.formats import BLOCK_SIZES, weight_format
-from tests.support.checkpoints import FAMILIES, LARGER, TinyCheckpoint
+from tests.support.checkpoints import FAMILIES, LARGER, MORE_FAMILIES, TinyCheckpoint
 from tests.support.pairs import every_pair
 from tests.support.plans import LAYOUTS, make_plan
 from tests.support.reference_model import IntegerReferenceModel, ReferenceModel
 
 DTYPES = ("int8", "int4", "int4-pure")
 LARGEST_FLOAT_DIFFERENCE = 1e-4
-LARGEST_COST_OF_INTEGER_INPUTS = 0.04
-"""Relative error; 0.037 was the largest measured over all families, layouts and block sizes."""
+LARGEST_COST_OF_INTEGER_INPUTS = 0.05
+"""Relative error; 0.048 was the largest measured over all families, layouts and block sizes."""
 
 LARGEST_ERROR_WITH_HIGH_ACCURACY = 1e-3
+
+OTHER_BLOCK_SIZES = [size for size in BLOCK_SIZES if size != 32]
 
 OWN_LAYOUTS = [name for name in LAYOUTS if name not in ("pipeline_2", "tensor_2", "mixed_2x2")]
 """Two stages of two shards each are cut as in a stage of two before one of three."""
@@ -90,33 +93,46 @@ def assert_as_promised(
     assert cost <= LARGEST_COST_OF_INTEGER_INPUTS
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *LARGER])
+@pytest.mark.parametrize("family", [*FAMILIES, *MORE_FAMILIES, *LARGER])
 def test_the_reference_equals_transformers_before_rounding(
     tiny_checkpoint: Checkpoints, family: str
 ) -> None:
     checkpoint = tiny_checkpoint(family)
     prompt = checkpoint.prompt(PROMPT_TOKENS)
     logits = ReferenceModel(checkpoint).logits(prompt)
-    assert np.abs(logits - checkpoint.logits(prompt)).max() <= 2e-5
+    assert np.abs(logits - checkpoint.logits(prompt)).max() <= 4e-5
 
 
-@pytest.mark.parametrize(("family", "layout", "dtype"), every_pair(FAMILIES, OWN_LAYOUTS, DTYPES))
+@pytest.mark.parametrize(
+    ("family", "layout", "dtype"),
+    [
+        # A family's layouts are compared in float32; here every dtype meets each of both.
+        *(
+            (family, layout, dtype)
+            for layout, dtype, family in every_pair(OWN_LAYOUTS, DTYPES, FAMILIES)
+        ),
+        *zip(MORE_FAMILIES, cycle(["tensor_3", "mixed_2_then_3"]), cycle(DTYPES)),
+    ],
+)
 def test_logits_are_those_of_the_rounded_weights(
     five_peers: edge.Cluster, tiny_checkpoint: Checkpoints, family: str, layout: str, dtype: str
 ) -> None:
     assert_as_promised(five_peers, tiny_checkpoint(family), layout, dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("layout", ["solo", "tensor_5"])
+@pytest.mark.parametrize(
+    ("layout", "dtype"), [("solo", "int4"), ("tensor_5", "int8"), ("tensor_5", "int4")]
+)
 def test_a_larger_model(
     five_peers: edge.Cluster, tiny_checkpoint: Checkpoints, layout: str, dtype: str
 ) -> None:
     assert_as_promised(five_peers, tiny_checkpoint("larger_llama"), layout, dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("block_size", [size for size in BLOCK_SIZES if size != 32])
+@pytest.mark.parametrize(
+    ("block_size", "dtype"),
+    [*product(OTHER_BLOCK_SIZES, ["int4"]), *zip(OTHER_BLOCK_SIZES, cycle(["int8", "int4-pure"]))],
+)
 def test_every_block_size(
     five_peers: edge.Cluster, tiny_checkpoint: Checkpoints, block_size: int, dtype: str
 ) -> None:
@@ -125,7 +141,7 @@ def test_every_block_size(
     assert_as_promised(five_peers, checkpoint, "tensor_3", dtype, block_size=block_size)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
 def test_a_stored_type_of_16_bits(
     five_peers: edge.Cluster, tiny_checkpoint: Checkpoints, dtype: str
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 import edge
-from offload import BLOCK_TYPES
+from edge.offload import BLOCK_TYPES
 from tests.support.checkpoints import make_checkpoint
 from tests.support.gguf_files import Type, write_gguf
 from tests.support.plans import make_plan, streaming
@@ -42,6 +42,11 @@ pytestmark = pytest.mark.slow
         ("mistral", Type.BF16, "tensor_3"),
         ("qwen2_in_blocks", Type.Q5_1, "tensor_3"),
         ("qwen3_in_blocks", Type.Q8_0, "pipeline_3"),
+        ("gemma2_in_blocks", Type.Q4_0, "tensor_3"),
+        ("gemma3_in_blocks", Type.Q8_0, "tensor_3"),
+        ("glm4", Type.F32, "tensor_3"),
+        ("granite", Type.F16, "pipeline_2"),
+        ("phi3_in_blocks", Type.Q5_1, "tensor_3"),
     ],
 )
 def test_logits_and_greedy_tokens_equal_transformers(
@@ -60,12 +65,17 @@ def test_logits_and_greedy_tokens_equal_transformers(
     assert list(reply.token_ids) == meant.greedy(prompt, NEW_TOKENS)
 
 
-@pytest.mark.parametrize("kind", QUANTISED, ids=lambda kind: kind.name)
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [*(("llama_in_blocks", kind) for kind in QUANTISED), ("phi3_in_blocks", Type.Q4_0)],
+    ids=str,
+)
 def test_codes_are_computed_with_as_the_file_has_them(
-    five_peers: edge.Cluster, tmp_path: Path, kind: int
+    five_peers: edge.Cluster, tmp_path: Path, name: str, kind: int
 ) -> None:
-    """Rows are cut within the blocks of 256, and columns within those of 32."""
-    made = make_checkpoint(tmp_path / "made", "llama_in_blocks")
+    """Rows are cut within the blocks of 256, and columns within those of 32; of phi3 out of fused
+    matrices."""
+    made = make_checkpoint(tmp_path / "made", name)
     path = tmp_path / "model.gguf"
     meant = write_gguf(path, made.path, kind=kind)
     prompt = meant.prompt(PROMPT_TOKENS)

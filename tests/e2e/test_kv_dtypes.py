@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 import edge
-import partition
+from edge import partition
 from edge.backends.ort.kv_cache import OrtCache
 from edge.memory.model_sizes import model_facts
 from edge.protocol.step import StepLimits
@@ -78,7 +78,7 @@ def rounded_logits(five_peers: edge.Cluster, tiny_checkpoint: Checkpoints) -> Lo
 
 
 @pytest.mark.parametrize("kv_dtype", ["int8", "int4"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, "gemma2", "glm4", "smollm3"])
 def test_rounded_caches_err_within_their_bounds(
     rounded_logits: Logits, tiny_checkpoint: Checkpoints, family: str, kv_dtype: KvDtype
 ) -> None:

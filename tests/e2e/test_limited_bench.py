@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from demos.bench.clusters.control_groups import PARENTS, ControlGroup
-from demos.bench.disk import direct_read_rate
-from demos.bench.limited.cases import CASES, QUICK
-from demos.bench.limited.runs import PREFIX
-from demos.bench.shapes import SHAPES
+from edge.demos.bench.disk import direct_read_rate
+from edge.demos.bench.limited.cases import CASES, QUICK
+from edge.demos.bench.limited.runs import PREFIX
+from edge.demos.bench.shapes import SHAPES
+from edge.demos.control_groups import PARENTS, ControlGroup
 
-BENCH = [sys.executable, "-m", "demos.bench.bigger_than_memory"]
+BENCH = [sys.executable, "-m", "edge.demos.bench.bigger_than_memory"]
 
 
 @pytest.fixture

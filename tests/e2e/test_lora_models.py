@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 import edge
-from demos.bundled import MODEL
+from edge.demos.bundled import MODEL
 from tests.support.checkpoints import TinyCheckpoint, hub
 from tests.support.lora_adapters import write_adapter
 from tests.support.plans import make_plan, streaming

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from demos.bench.moving_budget import after_budgets, budgets, keeps_its_promise, run
-from demos.bench.results import Figures
-from demos.bench.shapes import checkpoint
+from edge.demos.bench.moving_budget import after_budgets, budgets, keeps_its_promise, run
+from edge.demos.bench.results import Figures
+from edge.demos.bench.shapes import checkpoint
 
 
 @pytest.mark.slow

@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 
 import edge
+from edge.partition import Plan
 from edge.planning.load_options import CHUNK_TOKENS, LoadOptions
 from edge.weights.layout import shard_layout, whole_layout
 from edge.weights.observation import RUN_COLUMNS, ObservedRun, observed_runs
-from partition import Plan
 from tests.support.checkpoints import FAMILIES, TinyCheckpoint
 from tests.support.observed_inputs import Array, ObservedInputs
 from tests.support.plans import make_plan, streaming

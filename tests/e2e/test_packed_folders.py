@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 import edge
-from kernels.matmul_nbits.reference import dequantize, quantize
+from edge.kernels.matmul_nbits.reference import dequantize, quantize
 from tests.support.checkpoints import make_checkpoint
 from tests.support.packed_folders import Layout, awq, compressed, fp8, gptq, mlx, write_packed
 from tests.support.plans import make_plan, streaming
@@ -40,8 +40,10 @@ def in_8_bits(weight: NDArray[np.float32]) -> NDArray[np.float32]:
         ("qwen3_in_blocks", awq(16), "4 bits in blocks of 16 with zero points"),
         ("llama_in_blocks", compressed(4, None), "4 bits in blocks of 128"),
         ("qwen3_in_blocks", mlx(), "as stored: 4 bits in blocks of 32 with offsets"),
+        ("phi3_in_blocks", gptq(), "4 bits in blocks of 32"),
+        ("phi3_in_blocks", mlx(), "as stored: 4 bits in blocks of 32 with offsets"),
     ],
-    ids=["gptq", "gptq of 8 bits", "awq", "compressed", "mlx"],
+    ids=["gptq", "gptq of 8 bits", "awq", "compressed", "mlx", "fused gptq", "fused mlx"],
 )
 def test_codes_are_computed_with_as_the_folder_has_them(
     five_peers: edge.Cluster, tmp_path: Path, name: str, layout: Layout, words: str
@@ -62,14 +64,19 @@ def test_codes_are_computed_with_as_the_folder_has_them(
 
 
 @pytest.mark.parametrize(
-    "layout",
-    [gptq(act_order=True, symmetric=False), fp8(), awq()],
-    ids=["gptq in act-order", "fp8", "awq"],
+    ("name", "layout"),
+    [
+        ("llama_in_blocks", gptq(act_order=True, symmetric=False)),
+        ("llama_in_blocks", fp8()),
+        ("llama_in_blocks", awq()),
+        ("phi3_in_blocks", fp8()),
+    ],
+    ids=["gptq in act-order", "fp8", "awq", "fused fp8"],
 )
 def test_floats_are_those_that_the_folder_stands_for(
-    five_peers: edge.Cluster, tmp_path: Path, layout: Layout
+    five_peers: edge.Cluster, tmp_path: Path, name: str, layout: Layout
 ) -> None:
-    made = make_checkpoint(tmp_path / "made", "llama_in_blocks")
+    made = make_checkpoint(tmp_path / "made", name)
     path = tmp_path / "model"
     meant = write_packed(path, made.path, layout)
     prompt = meant.prompt(PROMPT_TOKENS)

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 import edge
-from demos.bench.clusters.bed import open_bed, remove_leftovers, why_not
-from demos.bench.clusters.control_groups import ROOT
-from demos.bench.clusters.networks import PREFIX
-from demos.bench.clusters.table import MBIT, Device
-from demos.bench.clusters.wire import NAMESPACES
-from demos.bundled import MODEL
+from edge.demos.bench.clusters.bed import open_bed, remove_leftovers, why_not
+from edge.demos.bench.clusters.networks import PREFIX
+from edge.demos.bench.clusters.table import MBIT, Device
+from edge.demos.bench.clusters.wire import NAMESPACES
+from edge.demos.bundled import MODEL
+from edge.demos.control_groups import ROOT
 from tests.support.plans import bundled_plan
 
 pytestmark = pytest.mark.slow

@@ -15,10 +15,10 @@ import pytest
 import torch
 
 import edge
-from demos.bundled import MODEL
-from demos.corpus import story
-from demos.world import PEOPLE
 from edge.api.quality_text import bundled_text, windows_of
+from edge.demos.bundled import MODEL
+from edge.demos.corpus import story
+from edge.demos.world import PEOPLE
 from edge.progress import Progress
 from edge.text import Tokenizer
 from edge.weights.checkpoint import Checkpoint

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 import edge
-from demos.bundled import MODEL
-from demos.corpus import story
-from demos.world import PEOPLE
+from edge.demos.bundled import MODEL
+from edge.demos.corpus import story
+from edge.demos.world import PEOPLE
 from edge.progress import Progress
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.formats import AS_STORED
@@ -26,7 +26,7 @@ from tests.support.plans import make_plan
 from tests.support.processes import PATIENCE_S, edge_process, poll_until
 from tests.support.processes import edge as run_edge
 
-WINDOWS, WINDOW_TOKENS = 8, 96
+WINDOWS, WINDOW_TOKENS = 5, 64
 
 
 @pytest.fixture(scope="module")

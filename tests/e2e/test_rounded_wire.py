@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 import edge
-from demos.bundled import MODEL
-from demos.world import QUESTIONS
+from edge.demos.bundled import MODEL
+from edge.demos.world import QUESTIONS
+from edge.partition import ClusterSpec, DeviceSpec
 from edge.planning.load_options import LoadOptions
 from edge.planning.proposal import propose
 from edge.protocol.wire_rules import Wire, WireRules
+from edge.transport import WireRule
 from edge.weights.checkpoint import Checkpoint
-from partition import ClusterSpec, DeviceSpec
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.plans import DEVICES, bundled_plan, make_plan
-from transport import WireRule
 
 BUNDLED_LOSS: dict[Wire, float] = {"float16": 1e-3, "int8": 2e-2}
 """Largest difference of a logit, by the largest logit, with float32 weights."""

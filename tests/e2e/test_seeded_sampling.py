@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import edge
-from kernels.sampling.parameters import SamplingParameters
-from kernels.sampling.reference import sample
+from edge.kernels.sampling.parameters import SamplingParameters
+from edge.kernels.sampling.reference import sample
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.plans import make_plan
 
@@ -22,6 +22,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "top_p": {"temperature": 1.0, "top_p": 0.8},
     "min_p": {"temperature": 1.5, "min_p": 0.1},
     "penalty": {"temperature": 0.7, "repetition_penalty": 1.4},
+    "said_and_biased": {
+        "temperature": 0.8,
+        "frequency_penalty": 0.6,
+        "presence_penalty": 0.5,
+        "logit_bias": {7: 2.0, 30: -5.0},
+    },
     "greedy_penalty": {"repetition_penalty": 1.4},
     "all": {
         "temperature": 1.1,
@@ -44,7 +50,15 @@ def expected_tokens(
     history = list(prompt)
     for position in range(len(prompt), len(prompt) + NEW_TOKENS):
         logits = checkpoint.logits(history)[-1]
-        history.append(sample(logits, history=history, parameters=parameters, position=position))
+        history.append(
+            sample(
+                logits,
+                history=history,
+                prompt_tokens=len(prompt),
+                parameters=parameters,
+                position=position,
+            )
+        )
     return history[len(prompt) :]
 
 

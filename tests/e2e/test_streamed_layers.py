@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import edge
-from demos.bundled import MODEL
+from edge.demos.bundled import MODEL
+from edge.offload.cache.verified_shard import mark_intact
+from edge.partition import Plan
 from edge.planning.load_options import Streaming
-from offload.cache.verified_shard import mark_intact
-from partition import Plan
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.pairs import every_pair
 from tests.support.plans import bundled_plan, make_plan, streaming

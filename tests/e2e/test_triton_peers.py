@@ -10,9 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import edge
-from partition import Plan
+from edge.partition import Plan
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.plans import make_plan, streaming
 from tests.support.processes import Daemon, cluster_of_daemons
@@ -32,6 +33,11 @@ LARGEST_DIFFERENCE = 1e-4
 LARGEST_ERROR_OF_CODES = 1e-3
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def rates() -> None:
+    """Measured."""
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +69,8 @@ def plan_of(checkpoint: TinyCheckpoint, layout: str, first: str, *, multiple: in
         ("llama", "tensor_2", "triton"),
         ("llama", "tensor_2", "ort"),
         ("mistral", "tensor_2", "triton"),
+        ("gemma2", "tensor_2", "triton"),
+        ("glm4", "tensor_2", "ort"),
     ],
 )
 def test_greedy_tokens_are_those_of_transformers(
@@ -78,7 +86,15 @@ def test_greedy_tokens_are_those_of_transformers(
     plan = plan_of(checkpoint, layout, first)
     with cluster.load(checkpoint.path, dtype="float32", plan=plan) as model:
         reply = model.generate(prompt, max_new_tokens=NEW_TOKENS, ignore_eos=True)
+        likely = model.generate(prompt, max_new_tokens=NEW_TOKENS, ignore_eos=True, logprobs=2)
     assert list(reply.token_ids) == checkpoint.greedy(prompt, NEW_TOKENS)
+    assert likely.token_ids == reply.token_ids
+    logits = torch.from_numpy(checkpoint.logits([*prompt, *reply.token_ids]))
+    expected = torch.log_softmax(logits[len(prompt) - 1 : -1].double(), -1)
+    best = expected.topk(2).values.numpy()
+    found = [[each.logprob for each in top] for top in likely.top_logprobs]
+    np.testing.assert_allclose(found, best, atol=LARGEST_DIFFERENCE)
+    assert [each.logprob for each in likely.logprobs] == [each[0] for each in found], "greedy"
 
 
 def test_layers_that_stream_on_both_kinds_of_peer_change_no_token(

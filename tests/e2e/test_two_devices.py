@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from demos.bundled import MODEL
+from edge.demos.bundled import MODEL
 from edge.host.cache_paths import CACHE_VARIABLE
 from edge.membership.store import CONFIG_VARIABLE
 from tests.support.processes import PATIENCE_S

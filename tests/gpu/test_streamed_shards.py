@@ -10,18 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from demos.bench.gpu_decode import SPEC
 from edge.backends.interface import StageProgram
 from edge.backends.registry import open_backend
+from edge.demos.bench.gpu_decode import SPEC
+from edge.offload import DerivedCache, DiskKVTier
 from edge.profiling.random_weights import written_weights
 from edge.profiling.sample import Sample
 from edge.protocol.step import StepLimits
+from edge.transport import SoloCollective
 from edge.weights.layout import shard_layout
-from offload import DerivedCache, DiskKVTier
 from tests.gpu.test_whole_shards import LIMITS, NOT_RUN, hidden, step
 from tests.support.formats import uniform_format
 from tests.support.specs import changed
-from transport import SoloCollective
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(NOT_RUN), reason=NOT_RUN)]
 

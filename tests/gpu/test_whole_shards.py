@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from demos.bench.gpu_decode import SPEC
 from edge.backends.interface import StageProgram
 from edge.backends.registry import open_backend
+from edge.demos.bench.gpu_decode import SPEC
 from edge.host.cuda_driver import num_cuda_devices
 from edge.profiling.random_weights import written_weights
 from edge.profiling.sample import Sample
 from edge.protocol.step import Step, StepEntry, StepLimits
+from edge.transport import Collective, SoloCollective
 from edge.weights.formats import KV_DTYPES, KvDtype
 from edge.weights.layout import shard_layout
 from tests.support.formats import uniform_format
 from tests.support.transport_pairs import group, on_every_rank
-from transport import Collective, SoloCollective
 
 NOT_RUN = ""
 if not num_cuda_devices():

@@ -12,6 +12,7 @@ import pytest
 
 from edge.planning import drift
 from tests.support.checkpoints import TinyCheckpoint
+from tests.support.known_rates import know_rates
 
 LONG_CONTEXT = 30_000
 
@@ -39,6 +40,12 @@ def endless_checkpoint(
 def busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """That this machine was slower than predicted is told to nobody; tests of that undo it."""
     monkeypatch.setattr(drift, "LEAST_EXCESS_S", math.inf)
+
+
+@pytest.fixture(autouse=True)
+def rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Known beforehand; a module that has peers measured has a fixture `rates` of its own."""
+    know_rates(monkeypatch.setattr)
 
 
 @pytest.fixture(scope="session")

@@ -67,7 +67,7 @@ def unknown_family(folder: Path) -> None:
 
 
 def unknown_rope(folder: Path) -> None:
-    change_config(folder, rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0})
+    change_config(folder, rope_parameters={"rope_type": "axial", "rope_theta": 1e4, "factor": 4.0})
 
 
 def already_quantized(folder: Path) -> None:
@@ -133,8 +133,8 @@ def garbage_tokenizer(folder: Path) -> None:
         (garbage_config, "config.json", "download it again"),
         (list_config, "config.json", "download it again"),
         (binary_config, "config.json", "download it again"),
-        (unknown_family, "'mamba' is not a family", "it runs llama"),
-        (unknown_rope, "rope scaling 'yarn' is not supported", "default, linear and llama3 are"),
+        (unknown_family, "'mamba' is not a family", "it runs gemma2"),
+        (unknown_rope, "rope_type 'axial' is not supported", "llama3, proportional"),
         (already_quantized, "already quantised", "the original float checkpoint"),
         (wrong_type_of_size, "hidden_size must be an integer, not '64'", "config.json"),
         (no_weights, "has neither model.safetensors nor", "give the folder of a downloaded"),

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import re
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import edge
 from edge.cli.main import COMMANDS
-from partition import Plan
+from edge.membership.store import CONFIG_VARIABLE, MembershipStore
+from edge.partition import Plan
+from edge.profiling.own_links import own_links
+from edge.protocol.measurements import LinkTimes
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.processes import PATIENCE_S, Daemon, edge_process
 from tests.support.processes import edge as run_edge
@@ -86,6 +93,10 @@ def test_the_answer_goes_to_stdout_and_figures_to_stderr(
     piped = run_edge(*command, "-p", "-", stdin="Once")
     whole = json.loads(run_edge(*command, "-p", "Once", "--json").out)
     assert given.out == piped.out == whole["text"] + "\n"
+    likely = json.loads(run_edge(*command, "-p", "Once", "--json", "--logprobs", 2).out)
+    assert [each["token_id"] for each in likely["logprobs"]] == whole["token_ids"]
+    assert all(each["logprob"] == each["top"][0]["logprob"] for each in likely["logprobs"])
+    assert "--logprobs needs --json" in run_edge(*command, "-p", "Once", "--logprobs", 2).err
     cut, figures = given.err.splitlines()
     assert cut == "[cut at 8 tokens; -n N for longer ones]"
     assert figures.startswith("[8 tokens, first after ")
@@ -122,6 +133,36 @@ def test_the_doctor_finds_a_peer_and_a_missing_one(daemon: Daemon) -> None:
     assert missing.code == 1
     assert report["peers"]["remedy"] is not None
     assert "127.0.0.1" not in missing.out
+
+
+def test_the_doctor_tells_no_secrets(daemon: Daemon) -> None:
+    """Of keys, ids, addresses and folders, also where something is wrong."""
+    run_edge("cluster", "show")  # there are keys
+    keys = Path(os.environ[CONFIG_VARIABLE])
+    told = "".join(
+        run_edge("doctor", "--json", "--peer", address).out
+        for address in (daemon.address, "127.0.0.1:1")
+    )
+    membership = MembershipStore(keys).membership()
+    assert membership is not None
+    secrets = {membership.identity.id, membership.cluster_id, daemon.describe().id, str(keys)}
+    secrets |= set(json.loads((keys / "membership.json").read_text()).values()) - {""}
+    secrets |= {line for line in (keys / "identity.pem").read_text().splitlines() if len(line) > 9}
+    secrets |= {str(Path.home()), socket.gethostbyname("localhost"), daemon.describe().host}
+    assert len(secrets) > 10
+    for secret in secrets:
+        assert secret not in told
+    assert not re.search("[0-9a-f]{16}", told), "an id, or what begins one"
+
+
+def test_the_link_to_a_peer_is_measured(daemon: Daemon) -> None:
+    peer = daemon.describe()
+    found = asyncio.run(own_links([peer]))
+    times = found[peer.id]
+    assert isinstance(times, LinkTimes)
+    assert times.there_bytes_per_s > 0
+    gone = asyncio.run(own_links([replace(peer, address="127.0.0.1:1")]))
+    assert isinstance(gone[peer.id], edge.NetworkError)
 
 
 def test_what_a_checkpoint_is_asks_nobody(checkpoint: TinyCheckpoint) -> None:

@@ -14,12 +14,12 @@ import pytest
 
 import edge
 from edge.protocol.discovery import find_peers
+from edge.transport import PeerRecord, ZeroconfDiscovery, parse_address
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.keys import own_credentials
 from tests.support.plans import make_plan
 from tests.support.processes import PATIENCE_S, Daemon, poll_until, start_together
 from tests.support.processes import edge as run_edge
-from transport import PeerRecord, ZeroconfDiscovery, parse_address
 
 LOOPBACK = "127.0.0.1"
 
@@ -128,6 +128,34 @@ def test_announced_but_not_reachable(cluster_name: str) -> None:
     message = str(raised.value)
     assert f"Announced, but not reachable: cannot connect to {address}" in message
     assert "Connection refused" in message
+
+
+def test_one_that_cannot_be_used_is_left_out_and_told_of(
+    cluster_name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Beside one that can: its record, and nobody who listens there."""
+    with socket.create_server((LOOPBACK, 0)) as listening:
+        address = f"{LOOPBACK}:{listening.getsockname()[1]}"
+    record = PeerRecord(id="ghost", name="", cluster=cluster_name, addresses=(address,))
+
+    async def find() -> edge.AsyncCluster:
+        announcer = ZeroconfDiscovery(
+            cluster=cluster_name, key=own_credentials().tag_key, interfaces=[LOOPBACK]
+        )
+        try:
+            await announcer.announce(record)
+            return await edge.AsyncCluster.discover(
+                cluster_name, timeout_s=PATIENCE_S, at_least=2, interfaces=[LOOPBACK]
+            )
+        finally:
+            await announcer.aclose()
+
+    with announced(tmp_path, cluster_name, "north"):
+        cluster = asyncio.run(find())
+    assert [peer.name for peer in cluster.peers] == ["north"]
+    (failure,) = cluster.left_out
+    assert f"cannot connect to {address}" in str(failure)
+    assert f"a peer is announced, but left out: {failure}" in caplog.messages
 
 
 def test_an_interface_that_is_not_there() -> None:

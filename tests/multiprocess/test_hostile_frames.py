@@ -10,15 +10,15 @@ import numpy as np
 import psutil
 import pytest
 
-import transport
+from edge import transport
 from edge.errors import CapacityError, RequestError
+from edge.offload import Manifest, ManifestBuilder
 from edge.peer.resources import MAX_SHARDS
 from edge.protocol.client import PeerClient
 from edge.protocol.messages import Offer, SetMemory
-from offload import Manifest, ManifestBuilder
+from edge.transport import Frame
 from tests.support.keys import own_credentials
 from tests.support.processes import Daemon, poll_until
-from transport import Frame
 
 MIB = 1 << 20
 

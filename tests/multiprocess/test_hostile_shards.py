@@ -12,19 +12,19 @@ import pytest
 from numpy.typing import NDArray
 
 from edge.errors import ProtocolError
+from edge.offload import PIECE_BYTES, ManifestBuilder
 from edge.protocol.assignment import Assignment
 from edge.protocol.client import PeerClient
 from edge.protocol.messages import Close, Describe, Offer, Open, Piece, Seal
 from edge.protocol.step import StepLimits
 from edge.protocol.wire_rules import WireRules
+from edge.transport import WireRule
 from edge.weights.checkpoint import Checkpoint
-from offload import PIECE_BYTES, ManifestBuilder
 from tests.support.assignments import solo_assignment
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.formats import uniform_format
 from tests.support.keys import own_credentials
 from tests.support.processes import Daemon
-from transport import WireRule
 
 Tensors = dict[str, NDArray[Any]]
 

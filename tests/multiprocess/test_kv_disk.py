@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import edge
+from edge.partition import Plan, Shard, Stage
 from edge.weights.formats import KvDtype
-from partition import Plan, Shard, Stage
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.processes import Daemon
 from tests.support.processes import edge as run_edge

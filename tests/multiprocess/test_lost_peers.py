@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import edge
-from partition import Plan
+from edge.partition import Plan
 from tests.multiprocess.conftest import LONG_CONTEXT
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.plans import make_plan

@@ -16,8 +16,10 @@ from typing import Any
 import pytest
 
 import edge
-import transport
+from edge import transport
 from edge.errors import PeerLostError, ProtocolError
+from edge.partition import ClusterSpec
+from edge.partition.cost.message_times import NO_LINK_S
 from edge.planning.cluster_profile import forget_device, forget_link, measured_cluster
 from edge.planning.profile_cache import FactsCache
 from edge.progress import Progress
@@ -28,19 +30,22 @@ from edge.protocol.measurements import Glance, Probe, Profile, Span
 from edge.protocol.messages import Describe
 from edge.protocol.peer_info import PeerInfo, describe_all
 from edge.protocol.topology import Place
+from edge.transport import Channel, Frame
 from edge.weights.formats import WeightFormat
-from partition import ClusterSpec
-from partition.cost.message_times import NO_LINK_S
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.formats import uniform_format
 from tests.support.keys import own_credentials
 from tests.support.processes import Daemon, start_together
-from transport import Channel, Frame
 
 FORMAT = uniform_format("int4")
 
 LITTLE = ("--model-memory", "16MiB")
 """Enough for the model, and measured with less of it: in half the time."""
+
+
+@pytest.fixture(autouse=True)
+def rates() -> None:
+    """Measured."""
 
 
 @pytest.fixture(scope="module")

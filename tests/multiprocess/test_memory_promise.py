@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import edge
-from demos.bench.shapes import checkpoint
 from edge.coordinator.loaded_model import LoadedModel
+from edge.demos.bench.shapes import checkpoint
 from edge.protocol.messages import SetMemory
 from edge.protocol.topology import Place, Seat
 from tests.multiprocess.conftest import LONG_CONTEXT, with_long_context
@@ -144,10 +144,12 @@ def test_less_memory_while_a_model_is_loaded(
     budgets: list[int] = []
     start = LoadedModel.start
 
-    async def interrupted(model: LoadedModel, where: Mapping[Seat, Place]) -> None:
+    async def interrupted(
+        model: LoadedModel, where: Mapping[Seat, Place], *, rows_agree: bool
+    ) -> None:
         for client in model._connections.peers if budgets else ():
             await client.call(SetMemory(bytes=budgets[0]))
-        await start(model, where)
+        await start(model, where, rows_agree=rows_agree)
 
     monkeypatch.setattr(LoadedModel, "start", interrupted)
     found = []

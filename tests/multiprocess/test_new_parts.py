@@ -19,8 +19,8 @@ from safetensors.numpy import load_file, save_file
 import edge
 from edge.cli.main import COMMANDS
 from edge.models import families
+from edge.partition import Parallel
 from edge.weights import formats
-from partition import Parallel
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.processes import edge as run_edge
 
@@ -30,7 +30,8 @@ LITTLE = "16MiB"
 FAMILY = '''
 """A Llama that spells everything otherwise."""
 
-from edge.models.config import Config, decoder
+from edge.models.config import Config
+from edge.models.decoder import decoder
 from edge.models.families import Family, llama_tensor_name
 from edge.models.spec import ModelSpec
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import edge
-from demos.bundled import MODEL
 from edge.backends.null.made_up import replies
+from edge.demos.bundled import MODEL
 from edge.weights.checkpoint import Checkpoint
 
 PROMPT = [1, 2, 3, 4, 5]

@@ -15,13 +15,13 @@ import pytest
 
 import edge
 from edge.host.cache_paths import cache_root
+from edge.partition import Plan
 from edge.planning import drift
 from edge.planning.link_profile import LinkFacts
 from edge.planning.profile_cache import FactsCache
 from edge.planning.propose import forget_measured
 from edge.progress import Progress
 from edge.protocol.measurements import LinkTimes, PeerProfile
-from partition import Plan
 from tests.property.measured_situations import scaled
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.formats import uniform_format

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 import edge
+from edge.text.tool_schema import tool_schemas
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.processes import cluster_of_daemons
 
@@ -42,6 +44,42 @@ def test_a_conversation(model: edge.Model) -> None:
         assert "".join(token.text for token in stream) == reply.text
     one = model.chat("Hello", edge.GenerationOptions(max_new_tokens=4))
     assert one.token_ids == model.chat([TURNS[1]], max_new_tokens=4).token_ids
+
+
+def weather(city: str) -> str:
+    """The weather.
+
+    Args:
+        city: Its name.
+    """
+    return f"fine in {city}"
+
+
+def test_tools_are_told_and_calls_are_read(
+    cluster: edge.Cluster, talker: Path, tmp_path: Path
+) -> None:
+    """So tiny a model calls no tool: how an answer is read is tried with one that is written."""
+    folder = Path(shutil.copytree(talker, tmp_path / "caller"))
+    template = "{% for t in tools %}{{ t.function | tojson }}{% endfor %}|{{ messages[0].content }}"
+    (folder / "chat_template.jinja").write_text(template)
+    with cluster.load(folder, dtype="float32") as model:
+        reply = model.chat("Hi", tools=[weather], max_new_tokens=8)
+        schema = tool_schemas([weather])
+        assert schema is not None
+        ids = model.tokenizer.encode_chat([{"role": "user", "content": "Hi"}], tools=schema)
+        by_hand = model.generate(ids, max_new_tokens=8)
+        assert reply.token_ids == by_hand.token_ids
+        written = model.tokenizer.decode(ids)
+        assert "weather" in written
+        assert "Its name." in written
+        assert reply.message["content"] == reply.content == reply.text
+        assert (reply.tool_calls, reply.reasoning) == ((), "")
+        with pytest.raises(edge.RequestError, match="tool <lambda> has no docstring"):
+            model.chat("Hi", tools=[lambda x: x])
+        _ids, read = model._chat_prompt("Hi", tools=[weather], variables=None)
+        answer = '{"name": "weather", "parameters": {"city": "Lima"}}'
+        (call,) = read(answer).tool_calls
+        assert weather(**call.arguments) == "fine in Lima"
 
 
 def test_a_conversation_on_a_loop(cluster: edge.Cluster, talker: Path, model: edge.Model) -> None:

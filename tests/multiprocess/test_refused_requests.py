@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 import edge
+from edge.partition import Plan
+from edge.partition import PlanError as PartitionPlanError
 from edge.weights.integer_formats import DEFAULT_BLOCK_SIZE
-from partition import Plan
-from partition import PlanError as PartitionPlanError
 from tests.support.checkpoints import CONTEXT_TOKENS, TinyCheckpoint
 from tests.support.plans import make_plan
 from tests.support.processes import PATIENCE_S, cluster_of_daemons

@@ -13,7 +13,7 @@ import pytest
 
 import edge
 from edge.coordinator.shipping import PIECES_IN_FLIGHT
-from kernels.matmul_nbits.reference import Accuracy
+from edge.kernels.matmul_nbits.reference import Accuracy
 from tests.support.checkpoints import TinyCheckpoint, make_checkpoint
 from tests.support.plans import streaming
 from tests.support.processes import Daemon

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import edge
+from edge.partition import Parallel
 from edge.weights.formats import KvDtype
-from partition import Parallel
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.processes import Daemon
 

@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 
 import edge
-import transport
+from edge import transport
 from edge.protocol.client import PeerClient
 from edge.protocol.messages import Close, Describe, Done
 from edge.protocol.peer_info import describe_peer
+from edge.transport import PROTOCOL_VERSION, Frame
 from edge.version import __version__
 from tests.multiprocess.conftest import LONG_CONTEXT
 from tests.support.checkpoints import TinyCheckpoint
@@ -28,7 +29,6 @@ from tests.support.passing_time import let_pass
 from tests.support.processes import Daemon, poll_until
 from tests.support.processes import edge as run_edge
 from tests.support.replies import await_steps
-from transport import PROTOCOL_VERSION, Frame
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def take(connected: socket.socket, count: int) -> bytes:
 
 
 def greet(connected: socket.socket, *, version: int = PROTOCOL_VERSION) -> None:
-    """The listening side's handshake, as `transport.handshake` describes it."""
+    """The listening side's handshake, as `edge.transport.handshake` describes it."""
     take(connected, 7)
     connected.sendall(struct.pack("!4sHB", b"EDGE", version, 1))
     take_frame(connected)
@@ -311,7 +311,7 @@ STEP = {
     "entries": [{"request": "r", "position": 0, "tokens": [1], "logit_rows": 1}],
     "run": 1,
 }
-TERMS = {"sampling": {}, "end_ids": [], "max_new_tokens": 1}
+TERMS = {"sampling": {}, "end_ids": [], "max_new_tokens": 1, "prompt_tokens": 0, "logprobs": None}
 NONSENSE = [
     Frame("step", {"session": "nobody", "step": {"entries": [["r", 0, [1], 1]], "run": 1}}),
     Frame("step", {"session": "nobody", "step": STEP, "terms": {"other": TERMS}}),

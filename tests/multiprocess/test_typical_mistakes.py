@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from demos.bundled import MODEL
+from edge.demos.bundled import MODEL
 from tests.support.processes import Daemon
 from tests.support.processes import edge as run_edge
 
@@ -43,6 +43,9 @@ MISTAKES: list[tuple[str, int, str]] = [
     ("run nothere -p x {peer}", ERROR, "nothere is not there; give the folder of a Hugging Face"),
     ("chat nothere {peer}", ERROR, "nothere is not there; give the folder"),
     ("inspect nothere", ERROR, "nothere is not there; give the folder"),
+    ("inspect note.txt", ERROR, "(near: notes.txt); give the folder of a Hugging Face checkpoint"),
+    ("run org/name -p x {peer}", ERROR, "org/name: nothing of it is in the cache"),
+    ("run empty/name -p x {peer}", ERROR, "or hf://empty/name to look there"),
     ("run notes.txt -p x {peer}", ERROR, "notes.txt is neither a folder nor a GGUF file; give"),
     ("run empty -p x {peer}", ERROR, "config.json is missing; give the folder"),
     ("run {model} -p x --temperature -1 {peer}", ERROR, "temperature must be a number of at least"),

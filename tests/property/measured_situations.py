@@ -6,7 +6,7 @@ from itertools import combinations, combinations_with_replacement, pairwise, per
 
 from hypothesis import strategies as st
 
-from partition import (
+from edge.partition import (
     CapacityError,
     ClusterSpec,
     ComputeRates,

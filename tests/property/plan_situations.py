@@ -5,7 +5,7 @@ import dataclasses
 from hypothesis import assume, settings
 from hypothesis import strategies as st
 
-from partition import (
+from edge.partition import (
     CapacityError,
     ClusterSpec,
     DeviceSpec,

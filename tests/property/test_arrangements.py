@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partition.search.arrangements import canonical, is_canonical
+from edge.partition.search.arrangements import canonical, is_canonical
 
 kinds = st.lists(st.integers(0, 2), min_size=1, max_size=7)
 """What kind each device is of; those of one kind equal each other."""

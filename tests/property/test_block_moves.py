@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from edge.backends.kv_swap import CacheMoves
 from edge.errors import RequestError
+from edge.offload import MemoryKVTier
 from edge.protocol.step import Step, StepEntry, StepLimits
 from edge.weights.layout import shard_layout
-from offload import MemoryKVTier
 from tests.support.moved_caches import Action, act, actions
 from tests.support.plans import make_plan
 from tests.support.specs import plain_spec

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from edge.backends.kv_swap import CacheMoves
 from edge.errors import RequestError
+from edge.offload import KVLayer, KVPool, KVShape, MemoryKVTier
 from edge.protocol.step import Step, StepEntry, StepLimits
-from offload import KVLayer, KVPool, KVShape, MemoryKVTier
 from tests.support.moved_caches import Action, act, actions
 
 HEADS, ELEMENTS, CONTEXT = 2, 3, 64

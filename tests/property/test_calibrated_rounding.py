@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from kernels.matmul_nbits.calibrated import quantize_calibrated
-from kernels.matmul_nbits.reference import QuantizedMatrix, dequantize, quantize, unpack
+from edge.kernels.matmul_nbits.calibrated import quantize_calibrated
+from edge.kernels.matmul_nbits.reference import QuantizedMatrix, dequantize, quantize, unpack
 
 FORMATS = [(4, False), (4, True), (8, False), (8, True)]
 DAMPING = 0.1

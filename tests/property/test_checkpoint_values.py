@@ -43,7 +43,8 @@ odd = values | nested
 
 ROPE = (
     "rope_theta", "rope_type", "factor", "low_freq_factor", "high_freq_factor",
-    "original_max_position_embeddings", "partial_rotary_factor",
+    "original_max_position_embeddings", "partial_rotary_factor", "attention_factor", "beta_fast",
+    "beta_slow", "mscale", "mscale_all_dim", "truncate", "short_factor", "long_factor",
 )  # fmt: skip
 CONFIG = (
     "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
@@ -110,12 +111,17 @@ def test_config(
 
 
 @settings(max_examples=150)
-@given(st.sampled_from(["default", "linear", "llama3"]), st.sampled_from(ROPE), odd)
+@given(
+    st.sampled_from(["default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional"]),
+    st.sampled_from(ROPE),
+    odd,
+)
 def test_rope(
     tiny_checkpoint: Callable[..., TinyCheckpoint], kind: str, name: str, value: str
 ) -> None:
     sound = json.loads((tiny_checkpoint("llama").path / "config.json").read_text())
-    rope = with_value({**sound["rope_parameters"], "rope_type": kind}, name, value)
+    factors = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "mscale": 1.0}
+    rope = with_value({**sound["rope_parameters"], **factors, "rope_type": kind}, name, value)
     text = with_value(sound, "rope_parameters", rope)
     check(lambda: read_family(parse_json(text, Path("config.json")), source="config.json"))
 

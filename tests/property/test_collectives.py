@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edge.transport import EAGER_BYTES, Collective
+from edge.transport.collective import partners
 from tests.support.transport_pairs import group, in_threads, on_every_rank
-from transport import EAGER_BYTES, Collective
-from transport.collective import partners
 
 sizes = st.integers(1, 7)
 lengths = st.integers(0, 300) | st.sampled_from([EAGER_BYTES // 4, EAGER_BYTES // 4 + 1, 20_000])

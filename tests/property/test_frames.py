@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from transport.errors import ProtocolError
-from transport.frame import (
+from edge.transport.errors import ProtocolError
+from edge.transport.frame import (
     MAX_HEADER_BYTES,
     MAX_PAYLOAD_BYTES,
     PREFIX_BYTES,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from kernels.matmul_nbits.reference import (
+from edge.kernels.matmul_nbits.reference import (
     QuantizedMatrix,
     dequantize,
     matmul,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from partition import (
+from edge.partition import (
     CapacityError,
     ClusterSpec,
     DeviceSpec,

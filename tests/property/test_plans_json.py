@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partition import ModelFacts, Parallel, Plan, PlanError
+from edge.partition import ModelFacts, Parallel, Plan, PlanError
 from tests.property.plan_situations import PLANS, Situation, parallels, situations, solved
 from tests.support.facts import facts_of
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from partition import (
+from edge.partition import (
     CapacityError,
     Choice,
     ClusterSpec,
@@ -20,8 +20,8 @@ from partition import (
     describe,
     estimate,
 )
-from partition.cost.message_times import Network
-from partition.search.choose import LEAST_GAIN_ON_ONE_HOST
+from edge.partition.cost.message_times import Network
+from edge.partition.search.choose import LEAST_GAIN_ON_ONE_HOST
 from tests.property.measured_situations import every_plan, measured_situations, rates, scaled
 from tests.property.plan_situations import Situation, parallels, with_more
 from tests.support.facts import facts_of

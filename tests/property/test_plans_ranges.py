@@ -7,8 +7,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from partition import kv_heads, split_by_shares
-from partition.plan.ranges import apportion
+from edge.partition import kv_heads, split_by_shares
+from edge.partition.plan.ranges import apportion
 from tests.property.plan_situations import PLANS
 
 

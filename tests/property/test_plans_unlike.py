@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from partition import (
+from edge.partition import (
     CapacityError,
     ClusterSpec,
     DeviceSpec,
@@ -25,9 +25,9 @@ from partition import (
     kv_heads,
     memory_use,
 )
-from partition.search.arrangements import all_arrangements
-from partition.search.branch_and_bound import Search
-from partition.search.situation import Situation
+from edge.partition.search.arrangements import all_arrangements
+from edge.partition.search.branch_and_bound import Search
+from edge.partition.search.situation import Situation
 from tests.property.measured_situations import rates
 from tests.property.plan_situations import PLANS, parallels, whole_bytes, with_more, workloads
 

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from kernels.sampling.noise import gumbel_noise
-from kernels.sampling.parameters import SamplingParameters
-from kernels.sampling.reference import probabilities, sample
+from edge.kernels.sampling.noise import gumbel_noise
+from edge.kernels.sampling.parameters import SamplingParameters
+from edge.kernels.sampling.reference import probabilities, sample
 
 all_logits = hnp.arrays(
     np.float32,

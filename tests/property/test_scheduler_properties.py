@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edge.coordinator.beginnings import Beginnings
 from edge.coordinator.kv_residency import Residency
-from edge.coordinator.scheduler import Orders, Scheduler
-from edge.protocol.step import FinishReason, Step
+from edge.coordinator.scheduler import Match, Orders, Scheduler
+from edge.protocol.step import FinishReason, Step, StepEntry
 
 
 @dataclass(slots=True)
@@ -52,7 +53,10 @@ class Peers:
     reserving: deque[tuple[str, int]] = field(default_factory=deque)
     reserved: dict[str, int] = field(default_factory=dict)
     """Tokens of requests for which the disk has room."""
-    matching: deque[str] = field(default_factory=deque)
+    matching: deque[tuple[str, Match]] = field(default_factory=deque)
+    most_kept: int = 0
+    kept: dict[str, list[int]] = field(default_factory=dict)
+    """Of requests that are over: the tokens whose rows are in memory."""
     finished: set[str] = field(default_factory=set)
     asked: dict[str, Asked] = field(default_factory=dict)
     started: set[str] = field(default_factory=set)
@@ -62,10 +66,15 @@ class Peers:
     must_yield: bool = False
 
     def add(self, prompt: int, new_tokens: int) -> None:
+        """Every other one goes on from the last answer that there is."""
         name = f"r{len(self.asked)}"
         tokens = list(range(prompt))
-        self.asked[name] = Asked(tokens, new_tokens, prompt + new_tokens)
-        self.scheduler.add(name, tokens, new_tokens=new_tokens)
+        if prompt % 2 and new_tokens:
+            answered = [a.tokens for a in self.asked.values() if a.is_done and a.sampled]
+            if answered and len(answered[-1]) + prompt + new_tokens <= 38:
+                tokens = answered[-1] + tokens
+        self.asked[name] = Asked(tokens, new_tokens, len(tokens) + new_tokens)
+        self.scheduler.add(name, tokens, new_tokens=new_tokens, goes_on=prompt % 3 > 0)
 
     def cancel(self, index: int) -> None:
         names = [name for name, asked in self.asked.items() if not asked.is_done]
@@ -90,14 +99,15 @@ class Peers:
 
     def match(self) -> None:
         """Peers have a part of the first of the prompts that they were asked about."""
-        name = self.matching.popleft()
+        name, match = self.matching.popleft()
         asked = self.asked[name]
         assert asked.computed == 0
-        known = min(self.known, len(asked.tokens) - 1) // self.chunk * self.chunk
+        known = max(0, min(self.known, len(asked.tokens) - 2)) // self.chunk * self.chunk
+        known = max(known, match.tokens)
         if not asked.is_done:
             asked.computed = known
             self.started.add(name)
-        self.scheduler.prefix_matched(name, known)
+        self.scheduler.matched(name, known)
 
     def check_memory(self) -> None:
         """No more is kept than there is room for, but for one request that is there alone."""
@@ -106,7 +116,9 @@ class Peers:
             for name, asked in self.asked.items()
             if name in self.started and name not in self.away and not asked.is_done
         ]
+        kept += [len(tokens) for tokens in self.kept.values()]
         assert sum(kept) <= self.capacity or len([each for each in kept if each]) == 1
+        assert len(self.kept) <= self.most_kept
         on_disk = sum(self.asked[n].computed for n in self.away if not self.asked[n].is_done)
         assert on_disk <= self.disk
 
@@ -124,15 +136,29 @@ class Peers:
                 assert self.asked[name].is_done
                 assert name not in self.finished, "each is told once"
                 self.finished.add(name)
+            for name, tokens_left in orders.keep.items():
+                assert self.asked[name].is_done
+                assert name not in self.finished, "each is told once"
+                self.finished.add(name)
+                self.kept[name] = self.asked[name].tokens[:tokens_left]
+            for name in orders.drop:
+                del self.kept[name]
             for name in orders.swap_out:
                 assert all(name not in [e.request for e in each.entries] for each in self.out)
                 self.leaving.append(name)
             for name, tokens in orders.reserve.items():
                 assert self.capacity < tokens <= self.disk
                 self.reserving.append((name, tokens))
-            for name, prompt in orders.match_prefix.items():
-                assert list(prompt) == self.asked[name].tokens
-                self.matching.append(name)
+            for name, match in orders.match.items():
+                assert list(match.prompt) == self.asked[name].tokens
+                if match.source:
+                    begins = self.rows_of(match.source)
+                    assert len(begins) >= match.tokens > 0, "what is there"
+                    assert list(match.prompt[: match.tokens]) == begins[: match.tokens]
+                    assert len(match.prompt) - match.tokens >= 2
+                if match.moves and match.source:
+                    del self.kept[match.source]
+                self.matching.append((name, match))
             concerned = {*orders.swap_out, *orders.reserve}
             assert not concerned & self.finished
             step = orders.step
@@ -140,11 +166,18 @@ class Peers:
                 break
             self.out.append(step)
             self.away -= {entry.request for entry in step.entries}
-            waiting = {*self.leaving, *self.matching, *(name for name, _tokens in self.reserving)}
+            waiting = {
+                *self.leaving,
+                *(n for n, _ in self.matching),
+                *(n for n, _ in self.reserving),
+            }
             assert not {entry.request for entry in step.entries} & waiting
             assert len(self.out) <= self.stages + 1
             for entry in step.entries:
                 asked = self.asked[entry.request]
+                if entry.request in self.kept:
+                    self.compute_once_more(entry)
+                    continue
                 assert not asked.is_done, "nobody wants it"
                 assert entry.position == asked.computed
                 assert list(entry.tokens) == asked.tokens[asked.computed : entry.end]
@@ -159,6 +192,22 @@ class Peers:
             assert len(alive) <= self.most_requests
             assert sum(asked.longest for asked in alive) <= max(self.capacity, self.disk)
             self.check_memory()
+
+    def rows_of(self, request: str) -> list[int]:
+        """The tokens that a request's cache has rows of."""
+        if request in self.kept:
+            return self.kept[request]
+        return self.asked[request].tokens[: self.asked[request].computed]
+
+    def compute_once_more(self, entry: StepEntry) -> None:
+        """A part of an answer, while nobody waits: what was sampled in it stays what it was."""
+        assert all(asked.is_done for asked in self.asked.values())
+        assert len(entry.tokens) >= 2
+        assert not entry.logit_rows
+        tokens, rows = self.asked[entry.request].tokens, self.kept[entry.request]
+        assert entry.position <= len(rows)
+        assert list(entry.tokens) == tokens[entry.position : entry.end]
+        self.kept[entry.request] = tokens[: max(len(rows), entry.end)]
 
     def answer(self, run: int) -> None:
         """Complete the oldest step, or a part of its run of at most `run` tokens."""
@@ -217,6 +266,9 @@ EVENTS = st.lists(
     full_after=st.one_of(st.none(), st.integers(0, 5)),
     known=st.one_of(st.none(), st.integers(0, 20)),
     page=st.sampled_from([1, 3, 16]),
+    most_kept=st.integers(0, 3),
+    rows_agree=st.booleans(),
+    fewest=st.integers(1, 9),
 )
 @settings(max_examples=300)
 def test_everything_is_computed_once_and_in_order(
@@ -232,6 +284,9 @@ def test_everything_is_computed_once_and_in_order(
     full_after: int | None,
     known: int | None,
     page: int,
+    most_kept: int,
+    rows_agree: bool,
+    fewest: int,
 ) -> None:
     """With a disk, also where one request has more than memory, or the disk is full some time."""
     if disk >= 38 and small_memory is not None:
@@ -243,15 +298,21 @@ def test_everything_is_computed_once_and_in_order(
         requests=requests,
         quantum_tokens=turn,
         held=lambda tokens: -(-tokens // page) * page,
+        most_kept=most_kept,
     )
     scheduler = Scheduler(
         chunk_tokens=chunk,
         logit_chunk_tokens=logit_chunk,
         residency=residency,
         stages=stages,
-        matches_prefixes=known is not None,
+        matches_on_disk=known is not None,
+        beginnings=Beginnings(chunk_tokens=chunk, fewest_tokens=fewest) if chunk > 1 else None,
     )
-    peers = Peers(scheduler, capacity, requests, stages, disk, chunk, known or 0)
+    if rows_agree:
+        scheduler.rows_agree()
+    peers = Peers(
+        scheduler, capacity, requests, stages, disk, chunk, known or 0, most_kept=most_kept
+    )
     moves = 0
 
     def has_room() -> bool:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offload import (
+from edge.offload import (
     CachedShard,
     ManifestBuilder,
     ShardCache,

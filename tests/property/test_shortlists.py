@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from kernels.sampling.nucleus import add_octaves, weigh
-from kernels.sampling.parameters import SamplingParameters
-from kernels.sampling.ranking import likeliest
-from kernels.sampling.reference import sample
-from kernels.sampling.shortlist import choose, make_shortlist, shortlist_dtype
+from edge.kernels.sampling.nucleus import add_octaves, weigh
+from edge.kernels.sampling.parameters import SamplingParameters
+from edge.kernels.sampling.ranking import likeliest
+from edge.kernels.sampling.reference import sample
+from edge.kernels.sampling.shortlist import choose, make_shortlist, shortlist_dtype
 
 sizes = st.integers(1, 40) | st.integers(41, 700)
 all_logits = sizes.flatmap(
@@ -33,6 +34,8 @@ all_parameters = st.builds(
     top_p=st.sampled_from([1.0, 1.0, 0.9, 0.0]) | st.floats(0, 1),
     min_p=st.sampled_from([0.0, 0.0, 1.0, 0.05]) | st.floats(0, 1),
     repetition_penalty=st.sampled_from([1.0, 1.3]) | st.floats(0.01, 100),
+    frequency_penalty=st.sampled_from([0.0, 0.0, 0.7]) | st.floats(-2, 2),
+    presence_penalty=st.sampled_from([0.0, 0.0, 1.1]) | st.floats(-2, 2),
     seed=st.integers(0, 2**64 - 1),
 )
 EVERY_FILTER = [
@@ -43,6 +46,14 @@ EVERY_FILTER = [
 ]
 
 
+def bits_of(ids: set[int] | None, vocab_size: int) -> np.ndarray | None:
+    if ids is None:
+        return None
+    bits = np.zeros(vocab_size, np.uint8)
+    bits[list(ids)] = 1
+    return np.packbits(bits, bitorder="little")
+
+
 def choose_in_parts(
     logits: np.ndarray,
     cuts: list[int],
@@ -51,6 +62,8 @@ def choose_in_parts(
     history: list[int],
     position: int,
     tokens: int,
+    prompt_tokens: int = 0,
+    allowed: np.ndarray | None = None,
 ) -> int | None:
     """As shards do it that hold the logits between the cuts; some may hold none."""
     bounds = [0, *sorted(cuts), logits.size]
@@ -66,6 +79,8 @@ def choose_in_parts(
             parameters=parameters,
             position=position,
             tokens=tokens,
+            prompt_tokens=prompt_tokens,
+            allowed=allowed,
         )
         dtype = shortlist_dtype(
             parameters, columns=stop - start, vocab_size=logits.size, tokens=tokens
@@ -82,11 +97,32 @@ def test_shortlists_choose_the_token_of_all_logits_or_do_not_tell(
     history = data.draw(st.lists(st.integers(0, logits.size - 1), max_size=6))
     cuts = data.draw(st.lists(st.integers(0, logits.size), max_size=4))
     position = data.draw(st.integers(0, 2**40))
+    prompt_tokens = data.draw(st.integers(0, len(history)))
+    ids = st.integers(0, logits.size - 1)
+    biases = data.draw(st.dictionaries(ids, st.sampled_from([-100.0, 5.0, 3.4e38]), max_size=4))
+    parameters = replace(parameters, logit_bias=biases)
+    allowed = bits_of(data.draw(st.none() | st.sets(ids, min_size=1, max_size=9)), logits.size)
     chosen = choose_in_parts(
-        logits, cuts, parameters, history=history, position=position, tokens=tokens
+        logits,
+        cuts,
+        parameters,
+        history=history,
+        position=position,
+        tokens=tokens,
+        prompt_tokens=prompt_tokens,
+        allowed=allowed,
     )
-    whole = sample(logits, history=history, parameters=parameters, position=position)
+    whole = sample(
+        logits,
+        history=history,
+        parameters=parameters,
+        position=position,
+        prompt_tokens=prompt_tokens,
+        allowed=allowed,
+    )
     assert chosen in (None, whole)
+    if allowed is not None and (logits > -1e38).all() and not biases:
+        assert np.unpackbits(allowed, bitorder="little")[whole], "nothing else is ever chosen"
     unfiltered = parameters.min_p == 0.0 and parameters.top_p == 1.0 and parameters.top_k == 0
     if parameters.temperature == 0.0 or unfiltered or tokens >= logits.size:
         assert chosen == whole

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offload.streaming.device_window import previous_use
-from partition import WeightTiers, weight_tiers
-from partition.fit.resident_layers import LEAST_STAGING_LAYERS
+from edge.offload.streaming.device_window import previous_use
+from edge.partition import WeightTiers, weight_tiers
+from edge.partition.fit.resident_layers import LEAST_STAGING_LAYERS
 
 LAYER_BYTES = 1000
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from offload import is_streamed
-from partition.plan.shard import WINDOW_LAYERS
+from edge.offload import is_streamed
+from edge.partition.plan.shard import WINDOW_LAYERS
 
 PASSES = 12
 """Until each pass takes as long as the one before."""

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
-from transport import WIRE_FORMATS, WireRule
-from transport.wire_format import BLOCK_NUMBERS, Codec, WireFormatName, open_codec
+from edge.transport import WIRE_FORMATS, WireRule
+from edge.transport.wire_format import BLOCK_NUMBERS, Codec, WireFormatName, open_codec
 
 FORMATS: tuple[WireFormatName, ...] = ("float16", "int8")
 quick = settings(max_examples=150)

@@ -18,8 +18,8 @@ import transformers
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from edge.models.families import read_family
-from edge.models.spec import ModelSpec
+from edge.models.families import Family, llama_tensor_name, read_family
+from edge.models.spec import ModelSpec, tensor_shapes
 
 CONTEXT_TOKENS = 512
 
@@ -37,6 +37,7 @@ _SHARED: dict[str, Any] = {
     "max_position_embeddings": CONTEXT_TOKENS,
     "bos_token_id": None,
     "eos_token_id": None,
+    "pad_token_id": None,
     "rms_norm_eps": 1e-5,
 }
 
@@ -120,6 +121,209 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 }
 """name → (model_type, configuration)."""
 
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 64,
+    "beta_fast": 4.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 0.5,
+}
+
+MORE_FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "gemma2": (
+        "gemma2",
+        {
+            "hidden_size": 60,
+            "intermediate_size": 90,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 3,
+            "head_dim": 20,
+            "rms_norm_eps": 1e-2,
+            "vocab_size": 131,
+            "query_pre_attn_scalar": 50,
+            "sliding_window": 7,
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 5.0,
+        },
+    ),
+    "gemma3": (
+        "gemma3_text",
+        {
+            "hidden_size": 66,
+            "intermediate_size": 101,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            "rms_norm_eps": 1e-2,
+            "vocab_size": 157,
+            "query_pre_attn_scalar": 50,
+            "sliding_window": 7,
+            "layer_types": [*["sliding_attention"] * 2, "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 50000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+        },
+    ),
+    "glm4": (
+        "glm4",
+        {
+            "hidden_size": 60,
+            "intermediate_size": 90,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 3,
+            "head_dim": 20,
+            "vocab_size": 131,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 100.0,
+                "partial_rotary_factor": 0.5,
+            },
+        },
+    ),
+    "granite": (
+        "granite",
+        {
+            "hidden_size": 64,
+            "intermediate_size": 90,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "vocab_size": 131,
+            "rms_norm_eps": 1e-2,
+            "embedding_multiplier": 3.0,
+            "logits_scaling": 0.25,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.4,
+        },
+    ),
+    "ministral3": (
+        "ministral3",
+        {
+            "hidden_size": 72,
+            "intermediate_size": 101,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 2,
+            "head_dim": 24,
+            "vocab_size": 157,
+            "rope_parameters": {**_YARN, "llama_4_scaling_beta": 0.0},
+        },
+    ),
+    "olmo2": (
+        "olmo2",
+        {
+            "hidden_size": 60,
+            "intermediate_size": 90,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 3,
+            "rms_norm_eps": 1e-2,
+            "vocab_size": 131,
+        },
+    ),
+    "olmo3": (
+        "olmo3",
+        {
+            "hidden_size": 64,
+            "intermediate_size": 90,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "vocab_size": 131,
+            "sliding_window": 7,
+            "rope_parameters": {
+                "full_attention": _YARN,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+        },
+    ),
+    "phi3": (
+        "phi3",
+        {
+            "hidden_size": 64,
+            "intermediate_size": 90,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "vocab_size": 131,
+            "sliding_window": 21,
+            "original_max_position_embeddings": CONTEXT_TOKENS,
+        },
+    ),
+    "phi3_long": (
+        "phi3",
+        {
+            "hidden_size": 60,
+            "intermediate_size": 90,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 3,
+            "vocab_size": 131,
+            "original_max_position_embeddings": 16,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 100.0,
+                "partial_rotary_factor": 0.6,
+                "short_factor": [1.0, 1.5, 2.0, 2.5, 3.0, 3.5],
+                "long_factor": [1.0, 2.0, 4.0, 5.0, 9.0, 12.0],
+            },
+        },
+    ),
+    "smollm3": (
+        "smollm3",
+        {
+            "hidden_size": 60,
+            "intermediate_size": 90,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 3,
+            "vocab_size": 131,
+            "no_rope_layers": [1, 0, 1, 0],
+            "use_sliding_window": True,
+            "sliding_window": 9,
+            "layer_types": [
+                "full_attention",
+                "full_attention",
+                "sliding_attention",
+                "full_attention",
+            ],
+        },
+    ),
+}
+"""Others than Llama's shape, likewise."""
+
+_SMALL_EYE = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+
+WITH_PICTURES: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
+    "mistral3": (
+        "mistral3",
+        "ministral3",
+        {"vision_config": {"model_type": "pixtral", "head_dim": 8, **_SMALL_EYE}},
+    ),
+    "gemma3_with_pictures": (
+        "gemma3",
+        "gemma3",
+        {
+            "vision_config": {"model_type": "siglip_vision_model", **_SMALL_EYE},
+            "mm_tokens_per_image": 4,
+        },
+    ),
+}
+"""name → (model_type, the name of its text part above, configuration)."""
+
 LARGER: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "larger_llama": (
         "llama",
@@ -176,6 +380,59 @@ IN_BLOCKS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "vocab_size": 131,
         },
     ),
+    "gemma2_in_blocks": (
+        "gemma2",
+        {
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            "vocab_size": 131,
+            "query_pre_attn_scalar": 32,
+            "sliding_window": 7,
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 5.0,
+        },
+    ),
+    "gemma3_in_blocks": (
+        "gemma3_text",
+        {
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 7,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            "vocab_size": 131,
+            "query_pre_attn_scalar": 32,
+            "sliding_window": 7,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 50000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+        },
+    ),
+    "phi3_in_blocks": (
+        "phi3",
+        {
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "vocab_size": 131,
+            "original_max_position_embeddings": 16,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 100.0,
+                "partial_rotary_factor": 0.5,
+                "short_factor": [1.0, 1.5, 2.0, 2.5],
+                "long_factor": [1.0, 2.0, 4.0, 5.0],
+            },
+        },
+    ),
     "qwen3_in_blocks": (
         "qwen3",
         {
@@ -209,9 +466,9 @@ class TinyCheckpoint:
     @functools.cached_property
     def model(self) -> Any:
         """Eager attention: the plain formula, masks included."""
-        model = hub.AutoModelForCausalLM.from_pretrained(
-            self.path, dtype=torch.float32, attn_implementation="eager"
-        )
+        has_pictures = self.path.name in WITH_PICTURES
+        kind = hub.AutoModelForImageTextToText if has_pictures else hub.AutoModelForCausalLM
+        model = kind.from_pretrained(self.path, dtype=torch.float32, attn_implementation="eager")
         return model.eval()
 
     @functools.cached_property
@@ -221,6 +478,33 @@ class TinyCheckpoint:
             name: tensor.detach().to(torch.float32).numpy()
             for name, tensor in self.model.state_dict().items()
         }
+
+    @functools.cached_property
+    def llama_weights(self) -> dict[str, NDArray[np.float32]]:
+        """Every tensor as Llama's checkpoints would have it, by the names there.
+
+        Fused matrices are taken apart, and norms that are stored as 1 less have their weights.
+        """
+        config = json.loads((self.path / "config.json").read_text())
+        family, spec = read_family(config, source=str(self.path))
+        offset = 1.0 if config["model_type"].startswith("gemma") else 0.0
+        found = {}
+        for role in tensor_shapes(spec):
+            values = self._weight(family, spec, role)
+            name = llama_tensor_name(role)
+            found[name] = values + np.float32(offset) if role.endswith("norm") else values
+        return found
+
+    def _weight(self, family: Family, spec: ModelSpec, role: str) -> NDArray[np.float32]:
+        name = family.tensor_name(role)
+        if name in self.weights:
+            return self.weights[name]
+        _layers, number, part, suffix = role.split(".")
+        (fused, parts), *_ = (each for each in family.fused.items() if part in each[1])
+        shapes = tensor_shapes(spec)
+        heights = [shapes[f"layers.{number}.{each}.{suffix}"][0] for each in parts]
+        whole = self.weights[f"model.layers.{number}.{fused}.{suffix}"]
+        return np.split(whole, np.cumsum(heights)[:-1])[parts.index(part)]
 
     def prompt(self, length: int) -> list[int]:
         """Token ids that look random and are always the same."""
@@ -266,20 +550,28 @@ def make_checkpoint(
     layers: int | None = None,
     heads: tuple[int, int] | None = None,
 ) -> TinyCheckpoint:
-    """Write the model called `name` in FAMILIES, LARGER, WORDY or IN_BLOCKS into `folder`.
+    """Write the model called `name` in one of the tables above into `folder`.
 
     `file_size` ("100KB") cuts the weights into several files with an index. `layers`: fewer than
     usual, where each takes its time; half of them keep a window if some would. `heads`: query and
     KV heads, likewise: interpreted kernels run a program for each head of each token.
     """
-    model_type, sizes = {**FAMILIES, **LARGER, **WORDY, **IN_BLOCKS}[name]
+    pictures = WITH_PICTURES.get(name)
+    text = name if pictures is None else pictures[1]
+    model_type, sizes = {**FAMILIES, **MORE_FAMILIES, **LARGER, **WORDY, **IN_BLOCKS}[text]
+    if pictures is not None:
+        text_config = {"model_type": model_type, **_SHARED, **sizes}
+        model_type, sizes = pictures[0], {"text_config": text_config, **pictures[2]}
     if layers is not None:
         fewer = {"num_hidden_layers": layers, "max_window_layers": layers // 2}
         sizes = {**sizes, **{key: value for key, value in fewer.items() if key in sizes}}
+        listed = {key for key in ("layer_types", "no_rope_layers") if key in sizes}
+        sizes = {**sizes, **{key: sizes[key][:layers] for key in listed}}
     if heads is not None:
         sizes = {**sizes, "num_attention_heads": heads[0], "num_key_value_heads": heads[1]}
-    config = hub.AutoConfig.for_model(model_type, **_SHARED, **sizes)
-    model = hub.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    config = hub.AutoConfig.for_model(model_type, **{**_SHARED, **sizes})
+    kind = hub.AutoModelForImageTextToText if pictures else hub.AutoModelForCausalLM
+    model = kind.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             values = _random_weight(parameter_name, tuple(parameter.shape), name)

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.backends.device_sums import join
+from edge.transport import Collective, Work
 from tests.support.triton_face import device
-from transport import Collective, Work
 
 
 def joined(links: Collective) -> Collective:

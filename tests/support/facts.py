@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from partition import LayerFacts, ModelFacts
+from edge.partition import LayerFacts, ModelFacts
 
 _OF_LAYER = tuple(LayerFacts.__dataclass_fields__)
 _OF_MODEL = tuple(set(ModelFacts.__dataclass_fields__) - {"kinds", "layers"})

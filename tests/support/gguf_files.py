@@ -28,6 +28,12 @@ _TENSORS = {
     "mlp.down_proj": "ffn_down",
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
+    "self_attn.qkv_proj": "attn_qkv",
+    "mlp.gate_up_proj": "ffn_up",
+    "post_self_attn_layernorm": "post_attention_norm",
+    "post_mlp_layernorm": "post_ffw_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
 }
@@ -36,6 +42,19 @@ _WHOLE = {
     "model.norm.weight": "output_norm.weight",
     "lm_head.weight": "output.weight",
 }
+
+_FURTHER = {
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "attention_multiplier": "attention.scale",
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "logits_scaling": "logit_scale",
+}
+"""Keys of some architectures, by fields of a config.json."""
+
+_TURNING = ("llama", "granite", "smollm3")
+_WINDOWED = ("mistral", "gemma2", "gemma3_text", "olmo3", "phi3")
 
 _HALVES: Mapping[int, tuple[int, ...]] = {
     Type.Q2_K: (80, 82),
@@ -49,12 +68,15 @@ _HALVES: Mapping[int, tuple[int, ...]] = {
 """Where a block has float16 numbers, of types that the package does not make."""
 
 
-def gguf_name(name: str) -> str:
-    """Of a tensor that a folder calls `name`."""
+def gguf_name(name: str, *, has_post_norms: bool = False) -> str:
+    """Of a tensor that a folder calls `name`; `has_post_norms`: of gemma and olmo."""
     if name in _WHOLE:
         return _WHOLE[name]
     _model, _layers, index, *part, suffix = name.split(".")
-    return f"blk.{index}.{_TENSORS['.'.join(part)]}.{suffix}"
+    local = _TENSORS[".".join(part)]
+    if has_post_norms and local == "ffn_norm" and part[0].startswith("post"):
+        local = "post_attention_norm"
+    return f"blk.{index}.{local}.{suffix}"
 
 
 def raw_blocks(values: NDArray[np.float32], kind: int, seed: int = 0) -> NDArray[np.uint8]:
@@ -111,7 +133,10 @@ def write_gguf(
     """
     config = json.loads((folder / "config.json").read_text())
     weights = load_file(folder / "model.safetensors")
-    name = {"mistral": "llama"}.get(config["model_type"], config["model_type"])
+    name = {"mistral": "llama", "gemma3_text": "gemma3", "olmo3": "olmo2"}.get(
+        config["model_type"], config["model_type"]
+    )
+    is_gemma = name.startswith("gemma")
     writer = gguf.GGUFWriter(path, name)
     head_size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     for key, value in (_metadata(config, name, head_size) | dict(change or {})).items():
@@ -122,9 +147,13 @@ def write_gguf(
             add_byte_level(writer, tokenizer, pre="gpt-2", settings=tokenizer_settings)
     meant: dict[str, NDArray[np.float32]] = {}
     for place, (source, values) in enumerate(weights.items()):
-        own = gguf_name(source)
-        turns = name == "llama" and (".q_proj." in source or ".k_proj." in source)
+        own = gguf_name(source, has_post_norms=is_gemma or name == "olmo2")
+        turns = name in ("llama", "granite", "smollm3") and (
+            ".q_proj." in source or ".k_proj." in source
+        )
         stored = turned(values, head_size) if turns else values
+        if is_gemma and values.ndim == 1:
+            stored = values + np.float32(1)
         usual = kind(own) if callable(kind) else kind
         wanted = usual if values.ndim == 2 else Type.F32
         if own == "token_embd.weight":
@@ -139,8 +168,15 @@ def write_gguf(
         back = np.asarray(gguf.quants.dequantize(raw, wanted), np.float32).reshape(values.shape)
         if own == "token_embd.weight" and gguf.GGML_QUANT_SIZES[wanted][0] > 1:
             back = back.astype(np.float16).astype(np.float32)  # as such tables are read
+        if is_gemma and values.ndim == 1:
+            back = values
         meant[source] = turned_back(back, head_size) if turns else back
     rope = config.get("rope_parameters") or {}
+    for kind_of_context in ("short", "long"):
+        if (factors := rope.get(f"{kind_of_context}_factor")) is not None:
+            writer.add_tensor(
+                f"rope_factors_{kind_of_context}.weight", np.asarray(factors, np.float32)
+            )
     if rope.get("rope_type") == "llama3":
         writer.add_tensor("rope_freqs.weight", llama3_factors(rope, head_size))
     writer.write_header_to_file()
@@ -231,6 +267,10 @@ def _tokens(serialized: Mapping[str, Any]) -> tuple[list[str], list[int]]:
 
 
 def _metadata(config: Mapping[str, Any], name: str, head_size: int) -> dict[str, Any]:
+    rope = config.get("rope_parameters") or {}
+    turned = round(head_size * rope.get("partial_rotary_factor", 1.0))
+    local = rope.get("sliding_attention", {})
+    rope = rope.get("full_attention", rope)
     found = {
         "block_count": config["num_hidden_layers"],
         "context_length": config["max_position_embeddings"],
@@ -241,11 +281,25 @@ def _metadata(config: Mapping[str, Any], name: str, head_size: int) -> dict[str,
         "attention.key_length": head_size,
         "attention.value_length": head_size,
         "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
-        "rope.dimension_count": head_size,
-        "rope.freq_base": (config.get("rope_parameters") or {}).get("rope_theta", 10000.0),
+        "rope.dimension_count": turned,
+        "rope.freq_base": rope.get("rope_theta", 10000.0),
         "vocab_size": config["vocab_size"],
     }
-    if config["model_type"] == "mistral" and config.get("sliding_window"):
+    found |= {key: config[field] for field, key in _FURTHER.items() if config.get(field)}
+    if config["model_type"] == "gemma3_text":
+        found["rope.freq_base_swa"] = local["rope_theta"]
+        found["rope.scaling.type"], found["rope.scaling.factor"] = "linear", rope["factor"]
+    if rope.get("rope_type") == "yarn":
+        found["rope.scaling.type"], found["rope.scaling.factor"] = "yarn", rope["factor"]
+        trained = rope["original_max_position_embeddings"]
+        found["rope.scaling.original_context_length"] = trained
+        found["rope.scaling.yarn_beta_fast"] = rope["beta_fast"]
+    if rope.get("rope_type") == "longrope":
+        trained = config["original_max_position_embeddings"]
+        factor = config["max_position_embeddings"] / trained
+        found["rope.scaling.original_context_length"] = trained
+        found["rope.scaling.attn_factor"] = math.sqrt(1 + math.log(factor) / math.log(trained))
+    if config["model_type"] in _WINDOWED and config.get("sliding_window"):
         found["attention.sliding_window"] = config["sliding_window"]
     return {f"{name}.{key}": value for key, value in found.items()}
 

@@ -20,12 +20,12 @@ from edge.backends.interface import StageProgram
 from edge.backends.registry import open_backend
 from edge.profiling.random_weights import written_weights
 from edge.protocol.step import Step, StepEntry, StepLimits
+from edge.transport import Collective, PeerLostError
 from edge.weights.layout import shard_layout
 from tests.support.formats import uniform_format
 from tests.support.plans import make_plan
 from tests.support.specs import plain_spec
 from tests.support.transport_pairs import group, on_every_rank
-from transport import Collective, PeerLostError
 
 SPEC = plain_spec(
     family="llama", num_layers=4, hidden_size=60, num_heads=6, num_kv_heads=2, head_size=20,

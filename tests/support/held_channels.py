@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from transport import Channel, Frame
-from transport.testing import Fault, FaultyChannel
+from edge.transport import Channel, Frame
+from edge.transport.testing import Fault, FaultyChannel
 
 _NEVER = 1 << 30
 

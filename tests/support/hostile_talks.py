@@ -20,25 +20,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-import transport
+from edge import transport
+from edge.kernels.sampling.parameters import SamplingParameters
+from edge.offload import Manifest, ManifestBuilder
+from edge.partition import Plan, Shard, Stage
 from edge.peer.daemon import PeerDaemon
 from edge.protocol import messages
 from edge.protocol.assignment import Assignment
 from edge.protocol.client import PeerClient
 from edge.protocol.fields import token_bytes
 from edge.protocol.frame_codec import Call, to_frame
+from edge.protocol.kept_files import Keep
 from edge.protocol.measurements import MemoryRate, Profile
 from edge.protocol.step import SamplingTerms, Step, StepEntry, StepLimits
 from edge.protocol.topology import Place
 from edge.protocol.wire_rules import WireRules
-from kernels.sampling.parameters import SamplingParameters
-from offload import Manifest, ManifestBuilder
-from partition import Plan, Shard, Stage
+from edge.transport import Frame, WireRule
 from tests.support.formats import uniform_format
 from tests.support.mutated_frames import mutated_frame
 from tests.support.null_peers import null_peers
 from tests.support.specs import plain_spec
-from transport import Frame, WireRule
 
 ROUND = 1000
 """Changed frames, after which the peer is looked at."""
@@ -88,6 +89,7 @@ def talk(address: str) -> list[Frame]:
     sent: list[Any] = [
         messages.Describe(),
         messages.SetMemory(bytes=4 << 30),
+        Keep(remove=("shards/x", "packed/y")),
         messages.Offer(manifest=manifest),
         *(messages.Piece(manifest=digest, digest=d, content=c) for d, c in pieces.items()),
         messages.Seal(manifest=digest),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 from edge.membership.own import OwnMembership
-from transport import Credentials
+from edge.transport import Credentials
 
 
 @functools.cache

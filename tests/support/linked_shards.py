@@ -14,21 +14,22 @@ from numpy.typing import NDArray
 
 from edge.backends.interface import ShardWeights
 from edge.engine.shard_engine import ShardEngine
+from edge.kernels.sampling.logprobs import Logprobs
+from edge.kernels.sampling.parameters import SamplingParameters
+from edge.kernels.sampling.shortlist import SHORTLIST_TOKENS
+from edge.offload import KVTier, Manifest, PrefixStore
+from edge.partition import Plan, Shard, Stage
 from edge.protocol.assignment import Assignment
 from edge.protocol.frame_codec import Event
 from edge.protocol.messages import Tokens
 from edge.protocol.step import SamplingTerms, Step, StepEntry, StepLimits
 from edge.protocol.topology import Seat
 from edge.protocol.wire_rules import WireRules
+from edge.transport import Link, WireRule
 from edge.weights.formats import KvDtype
-from kernels.sampling.parameters import SamplingParameters
-from kernels.sampling.shortlist import SHORTLIST_TOKENS
-from offload import KVTier, Manifest, PrefixStore
-from partition import Plan, Shard, Stage
 from tests.support.formats import uniform_format
 from tests.support.made_up_shards import SPEC, VOCAB, MadeUpBackend, MadeUpProgram
 from tests.support.transport_pairs import link_ends
-from transport import Link, WireRule
 
 LIMITS = StepLimits(context_tokens=64, chunk_tokens=16, requests=4, cached_tokens=256)
 RUN = 6
@@ -71,6 +72,8 @@ class Shards:
     reports: SimpleQueue[Event]
     links: list[CountingLink] = field(default_factory=list)
     terms: dict[str, SamplingTerms] = field(default_factory=dict)
+    logprobs: list[tuple[Logprobs | None, ...]] = field(default_factory=list)
+    """Of the tokens of `generate`'s runs."""
     backends: list[MadeUpBackend] = field(default_factory=list)
     on_report: Callable[[Event], object] = lambda event: None
     """Called with each report before it can be had, on the compute thread that made it."""
@@ -130,10 +133,21 @@ class Shards:
                 return found
             event = self.report()
 
-    def begin(self, request: str, parameters: SamplingParameters) -> None:
+    def begin(
+        self,
+        request: str,
+        parameters: SamplingParameters,
+        *,
+        prompt_tokens: int = 0,
+        logprobs: int | None = None,
+    ) -> None:
         """These are its terms, which its first step will carry."""
         self.terms[request] = SamplingTerms(
-            sampling=parameters, end_ids=frozenset(), max_new_tokens=50
+            sampling=parameters,
+            end_ids=frozenset(),
+            max_new_tokens=50,
+            prompt_tokens=prompt_tokens,
+            logprobs=logprobs,
         )
 
     def step(self, step: Step) -> Event:
@@ -181,6 +195,7 @@ class Shards:
         for number in range(1, RUN + 1):
             assert isinstance(event, Tokens), event
             assert event.last == (number == RUN)
+            self.logprobs.append(event.logprobs)
             assert event.chosen_s >= chosen_s
             chosen_s = event.chosen_s
             for request, token in zip(prompts, event.tokens, strict=True):

@@ -13,13 +13,13 @@ from edge.backends.null import made_up
 from edge.backends.null.backend import NullBackend
 from edge.backends.null.program import NullProgram
 from edge.models.spec import ModelSpec
+from edge.offload import KVTier
 from edge.protocol.step import Step, StepLimits
+from edge.transport import Collective
 from edge.weights.formats import KvDtype, WeightFormat, kv_bits
 from edge.weights.layout import ShardLayout
-from offload import KVTier
 from tests.support.specs import plain_spec
 from tests.support.triton_face import device
-from transport import Collective
 
 VOCAB = 3000
 SPEC = plain_spec(
@@ -61,7 +61,6 @@ class MadeUpProgram(NullProgram):
         found = self.forward(step, hidden, collective)
         if not self.ranks:
             return HostLogits(found)
-        assert device() == "cpu", "interpreted"
         import torch
 
         from edge.backends.triton.device import Device, Mirror
@@ -81,6 +80,11 @@ class MadeUpBackend(NullBackend):
     ranks: bool = False
     """Logits are where a GPU's are, and ranked there."""
     programs: list[MadeUpProgram] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.ranks:  # here, and not while others wait for a step: importing takes seconds
+            assert device() == "cpu", "interpreted"
+            import edge.backends.triton.logits  # noqa: F401
 
     def load(
         self,

@@ -8,7 +8,7 @@ from typing import Protocol
 from hypothesis import strategies as st
 
 from edge.errors import RequestError
-from offload import StoreFullError
+from edge.offload import StoreFullError
 
 Action = tuple[str, str, int]
 """What is done, the names of the requests, and how many tokens a step of one of them has."""

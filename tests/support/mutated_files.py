@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-import partition
+from edge import partition
 from edge.api.inspection import inspect
 from edge.cli.inspect_view import show_inspection
 from edge.cli.options import read_plan
@@ -31,6 +31,15 @@ from edge.errors import CheckpointError, EdgeError
 from edge.membership.identity import Identity
 from edge.membership.membership import Expelled
 from edge.membership.store import MembershipStore, enrolled_by_token, token
+from edge.offload import (
+    CachedShard,
+    DerivedCache,
+    Manifest,
+    ManifestBuilder,
+    PrefixStore,
+    ShardCache,
+    StoreError,
+)
 from edge.planning.profile_cache import FactsCache
 from edge.protocol.fields import to_json
 from edge.protocol.measurements import LinkGlance, LinkTimes, Span
@@ -41,15 +50,6 @@ from edge.weights.checkpoint import Checkpoint
 from edge.weights.formats import weight_format
 from edge.weights.packed_folder import PackedStore
 from edge.weights.packed_matrix import CodedMatrix
-from offload import (
-    CachedShard,
-    DerivedCache,
-    Manifest,
-    ManifestBuilder,
-    PrefixStore,
-    ShardCache,
-    StoreError,
-)
 from tests.support import gguf_bytes
 from tests.support.checkpoints import make_checkpoint
 from tests.support.mutated_frames import mutated, mutated_bytes

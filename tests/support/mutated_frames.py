@@ -18,13 +18,13 @@ from typing import Any
 
 from edge.errors import EdgeError, ProtocolError
 from edge.memory.shard_memory import check_plan
+from edge.partition import PlanError
 from edge.protocol import messages
 from edge.protocol.frame_codec import from_frame, to_frame
-from partition import PlanError
+from edge.transport import Frame
+from edge.transport import ProtocolError as FrameError
+from edge.transport.frame import decode, encode
 from tests.unit.protocol.test_messages import ANSWERS, FRAMES_SENT
-from transport import Frame
-from transport import ProtocolError as FrameError
-from transport.frame import decode, encode
 
 CORPUS: tuple[tuple[type[Any], Frame], ...] = (
     *((type(sent), to_frame(sent.kind, sent, call=1)) for sent in FRAMES_SENT),

@@ -10,11 +10,13 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
-from demos.bundled import MODEL
 from edge.backends.null.made_up import logits_after
 from edge.coordinator.loaded_model import LoadedModel
 from edge.coordinator.loading import load_model
 from edge.coordinator.requests import Request
+from edge.demos.bundled import MODEL
+from edge.kernels.sampling.parameters import SamplingParameters
+from edge.kernels.sampling.reference import sample
 from edge.models.spec import ModelSpec
 from edge.peer.daemon import PeerDaemon
 from edge.peer.settings import PeerSettings
@@ -22,12 +24,10 @@ from edge.planning.load_options import LoadOptions
 from edge.protocol.peer_info import describe_peer
 from edge.protocol.step import SamplingTerms, StepLimits
 from edge.protocol.wire_rules import WireRules
+from edge.transport import WireRule
 from edge.weights.checkpoint import Checkpoint
-from kernels.sampling.parameters import SamplingParameters
-from kernels.sampling.reference import sample
 from tests.support.plans import bundled_plan
 from tests.support.scripted_peers import Owner, Results
-from transport import WireRule
 
 TOKEN_BYTES = 6 * 4 * 2 * 16 * 4
 """Of keys and values of one token in the whole of the bundled model, in float32."""
@@ -86,7 +86,12 @@ def request(
     new_tokens: int,
     parameters: SamplingParameters,
 ) -> Request:
-    terms = SamplingTerms(sampling=parameters, end_ids=frozenset(), max_new_tokens=new_tokens)
+    terms = SamplingTerms(
+        sampling=parameters,
+        end_ids=frozenset(),
+        max_new_tokens=new_tokens,
+        prompt_tokens=len(prompt),
+    )
     return Request(prompt=tuple(prompt), terms=terms, sink=sink)
 
 
@@ -96,5 +101,13 @@ def expected_tokens(
     tokens = list(prompt)
     for position in range(len(prompt), len(prompt) + count):
         logits = logits_after(spec, tokens)
-        tokens.append(sample(logits, history=tokens, parameters=parameters, position=position))
+        tokens.append(
+            sample(
+                logits,
+                history=tokens,
+                prompt_tokens=len(prompt),
+                parameters=parameters,
+                position=position,
+            )
+        )
     return tokens[len(prompt) :]

@@ -8,7 +8,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from kernels.onnx_graph import OnnxGraph
+from edge.kernels.onnx_graph import OnnxGraph
 
 Array = NDArray[Any]
 

@@ -19,7 +19,10 @@ from safetensors.numpy import load_file, save_file
 
 from tests.support.checkpoints import TinyCheckpoint
 
-LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+LINEAR = (
+    *("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj"),
+    *("gate_proj", "up_proj", "gate_up_proj", "down_proj"),
+)
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 Array = NDArray[Any]

@@ -33,4 +33,6 @@ _PEER = PeerInfo(
 def peer_info(name: str, **said: Any) -> PeerInfo:
     """A peer of this name that says the rest of itself; where it is reached, it listens."""
     address = said.get("address", _PEER.address)
-    return replace(_PEER, **{"id": name, "name": name, "addresses": (address,), **said})
+    return replace(
+        _PEER, **{"id": name, "name": name, "own_name": name, "addresses": (address,), **said}
+    )

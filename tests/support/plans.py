@@ -6,10 +6,10 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from demos.bundled import MODEL
+from edge.demos.bundled import MODEL
 from edge.models.spec import ModelSpec
+from edge.partition import Plan, Shard, Stage
 from edge.weights.checkpoint import Checkpoint
-from partition import Plan, Shard, Stage
 from tests.support.specs import shape
 
 DEVICES = tuple(f"local-{number}" for number in range(1, 6))
@@ -107,7 +107,7 @@ def _shards(
     *,
     outer: bool,
 ) -> tuple[Shard, ...]:
-    heads = _cut(shape(spec).num_heads, shares.heads)
+    heads = _cut(spec.kinds[0].mixer.num_units, shares.heads)
     columns = _cut(shape(spec).ffn_columns, shares.ffn_columns, column_multiple)
     vocab = _cut(spec.vocab_size if outer else 0, shares.vocab)
     return tuple(

@@ -20,16 +20,16 @@ from numpy.typing import NDArray
 from edge.backends.interface import StageProgram
 from edge.backends.registry import open_backend
 from edge.errors import RequestError
+from edge.offload import DerivedCache, KVTier, MemoryKVTier, StoreFullError
 from edge.profiling.random_weights import written_weights
 from edge.protocol.step import Step, StepEntry, StepLimits
+from edge.transport import SoloCollective
 from edge.weights.formats import KvDtype
 from edge.weights.layout import shard_layout
-from offload import DerivedCache, KVTier, MemoryKVTier, StoreFullError
 from tests.support.formats import uniform_format
 from tests.support.plans import make_plan
 from tests.support.specs import plain_spec
 from tests.support.triton_shards import without_self_check
-from transport import SoloCollective
 
 SPEC = plain_spec(
     num_layers=3,
@@ -40,6 +40,13 @@ SPEC = plain_spec(
     ffn_columns=32,
     vocab_size=50,
     context_tokens=40,
+    windows=(None, 3, None),
+    soft_cap=2.0,
+    has_post_norm=True,
+    mlp_has_post_norm=True,
+    activation="gelu_tanh",
+    embedding_scale=2.0,
+    logit_soft_cap=3.0,
 )
 LIMITS = StepLimits(context_tokens=40, chunk_tokens=8, requests=2, cached_tokens=16)
 PROMPT = (7, 3, 41, 0)
@@ -129,10 +136,16 @@ def steps_that_do_not_fit_are_refused_and_change_nothing(kind: Kind) -> None:
         refused(chunk("a", (SPEC.vocab_size,)), "token ids must lie in")
         refused(chunk("a", (1,), 40), "past the context of 40 tokens")
         expected = compute(program, chunk("a", PROMPT))
-        compute(program, chunk("b", PROMPT, rows=0))
+        compute(program, chunk("b", PROMPT[:3], rows=0))
+        others = [f"other {number}" for number in range(LIMITS.caches - 2)]
+        for other in others:
+            compute(program, chunk(other, (1,)))
         refused(chunk("c", (1,)), "too many requests at once")
-        for position in (LENGTH, 2 * LENGTH):
+        for other in others:
+            program.release(other)
+        for position in (3, 3 + LENGTH):
             compute(program, chunk("b", PROMPT, position, rows=0))
+        compute(program, chunk("b", (1,), 3 + 2 * LENGTH))
         refused(chunk("a", (1,), LENGTH), "17 tokens under way; memory is kept for 16")
         program.release("b")
         program.release("nobody")
@@ -239,6 +252,57 @@ def what_has_no_room_out_of_memory_stays(kind: Kind) -> None:
         assert compute(program, chunk("a", (5,), LENGTH)).tobytes() == expected[1].tobytes()
 
 
+def a_beginning_is_taken_over_or_shared(kind: Kind) -> None:
+    """What follows has the same bits; of a cache that is too short, or of none, nothing is."""
+    other = (*PROMPT[:3], 9, 8)
+    for kv_dtype in ("float32", "int8"):
+        limits = replace(LIMITS, requests=1)
+        with kind.program(kv_dtype=kv_dtype, limits=limits) as program:
+            compute(program, chunk("b", other[:3], rows=0))
+            expected = compute(program, chunk("b", other[3:], 3))
+            program.release("b")
+            compute(program, chunk("a", PROMPT[:3], rows=0))
+            compute(program, chunk("a", PROMPT[3:], 3))
+            assert program.take("b", "a", LENGTH + 1, moves=False) == 0
+            assert program.take("b", "nobody", 3, moves=True) == 0
+            assert program.take("a", "a", 3, moves=True) == 0
+            assert program.take("b", "a", 3, moves=False) == 3
+            assert compute(program, chunk("b", other[3:], 3)).tobytes() == expected.tobytes()
+            program.release("b")
+            program.keep("a", 3)
+            program.keep("nobody", 3)
+            assert program.rows("a", 0, 4) is None
+            for moves in (False, True):
+                assert program.take("c", "a", 3, moves=moves) == 3
+                assert (program.rows("a", 0, 3) is None) == moves
+                assert compute(program, chunk("c", other[3:], 3)).tobytes() == expected.tobytes()
+                program.release("c")
+            compute(program, chunk("d", tuple(range(8)), rows=0))
+            compute(program, chunk("d", (1, 2), 8, rows=0))
+            assert program.take("e", "d", 8, moves=False) == 0, "there is no memory for both"
+            assert program.take("e", "d", 2, moves=True) == 2
+            assert compute(program, chunk("e", tuple(range(8)), 2)).size
+
+
+def rows_agree_where_that_is_said(kind: Kind) -> None:
+    """To the last bit, in any steps of two tokens or more."""
+    tokens = tuple(range(1, 13))
+    for kv_dtype in ("float32", "int8"):
+        with kind.program(kv_dtype=kv_dtype) as program:
+            found = []
+            for sizes in ((8, 4), (2, 2, 2, 2, 2, 2), (5, 7), (3, 6, 3)):
+                rows, first = [], 0
+                for size in sizes:
+                    step = chunk("a", tokens[first : first + size], first, rows=size)
+                    rows.append(compute(program, step)[0])
+                    first += size
+                cached = program.rows("a", 0, len(tokens))
+                assert cached is not None
+                found.append(b"".join(each.tobytes() for each in (*rows, *cached)))
+                program.release("a")
+            assert len(set(found)) == 1 or not program.rows_agree
+
+
 def rows_are_taken_by_a_program_like_the_one_that_gave_them(kind: Kind) -> None:
     """What follows has the same bits; nothing is given of what is not computed or not there."""
     tier = MemoryKVTier(1 << 20)
@@ -313,6 +377,8 @@ CHECKS: dict[str, Callable[[Kind], None]] = {
         a_hidden_state_may_lie_in_the_buffer_or_elsewhere,
         what_is_swapped_out_comes_back_to_the_bit,
         what_has_no_room_out_of_memory_stays,
+        a_beginning_is_taken_over_or_shared,
+        rows_agree_where_that_is_said,
         rows_are_taken_by_a_program_like_the_one_that_gave_them,
         layers_that_come_from_disk_change_no_bit,
         a_request_longer_than_memory_is_computed_alone,

@@ -7,9 +7,9 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.kernels.matmul_nbits.reference import QuantizedMatrix
+from edge.offload import MemoryStore
 from edge.weights.quantize import QuantizedStore, open_quantized
-from kernels.matmul_nbits.reference import QuantizedMatrix
-from offload import MemoryStore
 
 random = np.random.default_rng(0)
 

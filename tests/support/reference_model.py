@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.kernels.attention.reference import attention
+from edge.kernels.embedding.reference import embedding
+from edge.kernels.gated_mlp.reference import gated
+from edge.kernels.logits.reference import finish_logits
+from edge.kernels.matmul.reference import matmul
+from edge.kernels.matmul_nbits.reference import dequantize, quantize
+from edge.kernels.rms_norm.reference import rms_norm
+from edge.kernels.rope.reference import rope
 from edge.models.spec import ModelSpec
-from kernels.attention.reference import attention
-from kernels.embedding.reference import embedding
-from kernels.gated_mlp.reference import gated_silu
-from kernels.matmul.reference import matmul
-from kernels.matmul_nbits.reference import dequantize, quantize
-from kernels.rms_norm.reference import rms_norm
-from kernels.rope.reference import rope, rope_tables
-from partition import Plan
+from edge.partition import Plan
 
 if TYPE_CHECKING:
     from tests.support.checkpoints import TinyCheckpoint
@@ -46,10 +47,11 @@ class ReferenceModel:
     ) -> None:
         self.spec: ModelSpec = checkpoint.spec
         self.dtype, self.block_size = dtype, block_size
-        self._table = checkpoint.weights["model.embed_tokens.weight"]
+        weights = checkpoint.llama_weights
+        self._table = weights["model.embed_tokens.weight"]
         self._weights = {
             name: self._rounded(name, weight) if weight.ndim == 2 else weight
-            for name, weight in checkpoint.weights.items()
+            for name, weight in weights.items()
         }
 
     def held_in(self, name: str) -> tuple[int, int]:
@@ -75,14 +77,18 @@ class ReferenceModel:
 
     def logits(self, tokens: Sequence[int]) -> Array:
         """[tokens, vocab]: row i is what the model expects after token i."""
-        hidden = embedding(np.asarray(tokens), self._table)
-        for layer in range(self.spec.num_layers):
-            prefix = f"model.layers.{layer}."
-            normed = self._norm(hidden, f"{prefix}input_layernorm")
-            hidden = hidden + self._attention(normed, layer, f"{prefix}self_attn.")
-            normed = self._norm(hidden, f"{prefix}post_attention_layernorm")
-            hidden = hidden + self._mlp(normed, f"{prefix}mlp.")
-        return self._linear(self._norm(hidden, "model.norm"), "lm_head")
+        spec = self.spec
+        hidden = np.float32(spec.embedding_scale) * embedding(np.asarray(tokens), self._table)
+        for number in range(spec.num_layers):
+            layer, prefix = spec.layer(number), f"model.layers.{number}."
+            x = self._norm(hidden, f"{prefix}input_layernorm", layer.mixer.has_norm)
+            x = self._attention(x, number, f"{prefix}self_attn.")
+            hidden += self._norm(x, f"{prefix}post_self_attn_layernorm", layer.mixer.has_post_norm)
+            x = self._norm(hidden, f"{prefix}post_attention_layernorm", layer.feed_forward.has_norm)
+            x = self._mlp(x, number, f"{prefix}mlp.")
+            hidden += self._norm(x, f"{prefix}post_mlp_layernorm", layer.feed_forward.has_post_norm)
+        logits = self._linear(self._norm(hidden, "model.norm"), "lm_head")
+        return finish_logits(logits, scale=spec.logit_scale, soft_cap=spec.logit_soft_cap)
 
     def _attention(self, x: Array, layer: int, prefix: str) -> Array:
         part = self.spec.layer(layer).mixer
@@ -92,19 +98,32 @@ class ReferenceModel:
         if part.query_key_norm:
             query = self._norm(query, f"{prefix}q_norm")
             key = self._norm(key, f"{prefix}k_norm")
-        cos, sin = rope_tables(np.asarray(part.inverse_frequencies, np.float32), length=len(x))
+        if part.joint_norm:
+            query, key = (
+                self._norm(x.reshape(len(x), -1), f"{prefix}{name}_norm").reshape(x.shape)
+                for x, name in ((query, "q"), (key, "k"))
+            )
+        rotary = part.rotary
+        cos, sin = (table[: len(x)] for table in rotary.tables(self.spec.context_tokens))
+        query, key = (
+            rope(each, cos, sin, interleaved=rotary.is_interleaved) for each in (query, key)
+        )
         mixed = attention(
-            rope(query, cos, sin),
-            rope(key, cos, sin),
+            query,
+            key,
             value,
             position=0,
+            scale=part.score_scale,
             window=part.window,
+            soft_cap=part.soft_cap,
         )
         return self._linear(mixed.reshape(len(x), -1), f"{prefix}o_proj")
 
-    def _mlp(self, x: Array, prefix: str) -> Array:
+    def _mlp(self, x: Array, layer: int, prefix: str) -> Array:
         gate_up = [self._linear(x, f"{prefix}{name}_proj") for name in ("gate", "up")]
-        return self._linear(gated_silu(np.concatenate(gate_up, axis=-1)), f"{prefix}down_proj")
+        activation = self.spec.layer(layer).feed_forward.activation
+        active = gated(np.concatenate(gate_up, axis=-1), activation=activation)
+        return self._linear(active, f"{prefix}down_proj")
 
     def _rounded(self, name: str, weight: Array) -> Array:
         bits, block_size = self.held_in(name)
@@ -121,7 +140,9 @@ class ReferenceModel:
     def _linear(self, x: Array, name: str) -> Array:
         return matmul(x, self._weights[f"{name}.weight"], self._weights.get(f"{name}.bias"))
 
-    def _norm(self, x: Array, name: str) -> Array:
+    def _norm(self, x: Array, name: str, is_there: bool = True) -> Array:
+        if not is_there:
+            return x
         return rms_norm(x, self._weights[f"{name}.weight"], epsilon=self.spec.norm_epsilon)
 
 
@@ -139,7 +160,8 @@ class IntegerReferenceModel(ReferenceModel):
         for stage in plan.stages:
             columns = tuple(shard.ffn_columns.stop for shard in stage.slices)
             for layer in stage.layers:
-                size = self.spec.layer(layer).mixer.head_size
+                mixer = self.spec.layer(layer).mixer
+                size = mixer.head_size * (mixer.num_heads // mixer.num_units)
                 heads = tuple(shard.heads.stop * size for shard in stage.slices)
                 self._cuts[f"model.layers.{layer}.self_attn.o_proj"] = heads
                 self._cuts[f"model.layers.{layer}.mlp.down_proj"] = columns

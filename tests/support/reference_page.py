@@ -35,8 +35,8 @@ This page is made from the program: `python -m tests.support.reference_page` wri
 Every command says the same with `--help`.
 
 Sizes are bytes, or have a unit: `500MiB`, `2GiB`.
-The environment variable `EDGE_CONFIG` names the folder of keys, `EDGE_CACHE` that of all caches.
-Without them, these are where the system keeps a user's settings and caches.
+Keys and caches are where the system keeps a user's settings and caches, unless
+[environment variables](guide/environment.md) say otherwise.
 The exit code is 0, 1 after an error (one sentence on standard error), 2 for wrong usage, or
 130 after Ctrl-C.
 """
@@ -136,11 +136,7 @@ def _class(value: type) -> Iterator[str]:
                 yield from _indented(textwrap.fill(" ".join(facts.help.split()), WIDTH))
             yield from _indented(notes.get(field.name))
         yield ""
-    ours = [
-        each
-        for each in reversed(value.__mro__)
-        if each.__module__.startswith(("edge.", "partition."))
-    ]
+    ours = [each for each in reversed(value.__mro__) if each.__module__.startswith("edge.")]
     members = {name: member for each in ours for name, member in vars(each).items()}
     for name, member in members.items():
         if not name.startswith("_"):

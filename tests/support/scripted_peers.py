@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-import transport
+from edge import transport
 from edge.coordinator.requests import Request
 from edge.errors import EdgeError
+from edge.kernels.sampling.logprobs import Logprobs
+from edge.kernels.sampling.parameters import SamplingParameters
+from edge.partition import Plan, Shard, Stage
 from edge.protocol.step import FinishReason, SamplingTerms
-from kernels.sampling.parameters import SamplingParameters
-from partition import Plan, Shard, Stage
-from transport import Channel, Frame, Link
+from edge.transport import Channel, Frame, Link
 
 VOCAB = 10
 
@@ -48,13 +49,21 @@ class Results:
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
+        self.logprobs: list[Logprobs | None] = []
         self.end: FinishReason | None = None
         self.errors: list[EdgeError] = []
         self.rows: NDArray[np.float32] | None = None
         self.begun = asyncio.Event()
         self.ended = asyncio.Event()
 
-    def token(self, token_id: int, end: FinishReason | None, _chosen_s: float) -> bool:
+    def token(
+        self,
+        token_id: int,
+        end: FinishReason | None,
+        _chosen_s: float,
+        logprobs: Logprobs | None,
+    ) -> bool:
+        self.logprobs.append(logprobs)
         self.tokens.append(token_id)
         self.end = end
         self.begun.set()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from offload import (
+from edge.offload import (
     PIECE_BYTES,
     CachedShard,
     FolderCache,
@@ -13,7 +13,7 @@ from offload import (
     ShardCache,
     ShardWriter,
 )
-from offload.cache.verified_shard import MARK_BYTES
+from edge.offload.cache.verified_shard import MARK_BYTES
 
 LIMIT = 1 << 40
 Content = dict[str, bytes]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
 from edge.models.attention import Attention
 from edge.models.gated_mlp import GatedMlp
+from edge.models.rotary import Rotary
 from edge.models.spec import LayerSpec, ModelSpec, by_kind
 
 _OF_MODEL = (
@@ -17,6 +18,9 @@ _OF_MODEL = (
     "context_tokens",
     "norm_epsilon",
     "tied_embeddings",
+    "embedding_scale",
+    "logit_scale",
+    "logit_soft_cap",
 )
 
 
@@ -35,11 +39,14 @@ def plain_layer(**facts: Any) -> LayerSpec:
         "mlp_bias": False,
         **facts,
     }
-    values.setdefault("inverse_frequencies", (1.0,) * (values["head_size"] // 2))
+    frequencies = values.pop("inverse_frequencies", (1.0,) * (values["head_size"] // 2))
+    values.setdefault("rotary", Rotary(inverse_frequencies=frequencies))
     feed_forward = GatedMlp(
         columns=values.pop("ffn_columns"),
         activation=values.pop("activation"),
         bias=values.pop("mlp_bias"),
+        has_norm=values.pop("mlp_has_norm", True),
+        has_post_norm=values.pop("mlp_has_post_norm", False),
     )
     return LayerSpec(mixer=Attention(**values), feed_forward=feed_forward)
 
@@ -70,7 +77,9 @@ def changed(spec: ModelSpec, **facts: Any) -> ModelSpec:
     """The model with other facts, as `plain_spec` takes them."""
     known = vars(shape(spec))
     if facts.get("head_size", known["head_size"]) != known["head_size"]:
-        del known["inverse_frequencies"]
+        del known["rotary"]
+    if "inverse_frequencies" in facts:
+        known.pop("rotary", None)
     if "num_layers" in facts:
         known["windows"] = (None,) * facts["num_layers"]
     return plain_spec(**{**known, **facts})
@@ -78,13 +87,17 @@ def changed(spec: ModelSpec, **facts: Any) -> ModelSpec:
 
 def shape(spec: ModelSpec) -> SimpleNamespace:
     """The facts that `plain_spec` takes, of a model whose layers are alike but for windows."""
-    mixer, feed_forward = asdict(spec.kinds[0].mixer), spec.kinds[0].feed_forward
-    del mixer["window"]
+    first, feed_forward = spec.kinds[0].mixer, spec.kinds[0].feed_forward
+    mixer = {
+        each.name: getattr(first, each.name) for each in fields(first) if each.name != "window"
+    }
     return SimpleNamespace(
         **{name: getattr(spec, name) for name in _OF_MODEL},
         **mixer,
         ffn_columns=feed_forward.columns,
         activation=feed_forward.activation,
         mlp_bias=feed_forward.bias,
+        mlp_has_norm=feed_forward.has_norm,
+        mlp_has_post_norm=feed_forward.has_post_norm,
         windows=tuple(spec.layer(number).mixer.window for number in range(spec.num_layers)),
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import termios
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -53,6 +55,8 @@ class Terminal:
             encoding="utf-8",
         )
 
+        self._found = termios.tcgetattr(self._process.child_fd)
+
     @property
     def text(self) -> str:
         """All lines, also those that scrolled away, without what fills them up."""
@@ -97,6 +101,23 @@ class Terminal:
         self._process.wait()
         assert self._process.exitstatus is not None, self._process.signalstatus
         return int(self._process.exitstatus)
+
+    def terminate(self) -> int:
+        """Send SIGTERM; the signal that has ended it, once it has."""
+        self._process.kill(signal.SIGTERM)
+        end_s = time.monotonic() + PATIENCE_S
+        while self._read():
+            assert time.monotonic() < end_s, self.text
+        self._process.wait()
+        assert self._process.signalstatus is not None, self._process.exitstatus
+        return int(self._process.signalstatus)
+
+    def is_as_found(self) -> bool:
+        """Whether lines are edited and echoed as before the program, and the cursor is seen."""
+        is_hidden = self.output.rpartition("\x1b[?25")[2].startswith("l")
+        is_aside = self.output.rpartition("\x1b[?1049")[2].startswith("h")
+        now = termios.tcgetattr(self._process.child_fd)
+        return now == self._found and not is_hidden and not is_aside
 
     def resize(self, columns: int, lines: int) -> None:
         self._screen.resize(lines, columns)

@@ -6,8 +6,7 @@ import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-from tests.support.transport_pairs import refuse_link
-from transport import (
+from edge.transport import (
     PROTOCOL_VERSION,
     Channel,
     Credentials,
@@ -18,6 +17,7 @@ from transport import (
     connect,
     listen,
 )
+from tests.support.transport_pairs import refuse_link
 
 GREETING = struct.pack("!4sHB", b"EDGE", PROTOCOL_VERSION, 1)
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from edge.membership.membership import Membership, credentials
-from transport import (
+from edge.transport import (
     Channel,
     Collective,
     Credentials,
@@ -27,7 +27,7 @@ from transport import (
     listen,
     open_mesh,
 )
-from transport.records import PLAIN, SECRET_BYTES, Records, RecordSecrets, SealedRecords
+from edge.transport.records import PLAIN, SECRET_BYTES, Records, RecordSecrets, SealedRecords
 
 CHANNEL_KINDS = ("memory", "tcp", "sealed")
 LINK_KINDS = ("memory", "tcp", "sealed")

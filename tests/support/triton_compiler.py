@@ -15,16 +15,16 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from kernels.attention.triton import AttentionTiles, attention
-from kernels.embedding.triton import embedding
-from kernels.gated_mlp.triton import gated
-from kernels.kv_cache.gpu_cache import KvCache
-from kernels.matmul.triton import matmul
-from kernels.matmul_nbits.triton import PackedWeight, matmul_nbits
-from kernels.rms_norm.triton import add_rms_norm
-from kernels.rope.triton import rope, rope_store
-from kernels.sampling.triton import top_k
-from kernels.triton_launch import GemmTiles
+from edge.kernels.attention.triton import AttentionTiles, attention
+from edge.kernels.embedding.triton import embedding
+from edge.kernels.gated_mlp.triton import gated
+from edge.kernels.kv_cache.gpu_cache import KvCache
+from edge.kernels.matmul.triton import matmul
+from edge.kernels.matmul_nbits.triton import PackedWeight, matmul_nbits
+from edge.kernels.rms_norm.triton import add_rms_norm
+from edge.kernels.rope.triton import rope, rope_store
+from edge.kernels.sampling.triton import top_k
+from edge.kernels.triton_launch import GemmTiles
 
 HEADS, KV_HEADS, HEAD_SIZE, HIDDEN = 8, 2, 128, 1024
 DECODE_SPLITS = (2, 7, 16, 64)
@@ -56,7 +56,7 @@ def main() -> None:
         assert kernel.asm["cubin"]
         compiled.append(
             {
-                "operator": self.fn.__module__.split(".")[1],
+                "operator": self.fn.__module__.split(".")[2],
                 "kernel": self.fn.__name__,
                 "architecture": driver.active.architecture,
                 "shared_bytes": kernel.metadata.shared,

@@ -139,6 +139,7 @@ def _spare_the_interpreter_searches() -> None:
     It goes through all names for every call of a device function, although a launch has replaced
     them already: half of what interpreting takes. A fifth of the rest are sums of integers, taken
     once more as 64 bits, whose overflow it then tells nobody of (its `device_assert` is off).
+    Sorting takes exclusive ors along an axis, which it computes one number at a time: numpy does.
     """
     import triton.language as tl
     from triton.runtime import interpreter
@@ -173,6 +174,16 @@ def _spare_the_interpreter_searches() -> None:
             numpy_types[name] = numpy_type_of(kind)
         return numpy_types[name]
 
+    reduced = interpreter.ReduceOps.apply_impl
+
+    def reduce(self: Any, values: Any) -> Any:
+        if self.combine_fn is not tl.standard._xor_combine or self.axis is None:
+            return reduced(self, values)
+        (only,) = values
+        found = np.bitwise_xor.reduce(only.handle.data, axis=self.axis, keepdims=self.keep_dims)
+        return self.to_tensor(found, only.dtype)
+
+    interpreter.ReduceOps.apply_impl = reduce
     interpreter._patch_builtin = patch_builtin
     interpreter.InterpretedFunction.__call__ = call_within_a_launch
     interpreter._get_np_dtype = numpy_type

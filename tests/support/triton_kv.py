@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.kv_cache.token_cache import dequantize_heads, quantize_heads
+from edge.kernels.kv_cache.token_cache import dequantize_heads, quantize_heads
 from tests.support.triton_face import array, rounded, tensor
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kernels.kv_cache.gpu_cache import KvCache
+    from edge.kernels.kv_cache.gpu_cache import KvCache
 
 BLOCK_TOKENS = 8
 _SENTINEL_CODE = 99
@@ -50,7 +50,7 @@ def make_cache(
 
     Everything else in it is NaN, or codes of NaN scales. Returned beside it is what it stands for.
     """
-    from kernels.kv_cache.gpu_cache import KvCache
+    from edge.kernels.kv_cache.gpu_cache import KvCache
 
     parts: dict[str, Any] = {}
     meaning: list[list[NDArray[Any]]] = [[], []]

@@ -17,19 +17,19 @@ from numpy.typing import NDArray
 
 from edge.backends.interface import ShardWeights, StageProgram
 from edge.coordinator.shipping import describe_shard
+from edge.offload import DerivedCache, KVTier, padded
+from edge.partition import Plan
 from edge.protocol.step import Step, StepEntry, StepLimits
+from edge.transport import Collective
 from edge.weights.block_matrices import ZeroBlocks
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.formats import WeightFormat, kv_bits, weight_format
 from edge.weights.layout import ShardLayout, shard_layout
 from edge.weights.matrix_kind import WeightSource
-from offload import DerivedCache, KVTier, padded
-from partition import Plan
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.plans import make_plan, streaming
 from tests.support.transport_pairs import group, on_every_rank
 from tests.support.triton_face import device
-from transport import Collective
 
 LIMITS = StepLimits(context_tokens=48, chunk_tokens=32, requests=3, cached_tokens=64)
 
@@ -100,15 +100,16 @@ def triton_plan(
     from edge.backends.triton.device import Device
     from edge.backends.triton.loading import load
 
-    with Checkpoint.open(checkpoint.path) as opened:
-        chosen = weight_format(checkpoint.spec, dtype, own=opened.own_encoding)
+    stack = ExitStack()
+    opened = stack.enter_context(Checkpoint.open(checkpoint.path))
+    chosen = weight_format(checkpoint.spec, dtype, own=opened.own_encoding)
     spec = chosen.graded(checkpoint.spec)
     multiple = chosen.recipe.column_multiple({"down.weight"})
     plan = make_plan(spec, layout, model="m", column_multiple=multiple)
     plan = streaming(plan, streamed)
     packed = DerivedCache(folder / "packed", 1 << 30) if has_folder else None
     here = Device()
-    with ExitStack() as stack:
+    with stack:
         stack.enter_context(without_self_check())
         programs: list[list[StageProgram]] = []
         members = []
@@ -116,7 +117,7 @@ def triton_plan(
             programs.append([])
             members.append(stack.enter_context(group("memory", len(stage.shards))))
             for rank in range(len(stage.shards)):
-                shard, weights = shard_weights(checkpoint, plan, number, rank, chosen, folder)
+                shard, weights = shard_weights(opened, plan, number, rank, chosen, folder)
                 layer_bytes = most_layer_bytes(shard, chosen)
                 weights = replace(weights, packed=packed, host_bytes=host_layers * layer_bytes)
                 program = load(
@@ -154,7 +155,7 @@ def most_layer_bytes(layout: ShardLayout, chosen: WeightFormat) -> int:
 
 
 def shard_weights(
-    checkpoint: TinyCheckpoint,
+    opened: Checkpoint,
     plan: Plan,
     stage: int,
     rank: int,
@@ -162,14 +163,13 @@ def shard_weights(
     folder: Path,
 ) -> tuple[ShardLayout, ShardWeights]:
     """The shard's file, as a peer would have it."""
-    spec = chosen.graded(checkpoint.spec)
+    spec = chosen.graded(opened.spec)
     layout = shard_layout(spec, plan, stage=stage, rank=rank)
     path = folder / f"{stage}-{rank}"
-    with Checkpoint.open(checkpoint.path) as opened:
-        source = opened.source(chosen, cache_root=folder, on_progress=lambda _: None)
-        fingerprint = f"{checkpoint.path} {chosen} {plan}"
-        weights = shipped(layout, source, chosen, path, fingerprint=fingerprint)
-        source.close()
+    source = opened.source(chosen, cache_root=folder, on_progress=lambda _: None)
+    fingerprint = f"{opened.store.fingerprint} {chosen} {plan}"
+    weights = shipped(layout, source, chosen, path, fingerprint=fingerprint)
+    source.close()
     return layout, weights
 
 

@@ -19,12 +19,10 @@ from edge.backends.interface import ShardWeights, StageProgram
 from edge.backends.registry import open_backend
 from edge.memory.model_sizes import model_facts
 from edge.models.families import llama_tensor_name
+from edge.models.rotary import NO_ROTARY, Rotary
 from edge.models.spec import tensor_shapes
-from edge.protocol.step import StepLimits
-from edge.weights.float_matrices import FloatSource
-from edge.weights.layout import shard_layout
-from offload import DerivedCache, MemoryStore
-from partition import (
+from edge.offload import DerivedCache, MemoryStore
+from edge.partition import (
     ClusterSpec,
     ComputeRates,
     DeviceSpec,
@@ -37,6 +35,9 @@ from partition import (
     choose,
     whole_shard,
 )
+from edge.protocol.step import StepLimits
+from edge.weights.float_matrices import FloatSource
+from edge.weights.layout import shard_layout
 from tests.support.formats import uniform_format
 from tests.support.reference_model import ReferenceModel
 from tests.support.specs import plain_layer, spec_of
@@ -44,14 +45,22 @@ from tests.support.transport_pairs import group
 from tests.support.triton_shards import TritonPlan, chunk, decode, shipped, without_self_check
 
 FULL = plain_layer(
-    num_heads=2, num_kv_heads=2, head_size=16, ffn_columns=48, qkv_bias=True,
-    inverse_frequencies=tuple(10000.0 ** -(i / 8) for i in range(8)),
+    num_heads=2, num_kv_heads=2, head_size=16, ffn_columns=48, qkv_bias=True, has_post_norm=True,
+    mlp_has_norm=False, mlp_has_post_norm=True, score_scale=0.4, soft_cap=1.5,
+    activation="gelu_tanh",
+    rotary=Rotary(
+        inverse_frequencies=tuple(10000.0 ** -(i / 8) for i in range(4)), scale=1.2,
+        is_interleaved=True,
+    ),
 )  # fmt: skip
 NARROW = plain_layer(
     num_heads=4, num_kv_heads=2, head_size=8, ffn_columns=20, window=3, query_key_norm=True,
-    output_bias=True, mlp_bias=True, inverse_frequencies=tuple(100.0 ** -(i / 4) for i in range(4)),
+    output_bias=True, mlp_bias=True, rotary=NO_ROTARY, mlp_has_post_norm=True,
 )  # fmt: skip
-SPEC = spec_of([FULL, NARROW, FULL, NARROW, NARROW], hidden_size=32, vocab_size=40)
+SPEC = spec_of(
+    [FULL, NARROW, FULL, NARROW, NARROW], hidden_size=32, vocab_size=40,
+    embedding_scale=3.0, logit_scale=0.5, logit_soft_cap=1.5,
+)  # fmt: skip
 FORMAT = uniform_format("float32")
 FACTS = model_facts(SPEC, FORMAT, name="made-up", embedding_itemsize=4)
 LIMITS = StepLimits(context_tokens=48, chunk_tokens=32, requests=3, cached_tokens=96)
@@ -165,7 +174,7 @@ def loaded(
 def check(backend: str, name: str, folder: Path, *, streams: bool = False) -> None:
     """A chunk, a token after it, and a batch of requests at different places."""
     plan = chosen_plan() if name == "chosen" else PLANS[name]
-    reference = ReferenceModel(SimpleNamespace(spec=SPEC, weights=WEIGHTS))  # type: ignore[arg-type]
+    reference = ReferenceModel(SimpleNamespace(spec=SPEC, llama_weights=WEIGHTS))  # type: ignore[arg-type]
     tokens = [7 * index % SPEC.vocab_size for index in range(TOKENS)]
     expected = reference.logits(tokens)
     # Interpreted kernels check themselves on whole layers of each kind, and on streamed slices.

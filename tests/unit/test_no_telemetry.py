@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from demos.bundled import MODEL
+
 
 def test_onnx_runtime_neither_identifies_nor_reports(tmp_path: Path) -> None:
     """Its wheels for Linux keep a device id and a database of events unless told not to."""
@@ -19,3 +21,17 @@ def test_onnx_runtime_neither_identifies_nor_reports(tmp_path: Path) -> None:
         timeout=60,
     )
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_looking_at_a_model_leaves_nothing(tmp_path: Path) -> None:
+    """Where models by name are looked for, the library of Hugging Face is asked."""
+    environment = {**os.environ, "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    environment = {name: each for name, each in environment.items() if not name.startswith("HF_")}
+    subprocess.run(
+        [sys.executable, "-m", "edge", "inspect", str(MODEL)],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        check=True,
+        timeout=60,
+    )
+    assert list(tmp_path.iterdir()) == []

@@ -6,9 +6,9 @@ Knows records; whether a peer that was found can be reached is for whoever conne
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-from transport.discovery.peers import PeerEvent, PeerRecord, check_cluster
-from transport.discovery.watchers import Watchers
-from transport.errors import ChannelClosedError
+from edge.transport.discovery.peers import PeerEvent, PeerRecord, check_cluster
+from edge.transport.discovery.watchers import Watchers
+from edge.transport.errors import ChannelClosedError
 
 
 class Discovery(Protocol):

@@ -6,7 +6,7 @@ Knows records and where they were seen; knows nothing of how they travel.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from transport.frame import PROTOCOL_VERSION
+from edge.transport.frame import PROTOCOL_VERSION
 
 MAX_PEERS = 1024
 """Sources of records that are remembered. A local network that has more is being flooded."""

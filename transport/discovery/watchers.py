@@ -6,7 +6,7 @@ Knows events and who reads them; knows nothing of where events come from.
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 
-from transport.discovery.peers import PeerEvent, PeerFound, PeerRecord, PeerTable
+from edge.transport.discovery.peers import PeerEvent, PeerFound, PeerRecord, PeerTable
 
 
 class Watchers:

@@ -12,15 +12,15 @@ from dataclasses import replace
 from zeroconf import Error, NonUniqueNameException, ServiceStateChange, Zeroconf
 from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
-from transport.discovery.peers import MAX_PEERS, PeerEvent, PeerRecord, check_cluster
-from transport.discovery.watchers import Watchers
-from transport.discovery.zeroconf_record import (
+from edge.transport.discovery.peers import MAX_PEERS, PeerEvent, PeerRecord, check_cluster
+from edge.transport.discovery.watchers import Watchers
+from edge.transport.discovery.zeroconf_record import (
     SERVICE_TYPE,
     interface_addresses,
     record_of,
     services_of,
 )
-from transport.errors import AddressError, ChannelClosedError
+from edge.transport.errors import AddressError, ChannelClosedError
 
 _LOOK_UP_TIMEOUT_MS = 3000
 _LOOK_UPS = 3

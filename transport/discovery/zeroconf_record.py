@@ -11,9 +11,9 @@ from typing import Any
 import psutil
 from zeroconf.asyncio import AsyncServiceInfo
 
-from transport.address import format_address, parse_address
-from transport.discovery.peers import PeerRecord
-from transport.errors import AddressError
+from edge.transport.address import format_address, parse_address
+from edge.transport.discovery.peers import PeerRecord
+from edge.transport.errors import AddressError
 
 SERVICE_TYPE = "_edge-peer._tcp.local."
 

@@ -10,11 +10,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from demos.bench.clusters.control_groups import ControlGroup, remove_groups_of_the_dead
-from demos.bench.clusters.networks import DATA, PREFIX, open_network
-from demos.bench.clusters.table import CORES, Device
-from demos.bench.clusters.wire import NAMESPACES
-from demos.processes import child, daemon_address
+from edge.demos.bench.clusters.networks import DATA, PREFIX, open_network
+from edge.demos.bench.clusters.table import CORES, Device
+from edge.demos.bench.clusters.wire import NAMESPACES
+from edge.demos.control_groups import ControlGroup, remove_groups_of_the_dead
+from edge.demos.processes import child, daemon_address
 
 OVERHEAD_BYTES = 768 << 20
 """What a daemon may hold as well as what it offers: Python, ONNX Runtime, and graphs while they are

@@ -16,9 +16,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from demos.bench.clusters.table import Device
-from demos.bench.clusters.wire import MTU, NAMESPACES
-from demos.processes import child
+from edge.demos.bench.clusters.table import Device
+from edge.demos.bench.clusters.wire import MTU, NAMESPACES
+from edge.demos.processes import child
 
 PREFIX = "edgebed"
 DATA = "data0"
@@ -127,7 +127,7 @@ def _wire(network: Network, devices: Sequence[Device]) -> Iterator[None]:
         }
         for index, device in enumerate(devices)
     ]
-    command = [sys.executable, "-m", "demos.bench.clusters.wire", json.dumps(ports)]
+    command = [sys.executable, "-m", "edge.demos.bench.clusters.wire", json.dumps(ports)]
     with child(command) as process:
         assert process.stdout is not None
         if process.stdout.readline() != "ready\n":

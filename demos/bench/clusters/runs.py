@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.table import Table
 
 import edge
-from demos.bench.results import Conditions, Metric, append
-from partition import Estimate, Parallel, Plan, Stage, describe_plan_in_words
-from partition.plan.shard import whole_shard
+from edge.demos.bench.results import Conditions, Metric, append
+from edge.partition import Estimate, Parallel, Plan, Stage, describe_plan_in_words
+from edge.partition.plan.shard import whole_shard
 
 PROMPT_TOKENS = 16
 NEW_TOKENS = 48

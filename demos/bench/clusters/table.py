@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from partition import Parallel
+from edge.partition import Parallel
 
 GIB = 1 << 30
 MBIT = 125_000

@@ -5,7 +5,7 @@ the device's rate, after those sent before it, takes its way, and arrives at the
 rate, after those that came before it. Linux's own rate limiter (tbf) lets bursts through at once,
 and a sum of 8 KiB after each graph is all bursts.
 
-python -m demos.bench.clusters.wire JSON     ends with its standard input
+python -m edge.demos.bench.clusters.wire JSON     ends with its standard input
 """
 
 from __future__ import annotations

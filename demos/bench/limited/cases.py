@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal
 
-from demos.bench.shapes import SHAPES
+from edge.demos.bench.shapes import SHAPES
 
 STORED_BITS = {"int4-pure": 4.5, "float32": 32.0}
 """Of a weight: in Q4_0, in int4-pure with blocks of 128 as it is packed, and as it is."""

@@ -16,14 +16,21 @@ from typing import Any
 import numpy as np
 
 import edge
-from demos.bench.clusters.control_groups import ControlGroup
-from demos.bench.disk import disk_rate, drop_page_cache
-from demos.bench.limited.cases import Case
-from demos.bench.limited.sides import PROMPT_TOKENS, Side, SideError, accelerate, gguf_of, llama
-from demos.bench.results import Figures, Metric
-from demos.bench.shapes import checkpoint
-from demos.limited_peer import KERNEL_BYTES, LimitedPeer, limited_peer
-from partition import Plan
+from edge.demos.bench.disk import disk_rate, drop_page_cache
+from edge.demos.bench.limited.cases import Case
+from edge.demos.bench.limited.sides import (
+    PROMPT_TOKENS,
+    Side,
+    SideError,
+    accelerate,
+    gguf_of,
+    llama,
+)
+from edge.demos.bench.results import Figures, Metric
+from edge.demos.bench.shapes import checkpoint
+from edge.demos.control_groups import ControlGroup
+from edge.demos.limited_peer import KERNEL_BYTES, LimitedPeer, limited_peer
+from edge.partition import Plan
 
 CONTEXT_TOKENS = 64
 PREFIX = "edgelimit"

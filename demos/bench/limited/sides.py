@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from demos.bench import accelerate_side, gguf_file, llama_logits
-from demos.bench.clusters.control_groups import ControlGroup
-from demos.bench.shapes import checkpoint
-from demos.processes import child
 from edge.api import llama_cpp_process
+from edge.demos.bench import accelerate_side, gguf_file, llama_logits
+from edge.demos.bench.shapes import checkpoint
+from edge.demos.control_groups import ControlGroup
+from edge.demos.processes import child
 
 PROMPT_TOKENS = 8
 

@@ -11,10 +11,10 @@ from edge.backends.null.program import NullProgram
 from edge.errors import RequestError
 from edge.host.free_memory import usable_memory_bytes
 from edge.models.spec import ModelSpec
+from edge.offload import KVTier
 from edge.protocol.step import StepLimits
 from edge.weights.formats import KvDtype, WeightFormat, kv_bits
 from edge.weights.layout import ShardLayout
-from offload import KVTier
 
 
 def open_backend(*, threads: int) -> NullBackend:

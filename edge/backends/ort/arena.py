@@ -10,7 +10,7 @@ import numpy as np
 
 from edge.backends.ort.runtime import ort
 from edge.host.huge_pages import release_freed_memory
-from kernels.onnx_graph import OnnxGraph
+from edge.kernels.onnx_graph import OnnxGraph
 
 _FEW_ROWS = 8
 """Steps below this take so little that all their sizes together do no harm."""

@@ -5,9 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from edge.backends.ort.segments import SegmentBuilder, rotation_names
+from edge.kernels.attention.onnx import (
+    AttentionNames,
+    CacheNames,
+    attention,
+    rotates_itself,
+)
+from edge.kernels.kv_cache.cache_size import cache_head_size, cache_row
 from edge.models.attention import Attention
-from kernels.attention.onnx import ROTARY_MULTIPLE, AttentionNames, CacheNames, attention
-from kernels.kv_cache.cache_size import cache_head_size, cache_row
 
 
 def lower_attention(build: SegmentBuilder, layer: int, part: Attention) -> str:
@@ -23,9 +28,14 @@ def lower_attention(build: SegmentBuilder, layer: int, part: Attention) -> str:
         num_heads=part.num_heads,
         num_kv_heads=part.num_kv_heads,
         head_size=part.head_size,
+        turned_elements=part.rotary.turned_elements,
+        interleaved=part.rotary.is_interleaved,
+        scale=part.score_scale,
         window=part.window,
+        soft_cap=part.soft_cap,
         query_norm=build.vector(f"{p}query_norm"),
         key_norm=build.vector(f"{p}key_norm"),
+        joint_norm=part.joint_norm,
         epsilon=build.spec.norm_epsilon,
     )
     build.takes_cache_of(layer)
@@ -36,14 +46,15 @@ def lower_attention(build: SegmentBuilder, layer: int, part: Attention) -> str:
 
 
 def _inputs(build: SegmentBuilder, part: Attention) -> AttentionNames:
-    graph, half = build.graph, part.head_size // 2
-    cos, sin = (
-        graph.input(name, np.float32, ["context", half])
-        for name in rotation_names(build.layout.rotations.index(part.inverse_frequencies))
-    )
-    positions = ""
-    if part.head_size % ROTARY_MULTIPLE:
-        positions = graph.input("positions", np.int64, ["batch", "tokens"])
+    graph, turned = build.graph, part.rotary.turned_elements
+    cos = sin = positions = ""
+    if turned:
+        cos, sin = (
+            graph.input(name, np.float32, ["context", turned // 2])
+            for name in rotation_names(build.layout.rotations.index(part.rotary))
+        )
+        if not rotates_itself(part.head_size, turned):
+            positions = graph.input("positions", np.int64, ["batch", "tokens"])
     return AttentionNames(
         cos=cos,
         sin=sin,

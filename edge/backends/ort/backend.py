@@ -24,13 +24,13 @@ from edge.host.huge_pages import (
     use_huge_pages,
 )
 from edge.host.mapped_file import let_go_of, mappings_of
+from edge.kernels.onnx_graph import ExternalTensor
 from edge.memory.step_memory import load_bytes
 from edge.models.spec import ModelSpec
+from edge.offload import KVTier, Manifest, numpy_dtype
 from edge.protocol.step import StepLimits
 from edge.weights.formats import KvDtype, WeightFormat, kv_bits
 from edge.weights.layout import ShardLayout
-from kernels.onnx_graph import ExternalTensor
-from offload import KVTier, Manifest, numpy_dtype
 
 _process = threading.Lock()
 _process_threads: int | None = None
@@ -84,7 +84,8 @@ class OrtBackend:
         kv_tier: KVTier | None = None,
     ) -> OrtProgram:
         _prepare_process(self._threads)
-        check_agreement(spec, ShardArrays(layout, weights, weight_format), _session_options)
+        arrays = ShardArrays(layout, weights, weight_format)
+        rows_agree = check_agreement(spec, arrays, _session_options)
         places = _places(weights.manifest, weights.path.name)
 
         room = weights.load_room_bytes
@@ -123,13 +124,19 @@ class OrtBackend:
                 release_freed_memory()
                 use_huge_pages()
                 if is_loose and layout.is_first_stage:
-                    embedding = EmbeddingRows(weights, layout.embedding, spec.hidden_size)
+                    embedding = EmbeddingRows(
+                        weights,
+                        layout.embedding,
+                        spec.hidden_size,
+                        scale=spec.embedding_scale,
+                    )
                 mapped = WatchedFile(
                     weights.path,
                     [
                         each
                         for each in weights.manifest.tensors
                         if not (is_loose and each.name.startswith("layers."))
+                        or each.name.endswith("_post_norm")
                     ],
                 )
                 if streamed is not None:
@@ -148,6 +155,7 @@ class OrtBackend:
             spec,
             layout,
             open_graphs,
+            rows_agree=rows_agree,
             weight_bytes=weights.manifest.total_bytes,
             limits=limits,
             kv_bits=kv_bits(kv_dtype),

@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.backends.host_cache import HostCache
+from edge.kernels.kv_cache.cache_size import cache_head_size
+from edge.kernels.kv_cache.channel_cache import choose_scales
+from edge.kernels.rope.reference import rope
+from edge.models.rotary import Rotary
 from edge.protocol.step import StepLimits
 from edge.weights.layout import ShardLayout
-from kernels.kv_cache.cache_size import cache_head_size
-from kernels.kv_cache.channel_cache import choose_scales
-from kernels.rope.reference import rope
 
 _SHIFTS = 8
 """Places in the context that keys are turned to before their scales are chosen."""
@@ -91,11 +92,17 @@ class OrtCache(HostCache):
             padded = np.pad(chosen, [(0, 0), (0, channels - size)], constant_values=1)
             return np.ascontiguousarray(padded[None, :, None])
 
-        def turned(heads: list[Array], frequencies: tuple[float, ...]) -> Iterator[Array]:
+        def turned(heads: list[Array], rotary: Rotary) -> Iterator[Array]:
+            frequencies = rotary.frequencies(self._limits.context_tokens)
             angles = np.multiply.outer(shifts, frequencies)[:, None]
             cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
             for keys in heads:
-                yield np.concatenate([rope(keys, c, s) for c, s in zip(cos, sin, strict=True)])
+                yield np.concatenate(
+                    [
+                        rope(keys, c, s, interleaved=rotary.is_interleaved)
+                        for c, s in zip(cos, sin, strict=True)
+                    ]
+                )
 
         scales = []
         for number, mixer in enumerate(self._mixers.values()):
@@ -106,7 +113,7 @@ class OrtCache(HostCache):
             )
             scales.append(
                 LayerScales(
-                    keys=scales_of(turned(keys, mixer.inverse_frequencies), size, may_clip=False),
+                    keys=scales_of(turned(keys, mixer.rotary), size, may_clip=False),
                     values=scales_of(iter(values), size, may_clip=True),
                 )
             )

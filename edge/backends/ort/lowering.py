@@ -14,12 +14,13 @@ import numpy as np
 from edge.backends.ort.attention import lower_attention
 from edge.backends.ort.gated_mlp import lower_gated_mlp
 from edge.backends.ort.segments import GraphSegment, LayerNames, SegmentBuilder
+from edge.kernels.embedding.onnx import embedding
+from edge.kernels.logits.onnx import finish_logits
+from edge.kernels.onnx_graph import ExternalTensor
 from edge.models.parts import Part
 from edge.models.spec import ModelSpec
 from edge.weights.formats import WeightFormat
 from edge.weights.layout import ShardLayout
-from kernels.embedding.onnx import embedding
-from kernels.onnx_graph import ExternalTensor
 
 _PARTS: Mapping[str, Callable[[SegmentBuilder, int, Any], str]] = {
     "attention": lower_attention,
@@ -78,30 +79,40 @@ def lower(
 
 
 def _layer(build: SegmentBuilder, layer: int) -> None:
-    local = build.layout.layer(layer)
-    _part(build, layer, local.mixer)
-    _part(build, layer, local.feed_forward)
+    _mixer(build, layer)
+    _feed_forward(build, layer)
 
 
-def _part(build: SegmentBuilder, layer: int, part: Part | None) -> None:
+def _mixer(build: SegmentBuilder, layer: int) -> None:
+    _part(build, layer, build.layout.layer(layer).mixer, f"layers.{layer}.attention_post_norm")
+
+
+def _feed_forward(build: SegmentBuilder, layer: int) -> None:
+    _part(build, layer, build.layout.layer(layer).feed_forward, f"layers.{layer}.mlp_post_norm")
+
+
+def _part(build: SegmentBuilder, layer: int, part: Part | None, post_norm: str) -> None:
+    norm = post_norm if build.has_vector(post_norm) else None
     if part is None:
-        build.contribute_nothing()
+        build.contribute_nothing(norm)
     else:
-        build.contribute(_PARTS[part.kind](build, layer, part))
+        build.contribute(_PARTS[part.kind](build, layer, part), norm)
 
 
 def _streamed(build: SegmentBuilder, layer: int) -> None:
     """A layer in graphs of its own; a split stage cuts there anyway."""
-    layout, local = build.layout, build.layout.layer(layer)
+    layout = build.layout
     if not layout.is_split and build.graph.num_nodes:
         build.carry_over()
     build.names = LayerNames(streamed=layer)
     weights = build.weights_of(layer)
-    kind = f"of kind {layout.kind(layer)} with {weights}, adds {build.addend is not None}"
+    added = (build.addend_norm or "plainly").rsplit(".", 1)[-1]
+    adds = "nothing" if build.addend is None else added
+    kind = f"of kind {layout.kind(layer)} with {weights}, adds {adds}"
     build.kind = f"mixer {kind}"
-    _part(build, layer, local.mixer)
+    _mixer(build, layer)
     build.kind = f"feed-forward of kind {layout.kind(layer)} with {weights}"
-    _part(build, layer, local.feed_forward)
+    _feed_forward(build, layer)
     if not layout.is_split:
         build.kind = f"layer {kind}"
         build.carry_over()
@@ -126,6 +137,10 @@ def _embed(build: SegmentBuilder) -> None:
             num_ids=len(rows),
             whole=not layout.is_split,
         )
+        if build.spec.embedding_scale != 1.0:
+            scale = np.asarray(build.spec.embedding_scale, np.float32)
+            named = graph.constant("embedding_scale", scale)
+            build.hidden = graph.node("Mul", build.hidden, named)
     if layout.is_split:
         build.sum_hidden()
 
@@ -150,6 +165,11 @@ def _head(build: SegmentBuilder) -> None:
         if build.addend is not None:
             build.addend = graph.node("Gather", build.addend, rows, axis=1)
         normed = build.norm("final_norm")
-    logits = build.linear_unobserved(normed, "head")
+    logits = finish_logits(
+        graph,
+        build.linear_unobserved(normed, "head"),
+        scale=build.spec.logit_scale,
+        soft_cap=build.spec.logit_soft_cap,
+    )
     build.output(logits, "logits", np.float32, ["batch", "rows", len(build.layout.vocab)])
     build.cut(None)

@@ -25,7 +25,7 @@ from edge.backends.ort.page_pool import own_memory
 from edge.backends.ort.runtime import ort
 from edge.errors import RequestError
 from edge.host.mapped_file import Mapping, let_go_of, mappings_of
-from offload import StoreFullError, disk_errors_as_store_errors
+from edge.offload import StoreFullError, disk_errors_as_store_errors
 
 PART_ALIGNMENT = 2 << 20
 """Blobs in a template's file are aligned to this: mapped there, memory comes in huge pages."""

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from edge.kernels.matmul.onnx import matmul
+from edge.kernels.matmul_nbits.onnx import matmul_nbits
+from edge.kernels.matmul_nbits.reference import Accuracy
+from edge.kernels.onnx_graph import OnnxGraph
 from edge.weights.block_matrices import Blocks, OffsetBlocks, ZeroBlocks
 from edge.weights.float_matrices import Floats
 from edge.weights.matrix_kind import MatrixKind
-from kernels.matmul.onnx import matmul
-from kernels.matmul_nbits.onnx import matmul_nbits
-from kernels.matmul_nbits.reference import Accuracy
-from kernels.onnx_graph import OnnxGraph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

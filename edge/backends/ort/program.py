@@ -28,12 +28,11 @@ from edge.backends.watched_file import WatchedFile
 from edge.errors import RequestError
 from edge.memory.step_memory import Widths, most_logits, most_rows
 from edge.models.spec import ModelSpec
+from edge.offload import KVTier
 from edge.protocol.step import Step, StepLimits
+from edge.transport import Collective, Work
 from edge.weights.layout import ShardLayout
 from edge.weights.observation import observed_runs
-from kernels.rope.reference import rope_tables
-from offload import KVTier
-from transport import Collective, Work
 
 _MAX_BINDINGS = 16
 """Sets of bindings kept, one for each shape of step; making one takes 10 µs a value."""
@@ -90,6 +89,7 @@ class OrtProgram(HostKvStorage):
         layout: ShardLayout,
         open_graphs: Callable[[int | None, int], OpenGraphs],
         *,
+        rows_agree: bool,
         weight_bytes: int,
         limits: StepLimits,
         kv_bits: int | None,
@@ -100,6 +100,7 @@ class OrtProgram(HostKvStorage):
 
         For a KV cache of so many bits, None for float32, and with so many layers on disk.
         """
+        self.rows_agree = rows_agree
         self.weight_bytes = weight_bytes
         self._spec = spec
         self._layout = layout
@@ -113,8 +114,7 @@ class OrtProgram(HostKvStorage):
         self._moves = CacheMoves(self._cache.pool, self._cache.shape, kv_tier, limits)
         self._tables: dict[str, NDArray[np.float32]] = {}
         for number, rotation in enumerate(layout.rotations):
-            frequencies = np.asarray(rotation, dtype=np.float32)
-            tables = rope_tables(frequencies, length=limits.context_tokens)
+            tables = rotation.tables(limits.context_tokens)
             self._tables |= zip(rotation_names(number), tables, strict=True)
         most = most_rows(limits)
         # Each segment reads one pair and writes the other, so no node sees its input change.
@@ -217,7 +217,8 @@ class OrtProgram(HostKvStorage):
 
     @property
     def cache_digest(self) -> str:
-        return f"onnxruntime {ort.__version__} {self._cache.digest}"
+        long = [each.is_long(self._limits.context_tokens) for each in self._layout.rotations]
+        return f"onnxruntime {ort.__version__} {self._cache.digest} {long}"
 
     def close(self) -> None:
         self._bindings.clear()

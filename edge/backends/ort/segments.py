@@ -13,13 +13,13 @@ from typing import Literal
 import numpy as np
 
 from edge.backends.ort.products import Matrix, pad, product
+from edge.kernels.onnx_graph import ExternalTensor, OnnxGraph
+from edge.kernels.rms_norm.onnx import add_rms_norm, rms_norm
 from edge.models.spec import ModelSpec
 from edge.weights.formats import WeightFormat
 from edge.weights.layout import ShardLayout
 from edge.weights.observation import ObservedRun, observed_runs
 from edge.weights.recipe import StoredMatrix
-from kernels.onnx_graph import ExternalTensor, OnnxGraph
-from kernels.rms_norm.onnx import add_rms_norm, rms_norm
 
 Reduced = Literal["hidden", "partial"]
 
@@ -72,7 +72,7 @@ def gram_names(run: ObservedRun) -> tuple[str, str]:
 
 
 def rotation_names(number: int) -> tuple[str, str]:
-    """Inputs of the rotary tables [context, head_size / 2] of `ShardLayout.rotations[number]`."""
+    """Inputs of the rotary tables [context, pairs] of `ShardLayout.rotations[number]`."""
     return (f"cos.{number}", f"sin.{number}") if number else ("cos", "sin")
 
 
@@ -121,6 +121,8 @@ class SegmentBuilder:
         self.hidden = ""
         self.addend: str | None = None
         """A product not yet added to the hidden state; the next norm adds it on its way."""
+        self.addend_norm: str | None = None
+        """The norm that it goes through first, where it was summed over shards only just now."""
         self.names = LayerNames()
         self.kind = ""
         """The next segment's, where a layer is streamed."""
@@ -154,13 +156,20 @@ class SegmentBuilder:
     def weight(self, name: str) -> str:
         return self.graph.weight(self.names.local(name), self._tensor(name))
 
-    def vector(self, name: str) -> str | None:
-        """None where the shard has no such vector."""
+    def has_vector(self, name: str) -> bool:
+        return name in self._vectors
+
+    def vector(self, name: str, *, stays: bool = False) -> str | None:
+        """None where the shard has no such vector. `stays`: the graph has no matrices, so that it
+        is none of those whose weights are brought in."""
         if name not in self._vectors:
             return None
-        if self.names.streamed is None:
+        if self.names.streamed is None or stays:
             return self.weight(name)
-        local = self.input(name, np.float32, list(self._tensor(name).shape))
+        local = self.names.local(name)
+        if local.startswith("layers."):  # the layer before has other numbers in each graph
+            local = f"before.{local.rsplit('.', 1)[-1]}"
+        self.graph.input(local, np.float32, list(self._tensor(name).shape))
         self._open.vectors[local] = name
         return local
 
@@ -171,16 +180,15 @@ class SegmentBuilder:
         return ", ".join(repr(each.kind) for each in self._format.recipe.all_stored(matrices))
 
     def norm(self, weight: str) -> str:
-        """The normed hidden state, with what was yet to be added to it."""
+        """The hidden state with what was yet to be added to it; normed if there is the weight."""
         name = self.vector(weight)
-        assert name is not None
-        epsilon = self.spec.norm_epsilon
-        if self.addend is None:
+        if name is None:
+            self._add_addend()
+            return self.hidden
+        epsilon, addend = self.spec.norm_epsilon, self._take_addend()
+        if addend is None:
             return rms_norm(self.graph, self.hidden, name, epsilon=epsilon)
-        normed, self.hidden = add_rms_norm(
-            self.graph, self.hidden, self.addend, name, epsilon=epsilon
-        )
-        self.addend = None
+        normed, self.hidden = add_rms_norm(self.graph, self.hidden, addend, name, epsilon=epsilon)
         return normed
 
     @property
@@ -234,19 +242,22 @@ class SegmentBuilder:
         )
         return product(self.graph, pad(self.graph, x, stored.padding), matrix)
 
-    def contribute(self, product: str) -> None:
-        """A part's product is to be added to the hidden state, once it is summed over shards."""
-        self.addend = product
+    def contribute(self, product: str, post_norm: str | None) -> None:
+        """A part's product is to be added to the hidden state, once it is summed over shards and
+        normed, if there is the weight of a norm."""
+        self.addend, self.addend_norm = product, post_norm
         if self.layout.is_split:
             self._hidden_output(self.hidden, "hidden_out")
             self._hidden_output(product, "partial_out")
-            self.cut("partial")
+            self.cut("partial", post_norm=post_norm)
+        else:
+            self.addend = self._take_addend()
 
-    def contribute_nothing(self) -> None:
+    def contribute_nothing(self, post_norm: str | None) -> None:
         """The same of a part that the shard has no units of."""
-        self._add_addend()
+        self._add_addend(stays=True)
         self._hidden_output(self.hidden, "hidden_out")
-        self.cut("partial", partial_is_zero=True)
+        self.cut("partial", partial_is_zero=True, post_norm=post_norm)
 
     def sum_hidden(self) -> None:
         """End the graph with this shard's part of the hidden state."""
@@ -269,7 +280,13 @@ class SegmentBuilder:
         self._hidden_output(self.hidden, "hidden_out")
         self.cut(None)
 
-    def cut(self, reduce: Reduced | None, *, partial_is_zero: bool = False) -> None:
+    def cut(
+        self,
+        reduce: Reduced | None,
+        *,
+        partial_is_zero: bool = False,
+        post_norm: str | None = None,
+    ) -> None:
         """Close the graph; the next one starts from what this one put out."""
         done, layer = self._open, self.names.streamed
         streamed: Streamed | None = None
@@ -289,11 +306,22 @@ class SegmentBuilder:
         self._open = _OpenSegment(graph=OnnxGraph(f"segment_{len(self.segments)}"))
         self.hidden = self.hidden_input("hidden")
         self.addend = self.hidden_input("partial") if reduce == "partial" else None
+        self.addend_norm = post_norm
 
     def _hidden_output(self, value: str, name: str) -> None:
         self.output(value, name, np.float32, ["batch", "tokens", self.spec.hidden_size])
 
-    def _add_addend(self) -> None:
-        if self.addend is not None:
-            self.hidden = self.graph.node("Add", self.hidden, self.addend)
-            self.addend = None
+    def _add_addend(self, *, stays: bool = False) -> None:
+        addend = self._take_addend(stays=stays)
+        if addend is not None:
+            self.hidden = self.graph.node("Add", self.hidden, addend)
+
+    def _take_addend(self, *, stays: bool = False) -> str | None:
+        """What is to be added to the hidden state, as it is added."""
+        addend, weight = self.addend, self.addend_norm
+        self.addend = self.addend_norm = None
+        if addend is None or weight is None:
+            return addend
+        name = self.vector(weight, stays=stays)
+        assert name is not None
+        return rms_norm(self.graph, addend, name, epsilon=self.spec.norm_epsilon)

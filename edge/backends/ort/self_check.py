@@ -17,21 +17,26 @@ from edge.backends.ort.products import Matrix, product
 from edge.backends.ort.runtime import ort
 from edge.backends.self_check import ROWS, Judge, heads_of, spread
 from edge.backends.shard_arrays import ShardArrays
+from edge.kernels.attention.onnx import (
+    AttentionNames,
+    CacheNames,
+    attention,
+    rotates_itself,
+)
+from edge.kernels.embedding.onnx import embedding
+from edge.kernels.embedding.reference import embedding as embedding_reference
+from edge.kernels.gated_mlp.onnx import gated
+from edge.kernels.gated_mlp.reference import gated as gated_reference
+from edge.kernels.kv_cache.cache_size import cache_row
+from edge.kernels.matmul.reference import matmul as matmul_reference
+from edge.kernels.onnx_graph import OnnxGraph
+from edge.kernels.rms_norm.onnx import add_rms_norm
+from edge.kernels.rms_norm.reference import add_rms_norm as norm_reference
 from edge.models.attention import Attention
 from edge.models.gated_mlp import GatedMlp
 from edge.models.spec import ModelSpec
+from edge.protocol.step import SHORTEST_STEP
 from edge.weights.recipe import StoredMatrix
-from kernels.attention.onnx import ROTARY_MULTIPLE, AttentionNames, CacheNames, attention
-from kernels.embedding.onnx import embedding
-from kernels.embedding.reference import embedding as embedding_reference
-from kernels.gated_mlp.onnx import gated_silu
-from kernels.gated_mlp.reference import gated_silu as gated_reference
-from kernels.kv_cache.cache_size import cache_row
-from kernels.matmul.reference import matmul as matmul_reference
-from kernels.onnx_graph import OnnxGraph
-from kernels.rms_norm.onnx import add_rms_norm
-from kernels.rms_norm.reference import add_rms_norm as norm_reference
-from kernels.rope.reference import rope_tables
 
 LARGEST_ERROR = 1e-3
 LARGEST_ERROR_OF_INTEGER_INPUTS = 0.05
@@ -45,15 +50,19 @@ Array = NDArray[np.float32]
 
 def check_agreement(
     spec: ModelSpec, arrays: ShardArrays, options: Callable[[], ort.SessionOptions]
-) -> None:
-    """Raises RequestError, with the operator and its error, where one is too far off."""
+) -> bool:
+    """Raises RequestError, with the operator and its error, where one is too far off.
+
+    True where every row of a step is the same, to the last bit, as in a shorter step.
+    """
     check = _Check(spec, arrays)
     layout = arrays.layout
     matrices, norms = [], []
     for number in layout.first_of_kind:
         prefix, layer = f"layers.{number}.", layout.layer(number)
         matrices += [each.name for each in layout.matrices if each.name.startswith(prefix)]
-        names = (f"{prefix}attention_norm", f"{prefix}mlp_norm")
+        kinds = ("attention_norm", "attention_post_norm", "mlp_norm", "mlp_post_norm")
+        names = [f"{prefix}{kind}" for kind in kinds]
         norms += [each.name for each in layout.vectors if each.name in names]
         if layer.mixer is not None:
             check.attention(number, layer.mixer)
@@ -69,7 +78,7 @@ def check_agreement(
             check.product(stored)
     if layout.embedding:
         check.embedding()
-    check.run(options)
+    return check.run(options)
 
 
 class _Check:
@@ -82,16 +91,18 @@ class _Check:
         self._feeds: list[dict[str, NDArray[Any]]] = [{} for _ in ROWS]
         self._expected: list[dict[str, tuple[str, Array, float]]] = [{} for _ in ROWS]
         """For each run, by output: the operator, its result, and the error that is allowed."""
+        self._of_tokens = {"ids", "positions"}
+        """Inputs whose second axis is the tokens'."""
         self._random = np.random.default_rng(0)
 
-    def run(self, options: Callable[[], ort.SessionOptions]) -> None:
+    def run(self, options: Callable[[], ort.SessionOptions]) -> bool:
         judge = Judge(
             backend="ort",
             device_name="CPU",
             remedy="install another version of onnxruntime on it",
         )
         if not self._expected[0]:
-            return
+            return True
         session = ort.InferenceSession(
             self._graph.build(), options(), providers=["CPUExecutionProvider"]
         )
@@ -99,6 +110,22 @@ class _Check:
             results = session.run(list(expected), feeds)
             for found, (operator, wanted, allowed) in zip(results, expected.values(), strict=True):
                 judge.compare(operator, found, wanted, allowed=allowed)
+        few = session.run(list(self._expected[-1]), self._first_rows(SHORTEST_STEP))
+        return all(
+            np.array_equal(some, each[:, :SHORTEST_STEP])
+            for some, each in zip(few, results, strict=True)
+        )
+
+    def _first_rows(self, rows: int) -> dict[str, NDArray[Any]]:
+        """The longest step, cut short."""
+        few = {
+            name: values[:, :rows] if name in self._of_tokens else values
+            for name, values in self._feeds[-1].items()
+        }
+        if "total" in few:
+            few["lengths"] = np.asarray([rows - 1], np.int32)
+            few["total"] = np.asarray(rows, np.int32)
+        return few
 
     def norm(self, name: str) -> None:
         weight, graph = self._arrays.read(name), self._graph
@@ -140,8 +167,9 @@ class _Check:
 
     def gated(self, layer: int, part: GatedMlp) -> None:
         x = self._input(f"gated.{layer}", 2 * part.columns)
-        wanted = [gated_reference(feeds[x]) for feeds in self._feeds]
-        self._output(gated_silu(self._graph, x), "gated_mlp", wanted)
+        activation = part.activation
+        wanted = [gated_reference(feeds[x], activation=activation) for feeds in self._feeds]
+        self._output(gated(self._graph, x, activation=activation), "gated_mlp", wanted)
 
     def embedding(self) -> None:
         """The first rows of this shard's table, and ids that are not in it."""
@@ -162,22 +190,28 @@ class _Check:
         """A token alone, and a chunk."""
         graph, size = self._graph, part.head_size
         heads = part.num_heads + 2 * part.num_kv_heads
-        frequencies = np.asarray(part.inverse_frequencies, np.float32)
-        tables = rope_tables(frequencies, length=_CONTEXT)
+        turned = part.rotary.turned_elements
+        tables = part.rotary.tables(_CONTEXT)
         dtype, elements = cache_row(size, None)
         shape = [1, part.num_kv_heads, _CONTEXT, elements]
-        rotates = size % ROTARY_MULTIPLE == 0
+        takes_positions = turned > 0 and not rotates_itself(size, turned)
         cos, sin, keys, values = (f"{name}.{layer}" for name in ("cos", "sin", "keys", "values"))
+        if turned:
+            cos, sin = (
+                graph.input(each, np.float32, [_CONTEXT, turned // 2]) for each in (cos, sin)
+            )
         names = AttentionNames(
-            cos=graph.input(cos, np.float32, [_CONTEXT, size // 2]),
-            sin=graph.input(sin, np.float32, [_CONTEXT, size // 2]),
-            positions="" if rotates else graph.input("positions", np.int64, [1, "tokens"]),
+            cos=cos,
+            sin=sin,
+            positions=(
+                graph.input("positions", np.int64, [1, "tokens"]) if takes_positions else ""
+            ),
             lengths=graph.input("lengths", np.int32, [1]),
             total=graph.input("total", np.int32, []),
         )
         prefix = f"layers.{layer}."
         norms = None
-        if part.query_key_norm:
+        if part.query_key_norm or part.joint_norm:
             norms = self._arrays.read(f"{prefix}query_norm"), self._arrays.read(f"{prefix}key_norm")
         x = self._input(f"qkv.{layer}", heads * size)
         cache = CacheNames(
@@ -185,29 +219,32 @@ class _Check:
         )
         value, *_present = attention(
             graph, x, cache, names, num_heads=part.num_heads, num_kv_heads=part.num_kv_heads,
-            head_size=size, window=part.window,
+            head_size=size, turned_elements=turned, interleaved=part.rotary.is_interleaved,
+            scale=part.score_scale, window=part.window, soft_cap=part.soft_cap,
             query_norm=None if norms is None else graph.weight(f"{prefix}query_norm", norms[0]),
             key_norm=None if norms is None else graph.weight(f"{prefix}key_norm", norms[1]),
-            epsilon=self._spec.norm_epsilon,
+            joint_norm=part.joint_norm, epsilon=self._spec.norm_epsilon,
         )  # fmt: skip
         wanted = []
         for rows, feeds in zip(ROWS, self._feeds, strict=True):
-            feeds |= {cos: tables[0], sin: tables[1]}
+            if turned:
+                feeds |= {cos: tables[0], sin: tables[1]}
             feeds |= {name: np.zeros(shape, dtype) for name in (keys, values)}
             feeds["lengths"] = np.asarray([rows - 1], np.int32)
             feeds["total"] = np.asarray(rows, np.int32)
-            if not rotates:
+            if takes_positions:
                 feeds["positions"] = np.arange(rows, dtype=np.int64)[None]
             apart = heads_of(
                 feeds[x].reshape(rows, heads, size), part, tables,
                 norms=norms, epsilon=self._spec.norm_epsilon,
             )  # fmt: skip
-            wanted.append(apart.attend(0, rows, part.window)[None])
+            wanted.append(apart.attend(0, rows, part)[None])
         self._output(value, f"rope and attention (layer {layer})", wanted)
 
     def _input(self, name: str, width: int, *, padding: int = 0) -> str:
         """Normal numbers [1, rows, padding + width], the padding zeros."""
         name = self._graph.input(f"{name}.x", np.float32, [1, "tokens", padding + width])
+        self._of_tokens.add(name)
         for rows, feeds in zip(ROWS, self._feeds, strict=True):
             values = self._random.standard_normal((1, rows, width), dtype=np.float32)
             feeds[name] = np.pad(values, ((0, 0), (0, 0), (padding, 0)))

@@ -29,7 +29,7 @@ from edge.backends.ort.runtime import ort
 from edge.backends.ort.segments import GraphSegment, Streamed
 from edge.errors import CheckpointError, RequestError
 from edge.host.huge_pages import release_freed_memory
-from offload import (
+from edge.offload import (
     PIECE_BYTES,
     CachedShard,
     DirectReader,
@@ -38,7 +38,7 @@ from offload import (
     StoreCorruptError,
     WeightStreamer,
 )
-from partition.plan.shard import WINDOW_LAYERS
+from edge.partition.plan.shard import WINDOW_LAYERS
 
 Options = Callable[[], ort.SessionOptions]
 
@@ -204,7 +204,9 @@ class StreamedLayers:
         return self._cache.get(self._key) or self._pack(weights)
 
     def _pack(self, weights: ShardWeights) -> CachedShard:
-        with self._cache.begin(self._key, 2 * weights.manifest.total_bytes) as writer:
+        made_of = weights.path.parent
+        total_bytes = 2 * weights.manifest.total_bytes
+        with self._cache.begin(self._key, total_bytes, made_of=made_of) as writer:
             for layer in self._layers:
                 with self._cache.scratch() as folder:
                     for part, template in enumerate(self._templates(layer, folder)):

@@ -6,14 +6,15 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from edge.backends.triton.blocks import Norm, Shop
+from edge.backends.triton.blocks import Cast, Norm, Shop
 from edge.backends.triton.buffers import Lane
 from edge.backends.triton.paged_kv_cache import BlockCache
 from edge.backends.triton.tuning import AttentionShape, Tuning
 from edge.backends.triton.weights import Product
+from edge.kernels.attention.triton import attention
+from edge.kernels.rms_norm.triton import rms_norm
+from edge.kernels.rope.triton import rope_store
 from edge.models.attention import Attention
-from kernels.attention.triton import attention
-from kernels.rope.triton import rope_store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +23,7 @@ class AttentionBlock:
 
     layer: int
     part: Attention
-    norm: Norm
+    norm: Norm | Cast
     qkv: Product
     output: Product
     norms: tuple[Tensor, Tensor] | None
@@ -36,7 +37,7 @@ class AttentionBlock:
     def of(cls, shop: Shop, layer: int, part: Attention) -> AttentionBlock:
         p = f"layers.{layer}."
         norms = None
-        if part.query_key_norm:
+        if part.query_key_norm or part.joint_norm:
             norms = shop.vector(f"{p}query_norm"), shop.vector(f"{p}key_norm")
         return cls(
             layer=layer,
@@ -45,7 +46,7 @@ class AttentionBlock:
             qkv=shop.product(f"{p}qkv"),
             output=shop.product(f"{p}output"),
             norms=norms,
-            tables=shop.tables[part.inverse_frequencies],
+            tables=shop.tables[part.rotary],
             cache=shop.cache,
             epsilon=shop.spec.norm_epsilon,
             tuning=shop.tuning,
@@ -57,13 +58,22 @@ class AttentionBlock:
     def attend(self, qkv: Tensor, lane: Lane) -> Tensor:
         """Rotate, keep keys and values, attend: [rows, heads · head_size]."""
         layer = self.cache.layers[self.layer]
+        norms = self.norms
+        if norms is not None and self.part.joint_norm:
+            first = 0
+            for weight in norms:
+                columns = qkv[:, first : first + weight.numel()]
+                columns.copy_(rms_norm(columns.contiguous(), weight, epsilon=self.epsilon))
+                first += weight.numel()
+            norms = None
         query = rope_store(
             qkv,
             layer,
             *self.tables,
             positions=lane.positions,
             sequences=lane.sequences,
-            norms=self.norms,
+            interleaved=self.part.rotary.is_interleaved,
+            norms=norms,
             epsilon=self.epsilon,
         )
         shape = AttentionShape(
@@ -79,7 +89,9 @@ class AttentionBlock:
             lengths=lane.lengths,
             max_queries=lane.num_tokens,
             max_keys=lane.max_keys,
+            scale=self.part.score_scale,
             window=self.part.window,
+            soft_cap=self.part.soft_cap,
             tiles=self.tuning.attention(shape),
         )
         return mixed.view(mixed.shape[0], -1)

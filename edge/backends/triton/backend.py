@@ -12,10 +12,10 @@ from edge.backends.interface import ShardWeights
 from edge.errors import CapacityError
 from edge.host.free_memory import format_size, usable_memory_bytes
 from edge.models.spec import ModelSpec
+from edge.offload import KVTier
 from edge.protocol.step import StepLimits
 from edge.weights.formats import KvDtype, WeightFormat, kv_bits
 from edge.weights.layout import ShardLayout
-from offload import KVTier
 
 if TYPE_CHECKING:
     from edge.backends.triton.device import Device

@@ -18,15 +18,16 @@ from edge.backends.triton.device import Device
 from edge.backends.triton.paged_kv_cache import BlockCache
 from edge.backends.triton.tuning import Tuning
 from edge.backends.triton.weights import Product, to_device
+from edge.kernels.rms_norm.triton import add_rms_norm, rms_norm
+from edge.models.rotary import Rotary
 from edge.models.spec import ModelSpec
-from kernels.rms_norm.triton import add_rms_norm, rms_norm
 
 
 class Block(Protocol):
     """One part of a layer."""
 
     @property
-    def norm(self) -> Norm: ...
+    def norm(self) -> Norm | Cast: ...
 
     def launch(self, normed: Tensor, lane: Lane) -> None:
         """Leaves in `lane.partial` what is to be added to the residual stream."""
@@ -50,6 +51,33 @@ class Norm:
         return out
 
 
+class Cast:
+    """The residual stream for products to come, where it is not normed."""
+
+    def __init__(self, activations: torch.dtype) -> None:
+        self._activations = activations
+
+    def __call__(self, hidden: Tensor, addend: Tensor | None) -> Tensor:
+        """As Norm."""
+        if addend is not None:
+            hidden.add_(addend)
+        return hidden.to(self._activations)
+
+
+class Addend:
+    """A product that is yet to be added to the residual stream, and may be normed before."""
+
+    def __init__(self, weight: Tensor | None, epsilon: float) -> None:
+        self.weight = weight
+        self._epsilon = epsilon
+
+    def __call__(self, lane: Lane) -> Tensor:
+        """Like `lane.partial`, which stays."""
+        if self.weight is None:
+            return lane.partial
+        return rms_norm(lane.partial, self.weight, epsilon=self._epsilon)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shop:
     """Where the blocks of a shard get what they are made of."""
@@ -60,13 +88,20 @@ class Shop:
     cache: BlockCache
     tuning: Tuning
     activations: torch.dtype
-    tables: dict[tuple[float, ...], tuple[Tensor, Tensor]]
-    """Rotary cos and sin, by frequencies."""
+    tables: dict[Rotary, tuple[Tensor, Tensor]]
+    """Cos and sin."""
     product: Callable[[str], Product]
     """A layer's norm, whose weights may move."""
 
-    def norm(self, name: str) -> Norm:
+    def norm(self, name: str) -> Norm | Cast:
+        if name not in self.arrays:
+            return Cast(self.activations)
         return Norm(self.vector(name), self.spec.norm_epsilon, self.activations)
+
+    def addend(self, name: str) -> Addend:
+        """name: of the norm, if there is one."""
+        weight = self.vector(name) if name in self.arrays else None
+        return Addend(weight, self.spec.norm_epsilon)
 
     def vector(self, name: str) -> Tensor:
         return to_device(self.arrays.read(name), self.device)

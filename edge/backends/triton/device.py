@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from offload import Copier, Mark, Memory, MemoryCopier, Unpin, unpinned
+from edge.offload import Copier, Mark, Memory, MemoryCopier, Unpin, unpinned
 
 _MAX_SHAPES = 32
 """Decode steps whose graphs are kept at once."""

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from edge.backends.triton.blocks import Norm, Shop
+from edge.backends.triton.blocks import Cast, Norm, Shop
 from edge.backends.triton.buffers import Lane
 from edge.backends.triton.weights import Product
+from edge.kernels.gated_mlp.triton import gated
 from edge.models.gated_mlp import GatedMlp
-from kernels.gated_mlp.triton import gated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +18,7 @@ class GatedMlpBlock:
     """The feed-forward block of one layer. See Block."""
 
     part: GatedMlp
-    norm: Norm
+    norm: Norm | Cast
     gate_up: Product
     down: Product
 
@@ -36,4 +36,4 @@ class GatedMlpBlock:
         self.down(self.gate(self.gate_up(normed)), lane.partial)
 
     def gate(self, gate_up: Tensor) -> Tensor:
-        return gated(gate_up)
+        return gated(gate_up, activation=self.part.activation)

@@ -11,13 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from edge.backends.shard_arrays import ShardArrays
 from edge.backends.triton.attention import AttentionBlock
-from edge.backends.triton.blocks import Block, Norm, Shop
+from edge.backends.triton.blocks import Addend, Block, Cast, Norm, Shop
 from edge.backends.triton.buffers import Lane
 from edge.backends.triton.device import Device
 from edge.backends.triton.gated_mlp import GatedMlpBlock
@@ -26,11 +25,12 @@ from edge.backends.triton.paged_kv_cache import BlockCache
 from edge.backends.triton.streaming import StreamedLayers
 from edge.backends.triton.tuning import open_tuning
 from edge.backends.triton.weights import Product, Weight, read_weight, to_device
+from edge.kernels.embedding.triton import embedding
+from edge.kernels.logits.triton import finish_logits
+from edge.models.rotary import Rotary
 from edge.models.spec import ModelSpec
 from edge.weights.layout import ShardLayout
 from edge.weights.recipe import StoredMatrix
-from kernels.embedding.triton import embedding
-from kernels.rope.reference import rope_tables
 
 Reduced = Literal["hidden", "partial"]
 
@@ -59,7 +59,7 @@ _BLOCKS: Mapping[str, Callable[[Shop, int, Any], Block]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    norm: Norm
+    norm: Norm | Cast
     product: Product
 
 
@@ -103,12 +103,20 @@ class ShardOperators:
             tuning=self._tuning,
             activations=activations,
             tables={
-                rotation: _tables(rotation, context_tokens, device) for rotation in layout.rotations
+                mixer.rotary: _tables(mixer.rotary, context_tokens, device)
+                for mixer in layout.mixers.values()
             },
             product=self._layer_product,
         )
         self.blocks = {layer: _blocks(shop, layer) for layer in layout.layers}
         """For each layer: its mixer and its feed-forward block; None where the shard has none."""
+        self.addends = {
+            layer: tuple(
+                shop.addend(f"layers.{layer}.{part}_post_norm") for part in ("attention", "mlp")
+            )
+            for layer in layout.layers
+        }
+        """What becomes of those blocks' products."""
         self.head: Head | None = None
         if layout.is_last_stage and layout.vocab:
             self.head = Head(
@@ -139,19 +147,24 @@ class ShardOperators:
 
         if layout.is_first_stage:
             found.append(Segment(launch=self.embed, reduce=summed("hidden"), is_embedding=True))
-        pending = False
+        pending: Addend | None = None
         for layer, blocks in self.blocks.items():
-            for block in blocks:
+            for block, addend in zip(blocks, self.addends[layer], strict=True):
                 launch = _launch(block, pending=pending)
                 found.append(Segment(launch=launch, reduce=summed("partial"), layer=layer))
-                pending = True
+                pending = addend
+        last = pending  # None of a stage without layers
         if not layout.is_last_stage:
-            found.append(Segment(launch=_hand_over, reduce=None))
+            found.append(Segment(launch=lambda lane: _hand_over(last, lane), reduce=None))
         elif self.head is not None:
             head = self.head
             if self.grams is not None:  # of every token, whether its logits are wanted or not
-                found.append(Segment(launch=lambda lane: self._observe(head, lane), reduce=None))
-            found.append(Segment(launch=lambda lane: _head(head, lane), reduce=None, is_head=True))
+                found.append(
+                    Segment(launch=lambda lane: self._observe(head, last, lane), reduce=None)
+                )
+            found.append(
+                Segment(launch=lambda lane: self._head(head, last, lane), reduce=None, is_head=True)
+            )
         return tuple(found)
 
     def embed(self, lane: Lane) -> None:
@@ -160,10 +173,19 @@ class ShardOperators:
             return
         first = self.layout.embedding.start
         embedding(lane.tokens, self.embedding, first_id=first, out=lane.hidden)
+        if self.spec.embedding_scale != 1.0:
+            lane.hidden.mul_(self.spec.embedding_scale)
 
-    def _observe(self, head: Head, lane: Lane) -> None:
+    def _observe(self, head: Head, addend: Addend | None, lane: Lane) -> None:
         assert self.grams is not None
-        self.grams.add(head.product.name, head.norm(lane.hidden.clone(), lane.partial))
+        added = None if addend is None else addend(lane)
+        self.grams.add(head.product.name, head.norm(lane.hidden.clone(), added))
+
+    def _head(self, head: Head, addend: Addend | None, lane: Lane) -> None:
+        rows, spec = lane.last_rows, self.spec
+        added = None if addend is None else addend(lane)[rows]
+        head.product(head.norm(lane.hidden[rows], added), lane.logits)
+        finish_logits(lane.logits, scale=spec.logit_scale, soft_cap=spec.logit_soft_cap)
 
     def _layer_product(self, name: str) -> Product:
         product = self._product(name, self._layer_weight)
@@ -190,35 +212,29 @@ def _blocks(shop: Shop, layer: int) -> tuple[Block | None, Block | None]:
     return mixer, feed_forward
 
 
-def _tables(
-    rotation: tuple[float, ...], context_tokens: int, device: Device
-) -> tuple[Tensor, Tensor]:
-    cos, sin = rope_tables(np.asarray(rotation, dtype=np.float32), length=context_tokens)
+def _tables(rotary: Rotary, context_tokens: int, device: Device) -> tuple[Tensor, Tensor]:
+    cos, sin = rotary.tables(context_tokens)
     return to_device(cos, device), to_device(sin, device)
 
 
-def _launch(block: Block | None, *, pending: bool) -> Callable[[Lane], None]:
+def _launch(block: Block | None, *, pending: Addend | None) -> Callable[[Lane], None]:
     """pending: a product is yet to be added to the residual stream."""
     if block is None:
         return lambda lane: _contribute_nothing(lane, pending=pending)
 
     def launch(lane: Lane) -> None:
-        block.launch(block.norm(lane.hidden, lane.partial if pending else None), lane)
+        block.launch(block.norm(lane.hidden, None if pending is None else pending(lane)), lane)
 
     return launch
 
 
-def _contribute_nothing(lane: Lane, *, pending: bool) -> None:
-    if pending:
-        lane.hidden.add_(lane.partial)
+def _contribute_nothing(lane: Lane, *, pending: Addend | None) -> None:
+    if pending is not None:
+        lane.hidden.add_(pending(lane))
     lane.partial.zero_()
 
 
-def _hand_over(lane: Lane) -> None:
+def _hand_over(addend: Addend | None, lane: Lane) -> None:
     """The whole hidden state, for the next stage."""
-    lane.hidden.add_(lane.partial)
-
-
-def _head(head: Head, lane: Lane) -> None:
-    rows = lane.last_rows
-    head.product(head.norm(lane.hidden[rows], lane.partial[rows]), lane.logits)
+    if addend is not None:
+        lane.hidden.add_(addend(lane))

@@ -15,10 +15,10 @@ from edge.backends.triton.program import TritonProgram
 from edge.backends.triton.self_check import check_agreement
 from edge.backends.triton.streaming import StreamedLayers
 from edge.models.spec import ModelSpec
+from edge.offload import KVTier
 from edge.protocol.step import StepLimits
 from edge.weights.formats import WeightFormat
 from edge.weights.layout import ShardLayout
-from offload import KVTier
 
 
 def load(
@@ -75,7 +75,9 @@ def load(
             buffers,
             weight_bytes=weights.manifest.total_bytes,
             limits=limits,
-            embedding=EmbeddingRows(weights, layout.embedding, spec.hidden_size),
+            embedding=EmbeddingRows(
+                weights, layout.embedding, spec.hidden_size, scale=spec.embedding_scale
+            ),
             streamed=streamed,
             open_streamed=open_streamed,
             kv_tier=kv_tier,

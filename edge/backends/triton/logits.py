@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.backends.triton.device import Device, Mirror
+from edge.kernels.sampling.triton import LARGEST_TOP_K, top_k
 from edge.protocol.step import Step
-from kernels.sampling.triton import LARGEST_TOP_K, top_k
 
 
 class DeviceLogits:

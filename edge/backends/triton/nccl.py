@@ -24,10 +24,10 @@ import torch.distributed
 from torch import Tensor
 
 from edge.backends.triton.device import Device
-from transport import Collective, Work
-from transport.background import Background
-from transport.collective import SLICED_ABOVE_BYTES
-from transport.errors import ChannelClosedError, ProtocolError, TransportError
+from edge.transport import Collective, Work
+from edge.transport.background import Background
+from edge.transport.collective import SLICED_ABOVE_BYTES
+from edge.transport.errors import ChannelClosedError, ProtocolError, TransportError
 
 OPEN_TIMEOUT_S = 20.0
 """For the ranks to find each other, and for their first exchange."""

@@ -17,8 +17,8 @@ from edge.backends.interface import ShardWeights
 from edge.backends.shard_arrays import ShardArrays
 from edge.backends.triton.weights import Weight, gpu_arrays, placed
 from edge.errors import RequestError
+from edge.offload import PIECE_BYTES, CachedShard, Span, TensorEntry, padded
 from edge.weights.recipe import StoredMatrix
-from offload import PIECE_BYTES, CachedShard, Span, TensorEntry, padded
 
 _VERSION = 1
 """Raised when the file's contents change."""
@@ -86,7 +86,8 @@ def open_packed(
     found = cache.get(key)
     if found is not None:
         return key, found
-    with cache.begin(key, 2 * weights.manifest.total_bytes) as writer:
+    total_bytes = 2 * weights.manifest.total_bytes
+    with cache.begin(key, total_bytes, made_of=weights.path.parent) as writer:
         for matrix in arrays.format.recipe.all_stored(arrays.layout.matrices):
             layer = _layer_of(matrix.name)
             if layer is not None:

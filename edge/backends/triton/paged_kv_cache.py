@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from edge.backends.triton.device import Device, Mirror
 from edge.backends.triton.long_request_blocks import SpreadBlocks
 from edge.errors import RequestError
+from edge.kernels.kv_cache.gpu_cache import KvCache
+from edge.offload import KVLayer, KVShape
 from edge.protocol.step import Step, StepLimits
 from edge.weights.layout import ShardLayout
-from kernels.kv_cache.gpu_cache import KvCache
-from offload import KVLayer, KVShape
 
 BLOCK_TOKENS = 16
 
@@ -58,8 +58,8 @@ class BlockCache:
         row_blocks = math.ceil(limits.context_tokens / BLOCK_TOKENS)
         # The last block of each request may have room left.
         self.num_blocks = min(
-            math.ceil(limits.cached_tokens / BLOCK_TOKENS) + limits.requests,
-            row_blocks * limits.requests,
+            math.ceil(limits.cached_tokens / BLOCK_TOKENS) + limits.caches,
+            row_blocks * limits.caches,
         )
         self._table = Mirror(device, limits.requests * row_blocks, torch.int32)
         self._rows = self._table.host.reshape(limits.requests, row_blocks)
@@ -149,9 +149,9 @@ class BlockCache:
         if request not in self._slots:
             if self.is_spread:
                 raise KeyError("one that is longer than memory has all of it")
-            free = set(range(self._limits.requests)).difference(self._slots.values())
+            free = set(range(self._limits.caches)).difference(self._slots.values())
             if not free:
-                raise KeyError(f"all {self._limits.requests} places are taken")
+                raise KeyError(f"all {self._limits.caches} places are taken")
             slot = self._slots[request] = min(free)
             self._blocks[slot], self._lengths[slot] = [], 0
         return self._slots[request]
@@ -163,6 +163,23 @@ class BlockCache:
     def wrote(self, slot: int, length: int) -> None:
         """The slot now holds `length` tokens."""
         self._lengths[slot] = length
+
+    def shrink(self, slot: int, length: int) -> None:
+        """Forget what is behind the first `length` tokens, if there is more."""
+        if slot == self._far_slot or length >= self._lengths[slot]:
+            return
+        self._lengths[slot] = length
+        blocks = self._blocks[slot]
+        while len(blocks) > math.ceil(length / BLOCK_TOKENS):
+            self._free.append(blocks.pop())
+        self._in_table.clear()  # it may be given other blocks there
+
+    def rename(self, request: str, to: str) -> None:
+        """What `request` has is another one's from now on."""
+        self._slots[to] = self._slots.pop(request)
+        self._in_table = [
+            ("", 0) if owner in {request, to} else (owner, count) for owner, count in self._in_table
+        ]
 
     def place(self, step: Step) -> None:
         """Find blocks for the step's tokens; row i of the table is then that of its entry i."""

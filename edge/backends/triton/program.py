@@ -22,9 +22,9 @@ from edge.backends.triton.logits import DeviceLogits
 from edge.backends.triton.nccl import TorchSums, device_sums
 from edge.backends.triton.streaming import StreamedLayers
 from edge.errors import RequestError
+from edge.offload import KVTier
 from edge.protocol.step import Step, StepLimits
-from offload import KVTier
-from transport import Collective, Work
+from edge.transport import Collective, Work
 
 
 class TritonProgram:
@@ -142,10 +142,16 @@ class TritonProgram:
         self._moves.reserve(request, tokens)
 
     @property
+    def rows_agree(self) -> bool:
+        return False  # kernels for few rows sum in another order than those for many
+
+    @property
     def cache_digest(self) -> str:
+        layout = self._operators.layout
+        long = [each.is_long(self._limits.context_tokens) for each in layout.rotations]
         return (
             f"triton {triton.__version__} torch {torch.__version__} {self._device.name} "
-            f"{self._operators.activations}"
+            f"{self._operators.activations} {long}"
         )
 
     def new_rows(self, tokens: int) -> list[NDArray[Any]]:
@@ -166,6 +172,12 @@ class TritonProgram:
             keys, values = rows[2 * layer : 2 * layer + 2]
             self._cache.put(layer, slot, first, keys, values)
             self._cache.wrote(slot, first + keys.shape[1])
+
+    def keep(self, request: str, tokens: int) -> None:
+        self._moves.keep(request, tokens)
+
+    def take(self, request: str, source: str, tokens: int, *, moves: bool) -> int:
+        return self._moves.take(request, source, tokens, moves=moves)
 
     def stream(self, layers: int) -> None:
         streamed = self._streamed

@@ -17,22 +17,24 @@ from torch import Tensor
 from edge.backends.self_check import ROWS, Judge, heads_of, spread
 from edge.backends.shard_arrays import ShardArrays
 from edge.backends.triton.attention import AttentionBlock
-from edge.backends.triton.blocks import Norm
+from edge.backends.triton.blocks import Addend, Cast, Norm
 from edge.backends.triton.buffers import StepBuffers
 from edge.backends.triton.device import Device
 from edge.backends.triton.gated_mlp import GatedMlpBlock
 from edge.backends.triton.layers import ShardOperators
 from edge.backends.triton.paged_kv_cache import scale_groups
 from edge.backends.triton.weights import Product
+from edge.kernels.embedding.reference import embedding
+from edge.kernels.gated_mlp.reference import gated
+from edge.kernels.kv_cache.token_cache import dequantize_heads, quantize_heads
+from edge.kernels.logits.reference import finish_logits as finished
+from edge.kernels.logits.triton import finish_logits
+from edge.kernels.matmul.reference import matmul
+from edge.kernels.rms_norm.reference import add_rms_norm, rms_norm
+from edge.kernels.sampling.ranking import likeliest
+from edge.kernels.sampling.shortlist import SHORTLIST_TOKENS
+from edge.kernels.sampling.triton import top_k
 from edge.protocol.step import Step, StepEntry, StepLimits
-from kernels.embedding.reference import embedding
-from kernels.gated_mlp.reference import gated_silu
-from kernels.kv_cache.token_cache import dequantize_heads, quantize_heads
-from kernels.matmul.reference import matmul
-from kernels.rms_norm.reference import add_rms_norm, rms_norm
-from kernels.sampling.ranking import likeliest
-from kernels.sampling.shortlist import SHORTLIST_TOKENS
-from kernels.sampling.triton import top_k
 
 LARGEST_ERROR = {torch.float32: 1e-3, torch.bfloat16: 2e-2}
 """Error of an operator's result over its largest value. What is wrong is wrong by far more."""
@@ -71,9 +73,12 @@ def check_agreement(
                 check.attention(block)
             elif isinstance(block, GatedMlpBlock):
                 check.gated(block, layer)
+        for addend in operators.addends[layer]:
+            check.addend(addend, layer)
     if operators.head is not None:
         check.norm(operators.head.norm, "final_norm")
         check.product(operators.head.product)
+        check.finishing()
         check.ranking()
 
 
@@ -126,9 +131,12 @@ class _Check:
         table = self._arrays.read("embedding", [i - ids.start for i in inside])
         known = {token: row for row, token in enumerate(inside)}
         rows = np.asarray([known.get(token, -1) for token in tokens])
-        self.compare("embedding", lane.hidden, embedding(rows, table))
+        scale = np.float32(self._spec.embedding_scale)
+        self.compare("embedding", lane.hidden, scale * embedding(rows, table))
 
-    def norm(self, norm: Norm, name: str) -> None:
+    def norm(self, norm: Norm | Cast, name: str) -> None:
+        if isinstance(norm, Cast):
+            return
         weight = self._arrays.read(name)
         x, addend = self.normal(2, ROWS[0], len(weight)), self.normal(2, ROWS[0], len(weight))
         hidden = torch.from_numpy(x[0].copy()).to(self._device.torch)
@@ -140,6 +148,15 @@ class _Check:
         given = norm(hidden, torch.from_numpy(addend[0]).to(self._device.torch))
         self.compare(f"add_rms_norm ({name})", given, normed)
         self.compare(f"add_rms_norm ({name})", hidden, total)
+
+    def addend(self, addend: Addend, layer: int) -> None:
+        if addend.weight is None:
+            return
+        (lane,) = self._buffers.lanes([_step(0, [0])])
+        x = self.normal(*lane.partial.shape)
+        lane.partial.copy_(torch.from_numpy(x))
+        expected = rms_norm(x, _array(addend.weight), epsilon=self._spec.norm_epsilon)
+        self.compare(f"rms_norm (after parts of layer {layer})", addend(lane), expected)
 
     def product(self, product: Product) -> None:
         arrays, name = self._arrays, product.name
@@ -164,6 +181,13 @@ class _Check:
             weights.append(self._arrays.floats(stored, rows))
         return outputs, np.concatenate(weights)
 
+    def finishing(self) -> None:
+        spec, logits = self._spec, self.normal(1, len(self._operators.layout.vocab))
+        scale, soft_cap = spec.logit_scale, spec.logit_soft_cap
+        x = torch.from_numpy(logits.copy()).to(self._device.torch)
+        expected = finished(logits, scale=scale, soft_cap=soft_cap)
+        self.compare("finish_logits", finish_logits(x, scale=scale, soft_cap=soft_cap), expected)
+
     def ranking(self) -> None:
         """The order of logits. A kernel for many compiles for seconds on a GPU: not in a reply."""
         columns = len(self._operators.layout.vocab)
@@ -182,7 +206,8 @@ class _Check:
         self.product(block.gate_up)
         gate_up = self.normal(ROWS[-1], 2 * block.part.columns)
         given = block.gate(self.tensor(gate_up))
-        self.compare(f"gated_mlp ({block.gate_up.name})", given, gated_silu(self.rounded(gate_up)))
+        expected = gated(self.rounded(gate_up), activation=block.part.activation)
+        self.compare(f"gated_mlp ({block.gate_up.name})", given, expected)
         self.product(block.down)
 
     def attention(self, block: AttentionBlock) -> None:
@@ -221,7 +246,7 @@ class _Check:
                 cache.place(step)
                 (lane,) = self._buffers.lanes([step])
                 end = first + length
-                expected = heads.attend(first, end, part.window)
+                expected = heads.attend(first, end, part)
                 # And as in a long context, whose keys may be divided: that is another kernel.
                 for max_keys in sorted({lane.max_keys, limits.context_tokens}):
                     given = block.attend(

@@ -1,7 +1,8 @@
 """Layers in three memories: some stay on the device, some in pinned host memory, some on disk.
 
 What does not stay passes through a window on the device, copied there just before its use. Which
-layer is where is `partition.weight_tiers`'s to decide, when they move `offload.DeviceWindow`'s.
+layer is where `weight_tiers` of edge.partition decides, when they move `DeviceWindow` of
+edge.offload.
 """
 
 from __future__ import annotations
@@ -16,8 +17,7 @@ from edge.backends.shard_arrays import ShardArrays
 from edge.backends.triton.device import Device
 from edge.backends.triton.packing import layer_runs, open_packed
 from edge.backends.triton.weights import Weight
-from edge.weights.recipe import StoredMatrix
-from offload import (
+from edge.offload import (
     DeviceWindow,
     DirectReader,
     HostSlots,
@@ -26,8 +26,9 @@ from offload import (
     is_streamed,
     padded,
 )
-from partition.fit.resident_layers import WeightTiers, weight_tiers
-from partition.plan.shard import WINDOW_LAYERS
+from edge.partition.fit.resident_layers import WeightTiers, weight_tiers
+from edge.partition.plan.shard import WINDOW_LAYERS
+from edge.weights.recipe import StoredMatrix
 
 _LEAST_WINDOW = 2
 """The part of what WeightStreamer takes, where everything stays in the host's memory."""

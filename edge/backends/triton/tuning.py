@@ -1,7 +1,7 @@
 """Tiles of products and attention: measured ones where a table has them, else none.
 
 None leaves the choice to the kernels' faces, whose defaults suit any shape. A table belongs to one
-kind of GPU. It is made by `python -m demos.bench.gpu_tuning` and kept among Edge's caches;
+kind of GPU. It is made by `python -m edge.demos.bench.gpu_tuning` and kept among Edge's caches;
 tables that are shipped lie in `tables/` of this folder (none so far). Tiles change speed
 and the order of sums, nothing else.
 """
@@ -21,10 +21,10 @@ import torch
 from edge.backends.triton.device import Device
 from edge.host.atomic_files import write_whole
 from edge.host.cache_paths import cache_root
-from kernels.attention.triton import AttentionTiles
-from kernels.matmul.triton import FEW_ROWS
-from kernels.triton_launch import SMALLEST_DOT, GemmTiles, GemvTiles, Launch, padded
-from offload import parse_json, read_file
+from edge.kernels.attention.triton import AttentionTiles
+from edge.kernels.matmul.triton import FEW_ROWS
+from edge.kernels.triton_launch import SMALLEST_DOT, GemmTiles, GemvTiles, Launch, padded
+from edge.offload import parse_json, read_file
 
 Tiles = GemvTiles | GemmTiles
 

@@ -16,14 +16,14 @@ from edge.backends.shard_arrays import ShardArrays
 from edge.backends.triton.device import Device
 from edge.backends.triton.observation import Grams
 from edge.backends.triton.tuning import ProductShape, Tuning
+from edge.kernels.matmul.triton import matmul
+from edge.kernels.matmul_nbits.gpu_layout import gpu_layout
+from edge.kernels.matmul_nbits.reference import QuantizedMatrix
+from edge.kernels.matmul_nbits.triton import PackedWeight, matmul_nbits
 from edge.weights.block_matrices import Blocks, OffsetBlocks, ZeroBlocks
 from edge.weights.float_matrices import Floats
 from edge.weights.matrix_kind import MatrixKind
 from edge.weights.recipe import StoredMatrix
-from kernels.matmul.triton import matmul
-from kernels.matmul_nbits.gpu_layout import gpu_layout
-from kernels.matmul_nbits.reference import QuantizedMatrix
-from kernels.matmul_nbits.triton import PackedWeight, matmul_nbits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -1,63 +1,11 @@
-"""An answer that arrives piece by piece, cut into what is thought and whole blocks. Pure."""
+"""An answer in Markdown that arrives piece by piece, cut into whole blocks. Pure."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from itertools import pairwise
 
-OPEN, CLOSE = "<think>", "</think>"
 _FENCE = re.compile(r" {0,3}(```+|~~~+)")
-
-
-@dataclass(slots=True)
-class ThinkingSplitter:
-    """Tells what a model thinks from what it says: between two marks at the answer's beginning.
-
-    thinking: some chat templates write the first mark, so the answer begins after it.
-    """
-
-    thinking: bool = False
-    _held: str = ""
-    _begun: bool = False
-
-    def feed(self, text: str) -> tuple[str, str]:
-        """(thought, said) of what has come and may be shown."""
-        self._held += text
-        if not self._begun and not self.thinking:
-            start = self._held.lstrip()
-            if OPEN.startswith(start[: len(OPEN)]) and len(start) < len(OPEN):
-                return "", ""  # it may become the mark
-            self._begun = True
-            if start.startswith(OPEN):
-                self.thinking = True
-                self._held = start.removeprefix(OPEN)
-        if not self.thinking:
-            return "", self._take(len(self._held))
-        end = self._held.find(CLOSE)
-        if end < 0:
-            return self._take(_before_partial(self._held, CLOSE)), ""
-        thought = self._take(end)
-        self._begun, self.thinking = True, False
-        self._held = self._held.removeprefix(CLOSE).lstrip("\n")
-        return thought, self._take(len(self._held))
-
-    def rest(self) -> tuple[str, str]:
-        """What was held back when the answer ended."""
-        held = self._take(len(self._held))
-        return (held, "") if self.thinking else ("", held)
-
-    def _take(self, count: int) -> str:
-        taken, self._held = self._held[:count], self._held[count:]
-        return taken
-
-
-def _before_partial(text: str, mark: str) -> int:
-    """How much of the text comes before what may be the beginning of the mark."""
-    for length in range(min(len(mark) - 1, len(text)), 0, -1):
-        if mark.startswith(text[-length:]):
-            return len(text) - length
-    return len(text)
 
 
 def cut_blocks(text: str) -> tuple[list[str], str]:

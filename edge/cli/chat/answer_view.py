@@ -12,8 +12,9 @@ from rich.live import Live
 from rich.markdown import Markdown
 from rich.text import Text
 
-from edge.cli.chat.answer_text import ThinkingSplitter, cut_blocks
+from edge.cli.chat.answer_text import cut_blocks
 from edge.errors import without_controls
+from edge.text.thinking import ThinkingSplitter
 
 Thinking = Literal["fold", "show", "hide"]
 _REDRAW_S = 0.08

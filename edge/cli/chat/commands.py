@@ -12,8 +12,8 @@ from typing import Protocol
 from edge.cli.chat.conversation import Conversation, check_text
 from edge.cli.chat.settings import Settings
 from edge.errors import RequestError
-from kernels.sampling.parameters import SamplingParameters
-from offload import read_file
+from edge.kernels.sampling.parameters import SamplingParameters
+from edge.offload import read_file
 
 _COMMAND = re.compile(r"/([a-z?]+)(?:\s+(.*))?", re.DOTALL)
 _FILE_AND_TEXT = re.compile(r'("[^"\n]+"|\S+)\s*(.*)', re.DOTALL)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from edge.errors import RequestError, shown
-from offload import StoreError, parse_json, read_file, write_durably
+from edge.offload import StoreError, parse_json, read_file, write_durably
 
 _FORMAT = "edge conversation"
 _MOST_FILE_BYTES = 64 << 20

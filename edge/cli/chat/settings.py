@@ -9,8 +9,8 @@ from typing import Any, get_args, get_type_hints
 from edge.api.generation_options import GenerationOptions
 from edge.cli.chat.answer_view import Thinking
 from edge.errors import RequestError
+from edge.kernels.sampling.parameters import SamplingParameters
 from edge.option_fields import option_facts
-from kernels.sampling.parameters import SamplingParameters
 
 _SHORT = {"max_tokens": "max_new_tokens"}
 _WORDS = {"none": None, "default": None, "on": True, "off": False}

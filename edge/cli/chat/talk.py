@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 from rich.console import Console
 
 from edge.api.cluster import Cluster
 from edge.api.model import Model
 from edge.api.reply import Reply, ReplyStream
-from edge.cli.chat.answer_text import OPEN
 from edge.cli.chat.answer_view import AnswerView
 from edge.cli.chat.conversation import Conversation
 from edge.cli.chat.settings import Settings
@@ -23,8 +20,8 @@ from edge.cli.reply_view import (
     write_token,
 )
 from edge.errors import RequestError, without_controls
+from edge.kernels.sampling.parameters import SamplingParameters
 from edge.planning.load_options import LoadOptions
-from kernels.sampling.parameters import SamplingParameters
 
 
 class TerminalTalk:
@@ -34,7 +31,7 @@ class TerminalTalk:
         self,
         cluster: Cluster,
         model: Model,
-        path: Path,
+        path: str,
         options: LoadOptions,
         settings: Settings,
         conversation: Conversation,
@@ -120,14 +117,14 @@ class TerminalTalk:
         """Token ids of the prompt, and whether it has the model think already."""
         tokenizer = self._model.tokenizer
         ids = tokenizer.encode_chat(messages)
-        return ids, tokenizer.decode(ids[-8:]).rstrip().endswith(OPEN)
+        return ids, tokenizer.begins_thinking(ids)
 
     def _answered(self, messages: list[dict[str, str]]) -> tuple[str, Reply | None]:
         """What was said until the end, or until Ctrl-C, which counts as an answer then."""
         ids, begun = self._encoded(messages)
         said: list[str] = []
         self.was_stopped = False
-        with self._model.stream(ids, self.settings.generation) as stream:
+        with self._model.stream(ids, self.settings.generation, goes_on=True) as stream:
             try:
                 self._show(stream, said, begun=begun)
             except KeyboardInterrupt:

@@ -43,7 +43,7 @@ from edge.planning.load_options import LoadOptions
 @cluster_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
 def command(
-    model: Path,
+    model: str,
     options: LoadOptions,
     peers: ClusterOptions,
     wanted: BenchmarkOptions,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from edge.api.generation_options import GenerationOptions
@@ -31,14 +29,14 @@ from edge.planning.load_options import LoadOptions
 @adapt_option
 @cluster_options
 def command(
-    model: Path,
+    model: str,
     system: str | None,
     options: LoadOptions,
     peers: ClusterOptions,
     adapt: bool,
     generation: GenerationOptions,
 ) -> None:
-    """Talk with MODEL in turns, by its own chat template.
+    """Talk with MODEL, a folder, a GGUF file or org/name, in turns, by its own chat template.
 
     Ctrl-C stops an answer and keeps what was said; twice, or Ctrl-D, leaves. /help shows the
     commands of a conversation. Where no terminal is, each line of standard input is a turn.

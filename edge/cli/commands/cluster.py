@@ -104,7 +104,7 @@ def expel(device: str, interfaces: tuple[str, ...], cluster: str) -> None:
     told = 0
     with contextlib.suppress(NetworkError):  # those who are not there hear it from another member
         found = find_peers(cluster, own.credentials(), timeout_s=3.0, interfaces=interfaces or None)
-        told = len(asyncio.run(found))
+        told = len(asyncio.run(found)[0])
     click.echo(f"Expelled {fingerprint(id)}; {told} peers were told at once.")
 
 

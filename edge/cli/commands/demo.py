@@ -17,7 +17,7 @@ def command(name: str | None) -> None:
       edge demo                 which there are
       edge demo quickstart
     """
-    from demos import catalogue
+    from edge.demos import catalogue
 
     if name is None:
         for demo in catalogue.DEMOS:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import json
 import os
 import platform
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
+from itertools import combinations
 from pathlib import Path
 
 import click
@@ -17,21 +20,29 @@ import psutil
 from edge.cli.diagnosis import (
     DeviceFacts,
     Finding,
+    LinkFacts,
     device_findings,
     fit_for_strangers,
+    link_finding,
     peer_findings,
+    peers_together,
 )
 from edge.cli.field_options import given_options
 from edge.cli.options import ClusterOptions, open_cluster
 from edge.errors import EdgeError, RequestError
 from edge.host.addresses import interface_addresses
 from edge.host.cache_paths import cache_root
+from edge.host.cgroup import processors
 from edge.host.free_memory import free_memory_bytes
+from edge.host.identity import host_id
+from edge.host.interfaces import interface_to
 from edge.host.probes import existing, listen_failure, multicast_failure, write_failure
 from edge.membership.store import TOKEN_VARIABLE, MembershipStore, config_root
+from edge.planning.profile_cache import FactsCache
+from edge.profiling.own_links import own_links
 from edge.protocol.peer_info import PeerInfo
+from edge.transport import TransportError, parse_address
 from edge.version import __version__
-from transport import TransportError, parse_address
 
 _INSTRUCTIONS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm")
 _MOST_CPUINFO_BYTES = 64 << 10
@@ -62,16 +73,22 @@ def command(wanted: ClusterOptions, listen: str, as_json: bool) -> None:
     """
     facts = _device_facts(listen)
     peers: tuple[PeerInfo, ...] = ()
+    links: list[LinkFacts] = []
+    left_out: tuple[EdgeError, ...] = ()
     failure = None
     if wanted.insecure or facts.membership_failure is None:  # else there are no keys to ask with
         try:
             with open_cluster(wanted) as found:
-                peers = found.peers
+                peers, left_out = found.peers, found.left_out
+            links = _links([peer for peer in peers if peer.host != facts.host])
+            links += remembered_links(peers)
         except EdgeError as error:
             failure = str(error)
     findings = [
         *device_findings(facts, finds_peers=bool(peers)),
-        *peer_findings(peers, failure, software=__version__),
+        *peer_findings(peers, failure, left_out),
+        *map(link_finding, links),
+        *peers_together(facts, peers),
     ]
     if as_json:
         home = str(Path.home())
@@ -101,11 +118,18 @@ def _device_facts(listen: str) -> DeviceFacts:
     except EdgeError as error:
         membership_failure = str(error)
     folder = cache_root()
+    said = _cpu_info()
     packages = {name: version(name) for name in ("numpy", "onnxruntime", "zeroconf")}
     return DeviceFacts(
         versions={"Edge": __version__, "Python": platform.python_version(), **packages},
-        instructions=_instructions(),
+        is_x86=platform.machine() in ("x86_64", "AMD64"),
+        instructions=tuple(each for each in _INSTRUCTIONS if each in said.split()),
+        processor=next((line for line in said.splitlines() if line.startswith("model name")), ""),
+        is_virtual="hypervisor" in said.split(),
+        cores=len(os.sched_getaffinity(0)),
+        quota_cores=processors(),
         free_memory_bytes=free_memory_bytes(),
+        machine_free_bytes=int(psutil.virtual_memory().available),
         cache_folder=str(folder).replace(str(Path.home()), "~", 1),
         cache_failure=write_failure(folder),
         free_disk_bytes=psutil.disk_usage(str(existing(folder))).free,
@@ -114,8 +138,31 @@ def _device_facts(listen: str) -> DeviceFacts:
         multicast=_multicast(),
         has_token=bool(os.environ.get(TOKEN_VARIABLE)),
         membership_failure=membership_failure,
-        num_met=0 if membership is None else len(membership.others),
+        met={} if membership is None else dict(membership.others),
+        host=host_id(),
     )
+
+
+def _links(peers: Sequence[PeerInfo]) -> list[LinkFacts]:
+    """To peers on other machines, measured now."""
+    found = []
+    measured = asyncio.run(own_links(peers)) if peers else {}
+    for peer in peers:
+        interface = interface_to(parse_address(peer.address)[0])
+        found.append(
+            LinkFacts(ends=f"to {peer.name}", interface=interface, times=measured[peer.id])
+        )
+    return found
+
+
+def remembered_links(peers: Sequence[PeerInfo]) -> Iterator[LinkFacts]:
+    """Between peers on two machines, as they were measured for a plan since yesterday."""
+    known = FactsCache(cache_root() / "measured")
+    for one, other in combinations(peers, 2):
+        times = known.link(one, other) or known.link(other, one)
+        if times is not None and one.host != other.host:
+            ends = f"between {one.name} and {other.name}, as a plan has it"
+            yield LinkFacts(ends=ends, interface=None, times=times)
 
 
 def _multicast() -> dict[str, str | None]:
@@ -132,11 +179,10 @@ def _multicast() -> dict[str, str | None]:
     }
 
 
-def _instructions() -> tuple[str, ...]:
-    """Linux says them; elsewhere they are not known."""
+def _cpu_info() -> str:
+    """What Linux says of the processor; elsewhere nothing is known."""
     try:
         with Path("/proc/cpuinfo").open("rb") as file:
-            said = set(file.read(_MOST_CPUINFO_BYTES).decode(errors="replace").split())
+            return file.read(_MOST_CPUINFO_BYTES).decode(errors="replace")
     except OSError:
-        return ()
-    return tuple(each for each in _INSTRUCTIONS if each in said)
+        return ""

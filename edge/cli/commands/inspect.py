@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import click
 
@@ -12,16 +11,16 @@ from edge.cli.inspect_view import show_inspection
 
 
 @click.command("inspect", short_help="Show what a checkpoint is, and what it would take.")
-@click.argument("model", type=click.Path(path_type=Path))
+@click.argument("model", type=click.Path(path_type=str))
 @click.option("--template", is_flag=True, help="Print the text of its chat template, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
-def command(model: Path, template: bool, as_json: bool) -> None:
-    """Show what MODEL is, a folder or a GGUF file: its layers, what its weights are stored in, what
-    Edge would hold them in, the memory that takes, its tokenizer.
+def command(model: str, template: bool, as_json: bool) -> None:
+    """Show what MODEL is, a folder, a GGUF file or org/name: its layers, what its weights are
+    stored in, what Edge would hold them in, the memory that takes, its tokenizer.
 
-    Only headers are read, so that it takes a moment however large the model is. No peer is needed,
-    and none is asked. Of a checkpoint that Edge does not run, it shows what the header says, and
-    why it does not run.
+    Only headers are read, so that it takes a moment however large the model is; org/name is fetched
+    first. No peer is needed, and none is asked. Of a checkpoint that Edge does not run, it shows
+    what the header says, and why it does not run.
 
     \b
     weights   in memory, packed for the kernels of a CPU, with the table of embeddings

@@ -13,12 +13,17 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from edge.backends.registry import open_backend, usual_backend
-from edge.cli.field_options import field_options
+from edge.cli.config_file import as_toml, config_option, read_config
+from edge.cli.field_options import field_options, given_options
+from edge.cli.logs import LogOptions, set_up_logging
+from edge.cli.service_unit import Service, next_commands, place_of, service_unit, write_unit
 from edge.errors import RequestError
 from edge.host.cuda_driver import num_cuda_devices, use_only
 from edge.host.free_memory import format_size
@@ -28,7 +33,7 @@ from edge.membership.shown import Shown
 from edge.peer.daemon import PeerDaemon
 from edge.peer.resources import PeerResources
 from edge.peer.settings import PeerSettings
-from transport import Credentials, format_address, parse_address
+from edge.transport import Credentials, format_address, parse_address
 
 if TYPE_CHECKING:
     from edge.membership.own import OwnMembership
@@ -42,8 +47,20 @@ EXIT_TIMEOUT_S = 5.0
 """Time for a step or a load that is under way when the daemon is told to end."""
 
 
-@click.command("peer", short_help="Run the daemon that lends this device to the cluster.")
+@click.group(
+    "peer",
+    short_help="Run the daemon that lends this device to the cluster.",
+    invoke_without_command=True,
+)
+@config_option
+@click.option(
+    "--print-config",
+    is_flag=True,
+    help="Print what holds, as a file for --config, and where each value comes from; start "
+    "nothing.",
+)
 @field_options(PeerSettings)
+@given_options("logs", LogOptions)
 @click.option(
     "--gpu",
     type=click.IntRange(0, 1023),
@@ -64,7 +81,12 @@ EXIT_TIMEOUT_S = 5.0
 @click.option(
     "--supervised", is_flag=True, hidden=True, help="End when standard input ends; do not announce."
 )
+@click.pass_context
 def command(
+    context: click.Context,
+    /,
+    print_config: bool,
+    logs: LogOptions,
     gpu: int | None,
     no_announce: bool,
     insecure: bool,
@@ -93,16 +115,30 @@ def command(
       edge peer --listen 192.168.1.7:5000           a fixed address for networks without zeroconf
       edge peer --backend ort                       the CPU, also where there is a GPU
       edge peer --gpu 1                             the second GPU; --gpu 0 in a daemon of its own
+      edge peer --config edge.toml --log-file /var/log/edge/peer.log --log-level info
+      edge peer install                             from now on at each start, by systemd
 
     Several GPUs of a host are one daemon each. Where these share layers, they sum with NCCL.
 
     Only devices of this one's cluster can use it, and what they say is encrypted: see `edge pair`.
     """
+    if context.invoked_subcommand is not None:
+        if _has_given(context):
+            raise click.UsageError(
+                "options of the daemon go into a file: edge peer install --config"
+            )
+        return
     given = {name: value for name, value in named.items() if value is not None}
     if gpu is not None:
         given = {"name": f"{socket.gethostname()}-gpu{gpu}", **given}
         given["backend"] = _only(gpu, given["backend"])
     settings = PeerSettings(**given, announce=not (no_announce or supervised))
+    if print_config:
+        for line in as_toml(context, {"name": settings.name, "threads": settings.threads}):
+            click.echo(line)
+        return
+    if logs != LogOptions():
+        set_up_logging(logs)
     backend = usual_backend() if settings.backend == "auto" else settings.backend
     if settings.host_memory_bytes and backend != "triton":
         raise RequestError(
@@ -118,7 +154,8 @@ def command(
         raise RequestError(
             "--allow needs keys, and --insecure leaves them out; give one of the two"
         )
-    if sys.stderr.isatty() and not (supervised or as_json):
+    is_watched = sys.stderr.isatty() and not (supervised or as_json)
+    if is_watched and logs.log_level is None:
         logging.getLogger("edge.peer.audit").setLevel(logging.INFO)
     if insecure:
         click.echo(
@@ -141,6 +178,51 @@ def command(
             asyncio.run(
                 _until_ended(lambda ended: _serve_clusters(serve, settings, own, number, ended))
             )
+
+
+@command.command()
+@click.option(
+    "--config",
+    type=click.Path(exists=True, dir_okay=False, resolve_path=True, path_type=Path),
+    metavar="FILE",
+    help="The daemon's options, as for edge peer --config; the file is read at each start.",
+)
+@click.option(
+    "--system",
+    is_flag=True,
+    help="For the whole system, from its start on; root writes the unit, the daemon runs as you.",
+)
+@click.option("--print", "print_only", is_flag=True, help="Print the unit and write nothing.")
+@click.pass_context
+def install(context: click.Context, /, config: Path | None, system: bool, print_only: bool) -> None:
+    """Write a systemd unit that runs the daemon, and say what to type next.
+
+    \b
+    Examples:
+      edge peer install                             while you are logged in, or linger
+      edge peer install --config ~/edge.toml
+      sudo edge peer install --system               from the start of the machine, as you
+      edge peer install --print
+    """
+    if config is not None:
+        assert context.parent is not None
+        read_config(config, context.parent)
+    service = Service.of_this_process(config, is_system=system)
+    if print_only:
+        click.echo(service_unit(service), nl=False)
+        return
+    place = place_of(service)
+    write_unit(place, service_unit(service))
+    click.echo(f"Wrote {place}. Type next:")
+    for line in next_commands(service):
+        click.echo(f"  {line}")
+
+
+def _has_given(context: click.Context) -> bool:
+    """Whether there is anything on the command line."""
+    return any(
+        context.get_parameter_source(name) is ParameterSource.COMMANDLINE for name in context.params
+    )
 
 
 def _only(gpu: int, backend: str) -> str:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import datetime
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 
 import click
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
+from edge.api.watching import PeerChange, changes, watched_peers
 from edge.cli.field_options import given_options
 from edge.cli.options import ClusterOptions, open_cluster
 from edge.host.free_memory import format_size
@@ -32,8 +38,22 @@ LEAST_WANTED_LAST = (
 @click.command("peers", short_help="Show the peers of a cluster.")
 @given_options("wanted", ClusterOptions, only=("addresses", "cluster", "interfaces", "insecure"))
 @click.option("--wide", is_flag=True, help="Show all columns, however wide the terminal is.")
+@click.option(
+    "--watch",
+    is_flag=True,
+    help="Go on until Ctrl-C: a table that follows on a terminal, else a line for each change.",
+)
+@click.option(
+    "--every",
+    "every_s",
+    type=click.FloatRange(0.1, 3600),
+    default=2.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How often --watch asks each peer.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
-def command(wanted: ClusterOptions, wide: bool, as_json: bool) -> None:
+def command(wanted: ClusterOptions, wide: bool, watch: bool, every_s: float, as_json: bool) -> None:
     """Name, address, device, free memory and loaded models of every peer that answers.
 
     The last columns say what of its memory is kept for weights and for keys and values (KV), what a
@@ -46,7 +66,20 @@ def command(wanted: ClusterOptions, wide: bool, as_json: bool) -> None:
       edge peers                              all that zeroconf finds within seconds
       edge peers --cluster attic --json       for scripts
       edge peers --peer 192.168.1.7:5000      one that zeroconf does not reach
+      edge peers --watch                      who comes, goes and loads what, until Ctrl-C
+      edge peers --watch --json               a line of JSON for each change, for scripts
     """
+    if watch:
+        looks = watched_peers(
+            wanted.addresses,
+            cluster=wanted.cluster,
+            interfaces=wanted.interfaces or None,
+            insecure=wanted.insecure,
+            every_s=every_s,
+        )
+        with contextlib.suppress(KeyboardInterrupt):  # that is how it ends
+            asyncio.run(_watch(looks, wide=wide, as_json=as_json))
+        return
     with open_cluster(wanted) as found:
         peers = found.peers
     if as_json:
@@ -59,19 +92,69 @@ def command(wanted: ClusterOptions, wide: bool, as_json: bool) -> None:
 
 def show_peers(console: Console, peers: Sequence[PeerInfo], *, width: int | None) -> None:
     """As many columns as fit into `width`, or all; then what each peer runs, in words."""
+    if width is None:
+        console.width = max(console.width, _table_width([_cells(peer) for peer in peers], COLUMNS))
+    table, lines = _table_and_lines(peers, width)
+    console.print(table)
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+async def _watch(looks: AsyncGenerator[tuple[PeerInfo, ...]], *, wide: bool, as_json: bool) -> None:
+    console = Console()
+    before: tuple[PeerInfo, ...] = ()
+    async with contextlib.aclosing(looks):
+        if console.is_terminal and not console.is_dumb_terminal and not as_json:
+            with Live(console=console, screen=True, auto_refresh=False) as live:
+                async for peers in looks:
+                    live.update(_screen(peers, None if wide else console.width), refresh=True)
+            return
+        async for peers in looks:
+            for change in changes(before, peers):
+                click.echo(_json_line(change) if as_json else change_in_words(change))
+            before = peers
+
+
+def _screen(peers: Sequence[PeerInfo], width: int | None) -> Group:
+    table, lines = _table_and_lines(peers, width)
+    lines.append(f"{len(peers)} peers at {datetime.datetime.now():%H:%M:%S}; Ctrl-C ends.")
+    return Group(table, *map(Text, lines))
+
+
+def _json_line(change: PeerChange) -> str:
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+    return json.dumps({"at": now, "event": change.event, "peer": change.peer.to_json()})
+
+
+def change_in_words(change: PeerChange) -> str:
+    """One line, with what is new."""
+    peer, before = change.peer, change.before
+    if change.event == "gone":
+        return f"{peer.name} is gone"
+    if before is None:
+        cells = _cells(peer)
+        return f"{peer.name} is there: {cells['address']}, {cells['device']}, " + _offers(peer)
+    told = []
+    was, now = ([f"{m.name} {m.dtype}" for m in each.models] for each in (before, peer))
+    told += [f"runs {each}" for each in now if each not in was]
+    told += [f"no longer runs {each}" for each in was if each not in now]
+    return f"{peer.name} {', '.join(told) or 'changes'}: {_offers(peer)}"
+
+
+def _offers(peer: PeerInfo) -> str:
+    return f"{_cells(peer)['free memory']} free, runs {_cells(peer)['loaded']}"
+
+
+def _table_and_lines(peers: Sequence[PeerInfo], width: int | None) -> tuple[Table, list[str]]:
     rows = [_cells(peer) for peer in peers]
     shown, left_out = columns_that_fit(rows, width)
     table = Table(*shown)
     for row in rows:
         table.add_row(*(escape(row[column]) for column in shown))
-    if width is None:
-        console.width = max(console.width, _table_width(rows, shown))
-    console.print(table)
     lines = [_in_words(peer, model) for peer in peers for model in peer.models]
     if left_out:
         lines.append(f"No room for {', '.join(left_out)}: --wide shows all.")
-    for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    return table, lines
 
 
 def columns_that_fit(

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import click
 
 from edge.cli.options import ClusterOptions, cluster_options, model_options, open_cluster
 from edge.cli.plan_view import plan_as_json, show_plan
 from edge.errors import CapacityError
+from edge.partition import Workload
 from edge.planning.load_options import LoadOptions
 from edge.planning.proposal import Proposal
-from partition import Workload
 
 
 @click.command("plan", short_help="Show what would run where and how fast, without running it.")
@@ -42,7 +41,7 @@ from partition import Workload
     "--json", "as_json", is_flag=True, help="Print JSON; --plan of other commands reads it."
 )
 def command(
-    model: Path,
+    model: str,
     options: LoadOptions,
     peers: ClusterOptions,
     prompt_tokens: int | None,

@@ -36,7 +36,7 @@ from edge.planning.load_options import LoadOptions
 @cluster_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
 def command(
-    model: Path,
+    model: str,
     options: LoadOptions,
     peers: ClusterOptions,
     against: str,
@@ -71,7 +71,7 @@ def command(
         found = cluster.quality(
             model,
             options,
-            against=against if against == "float32" else Path(against),
+            against=against,
             text=text,
             **asdict(wanted),
         )

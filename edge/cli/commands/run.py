@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import asdict, replace
 from typing import Any
 
 import click
@@ -29,6 +28,7 @@ from edge.cli.reply_view import (
     tell_drift,
     tell_why_not_predicted,
 )
+from edge.kernels.sampling.logprobs import MOST_LOGPROBS
 from edge.planning.load_options import LoadOptions
 
 _RAW_TOKENS = 128
@@ -46,13 +46,19 @@ _RAW_TOKENS = 128
     help="Go on from the prompt itself; else a model with a chat template is asked it.",
 )
 @click.option(
+    "--logprobs",
+    type=click.IntRange(0, MOST_LOGPROBS),
+    metavar="N",
+    help="With --json, how likely each token was, and the N likeliest in its place.",
+)
+@click.option(
     "--json", "as_json", is_flag=True, help="Print the whole reply as JSON instead of streaming."
 )
 @click.option(
     "--explain", is_flag=True, help="Show where the time went, and what was predicted of it."
 )
 def command(
-    model: Path,
+    model: str,
     prompt: str,
     raw: bool,
     as_json: bool,
@@ -62,7 +68,11 @@ def command(
     explain: bool,
     generation: GenerationOptions,
 ) -> None:
-    """Run MODEL (a Hugging Face checkpoint's folder, or a GGUF file) and stream its answer.
+    """Run MODEL and stream its answer.
+
+    MODEL is the folder of a Hugging Face checkpoint, a GGUF file, or org/name on Hugging Face, with
+    org/name:Q4_K_M for one of several GGUF files. What is not in the Hugging Face cache yet is
+    fetched into it.
 
     The prompt is put through the model's chat template, if it has one, and the answer is as long as
     the model makes it. Without a template, or with --raw, the model goes on from the prompt, for
@@ -70,10 +80,13 @@ def command(
 
     \b
     Examples:
+      edge run HuggingFaceTB/SmolLM2-135M-Instruct -p "Why is the sky blue?"
       edge run path/to/checkpoint -p "Why is the sky blue?"           on peers found by zeroconf
       edge run path/to/checkpoint -p "Hello" --local 2 --parallel tensor
       edge run path/to/checkpoint -p "Hello" --peer 192.168.1.7:5000 --peer 192.168.1.9:5000
     """
+    if generation.logprobs is not None and not as_json:
+        raise click.UsageError("--logprobs needs --json: it is told in the reply's JSON")
     if prompt == "-":
         prompt = sys.stdin.read()
     with open_cluster(peers) as cluster:
@@ -102,4 +115,12 @@ def _as_json(reply: Reply) -> dict[str, Any]:
         "token_ids": list(reply.token_ids),
         "finish_reason": reply.finish_reason,
         "statistics": dict(reply.statistics),
+        **({"logprobs": _logprobs(reply)} if reply.logprobs else {}),
     }
+
+
+def _logprobs(reply: Reply) -> list[dict[str, Any]]:
+    return [
+        {**asdict(token), "top": [asdict(each) for each in top]}
+        for token, top in zip(reply.logprobs, reply.top_logprobs, strict=True)
+    ]

@@ -20,16 +20,16 @@ from edge.api.inspection import Inspection, describe, inspect
 from edge.memory.baseline import USUAL_FLOOR_BYTES
 from edge.memory.model_sizes import model_facts
 from edge.memory.shard_memory import most_overhead
+from edge.offload import GgufFile, SafetensorsFile
+from edge.partition import Plan, Stage, Workload, memory_use
+from edge.partition.plan.shard import whole_shard
 from edge.planning.load_options import LoadOptions
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.format_sizes import bytes_per_weight
 from edge.weights.formats import AUTO, DTYPES, KV_DTYPES
 from edge.weights.header import read_header
-from offload import GgufFile, SafetensorsFile
-from partition import Plan, Stage, Workload, memory_use
-from partition.plan.shard import whole_shard
 from tests.support import gguf_bytes
-from tests.support.checkpoints import FAMILIES, TinyCheckpoint, make_checkpoint
+from tests.support.checkpoints import FAMILIES, MORE_FAMILIES, TinyCheckpoint, make_checkpoint
 from tests.support.gguf_files import Type, write_gguf
 from tests.support.packed_folders import gptq, write_packed
 from tests.support.small_tokenizers import CHAT_TEMPLATE, byte_level
@@ -41,14 +41,14 @@ DEMO = Path(__file__).parents[3] / "demos" / "model"
 Make = Callable[..., TinyCheckpoint]
 
 
-@pytest.mark.parametrize("name", sorted(FAMILIES))
+@pytest.mark.parametrize("name", [*sorted(FAMILIES), "phi3"])
 def test_a_folder_of_each_family(name: str, tiny_checkpoint: Make) -> None:
     checkpoint = tiny_checkpoint(name)
     spec, weights = checkpoint.spec, load_file(checkpoint.path / "model.safetensors")
     found = inspect(checkpoint.path)
     assert (found.name, found.path, found.form) == (checkpoint.path.name, checkpoint.path, "folder")
     assert (found.problem, found.tokenizer_problem) == (None, None)
-    assert found.family == FAMILIES[name][0]
+    assert found.family == {**FAMILIES, **MORE_FAMILIES}[name][0]
     assert found.parameters == sum(each.size for each in weights.values())
     assert (found.hidden_size, found.vocab_size) == (spec.hidden_size, spec.vocab_size)
     assert found.context_tokens == found.default_context_tokens == 512
@@ -256,7 +256,7 @@ def test_an_unknown_family(tiny_checkpoint: Make, tmp_path: Path) -> None:
     change_config(folder, model_type="mixtral", num_local_experts=8)
     found = inspect(folder)
     assert found.problem is not None
-    assert "'mixtral' is not a family Edge runs; it runs llama" in found.problem
+    assert "'mixtral' is not a family Edge runs: the nearest is mistral" in found.problem
     assert (found.family, found.num_experts) == ("mixtral", 8)
     assert (found.hidden_size, found.vocab_size, found.context_tokens) == (64, 128, 512)
     (kind,) = found.layers

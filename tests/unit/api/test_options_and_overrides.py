@@ -9,8 +9,8 @@ import pytest
 
 import edge
 from edge.api.generation_options import GenerationOptions, GenerationOverrides
+from edge.kernels.sampling.parameters import SamplingParameters
 from edge.planning.load_options import LoadOptions, LoadOverrides
-from kernels.sampling.parameters import SamplingParameters
 
 
 @pytest.mark.parametrize(
@@ -43,6 +43,12 @@ def test_every_public_name_is_there() -> None:
         ({"temperature": -1}, "temperature must be a number of at least 0"),
         ({"stop": None}, "a text or a list of texts, not None"),
         ({"stop": ("",)}, "texts that are not empty"),
+        ({"presence_penalty": 3}, "presence_penalty must be a number of at least -2 and at most 2"),
+        ({"logit_bias": {1: float("nan")}}, "a logit_bias must be a number"),
+        ({"logit_bias": {-1: 1}}, "a token id of logit_bias must be a whole number"),
+        ({"logit_bias": [3]}, "logit_bias must be at most 1024 numbers by token id"),
+        ({"logprobs": 21}, "logprobs must be 0 to 20, or None, not 21"),
+        ({"logprobs": True}, "logprobs must be 0 to 20"),
         ({"seed": -1}, "seed must be a whole number"),
     ],
     ids=str,

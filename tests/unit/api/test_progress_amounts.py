@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from edge.api.progress_bars import amount_of, progress_bars
+from edge.api.progress_bars import amount_of, label_of, progress_bars
 from edge.progress import Phase, Progress
 
 
@@ -33,6 +34,14 @@ from edge.progress import Phase, Progress
 )
 def test_amounts(phase: Phase, done: int, total: int, rate: float | None, said: str) -> None:
     assert amount_of(Progress(phase=phase, peer="", done=done, total=total), rate) == said
+
+
+def test_what_is_measured_is_said_to_be_so_once() -> None:
+    peer = Progress(phase="measure", peer="attic", done=0, total=1)
+    assert label_of(peer) == "measuring once: attic"
+    assert label_of(replace(peer, peer="")) == "measuring once: links"
+    assert label_of(replace(peer, phase="quantise", peer="")) == "quantising"
+    assert label_of(replace(peer, phase="send")) == "sending attic"
 
 
 def test_bars_say_so(monkeypatch: pytest.MonkeyPatch) -> None:

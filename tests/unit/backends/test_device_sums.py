@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from edge.backends.device_sums import OVER_LINKS, join, may_join
+from edge.transport import ChannelClosedError, Collective, PeerLostError
 from tests.support.device_groups import NumpyFace, joined
 from tests.support.transport_pairs import group, in_threads, on_every_rank
-from transport import ChannelClosedError, Collective, PeerLostError
 
 
 def offer(alike: int, device: int) -> bytes:

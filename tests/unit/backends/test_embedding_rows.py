@@ -11,7 +11,7 @@ import pytest
 from edge.backends.embedding_rows import EmbeddingRows
 from edge.backends.interface import ShardWeights
 from edge.errors import CheckpointError
-from offload import Manifest, Piece, TensorEntry, piece_digest
+from edge.offload import Manifest, Piece, TensorEntry, piece_digest
 
 HIDDEN, FIRST, COUNT, OFFSET = 24, 10, 6, 4096
 ROWS = range(FIRST, FIRST + COUNT)
@@ -32,7 +32,7 @@ def weights(path: Path, table: np.ndarray) -> ShardWeights:
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
 def test_reads_what_it_has_and_leaves_the_rest_to_others(tmp_path: Path, dtype: type) -> None:
     table: np.ndarray = np.random.default_rng(0).standard_normal((COUNT, HIDDEN)).astype(dtype)
-    rows = EmbeddingRows(weights(tmp_path / "weights", table), ROWS, HIDDEN)
+    rows = EmbeddingRows(weights(tmp_path / "weights", table), ROWS, HIDDEN, scale=1.0)
     try:
         tokens = np.array([15, 9, 10, 16, 15, 9], np.int64)
         hidden = np.full((len(tokens), HIDDEN), np.nan, np.float32)
@@ -49,7 +49,7 @@ def test_a_shard_without_rows_gives_zeros(tmp_path: Path) -> None:
     path = tmp_path / "weights"
     path.write_bytes(b"")
     empty = ShardWeights(path=path, manifest=Manifest(tensors=(), total_bytes=0))
-    rows = EmbeddingRows(empty, range(0), HIDDEN)
+    rows = EmbeddingRows(empty, range(0), HIDDEN, scale=1.0)
     try:
         hidden = np.full((2, HIDDEN), np.nan, np.float32)
         rows.read_into(hidden, np.array([0, 7], np.int64))
@@ -60,7 +60,7 @@ def test_a_shard_without_rows_gives_zeros(tmp_path: Path) -> None:
 
 def test_a_file_cut_short_is_an_error(tmp_path: Path) -> None:
     shard = weights(tmp_path / "weights", np.ones((COUNT, HIDDEN), np.float32))
-    rows = EmbeddingRows(shard, ROWS, HIDDEN)
+    rows = EmbeddingRows(shard, ROWS, HIDDEN, scale=1.0)
     try:
         with shard.path.open("r+b") as file:
             file.truncate(OFFSET + HIDDEN)
@@ -74,7 +74,7 @@ def test_a_file_that_is_written_to_meanwhile_is_compared(tmp_path: Path) -> None
     """Of the bytes that it had, rows are read; of others, none."""
     table: np.ndarray = np.ones((COUNT, HIDDEN), np.float32)
     shard = weights(tmp_path / "weights", table)
-    rows = EmbeddingRows(shard, ROWS, HIDDEN)
+    rows = EmbeddingRows(shard, ROWS, HIDDEN, scale=1.0)
     hidden, token = np.zeros((1, HIDDEN), np.float32), np.array([FIRST], np.int64)
     try:
         shard.path.write_bytes(bytes(OFFSET) + table.tobytes())

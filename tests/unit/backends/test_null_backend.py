@@ -12,15 +12,15 @@ from edge.backends.interface import ShardWeights
 from edge.backends.null.made_up import logits_after, replies
 from edge.backends.null.program import Counts, NullProgram
 from edge.backends.registry import open_backend
+from edge.offload import Manifest, MemoryKVTier
 from edge.protocol.step import Step, StepEntry, StepLimits
+from edge.transport import Collective, WireRule
 from edge.weights.formats import KvDtype
 from edge.weights.layout import shard_layout
-from offload import Manifest, MemoryKVTier
 from tests.support.formats import uniform_format
 from tests.support.plans import LAYOUTS, make_plan
 from tests.support.specs import plain_layer, plain_spec, spec_of
 from tests.support.transport_pairs import group, on_every_rank
-from transport import Collective, WireRule
 
 SPEC = spec_of(
     [

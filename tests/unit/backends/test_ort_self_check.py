@@ -15,10 +15,10 @@ from edge.backends.ort import self_check as ort_agreement
 from edge.backends.ort.self_check import check_agreement
 from edge.backends.shard_arrays import ShardArrays
 from edge.errors import RequestError
+from edge.kernels.onnx_graph import OnnxGraph
 from edge.models.spec import ModelSpec
 from edge.profiling.random_weights import written_weights
 from edge.weights.layout import shard_layout
-from kernels.onnx_graph import OnnxGraph
 from tests.support.formats import uniform_format
 from tests.support.halves import SIZES, SPEC
 from tests.support.plans import make_plan
@@ -75,7 +75,7 @@ def test_this_machine_agrees(
         ("product", FORMATS[0], "matmul (layers.0.qkv), 1 row"),
         ("product", FORMATS[1], "matmul_nbits (layers.0.qkv), 1 row"),
         ("product", FORMATS[3], "matmul_nbits (layers.0.qkv), 1 row"),
-        ("gated_silu", FORMATS[0], "gated_mlp, 1 row"),
+        ("gated", FORMATS[0], "gated_mlp, 1 row"),
         ("embedding", FORMATS[0], "embedding, 1 row"),
         ("add_rms_norm", FORMATS[0], "rms_norm (layers.0.attention_norm), 1 row"),
         ("attention", FORMATS[0], "rope and attention (layer 0), 1 row"),

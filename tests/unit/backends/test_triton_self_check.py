@@ -94,7 +94,7 @@ def test_a_kernel_for_many_rows_is_checked_as_well(
 ) -> None:
     assert device() == "cpu"
     from edge.backends.triton import weights as triton_weights
-    from kernels.matmul_nbits.triton import matmul_nbits as right
+    from edge.kernels.matmul_nbits.triton import matmul_nbits as right
 
     def wrong(x: Any, *values: Any, **named: Any) -> Any:
         result = right(x, *values, **named)

@@ -26,8 +26,8 @@ def test_what_is_kept_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyP
         keep_tuning,
         open_tuning,
     )
-    from kernels.attention.triton import AttentionTiles
-    from kernels.triton_launch import GemmTiles, GemvTiles, Launch
+    from edge.kernels.attention.triton import AttentionTiles
+    from edge.kernels.triton_launch import GemmTiles, GemvTiles, Launch
 
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
     few = ProductShape(bits=4, rows=1, outputs=4096, inputs=14336)
@@ -114,8 +114,8 @@ def test_sound_entries_are_taken() -> None:
     """Those that the damaged tables above were made from."""
     assert device() == "cpu"
     from edge.backends.triton.tuning import AttentionShape, ProductShape, TuningTable
-    from kernels.attention.triton import AttentionTiles
-    from kernels.triton_launch import GemvTiles
+    from edge.kernels.attention.triton import AttentionTiles
+    from edge.kernels.triton_launch import GemvTiles
 
     table = TuningTable.from_json(json.dumps([entry(), attention_entry()]))
     shape = AttentionShape(bits=4, queries=1, group=4, head_size=64)

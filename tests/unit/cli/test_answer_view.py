@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from edge.cli.chat.answer_text import CLOSE, OPEN, ThinkingSplitter, cut_blocks
+from edge.cli.chat.answer_text import cut_blocks
 from edge.cli.chat.answer_view import AnswerView, Thinking
+from edge.text.thinking import CLOSE, OPEN, ThinkingSplitter
 
 WIDTH, HEIGHT = 60, 12
 

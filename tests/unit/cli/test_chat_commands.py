@@ -14,7 +14,7 @@ from edge.cli.chat.commands import COMMANDS, is_command
 from edge.cli.chat.conversation import Conversation
 from edge.cli.chat.settings import Settings
 from edge.errors import RequestError
-from kernels.sampling.parameters import SamplingParameters
+from edge.kernels.sampling.parameters import SamplingParameters
 
 SETTINGS = Settings(generation=GenerationOptions(max_new_tokens=None))
 

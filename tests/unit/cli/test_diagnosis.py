@@ -3,23 +3,39 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from edge.cli.commands.doctor import remembered_links
 from edge.cli.diagnosis import (
     DeviceFacts,
     Finding,
+    LinkFacts,
     device_findings,
     fit_for_strangers,
+    link_finding,
     peer_findings,
+    peers_together,
 )
+from edge.errors import NetworkError, ProtocolError
+from edge.host.cache_paths import CACHE_VARIABLE
+from edge.host.interfaces import Interface
+from edge.planning.profile_cache import FactsCache
+from edge.protocol.measurements import LinkGlance, LinkTimes, Span
 from tests.support.peer_infos import peer_info
 
 SOUND = DeviceFacts(
     versions={"Edge": "1", "Python": "3.11"},
+    is_x86=True,
     instructions=("avx2",),
+    processor="model name\t: AMD EPYC 7B13 64-Core Processor",
+    is_virtual=True,
+    cores=8,
+    quota_cores=None,
     free_memory_bytes=8 << 30,
+    machine_free_bytes=8 << 30,
     cache_folder="~/.cache/edge",
     cache_failure=None,
     free_disk_bytes=50 << 30,
@@ -28,7 +44,8 @@ SOUND = DeviceFacts(
     multicast={"eth0": None},
     has_token=False,
     membership_failure=None,
-    num_met=1,
+    met={"1" * 32: "attic"},
+    host="h",
 )
 
 
@@ -41,14 +58,24 @@ def test_nothing_is_wrong_with_a_sound_device() -> None:
 @pytest.mark.parametrize(
     ("changed", "subject", "remedy"),
     [
-        ({"free_memory_bytes": 1 << 20}, "memory", "End programs"),
+        ({"instructions": ("sse",)}, "instructions", "CPU type host"),
+        ({"processor": "AMD EPYC 9B14 96-Core"}, "instructions", "CPU type host"),
+        ({"processor": "Intel(R) Xeon(R) Gold 6342 CPU"}, "instructions", "CPU type host"),
+        ({"quota_cores": 2.5}, "cores", "--threads 2"),
+        ({"quota_cores": 0.5}, "cores", "--threads 1"),
+        (
+            {"free_memory_bytes": 1 << 20, "machine_free_bytes": 1 << 20},
+            "memory",
+            "End programs",
+        ),
+        ({"free_memory_bytes": 1 << 20}, "memory", "Raise the limit of the container"),
         ({"free_disk_bytes": 1 << 20}, "cache", "Free some"),
         ({"cache_failure": "Read-only file system"}, "cache", "EDGE_CACHE"),
         ({"listen_failure": "Address already in use"}, "listening", "another port"),
         ({"multicast": {}}, "network", "Connect this device"),
         ({"multicast": {"eth0": None, "wlan0": "nothing"}}, "multicast on wlan0", "--peer"),
-        ({"num_met": 0}, "pairing", "edge pair"),
-        ({"membership_failure": "damaged"}, "pairing", "anew"),
+        ({"met": {}}, "pairing", "edge pair"),
+        ({"membership_failure": "damaged"}, "pairing", "move their folder away"),
     ],
 )
 def test_each_fault_is_found_alone_and_has_its_remedy(
@@ -65,26 +92,138 @@ def test_each_fault_is_found_alone_and_has_its_remedy(
 def test_a_token_or_a_peer_that_answers_is_as_good_as_pairing(
     has_token: bool, finds_peers: bool
 ) -> None:
-    facts = replace(SOUND, num_met=0, has_token=has_token)
+    facts = replace(SOUND, met={}, has_token=has_token)
     assert all(each.remedy is None for each in device_findings(facts, finds_peers=finds_peers))
 
 
-def test_peers_of_another_version_or_without_memory_are_wrong() -> None:
+def test_peers_without_memory_or_of_another_version_are_wrong() -> None:
+    peers = [peer_info("sound"), peer_info("full", free_bytes=0)]
+    old = ProtocolError("peer old runs Edge 0, this device runs Edge 1")
+    shut = NetworkError("cannot connect to 192.168.1.7:5000: timed out")
+    told = [(each.subject, each.remedy) for each in peer_findings(peers, None, [old, shut])]
+    assert [subject for subject, _ in told] == [
+        *["an announced peer"] * 2,
+        *["peer sound", "peer full"],
+    ]
+    assert "same version" in (told[0][1] or "")
+    assert "firewall" in (told[1][1] or "")
+    assert told[2][1] is None
+    assert "edge memory" in (told[3][1] or "")
+
+
+def found_in(**changed: Any) -> dict[str, str]:
+    findings = device_findings(replace(SOUND, **changed), finds_peers=True)
+    return {each.subject: each.found for each in findings if each.remedy is None}
+
+
+def test_what_computes_is_named_as_people_know_it() -> None:
+    assert found_in()["instructions"] == "ONNX Runtime computes with AVX2 (avx2)"
+    vnni = ("avx2", "avx512f", "avx512_vnni")
+    assert "with AVX-512 VNNI (" in found_in(instructions=vnni)["instructions"]
+    assert "with AMX (" in found_in(instructions=(*vnni, "amx_int8"))["instructions"]
+    arm = {"is_x86": False, "processor": ""}
+    assert "NEON with dot products" in found_in(instructions=("asimddp",), **arm)["instructions"]
+    assert found_in(instructions=(), **arm)["instructions"] == "not known"
+    bare = {"instructions": ("sse",), "is_virtual": False}
+    assert found_in(**bare)["instructions"] == "not known (sse)", "nothing can help it"
+
+
+def test_the_control_group_is_named_where_it_limits() -> None:
+    told = found_in(free_memory_bytes=4 << 30)["memory"]
+    assert told == "4.0 GiB free; the control group leaves no more of the machine's 8.0 GiB"
+    assert found_in(quota_cores=8.0)["cores"] == "8"
+
+
+WIRED = Interface(name="eth0", kind="Ethernet", bits_per_s=10**9)
+WIRELESS = Interface(name="wlan0", kind="Wi-Fi", bits_per_s=None)
+SPAN = Span(low_s=1e-3, middle_s=1e-3, high_s=1e-3)
+
+
+def link(interface: Interface | None, mbits: float, **changed: Any) -> Finding:
+    values: dict[str, Any] = {
+        "latency_s": 2e-4,
+        "there_bytes_per_s": 125e6,
+        "back_bytes_per_s": mbits * 125e3,
+        "glance": LinkGlance(echo_s=SPAN, there_s=SPAN, back_s=SPAN),
+        **changed,
+    }
+    return link_finding(LinkFacts(ends="to attic", interface=interface, times=LinkTimes(**values)))
+
+
+def test_a_link_as_fast_as_its_class_is_well() -> None:
+    found = link(WIRED, 930)
+    assert found.remedy is None
+    assert found.subject == "link to attic"
+    assert found.found == "930 Mbit/s, 0.2 ms, by eth0 (Ethernet of 1 Gbit/s)"
+    assert link(WIRELESS, 400).remedy is None
+    assert link(None, 5).remedy is None, "nobody knows what it should do"
+    assert "category 5e" in (link(None, 94).remedy or ""), "but this number is known"
+    assert link(replace(WIRED, kind="virtual", bits_per_s=None), 5).remedy is None
+
+
+@pytest.mark.parametrize(
+    ("finding", "remedy"),
+    [
+        (link(WIRED, 94), "category 5e"),
+        (link(WIRED, 300), "Run edge doctor there"),
+        (link(WIRED, 900, latency_s=0.01), "holds messages up"),
+        (link(WIRED, 900, is_unsteady=True), "another cable"),
+        (link(replace(WIRED, bits_per_s=10**8), 94), "does 100 Mbit/s only"),
+        (link(replace(WIRED, is_half_duplex=True), 500), "half duplex"),
+        (link(WIRELESS, 20), "by a cable"),
+        (link(WIRELESS, 400, latency_s=0.02), "by a cable"),
+        (link(WIRELESS, 400, is_unsteady=True), "access point"),
+    ],
+)
+def test_a_link_below_its_class_has_its_remedy(finding: Finding, remedy: str) -> None:
+    assert finding.remedy is not None
+    assert remedy in finding.remedy
+
+
+def test_links_between_others_are_those_of_plans(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    attic = peer_info("attic", host="1", address="10.0.0.1:5")
+    desk = peer_info("desk", host="2", address="10.0.0.2:5")
+    beside = peer_info("beside", host="2", address="10.0.0.2:6")
+    span = LinkGlance(echo_s=SPAN, there_s=SPAN, back_s=SPAN)
+    slow = LinkTimes(latency_s=3e-4, there_bytes_per_s=94e6 / 8, back_bytes_per_s=1e9, glance=span)
+    known = FactsCache(tmp_path / "measured")
+    known.keep_link(attic, desk, slow)
+    known.keep_link(desk, beside, slow)
+    (found,) = remembered_links([desk, attic, beside])
+    finding = link_finding(found)
+    assert finding.subject == "link between desk and attic, as a plan has it"
+    assert finding.found == "94 Mbit/s, 0.3 ms"
+    assert "category 5e" in (finding.remedy or "")
+
+
+def test_a_link_that_cannot_be_made_names_the_firewall() -> None:
+    failed = NetworkError("cannot connect to 192.168.1.7:5000: timed out")
+    finding = link_finding(LinkFacts(ends="to attic", interface=WIRED, times=failed))
+    assert "firewall" in (finding.remedy or "")
+    assert "192.168" not in fit_for_strangers(finding, [], "/home/me").found
+
+
+def test_who_knows_whom() -> None:
+    met = {"1" * 32: "attic", "2" * 32: "desk"}
     peers = [
-        peer_info("sound", software="1"),
-        peer_info("old", software="0"),
-        peer_info("full", software="1", free_bytes=0),
+        peer_info("attic", device_id="1" * 32, host="far"),
+        peer_info("vm-2", device_id="3" * 32, host="h"),
     ]
-    findings = peer_findings(peers, None, software="1")
-    assert [(each.subject, each.remedy is None) for each in findings] == [
-        ("peer sound", True),
-        ("peer old", False),
-        ("peer full", False),
-    ]
+    told = {each.subject: each for each in peers_together(replace(SOUND, met=met), peers)}
+    assert told["this device as a peer"].found == "others find it as vm-2"
+    assert told["paired devices"].found == "1 of 2 answer as peers; not desk"
+    assert all(each.remedy is None for each in told.values()), "a device may be off"
+    alone = {each.subject: each.found for each in peers_together(replace(SOUND, met={}), [])}
+    assert "edge peer starts one" in alone["this device as a peer"]
+    assert "paired devices" not in alone
+    assert "edge run and edge chat compare" in alone["speed against prediction"]
 
 
 def test_no_peers_is_wrong_and_says_why() -> None:
-    (finding,) = peer_findings([], "no peers found", software="1")
+    (finding,) = peer_findings([], "no peers found", [])
     assert finding.found == "no peers found"
     assert finding.remedy is not None
 

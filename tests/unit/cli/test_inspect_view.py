@@ -11,6 +11,7 @@ import pytest
 
 from edge.api.inspection import describe, inspect
 from edge.cli.inspect_view import show_inspection
+from edge.models.families import FAMILIES, WITH_PICTURES
 from edge.weights.header import read_header
 from tests.support import gguf_bytes
 from tests.support.checkpoints import TinyCheckpoint
@@ -102,7 +103,7 @@ def test_one_that_does_not_run(tmp_path: Path) -> None:
     assert (outcome.code, outcome.err) == (0, "")
     assert outcome.out.splitlines()[-1] == (
         f"Edge does not run it: {folder}/config.json: model_type 'mamba' is not a family Edge "
-        "runs; it runs llama, mistral, qwen2, qwen3."
+        f"runs; it runs {', '.join(sorted((*FAMILIES, *WITH_PICTURES)))}."
     )
     rows = lines(outcome.out)
     assert "0–5 8 4 16 352 all tokens ? ?" in rows

@@ -8,9 +8,10 @@ import pytest
 
 from edge.cli.plan_view import plan_as_json, rate_in_words, show_plan
 from edge.host.free_memory import format_size
+from edge.partition import Choice, ClusterSpec, estimate
 from edge.planning.proposal import Overhead, Proposal
 from edge.protocol.wire_rules import WireRules
-from partition import Choice, ClusterSpec, estimate
+from edge.transport import WireRule
 from tests.unit.partition import test_plan_memory
 from tests.unit.partition.test_plan_streaming import (
     MATRIX_BYTES,
@@ -20,7 +21,6 @@ from tests.unit.partition.test_plan_streaming import (
     alone,
     device,
 )
-from transport import WireRule
 
 
 def proposal(host_layers: int | None) -> Proposal:

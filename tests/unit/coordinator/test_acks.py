@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -14,11 +14,13 @@ from edge.coordinator.loaded_model import LoadedModel
 from edge.coordinator.requests import Request, fail_all
 from edge.coordinator.scheduler import Scheduler
 from edge.errors import EdgeError, PeerError, PeerLostError, ProtocolError, RequestError
+from edge.kernels.sampling.logprobs import Logprobs
 from edge.protocol.client import PeerClient
 from edge.protocol.frame_codec import Call, Event, Post, from_frame
 from edge.protocol.messages import Done, RunStep
+from edge.protocol.token_logprobs import write_logprobs
+from edge.transport import Channel, Frame
 from tests.support.scripted_peers import VOCAB, Behaviour, Results, peer, plan, terms
-from transport import Channel, Frame
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +38,9 @@ class Anything(Post):
     kind = "anything"
 
 
-async def run(behave: Behaviour, *, wants_logits: bool = False) -> Results:
+async def run(
+    behave: Behaviour, *, wants_logits: bool = False, logprobs: int | None = None
+) -> Results:
     """One request to a model whose only peer behaves like this."""
     scheduler = Scheduler(
         chunk_tokens=4,
@@ -53,7 +57,8 @@ async def run(behave: Behaviour, *, wants_logits: bool = False) -> Results:
         if wants_logits:
             model.submit(Request(prompt=(1, 2, 3), terms=None, sink=results))
         else:
-            model.submit(Request(prompt=(1, 2, 3), terms=terms(5), sink=results))
+            wanted = replace(terms(5), logprobs=logprobs)
+            model.submit(Request(prompt=(1, 2, 3), terms=wanted, sink=results))
         async with asyncio.timeout(60):
             await results.ended.wait()
         await model.aclose()
@@ -114,6 +119,11 @@ ROWS = np.zeros((3, VOCAB), np.float32).tobytes()
         Frame("tokens", {"tokens": [5], "ends": [[]], "last": True, "chosen_s": 1.0}),
         Frame("tokens", {"tokens": [5], "last": True, "chosen_s": 1.0}),
         Frame("tokens"),
+        Frame(
+            "tokens",
+            {"tokens": [5], "ends": [None], "last": True, "chosen_s": 1.0},
+            write_logprobs([Logprobs(logprob=-1.0, top=())]),
+        ),
         Frame("logits", {}, ROWS),
         Frame("poem", {"tokens": [5], "last": True, "chosen_s": 1.0}),
     ],
@@ -157,7 +167,7 @@ def test_a_peer_that_hangs_up() -> None:
     assert results.errors[0].peer == "odd"
 
 
-async def run_on_two(odd: Behaviour, *, matches_prefixes: bool = False) -> list[EdgeError]:
+async def run_on_two(odd: Behaviour, *, matches_on_disk: bool = False) -> list[EdgeError]:
     """Two requests that take turns in the memory of two stages, of which the second samples.
 
     The first stage's peer behaves as it is told to; the second answers steps and nothing else.
@@ -175,7 +185,7 @@ async def run_on_two(odd: Behaviour, *, matches_prefixes: bool = False) -> list[
         logit_chunk_tokens=4,
         residency=Residency(memory_tokens=14, disk_tokens=100, requests=4, quantum_tokens=2),
         stages=2,
-        matches_prefixes=matches_prefixes,
+        matches_on_disk=matches_on_disk,
     )
     async with peer(odd, "odd") as first, peer(sample, "fine") as second:
         model = LoadedModel(plan(2), scheduler, vocab_size=VOCAB, on_end=fail_all)
@@ -211,7 +221,7 @@ def test_a_peer_that_answers_twice_does_not_stand_in_for_another(asked: str, ans
             for _ in range(2):
                 await channel.send(Frame(answer.kind, header))
 
-    for error in asyncio.run(run_on_two(behave, matches_prefixes=asked == "match_prefix")):
+    for error in asyncio.run(run_on_two(behave, matches_on_disk=asked == "match_prefix")):
         assert str(error) == f"peer odd: sent a malformed {answer.kind!r}: an answer too many"
 
 
@@ -295,3 +305,22 @@ def test_an_event_that_breaks_its_reader_ends_the_connection() -> None:
                 await client.aclose()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "logprobs",
+    [
+        [None],
+        [Logprobs(logprob=-1.0, top=((5, -1.0),))],
+        [Logprobs(logprob=-1.0, top=((5, -1.0), (VOCAB, -2.0)))],
+        [Logprobs(logprob=-1.0, top=((5, -1.0), (4, -2.0)))] * 2,
+    ],
+    ids=["none", "too few", "outside the vocabulary", "of two tokens"],
+)
+def test_logprobs_that_were_not_asked_for(logprobs: list[Logprobs | None]) -> None:
+    header = {"tokens": [5], "ends": [None], "last": True, "chosen_s": 1.0}
+    answer = Frame("tokens", header, write_logprobs(logprobs))
+    results = asyncio.run(run(on_step(answer), logprobs=2))
+    (error,) = results.errors
+    assert "sent a malformed" in str(error)
+    assert results.tokens == []

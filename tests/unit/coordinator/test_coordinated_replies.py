@@ -12,15 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from demos.bundled import MODEL
 from edge.backends.null.made_up import logits_after
 from edge.coordinator.loaded_model import LoadedModel
 from edge.coordinator.requests import Request
+from edge.demos.bundled import MODEL
 from edge.errors import CapacityError, PeerLostError
+from edge.kernels.sampling.parameters import SamplingParameters
 from edge.models.spec import ModelSpec
 from edge.protocol.step import StepLimits
 from edge.weights.checkpoint import Checkpoint
-from kernels.sampling.parameters import SamplingParameters
 from tests.support.null_peers import (
     TOKEN_BYTES,
     expected_tokens,
@@ -30,7 +30,15 @@ from tests.support.null_peers import (
 )
 from tests.support.scripted_peers import Owner, Results
 
-SEEDED = SamplingParameters(temperature=1.1, repetition_penalty=1.7, top_p=0.9, seed=7)
+SEEDED = SamplingParameters(
+    temperature=1.1,
+    repetition_penalty=1.7,
+    frequency_penalty=0.8,
+    presence_penalty=0.4,
+    logit_bias={5: 2.0, 600: 3.0},
+    top_p=0.9,
+    seed=7,
+)
 PATIENCE_S = 120.0
 """Only a test that hangs takes as long."""
 

@@ -8,8 +8,8 @@ import pytest
 
 from edge.coordinator.generation import Generation, GenerationRequest
 from edge.errors import RequestError
+from edge.kernels.sampling.parameters import SamplingParameters
 from edge.protocol.step import FinishReason
-from kernels.sampling.parameters import SamplingParameters
 
 
 def request(**values: object) -> GenerationRequest:

@@ -16,16 +16,24 @@ from edge.coordinator.requests import Request
 from edge.coordinator.scheduler import Orders, Scheduler
 from edge.engine.distributed_sampling import TokenChoice
 from edge.errors import PeerLostError, RequestError
+from edge.kernels.sampling.parameters import SamplingParameters
+from edge.kernels.sampling.reference import sample
 from edge.protocol.client import PeerClient
 from edge.protocol.frame_codec import Event, from_frame, to_frame
 from edge.protocol.messages import Logits, RunStep, Tokens
 from edge.protocol.step import SamplingTerms, Step
-from kernels.sampling.parameters import SamplingParameters
-from kernels.sampling.reference import sample
+from edge.transport import Channel, Frame
 from tests.support.scripted_peers import VOCAB, Owner, Results, peer, plan
-from transport import Channel, Frame
 
-PARAMETERS = SamplingParameters(temperature=1.1, repetition_penalty=1.7, top_p=0.9, seed=7)
+PARAMETERS = SamplingParameters(
+    temperature=1.1,
+    repetition_penalty=1.7,
+    frequency_penalty=0.8,
+    presence_penalty=-1.5,
+    logit_bias={2: 1.5, 9: -2.0},
+    top_p=0.9,
+    seed=7,
+)
 NEW_TOKENS = 12
 
 
@@ -72,7 +80,8 @@ class SamplingPeer:
         if self._choice.wants_logits(step):
             await report(channel, Logits(rows=logits.tobytes()))
             return None
-        tokens = self._choice.choose(step, HostLogits(logits), ask_all=lambda: None)
+        chosen = self._choice.choose(step, HostLogits(logits), ask_all=lambda: None)
+        tokens = [each.token for each in chosen]
         ends = self._choice.take(step, tokens)
         last = step.run == 1 or any(ends)
         await report(
@@ -102,12 +111,25 @@ def expected(prompt: Sequence[int]) -> list[int]:
     tokens = list(prompt)
     for position in range(len(prompt), len(prompt) + NEW_TOKENS):
         logits = logits_after(tokens)
-        tokens.append(sample(logits, history=tokens, parameters=PARAMETERS, position=position))
+        tokens.append(
+            sample(
+                logits,
+                history=tokens,
+                prompt_tokens=len(prompt),
+                parameters=PARAMETERS,
+                position=position,
+            )
+        )
     return tokens[len(prompt) :]
 
 
 def request(prompt: Sequence[int], sink: Results) -> Request:
-    terms = SamplingTerms(sampling=PARAMETERS, end_ids=frozenset(), max_new_tokens=NEW_TOKENS)
+    terms = SamplingTerms(
+        sampling=PARAMETERS,
+        end_ids=frozenset(),
+        max_new_tokens=NEW_TOKENS,
+        prompt_tokens=len(prompt),
+    )
     return Request(prompt=tuple(prompt), terms=terms, sink=sink)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from edge.coordinator.kv_residency import Residency
-from edge.coordinator.scheduler import Orders, Scheduler
+from edge.coordinator.scheduler import Match, Orders, Scheduler
 from edge.protocol.step import FinishReason, Step
 
 
@@ -19,7 +19,7 @@ def scheduler(
     disk: int = 0,
     requests: int = 8,
     stages: int = 1,
-    matches_prefixes: bool = False,
+    matches_on_disk: bool = False,
 ) -> Scheduler:
     return Scheduler(
         chunk_tokens=chunk,
@@ -32,7 +32,7 @@ def scheduler(
             quantum_tokens=4,
         ),
         stages=stages,
-        matches_prefixes=matches_prefixes,
+        matches_on_disk=matches_on_disk,
     )
 
 
@@ -105,15 +105,25 @@ def test_a_long_prompt_does_not_hold_up_another_reply() -> None:
 
 def test_the_last_token_of_a_prompt_is_computed_once() -> None:
     """Alone in its chunk, it looks like a sampled token that waits to be computed."""
-    steps = scheduler(chunk=3, stages=1)
-    steps.add("a", [1, 2, 3, 4], new_tokens=1)
-    steps.add("b", [5, 6], new_tokens=0)
+    steps = scheduler(chunk=1, stages=1)
+    steps.add("a", [1, 2], new_tokens=1)
+    steps.add("b", [5], new_tokens=0)
     order = []
     while (step := steps.decide().step) is not None:
         order += [(entry.request, entry.position) for entry in step.entries]
         gives = step.entries[0].request == "a" and step.logit_rows > 0
         answer(steps, [9] * gives, end="length")
-    assert sorted(order) == [("a", 0), ("a", 3), ("b", 0)]
+    assert sorted(order) == [("a", 0), ("a", 1), ("b", 0)]
+
+
+def test_no_token_of_a_prompt_is_left_alone() -> None:
+    """One token alone takes another way through attention: its row would be another."""
+    steps = scheduler(chunk=4, stages=3)
+    steps.add("a", list(range(9)), new_tokens=1)
+    sizes = []
+    while (step := steps.decide().step) is not None:
+        sizes.append(step.num_tokens)
+    assert sizes == [4, 3, 2]
 
 
 def test_the_logits_of_every_row() -> None:
@@ -165,19 +175,19 @@ def test_no_more_requests_at_once_than_there_are_slots() -> None:
 
 
 def test_a_prompt_is_matched_before_it_is_computed() -> None:
-    steps = scheduler(chunk=2, matches_prefixes=True)
+    steps = scheduler(chunk=2, matches_on_disk=True)
     steps.add("a", [1, 2, 3, 4, 5], new_tokens=1)
     steps.add("short", [1, 2], new_tokens=1)
     orders = steps.decide()
-    assert orders.match_prefix == {"a": (1, 2, 3, 4, 5)}
+    assert orders.match == {"a": Match(prompt=(1, 2, 3, 4, 5))}
     assert shown(orders.step) == ([("short", 0, (1, 2), 1)], 1)
     assert steps.decide() == Orders()
-    for wrong in (-2, 1, 3, 6):
+    for wrong in (-2, 4, 6):
         with pytest.raises(ValueError, match=f"{wrong} tokens known of a prompt of 5"):
-            steps.prefix_matched("a", wrong)
-    steps.prefix_matched("a", 4)
-    assert shown(steps.decide().step) == ([("a", 4, (5,), 1)], 1)
-    steps.prefix_matched("cancelled", 4)
+            steps.matched("a", wrong)
+    steps.matched("a", 2)
+    assert shown(steps.decide().step) == ([("a", 2, (3, 4), 0)], 1)
+    steps.matched("cancelled", 2)
 
 
 def test_who_had_a_turn_is_swapped_out_for_who_waits() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from demos.bench.gguf_floats import config, pairs_apart, tensor_name, tokenizer
-from demos.bench.quality import FormatRow
 from edge.api.quality_statistics import Figures
+from edge.demos.bench.gguf_floats import config, pairs_apart, tensor_name, tokenizer
+from edge.demos.bench.quality import FormatRow
 from edge.models.families import read_family
 from edge.text import Tokenizer
 

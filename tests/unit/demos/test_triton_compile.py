@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from demos.bench.gpu import NO_GPU
-from demos.bench.results import RESULTS
+from edge.demos.bench.gpu import NO_GPU
+from edge.demos.bench.results import RESULTS
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -45,7 +45,7 @@ def printed(
                 run, "tests.support.triton_compiler", TRITON_CACHE_DIR=caches[0]
             ),
             "bench": pool.submit(
-                run, "demos.bench.gpu_decode", "--dry-run", "--append", EDGE_CACHE=caches[1]
+                run, "edge.demos.bench.gpu_decode", "--dry-run", "--append", EDGE_CACHE=caches[1]
             ),
         }
 
@@ -74,7 +74,11 @@ def check_that_longer_contexts_compile_nothing(compiled: list[dict[str, Any]]) -
 
 @pytest.mark.parametrize(
     "command",
-    ["demos.bench.gpu_kernels", "demos.bench.gpu_decode", "demos.bench.gpu_tuning demos/model"],
+    [
+        "edge.demos.bench.gpu_kernels",
+        "edge.demos.bench.gpu_decode",
+        "edge.demos.bench.gpu_tuning demos/model",
+    ],
 )
 def test_the_benches_say_that_there_is_no_gpu(command: str) -> None:
     """And are no error: a machine that has none runs everything else."""
@@ -94,7 +98,7 @@ def test_the_bench_of_decoding_runs_dry_where_there_is_no_gpu(
 
 
 def test_the_bench_of_streamed_layers_is_not_run_either() -> None:
-    assert run("demos.bench.gpu_stream", CUDA_VISIBLE_DEVICES="").strip() == NO_GPU
+    assert run("edge.demos.bench.gpu_stream", CUDA_VISIBLE_DEVICES="").strip() == NO_GPU
 
 
 def run(module: str, *arguments: str, **environment: str) -> str:

@@ -13,7 +13,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from safetensors import safe_open
 from tokenizers import Tokenizer
 
-from demos import corpus, world
+from edge.demos import corpus, world
 
 MODEL = Path(__file__).parents[3] / "demos" / "model"
 MAX_MODEL_BYTES = 5_000_000

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from edge.engine.distributed_sampling import TokenChoice
+from edge.kernels.sampling.parameters import SamplingParameters
 from edge.protocol.step import FinishReason, SamplingTerms, Step, StepEntry
-from kernels.sampling.parameters import SamplingParameters
 
 STEP = Step(entries=(StepEntry(request="a", position=3, tokens=(1,), logit_rows=1),))
 

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from edge.backends.interface import KvStorage
 from edge.engine.prefix_cache import PrefixCache
+from edge.offload import PrefixStore
 from edge.protocol.step import StepLimits
 from edge.protocol.wire_rules import WireRules
-from offload import PrefixStore
+from edge.transport import WireRule
 from tests.support.assignments import solo_assignment
 from tests.support.specs import plain_spec
-from transport import WireRule
 
 BLOCK = 4
 SPEC = plain_spec()
@@ -28,7 +28,7 @@ ASSIGNMENT = solo_assignment(
     StepLimits(context_tokens=64, chunk_tokens=BLOCK, requests=2, cached_tokens=64, disk_tokens=64),
     WireRules(sums=(WireRule(),), hops=()),
 )
-PROMPT = tuple(range(100, 100 + 3 * BLOCK + 1))
+PROMPT = tuple(range(100, 100 + 3 * BLOCK + 2))
 
 
 @dataclass
@@ -128,7 +128,7 @@ def test_all_is_kept_by_a_disk_that_is_fast_enough(store: SlowStore) -> None:
     for tokens in range(0, len(PROMPT), BLOCK):
         again = cache()
         assert prefixes.match(again.as_storage(), "r", PROMPT) == tokens
-        program.compute(tokens + BLOCK)
+        program.compute(min(tokens + BLOCK, len(PROMPT)))
         prefixes.keep(program.as_storage())
     prefixes.forget(program.as_storage(), "r")
     prefixes.close()

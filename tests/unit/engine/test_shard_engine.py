@@ -14,15 +14,16 @@ from numpy.typing import NDArray
 from edge.backends.interface import ShardWeights
 from edge.backends.null.made_up import replies
 from edge.engine.shard_engine import ShardEngine
+from edge.kernels.sampling.parameters import SamplingParameters
+from edge.offload import Manifest, MemoryKVTier, PrefixStore
 from edge.protocol.error_codec import Failed
 from edge.protocol.frame_codec import Event
 from edge.protocol.messages import PrefixMatched, Reserved, SwappedOut
 from edge.protocol.step import Step, StepEntry
 from edge.protocol.step_times import StepTimes
 from edge.protocol.wire_rules import WireRules
+from edge.transport import Link, WireRule
 from edge.weights.formats import KvDtype
-from kernels.sampling.parameters import SamplingParameters
-from offload import Manifest, MemoryKVTier, PrefixStore
 from tests.support.assignments import solo_assignment
 from tests.support.linked_shards import (
     LIMITS,
@@ -34,7 +35,6 @@ from tests.support.linked_shards import (
     shards,
 )
 from tests.support.made_up_shards import SPEC, VOCAB, MadeUpBackend
-from transport import Link, WireRule
 
 PLANS = {
     "solo": make_plan([VOCAB], stage_before=False),

@@ -18,7 +18,7 @@ from edge.host.huge_pages import (
     use_huge_pages,
     with_huge_pages,
 )
-from offload import KVPool
+from edge.offload import KVPool
 
 
 def resident_bytes() -> int:

@@ -17,9 +17,9 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from kernels.sampling.noise import NOISE_SPREAD, gumbel_noise
-from kernels.sampling.parameters import SamplingParameters
-from kernels.sampling.reference import probabilities, sample
+from edge.kernels.sampling.noise import NOISE_SPREAD, gumbel_noise
+from edge.kernels.sampling.parameters import SamplingParameters
+from edge.kernels.sampling.reference import probabilities, sample
 
 
 def reference_probabilities(
@@ -269,7 +269,7 @@ def test_json_round_trip() -> None:
     [
         ([1], "must be an object of numbers, not list"),
         (None, "must be an object of numbers"),
-        ({"temprature": 1.0}, "unknown sampling parameter temprature; known are min_p, "),
+        ({"temprature": 1.0}, "unknown sampling parameter temprature; known are "),
         ({3: 1.0}, "unknown sampling parameter 3"),
     ],
 )

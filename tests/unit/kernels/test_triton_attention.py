@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from kernels.attention import reference
-from kernels.kv_cache import token_cache
+from edge.kernels.attention import reference
+from edge.kernels.kv_cache import token_cache
 from tests.support.operator_face import normal
 from tests.support.triton_face import (
     FLOAT_DTYPES,
@@ -67,7 +67,7 @@ cases = st.builds(
 
 
 def run(kind: CacheKind, case: Case) -> None:
-    from kernels.attention.triton import AttentionTiles, attention
+    from edge.kernels.attention.triton import AttentionTiles, attention
 
     num_heads, num_kv_heads = case.heads
     lengths = [before + queries for before, queries in case.sequences]
@@ -130,7 +130,7 @@ def test_attention_over_many_tiles(kind: CacheKind, splits: int) -> None:
 
 def test_tiles_chosen_for_a_gpu_compute_the_same() -> None:
     """Decoding with few heads: the keys are divided."""
-    from kernels.attention import triton as face
+    from edge.kernels.attention import triton as face
 
     tiles = face.attention_tiles(max_queries=1, group=2, head_size=16)
     assert tiles.rows == 16
@@ -150,7 +150,7 @@ def test_tiles_chosen_for_a_gpu_compute_the_same() -> None:
 
 
 def test_large_prompts_fill_a_gpu_without_divided_keys() -> None:
-    from kernels.attention.triton import attention_tiles, key_splits
+    from edge.kernels.attention.triton import attention_tiles, key_splits
 
     assert attention_tiles(max_queries=2048, group=4, head_size=128).rows == 64
     assert key_splits(tiles=8 * 2048 * 4 // 64, max_keys=2048, processors=132) == 1
@@ -198,8 +198,8 @@ def test_codes_that_cannot_be_are_refused() -> None:
 def test_what_does_not_fit_is_refused() -> None:
     import torch
 
-    from kernels.attention.triton import attention
-    from kernels.kv_cache.gpu_cache import KvCache
+    from edge.kernels.attention.triton import attention
+    from edge.kernels.kv_cache.gpu_cache import KvCache
 
     stores = torch.zeros(2, 2, 8, 16)
     cache = KvCache(keys=stores, values=stores)
@@ -230,8 +230,8 @@ def test_what_does_not_fit_is_refused() -> None:
 def test_a_call_without_queries_writes_nothing() -> None:
     import torch
 
-    from kernels.attention.triton import attention
-    from kernels.kv_cache.gpu_cache import KvCache
+    from edge.kernels.attention.triton import attention
+    from edge.kernels.kv_cache.gpu_cache import KvCache
 
     stores = torch.zeros(1, 1, 8, 16)
     none: NDArray[Any] = np.zeros((0, 1, 16), np.float32)

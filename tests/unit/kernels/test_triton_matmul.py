@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from kernels.matmul import reference as matmul_reference
-from kernels.matmul_nbits.gpu_layout import gpu_layout
-from kernels.matmul_nbits.reference import QuantizedMatrix, dequantize, quantize
+from edge.kernels.matmul import reference as matmul_reference
+from edge.kernels.matmul_nbits.gpu_layout import gpu_layout
+from edge.kernels.matmul_nbits.reference import QuantizedMatrix, dequantize, quantize
 from tests.support.operator_face import normal
 from tests.support.triton_face import (
     FLOAT_DTYPES,
@@ -32,7 +32,7 @@ dtypes = st.sampled_from(FLOAT_DTYPES)
 
 def tiles(rows: int, splits: int, *, narrow: bool) -> Any:
     """Small ones, so that small products need several; GEMV for `narrow` products."""
-    from kernels.triton_launch import GemmTiles, GemvTiles
+    from edge.kernels.triton_launch import GemmTiles, GemvTiles
 
     if narrow and rows <= 4:
         return GemvTiles(outputs=4, inputs=64)
@@ -48,7 +48,7 @@ def test_matmul(
     seed: int, rows: int, outputs: int, inputs: int, dtype: str, biased: bool, splits: int,
     narrow: bool,
 ) -> None:  # fmt: skip
-    from kernels.matmul.triton import matmul
+    from edge.kernels.matmul.triton import matmul
 
     x = rounded(normal(seed, 1, rows, inputs), dtype)
     weight = rounded(normal(seed + 1, outputs, inputs), dtype)
@@ -66,7 +66,7 @@ def test_matmul(
 @pytest.mark.parametrize("rows", [1, 4, 5])
 def test_without_tiles_the_rows_choose_the_kernel(rows: int) -> None:
     """And a result may be wider than what it is made from."""
-    from kernels.matmul.triton import matmul
+    from edge.kernels.matmul.triton import matmul
 
     x, weight = (rounded(normal(i, n, 70), "bfloat16") for i, n in ((1, rows), (2, 9)))
     out = output(rows, 9)
@@ -86,7 +86,7 @@ def test_matmul_nbits(
     biased: bool, has_zeros: bool, half_scales: bool, splits: int, narrow: bool,
 ) -> None:  # fmt: skip
     """Against what the codes stand for: float32 loses nothing more, others round the weight too."""
-    from kernels.matmul_nbits.triton import matmul_nbits
+    from edge.kernels.matmul_nbits.triton import matmul_nbits
 
     matrix = quantize(normal(seed, outputs, columns), bits=bits, block_size=block_size)
     zeros = zero_points(seed, matrix) if has_zeros else None
@@ -108,8 +108,8 @@ def test_matmul_nbits(
 @pytest.mark.parametrize("bits", [4, 8])
 def test_few_rows_and_many_read_one_layout(bits: int, rows: int) -> None:
     """Without tiles; and both kernels agree on the same packed weight."""
-    from kernels.matmul_nbits.triton import matmul_nbits
-    from kernels.triton_launch import GemmTiles
+    from edge.kernels.matmul_nbits.triton import matmul_nbits
+    from edge.kernels.triton_launch import GemmTiles
 
     matrix = quantize(normal(bits, 24, 200), bits=bits, block_size=32)
     packed = packed_weight(matrix, None)
@@ -161,8 +161,8 @@ def test_half_scales_that_would_be_lost_are_refused() -> None:
 def test_what_does_not_fit_is_refused() -> None:
     import torch
 
-    from kernels.matmul.triton import matmul
-    from kernels.matmul_nbits.triton import PackedWeight, matmul_nbits
+    from edge.kernels.matmul.triton import matmul
+    from edge.kernels.matmul_nbits.triton import PackedWeight, matmul_nbits
 
     x, weight = torch.zeros(2, 8), torch.zeros(3, 8)
     with pytest.raises(ValueError, match=r"x has the shape \[2, 8\], the weight 7 inputs"):
@@ -189,8 +189,8 @@ def test_what_does_not_fit_is_refused() -> None:
 def test_nothing_is_launched_for_nothing() -> None:
     import torch
 
-    from kernels.matmul.triton import matmul
-    from kernels.matmul_nbits.triton import matmul_nbits
+    from edge.kernels.matmul.triton import matmul
+    from edge.kernels.matmul_nbits.triton import matmul_nbits
 
     packed = packed_weight(quantize(normal(1, 3, 40), bits=4, block_size=32), None)
     assert matmul(torch.zeros(0, 8), torch.zeros(3, 8)).shape == (0, 3)
@@ -198,7 +198,7 @@ def test_nothing_is_launched_for_nothing() -> None:
 
 
 def test_tiles_keep_a_gpu_busy() -> None:
-    from kernels.triton_launch import gemm_tiles
+    from edge.kernels.triton_launch import gemm_tiles
 
     small = gemm_tiles(16, 4096, 14336, element_bytes=2, processors=132)
     assert (small.rows, small.splits) == (16, 4)
@@ -221,7 +221,7 @@ def test_tiles_keep_a_gpu_busy() -> None:
 def test_narrow_products_are_divided_among_a_gpus_processors(
     outputs: int, processors: int, expected: tuple[int, int]
 ) -> None:
-    from kernels.triton_launch import gemv_tiles
+    from edge.kernels.triton_launch import gemv_tiles
 
     found = gemv_tiles(outputs, inputs=1024, processors=processors)
     assert (found.outputs, found.inputs) == expected
@@ -231,8 +231,8 @@ def test_narrow_products_are_divided_among_a_gpus_processors(
 def test_narrow_and_wide_tiles_compute_the_same(
     processors: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kernels.matmul import triton as floats
-    from kernels.matmul_nbits import triton as codes
+    from edge.kernels.matmul import triton as floats
+    from edge.kernels.matmul_nbits import triton as codes
 
     matrix = quantize(normal(1, 24, 200), bits=4, block_size=32)
     x = normal(2, 3, 200)
@@ -269,7 +269,7 @@ def packed_weight(
     matrix: QuantizedMatrix, zeros: NDArray[np.uint8] | None, *, half_scales: bool = False
 ) -> Any:
     """On the device, each array between poison."""
-    from kernels.matmul_nbits.triton import PackedWeight
+    from edge.kernels.matmul_nbits.triton import PackedWeight
 
     layout = gpu_layout(matrix, zero_points=zeros, half_scales=half_scales)
     return PackedWeight(

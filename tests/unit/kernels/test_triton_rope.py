@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from edge.models.config import Config, inverse_frequencies
-from kernels.kv_cache.token_cache import quantize_heads
-from kernels.rms_norm.reference import rms_norm
-from kernels.rope import reference
+from edge.kernels.kv_cache.token_cache import quantize_heads
+from edge.kernels.rms_norm.reference import rms_norm
+from edge.kernels.rope import reference
+from edge.models.config import Config
+from edge.models.rope import read_rotary
 from tests.support.operator_face import normal
 from tests.support.triton_face import (
     FLOAT_DTYPES,
@@ -40,28 +41,23 @@ seeds = st.integers(0, 2**32 - 3)
 def tables(rotary: int, length: int, *, llama3: bool = False) -> tuple[NDArray[Any], NDArray[Any]]:
     """(cos, sin) of the frequencies that a checkpoint's config asks for."""
     config = {"rope_theta": 100.0} | ({"rope_scaling": LLAMA3} if llama3 else {})
-    frequencies = inverse_frequencies(Config(config, source="config.json"), rotary)
-    return reference.rope_tables(np.asarray(frequencies, np.float32), length=length)
-
-
-def rotated(x: NDArray[Any], cos: NDArray[Any], sin: NDArray[Any]) -> NDArray[Any]:
-    """The reference over the elements that the tables turn; the others stay."""
-    turned = 2 * cos.shape[-1]
-    parts = [reference.rope(x[..., :turned], cos, sin), x[..., turned:]]
-    return np.concatenate(parts, axis=-1)
+    if not rotary:
+        return np.zeros((length, 0), np.float32), np.zeros((length, 0), np.float32)
+    return read_rotary(Config(config, source="config.json"), rotary).tables(length)
 
 
 @FEW
 @given(
     seed=seeds, tokens=st.integers(1, 5), num_heads=st.integers(1, 4),
     sizes=st.sampled_from([(2, 2), (6, 6), (20, 20), (64, 64), (20, 8), (80, 32)]),
-    llama3=st.booleans(), dtype=st.sampled_from(FLOAT_DTYPES),
+    llama3=st.booleans(), interleaved=st.booleans(), dtype=st.sampled_from(FLOAT_DTYPES),
 )  # fmt: skip
 def test_rope(
-    seed: int, tokens: int, num_heads: int, sizes: tuple[int, int], llama3: bool, dtype: str
-) -> None:
+    seed: int, tokens: int, num_heads: int, sizes: tuple[int, int], llama3: bool,
+    interleaved: bool, dtype: str,
+) -> None:  # fmt: skip
     """Of a slice of a packed product, at positions in no order, whole and partial."""
-    from kernels.rope.triton import rope
+    from edge.kernels.rope.triton import rope
 
     head_size, rotary = sizes
     cos, sin = tables(rotary, 100, llama3=llama3)
@@ -69,8 +65,11 @@ def test_rope(
     positions = np.random.default_rng(seed).integers(0, 100, tokens)
     out = output(tokens, num_heads, head_size, dtype=dtype)
     x = tensor(packed, dtype)[:, 1:-1]
-    rope(x, tensor(cos), tensor(sin), tensor(positions), out=out)
-    assert_close(out, rotated(packed[:, 1:-1], cos[positions], sin[positions]), dtype)
+    rope(x, tensor(cos), tensor(sin), tensor(positions), interleaved=interleaved, out=out)
+    expected = reference.rope(
+        packed[:, 1:-1], cos[positions], sin[positions], interleaved=interleaved
+    )
+    assert_close(out, expected, dtype)
     assert_only_inside_written(out)
 
 
@@ -79,14 +78,15 @@ def test_rope(
 @given(
     seed=seeds, dtype=st.sampled_from(FLOAT_DTYPES),
     heads=st.sampled_from([(1, 1), (4, 2), (3, 3), (6, 2)]),
-    sizes=st.sampled_from([(6, 6), (20, 20), (64, 64), (64, 32), (96, 96)]), normed=st.booleans(),
+    sizes=st.sampled_from([(6, 6), (20, 20), (64, 64), (64, 32), (96, 96), (20, 0)]),
+    interleaved=st.booleans(), normed=st.booleans(),
 )  # fmt: skip
 def test_rope_store(
     seed: int, kind: CacheKind, dtype: str, heads: tuple[int, int], sizes: tuple[int, int],
-    normed: bool,
+    interleaved: bool, normed: bool,
 ) -> None:  # fmt: skip
     """Two sequences' tokens, one that is left out, into a cache where nothing else changes."""
-    from kernels.rope.triton import rope_store
+    from edge.kernels.rope.triton import rope_store
 
     num_heads, num_kv_heads = heads
     head_size, rotary = sizes
@@ -99,7 +99,8 @@ def test_rope_store(
     query = output(6, num_heads, head_size, dtype=dtype)
     rope_store(
         tensor(packed.reshape(6, -1), dtype), cache, tensor(cos), tensor(sin),
-        positions=tensor(positions), sequences=tensor(sequences), epsilon=EPSILON, out=query,
+        positions=tensor(positions), sequences=tensor(sequences), interleaved=interleaved,
+        epsilon=EPSILON, out=query,
         norms=None if norms is None else (tensor(norms[0]), tensor(norms[1])),
     )  # fmt: skip
 
@@ -107,7 +108,7 @@ def test_rope_store(
     q, k, v = np.split(packed[:4], [num_heads, num_heads + num_kv_heads], axis=1)
     if norms is not None:
         q, k = (rms_norm(x, w, epsilon=EPSILON) for x, w in zip((q, k), norms, strict=True))
-    q, k = (rotated(x, cos[real], sin[real]) for x in (q, k))
+    q, k = (reference.rope(x, cos[real], sin[real], interleaved=interleaved) for x in (q, k))
     assert_close(query[:4], q, dtype)
     assert is_untouched(query)[4:].all()
     assert_only_inside_written(query)
@@ -129,8 +130,8 @@ def test_stored_codes_are_those_of_the_formula(bits: int, head_size: int, group_
     """To the bit, also for a head of zeros."""
     import torch
 
-    from kernels.kv_cache.gpu_cache import KvCache
-    from kernels.rope.triton import rope_store
+    from edge.kernels.kv_cache.gpu_cache import KvCache
+    from edge.kernels.rope.triton import rope_store
 
     qkv = normal(bits, 3, 3, head_size)
     qkv[1] = 0
@@ -153,8 +154,8 @@ def test_stored_codes_are_those_of_the_formula(bits: int, head_size: int, group_
 def test_what_does_not_fit_is_refused() -> None:
     import torch
 
-    from kernels.kv_cache.gpu_cache import KvCache
-    from kernels.rope.triton import rope, rope_store
+    from edge.kernels.kv_cache.gpu_cache import KvCache
+    from edge.kernels.rope.triton import rope, rope_store
 
     x, table = torch.zeros(2, 3, 8), torch.zeros(5, 4)
     positions = torch.zeros(2, dtype=torch.int64)

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.embedding import reference as embedding_reference
-from kernels.gated_mlp import reference as gated_reference
-from kernels.rms_norm import reference as norm_reference
+from edge.kernels.embedding import reference as embedding_reference
+from edge.kernels.gated_mlp import reference as gated_reference
+from edge.kernels.logits import reference as logits_reference
+from edge.kernels.rms_norm import reference as norm_reference
 from tests.support.operator_face import normal
 from tests.support.triton_face import (
     FLOAT_DTYPES,
@@ -37,7 +38,7 @@ dtypes = st.sampled_from(FLOAT_DTYPES)
     gain=st.sampled_from([0.0, 1e-4, 1.0, 300.0]),
 )  # fmt: skip
 def test_rms_norm(seed: int, rows: int, columns: int, dtype: str, gain: float) -> None:
-    from kernels.rms_norm.triton import rms_norm
+    from edge.kernels.rms_norm.triton import rms_norm
 
     x = rounded(gain * normal(seed, rows, columns), dtype)
     weight = normal(seed + 1, columns)
@@ -51,7 +52,7 @@ def test_rms_norm(seed: int, rows: int, columns: int, dtype: str, gain: float) -
 @given(seed=seeds, rows=st.integers(1, 5), columns=st.integers(1, 300), dtype=dtypes)
 def test_add_rms_norm(seed: int, rows: int, columns: int, dtype: str) -> None:
     """The sum is rounded before it is normed, so that both results are of the same sum."""
-    from kernels.rms_norm.triton import add_rms_norm
+    from edge.kernels.rms_norm.triton import add_rms_norm
 
     x, addend = (rounded(normal(seed + i, 1, rows, columns), dtype) for i in range(2))
     weight = rounded(normal(seed + 2, columns), dtype)
@@ -81,7 +82,7 @@ def test_embedding_of_a_slice(
     seed: int, first: int, count: int, hidden: int, dtype: str, id_dtype: str
 ) -> None:
     """Ids outside the slice give zeros; negative ones too."""
-    from kernels.embedding.triton import embedding
+    from edge.kernels.embedding.triton import embedding
 
     table = rounded(normal(seed, count, hidden), dtype)
     ids = np.random.default_rng(seed).integers(-5, 110, (2, 4))
@@ -93,7 +94,7 @@ def test_embedding_of_a_slice(
 
 
 def test_embedding_has_the_type_of_its_table() -> None:
-    from kernels.embedding.triton import embedding
+    from edge.kernels.embedding.triton import embedding
 
     table = tensor(normal(1, 5, 3), "bfloat16")
     rows = embedding(tensor(np.asarray([4, 0])), table)
@@ -110,13 +111,30 @@ def test_gated(
     seed: int, rows: int, columns: int, dtype: str, activation: Any, gain: float
 ) -> None:
     """Also where e^−x overflows float32."""
-    from kernels.gated_mlp.triton import gated
+    from edge.kernels.gated_mlp.triton import gated
 
     gate_up = rounded(gain * normal(seed, rows, 2 * columns), dtype)
     out = output(rows, columns, dtype=dtype)
     gated(tensor(gate_up, dtype), activation=activation, out=out)
     assert_close(out, gated_reference.gated(gate_up, activation=activation), dtype)
     assert_only_inside_written(out)
+
+
+@FEW
+@given(
+    seed=seeds, rows=st.integers(1, 5), columns=sizes, dtype=dtypes,
+    scale=st.sampled_from([1.0, 0.125, 7.0]), soft_cap=st.sampled_from([None, 0.5, 30.0]),
+)  # fmt: skip
+def test_finish_logits(
+    seed: int, rows: int, columns: int, dtype: str, scale: float, soft_cap: float | None
+) -> None:
+    from edge.kernels.logits.triton import finish_logits
+
+    logits = rounded(20 * normal(seed, rows, columns), dtype)
+    x = tensor(logits, dtype)
+    assert finish_logits(x, scale=scale, soft_cap=soft_cap) is x
+    expected = logits_reference.finish_logits(logits, scale=scale, soft_cap=soft_cap)
+    assert_close(x, expected, dtype)
 
 
 @pytest.mark.parametrize("activation", gated_reference.ACTIVATIONS)
@@ -140,7 +158,7 @@ def test_gated_reference_is_that_of_torch(activation: Any) -> None:
 def test_greedy_takes_the_first_of_equal_scores(
     seed: int, rows: int, vocabulary: int, dtype: str
 ) -> None:
-    from kernels.sampling.triton import top_k
+    from edge.kernels.sampling.triton import top_k
 
     logits = rounded(np.rint(2 * normal(seed, rows, vocabulary)), dtype)
     _scores, ids = top_k(tensor(logits, dtype), 1)
@@ -156,7 +174,7 @@ def test_top_k_ranks_by_score_then_by_id(
     seed: int, rows: int, vocabulary: int, share: float, dtype: str
 ) -> None:
     """Scores of both signs, many of them equal, in one chunk or put together from several."""
-    from kernels.sampling import triton as face
+    from edge.kernels.sampling import triton as face
 
     k = 1 + round(share * (min(vocabulary, 4) - 1))
     logits = rounded((np.rint(4 * normal(seed, rows, vocabulary)) / 4).astype(np.float32), dtype)
@@ -170,7 +188,7 @@ def test_top_k_ranks_by_score_then_by_id(
 
 @pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
 def test_a_row_that_is_not_finite_has_no_token(broken: float) -> None:
-    from kernels.sampling.triton import top_k
+    from edge.kernels.sampling.triton import top_k
 
     logits = normal(3, 3, 16)
     logits[1, 10] = broken
@@ -183,7 +201,7 @@ def test_a_row_that_is_not_finite_has_no_token(broken: float) -> None:
 
 
 def test_rows_of_logits_may_be_part_of_a_wider_matrix() -> None:
-    from kernels.sampling.triton import top_k
+    from edge.kernels.sampling.triton import top_k
 
     logits = normal(4, 3, 50)
     wide = tensor(np.concatenate([logits, np.full((3, 6), 99, np.float32)], axis=1))
@@ -194,10 +212,10 @@ def test_rows_of_logits_may_be_part_of_a_wider_matrix() -> None:
 def test_nothing_is_launched_for_nothing() -> None:
     import torch
 
-    from kernels.embedding.triton import embedding
-    from kernels.gated_mlp.triton import gated
-    from kernels.rms_norm.triton import rms_norm
-    from kernels.sampling.triton import top_k
+    from edge.kernels.embedding.triton import embedding
+    from edge.kernels.gated_mlp.triton import gated
+    from edge.kernels.rms_norm.triton import rms_norm
+    from edge.kernels.sampling.triton import top_k
 
     none = torch.zeros(0, 8)
     assert rms_norm(none, torch.ones(8), epsilon=EPSILON).shape == (0, 8)
@@ -209,10 +227,10 @@ def test_nothing_is_launched_for_nothing() -> None:
 def test_what_does_not_fit_is_refused() -> None:
     import torch
 
-    from kernels.embedding.triton import embedding
-    from kernels.gated_mlp.triton import gated
-    from kernels.rms_norm.triton import add_rms_norm, rms_norm
-    from kernels.sampling.triton import top_k
+    from edge.kernels.embedding.triton import embedding
+    from edge.kernels.gated_mlp.triton import gated
+    from edge.kernels.rms_norm.triton import add_rms_norm, rms_norm
+    from edge.kernels.sampling.triton import top_k
 
     x, weight = torch.zeros(2, 8), torch.ones(8)
     with pytest.raises(ValueError, match="x is float64; pass float32 or float16 or bfloat16"):

@@ -12,15 +12,13 @@ from dataclasses import dataclass, field
 import pytest
 from spake2 import SPAKE2_A, SPAKE2_B
 
-import transport
+from edge import transport
 from edge.errors import NetworkError, RequestError
 from edge.membership.identity import Identity
 from edge.membership.meeting import find_and_join, invite
 from edge.membership.membership import Membership
 from edge.membership.pairing import Other, WrongCodeError, join, meeting_place
-from tests.support.held_channels import HeldChannel
-from tests.support.passing_time import let_pass
-from transport import (
+from edge.transport import (
     Channel,
     DiscoveryBus,
     Frame,
@@ -29,6 +27,8 @@ from transport import (
     PeerLostError,
     PeerRecord,
 )
+from tests.support.held_channels import HeldChannel
+from tests.support.passing_time import let_pass
 
 CODE = "acorn actor album amber angle apron"
 WRONG = "acorn actor album amber angle album"

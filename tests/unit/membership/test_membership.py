@@ -33,8 +33,8 @@ from edge.membership.store import (
     token,
     write_token,
 )
-from transport import RefusedError
-from transport.handshake import encode_hello
+from edge.transport import RefusedError
+from edge.transport.handshake import encode_hello
 
 
 @pytest.fixture

@@ -25,11 +25,11 @@ from edge.membership.pairing import (
 )
 from edge.membership.roles import USE
 from edge.membership.words import WORDS
+from edge.transport import Channel, Frame, MemoryChannel, PeerLostError
+from edge.transport.frame import Admit, LimitsOf, admit_all, no_other_limits
+from edge.transport.testing import Fault, FaultyChannel
 from tests.support.held_channels import HeldChannel
 from tests.support.passing_time import let_pass
-from transport import Channel, Frame, MemoryChannel, PeerLostError
-from transport.frame import Admit, LimitsOf, admit_all, no_other_limits
-from transport.testing import Fault, FaultyChannel
 
 
 def test_a_code_is_six_words() -> None:

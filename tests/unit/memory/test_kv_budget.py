@@ -13,9 +13,9 @@ from edge.memory.kv_budget import KvRoom
 from edge.protocol.assignment import Assignment
 from edge.protocol.step import StepLimits
 from edge.protocol.wire_rules import WireRules
+from edge.transport import WireRule
 from tests.support.assignments import solo_assignment
 from tests.support.specs import plain_spec
-from transport import WireRule
 
 SPEC = plain_spec(num_heads=2, num_kv_heads=2, head_size=8)
 LAYER_TOKEN_BYTES = 2 * 2 * 8 * 4

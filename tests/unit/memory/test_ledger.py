@@ -87,7 +87,7 @@ def test_the_promise_holds_after_any_changes(
 
 @st.composite
 def elastics(draw: st.DrawFn) -> Elastic:
-    """A shard as `partition.memory_use` counts one: a window stays, the other layers go."""
+    """A shard as `edge.partition.memory_use` counts one: a window stays, the other layers go."""
     layers, layer_bytes = draw(st.integers(1, 12)), draw(st.integers(1, 8)) * MIB
     rest = Use(kv_bytes=draw(st.integers(0, 9)) * MIB, buffer_bytes=draw(st.integers(0, 9)) * MIB)
     uses = []

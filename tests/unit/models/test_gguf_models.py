@@ -27,13 +27,22 @@ def described(
 ) -> ModelSpec:
     metadata = {key: value for key, value in LLAMA.items() if key not in left_out}
     metadata |= {f"llama.{key}".replace("__", "."): value for key, value in changes.items()}
-    model = describe_gguf(metadata, shapes or SHAPES, rope_factors=factors, source="it.gguf")
+    found = {} if factors is None else {"rope_freqs.weight": factors}
+    model = describe_gguf(metadata, shapes or SHAPES, rope_factors=found, source="it.gguf")
     return read_family(model.values, source="it.gguf", names=model.keys)[1]
 
 
 @pytest.mark.parametrize(
-    "name", [*(each for each in FAMILIES if each != "qwen2"), *IN_BLOCKS]
-)  # no key says from which layer on that one has a window
+    "name",
+    [
+        *(each for each in FAMILIES if each != "qwen2"),
+        *IN_BLOCKS,
+        "glm4",
+        "granite",
+        "olmo2",
+        "olmo3",
+    ],
+)  # no key says from which layer on qwen2 has a window
 def test_every_family_is_described_as_by_its_own_file(name: str, tmp_path: Path) -> None:
     from edge.weights.checkpoint import Checkpoint
 
@@ -42,10 +51,19 @@ def test_every_family_is_described_as_by_its_own_file(name: str, tmp_path: Path)
     with Checkpoint.open(tmp_path / "it.gguf") as opened:
         found = opened.spec
     mixer, expected = found.layer(0).mixer, made.spec.layer(0).mixer
-    np.testing.assert_allclose(mixer.inverse_frequencies, expected.inverse_frequencies, rtol=2e-7)
-    scaled = json.loads((made.path / "config.json").read_text())["rope_parameters"]["rope_type"]
-    if scaled == "llama3":  # by divisors, which are float32
-        assert mixer.inverse_frequencies != expected.inverse_frequencies
+    np.testing.assert_allclose(
+        mixer.rotary.inverse_frequencies, expected.rotary.inverse_frequencies, rtol=2e-7
+    )
+    scaled = json.loads((made.path / "config.json").read_text())["rope_parameters"].get("rope_type")
+    if name == "granite":  # its numbers are float32 in the file
+        assert found.embedding_scale == pytest.approx(made.spec.embedding_scale)
+        assert found.norm_epsilon == pytest.approx(made.spec.norm_epsilon)
+        assert mixer.score_scale == pytest.approx(expected.score_scale)
+    elif name == "olmo3":  # no key has YaRN's mscale
+        assert found.layers == made.spec.layers
+        assert mixer == expected
+    elif scaled == "llama3":  # by divisors, which are float32
+        assert mixer.rotary.inverse_frequencies != expected.rotary.inverse_frequencies
     else:
         assert found == made.spec
 
@@ -62,29 +80,45 @@ def test_sizes_that_the_file_need_not_say() -> None:
 
 
 def test_linear_scaling_by_its_new_key_and_by_its_old_one() -> None:
-    plain = described().layer(0).mixer.inverse_frequencies
-    assert described(rope__scaling__type="none").layer(0).mixer.inverse_frequencies == plain
+    plain = described().layer(0).mixer.rotary.inverse_frequencies
+    assert described(rope__scaling__type="none").layer(0).mixer.rotary.inverse_frequencies == plain
     for changes in (
         {"rope__scaling__type": "linear", "rope__scaling__factor": 4.0},
         {"rope__scale_linear": 4.0},
     ):
-        found = described(**changes).layer(0).mixer.inverse_frequencies
+        found = described(**changes).layer(0).mixer.rotary.inverse_frequencies
         np.testing.assert_allclose(found, np.array(plain) / 4)
 
 
+def test_yarn_scaling() -> None:
+    """Its gain over the usual one is a key of its own."""
+    scaling = {"type": "yarn", "factor": 4.0, "original_context_length": 16}
+    keys = {f"rope__scaling__{key}": value for key, value in scaling.items()}
+    found = described(**keys).layer(0).mixer.rotary
+    assert found.inverse_frequencies != described().layer(0).mixer.rotary.inverse_frequencies
+    assert found.scale == pytest.approx(1 + 0.1 * np.log(4))
+    more = described(**keys, rope__scaling__attn_factor=2.0).layer(0).mixer.rotary
+    assert more.scale == pytest.approx(2 * found.scale)
+    assert more.inverse_frequencies == found.inverse_frequencies
+
+
 def test_divisors_of_frequencies() -> None:
-    plain = described().layer(0).mixer.inverse_frequencies
-    found = described(factors=np.array([1.0, 8.0], np.float32)).layer(0).mixer.inverse_frequencies
+    plain = described().layer(0).mixer.rotary.inverse_frequencies
+    found = (
+        described(factors=np.array([1.0, 8.0], np.float32))
+        .layer(0)
+        .mixer.rotary.inverse_frequencies
+    )
     np.testing.assert_allclose(found, np.array(plain) / [1, 8])
     for wrong in ([1.0], [1.0, 0.0], [1.0, np.nan], [1.0, -8.0]):
         with pytest.raises(CheckpointError, match="factors must be 2 positive numbers"):
             described(factors=np.array(wrong, np.float32))
 
 
-def test_rows_are_turned_in_one_architecture_only() -> None:
+def test_rows_are_turned_in_some_architectures_only() -> None:
     for name, architecture in ARCHITECTURES.items():
-        assert architecture.interleaves == (name == "llama")
-    model = describe_gguf(LLAMA, SHAPES, rope_factors=None, source="it")
+        assert architecture.interleaves == (name in ("llama", "granite", "smollm3"))
+    model = describe_gguf(LLAMA, SHAPES, rope_factors={}, source="it")
     assert model.interleaved(1, 4) == {
         f"blk.0.attn_{part}.{kind}": 4 for part in "qk" for kind in ("weight", "bias")
     }
@@ -109,10 +143,14 @@ def test_tensors_without_a_place_are_told() -> None:
         ({"attention__head_count_kv": np.array([1, 2])}, "differs from layer to layer"),
         ({"attention__head_count_kv": np.array([], np.int32)}, "differs from layer to layer"),
         ({"rope__freq_base": float("nan")}, r"llama\.rope\.freq_base"),
-        ({"rope__dimension_count": 2}, "a rotation of a part of each head is not computed"),
+        (
+            {"rope__dimension_count": 2},
+            "a rotation of a part of each head, in this order of rows, is not computed",
+        ),
         ({"attention__value_length": 8}, "values of another size than keys"),
-        ({"rope__scaling__type": "yarn"}, "rope scaling 'yarn' is not supported"),
-        ({"rope__scaling__type": 7}, "rope scaling 7 is not supported"),
+        ({"rope__scaling__type": "yarn"}, "factor must be positive"),
+        ({"rope__scaling__type": "other"}, "rope_type 'other' is not supported"),
+        ({"rope__scaling__type": 7}, "rope_type 7 is not supported"),
         ({"expert_count": 8}, r"llama\.expert_count is 8, and such models are not computed"),
         ({"attention__causal": False}, r"llama\.attention\.causal is False"),
         ({"attention__key_length": 5}, "head"),
@@ -142,5 +180,5 @@ def test_missing_keys_are_named(key: str) -> None:
 
 def test_unknown_architectures_name_those_that_are_known() -> None:
     for name in ("mamba", None, 7):
-        with pytest.raises(CheckpointError, match="it runs llama, qwen2, qwen3"):
-            describe_gguf({"general.architecture": name}, {}, rope_factors=None, source="it.gguf")
+        with pytest.raises(CheckpointError, match="it runs gemma2, gemma3, glm4, granite"):
+            describe_gguf({"general.architecture": name}, {}, rope_factors={}, source="it.gguf")

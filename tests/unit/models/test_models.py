@@ -14,7 +14,9 @@ import transformers
 from edge.errors import CheckpointError
 from edge.models.families import FAMILIES, read_family
 from edge.models.parts import MAX_SIZE
+from edge.models.rotary import Rotary
 from edge.models.spec import ModelSpec, tensor_shapes
+from edge.weights.fused_rows import fused_rows
 from tests.support.specs import changed, plain_layer, plain_spec, shape, spec_of
 
 hub: Any = transformers
@@ -29,6 +31,7 @@ SIZES: dict[str, Any] = {
     "vocab_size": 131,
     "max_position_embeddings": 256,
     "rms_norm_eps": 1e-5,
+    "pad_token_id": None,
 }
 LLAMA3 = {
     "rope_type": "llama3",
@@ -45,7 +48,7 @@ def describe(model_type: str = "llama", **values: Any) -> ModelSpec:
 
 
 def frequencies(**values: Any) -> tuple[float, ...]:
-    found: tuple[float, ...] = shape(describe(**values)).inverse_frequencies
+    found: tuple[float, ...] = shape(describe(**values)).rotary.inverse_frequencies
     return found
 
 
@@ -63,7 +66,7 @@ def test_the_sizes_of_a_llama() -> None:
         context_tokens=256,
         norm_epsilon=1e-5,
         activation="silu",
-        inverse_frequencies=shape(spec).inverse_frequencies,
+        rotary=shape(spec).rotary,
         windows=(None, None, None),
         qkv_bias=False,
         output_bias=False,
@@ -71,7 +74,9 @@ def test_the_sizes_of_a_llama() -> None:
         query_key_norm=False,
         tied_embeddings=False,
     )
-    np.testing.assert_allclose(shape(spec).inverse_frequencies, [1.0, 0.1, 0.01, 0.001], rtol=1e-6)
+    turned = shape(spec).rotary
+    np.testing.assert_allclose(turned.inverse_frequencies, [1.0, 0.1, 0.01, 0.001], rtol=1e-6)
+    assert turned == Rotary(inverse_frequencies=turned.inverse_frequencies)
 
 
 def test_what_a_config_leaves_out_has_the_family_s_default() -> None:
@@ -121,7 +126,7 @@ def test_linear_scaling_is_written_in_two_ways() -> None:
     np.testing.assert_allclose(by_type, plain / 4, rtol=1e-7)
 
 
-@pytest.mark.parametrize("model_type", FAMILIES)
+@pytest.mark.parametrize("model_type", ["granite", "llama", "mistral", "qwen2", "qwen3", "smollm3"])
 @pytest.mark.parametrize(
     "rope",
     [{"rope_type": "default"}, {"rope_type": "linear", "factor": 3.0}, LLAMA3],
@@ -136,7 +141,8 @@ def test_frequencies_equal_those_of_transformers(model_type: str, rope: dict[str
     rotary = type(model.model.rotary_emb)(config)
     values = json.loads(config.to_json_string(use_diff=False))
     spec = read_family({**values, "model_type": model_type, "head_dim": 64}, source="here")[1]
-    np.testing.assert_allclose(shape(spec).inverse_frequencies, rotary.inv_freq.numpy(), rtol=1e-6)
+    found = shape(spec).rotary.inverse_frequencies
+    np.testing.assert_allclose(found, rotary.inv_freq.numpy(), rtol=1e-6)
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
@@ -151,6 +157,12 @@ def test_tensor_names_are_those_of_transformers(model_type: str) -> None:
     if model_type == "qwen3":  # it has a switch for the biases of attention only
         spec = changed(spec, mlp_bias=False)
     named = {family.tensor_name(role): size for role, size in tensor_shapes(spec).items()}
+    for name, part in fused_rows(family.fused, spec, family.tensor_name).items():
+        rows, *columns = named.pop(name)
+        assert rows == len(part.rows)
+        named[part.tensor] = (part.rows.stop, *columns)
+    if spec.tied_embeddings:
+        model.tie_weights()
     assert named == {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
@@ -176,7 +188,15 @@ def test_windows_of_qwen(model_type: str) -> None:
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"model_type": "gpt2"}, "model_type 'gpt2' is not a family Edge runs"),
+        (
+            {"model_type": "gpt2"},
+            "model_type 'gpt2' is not a family Edge runs: the nearest is llama",
+        ),
+        ({"model_type": "olmo3", "layer_types": ["x"]}, "layer_types must name one of"),
+        ({"model_type": "mixtral"}, "the nearest is mistral, which lacks experts; it runs"),
+        ({"model_type": "lama"}, "llama is called nearly the same; it runs gemma2"),
+        ({"model_type": "mistral3", "text_config": [1]}, "text_config must be an object"),
+        ({"model_type": "gemma3", "text_config": {"model_type": "t5"}}, "'t5' is not a family"),
         ({"model_type": None}, "model_type None is not a family"),
         ({"model_type": ["llama"]}, "is not a family"),
         ({"hidden_size": None}, "hidden_size is missing"),
@@ -191,12 +211,38 @@ def test_windows_of_qwen(model_type: str) -> None:
         ({"head_dim": 1 << 24}, "at most 4096"),
         ({"head_dim": 0}, "head_dim must lie in 1"),
         ({"head_dim": 10**15}, "head_dim must lie in 1"),
-        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
+        ({"hidden_act": "relu"}, "hidden_act 'relu' is not supported; silu, swish, gelu"),
+        ({"hidden_act": ["silu"]}, "hidden_act ['silu'] is not supported"),
+        ({"model_type": "gemma2", "hidden_activation": "x"}, "hidden_activation 'x' is not"),
+        ({"model_type": "gemma2", "attn_logit_softcapping": 0}, "attn_logit_softcapping must be"),
+        ({"model_type": "gemma2", "query_pre_attn_scalar": -1}, "query_pre_attn_scalar must be"),
+        ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "generates no text"),
+        ({"model_type": "granite", "residual_multiplier": 0}, "residual_multiplier must be"),
+        ({"model_type": "granite", "logits_scaling": "8"}, "logits_scaling must be a number"),
+        ({"model_type": "smollm3", "no_rope_layers": [1, 0]}, "no_rope_layers must be 1 for each"),
+        ({"model_type": "smollm3", "no_rope_layers": [1, 0, "0"]}, "no_rope_layers must be"),
+        ({"model_type": "phi3", "rope_scaling": {"type": "su"}}, "short_factor must be 4"),
         ({"rms_norm_eps": "small"}, "rms_norm_eps must be a number"),
         ({"rms_norm_eps": 1.5}, "norm_epsilon must lie in 0"),
         ({"attention_bias": 1}, "attention_bias must be true or false"),
         ({"rope_scaling": [1]}, "rope_scaling must be an object"),
-        ({"rope_scaling": {"rope_type": "yarn"}}, "rope scaling 'yarn' is not supported"),
+        ({"rope_scaling": {"rope_type": "axial"}}, "rope_type 'axial' is not supported; default,"),
+        ({"rope_scaling": {"rope_type": ["yarn"]}}, "rope_type ['yarn'] is not supported"),
+        ({"rope_parameters": {"full_attention": {}}}, "full_attention: rotations that differ"),
+        ({"rope_scaling": {"rope_type": "yarn"}, "rope_theta": 1}, "a rope_theta other than 1"),
+        ({"rope_scaling": {"rope_type": "yarn", "truncate": 1}}, "truncate must be true or false"),
+        (
+            {"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0, 2.0, 3.0, 4.0]}},
+            "long_factor must be 4 positive numbers",
+        ),
+        (
+            {"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0, 2.0]}},
+            "short_factor must be 4 positive numbers",
+        ),
+        (
+            {"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0, 2.0, 3.0, 0]}},
+            "short_factor must be 4 positive numbers",
+        ),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor is missing"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, "factor must be positive"),
         (
@@ -207,7 +253,9 @@ def test_windows_of_qwen(model_type: str) -> None:
         ({"rope_theta": 10**400}, "rope_theta must be a finite number"),
         ({"rope_theta": float("nan")}, "rope_theta must be a finite number"),
         ({"rope_theta": -1.0}, "rope_theta must be positive"),
-        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.4}}, "partial_rotary_factor must turn"),
+        ({"rope_parameters": {"partial_rotary_factor": 1.5}}, "partial_rotary_factor must turn"),
+        ({"partial_rotary_factor": 0}, "partial_rotary_factor must turn an even number"),
     ],
     ids=lambda value: str(value)[:60],
 )
@@ -256,7 +304,7 @@ def test_a_kind_of_layer_crosses_the_wire_once_however_many_layers_have_it() -> 
     written = spec.to_json()
     assert len(written["kinds"]) == 2
     assert written["layers"] == (0, 1) * 40
-    assert len(json.dumps(written)) < 1500
+    assert len(json.dumps(written)) < 2200
 
 
 def test_layers_may_differ_in_everything() -> None:
@@ -301,18 +349,35 @@ def test_layers_may_differ_in_everything() -> None:
         lambda m, a, f: a.update(window=0),
         lambda m, a, f: a.update(window="8"),
         lambda m, a, f: a.update(qkv_bias=1),
-        lambda m, a, f: a.update(inverse_frequencies=["x", "y", "z", "w"]),
-        lambda m, a, f: a.update(inverse_frequencies=[1.0]),
-        lambda m, a, f: a.update(inverse_frequencies="1234"),
-        lambda m, a, f: a.update(inverse_frequencies=["1", "1", "1", "1"]),
-        lambda m, a, f: a.update(inverse_frequencies=[1.0, 1.0, True, 1.0]),
-        lambda m, a, f: a.update(inverse_frequencies=[1.0, 1.0, float("nan"), 1.0]),
+        lambda m, a, f: a["rotary"].update(inverse_frequencies=["x", "y", "z", "w"]),
+        lambda m, a, f: a["rotary"].update(inverse_frequencies=[1.0] * 5),
+        lambda m, a, f: a["rotary"].update(inverse_frequencies="1234"),
+        lambda m, a, f: a["rotary"].update(inverse_frequencies=["1", "1", "1", "1"]),
+        lambda m, a, f: a["rotary"].update(inverse_frequencies=[1.0, 1.0, True, 1.0]),
+        lambda m, a, f: a["rotary"].update(inverse_frequencies=[1.0, 1.0, float("nan"), 1.0]),
+        lambda m, a, f: a["rotary"].update(long_inverse_frequencies=[1.0]),
+        lambda m, a, f: a["rotary"].update(trained_tokens=-1),
+        lambda m, a, f: a["rotary"].update(scale=0),
+        lambda m, a, f: a["rotary"].update(scale=None),
+        lambda m, a, f: a["rotary"].update(is_interleaved=1),
+        lambda m, a, f: a["rotary"].pop("scale"),
+        lambda m, a, f: a.update(rotary=None),
+        lambda m, a, f: a.update(rotary=[1.0] * 4),
         lambda m, a, f: m.update(norm_epsilon="1e-5"),
         lambda m, a, f: m.update(family=[[]]),
         lambda m, a, f: m.update(family="f" * 1000),
         lambda m, a, f: m.update(layers=[0] * 4096) or a.update(num_heads=64, num_kv_heads=64),
         lambda m, a, f: f.update(columns=0),
-        lambda m, a, f: f.update(activation="gelu"),
+        lambda m, a, f: f.update(activation="relu"),
+        lambda m, a, f: f.update(activation=["silu"]),
+        lambda m, a, f: f.update(has_post_norm=None),
+        lambda m, a, f: a.update(has_norm=1),
+        lambda m, a, f: a.update(score_scale=0),
+        lambda m, a, f: a.update(soft_cap="2"),
+        lambda m, a, f: a.update(soft_cap=-1.0),
+        lambda m, a, f: m.update(embedding_scale=None),
+        lambda m, a, f: m.update(logit_scale=float("nan")),
+        lambda m, a, f: m.update(logit_soft_cap=0.0),
         lambda m, a, f: f.update(bias=None),
     ],
 )

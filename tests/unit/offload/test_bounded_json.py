@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from offload import parse_json, read_file
+from edge.offload import parse_json, read_file
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from offload import (
+from edge.offload import (
     SafetensorsStore,
     StoreCorruptError,
     StoreError,

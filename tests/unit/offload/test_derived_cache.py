@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from offload import DerivedCache, StoreFullError
+from edge.offload import DerivedCache, StoreFullError
 
 
 def fill(cache: DerivedCache, key: str, value: int) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offload import (
+from edge.offload import (
     DeviceWindow,
     HostSlots,
     Mark,
@@ -23,7 +23,7 @@ from offload import (
     WeightStreamer,
     is_streamed,
 )
-from offload.files.direct_reader import Reading
+from edge.offload.files.direct_reader import Reading
 
 PAGE = 4096
 GONE = 0xEE

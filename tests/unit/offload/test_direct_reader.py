@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from offload import DirectReader, Read, StoreCorruptError, StoreError, piece_digest
+from edge.offload import DirectReader, Read, StoreCorruptError, StoreError, piece_digest
 from tests.support.pages import PAGE, page_memory
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from offload import (
+from edge.offload import (
     SafetensorsWriter,
     StoreError,
     StoreFullError,

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from offload import (
+from edge.offload import (
     GgufFile,
     GgufStore,
     StoreCorruptError,

@@ -6,7 +6,7 @@ import gguf
 import numpy as np
 import pytest
 
-from offload import BLOCK_TYPES, READ_TYPES
+from edge.offload import BLOCK_TYPES, READ_TYPES
 from tests.support.gguf_files import Type, raw_blocks
 
 WANTED = (

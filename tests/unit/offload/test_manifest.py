@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from offload import (
+from edge.offload import (
     PIECE_BYTES,
     Manifest,
     ManifestBuilder,
@@ -16,7 +16,7 @@ from offload import (
     StoreCorruptError,
     numpy_dtype,
 )
-from offload.files.manifest import MAX_JSON_BYTES, MAX_TENSORS, MAX_TOTAL_BYTES
+from edge.offload.files.manifest import MAX_JSON_BYTES, MAX_TENSORS, MAX_TOTAL_BYTES
 
 random = np.random.default_rng(0)
 BIG = random.integers(0, 256, (PIECE_BYTES // 1000 + 7, 2000), dtype=np.uint8)

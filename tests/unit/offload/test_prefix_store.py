@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from offload import PrefixStore, StoreError
+from edge.offload import PrefixStore, StoreError
 
 BLOCK_BYTES = 40 + 2 * (48 + 16)
 SECRET = b"s" * 32

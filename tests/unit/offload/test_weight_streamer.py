@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offload import (
+from edge.offload import (
     DirectReader,
     Memory,
     Read,
@@ -22,8 +22,8 @@ from offload import (
     is_streamed,
     piece_digest,
 )
-from offload.files.direct_reader import Reading
-from offload.streaming.weight_streamer import Reader
+from edge.offload.files.direct_reader import Reading
+from edge.offload.streaming.weight_streamer import Reader
 from tests.support.pages import PAGE, page_memory
 
 PATIENCE_S = 60.0

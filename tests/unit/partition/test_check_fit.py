@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from partition import (
+from edge.partition import (
     CapacityError,
     ClusterSpec,
     DeviceSpec,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from partition import (
+from edge.partition import (
     CapacityError,
     ClusterSpec,
     ComputeRates,
@@ -24,8 +24,8 @@ from partition import (
     describe_plan_in_words,
     estimate,
 )
-from partition.cost.message_times import NO_LINK_S
-from partition.search.choose import LEAST_GAIN, LEAST_GAIN_ON_ONE_HOST
+from edge.partition.cost.message_times import NO_LINK_S
+from edge.partition.search.choose import LEAST_GAIN, LEAST_GAIN_ON_ONE_HOST
 from tests.support.facts import plain_facts
 
 GIB = 2**30

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from partition import (
+from edge.partition import (
     ClusterSpec,
     DeviceSpec,
     Plan,

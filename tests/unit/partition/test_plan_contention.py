@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from partition import ClusterSpec, CrowdSpec, DeviceSpec
-from partition.cost.contention import Crowds, shares_host
+from edge.partition import ClusterSpec, CrowdSpec, DeviceSpec
+from edge.partition.cost.contention import Crowds, shares_host
 
 NEAR = [
     DeviceSpec(id=id, name=id, memory_bytes=1, threads=1, host="h", rates=None) for id in "abcdef"

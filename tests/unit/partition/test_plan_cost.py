@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from partition import (
+from edge.partition import (
     ClusterSpec,
     ComputeRates,
     CrowdSpec,
@@ -19,8 +19,8 @@ from partition import (
     Workload,
     estimate,
 )
-from partition.cost.message_times import UNKNOWN_LINK, UNKNOWN_LOCAL_LINK, Network
-from partition.cost.pace import expected_maximum
+from edge.partition.cost.message_times import UNKNOWN_LINK, UNKNOWN_LOCAL_LINK, Network
+from edge.partition.cost.pace import expected_maximum
 from tests.support.facts import changed_facts, facts_of, plain_facts
 
 # Bytes of a layer: 4 heads x 10, 2 KV heads x 5, 8 columns x 10, 20 the rest: 150.

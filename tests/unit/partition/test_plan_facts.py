@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from partition import ClusterSpec, DeviceSpec, LinkSpec, Workload
+from edge.partition import ClusterSpec, DeviceSpec, LinkSpec, Workload
 from tests.support.facts import changed_facts, plain_facts
 
 MODEL = plain_facts(

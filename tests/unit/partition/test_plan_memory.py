@@ -2,7 +2,7 @@
 
 import pytest
 
-from partition import (
+from edge.partition import (
     CapacityError,
     ClusterSpec,
     DeviceSpec,
@@ -107,7 +107,7 @@ def test_check_fit_to_the_byte() -> None:
     assert (caught.value.device, caught.value.missing_bytes) == ("b", 1)
     assert caught.value.largest_context_tokens == 9
     assert str(caught.value) == (
-        "The model does not fit: 'b name' (device 'b') lacks 1 byte. What helps: that much more"
+        "The model does not fit: 'b name' lacks 1 byte. What helps: that much more"
         " memory, or a smaller dtype for the weights, or at most 9 context tokens per request"
         " instead of 10."
     )
@@ -133,7 +133,7 @@ def test_check_fit_of_a_wrong_plan_tells_what_is_short_besides() -> None:
     with pytest.raises(PlanError) as caught:
         check_fit(PLAN, MODEL, cluster(a=USE["a"].total - 5, b=50_000), WORKLOAD)
     assert any("'c'" in problem for problem in caught.value.problems)
-    assert "'a name' (device 'a') lacks 5 bytes." in caught.value.problems
+    assert "'a name' lacks 5 bytes." in caught.value.problems
 
 
 def test_check_fit_of_a_wrong_plan_says_so() -> None:

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from edge.backends.overlap import MIN_TOKENS
-from partition import ComputeRates, Workload, estimate
-from partition.cost.message_times import Network
-from partition.cost.overlap import SHOWN_BYTE_S, segment_s, stage_sum_s
-from partition.cost.pace import HALVED_TOKENS, Phase, chunk_phase, decode_phase
+from edge.partition import ComputeRates, Workload, estimate
+from edge.partition.cost.message_times import Network
+from edge.partition.cost.overlap import SHOWN_BYTE_S, segment_s, stage_sum_s
+from edge.partition.cost.pace import HALVED_TOKENS, Phase, chunk_phase, decode_phase
 from tests.unit.partition.test_plan_cost import CHAIN, MODEL, RATES, SPLIT, cluster
 
 PROMPT = Workload(prompt_tokens=256, output_tokens=1)

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from partition import kv_heads, split_by_shares
-from partition.plan.ranges import apportion, kv_group_size, largest_remainders
+from edge.partition import kv_heads, split_by_shares
+from edge.partition.plan.ranges import apportion, kv_group_size, largest_remainders
 
 
 @pytest.mark.parametrize(

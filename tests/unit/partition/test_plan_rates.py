@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from partition import ComputeRates, DeviceSpec, Workload
+from edge.partition import ComputeRates, DeviceSpec, Workload
 
 RATES = ComputeRates(
     rows=(1, 4, 32),

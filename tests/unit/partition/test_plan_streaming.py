@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from partition import (
+from edge.partition import (
     CapacityError,
     ClusterSpec,
     ComputeRates,
@@ -24,7 +24,7 @@ from partition import (
     estimate,
     memory_use,
 )
-from partition.plan.shard import WINDOW_LAYERS
+from edge.partition.plan.shard import WINDOW_LAYERS
 from tests.support.facts import changed_facts
 from tests.unit.partition.test_plan_cost import MODEL as FEW_LAYERS
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from partition import ClusterSpec, DeviceSpec, LinkSpec, what_if
+from edge.partition import ClusterSpec, DeviceSpec, LinkSpec, what_if
 
 
 def device(id: str, name: str) -> DeviceSpec:

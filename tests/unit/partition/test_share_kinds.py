@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import pytest
 
-from partition import (
+from edge.partition import (
     ClusterSpec,
     DeviceSpec,
     MemoryUse,
@@ -22,9 +22,9 @@ from partition import (
     memory_use,
     whole_shard,
 )
-from partition.plan.plan import SHARE_KINDS
-from partition.plan.reading import Reader
-from partition.plan.share import StagePlace, tiling_problems
+from edge.partition.plan.plan import SHARE_KINDS
+from edge.partition.plan.reading import Reader
+from edge.partition.plan.share import StagePlace, tiling_problems
 from tests.unit.partition.test_check_fit import MODEL
 
 EXPERTS = 6

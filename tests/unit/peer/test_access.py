@@ -7,7 +7,7 @@ import pytest
 from edge.errors import RequestError
 from edge.membership.identity import peer_id
 from edge.peer.access import UserLimits, check_may_use, parse_allowed, parse_user_limits
-from transport import Member
+from edge.transport import Member
 
 OWN, FRIEND, STRANGER = "a" * 32, "0123456789abcdef" * 2, "f" * 32
 

@@ -18,6 +18,7 @@ from edge.membership.membership import Membership, credentials
 from edge.membership.roles import LEND, USE
 from edge.memory.kv_budget import KvRoom
 from edge.memory.ledger import Floor, Ledger, Use
+from edge.offload import Manifest
 from edge.peer.connection import MAX_WAITING_POSTS, Connection
 from edge.peer.hosted_shard import MAX_REQUESTS_UNDER_WAY, HostedShard
 from edge.peer.resources import PeerResources
@@ -28,10 +29,9 @@ from edge.protocol.measurements import MemoryRate
 from edge.protocol.messages import Finish
 from edge.protocol.step import StepLimits
 from edge.protocol.wire_rules import WireRules
-from offload import Manifest
+from edge.transport import MEMBER, Frame, Member, MemoryChannel, TransportError, WireRule
 from tests.support.assignments import solo_assignment
 from tests.support.specs import plain_spec
-from transport import MEMBER, Frame, Member, MemoryChannel, TransportError, WireRule
 
 LIMITS = StepLimits(context_tokens=8, chunk_tokens=8, requests=1, cached_tokens=8)
 FINISH = to_frame("finish", Finish(session="s", request="r"))

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from edge.partition import Estimate, Plan, Shard, Stage, Term
 from edge.planning.drift import LEAST_EXCESS_S, SLOWER_BY, Answer, find_drift
 from edge.protocol.step_times import PeerTimes, StepTimes
-from partition import Estimate, Plan, Shard, Stage, Term
 
 NAMES = {"id-a": "a", "id-b": "b", "id-c": "c"}
 NEW_TOKENS = 101

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from edge.partition import ClusterSpec, ComputeRates, DeviceSpec, Workload, choose
 from edge.planning.forecast import Forecast
 from edge.planning.proposal import Proposal
 from edge.protocol.wire_rules import WireRules
-from partition import ClusterSpec, ComputeRates, DeviceSpec, Workload, choose
+from edge.transport import WireRule
 from tests.support.facts import plain_facts
-from transport import WireRule
 
 MODEL = plain_facts(
     name="m",

@@ -6,11 +6,11 @@ import pytest
 
 from edge.errors import CapacityError
 from edge.memory.model_sizes import model_facts
+from edge.partition import ClusterSpec, Plan, Shard, Stage, Workload, memory_use
 from edge.planning.kv_limits import kv_limits, longest_tokens, with_kv_memory, with_less_kv_memory
 from edge.planning.load_options import LoadOptions
 from edge.protocol.peer_info import PeerInfo
 from edge.protocol.step import StepLimits
-from partition import ClusterSpec, Plan, Shard, Stage, Workload, memory_use
 from tests.support.formats import uniform_format
 from tests.support.peer_infos import peer_info
 from tests.support.specs import plain_spec, shape

@@ -9,8 +9,8 @@ import pytest
 
 from edge.errors import RequestError
 from edge.models.spec import ModelSpec
+from edge.partition import Workload
 from edge.planning.load_options import DEFAULT_CONTEXT_TOKENS, LoadOptions
-from partition import Workload
 from tests.support.specs import plain_spec
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
+from edge.partition import ClusterSpec, DeviceSpec, Plan, Shard, Stage
 from edge.planning.choosing import by_id
-from partition import ClusterSpec, DeviceSpec, Plan, PlanError, Shard, Stage
 
 
 def plan(*devices: str) -> Plan:
@@ -35,11 +33,3 @@ def cluster(**names: str) -> ClusterSpec:
 def test_names_become_ids_and_ids_stay() -> None:
     found = by_id(plan("attic", "id2", "nobody"), cluster(id1="attic", id2="desk"))
     assert found.devices == ("id1", "id2", "nobody")
-
-
-def test_a_name_of_two_devices_is_refused_but_not_their_ids() -> None:
-    devices = cluster(id1="laptop", id2="laptop", id3="desk")
-    with pytest.raises(PlanError, match="2 devices are called 'laptop'") as caught:
-        by_id(plan("laptop", "desk"), devices)
-    assert len(caught.value.problems) == 1
-    assert by_id(plan("id2", "desk"), devices).devices == ("id2", "id3")

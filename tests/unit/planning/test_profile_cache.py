@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from edge.partition import CrowdSpec
 from edge.planning.profile_cache import (
     MEASURED_AGAIN_AFTER_S,
     UNSTEADY_AGAIN_AFTER_S,
@@ -14,7 +15,6 @@ from edge.planning.profile_cache import (
     device_key,
 )
 from edge.protocol.peer_info import PeerInfo
-from partition import CrowdSpec
 from tests.support.formats import uniform_format
 from tests.support.specs import changed
 from tests.unit.protocol.test_assignment import SPEC
@@ -66,7 +66,7 @@ def test_what_was_kept_is_known(cache: FactsCache) -> None:
     [
         replace(A, identity="changed"),
         replace(A, host="another"),
-        replace(A, name="another"),
+        replace(A, own_name="another"),
     ],
     ids=["identity", "host", "name"],
 )

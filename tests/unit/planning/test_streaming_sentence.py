@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from edge.partition import ClusterSpec, ComputeRates, choose
 from edge.planning.proposal import Proposal
 from edge.protocol.wire_rules import WireRules
-from partition import ClusterSpec, ComputeRates, choose
+from edge.transport import WireRule
 from tests.unit.partition.test_plan_streaming import MODEL, RATES, WORKLOAD, device
-from transport import WireRule
 
 
 def proposal(memory_bytes: int, *, peers: int = 1, rates: ComputeRates | None = RATES) -> Proposal:

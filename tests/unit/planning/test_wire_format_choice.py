@@ -7,12 +7,12 @@ from itertools import permutations
 import pytest
 
 from edge.errors import RequestError
+from edge.partition import LinkSpec, Plan, Shard, Stage
 from edge.planning.load_options import LoadOptions
 from edge.planning.wire_format_choice import choose_wire_rules
 from edge.protocol.wire_rules import WIRES, WireRules, number_bytes
-from partition import LinkSpec, Plan, Shard, Stage
+from edge.transport import WireRule
 from tests.support.formats import uniform_format
-from transport import WireRule
 
 INT4 = uniform_format("int4", 32)
 MBIT = 1e6 / 8

@@ -13,8 +13,10 @@ import pytest
 
 from edge.backends.interface import ShardWeights
 from edge.errors import CapacityError
+from edge.kernels.matmul_nbits.reference import packed_shapes
 from edge.memory.model_sizes import model_facts
 from edge.models.spec import ModelSpec
+from edge.partition import Plan, Shard, Stage, Workload, memory_use
 from edge.profiling import random_weights
 from edge.profiling.profile import agreed, in_words, spread_of
 from edge.profiling.random_weights import written_weights
@@ -28,8 +30,6 @@ from edge.profiling.sample import (
 )
 from edge.weights.formats import WeightFormat
 from edge.weights.layout import ShardLayout, shard_layout
-from kernels.matmul_nbits.reference import packed_shapes
-from partition import Plan, Shard, Stage, Workload, memory_use
 from tests.support.formats import uniform_format
 from tests.support.specs import changed, shape
 from tests.unit.protocol.test_assignment import SPEC

@@ -12,11 +12,11 @@ from edge.protocol.assignment import Assignment
 from edge.protocol.fields import from_json, to_json
 from edge.protocol.step import StepLimits
 from edge.protocol.wire_rules import WireRules
+from edge.transport import WireRule
 from edge.weights.formats import ACCURACIES, BLOCK_SIZES
 from tests.support.formats import uniform_format
 from tests.support.plans import make_plan
 from tests.support.specs import plain_spec
-from transport import WireRule
 
 SPEC = plain_spec(
     hidden_size=20,

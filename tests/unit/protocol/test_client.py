@@ -10,9 +10,9 @@ import pytest
 from edge.errors import EdgeError, PeerError, ProtocolError
 from edge.protocol.client import PeerClient
 from edge.protocol.messages import Close, Describe, Done
+from edge.transport import Channel, Frame
 from tests.support.passing_time import let_pass
 from tests.support.scripted_peers import Behaviour, peer
-from transport import Channel, Frame
 
 CLOSE = Close(session="s")
 

@@ -8,15 +8,21 @@ from typing import Any
 import pytest
 
 from edge.errors import ProtocolError
+from edge.offload import Manifest, StoreCorruptError
+from edge.offload.files.manifest import MAX_TENSORS
 from edge.protocol import messages
 from edge.protocol.frame_codec import from_frame, to_frame
 from edge.protocol.step import MAX_END_IDS, MAX_REQUESTS
-from offload import Manifest, StoreCorruptError
-from offload.files.manifest import MAX_TENSORS
-from transport import Frame
+from edge.transport import Frame
 
 ENTRY = {"request": "r", "position": 0, "tokens": [1], "logit_rows": 1}
-TERMS: dict[str, Any] = {"sampling": {}, "end_ids": [], "max_new_tokens": 1}
+TERMS: dict[str, Any] = {
+    "sampling": {},
+    "end_ids": [],
+    "max_new_tokens": 1,
+    "prompt_tokens": 0,
+    "logprobs": None,
+}
 
 
 def step(entries: list[Any], terms: dict[str, Any]) -> Frame:

@@ -8,8 +8,8 @@ import pytest
 
 import edge
 from edge.protocol.discovery import SETTLE_S, browse
+from edge.transport import DiscoveryBus, MemoryDiscovery, PeerRecord
 from tests.support.passing_time import let_pass
-from transport import DiscoveryBus, MemoryDiscovery, PeerRecord
 
 
 async def turns(count: int) -> None:

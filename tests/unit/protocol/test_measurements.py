@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from edge.errors import ProtocolError
+from edge.partition import ComputeRates
 from edge.protocol.fields import from_json, to_json
 from edge.protocol.measurements import (
     MAX_MESSAGE_BYTES,
@@ -19,7 +20,6 @@ from edge.protocol.measurements import (
     Span,
 )
 from edge.protocol.topology import Place
-from partition import ComputeRates
 from tests.support.formats import uniform_format
 from tests.unit.protocol.test_assignment import SPEC
 

@@ -11,25 +11,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge import errors
+from edge.kernels.sampling.logprobs import Logprobs
+from edge.kernels.sampling.parameters import SamplingParameters
+from edge.offload import Manifest, StoreError
+from edge.partition import Plan, Shard, Stage
 from edge.protocol import measurements, messages
 from edge.protocol.assignment import Assignment
 from edge.protocol.description import HostedModel, PeerDescription
 from edge.protocol.error_codec import Failed
 from edge.protocol.fields import from_json, printable, to_json, token_bytes, token_ids
 from edge.protocol.frame_codec import Call, from_frame, table, to_frame
+from edge.protocol.kept_files import AllKept, Keep, KeptFiles
 from edge.protocol.messages import FRAMES, Connect, Done, Missing, Opened, RunStep
 from edge.protocol.step import SamplingTerms, Step, StepEntry, StepLimits
 from edge.protocol.step_times import ShardTimes, StepTimes
 from edge.protocol.topology import Place
 from edge.protocol.wire_rules import WireRules
-from kernels.sampling.parameters import SamplingParameters
-from offload import Manifest, StoreError
-from partition import Plan, Shard, Stage
+from edge.transport import Frame, WireRule
+from edge.transport.frame import decode, encode
 from tests.support.formats import uniform_format
 from tests.support.specs import plain_spec
 from tests.unit.protocol.test_measurements import PROBE, PROFILE, TIMES
-from transport import Frame, WireRule
-from transport.frame import decode, encode
 
 SPEC = plain_spec(
     num_layers=3,
@@ -69,9 +71,12 @@ ENTRIES = (
     StepEntry(request="b", position=4, tokens=(5,), logit_rows=1),
 )
 TERMS = SamplingTerms(
-    sampling=SamplingParameters(temperature=0.5, top_k=3, seed=9),
+    sampling=SamplingParameters(
+        temperature=0.5, top_k=3, seed=9, presence_penalty=0.5, logit_bias={3: -1.5, 12: 2.0}
+    ),
     end_ids=frozenset({4, 2}),
     max_new_tokens=7,
+    logprobs=2,
 )
 STEP = RunStep(session="s", step=Step(entries=ENTRIES, run=12), terms={"b": TERMS})
 CHUNK = StepEntry(request="a", position=0, tokens=(1, 2, 3), logit_rows=0)
@@ -79,6 +84,7 @@ CHUNK = StepEntry(request="a", position=0, tokens=(1, 2, 3), logit_rows=0)
 FRAMES_SENT = (
     messages.Describe(),
     messages.SetMemory(bytes=5),
+    Keep(remove=("shards/x",)),
     measurements.MemoryRate(),
     measurements.Profile(model=SPEC, weight_format=uniform_format("int4", 128, "high")),
     PROBE,
@@ -95,6 +101,13 @@ FRAMES_SENT = (
     STEP,
     RunStep(session="s", step=Step(entries=(CHUNK,))),
     messages.Tokens(tokens=(1, 2), ends=(None, "stop"), last=True, chosen_s=1.5),
+    messages.Tokens(
+        tokens=(1, 2),
+        ends=(None, None),
+        last=False,
+        chosen_s=1.5,
+        logprobs=(None, Logprobs(logprob=-0.5, top=((3, -0.25), (2, -0.5)))),
+    ),
     messages.Logits(rows=b"1234"),
     messages.YieldRun(session="s"),
     messages.SwapOut(session="s", request="r"),
@@ -132,7 +145,7 @@ DESCRIPTION = PeerDescription(
 )  # fmt: skip
 ANSWERS = (
     Done(),
-    Opened(weight_bytes=5),
+    Opened(weight_bytes=5, rows_agree=True),
     Missing(digests=("a", "b")),
     DESCRIPTION,
     PROFILE,
@@ -144,6 +157,16 @@ ANSWERS = (
         peak_bytes=2, kv_written_bytes=3,
     ),
     messages.Gram(content=b"\0\0\x80?"),
+    AllKept(
+        files=(
+            KeptFiles(
+                kind="shards", name="shards/x", model="m", bytes=4, unused_s=1.5, in_use=True
+            ),
+            KeptFiles(
+                kind="packed", name="packed/y", model=None, bytes=0, unused_s=0.0, in_use=False
+            ),
+        )
+    ),
 )  # fmt: skip
 
 
@@ -305,10 +328,21 @@ def test_places_that_cannot_be(places: object) -> None:
         {"sampling": None},
         {"sampling": {"temperature": -1}},
         {"sampling": {"heat": 1}},
+        {"sampling": {"logit_bias": {"x": 1}}},
+        {"sampling": {"logit_bias": {"-1": 1}}},
+        {"sampling": {"logit_bias": {"1": 1e39}}},
+        {"sampling": {"logit_bias": {"1": "2"}}},
+        {"sampling": {"logit_bias": [1]}},
+        {"sampling": {"logit_bias": {str(each): 0 for each in range(1025)}}},
+        {"sampling": {"frequency_penalty": 2.5}},
+        {"prompt_tokens": -1},
         {"end_ids": None},
         {"end_ids": ["x"]},
         {"max_new_tokens": -1},
         {"max_new_tokens": "7"},
+        {"logprobs": 21},
+        {"logprobs": -1},
+        {"logprobs": "2"},
     ],
     ids=repr,
 )

@@ -16,10 +16,10 @@ import tokenizers
 from tokenizers import Regex, pre_tokenizers
 
 from edge.errors import CheckpointError
+from edge.offload import GgufFile
 from edge.text import TextStream, Tokenizer
 from edge.text.gguf import gguf_end_ids, gguf_templates, gguf_tokenizer_files, has_tokenizer
 from edge.text.pre_tokenizers import PRE_TOKENIZERS
-from offload import GgufFile
 from tests.support.gguf_files import add_byte_level, add_sentence_pieces
 from tests.support.small_tokenizers import CHAT_TEMPLATE, TEXTS, byte_fallback, byte_level
 

@@ -9,9 +9,9 @@ import transformers
 from transformers import AutoTokenizer
 
 from edge.errors import CheckpointError, RequestError
+from edge.kernels.sampling.parameters import SamplingParameters
 from edge.text import TextStream, Tokenizer, read_end_ids, read_sampling
 from edge.text.gguf import gguf_sampling
-from kernels.sampling.parameters import SamplingParameters
 from tests.support.small_tokenizers import (
     KINDS,
     TEXTS,
@@ -118,6 +118,15 @@ def test_encode_and_decode_are_those_of_transformers(
     streamed = "".join([stream.push(token_id) for token_id in everything])
     assert streamed + stream.finish() == ours.decode(everything)
     assert ours.decode([]) == ""
+    for text in TEXTS:
+        ids = ours.encode(text)
+        own = [ours.vocabulary.text_of(token_id) for token_id in ids]
+        for token_id, each in zip(ids, own, strict=True):
+            if ours.vocabulary.piece(token_id) is not None:
+                assert each.strip() == theirs.decode([token_id]).strip()
+        if not ours.cleans_up_spaces and "\ufffd" not in "".join(own):
+            plain = "".join(e for i, e in zip(ids, own, strict=True) if ours.vocabulary.piece(i))
+            assert plain.strip() == ours.decode(ids).strip(), "each has its space"
 
 
 def test_a_text_is_never_cut_or_padded(tmp_path: Path) -> None:

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.transport_pairs import channel_pair
-from transport.errors import ProtocolError, TransportError
-from transport.frame import (
+from edge.transport.errors import ProtocolError, TransportError
+from edge.transport.frame import (
     MAX_HEADER_CONTAINERS,
     MAX_PAYLOAD_BYTES,
     Frame,
@@ -21,6 +20,7 @@ from transport.frame import (
     decode,
     encode,
 )
+from tests.support.transport_pairs import channel_pair
 
 
 def announced(document: bytes, payload_bytes: int) -> bytes:

@@ -11,12 +11,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from edge.transport import ChannelClosedError, Frame, PeerLostError, ProtocolError, TcpChannel
+from edge.transport.async_socket import AsyncSocket
+from edge.transport.frame import encode
+from edge.transport.records import SECRET_BYTES, TAG_BYTES, RecordSecrets
+from edge.transport.sealed_socket import CHANNEL_RECORD_BYTES, SealedSocket
 from tests.support.transport_pairs import socket_pair
-from transport import ChannelClosedError, Frame, PeerLostError, ProtocolError, TcpChannel
-from transport.async_socket import AsyncSocket
-from transport.frame import encode
-from transport.records import SECRET_BYTES, TAG_BYTES, RecordSecrets
-from transport.sealed_socket import CHANNEL_RECORD_BYTES, SealedSocket
 
 SIZE_BYTES = 8
 FRAME = Frame("prompt", {"text": "the secret of the attic " * 4}, b"payload " * 20)

@@ -15,9 +15,8 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import GCM
 
-from tests.support.transport_pairs import in_threads, sealed_pair, socket_pair
-from transport import Link, PeerLostError, ProtocolError, TcpLink
-from transport.records import (
+from edge.transport import Link, PeerLostError, ProtocolError, TcpLink
+from edge.transport.records import (
     RECORD_BYTES,
     SECRET_BYTES,
     TAG_BYTES,
@@ -25,6 +24,7 @@ from transport.records import (
     RecordSecrets,
     SealedRecords,
 )
+from tests.support.transport_pairs import in_threads, sealed_pair, socket_pair
 
 SIZE_BYTES = 8
 MESSAGE = np.arange(64, dtype=np.float32)

@@ -17,6 +17,21 @@ from cryptography.hazmat.primitives.hashes import SHA256
 
 from edge.membership.identity import Identity
 from edge.membership.membership import Membership, credentials
+from edge.transport import (
+    Channel,
+    Credentials,
+    Frame,
+    Link,
+    PeerLostError,
+    RefusedError,
+    TransportError,
+    connect,
+    connect_link,
+)
+from edge.transport import listener as listener_module
+from edge.transport.credentials import NONCE_BYTES, TAG_BYTES
+from edge.transport.handshake import MEMBER
+from edge.transport.listener import MAX_UNFINISHED_HANDSHAKES
 from tests.support.relay import Fault, Relay
 from tests.support.transport_listeners import (
     GREETING,
@@ -28,21 +43,6 @@ from tests.support.transport_listeners import (
     stranger,
 )
 from tests.support.transport_pairs import members
-from transport import (
-    Channel,
-    Credentials,
-    Frame,
-    Link,
-    PeerLostError,
-    RefusedError,
-    TransportError,
-    connect,
-    connect_link,
-)
-from transport import listener as listener_module
-from transport.credentials import NONCE_BYTES, TAG_BYTES
-from transport.handshake import MEMBER
-from transport.listener import MAX_UNFINISHED_HANDSHAKES
 
 SECURED_GREETING = GREETING[:-1] + b"\x11"
 PROMPT = "the secret of the attic " * 40

@@ -5,8 +5,7 @@ import socket
 
 import pytest
 
-from tests.support.transport_pairs import refuse_channel, refuse_link
-from transport import (
+from edge.transport import (
     AddressError,
     Channel,
     Listener,
@@ -15,6 +14,7 @@ from transport import (
     listen,
     parse_address,
 )
+from tests.support.transport_pairs import refuse_channel, refuse_link
 
 
 @pytest.mark.parametrize(

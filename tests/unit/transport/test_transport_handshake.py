@@ -8,6 +8,16 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from edge.transport import (
+    PROTOCOL_VERSION,
+    PeerLostError,
+    ProtocolError,
+    TransportError,
+    VersionMismatchError,
+    connect,
+    connect_link,
+)
+from edge.transport.handshake import MAX_HELLO_BYTES
 from tests.support.passing_time import let_pass
 from tests.support.transport_listeners import (
     GREETING,
@@ -18,16 +28,6 @@ from tests.support.transport_listeners import (
     run,
     stranger,
 )
-from transport import (
-    PROTOCOL_VERSION,
-    PeerLostError,
-    ProtocolError,
-    TransportError,
-    VersionMismatchError,
-    connect,
-    connect_link,
-)
-from transport.handshake import MAX_HELLO_BYTES
 
 
 @pytest.mark.parametrize(

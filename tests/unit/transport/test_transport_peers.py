@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
 
-from transport import (
+from edge.transport import (
     PROTOCOL_VERSION,
     AddressError,
     PeerFound,
@@ -15,8 +15,8 @@ from transport import (
     PeerRecord,
     ZeroconfDiscovery,
 )
-from transport.discovery.peers import MAX_PEERS, PeerTable
-from transport.discovery.zeroconf_record import (
+from edge.transport.discovery.peers import MAX_PEERS, PeerTable
+from edge.transport.discovery.zeroconf_record import (
     SERVICE_TYPE,
     interface_addresses,
     record_of,

@@ -13,17 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.transport_listeners import (
-    GREETING,
-    check_echo,
-    echo,
-    echoing,
-    hang_up,
-    run,
-    stranger,
-)
-from tests.support.transport_pairs import channel_pair, refuse_channel, refuse_link
-from transport import (
+from edge.transport import (
     AddressError,
     Channel,
     ChannelClosedError,
@@ -36,7 +26,17 @@ from transport import (
     connect_link,
     listen,
 )
-from transport.handshake import MAX_HELLO_BYTES
+from edge.transport.handshake import MAX_HELLO_BYTES
+from tests.support.transport_listeners import (
+    GREETING,
+    check_echo,
+    echo,
+    echoing,
+    hang_up,
+    run,
+    stranger,
+)
+from tests.support.transport_pairs import channel_pair, refuse_channel, refuse_link
 
 
 def test_a_cancelled_send_closes_the_channel_rather_than_corrupt_it() -> None:
@@ -153,7 +153,7 @@ def test_a_handler_that_fails_closes_only_its_own_connection(
             link.close()
             await check_echo(listener)
 
-    with caplog.at_level(logging.ERROR, "transport"):
+    with caplog.at_level(logging.ERROR, "edge.transport"):
         run(scenario)
     assert [entry.exc_info[0] for entry in caplog.records if entry.exc_info] == [ValueError] * 2
 
@@ -201,7 +201,7 @@ def test_a_listener_out_of_descriptors_goes_on_when_there_are_some_again(
 ) -> None:
     async def scenario() -> None:
         warned = asyncio.Event()
-        monkeypatch.setattr("transport.listener._log.warning", lambda *_: warned.set())
+        monkeypatch.setattr("edge.transport.listener._log.warning", lambda *_: warned.set())
         async with echoing() as listener:
             soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
             with socket.socket() as client:

@@ -15,16 +15,16 @@ import numpy as np
 import pytest
 
 from edge.errors import CapacityError, CheckpointError, RequestError
+from edge.kernels.matmul_nbits.reference import QuantizedMatrix, quantize, unpack
 from edge.models.parts import MatrixSlice
 from edge.models.spec import tensor_shapes
+from edge.offload import SafetensorsFile
 from edge.weights.block_matrices import Blocks, OffsetBlocks, ZeroBlocks
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.compressed_folder import CompressedFolder, Group
 from edge.weights.encoding import Encoding
 from edge.weights.formats import weight_format
 from edge.weights.partial_folder import PartialFolder
-from kernels.matmul_nbits.reference import QuantizedMatrix, quantize, unpack
-from offload import SafetensorsFile
 from tests.support import gguf_bytes
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.packed_folders import gptq, write_packed

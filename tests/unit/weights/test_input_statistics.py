@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from edge.errors import CapacityError, CheckpointError
+from edge.kernels.matmul_nbits.reference import dequantize, quantize
 from edge.models.spec import ModelSpec
 from edge.weights import input_statistics, observation
 from edge.weights.block_matrices import Blocks, ZeroBlocks
@@ -26,7 +27,6 @@ from edge.weights.input_statistics import (
 from edge.weights.layout import whole_layout
 from edge.weights.observation import observed_runs
 from edge.weights.sensitivity import choices_of
-from kernels.matmul_nbits.reference import dequantize, quantize
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.specs import plain_spec
 

@@ -7,10 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from edge.kernels.kv_cache.cache_size import cache_head_size
+from edge.memory.model_sizes import model_facts
 from edge.models.parts import MatrixSlice
 from edge.models.spec import ModelSpec, tensor_shapes
+from edge.partition import Plan, Shard, Stage, kv_heads
 from edge.weights.layout import ShardLayout, shard_layout
-from partition import Plan, Shard, Stage, kv_heads
+from tests.support.formats import uniform_format
 from tests.support.plans import LAYOUTS, make_plan
 from tests.support.specs import changed, plain_spec, shape
 
@@ -214,3 +217,31 @@ def test_a_model_without_biases_and_head_norms_has_none() -> None:
     plan = make_plan(plain, "tensor_2", model="m")
     names = {v.name for layout in stage_layouts(plan, 0, plain) for v in layout.vectors}
     assert {short_role(name) for name in names} == {"attention_norm", "mlp_norm", "final_norm"}
+
+
+def test_heads_that_are_normed_together_are_one_unit() -> None:
+    """One shard of a stage has them all, and what plans count is what it holds."""
+    spec = changed(SPEC, query_key_norm=False, joint_norm=True)
+    facts = model_facts(spec, uniform_format("float32"), name="m", embedding_itemsize=4)
+    (kind,) = facts.kinds
+    mixer = spec.kinds[0].mixer
+    assert (kind.num_heads, kind.num_kv_heads, kind.heads_per_unit) == (1, 1, mixer.num_heads)
+    assert kind.token_bytes == 2 * 4 * mixer.num_kv_heads * cache_head_size(mixer.head_size)
+    plan = make_plan(spec, "tensor_3", model="m")
+    plan.validate(facts, None)
+    layouts = stage_layouts(plan, 0, spec)
+    mixers = [layout.layer(0).mixer for layout in layouts]
+    assert [each for each in mixers if each is not None] == [mixer]
+    (whole,) = (each for each in layouts if each.layer(0).mixer is not None)
+    names = ("qkv", "output", "qkv.bias", "query_norm", "key_norm")
+    held = sum(
+        part.num_rows * len(part.columns)
+        for part in whole.matrices
+        if part.name in {f"layers.0.{name}" for name in names}
+    ) + sum(
+        len(elements)
+        for part in whole.vectors
+        if part.name in {f"layers.0.{name}" for name in names}
+        for _role, elements in part.parts
+    )
+    assert kind.attention_bytes == 4 * held

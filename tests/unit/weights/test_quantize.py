@@ -9,9 +9,9 @@ import pytest
 from safetensors import safe_open
 
 from edge.errors import CapacityError, CheckpointError
+from edge.kernels.matmul_nbits.reference import quantize, slice_columns
+from edge.offload import FolderCache
 from edge.weights.quantize import QuantizedStore
-from kernels.matmul_nbits.reference import quantize, slice_columns
-from offload import FolderCache
 from tests.support.quantized import MATRICES, TENSORS, assert_same, files, open_here, weight
 
 

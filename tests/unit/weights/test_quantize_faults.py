@@ -11,9 +11,9 @@ import pytest
 from safetensors.numpy import save_file
 
 from edge.errors import CheckpointError
+from edge.kernels.matmul_nbits.reference import quantize
+from edge.offload import SafetensorsStore
 from edge.weights.quantize import open_quantized
-from kernels.matmul_nbits.reference import quantize
-from offload import SafetensorsStore
 from tests.support.quantized import MATRICES, TENSORS, assert_same, files, open_here
 
 REPOSITORY = Path(__file__).parents[3]  # the children import from it
@@ -48,7 +48,7 @@ import os, signal, sys
 from pathlib import Path
 import numpy as np
 from edge.weights import quantize
-from offload import SafetensorsStore
+from edge.offload import SafetensorsStore
 
 source, root, kill_at = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 real, written = os.pwrite, 0
@@ -77,7 +77,7 @@ FULL_DISK = """
 import sys
 from pathlib import Path
 import numpy as np
-from offload import SafetensorsWriter, StoreFullError
+from edge.offload import SafetensorsWriter, StoreFullError
 
 path = Path(sys.argv[1]) / "big.safetensors"
 try:

@@ -14,10 +14,10 @@ from safetensors.numpy import save_file
 
 from edge.errors import CheckpointError
 from edge.models.parts import MatrixSlice, VectorSlice
+from edge.offload import SafetensorsStore
 from edge.weights.float_matrices import FloatSource
 from edge.weights.quantize import open_quantized
 from edge.weights.weight_limits import LARGEST_WEIGHT, largest_of
-from offload import SafetensorsStore
 
 ROWS, COLUMNS = range(40), range(64)
 READS: dict[str, Callable[[FloatSource], object]] = {

@@ -1,0 +1,106 @@
+"""How soon the next turn of a conversation begins, beside its new words alone.
+
+python -m edge.demos.bench.conversation --shape W
+python -m edge.demos.bench.conversation --checkpoint smollm2-135m-float32 --append
+
+A turn's prompt is all that was said and a few new tokens. Beside it, in the same minute: the new
+tokens alone, from an empty context, and the whole prompt anew, of which nothing was kept.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+import numpy as np
+
+import edge
+from edge.demos.bench import results
+from edge.demos.bench.options import append_option, folder_option, shape_option
+from edge.demos.bench.results import Figures
+from edge.demos.bench.shapes import checkpoint, described
+from edge.partition import Parallel
+
+_PAUSE_S = {"typing for 3 s": 3.0, "at once": 0.0}
+"""Between an answer and what is said to it."""
+
+_IDLE_S = 2.0
+"""An answer of some ten tokens has been made a part of the beginning by then."""
+
+
+@click.command()
+@shape_option()
+@click.option("--checkpoint", "own", type=click.Path(exists=True, path_type=Path))
+@click.option("--peers", type=click.IntRange(1), default=2, show_default=True)
+@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Of each.")
+@click.option("--plan", default="tensor", show_default=True)
+@click.option("--turns", type=click.IntRange(2), default=6, show_default=True)
+@click.option("--new-tokens", type=click.IntRange(2), default=32, show_default=True, help="A turn.")
+@click.option("--answer-tokens", type=click.IntRange(1), default=64, show_default=True)
+@folder_option
+@append_option
+def main(
+    shape: str,
+    own: Path | None,
+    peers: int,
+    threads: int,
+    plan: Parallel,
+    turns: int,
+    new_tokens: int,
+    answer_tokens: int,
+    folder: Path,
+    append: bool,
+) -> None:
+    """Time to the first token, and ratios to that of the new tokens alone."""
+    path = checkpoint(shape, folder) if own is None else own
+    random = np.random.default_rng(0)
+    with (
+        edge.Cluster.local(peers, threads=threads) as cluster,
+        cluster.load(path, dtype="int4", plan=plan, context_tokens=2048, concurrency=4) as model,
+    ):
+
+        def said(count: int) -> list[int]:
+            return [int(token) for token in random.integers(3, model.vocab_size, size=count)]
+
+        def ask(prompt: list[int], count: int, *, goes_on: bool = False) -> edge.Reply:
+            options = edge.GenerationOptions(max_new_tokens=count, temperature=0.0, ignore_eos=True)
+            with model.stream(prompt, options, goes_on=goes_on) as stream:
+                for _token in stream:
+                    pass
+            return stream.reply()
+
+        ask(said(new_tokens), 8)
+        for pause, pause_s in _PAUSE_S.items():
+            figures = Figures()
+            history: list[int] = []
+            for turn in range(turns):
+                history += said(new_tokens)
+                time.sleep(pause_s if turn else 0.0)
+                reply = ask(history, answer_tokens, goes_on=True)
+                if turn:
+                    taken_s = reply.statistics["first_token_s"]
+                    time.sleep(_IDLE_S)
+                    alone_s = ask(said(new_tokens), 1).statistics["first_token_s"]
+                    anew_s = ask([*said(1), *history], 1).statistics["first_token_s"]
+                    figures.add("first token of a later turn", "ms", 1e3 * taken_s)
+                    figures.add("first token of its new tokens alone", "ms", 1e3 * alone_s)
+                    figures.add("first token, all computed anew", "ms", 1e3 * anew_s)
+                    figures.add("ratio to its new tokens alone", "x", taken_s / alone_s)
+                    figures.add("ratio to all anew", "x", taken_s / anew_s)
+                history += reply.token_ids
+            results.publish(
+                figures.metrics(),
+                question="the next turn of a conversation",
+                variant=(
+                    f"{pause}, {peers} x {threads} threads, {plan}, "
+                    f"{turns} turns of {new_tokens} + {answer_tokens} tokens, int4"
+                ),
+                link="TCP over loopback",
+                model=described(shape) if own is None else own.name,
+                keep=append,
+            )
+
+
+if __name__ == "__main__":
+    main()

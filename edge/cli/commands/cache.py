@@ -1,0 +1,251 @@
+"""`edge cache`: what Edge keeps on disk, here and on peers, and removing it."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from edge.api.cluster import Cluster
+from edge.api.hub_download import hub_cache
+from edge.cli.field_options import given_options
+from edge.cli.options import ClusterOptions, open_cluster
+from edge.errors import RequestError
+from edge.host.cache_paths import cache_root
+from edge.host.free_memory import format_size
+from edge.host.identity import host_id
+from edge.memory.disk_cache import (
+    KINDS,
+    kept_files,
+    remove_kept,
+    remove_unfinished,
+    unfinished_downloads,
+)
+from edge.protocol.kept_files import KeptFiles
+
+HERE = "this device"
+_WIDE = 240
+_SECONDS = {"m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A device whose files are shown or removed."""
+
+    name: str
+    files: tuple[KeptFiles, ...]
+    remove: Callable[[Sequence[str]], tuple[KeptFiles, ...]]
+    """What is left then."""
+
+
+_of_peers = click.option(
+    "--peers", "with_peers", is_flag=True, help="Of the peers, too: what this device sent them."
+)
+_cluster = given_options(
+    "wanted", ClusterOptions, only=("addresses", "cluster", "interfaces", "insecure")
+)
+_as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
+
+
+@click.group("cache", short_help="Show what Edge keeps on disk, and remove it.")
+def command() -> None:
+    """What Edge keeps on disk for the next time. All of it is made again when it is needed.
+
+    Models from Hugging Face are not Edge's: `edge models` shows them, `hf cache` removes them.
+    Downloads that Edge has not finished are shown here.
+
+    \b
+    shards            weights that coordinators sent to this device, by pieces
+    packed shards     the same, packed to be read layer by layer
+    rounded weights   checkpoints of this device, rounded to the format of a --dtype
+    input sums        what edge quantize has observed
+    manifests         what lies where in shards that this device has sent
+    measurements      of devices and links, for plans
+
+    \b
+    Examples:
+      edge cache show                                what takes the disk, by model and age
+      edge cache show --peers                        of the peers, too
+      edge cache clean --older-than 30d --dry-run    what would go
+      edge cache clean --model org/name --peers
+      edge cache clean --all --yes                   in scripts
+    """
+
+
+@command.command()
+@_of_peers
+@_cluster
+@_as_json
+def show(with_peers: bool, wanted: ClusterOptions, as_json: bool) -> None:
+    """Show what takes the disk, by model and age."""
+    with _places(wanted, with_peers=with_peers) as places:
+        files = {place.name: place.files for place in places}
+    if as_json:
+        click.echo(json.dumps(_told(files), indent=2))
+        return
+    _print(files)
+
+
+@command.command()
+@click.option(
+    "--older-than", metavar="AGE", help="What nobody has used for so long: 12h, 30d or 4w."
+)
+@click.option("--model", metavar="NAME", help="What is of the model with this name.")
+@click.option("--all", "everything", is_flag=True, help="Everything.")
+@click.option("--dry-run", is_flag=True, help="Only show what would go.")
+@click.option("--yes", is_flag=True, help="Do not ask first.")
+@_of_peers
+@_cluster
+@_as_json
+def clean(
+    older_than: str | None,
+    model: str | None,
+    everything: bool,
+    dry_run: bool,
+    yes: bool,
+    with_peers: bool,
+    wanted: ClusterOptions,
+    as_json: bool,
+) -> None:
+    """Remove what is old, or of one model, or everything. What is in use stays.
+
+    It shows first what would go, and asks. Of --older-than and --model together, what is both.
+    """
+    if older_than is None and model is None and not everything:
+        raise click.UsageError("give --older-than, --model or --all: nothing goes by itself")
+    least_s = 0.0 if older_than is None else parse_age(older_than)
+    with _places(wanted, with_peers=with_peers) as places:
+        going = {place.name: chosen(place.files, least_s=least_s, model=model) for place in places}
+        if not dry_run and any(going.values()) and not yes:
+            _print(going)
+            _confirm()
+        removed = going
+        if not dry_run:
+            removed = {place.name: _removed(place, going[place.name]) for place in places}
+    if as_json:
+        click.echo(json.dumps({"dry_run": dry_run, "removed": _told(removed)}, indent=2))
+        return
+    if dry_run:
+        _print(going)
+    kept = sum(map(len, going.values())) - sum(map(len, removed.values()))
+    total = format_size(sum(each.bytes for files in removed.values() for each in files))
+    click.echo(f"{total} would be freed." if dry_run else f"{total} freed.")
+    if kept:
+        click.echo(f"{kept} stayed: in use by now, or sent by other devices.")
+
+
+def parse_age(text: str) -> float:
+    """Seconds in "12h", "30d", "4w". Raises RequestError."""
+    found = re.fullmatch(r"(\d{1,6})\s*([mhdw])", text.strip().lower(), re.ASCII)
+    if found is None:
+        raise RequestError(f"{text!r:.40} is no age; write 12h, 30d or 4w")
+    return int(found[1]) * _SECONDS[found[2]]
+
+
+def chosen(
+    files: Sequence[KeptFiles], *, least_s: float, model: str | None
+) -> tuple[KeptFiles, ...]:
+    """Those that go: as old, of the model, and not in use."""
+    return tuple(
+        each
+        for each in files
+        if not each.in_use
+        and each.unused_s >= least_s
+        and (model is None or (each.model or "").lower() == model.lower())
+    )
+
+
+def _confirm() -> None:
+    if not sys.stdin.isatty():
+        raise RequestError("nobody is there to be asked; give --yes, or --dry-run to look only")
+    click.confirm("Remove this?", abort=True)
+
+
+def _removed(place: Place, going: Sequence[KeptFiles]) -> tuple[KeptFiles, ...]:
+    if not going:
+        return ()
+    left = {each.name for each in place.remove([each.name for each in going])}
+    return tuple(each for each in going if each.name not in left)
+
+
+@contextmanager
+def _places(wanted: ClusterOptions, *, with_peers: bool) -> Iterator[list[Place]]:
+    """This device, and those of the peers that are asked for."""
+    here = Place(name=HERE, files=_here(), remove=_remove_here)
+    if not with_peers and not wanted.addresses:
+        yield [here]
+        return
+    with open_cluster(wanted) as cluster:
+        yield [here, *_of_cluster(cluster, here)]
+
+
+def _of_cluster(cluster: Cluster, here: Place) -> Iterator[Place]:
+    """Without what is this device's own, and shown already."""
+    shown = {each.name for each in here.files}
+    for peer in cluster.peers:
+        files = cluster.kept(peer)
+        if peer.host == host_id():
+            files = tuple(each for each in files if each.name not in shown)
+        yield Place(name=peer.name, files=files, remove=partial(cluster.remove_kept, peer))
+
+
+def _here() -> tuple[KeptFiles, ...]:
+    return (*kept_files(cache_root()), *unfinished_downloads(hub_cache()))
+
+
+def _remove_here(names: Sequence[str]) -> tuple[KeptFiles, ...]:
+    remove_kept(cache_root(), names)
+    remove_unfinished(hub_cache(), names)
+    return _here()
+
+
+def _told(files: Mapping[str, Sequence[KeptFiles]]) -> list[dict[str, Any]]:
+    return [{"device": name, **asdict(each)} for name, held in files.items() for each in held]
+
+
+def _print(files: Mapping[str, Sequence[KeptFiles]]) -> None:
+    """One row for each device, model and kind; the largest first."""
+    groups: dict[tuple[str, str, str], list[KeptFiles]] = {}
+    for device, held in files.items():
+        for each in held:
+            groups.setdefault((device, each.model or "–", each.kind), []).append(each)
+    if not groups:
+        click.echo("Nothing is kept.")
+        return
+    table = Table("device", "model", "what", "size", "last used", "in use")
+    by_size = sorted(groups.items(), key=lambda item: -sum(each.bytes for each in item[1]))
+    for (device, model, kind), held in by_size:
+        table.add_row(
+            escape(device),
+            escape(model),
+            escape(KINDS.get(kind, kind)),
+            format_size(sum(each.bytes for each in held)),
+            age_in_words(min(each.unused_s for each in held)),
+            "yes" if any(each.in_use for each in held) else "",
+        )
+    console = Console()
+    if not console.is_terminal:
+        console.width = _WIDE  # a file, or another program, gets each row in one line
+    console.print(table)
+    for device, held in files.items():
+        total = format_size(sum(each.bytes for each in held))
+        where = f" ({cache_root()})" if device == HERE else ""
+        console.print(f"{total} on {device}{where}", markup=False, highlight=False, soft_wrap=True)
+
+
+def age_in_words(seconds: float) -> str:
+    """Of a few minutes: now."""
+    for size, word in ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {word} ago"
+    return "now"

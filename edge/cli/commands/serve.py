@@ -1,0 +1,208 @@
+"""`edge serve`: a model for clients that speak HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import json
+import logging
+import signal
+import socket
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import click
+import uvicorn
+
+from edge.api.async_cluster import AsyncCluster
+from edge.cli.options import ClusterOptions, cluster_options, model_options, way_to
+from edge.errors import RequestError
+from edge.offload import read_file
+from edge.planning.load_options import LoadOptions
+from edge.server.app import MOST_ANSWERS, Server
+from edge.server.guard import Rules
+
+_MOST_KEY_FILE_BYTES = 1 << 20
+_SHORTEST_KEY = 16
+_DRAIN_S = 30.0
+"""For answers under way when the server is told to end."""
+
+
+@click.command("serve", short_help="Serve a model over HTTP.")
+@model_options(concurrency=True, defaults={"concurrency": 4})
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=11435,
+    show_default=True,
+    help="0 takes a free one.",
+)
+@click.option(
+    "--name", metavar="NAME", help="What clients call the model.  [default: its own name]"
+)
+@click.option(
+    "--api-key-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Keys that clients show, one a line. Needed to listen on other addresses than this "
+    "machine's own.",
+)
+@click.option(
+    "--max-answers",
+    type=click.IntRange(1),
+    default=MOST_ANSWERS,
+    show_default=True,
+    help="Answers under way or waiting; further requests are told to come again.",
+)
+@cluster_options
+@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON when ready.")
+def command(
+    model: str,
+    host: str,
+    port: int,
+    name: str | None,
+    api_key_file: Path | None,
+    max_answers: int,
+    options: LoadOptions,
+    peers: ClusterOptions,
+    as_json: bool,
+) -> None:
+    """Serve MODEL to what speaks OpenAI's, Anthropic's or Ollama's interface.
+
+    Requests at once share each step of the peers; --concurrency says for how many memory is kept.
+    What was said before in a conversation is not computed again.
+
+    \b
+    Examples:
+      edge serve path/to/checkpoint --local 2
+      edge serve org/name --port 8000
+      edge serve path/to/checkpoint --host 0.0.0.0 --api-key-file keys.txt
+      curl http://127.0.0.1:11435/v1/chat/completions -H "Content-Type: application/json" \\
+        -d '{"model": "default", "messages": [{"role": "user", "content": "Hello"}]}'
+    """
+    keys = () if api_key_file is None else read_keys(api_key_file)
+    is_own = is_loopback(host)
+    if not is_own and not keys:
+        raise RequestError(
+            f"on {host} whoever reaches this machine could use the model: give --api-key-file, or "
+            "listen on 127.0.0.1"
+        )
+    listening = listen(host, port)
+    with contextlib.closing(listening):
+        rules = Rules(keys=keys, hosts=("localhost",) if is_own else ())
+        asyncio.run(
+            serve(
+                model,
+                options,
+                peers,
+                listening,
+                name=name,
+                rules=rules,
+                max_answers=max_answers,
+                as_json=as_json,
+            )
+        )
+
+
+def read_keys(path: Path) -> tuple[str, ...]:
+    """Raises RequestError for a file without keys, or with one that can be guessed."""
+    try:
+        lines = read_file(path, _MOST_KEY_FILE_BYTES).decode().split()
+    except (OSError, ValueError) as error:
+        raise RequestError(f"{path} cannot be read as keys: {error}") from error
+    if not lines or any(len(line) < _SHORTEST_KEY for line in lines):
+        raise RequestError(
+            f"{path} must have keys of {_SHORTEST_KEY} characters or more, one a line; "
+            'python -c "import secrets; print(secrets.token_urlsafe())" makes one'
+        )
+    return tuple(lines)
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Raises RequestError where that is not possible."""
+    try:
+        (family, *_, address), *_others = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        return socket.create_server(address[:2], family=family, backlog=512)
+    except OSError as error:
+        raise RequestError(
+            f"cannot listen on {host} port {port}: {error.strerror}; choose another --port, or "
+            "--host"
+        ) from error
+
+
+async def serve(
+    model: str,
+    options: LoadOptions,
+    peers: ClusterOptions,
+    listening: socket.socket,
+    *,
+    name: str | None,
+    rules: Rules,
+    max_answers: int,
+    as_json: bool,
+) -> None:
+    """Until SIGTERM or Ctrl-C: then what is under way is finished, and nobody else let in."""
+    async with _opened(peers) as cluster, await cluster.load(model, options) as loaded:
+        server = Server(loaded, name=name or loaded.name, rules=rules, most_answers=max_answers)
+        config = uvicorn.Config(
+            server.app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            timeout_keep_alive=30,
+            timeout_graceful_shutdown=round(_DRAIN_S),
+            h11_max_incomplete_event_size=64 << 10,
+        )
+        logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+        host, port = listening.getsockname()[:2]
+        url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        if as_json:
+            click.echo(json.dumps({"url": url, "model": name or loaded.name}))
+        else:
+            devices = ", ".join(loaded.peers[each].name for each in loaded.plan.devices)
+            click.echo(f"{loaded.name} on {devices}, context {loaded.context_tokens} tokens")
+            click.echo(f"OpenAI: {url}/v1   Anthropic and Ollama: {url}   metrics: {url}/metrics")
+        await _Drained(config, server).serve(sockets=[listening])
+
+
+class _Drained(uvicorn.Server):
+    """Lets nobody in from the first signal on, and ends at once at the second."""
+
+    def __init__(self, config: uvicorn.Config, server: Server) -> None:
+        super().__init__(config)
+        self._server = server
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """uvicorn's own raises them again at the end, before the peers have been told."""
+        loop = asyncio.get_running_loop()
+        signals = (signal.SIGINT, signal.SIGTERM)
+        for each in signals:
+            loop.add_signal_handler(each, self._end)
+        try:
+            yield
+        finally:
+            for each in signals:
+                loop.remove_signal_handler(each)
+
+    def _end(self) -> None:
+        self.force_exit = self.should_exit
+        self._server.gate.is_draining = self.should_exit = True
+
+
+@contextlib.asynccontextmanager
+async def _opened(options: ClusterOptions) -> AsyncIterator[AsyncCluster]:
+    way = way_to(options)
+    async with await getattr(AsyncCluster, way.verb)(*way.arguments, **way.named) as cluster:
+        yield cluster

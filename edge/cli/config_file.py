@@ -1,0 +1,138 @@
+"""The options of a command in a TOML file: the command line outweighs it, and it the defaults."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from click.core import ParameterSource
+
+from edge.cli.field_options import as_given
+from edge.errors import RequestError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_MOST_BYTES = 64 << 10
+_OF_THE_COMMAND_LINE = frozenset({"config", "print_config", "help"})
+_WHENCE = {
+    ParameterSource.COMMANDLINE: "command line",
+    ParameterSource.ENVIRONMENT: "environment",
+    ParameterSource.DEFAULT_MAP: "file",
+}
+
+
+def config_option(function: F) -> F:
+    """Give the command `--config`, by which all its other options may be set."""
+    return click.option(
+        "--config",
+        type=click.Path(dir_okay=False, path_type=Path),
+        is_eager=True,
+        expose_value=False,
+        callback=_read_into_defaults,
+        metavar="FILE",
+        help='Options from a TOML file, by their names, as memory = "4GiB"; the command line '
+        "outweighs it.",
+    )(function)
+
+
+def read_config(path: Path, context: click.Context) -> dict[str, Any]:
+    """What the file says of the command's options, by the names of its parameters.
+
+    Raises RequestError for a file that cannot be read, and for a name or a value that is none.
+    """
+    import tomllib  # a daemon without such a file does not need it
+
+    from edge.offload import read_file
+
+    try:
+        said = tomllib.loads(read_file(path, _MOST_BYTES).decode())
+    except OSError as error:
+        raise RequestError(f"--config {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"--config {path}: {error}; write it in TOML") from error
+    options = {_name(option): option for option in _settable(context.command)}
+    found = {}
+    for name, value in said.items():
+        if (option := options.get(name)) is None:
+            near = difflib.get_close_matches(name, options, 1)
+            instead = f"do you mean {near[0]}?" if near else f"there are {', '.join(options)}"
+            raise RequestError(f"--config {path}: there is no option {name!r:.80}; {instead}")
+        _check(option, value, f"--config {path}: {name}")
+        try:
+            option.process_value(context, value)
+        except (click.BadParameter, RequestError) as error:
+            said_why = error.message if isinstance(error, click.BadParameter) else str(error)
+            raise RequestError(f"--config {path}: {name}: {said_why}") from error
+        found[str(option.name)] = value
+    return found
+
+
+def as_toml(context: click.Context, resolved: Mapping[str, Any]) -> Iterator[str]:
+    """Lines of a file that says what holds now, each with whence it comes.
+
+    resolved: the values of options that the command fills in itself, by parameter.
+    """
+    for option in _settable(context.command):
+        name = str(option.name)
+        value = as_given(context, name)
+        if value is None:
+            value = resolved.get(name)
+        source = context.get_parameter_source(name)
+        whence = "default" if source is None else _WHENCE.get(source, "default")
+        if value is None or value == ():
+            stated = re.search(r"\[default: (.+)\]", option.help or "")
+            yield f"# {_name(option)}: {stated[1] if stated else 'not set'}"
+        else:
+            yield f"{_name(option)} = {_value(value)}  # {whence}"
+
+
+def _read_into_defaults(
+    context: click.Context, _parameter: click.Parameter, path: Path | None
+) -> None:
+    if path is not None:
+        context.default_map = read_config(path, context)
+
+
+def _settable(command: click.Command) -> Iterator[click.Option]:
+    for option in command.params:
+        if (
+            isinstance(option, click.Option)
+            and not option.hidden
+            and option.name not in _OF_THE_COMMAND_LINE
+        ):
+            yield option
+
+
+def _name(option: click.Option) -> str:
+    return max(option.opts, key=len).removeprefix("--")
+
+
+def _check(option: click.Option, value: object, where: str) -> None:
+    """Raises RequestError for a value of another type than the option's: click takes many."""
+    if option.is_flag:
+        wanted, is_good = "true or false", isinstance(value, bool)
+    elif option.multiple:
+        wanted = "a list of texts"
+        is_good = isinstance(value, list) and all(isinstance(each, str) for each in value)
+    elif isinstance(option.type, click.types.IntParamType):
+        wanted = "a whole number"
+        is_good = isinstance(value, int) and not isinstance(value, bool)
+    else:
+        wanted = "a text"
+        is_good = isinstance(value, str | int) and not isinstance(value, bool)
+    if not is_good:
+        raise RequestError(f"{where}: {value!r:.80} is not {wanted}")
+
+
+def _value(value: object) -> str:
+    """As TOML writes it."""
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(_value, value))}]"
+    if isinstance(value, bool | int):
+        return json.dumps(value)
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,0 +1,104 @@
+"""What a daemon writes of its doings: how much, in which form, and where."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Literal
+
+from edge.errors import RequestError
+from edge.option_fields import option
+
+LOGGER = "edge"
+"""The beginning of the names of all of Edge's loggers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogOptions:
+    """The options of a log."""
+
+    log_level: Literal["debug", "info", "warning", "error"] | None = option(
+        None,
+        choices=("debug", "info", "warning", "error"),
+        help="What is told: info also says who loads what, debug also who was refused.  [default: "
+        "warning]",
+    )
+    log_format: Literal["text", "json"] = option(
+        "text", help="json: one object on a line, with time, level, logger and message."
+    )
+    log_file: Path | None = option(
+        None,
+        parse=Path,
+        metavar="FILE",
+        help="Append there instead of writing to standard error; a new file each day.",
+    )
+    log_days: int = option(
+        7, at_least=1, at_most=3650, metavar="N", help="Days for which old log files are kept."
+    )
+
+
+class JsonLines(logging.Formatter):
+    """A record as an object on one line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        facts = {
+            "at": _time(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            facts["exception"] = self.formatException(record.exc_info)
+        return json.dumps(facts)
+
+
+class TimedLines(logging.Formatter):
+    """A record as text with its time."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return f"{_time(record)} {record.levelname.lower():<7} {super().format(record)}"
+
+
+def set_up_logging(options: LogOptions) -> None:
+    """Have all loggers of this process follow the options. Raises what `log_handler` raises."""
+    logging.basicConfig(handlers=[log_handler(options)], force=True)
+    if options.log_level is not None:
+        logging.getLogger(LOGGER).setLevel(options.log_level.upper())
+
+
+def log_handler(options: LogOptions) -> logging.Handler:
+    """Writes records as the options say. Raises RequestError for a file that cannot be written."""
+    handler: logging.Handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("edge: %(message)s"))
+    if options.log_file is not None:
+        handler = _daily(options.log_file, options.log_days)
+        handler.setFormatter(TimedLines())
+    if options.log_format == "json":
+        handler.setFormatter(JsonLines())
+    return handler
+
+
+def _time(record: logging.LogRecord) -> str:
+    moment = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
+    return moment.isoformat(timespec="milliseconds")
+
+
+def _daily(path: Path, days: int) -> logging.Handler:
+    from logging.handlers import TimedRotatingFileHandler  # a daemon without a file has no need
+
+    class OwnersFile(TimedRotatingFileHandler):
+        """Who used this device is for its owner alone to read."""
+
+        def _open(self) -> IO[str]:  # type: ignore[override]
+            descriptor = os.open(self.baseFilename, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            return os.fdopen(descriptor, "a", encoding="utf-8")
+
+    try:
+        return OwnersFile(path, when="midnight", backupCount=days, encoding="utf-8", utc=True)
+    except OSError as error:
+        raise RequestError(f"--log-file {path}: {error.strerror}") from error

@@ -1,0 +1,150 @@
+"""What Edge's caches on this disk hold, by model and age; and removing what nobody uses."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from edge.errors import RequestError, printable
+from edge.offload import FolderCache, KeptFolder, StoreError
+from edge.protocol.kept_files import MOST_FILES, KeptFiles
+from edge.weights.hub_cache import UNFINISHED, repository_of
+from edge.weights.writer_lock import is_written
+
+OF_PEERS = {
+    "shards": "shards",
+    "packed": "packed shards",
+}
+"""Weights that coordinators sent to this device, and what was packed of them to be streamed."""
+_OF_FOLDERS = {
+    **OF_PEERS,
+    "quantized": "rounded weights",
+    "statistics": "input sums",
+}
+_OF_FILES = {
+    "manifests": "manifests",
+    "measured": "measurements",
+    "tuning": "GPU tuning",
+    "bench": "benchmark models",
+}
+_CACHES = {**_OF_FOLDERS, **_OF_FILES}
+"""Folders below the root of all caches."""
+_DOWNLOADS = "downloads"
+KINDS = {**_CACHES, _DOWNLOADS: "unfinished downloads"}
+"""What may be kept, in words."""
+
+
+def kept_files(
+    root: Path, *, kinds: Collection[str] = tuple(_CACHES), user: str | None = None
+) -> tuple[KeptFiles, ...]:
+    """The least recently used first. `user`: for this device, without what is others'.
+
+    Raises RequestError for a cache that cannot be read.
+    """
+    now_s = time.time()
+    found: list[KeptFiles] = []
+    for kind in kinds:
+        if kind in _OF_FILES:
+            found += _of_files(root, kind, now_s)
+            continue
+        for folder in _folders(root, kind):
+            may_know = user is None or folder.owner in (None, user)
+            found.append(
+                KeptFiles(
+                    kind=kind,
+                    name=f"{kind}/{printable(folder.name, 200)}",
+                    model=printable(folder.model, 500) if folder.model and may_know else None,
+                    bytes=folder.nbytes,
+                    unused_s=max(0.0, now_s - folder.last_used_s),
+                    in_use=folder.is_used,
+                )
+            )
+    return tuple(sorted(found, key=lambda each: -each.unused_s)[:MOST_FILES])
+
+
+def remove_kept(
+    root: Path,
+    names: Collection[str],
+    *,
+    kinds: Collection[str] = tuple(_CACHES),
+    user: str | None = None,
+) -> None:
+    """Remove these that nobody uses; of `user` only what it sent. Others' names are no error.
+
+    Raises RequestError for a cache that cannot be written.
+    """
+    for kind in kinds:
+        wanted = {name.partition("/")[2] for name in names if name.partition("/")[0] == kind}
+        if kind in _OF_FILES:
+            if wanted:
+                shutil.rmtree(root / kind, ignore_errors=True)
+            continue
+        own = {each.name for each in _folders(root, kind) if user is None or each.owner == user}
+        if wanted & own:
+            with _cache(root / kind) as cache:
+                cache.remove_unused(wanted & own)
+
+
+def unfinished_downloads(hub_cache: Path) -> Iterator[KeptFiles]:
+    """In the Hugging Face cache: what Edge has begun to fetch."""
+    now_s = time.time()
+    for path in hub_cache.glob(f"*/blobs/*{UNFINISHED}"):
+        with contextlib.suppress(FileNotFoundError):
+            status = path.stat()
+            model = repository_of(path.parents[1])
+            yield KeptFiles(
+                kind=_DOWNLOADS,
+                name=f"{_DOWNLOADS}/{printable(str(path.relative_to(hub_cache)), 500)}",
+                model=printable(model, 500) if model else None,
+                bytes=status.st_blocks * 512,
+                unused_s=max(0.0, now_s - status.st_mtime),
+                in_use=is_written(path.parent),
+            )
+
+
+def remove_unfinished(hub_cache: Path, names: Collection[str]) -> None:
+    """Remove these that nobody is fetching now."""
+    for path in hub_cache.glob(f"*/blobs/*{UNFINISHED}"):
+        name = f"{_DOWNLOADS}/{path.relative_to(hub_cache)}"
+        if name in names and not is_written(path.parent):
+            path.unlink(missing_ok=True)
+
+
+def _folders(root: Path, kind: str) -> list[KeptFolder]:
+    if not (root / kind).is_dir():
+        return []
+    with _cache(root / kind) as cache:
+        return cache.kept()
+
+
+@contextlib.contextmanager
+def _cache(root: Path) -> Iterator[FolderCache]:
+    """Under its lock."""
+    try:
+        cache = FolderCache(root, 0)  # nothing is put there
+        with cache.locked():
+            yield cache
+    except StoreError as error:
+        raise RequestError(str(error)) from error
+
+
+def _of_files(root: Path, kind: str, now_s: float) -> Iterator[KeptFiles]:
+    """Small files of one kind together."""
+    nbytes, newest_s = 0, 0.0
+    for path in (root / kind).rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            status = path.stat()
+            nbytes += status.st_blocks * 512
+            newest_s = max(newest_s, status.st_mtime)
+    if nbytes:
+        yield KeptFiles(
+            kind=kind,
+            name=f"{kind}/",
+            model=None,
+            bytes=nbytes,
+            unused_s=max(0.0, now_s - newest_s),
+            in_use=False,
+        )

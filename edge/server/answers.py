@@ -1,0 +1,205 @@
+"""Answers to what clients ask, whatever dialect they speak: a neutral stream of what happens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Literal
+
+from edge.api.async_model import AsyncModel
+from edge.api.generation_options import GenerationOptions
+from edge.concurrency.blocking import run_blocking
+from edge.coordinator.generation import Token
+from edge.server.gate import Gate
+from edge.server.metrics import Metrics
+from edge.server.refusals import Refusal
+from edge.text.answer_parts import AnswerParser, AnswerPart, Said, ToolCall
+from edge.text.tool_schema import tool_names
+
+Ending = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is asked: messages for the chat template, or a prompt to go on from."""
+
+    messages: Sequence[Mapping[str, object]] = ()
+    prompt: str | Sequence[int] = ""
+    options: GenerationOptions = field(default_factory=GenerationOptions)
+    answers: int = 1
+    tools: Sequence[Mapping[str, object]] = ()
+    """Schemas of what the model may call."""
+    variables: Mapping[str, object] = field(default_factory=dict)
+    """Further names for the template."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A part of one of the answers, as it comes."""
+
+    answer: int
+    """Which one."""
+    thought: str = ""
+    said: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    tokens: tuple[Token, ...] = ()
+    """Those that came since the last piece, where logprobs were asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """An answer is over."""
+
+    answer: int
+    why: Ending
+    new_tokens: int
+    calls: int = 0
+    """Of tools, in the whole answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begin:
+    """The prompt was read and counted; pieces follow."""
+
+    prompt_tokens: int
+
+
+Happening = Begin | Piece | End
+
+
+class Answers:
+    """Asks a model for clients: no more at once than `gate` lets in."""
+
+    def __init__(self, model: AsyncModel, gate: Gate, metrics: Metrics) -> None:
+        self.model = model
+        self._gate = gate
+        self._metrics = metrics
+
+    async def count(self, question: Question) -> int:
+        """Tokens of the prompt."""
+        return len((await self._prompt(question))[0])
+
+    async def ask(self, question: Question) -> AsyncGenerator[Happening]:
+        """What happens, until every answer is over. Closing it ends what is under way.
+
+        Raises Refusal where too many others are asking, and what the model raises.
+        """
+        async with self._gate.entered(question.answers):
+            prompt, thinks = await self._prompt(question)
+            yield Begin(prompt_tokens=len(prompt))
+            if question.answers == 1:
+                async for each in self._one(question, prompt, 0, thinks=thinks):
+                    yield each
+                return
+            async with contextlib.AsyncExitStack() as stack:
+                async for each in _merged(
+                    [
+                        await stack.enter_async_context(
+                            contextlib.aclosing(self._one(question, prompt, number, thinks=thinks))
+                        )
+                        for number in range(question.answers)
+                    ]
+                ):
+                    yield each
+
+    async def _prompt(self, question: Question) -> tuple[Sequence[int], bool]:
+        """Token ids, and whether the template has the model think already."""
+        tokenizer = self.model.tokenizer
+        if not question.messages:
+            prompt = question.prompt
+            ids = tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+            return ids, False
+        encode = partial(
+            tokenizer.encode_chat, question.messages, variables=dict(question.variables)
+        )
+        if not question.tools:
+            ids = await run_blocking(encode)
+        else:
+            ids = await run_blocking(partial(encode, tools=question.tools))
+            if ids == await run_blocking(encode):
+                raise Refusal(400, "the model's chat template takes no tools", param="tools")
+        return ids, tokenizer.begins_thinking(ids)
+
+    async def _one(
+        self, question: Question, prompt: Sequence[int], number: int, *, thinks: bool
+    ) -> AsyncGenerator[Piece | End]:
+        options = question.options
+        if number and options.seed is not None:
+            options = replace(options, seed=options.seed + number)
+        parser = None
+        if question.messages:
+            parser = AnswerParser(thinking=thinks, tools=tool_names(question.tools))
+        held: list[Token] = []
+        count = calls = 0
+        observed = self._metrics.reply(len(prompt))
+        try:
+            goes_on = bool(question.messages)
+            async with self.model.stream(prompt, options, goes_on=goes_on) as stream:
+                async for token in stream:
+                    count += 1
+                    observed.token()
+                    held.append(token)
+                    is_last = token.finish_reason is not None
+                    parts: list[AnswerPart] = [Said(token.text)]
+                    if parser is not None:
+                        parts = parser.feed(token.text) + (parser.finish() if is_last else [])
+                    for thought, said, called in _pieces(parts):
+                        calls += len(called)
+                        yield Piece(
+                            answer=number,
+                            thought=thought,
+                            said=said,
+                            calls=called,
+                            tokens=tuple(held),
+                        )
+                        held.clear()
+                    if token.finish_reason is not None:
+                        if held:
+                            yield Piece(answer=number, tokens=tuple(held))
+                        observed.end("finished")
+                        why = token.finish_reason
+                        yield End(answer=number, why=why, new_tokens=count, calls=calls)
+        finally:
+            observed.end("given up")
+
+
+def _pieces(parts: Sequence[AnswerPart]) -> Iterator[tuple[str, str, tuple[ToolCall, ...]]]:
+    """(thought, said, calls) of each."""
+    for part in parts:
+        if isinstance(part, ToolCall):
+            yield "", "", (part,)
+        elif isinstance(part, Said):
+            if part.text:
+                yield "", part.text, ()
+        else:
+            yield part.text, "", ()
+
+
+async def _merged(streams: Sequence[AsyncGenerator[Piece | End]]) -> AsyncGenerator[Piece | End]:
+    """What comes from any of them, as it comes."""
+    queue: asyncio.Queue[Piece | End | None] = asyncio.Queue()
+
+    async def pour(stream: AsyncGenerator[Piece | End]) -> None:
+        async for each in stream:
+            queue.put_nowait(each)
+
+    tasks = [asyncio.ensure_future(pour(stream)) for stream in streams]
+    for task in tasks:
+        task.add_done_callback(lambda _task: queue.put_nowait(None))
+    try:
+        left = len(tasks)
+        while left:
+            event = await queue.get()
+            if event is None:
+                left -= 1
+            else:
+                yield event
+        for task in tasks:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,183 @@
+"""Anthropic's /v1/messages: a question of its fields, and a reply in its words."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from edge.api.generation_options import GenerationOptions
+from edge.server.answers import Begin, End, Happening, Question
+from edge.server.fields import Fields
+from edge.server.openai_fields import MOST_STOPS
+from edge.server.tools import arguments_text, called, checked, new_id, refuse_forced, schema
+
+Json = dict[str, Any]
+
+
+def question_of(body: Fields, *, counts_only: bool = False) -> Question:
+    """counts_only: of /v1/messages/count_tokens, which says nothing of the answer."""
+    longest = body.whole("max_tokens", least=1)
+    if longest is None and not counts_only:
+        raise body.refuse("max_tokens", "is missing")
+    messages: list[Mapping[str, object]] = []
+    if "system" in body:
+        messages.append({"role": "system", "content": _text(body, "system")})
+    for message in body.objects("messages"):
+        messages += _messages(message)
+    if not any(message["role"] == "user" for message in messages):
+        raise body.refuse("messages", "must have a message of the user")
+    return Question(
+        messages=messages,
+        options=GenerationOptions(
+            max_new_tokens=longest,
+            temperature=body.number("temperature", least=0, most=1),
+            top_p=body.number("top_p", least=1e-6, most=1),
+            top_k=body.whole("top_k", least=0),
+            stop=body.texts("stop_sequences", most=MOST_STOPS),
+        ),
+        tools=_tools(body),
+    )
+
+
+def _tools(body: Fields) -> list[Json]:
+    choice = body.object("tool_choice")
+    kind = "auto" if choice is None else choice.need_text("type")
+    refuse_forced(kind, ("auto", "none"))
+    found = [schema(tool, parameters="input_schema") for tool in checked(body)]
+    return [] if kind == "none" else found
+
+
+def _messages(message: Fields) -> list[Mapping[str, object]]:
+    """One as templates have it; results of tools are messages of their own."""
+    role = message.one_of("role", ("user", "assistant", "system"))
+    if isinstance(message.raw("content"), str):
+        return [{"role": role, "content": message.raw("content")}]
+    found: list[Mapping[str, object]] = []
+    calls, others = [], []
+    for part in message.objects("content"):
+        kind = part.text("type")
+        if kind == "tool_use":
+            name, arguments = part.need_text("name"), part.raw("input")
+            calls.append(called(name, arguments or {}, part.text("id"), part))
+        elif kind == "tool_result":
+            result = {"role": "tool", "tool_call_id": part.need_text("tool_use_id")}
+            found.append({**result, "content": _text(part, "content") if "content" in part else ""})
+        else:
+            others.append(part)
+    text = _joined(others)
+    if calls:
+        found.append({"role": role, "content": text, "tool_calls": calls})
+    elif text or not found:
+        found.append({"role": role, "content": text})
+    return found
+
+
+def _text(message: Fields, name: str) -> str:
+    content = message.raw(name)
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise message.refuse(name, "is missing")
+    return _joined(message.objects(name))
+
+
+def _joined(parts: Sequence[Fields]) -> str:
+    texts = []
+    for part in parts:
+        kind = part.need_text("type")
+        if kind == "text":
+            texts.append(part.text("text") or "")
+        elif kind not in {"thinking", "redacted_thinking"}:
+            raise part.refuse("type", f"is {kind!r:.40}; only text and tools are read")
+    return "".join(texts)
+
+
+@dataclass(slots=True, kw_only=True)
+class Translator:
+    """One reply in Anthropic's words: blocks of thinking and of text, one after the other."""
+
+    model: str
+    id: str = field(default_factory=lambda: f"msg_{uuid.uuid4().hex}")
+    _blocks: list[Json] = field(default_factory=list)
+
+    async def whole(self, happenings: AsyncGenerator[Happening]) -> Json:
+        """The whole reply."""
+        message: Json = {}
+        async for event in self.events(happenings):
+            if event["type"] == "message_start":
+                message = event["message"]
+            elif event["type"] == "message_delta":
+                message |= event["delta"]
+                message["usage"] |= event["usage"]
+        message["content"] = self._blocks
+        return message
+
+    async def events(self, happenings: AsyncGenerator[Happening]) -> AsyncGenerator[Json]:
+        """One after the other, as they come; `type` is the name of each."""
+        async for event in happenings:
+            if isinstance(event, Begin):
+                yield {"type": "message_start", "message": self._begin(event.prompt_tokens)}
+                yield {"type": "ping"}
+                continue
+            if isinstance(event, End):
+                if self._blocks:
+                    yield {"type": "content_block_stop", "index": len(self._blocks) - 1}
+                why = "max_tokens" if event.why == "length" else "end_turn"
+                if event.calls and event.why == "stop":
+                    why = "tool_use"
+                yield {
+                    "type": "message_delta",
+                    "delta": {"stop_reason": why, "stop_sequence": None},
+                    "usage": {"output_tokens": event.new_tokens},
+                }
+                yield {"type": "message_stop"}
+                continue
+            for kind, name, text in (
+                ("thinking", "thinking_delta", event.thought),
+                ("text", "text_delta", event.said),
+            ):
+                if not text:
+                    continue
+                if not self._blocks or self._blocks[-1]["type"] != kind:
+                    if self._blocks:
+                        yield {"type": "content_block_stop", "index": len(self._blocks) - 1}
+                    block = {"type": kind, kind: ""}
+                    if kind == "thinking":
+                        block["signature"] = ""
+                    self._blocks.append(block)
+                    index = len(self._blocks) - 1
+                    begun = dict(block)
+                    yield {"type": "content_block_start", "index": index, "content_block": begun}
+                self._blocks[-1][kind] += text
+                yield {
+                    "type": "content_block_delta",
+                    "index": len(self._blocks) - 1,
+                    "delta": {"type": name, kind: text},
+                }
+            for call in event.calls:
+                if self._blocks:
+                    yield {"type": "content_block_stop", "index": len(self._blocks) - 1}
+                made: Json = {"type": "tool_use", "id": new_id("toolu"), "name": call.name}
+                self._blocks.append({**made, "input": dict(call.arguments)})
+                index = len(self._blocks) - 1
+                empty = {**made, "input": {}}
+                yield {"type": "content_block_start", "index": index, "content_block": empty}
+                yield {
+                    "type": "content_block_delta",
+                    "index": index,
+                    "delta": {"type": "input_json_delta", "partial_json": arguments_text(call)},
+                }
+
+    def _begin(self, prompt_tokens: int) -> Json:
+        return {
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": {"input_tokens": prompt_tokens, "output_tokens": 0},
+        }

@@ -1,0 +1,308 @@
+"""The routes of a server, and what each of them does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any, TypeVar
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from edge.api.async_model import AsyncModel
+from edge.errors import EdgeError
+from edge.server import (
+    anthropic_messages,
+    ollama,
+    openai_chat,
+    openai_fields,
+    openai_responses,
+)
+from edge.server.answers import Answers, Happening, Question
+from edge.server.cluster_view import cluster_view
+from edge.server.fields import Fields, parse_body
+from edge.server.gate import Gate
+from edge.server.guard import Guard, Rules, dialect_of
+from edge.server.metrics import Metrics
+from edge.server.refusals import Dialect, Refusal, refusal_of
+
+Json = dict[str, Any]
+T = TypeVar("T")
+
+MOST_ANSWERS = 128
+"""Under way or waiting: the scheduler serves some of them at once."""
+
+
+class Server:
+    """One model for any number of clients. `app` is what a web server calls."""
+
+    def __init__(
+        self, model: AsyncModel, *, name: str, rules: Rules, most_answers: int = MOST_ANSWERS
+    ) -> None:
+        """name: what clients call the model."""
+        self._model = model
+        self._name = name
+        self._created = int(time.time())
+        self._metrics = Metrics()
+        self.gate = Gate(most_answers)
+        self._answers = Answers(model, self.gate, self._metrics)
+        routes: dict[str, tuple[str, Callable[[Request], Awaitable[Response]]]] = {
+            "/health": ("GET", self._health),
+            "/metrics": ("GET", self._show_metrics),
+            "/api/cluster": ("GET", self._cluster),
+            "/v1/models": ("GET", self._models),
+            "/v1/chat/completions": ("POST", self._openai_chat),
+            "/v1/completions": ("POST", self._openai_completion),
+            "/v1/responses": ("POST", self._openai_response),
+            "/v1/messages": ("POST", self._anthropic_message),
+            "/v1/messages/count_tokens": ("POST", self._anthropic_count),
+            "/api/chat": ("POST", self._ollama_chat),
+            "/api/generate": ("POST", self._ollama_generate),
+            "/api/tags": ("GET", self._ollama_tags),
+            "/api/version": ("GET", self._ollama_version),
+        }
+        app = Starlette(
+            routes=[
+                *(Route(path, run, methods=[method]) for path, (method, run) in routes.items()),
+                Route("/v1/models/{name:path}", self._one_model, methods=["GET"]),
+            ],
+            exception_handlers={
+                Refusal: _on_refusal,
+                EdgeError: _on_edge_error,
+                HTTPException: _on_http_error,
+                Exception: _on_defect,
+            },
+        )
+        self.app: ASGIApp = Guard(app, rules, self._metrics, tuple(routes))
+
+    async def _health(self, _request: Request) -> Response:
+        """200 while it answers, 503 once the model is gone or the server ends."""
+        if self._model.is_over or self.gate.is_draining:
+            return JSONResponse({"status": "ending"}, 503)
+        return JSONResponse({"status": "ok"})
+
+    async def _show_metrics(self, _request: Request) -> Response:
+        return Response(self._metrics.text(), media_type="text/plain; version=0.0.4")
+
+    async def _cluster(self, _request: Request) -> Response:
+        return JSONResponse(cluster_view(self._model, answers=self.gate.inside))
+
+    async def _models(self, _request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [self._described()]})
+
+    async def _one_model(self, request: Request) -> Response:
+        self._check_name(request.path_params["name"])
+        return JSONResponse(self._described())
+
+    def _described(self) -> Json:
+        return {
+            "id": self._name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "edge",
+            "context_length": self._model.context_tokens,
+        }
+
+    async def _openai_chat(self, request: Request) -> Response:
+        body = await self._body(request)
+        return await self._openai(request, body, openai_fields.chat_question(body), chat=True)
+
+    async def _openai_completion(self, request: Request) -> Response:
+        body = await self._body(request)
+        question = openai_fields.completion_question(body)
+        return await self._openai(request, body, question, chat=False)
+
+    async def _openai(
+        self, request: Request, body: Fields, question: Question, *, chat: bool
+    ) -> Response:
+        translator = openai_chat.Translator(
+            model=self._name,
+            chat=chat,
+            with_logprobs=question.options.logprobs is not None,
+            with_usage=openai_fields.wants_usage(body),
+        )
+        if not body.flag("stream"):
+            whole = translator.whole(self._answers.ask(question))
+            return JSONResponse(await _unless_gone(request, whole))
+        chunks = await _started(request, self._answers.ask(question), translator.chunks)
+        return _events(_openai_lines(chunks))
+
+    async def _openai_response(self, request: Request) -> Response:
+        body = await self._body(request)
+        question = openai_responses.question_of(body)
+        translator = openai_responses.Translator(model=self._name, question=question)
+        if not body.flag("stream"):
+            whole = translator.whole(self._answers.ask(question))
+            return JSONResponse(await _unless_gone(request, whole))
+        events = await _started(request, self._answers.ask(question), translator.events)
+        return _events(_named_lines(events, "openai"))
+
+    async def _anthropic_message(self, request: Request) -> Response:
+        body = await self._body(request)
+        question = anthropic_messages.question_of(body)
+        translator = anthropic_messages.Translator(model=self._name)
+        if not body.flag("stream"):
+            whole = translator.whole(self._answers.ask(question))
+            return JSONResponse(await _unless_gone(request, whole))
+        events = await _started(request, self._answers.ask(question), translator.events)
+        return _events(_named_lines(events, "anthropic"))
+
+    async def _anthropic_count(self, request: Request) -> Response:
+        body = await self._body(request)
+        question = anthropic_messages.question_of(body, counts_only=True)
+        return JSONResponse({"input_tokens": await self._answers.count(question)})
+
+    async def _ollama_chat(self, request: Request) -> Response:
+        body = await self._body(request)
+        return await self._ollama(request, body, ollama.chat_question(body), chat=True)
+
+    async def _ollama_generate(self, request: Request) -> Response:
+        body = await self._body(request)
+        question = ollama.generate_question(body)
+        return await self._ollama(request, body, question, chat=False)
+
+    async def _ollama(
+        self, request: Request, body: Fields, question: Question, *, chat: bool
+    ) -> Response:
+        translator = ollama.Translator(model=self._name, chat=chat)
+        if body.raw("stream") is False:
+            whole = translator.whole(self._answers.ask(question))
+            return JSONResponse(await _unless_gone(request, whole))
+        lines = await _started(request, self._answers.ask(question), translator.lines)
+        return StreamingResponse(_json_lines(lines), media_type="application/x-ndjson")
+
+    async def _ollama_tags(self, _request: Request) -> Response:
+        return JSONResponse({"models": [ollama.described(self._name)]})
+
+    async def _ollama_version(self, _request: Request) -> Response:
+        return JSONResponse({"version": ollama.VERSION})
+
+    async def _body(self, request: Request) -> Fields:
+        body = parse_body(await request.body())
+        self._check_name(body.need_text("model"))
+        return body
+
+    def _check_name(self, name: str) -> None:
+        """By its name, or the last part of it; `default` is whatever runs."""
+        if name not in {self._name, self._name.rpartition("/")[2], "default"}:
+            raise Refusal(
+                404,
+                f"the model {name!r:.200} is not here; this server has {self._name!r}",
+                param="model",
+                code="model_not_found",
+            )
+
+
+async def _started(
+    request: Request,
+    happenings: AsyncGenerator[Happening],
+    translate: Callable[[AsyncGenerator[Happening]], AsyncGenerator[T]],
+) -> AsyncGenerator[T]:
+    """What comes of it, once it has begun: an error before that is an answer of its own, and who
+    goes away meanwhile is not waited for."""
+    translated = translate(happenings)
+    first = await _unless_gone(request, anext(translated, None))
+    return _nothing() if first is None else _all(first, translated, happenings)
+
+
+async def _all(
+    first: T, rest: AsyncGenerator[T], happenings: AsyncGenerator[Happening]
+) -> AsyncGenerator[T]:
+    try:
+        yield first
+        async for each in rest:
+            yield each
+    finally:
+        # From the outside inwards: what is given up must end its requests now.
+        await rest.aclose()
+        await happenings.aclose()
+
+
+async def _nothing() -> AsyncGenerator[Any]:
+    return
+    yield
+
+
+async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
+    """The result, unless the client goes away first: then nobody waits for it."""
+    doing = asyncio.ensure_future(work)
+
+    async def watch() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    watching = asyncio.ensure_future(watch())
+    try:
+        await asyncio.wait([doing, watching], return_when=asyncio.FIRST_COMPLETED)
+        if not doing.done():
+            raise Refusal(499, "the client has gone")
+        return doing.result()
+    finally:
+        for task in (doing, watching):
+            task.cancel()
+        await asyncio.gather(doing, watching, return_exceptions=True)
+
+
+def _events(lines: AsyncGenerator[str]) -> Response:
+    headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+    return StreamingResponse(lines, media_type="text/event-stream", headers=headers)
+
+
+async def _openai_lines(chunks: AsyncGenerator[Json]) -> AsyncGenerator[str]:
+    async with contextlib.aclosing(chunks):
+        try:
+            async for chunk in chunks:
+                yield f"data: {json.dumps(chunk)}\n\n"
+        except EdgeError as error:  # the status is long sent
+            yield f"data: {json.dumps(refusal_of(error).body('openai'))}\n\n"
+            return
+        yield "data: [DONE]\n\n"
+
+
+async def _named_lines(events: AsyncGenerator[Json], dialect: Dialect) -> AsyncGenerator[str]:
+    async with contextlib.aclosing(events):
+        try:
+            async for event in events:
+                yield f"event: {event['type']}\ndata: {json.dumps(event)}\n\n"
+        except EdgeError as error:
+            body = json.dumps(refusal_of(error).body(dialect))
+            yield f"event: error\ndata: {body}\n\n"
+
+
+async def _json_lines(lines: AsyncGenerator[Json]) -> AsyncGenerator[str]:
+    async with contextlib.aclosing(lines):
+        try:
+            async for line in lines:
+                yield f"{json.dumps(line)}\n"
+        except EdgeError as error:
+            yield f"{json.dumps(refusal_of(error).body('ollama'))}\n"
+
+
+async def _on_refusal(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Refusal)
+    body = error.body(dialect_of(request.url.path))
+    return JSONResponse(body, error.status, headers=error.headers)
+
+
+async def _on_edge_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, EdgeError)
+    return await _on_refusal(request, refusal_of(error))
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    what = {404: "there is nothing at this path", 405: "this path takes another method"}
+    return await _on_refusal(
+        request, Refusal(error.status_code, what.get(error.status_code, error.detail))
+    )
+
+
+async def _on_defect(request: Request, _error: Exception) -> Response:
+    return await _on_refusal(request, Refusal(500, "the server failed; its log says how"))

@@ -1,0 +1,165 @@
+"""Who may come in, and how much they may say: checked before anything is read for them.
+
+An ASGI layer around the app. A browser on this machine can be made to ask this server by any page
+(DNS rebinding): so on a loopback address only names of this machine are answered to, and no other
+origin is allowed to read anything.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import json
+import logging
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from edge.server.metrics import Metrics
+from edge.server.refusals import Dialect, Refusal
+
+_log = logging.getLogger(__name__)
+
+MOST_BODY_BYTES = 8 << 20
+
+_OPEN_PATHS = {"/health"}
+"""Answered without a key: they tell nothing."""
+_KEY_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What a server asks of its clients."""
+
+    keys: tuple[str, ...] = ()
+    """One of them must be shown; none: everybody may come."""
+    hosts: tuple[str, ...] = ()
+    """Names that it is known by, beside numbers; empty: any."""
+    most_body_bytes: int = MOST_BODY_BYTES
+
+
+def dialect_of(path: str) -> Dialect:
+    """Whose words an error is told in."""
+    if path.startswith("/v1/messages"):
+        return "anthropic"
+    return "ollama" if path.startswith("/api/") else "openai"
+
+
+class Guard:
+    """The layer. Every request gets an id, which its answer and the log have."""
+
+    def __init__(self, app: ASGIApp, rules: Rules, metrics: Metrics, paths: Sequence[str]) -> None:
+        self._app = app
+        self._rules = rules
+        self._metrics = metrics
+        self._paths = frozenset(paths)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began_s = time.perf_counter()
+        request_id = f"req_{uuid.uuid4().hex}"
+        scope["request_id"] = request_id
+        headers = dict(scope["headers"])
+        status = 500
+
+        async def sending(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+            await send(message)
+
+        try:
+            self._check(scope["path"], headers)
+            await self._app(scope, self._bounded(receive), sending)
+        except Refusal as refusal:
+            await refuse(refusal, dialect_of(scope["path"]), sending)
+        finally:
+            path = scope["path"] if scope["path"] in self._paths else "other"
+            self._metrics.requests.labels(path, str(status)).inc()
+            _log.info(
+                "%s %s %s %d %.0f ms",
+                request_id, scope["method"], path, status, 1e3 * (time.perf_counter() - began_s),
+            )  # fmt: skip
+
+    def _check(self, path: str, headers: dict[bytes, bytes]) -> None:
+        rules = self._rules
+        if rules.hosts and not _is_known_host(headers.get(b"host", b""), rules.hosts):
+            raise Refusal(
+                403, "this server is not known by that name; ask it by its address, or localhost"
+            )
+        if rules.keys and path not in _OPEN_PATHS:
+            shown = _shown_key(headers)
+            # Every key is compared: how long it takes says nothing of which one is near.
+            known = [hmac.compare_digest(shown, key.encode()) for key in rules.keys]
+            if not any(known):
+                raise Refusal(
+                    401,
+                    "an API key is needed, as Authorization: Bearer KEY or x-api-key: KEY",
+                    code="invalid_api_key",
+                )
+        length = headers.get(b"content-length", b"0")
+        if not length.isdigit() or int(length[:20]) > rules.most_body_bytes:
+            raise self._too_long()
+
+    def _bounded(self, receive: Receive) -> Receive:
+        """Whatever a body says of its length, no more of it is read."""
+        taken = 0
+
+        async def bounded() -> Message:
+            nonlocal taken
+            message = await receive()
+            taken += len(message.get("body", b""))
+            if taken > self._rules.most_body_bytes:
+                raise self._too_long()
+            return message
+
+        return bounded
+
+    def _too_long(self) -> Refusal:
+        return Refusal(413, f"a body has at most {self._rules.most_body_bytes:,} bytes here")
+
+
+async def refuse(refusal: Refusal, dialect: Dialect, send: Send) -> None:
+    """Answer with it; nothing must have been sent before."""
+    body = json.dumps(refusal.body(dialect)).encode()
+    headers = {
+        "content-type": "application/json",
+        "content-length": str(len(body)),
+        **{name.lower(): value for name, value in refusal.headers.items()},
+    }
+    start: dict[str, Any] = {
+        "type": "http.response.start",
+        "status": refusal.status,
+        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+    }
+    await send(start)
+    await send({"type": "http.response.body", "body": body})
+
+
+def _shown_key(headers: dict[bytes, bytes]) -> bytes:
+    scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+    if scheme.lower() != b"bearer":
+        key = headers.get(b"x-api-key", b"")
+    return key.strip()[:_KEY_BYTES]
+
+
+def _is_known_host(host: bytes, known: Sequence[str]) -> bool:
+    name = host.decode("latin-1").lower()
+    if name.startswith("["):
+        name = name[1:].partition("]")[0]
+    elif name.count(":") == 1:
+        name = name.partition(":")[0]
+    if name in known:
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

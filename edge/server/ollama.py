@@ -1,0 +1,131 @@
+"""Ollama's /api/chat and /api/generate: a question of their fields, and a reply in their lines."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from edge.api.generation_options import GenerationOptions
+from edge.server.answers import Begin, End, Happening, Question
+from edge.server.fields import Fields
+from edge.server.openai_fields import MOST_STOPS, message_of
+from edge.server.tools import openai_tools
+
+Json = dict[str, Any]
+
+VERSION = "0.12.0"
+"""Of Ollama's interface that is spoken here; clients ask for it."""
+
+
+def chat_question(body: Fields) -> Question:
+    messages = [message_of(each) for each in body.objects("messages")]
+    if not messages:
+        raise body.refuse("messages", "must have at least one message")
+    return Question(
+        messages=messages,
+        options=_options(body),
+        tools=openai_tools(body),
+        variables=_variables(body),
+    )
+
+
+def generate_question(body: Fields) -> Question:
+    """`raw`: the prompt goes on as it is; else it is what a user says."""
+    prompt = body.need_text("prompt")
+    if not prompt:
+        raise body.refuse("prompt", "must not be empty")
+    if body.flag("raw"):
+        return Question(prompt=prompt, options=_options(body))
+    system = body.text("system")
+    messages = [{"role": "system", "content": system}] if system else []
+    messages.append({"role": "user", "content": prompt})
+    return Question(messages=messages, options=_options(body), variables=_variables(body))
+
+
+def _variables(body: Fields) -> dict[str, object]:
+    return {} if "think" not in body else {"enable_thinking": body.flag("think")}
+
+
+def _options(body: Fields) -> GenerationOptions:
+    if body.raw("format"):
+        raise body.refuse("format", "is not supported by this server yet; leave it out")
+    options = body.object("options") or Fields({}, "options")
+    longest = options.whole("num_predict", least=-2)
+    return GenerationOptions(
+        max_new_tokens=longest if longest is not None and longest > 0 else None,
+        temperature=options.number("temperature", least=0, most=2),
+        top_p=options.number("top_p", least=1e-6, most=1),
+        top_k=options.whole("top_k", least=0),
+        min_p=options.number("min_p", least=0, most=1),
+        repetition_penalty=options.number("repeat_penalty", least=0.01, most=100),
+        stop=options.texts("stop", most=MOST_STOPS),
+        seed=options.whole("seed", least=0),
+    )
+
+
+def described(name: str) -> Json:
+    return {"name": name, "model": name, "details": {"format": "edge"}}
+
+
+@dataclass(slots=True, kw_only=True)
+class Translator:
+    """One reply, line by line. Durations are nanoseconds, as there."""
+
+    model: str
+    chat: bool
+    _began_s: float = field(default_factory=time.perf_counter)
+    _first_s: float | None = None
+    _prompt_tokens: int = 0
+
+    async def whole(self, happenings: AsyncGenerator[Happening]) -> Json:
+        """The whole reply, as its last line with all of its text."""
+        thought = said = ""
+        calls: list[Json] = []
+        line: Json = {}
+        async for line in self.lines(happenings):
+            words = line["message"] if self.chat else line
+            thought += words.get("thinking", "")
+            said += words["content" if self.chat else "response"]
+            calls += words.get("tool_calls", [])
+        return {**line, **self._words(thought, said, calls)}
+
+    async def lines(self, happenings: AsyncGenerator[Happening]) -> AsyncGenerator[Json]:
+        """One after the other, as they come."""
+        async for event in happenings:
+            if isinstance(event, Begin):
+                self._prompt_tokens = event.prompt_tokens
+            elif isinstance(event, End):
+                now_s = time.perf_counter()
+                first_s = now_s if self._first_s is None else self._first_s
+                yield {
+                    **self._line("", ""),
+                    "done": True,
+                    "done_reason": event.why,
+                    "total_duration": round(1e9 * (now_s - self._began_s)),
+                    "load_duration": 0,
+                    "prompt_eval_count": self._prompt_tokens,
+                    "prompt_eval_duration": round(1e9 * (first_s - self._began_s)),
+                    "eval_count": event.new_tokens,
+                    "eval_duration": round(1e9 * (now_s - first_s)),
+                }
+            else:
+                self._first_s = self._first_s or time.perf_counter()
+                calls = [
+                    {"function": {"name": call.name, "arguments": dict(call.arguments)}}
+                    for call in event.calls
+                ]
+                yield {**self._line(event.thought, event.said, calls), "done": False}
+
+    def _line(self, thought: str, said: str, calls: Sequence[Json] = ()) -> Json:
+        now = datetime.datetime.now(datetime.UTC).isoformat()
+        return {"model": self.model, "created_at": now, **self._words(thought, said, calls)}
+
+    def _words(self, thought: str, said: str, calls: Sequence[Json] = ()) -> Json:
+        thinking: Json = {"thinking": thought} if thought else {}
+        if self.chat:
+            made: Json = {"tool_calls": list(calls)} if calls else {}
+            return {"message": {"role": "assistant", "content": said, **thinking, **made}}
+        return {"response": said, **thinking}

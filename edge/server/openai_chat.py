@@ -1,0 +1,195 @@
+"""OpenAI's /v1/chat/completions and /v1/completions: answers as one object, or as chunks."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from edge.coordinator.generation import Token, TokenLogprob
+from edge.server.answers import Begin, End, Happening, Piece
+from edge.server.tools import arguments_text, new_id
+from edge.text.answer_parts import ToolCall
+
+Json = dict[str, Any]
+
+
+@dataclass(slots=True)
+class _Answer:
+    thought: str = ""
+    said: str = ""
+    why: str | None = None
+    calls: list[Json] = field(default_factory=list)
+    tokens: list[Token] = field(default_factory=list)
+
+
+@dataclass(slots=True, kw_only=True)
+class Translator:
+    """One reply in OpenAI's words. `chat`: or else it is a plain completion."""
+
+    model: str
+    chat: bool
+    with_logprobs: bool
+    with_usage: bool = False
+    """A last chunk tells how many tokens there were."""
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    created: int = field(default_factory=lambda: int(time.time()))
+    _prompt_tokens: int = 0
+    _new_tokens: int = 0
+    _begun: set[int] = field(default_factory=set)
+    _calls: dict[int, int] = field(default_factory=dict)
+    """How many each answer has made."""
+
+    async def whole(self, happenings: AsyncGenerator[Happening]) -> Json:
+        """The whole reply."""
+        answers: dict[int, _Answer] = {}
+        async for event in happenings:
+            if isinstance(event, Begin):
+                self._prompt_tokens = event.prompt_tokens
+                continue
+            answer = answers.setdefault(event.answer, _Answer())
+            if isinstance(event, End):
+                answer.why = _why(event)
+                self._new_tokens += event.new_tokens
+            else:
+                answer.thought += event.thought
+                answer.said += event.said
+                answer.calls += [_call(call) for call in event.calls]
+                answer.tokens += event.tokens
+        choices = [self._choice(number, answers[number]) for number in sorted(answers)]
+        return {**self._frame(chunk=False), "choices": choices, "usage": self._usage()}
+
+    async def chunks(self, happenings: AsyncGenerator[Happening]) -> AsyncGenerator[Json]:
+        """One after the other, as they come."""
+        async for event in happenings:
+            if isinstance(event, Begin):
+                self._prompt_tokens = event.prompt_tokens
+            elif isinstance(event, Piece):
+                if event.thought or event.said or not event.calls:
+                    yield self._chunk(event.answer, self._delta(event), None, event.tokens)
+                for call in event.calls:
+                    for delta in self._call_deltas(event.answer, call):
+                        yield self._chunk(event.answer, delta, None, ())
+            else:
+                self._new_tokens += event.new_tokens
+                empty: Json = {} if self.chat else {"text": ""}
+                yield self._chunk(event.answer, empty, _why(event), ())
+        if self.with_usage:
+            yield {**self._frame(chunk=True), "choices": [], "usage": self._usage()}
+
+    def _frame(self, *, chunk: bool) -> Json:
+        prefix, kind = "cmpl-", "text_completion"
+        if self.chat:
+            prefix, kind = "chatcmpl-", "chat.completion"
+        return {
+            "id": prefix + self.id,
+            "object": f"{kind}.chunk" if chunk and self.chat else kind,
+            "created": self.created,
+            "model": self.model,
+        }
+
+    def _call_deltas(self, answer: int, call: ToolCall) -> list[Json]:
+        """Its name once, then its arguments."""
+        index = self._calls.get(answer, 0)
+        self._calls[answer] = index + 1
+        whole = _call(call)
+        arguments = whole["function"].pop("arguments")
+        first: Json = {"tool_calls": [{"index": index, **whole}]}
+        first["tool_calls"][0]["function"]["arguments"] = ""
+        if answer not in self._begun:
+            self._begun.add(answer)
+            first["role"] = "assistant"
+        more = {"tool_calls": [{"index": index, "function": {"arguments": arguments}}]}
+        return [first, more]
+
+    def _delta(self, piece: Piece) -> Json:
+        if not self.chat:
+            return {"text": piece.thought + piece.said}
+        delta: Json = {}
+        if piece.answer not in self._begun:
+            self._begun.add(piece.answer)
+            delta["role"] = "assistant"
+        if piece.thought:
+            delta["reasoning_content"] = piece.thought
+        if piece.said or not piece.thought:
+            delta["content"] = piece.said
+        return delta
+
+    def _chunk(self, number: int, delta: Json, why: str | None, tokens: Sequence[Token]) -> Json:
+        choice: Json = {"index": number, "finish_reason": why, "logprobs": self._logprobs(tokens)}
+        choice |= {"delta": delta} if self.chat else delta
+        chunk = {**self._frame(chunk=True), "choices": [choice]}
+        if self.with_usage:
+            chunk["usage"] = None
+        return chunk
+
+    def _choice(self, number: int, answer: _Answer) -> Json:
+        choice: Json = {
+            "index": number,
+            "finish_reason": answer.why,
+            "logprobs": self._logprobs(answer.tokens),
+        }
+        if not self.chat:
+            return choice | {"text": answer.thought + answer.said}
+        said = answer.said
+        message: Json = {"role": "assistant", "content": said, "refusal": None}
+        if answer.calls:
+            message |= {"content": said.strip() or None, "tool_calls": answer.calls}
+        if answer.thought:
+            message["reasoning_content"] = answer.thought
+        return choice | {"message": message}
+
+    def _usage(self) -> Json:
+        return {
+            "prompt_tokens": self._prompt_tokens,
+            "completion_tokens": self._new_tokens,
+            "total_tokens": self._prompt_tokens + self._new_tokens,
+        }
+
+    def _logprobs(self, tokens: Sequence[Token]) -> Json | None:
+        if not self.with_logprobs or not tokens:
+            return None
+        if self.chat:
+            return {
+                "content": [
+                    {
+                        **_spelt(token.text, token.logprob),
+                        "top_logprobs": [_spelt(t.text, t.logprob) for t in token.top_logprobs],
+                    }
+                    for token in tokens
+                ],
+                "refusal": None,
+            }
+        return {
+            "tokens": [token.text for token in tokens],
+            "token_logprobs": [token.logprob for token in tokens],
+            "top_logprobs": [_by_text(token.top_logprobs) for token in tokens],
+            "text_offset": _offsets(tokens),
+        }
+
+
+def _why(end: End) -> str:
+    return "tool_calls" if end.calls and end.why == "stop" else end.why
+
+
+def _call(call: ToolCall) -> Json:
+    function = {"name": call.name, "arguments": arguments_text(call)}
+    return {"id": new_id("call"), "type": "function", "function": function}
+
+
+def _spelt(text: str, logprob: float | None) -> Json:
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+
+def _by_text(tokens: Sequence[TokenLogprob]) -> Mapping[str, float]:
+    return {each.text: each.logprob for each in reversed(tokens)}
+
+
+def _offsets(tokens: Sequence[Token]) -> list[int]:
+    offsets, place = [], 0
+    for token in tokens:
+        offsets.append(place)
+        place += len(token.text)
+    return offsets

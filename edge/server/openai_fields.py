@@ -1,0 +1,144 @@
+"""What OpenAI's dialects say of sampling and messages, made into a question."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from edge.api.generation_options import GenerationOptions
+from edge.server.answers import Question
+from edge.server.fields import Fields
+from edge.server.refusals import Refusal
+from edge.server.tools import openai_calls, openai_tools
+
+MOST_STOPS = 16
+MOST_ANSWERS = 16
+MOST_LOGPROBS = 20
+
+_TOKEN_DIGITS = 9
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+_OUTDATED = ("functions", "function_call")
+"""What `tools` were before."""
+
+
+def options_of(body: Fields, *, most_new_tokens: int | None, logprobs: int | None) -> Any:
+    """GenerationOptions of the fields that every dialect of OpenAI has."""
+    for name in _OUTDATED:
+        if body.raw(name):
+            raise body.refuse(name, "is outdated; give tools")
+    return GenerationOptions(
+        max_new_tokens=most_new_tokens,
+        temperature=body.number("temperature", least=0, most=2),
+        top_p=body.number("top_p", least=1e-6, most=1),
+        top_k=body.whole("top_k", least=0),
+        min_p=body.number("min_p", least=0, most=1),
+        repetition_penalty=body.number("repetition_penalty", least=0.01, most=100),
+        frequency_penalty=body.number("frequency_penalty", least=-2, most=2),
+        presence_penalty=body.number("presence_penalty", least=-2, most=2),
+        logit_bias=_biases(body),
+        stop=body.texts("stop", most=MOST_STOPS),
+        seed=body.whole("seed", least=0),
+        logprobs=logprobs,
+    )
+
+
+def chat_question(body: Fields) -> Question:
+    """Of /v1/chat/completions."""
+    longest = body.whole("max_completion_tokens", least=1)
+    if longest is None:
+        longest = body.whole("max_tokens", least=1)
+    logprobs = None
+    if body.flag("logprobs"):
+        logprobs = body.whole("top_logprobs", least=0, most=MOST_LOGPROBS) or 0
+    elif "top_logprobs" in body:
+        raise body.refuse("top_logprobs", "needs logprobs: true")
+    _check_format(body)
+    messages = [message_of(each) for each in body.objects("messages")]
+    if not messages:
+        raise body.refuse("messages", "must have at least one message")
+    extra = body.object("chat_template_kwargs")
+    return Question(
+        messages=messages,
+        options=options_of(body, most_new_tokens=longest, logprobs=logprobs),
+        answers=body.whole("n", least=1, most=MOST_ANSWERS) or 1,
+        tools=openai_tools(body),
+        variables={} if extra is None else dict(extra.items()),
+    )
+
+
+def completion_question(body: Fields) -> Question:
+    """Of /v1/completions: one prompt, a text or token ids."""
+    prompt = body.raw("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
+        prompt = prompt[0]
+    is_ids = isinstance(prompt, list) and all(type(each) is int for each in prompt)
+    if not (isinstance(prompt, str) or is_ids) or not prompt:
+        raise body.refuse("prompt", "must be one text or one list of token ids, not empty")
+    for name in ("suffix", "echo", "best_of"):
+        if body.raw(name) not in {None, False, 1}:
+            raise body.refuse(name, "is not supported by this server; leave it out")
+    longest = body.whole("max_tokens", least=1)
+    return Question(
+        prompt=prompt,
+        options=options_of(
+            body,
+            most_new_tokens=16 if longest is None else longest,
+            logprobs=body.whole("logprobs", least=0, most=MOST_LOGPROBS),
+        ),
+        answers=body.whole("n", least=1, most=MOST_ANSWERS) or 1,
+    )
+
+
+def message_of(message: Fields) -> Mapping[str, object]:
+    """For the template: roles as it knows them, parts of text joined."""
+    role = message.one_of("role", _ROLES)
+    found: dict[str, object] = {
+        "role": "system" if role == "developer" else role,
+        "content": content_of(message),
+    }
+    if role == "assistant" and (calls := openai_calls(message)):
+        found["tool_calls"] = calls
+    if role == "tool" and "tool_call_id" in message:
+        found["tool_call_id"] = message.need_text("tool_call_id")
+    return found
+
+
+def content_of(message: Fields) -> str:
+    """The text of a message: itself, or the parts of it."""
+    content = message.raw("content")
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = []
+    for part in message.objects("content"):
+        kind = part.need_text("type")
+        if kind not in {"text", "input_text", "output_text"}:
+            raise part.refuse("type", f"is {kind!r:.40}; only text is read")
+        parts.append(part.text("text") or "")
+    return "".join(parts)
+
+
+def wants_usage(body: Fields) -> bool:
+    options = body.object("stream_options")
+    return options is not None and options.flag("include_usage")
+
+
+def _biases(body: Fields) -> Mapping[int, float] | None:
+    biases = body.object("logit_bias")
+    if biases is None:
+        return None
+    found = {}
+    for name, _value in biases.items():
+        if not name.isdecimal() or len(name) > _TOKEN_DIGITS:
+            raise biases.refuse(name, "is not the id of a token")
+        found[int(name)] = biases.number(name, least=-100, most=100) or 0.0
+    return found
+
+
+def _check_format(body: Fields) -> None:
+    wanted = body.object("response_format")
+    if wanted is not None and wanted.need_text("type") != "text":
+        raise Refusal(
+            400,
+            "response_format is not supported by this server yet, but for type text",
+            param="response_format",
+        )

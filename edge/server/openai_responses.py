@@ -1,0 +1,209 @@
+"""OpenAI's /v1/responses, of which nothing is remembered: a question, and a reply as items."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from edge.server.answers import Begin, End, Happening, Question
+from edge.server.fields import Fields
+from edge.server.openai_fields import content_of, message_of, options_of
+from edge.server.tools import arguments_text, called, new_id, openai_tools
+from edge.text.answer_parts import ToolCall
+
+Json = dict[str, Any]
+
+_KINDS = {"thought": ("reasoning", "reasoning_text"), "said": ("message", "output_text")}
+"""Of an item, and of its part."""
+
+
+def question_of(body: Fields) -> Question:
+    """The whole conversation comes with each request."""
+    for name in ("previous_response_id", "conversation", "background", "prompt"):
+        if body.raw(name):
+            raise body.refuse(name, "is not supported: send the whole conversation as input")
+    wanted = body.object("text")
+    form = None if wanted is None else wanted.object("format")
+    if form is not None and form.need_text("type") != "text":
+        raise form.refuse("type", "is not supported by this server yet, but for text")
+    messages: list[Mapping[str, object]] = []
+    if "instructions" in body:
+        messages.append({"role": "system", "content": body.need_text("instructions")})
+    if isinstance(body.raw("input"), str):
+        messages.append({"role": "user", "content": body.need_text("input")})
+    else:
+        for item in body.objects("input"):
+            kind = item.text("type") or "message"
+            if kind == "message":
+                messages.append({**message_of(item), "content": content_of(item)})
+            elif kind == "function_call":
+                name, arguments = item.need_text("name"), item.raw("arguments")
+                call = called(name, arguments or {}, item.text("call_id"), item)
+                messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+            elif kind == "function_call_output":
+                said = item.text("output") or ""
+                messages.append(
+                    {"role": "tool", "content": said, "tool_call_id": item.need_text("call_id")}
+                )
+            elif kind != "reasoning":
+                raise item.refuse("type", f"is {kind!r:.40}; only messages and calls are read")
+    if not any(message["role"] == "user" for message in messages):
+        raise body.refuse("input", "must have a message of the user")
+    longest = body.whole("max_output_tokens", least=1)
+    return Question(
+        messages=messages,
+        options=options_of(body, most_new_tokens=longest, logprobs=None),
+        tools=openai_tools(body, flat=True),
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class Translator:
+    """One reply in the words of this dialect: an item of what was thought, and one of what was
+    said."""
+
+    model: str
+    question: Question
+    id: str = field(default_factory=lambda: f"resp_{uuid.uuid4().hex}")
+    _created: float = field(default_factory=time.time)
+    _items: list[Json] = field(default_factory=list)
+    _numbers: count[int] = field(default_factory=count)
+    _prompt_tokens: int = 0
+
+    async def whole(self, happenings: AsyncGenerator[Happening]) -> Json:
+        """The whole reply."""
+        response: Json = {}
+        async for event in self.events(happenings):
+            response = event.get("response", response)
+        return response
+
+    async def events(self, happenings: AsyncGenerator[Happening]) -> AsyncGenerator[Json]:
+        """One after the other, as they come; `type` is the name of each."""
+        async for event in happenings:
+            if isinstance(event, Begin):
+                self._prompt_tokens = event.prompt_tokens
+                for name in ("response.created", "response.in_progress"):
+                    yield self._event(name, response=self._response("in_progress"))
+            elif isinstance(event, End):
+                for closing in self._close():
+                    yield closing
+                status = "incomplete" if event.why == "length" else "completed"
+                response = self._response(status, new_tokens=event.new_tokens)
+                yield self._event(f"response.{status}", response=response)
+            else:
+                for which, text in (("thought", event.thought), ("said", event.said)):
+                    if text:
+                        for each in self._more(which, text):
+                            yield each
+                for call in event.calls:
+                    for each in self._call(call):
+                        yield each
+
+    def _more(self, which: str, text: str) -> list[Json]:
+        events = []
+        kind, part_kind = _KINDS[which]
+        if not self._items or self._items[-1]["type"] != kind:
+            events += self._close()
+            item: Json = {
+                "id": f"{kind[:3]}_{uuid.uuid4().hex}",
+                "type": kind,
+                "status": "in_progress",
+            }
+            if kind == "reasoning":
+                item["summary"] = []
+            else:
+                item["role"] = "assistant"
+            item["content"] = []
+            self._items.append(item)
+            index = len(self._items) - 1
+            added = {**item, "content": []}
+            events.append(self._event("response.output_item.added", output_index=index, item=added))
+            item["content"].append(_part(part_kind, ""))
+            part = _part(part_kind, "")
+            events.append(self._of_part("response.content_part.added", part=part))
+        self._items[-1]["content"][0]["text"] += text
+        extra: Json = {"logprobs": []} if part_kind == "output_text" else {}
+        events.append(self._of_part(f"response.{part_kind}.delta", delta=text, **extra))
+        return events
+
+    def _call(self, call: ToolCall) -> list[Json]:
+        """An item of its own, at once whole."""
+        events = self._close()
+        arguments = arguments_text(call)
+        item: Json = {"id": new_id("fc"), "type": "function_call", "status": "in_progress"}
+        item |= {"call_id": new_id("call"), "name": call.name, "arguments": ""}
+        index = len(self._items)
+        place = {"item_id": item["id"], "output_index": index}
+        events.append(self._event("response.output_item.added", output_index=index, item=item))
+        name = "response.function_call_arguments"
+        events.append(self._event(f"{name}.delta", **place, delta=arguments))
+        done = {"name": call.name, "arguments": arguments}
+        events.append(self._event(f"{name}.done", **place, **done))
+        whole = {**item, "status": "completed", "arguments": arguments}
+        self._items.append(whole)
+        events.append(self._event("response.output_item.done", output_index=index, item=whole))
+        return events
+
+    def _close(self) -> list[Json]:
+        """The item that is under way, if there is one, is complete."""
+        if not self._items or self._items[-1]["status"] == "completed":
+            return []
+        item = self._items[-1]
+        (part,) = item["content"]
+        item["status"] = "completed"
+        extra: Json = {"logprobs": []} if part["type"] == "output_text" else {}
+        return [
+            self._of_part(f"response.{part['type']}.done", text=part["text"], **extra),
+            self._of_part("response.content_part.done", part=part),
+            self._event("response.output_item.done", output_index=len(self._items) - 1, item=item),
+        ]
+
+    def _of_part(self, name: str, **facts: Any) -> Json:
+        index = len(self._items) - 1
+        item = self._items[index]["id"]
+        return self._event(name, item_id=item, output_index=index, content_index=0, **facts)
+
+    def _event(self, kind: str, /, **facts: Any) -> Json:
+        return {"type": kind, "sequence_number": next(self._numbers), **facts}
+
+    def _response(self, status: str, *, new_tokens: int = 0) -> Json:
+        options = self.question.options
+        is_cut = status == "incomplete"
+        return {
+            "id": self.id,
+            "object": "response",
+            "created_at": self._created,
+            "status": status,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "instructions": None,
+            "max_output_tokens": options.max_new_tokens,
+            "metadata": {},
+            "model": self.model,
+            "output": list(self._items),
+            "parallel_tool_calls": True,
+            "previous_response_id": None,
+            "store": False,
+            "temperature": options.temperature,
+            "text": {"format": {"type": "text"}},
+            "tool_choice": "auto",
+            "tools": [],
+            "top_p": options.top_p,
+            "truncation": "disabled",
+            "usage": {
+                "input_tokens": self._prompt_tokens,
+                "input_tokens_details": {"cached_tokens": 0},
+                "output_tokens": new_tokens,
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": self._prompt_tokens + new_tokens,
+            },
+        }
+
+
+def _part(kind: str, text: str) -> Json:
+    part: Json = {"type": kind, "text": text}
+    return part | ({"annotations": [], "logprobs": []} if kind == "output_text" else {})

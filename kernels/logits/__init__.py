@@ -1,0 +1,1 @@
+"""What some models make of their head's products."""

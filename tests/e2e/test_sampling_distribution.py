@@ -1,0 +1,64 @@
+"""Tokens are drawn as often as `transformers` would draw them by a model's generation_config."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import edge
+from tests.support.checkpoints import TinyCheckpoint
+from tests.support.plans import make_plan
+from tests.unit.kernels.test_sampling import reference_probabilities
+
+DRAWS = 600
+FEWEST_EXPECTED = 5
+"""Of a bin, so that its count is nearly normal."""
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 1.3, "top_k": 40, "top_p": 0.9, "repetition_penalty": 1.2},
+        {"temperature": 0.8, "min_p": 0.05, "top_k": 0},
+    ],
+    ids=["top_p", "min_p"],
+)
+def test_draws_are_those_of_transformers_by_chi_squared(
+    five_peers: edge.Cluster,
+    tiny_checkpoint: Callable[..., TinyCheckpoint],
+    tmp_path: Path,
+    settings: dict[str, float],
+) -> None:
+    """A seed for each draw, so it is always the same statistic: four deviations are the bound."""
+    checkpoint = tiny_checkpoint("many_words")
+    folder = Path(shutil.copytree(checkpoint.path, tmp_path / "sampled"))
+    config = {"do_sample": True, **settings}
+    (folder / "generation_config.json").write_text(json.dumps(config))
+    prompt = checkpoint.prompt(4)
+    plan = make_plan(checkpoint.spec, "tensor_3", model=folder.name)
+    with five_peers.load(folder, dtype="float32", plan=plan, concurrency=8) as model:
+        streams = [
+            model.stream(prompt, max_new_tokens=1, ignore_eos=True, seed=seed)
+            for seed in range(DRAWS)
+        ]
+        drawn = [token.token_id for stream in streams for token in stream]
+        parameters = model.sampling
+    logits = checkpoint.logits(prompt)[-1]
+    expected = DRAWS * reference_probabilities(logits, prompt, parameters)
+    counts = np.bincount(drawn, minlength=logits.size)
+    assert not counts[expected == 0].any(), "a filter leaves these out"
+    is_large = expected >= FEWEST_EXPECTED
+    observed = [*counts[is_large], counts[~is_large].sum()]
+    wanted = [*expected[is_large], expected[~is_large].sum()]
+    bins = [(o, w) for o, w in zip(observed, wanted, strict=True) if w > 0]
+    assert len(bins) > 4, "enough to tell distributions apart"
+    statistic = sum((o - w) ** 2 / w for o, w in bins)
+    freedom = len(bins) - 1
+    assert statistic < freedom + 4 * np.sqrt(2 * freedom)

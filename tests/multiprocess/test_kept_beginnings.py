@@ -1,0 +1,108 @@
+"""What requests leave in memory is not computed again, and no token is another for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+import edge
+from edge.partition import Parallel
+from tests.support.checkpoints import TinyCheckpoint
+
+CONTEXT = 400
+CHUNK = 256
+"""Tokens of a step."""
+
+Turn = tuple[tuple[int, ...], tuple[int, ...]]
+"""A prompt and its answer."""
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tiny_checkpoint: Callable[..., TinyCheckpoint]) -> TinyCheckpoint:
+    return tiny_checkpoint("llama")
+
+
+def chunks(model: edge.Model) -> list[int]:
+    """Steps of prompts that each peer computed since this was last asked."""
+    return [times.prompt.steps for times in model.measure()]
+
+
+def answer(model: edge.Model, prompt: tuple[int, ...], *, goes_on: bool) -> tuple[int, ...]:
+    """By sampling, so that a row that is another in its last bits may be noticed."""
+    options = edge.GenerationOptions(max_new_tokens=12, temperature=1.5, seed=7, ignore_eos=True)
+    with model.stream(prompt, options, goes_on=goes_on) as stream:
+        return tuple(token.token_id for token in stream)
+
+
+@pytest.mark.parametrize(
+    ("plan", "dtype"), [("pipeline", "int4"), ("tensor", "int4"), ("tensor", "float32")]
+)
+def test_a_conversation_is_as_if_each_turn_were_computed_anew(
+    checkpoint: TinyCheckpoint, plan: Parallel, dtype: str
+) -> None:
+    """Turns that go on from the last, one that goes back, and one of another conversation."""
+    said = [tuple(checkpoint.prompt(count)) for count in (40, 5, 30, 17)]
+    turns: list[Turn] = []
+    with edge.Cluster.local(peers=2, threads=1) as cluster:
+
+        def load() -> edge.Model:
+            return cluster.load(
+                checkpoint.path, dtype=dtype, plan=plan, context_tokens=CONTEXT, concurrency=2
+            )
+
+        with load() as model:
+            prompt: tuple[int, ...] = ()
+            for number, new in enumerate(said):
+                prompt += new
+                reply = answer(model, prompt, goes_on=number % 2 == 0)
+                turns.append((prompt, reply))
+                prompt += reply
+            back = turns[2][0][:60] + said[1]
+            turns.append((back, answer(model, back, goes_on=True)))
+            other = said[3][::-1] * 2
+            turns.append((other, answer(model, other, goes_on=True)))
+        for prompt, reply in turns:
+            with load() as model:
+                assert answer(model, prompt, goes_on=False) == reply
+
+
+def test_only_what_is_new_is_computed(checkpoint: TinyCheckpoint) -> None:
+    prompt = tuple(checkpoint.prompt(300))
+    with (
+        edge.Cluster.local(peers=2, threads=1) as cluster,
+        cluster.load(
+            checkpoint.path, dtype="float32", plan="tensor", context_tokens=CONTEXT, concurrency=2
+        ) as model,
+    ):
+        first = answer(model, prompt, goes_on=False)
+        assert chunks(model) == [2, 2]
+        answer(model, (*prompt, *first, *prompt[:30]), goes_on=False)
+        assert chunks(model) == [1, 1]
+        answer(model, (*prompt[:280], *prompt[:60]), goes_on=False)
+        assert chunks(model) == [1, 1]
+        assert answer(model, prompt, goes_on=False) == first
+        assert chunks(model) == [1, 1]
+        assert model.logits(prompt).shape[0] == len(prompt), "every row is wanted"
+        assert chunks(model) == [2, 2]
+
+
+def test_requests_that_begin_alike_compute_their_beginning_once(
+    checkpoint: TinyCheckpoint,
+) -> None:
+    """Also where they come at the same time, and where a prompt of one token goes first."""
+    beginning = checkpoint.prompt(CHUNK + 40)
+    prompts = [[*beginning, *checkpoint.prompt(10 + number)] for number in range(6)]
+    with (
+        edge.Cluster.local(peers=2, threads=1) as cluster,
+        cluster.load(
+            checkpoint.path, dtype="float32", plan="pipeline", context_tokens=CONTEXT, concurrency=3
+        ) as model,
+    ):
+        model.generate(prompts[0][:1], max_new_tokens=1)
+        chunks(model)
+        replies = model.generate(prompts, max_new_tokens=4)
+        # The first takes two; each of the others what comes after its beginning.
+        assert chunks(model) == [2 + 5, 2 + 5]
+        for prompt, reply in zip(prompts, replies, strict=True):
+            assert list(reply.token_ids) == checkpoint.greedy(prompt, 4)

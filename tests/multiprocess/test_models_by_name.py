@@ -1,0 +1,238 @@
+"""Models by their names on Hugging Face: the real client, and a server that answers as it does."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from huggingface_hub import scan_cache_dir
+
+from demos.bundled import MODEL
+from tests.support.hub_folders import COMMIT, add_to_cache, files_of
+from tests.support.hub_server import HubServer
+from tests.support.processes import EDGE, PATIENCE_S, edge_process, poll_until
+
+BIG = random.Random(3).randbytes(48 << 20)
+TO_CUT = 25 << 20
+SMALL = {"README.md": b"read me", "modeling_tiny.py": b"1 / 0", "pytorch_model.bin": b"pickle"}
+FIND = """
+import sys
+from edge.api.hub_download import model_path_now
+print(model_path_now(sys.argv[1]))
+"""
+
+
+class Machine:
+    """One whose Hugging Face is the server, and whose cache is its own."""
+
+    def __init__(self, cache: Path, server: HubServer, **environment: str) -> None:
+        self.cache = cache
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("HF_")},
+            "HF_ENDPOINT": server.address,
+            "HF_HUB_CACHE": str(cache),
+            **environment,
+        }
+
+    def run(self, *command: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command,
+            env=self.environment,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+
+    def edge(self, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        return self.run(*EDGE, *arguments, stdin=stdin)
+
+    def find(self, name: str) -> subprocess.CompletedProcess[str]:
+        return self.run(sys.executable, "-c", FIND, name)
+
+    def sentence(self, *arguments: str) -> str:
+        """Why the command failed."""
+        outcome = self.edge(*arguments)
+        assert outcome.returncode == 1, outcome
+        assert outcome.stdout == ""
+        (line,) = outcome.stderr.strip().splitlines()
+        assert line.startswith("edge: "), line
+        return line
+
+
+def test_a_model_is_fetched_once_and_only_what_is_read(tmp_path: Path) -> None:
+    with HubServer(repository="org/tiny", files={**files_of(MODEL), **SMALL}) as server:
+        machine = Machine(tmp_path / "hub", server)
+        outcome = machine.edge("inspect", "org/tiny", "--json")
+        assert outcome.stderr == ""
+        assert json.loads(outcome.stdout)["name"] == "org/tiny"
+        assert server.fetched == files_of(MODEL).keys() - {"README.md"}
+        assert not [agent for agent in server.agents if "torch" in agent or "agent/" in agent]
+        asked = len(server.requests)
+        outcome = machine.edge(
+            *("run", "https://huggingface.co/org/tiny", "-p", "Once", "-n", "2", "--local", "1")
+        )
+        assert outcome.returncode == 0, outcome.stderr
+        assert outcome.stdout.strip()
+        assert len(server.requests) == asked, "what is there is not asked for"
+
+
+def test_every_command_takes_a_name(tmp_path: Path) -> None:
+    add_to_cache(tmp_path / "hub", "org/tiny", files_of(MODEL))
+    with HubServer(repository="org/none", files={}) as server:
+        machine = Machine(tmp_path / "hub", server)
+        for words in (
+            ("plan", "hf://org/tiny@main"),
+            ("chat", "org/tiny", "-n", "2"),
+            ("quality", "org/tiny", "--against", "org/tiny", "--windows", "1"),
+        ):
+            outcome = machine.edge(*words, "--local", "1", stdin="Hello\n")
+            assert outcome.returncode == 0, outcome.stderr
+            assert outcome.stdout.strip()
+        assert server.requests == []
+
+
+def test_an_index_and_its_parts(tmp_path: Path) -> None:
+    parts = {f"model-0000{number}-of-00002.safetensors": b"%d" % number for number in (1, 2)}
+    index = json.dumps({"weight_map": {name: name for name in parts}}).encode()
+    config = (MODEL / "config.json").read_bytes()
+    named = {"config.json": config, "model.safetensors.index.json": index, **parts}
+    others = {"model-00003-of-00002.safetensors": b"3", **SMALL}
+    with HubServer(repository="org/parts", files={**named, **others}) as server:
+        found = Machine(tmp_path / "hub", server).find("org/parts")
+        assert found.stdout.strip().endswith(f"models--org--parts/snapshots/{COMMIT}")
+        assert server.fetched == named.keys()
+        server.files = {name: each for name, each in named.items() if "00002-of" not in name}
+        again = Machine(tmp_path / "other", server).edge("inspect", "org/parts")
+        assert "lacks model-00002-of-00002.safetensors" in again.stderr
+
+
+def test_no_weights_are_fetched_of_a_family_that_is_not_computed(tmp_path: Path) -> None:
+    files = {**files_of(MODEL), "config.json": b'{"model_type": "bert"}'}
+    with HubServer(repository="org/bert", files=files) as server:
+        told = Machine(tmp_path / "hub", server).sentence("inspect", "org/bert")
+        assert "config.json of org/bert" in told
+        assert "bert" in told
+        assert server.fetched == {"config.json"}
+
+
+def test_a_download_that_was_cut_goes_on(tmp_path: Path) -> None:
+    files = {"big-Q4_K_M.gguf": BIG, "big-Q8_0.gguf": b"other"}
+    with HubServer(repository="org/big", files=files, cut_after_bytes=TO_CUT) as server:
+        machine = Machine(tmp_path / "hub", server, HF_TOKEN="hf_secret")
+        assert "answers 503 for org/big" in machine.sentence("inspect", "org/big")
+        blobs = tmp_path / "hub" / "models--org--big" / "blobs"
+        (part,) = blobs.glob("*.edge-unfinished")
+        have = part.stat().st_size
+        assert 0 < have <= TO_CUT
+        server.cut_after_bytes = None
+        server.requests.clear()
+        found = machine.find("org/big")
+        assert found.returncode == 0, found.stderr
+        assert Path(found.stdout.strip()).read_bytes() == BIG
+        ranges = [each for method, path, each in server.requests if method == "GET" and each]
+        assert set(ranges) == {f"bytes={have}-"}
+        assert server.fetched == {"big-Q4_K_M.gguf"}
+        told = server.told_tokens
+        assert told
+        assert not [path for path in told if path.startswith("/stored/")], "it is elsewhere"
+        assert not list(blobs.glob("*.edge-unfinished"))
+        seen = scan_cache_dir(tmp_path / "hub")
+        assert not seen.warnings
+        assert [each.repo_id for each in seen.repos] == ["org/big"]
+
+
+def test_ctrl_c_keeps_what_came(tmp_path: Path) -> None:
+    with HubServer(
+        repository="org/big", files={"m.gguf": BIG}, cut_after_bytes=TO_CUT, stalls=True
+    ) as server:
+        machine = Machine(tmp_path / "hub", server)
+        online = {**machine.environment, "HF_HUB_OFFLINE": "0"}
+        with edge_process("run", "org/big", "-p", "x", "--local", "1", environment=online) as it:
+            assert server.has_stalled.wait(PATIENCE_S)
+            blobs = tmp_path / "hub" / "models--org--big" / "blobs"
+            poll_until(lambda: any(each.stat().st_size for each in blobs.glob("*-unfinished")))
+            it.send_signal(signal.SIGINT)
+            _out, err = it.communicate(timeout=PATIENCE_S)
+        assert it.returncode == 130, err
+        assert "Interrupted" in err
+        (part,) = blobs.glob("*.edge-unfinished")
+        assert 0 < part.stat().st_size < len(BIG)
+
+
+def test_what_was_fetched_damaged_is_not_used(tmp_path: Path) -> None:
+    with HubServer(repository="org/big", files={"m.gguf": BIG}, cut_after_bytes=TO_CUT) as server:
+        machine = Machine(tmp_path / "hub", server)
+        machine.sentence("inspect", "org/big")
+        (part,) = (tmp_path / "hub" / "models--org--big" / "blobs").glob("*.edge-unfinished")
+        part.write_bytes(bytes(part.stat().st_size))
+        server.cut_after_bytes = None
+        assert "arrived damaged and was removed" in machine.sentence("inspect", "org/big")
+        assert not part.exists()
+        assert machine.find("org/big").returncode == 0
+
+
+def test_a_model_with_terms_lists_its_files_and_refuses_them(tmp_path: Path) -> None:
+    for files in (files_of(MODEL), {"m.gguf": BIG}):
+        with HubServer(
+            repository="org/tiny",
+            files=files,
+            refusal=(403, "GatedRepo"),
+            refuses_files_alone=True,
+        ) as server:
+            told = Machine(tmp_path / "hub", server).sentence("inspect", "org/tiny")
+            assert f"accepted its terms: do so at {server.address}/org/tiny" in told
+
+
+@pytest.mark.parametrize(
+    ("refusal", "message"),
+    [
+        ((401, ""), "has no model org/tiny for you, and nothing of it is in the cache"),
+        ((404, "RepoNotFound"), "(near: org/tiny2): check its name"),
+        ((403, "GatedRepo"), "only for those who have accepted its terms: do so at http://127"),
+        ((401, "GatedRepo"), "set HF_TOKEN"),
+        ((500, ""), "answers 500 for org/tiny: try again later"),
+    ],
+)
+def test_what_is_refused_is_told(tmp_path: Path, refusal: tuple[int, str], message: str) -> None:
+    add_to_cache(tmp_path / "hub", "org/tiny2", {"README.md": b"x"})
+    with HubServer(repository="org/tiny", files={}, refusal=refusal) as server:
+        assert message in Machine(tmp_path / "hub", server).sentence("inspect", "org/tiny")
+
+
+def test_what_is_not_there_is_told(tmp_path: Path) -> None:
+    with HubServer(repository="org/tiny", files=SMALL) as server:
+        machine = Machine(tmp_path / "hub", server)
+        assert "no branch, tag or commit v9" in machine.sentence("inspect", "org/tiny@v9")
+        assert "is a pickle" not in machine.sentence("inspect", "org/else")
+        assert "a pickle (pytorch_model.bin)" in machine.sentence("inspect", "org/tiny")
+    assert "could not be fetched from http" in machine.sentence("inspect", "org/tiny")
+
+
+def test_nobody_is_asked_offline_or_for_what_is_no_name(tmp_path: Path) -> None:
+    with HubServer(repository="org/tiny", files=files_of(MODEL)) as server:
+        offline = Machine(tmp_path / "hub", server, HF_HUB_OFFLINE="1")
+        assert "HF_HUB_OFFLINE is set" in offline.sentence("inspect", "org/tiny")
+        add_to_cache(tmp_path / "hub", "org/tiny", files_of(MODEL))
+        assert offline.edge("inspect", "org/tiny").returncode == 0
+        online = Machine(tmp_path / "empty", server)
+        for name in ("tiny", "./org/tiny", "demos/nomodel"):
+            assert "is not there" in online.sentence("inspect", name)
+        assert online.edge("--help").returncode == 0
+        assert server.requests == []
+
+
+def test_the_cache_is_where_the_environment_says(tmp_path: Path) -> None:
+    add_to_cache(tmp_path / "home" / "hub", "org/tiny", files_of(MODEL))
+    with HubServer(repository="org/none", files={}) as server:
+        machine = Machine(tmp_path, server, HF_HOME=str(tmp_path / "home"))
+        del machine.environment["HF_HUB_CACHE"]
+        assert machine.edge("inspect", "org/tiny").returncode == 0
+        assert server.requests == []

@@ -1,0 +1,356 @@
+"""`edge serve`: the clients that people have talk with it unchanged; who errs is told so."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import anthropic
+import openai
+import pytest
+
+from edge.demos.bundled import MODEL
+from tests.support.processes import PATIENCE_S, edge_process, poll_until
+
+KEY = "a-key-of-the-tests-0123456789"
+QUESTION = "Where does the cat live?"
+ANSWER = "In the barn."
+ASKED: list[Any] = [{"role": "user", "content": QUESTION}]
+USUAL_URL = "http://127.0.0.1:11435"
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    keys = tmp_path_factory.mktemp("keys") / "keys.txt"
+    keys.write_text(f"another-key-of-somebody\n{KEY}\n")
+    arguments = ("--local", "2", "--parallel", "tensor", "--dtype", "float32", "--port", "0")
+    with edge_process(
+        "serve", MODEL, *arguments, "--json", "--api-key-file", keys, "--max-answers", "6"
+    ) as process:
+        assert process.stdout is not None
+        ready = json.loads(process.stdout.readline())
+        assert ready["model"] == MODEL.name
+        yield ready["url"]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 0
+
+
+def request(
+    url: str, method: str, path: str, body: object = None, **headers: str
+) -> tuple[int, dict[str, str], Any]:
+    """Status, headers by lower-case name, and the JSON or text that came."""
+    parts = urlsplit(url)
+    assert parts.hostname is not None
+    with closing(http.client.HTTPConnection(parts.hostname, parts.port, timeout=PATIENCE_S)) as to:
+        sent = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        to.request(method, path, sent, {"authorization": f"Bearer {KEY}", **headers})
+        answer = to.getresponse()
+        text = answer.read().decode()
+        told = {name.lower(): value for name, value in answer.getheaders()}
+        is_json = told["content-type"] == "application/json"
+        return answer.status, told, json.loads(text) if is_json else text
+
+
+def chat(url: str, **body: object) -> tuple[int, dict[str, str], Any]:
+    return request(
+        url, "POST", "/v1/chat/completions", {"model": "default", "messages": ASKED, **body}
+    )
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0) as client:
+        yield client
+
+
+def test_openai_chat(client: openai.OpenAI) -> None:
+    (model,) = client.models.list().data
+    assert client.models.retrieve(model.id).id == model.id == MODEL.name
+    reply = client.chat.completions.create(
+        model=model.id, messages=ASKED, temperature=0, logprobs=True, top_logprobs=2, n=2, seed=3
+    )
+    assert [choice.message.content for choice in reply.choices] == [ANSWER] * 2
+    assert [choice.finish_reason for choice in reply.choices] == ["stop"] * 2
+    assert reply.usage is not None
+    assert reply.usage.completion_tokens == 2 * len(reply.choices[0].logprobs.content)  # type: ignore[union-attr,arg-type]
+    for token in reply.choices[0].logprobs.content:  # type: ignore[union-attr]
+        assert len(token.top_logprobs) == 2
+        assert token.logprob == max(each.logprob for each in token.top_logprobs) <= 0
+    cut = client.chat.completions.create(model=model.id, messages=ASKED, max_tokens=2)
+    assert cut.choices[0].finish_reason == "length"
+    until = client.chat.completions.create(model=model.id, messages=ASKED, stop=[" barn"])
+    assert until.choices[0].message.content == "In the"
+
+
+def test_openai_chat_in_chunks(client: openai.OpenAI) -> None:
+    stream = client.chat.completions.create(
+        model="default",
+        messages=ASKED,
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    *chunks, last = list(stream)
+    deltas = [chunk.choices[0].delta for chunk in chunks]
+    assert [delta.role for delta in deltas if delta.role] == ["assistant"]
+    assert "".join(delta.content or "" for delta in deltas) == ANSWER
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices[0].finish_reason]
+    assert last.choices == []
+    assert last.usage is not None
+    assert last.usage.total_tokens == last.usage.prompt_tokens + last.usage.completion_tokens
+
+
+def test_openai_completions(client: openai.OpenAI) -> None:
+    prompt = "<|user|>"
+    whole = client.completions.create(model="default", prompt=prompt, max_tokens=8, temperature=0)
+    parts = client.completions.create(
+        model="default", prompt=prompt, max_tokens=8, temperature=0, stream=True, logprobs=1
+    )
+    chunks = [part.choices[0] for part in parts]
+    assert "".join(chunk.text for chunk in chunks) == whole.choices[0].text
+    offsets = [o for c in chunks if c.logprobs for o in c.logprobs.text_offset or ()]
+    assert offsets
+
+
+def test_openai_responses(client: openai.OpenAI) -> None:
+    whole = client.responses.create(
+        model="default",
+        instructions="Answer.",
+        input=[
+            {"role": "user", "content": QUESTION},
+            {"role": "assistant", "content": ANSWER},
+            {"role": "user", "content": [{"type": "input_text", "text": QUESTION}]},
+        ],
+        max_output_tokens=3,
+    )
+    assert (whole.status, whole.object) == ("incomplete", "response")
+    assert whole.incomplete_details is not None
+    assert whole.usage is not None
+    assert whole.usage.output_tokens == 3
+    with client.responses.stream(model="default", input=QUESTION, temperature=0) as stream:
+        events = list(stream)
+        final = stream.get_final_response()
+    assert (final.output_text, final.status) == (ANSWER, "completed")
+    assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == ANSWER
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    with pytest.raises(openai.BadRequestError, match="whole conversation"):
+        client.responses.create(model="default", input="x", previous_response_id="resp_1")
+
+
+def test_what_the_page_shows(url: str) -> None:
+    page = Path(__file__).parents[2] / "docs" / "guide" / "serving.md"
+    blocks = re.findall(r"^```(bash|python)\n(.*?)^```$", page.read_text(), re.M | re.S)
+    shown = {language: code for language, code in blocks if USUAL_URL in code}
+    question = "Why is the sky blue?"
+    for language, code in shown.items():
+        here = (
+            code.replace(USUAL_URL, url).replace(question, QUESTION).replace('"none"', f'"{KEY}"')
+        )
+        if language == "bash":
+            if shutil.which("curl") is None:
+                continue  # this machine has none
+            here = here.replace(" -d ", f' -H "x-api-key: {KEY}" -d ')
+        run = ["sh", "-c", here] if language == "bash" else [sys.executable, "-c", here]
+        done = subprocess.run(run, capture_output=True, text=True, check=True, timeout=PATIENCE_S)
+        assert ANSWER in done.stdout, language
+    assert shown.keys() == {"bash", "python"}
+
+
+def test_anthropic(url: str) -> None:
+    with anthropic.Anthropic(base_url=url, api_key=KEY, max_retries=0) as client:
+        counted = client.messages.count_tokens(model="default", messages=ASKED)
+        whole = client.messages.create(model="default", max_tokens=40, messages=ASKED)
+        assert [(block.type, block.text) for block in whole.content] == [("text", ANSWER)]  # type: ignore[union-attr]
+        assert (whole.stop_reason, whole.usage.input_tokens) == ("end_turn", counted.input_tokens)
+        with client.messages.stream(model="default", max_tokens=3, messages=ASKED) as stream:
+            text = "".join(stream.text_stream)
+            final = stream.get_final_message()
+        assert ANSWER.startswith(text)
+        assert (final.stop_reason, final.usage.output_tokens) == ("max_tokens", 3)
+        with pytest.raises(anthropic.NotFoundError, match="is not here"):
+            client.messages.create(model="another", max_tokens=1, messages=ASKED)
+        with pytest.raises(anthropic.BadRequestError, match="role"):
+            client.messages.create(
+                model="default",
+                max_tokens=1,
+                messages=[{"role": "robot", "content": "x"}],  # type: ignore[list-item,misc]
+            )
+
+
+def test_ollama(url: str) -> None:
+    assert request(url, "GET", "/api/tags")[2]["models"][0]["name"] == MODEL.name
+    body: dict[str, Any]
+    body = {"model": "default", "messages": ASKED, "options": {"temperature": 0}}
+    _, _, lines = request(url, "POST", "/api/chat", body)
+    told = [json.loads(line) for line in lines.splitlines()]
+    assert "".join(line["message"]["content"] for line in told) == ANSWER
+    assert [line["done"] for line in told] == [*[False] * (len(told) - 1), True]
+    _, _, whole = request(url, "POST", "/api/chat", {**body, "stream": False})
+    assert whole["message"]["content"] == ANSWER
+    body = {"model": "default", "prompt": QUESTION, "stream": False, "options": {"temperature": 0}}
+    assert request(url, "POST", "/api/generate", body)[2]["response"] == ANSWER
+
+
+def test_what_openai_clients_raise(client: openai.OpenAI, url: str) -> None:
+    with pytest.raises(openai.NotFoundError) as missing:
+        client.chat.completions.create(model="gpt-9", messages=ASKED)
+    assert missing.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError) as long:
+        client.chat.completions.create(
+            model="default", messages=[{"role": "user", "content": "word " * 9000}]
+        )
+    assert long.value.code == "context_length_exceeded"
+    with (
+        openai.OpenAI(base_url=f"{url}/v1", api_key="wrong", max_retries=0) as stranger,
+        pytest.raises(openai.AuthenticationError),
+    ):
+        stranger.models.list()
+
+
+@pytest.mark.parametrize(
+    ("body", "place"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "[0].content[0]"),
+        ({"messages": "hello"}, "messages"),
+        ({"messages": [7]}, "messages"),
+        ({"temperature": 3}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"temperature": True}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"max_completion_tokens": 1 << 70}, "max_completion_tokens"),
+        ({"n": 0}, "n"),
+        ({"n": 10**6}, "n"),
+        ({"seed": -1}, "seed"),
+        ({"stop": [""]}, "stop"),
+        ({"stop": ["x"] * 99}, "stop"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"stream": "yes"}, "stream"),
+        ({"logit_bias": {"x": 1}}, "logit_bias.x"),
+        ({"logit_bias": {"99999999": 1}}, "token"),
+        ({"frequency_penalty": 9}, "frequency_penalty"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [{"type": "function", "function": {"name": 7}}]}, "tools[0].function.name"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "takes no tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice"),
+        ({"functions": [{}]}, "functions"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"model": None}, "model"),
+        ({"model": 7}, "model"),
+    ],
+)
+def test_what_is_wrong_in_a_body_is_named(url: str, body: dict[str, Any], place: str) -> None:
+    status, _, told = chat(url, **body)
+    assert status == 400, told
+    assert place in told["error"]["message"]
+    assert told["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(b"", b"[]", b"{", b"\xff\xfe", b'{"model": NaN}', b"[" * 100_000, b"7" * 5000),
+        b'{"model": "default", "messages": [{"role": "user", "content": "\\ud800"}]}',
+    ],
+)
+def test_what_is_no_question_is_refused(url: str, body: bytes) -> None:
+    for path in ("/v1/chat/completions", "/v1/messages", "/api/chat"):
+        status, _, told = request(url, "POST", path, body)
+        assert status == 400, told
+        assert told["error"]
+
+
+def test_who_may_come_in(url: str) -> None:
+    assert request(url, "GET", "/health", authorization="")[0] == 200
+    for key in ("", "Bearer", f"Bearer {KEY}x", f"Basic {KEY}", "Bearer \xff"):
+        status, headers, _ = request(url, "GET", "/v1/models", authorization=key)
+        assert status == 401
+        assert headers["www-authenticate"] == "Bearer"
+    assert request(url, "GET", "/v1/models", authorization="", **{"x-api-key": KEY})[0] == 200
+    assert request(url, "GET", "/v1/models", host="evil.example")[0] == 403
+    assert request(url, "GET", "/v1/models", host="localhost:1")[0] == 200
+    assert request(url, "GET", "/nothing")[0] == 404
+    assert request(url, "GET", "/v1/messages")[0] == 405
+    assert request(url, "POST", "/v1/messages", b" " * (9 << 20))[0] == 413
+    status, headers, _ = request(url, "GET", "/v1/models", origin="https://evil.example")
+    assert status == 200
+    assert "access-control-allow-origin" not in headers
+    assert headers["x-request-id"].startswith("req_")
+
+
+def figure(url: str, name: str) -> float:
+    """One of /metrics, its labels included in the name."""
+    found = re.search(
+        rf"^{re.escape(name)} (\S+)$", request(url, "GET", "/metrics")[2], re.MULTILINE
+    )
+    return float(found.group(1)) if found else 0.0
+
+
+def test_who_goes_away_ends_the_answer(url: str) -> None:
+    """One that streams, and one that waits for the whole; then there is room for others."""
+    before = figure(url, 'edge_answers_total{end="given up"}')
+    parts = urlsplit(url)
+    body = {"model": "default", "prompt": "x", "max_tokens": 450, "logit_bias": {"0": -100}}
+    for number, stream in enumerate((True, False), 1):
+        to = http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=PATIENCE_S)
+        with closing(to):
+            sent = json.dumps({**body, "stream": stream}).encode()
+            to.request("POST", "/v1/completions", sent, {"authorization": f"Bearer {KEY}"})
+            if stream:
+                to.getresponse().read(20)
+            else:
+                poll_until(lambda: figure(url, "edge_answers_under_way"))
+        poll_until(lambda: figure(url, "edge_answers_under_way") == 0)
+        ended = figure(url, 'edge_answers_total{end="given up"}')
+        finished_early = figure(url, 'edge_answers_total{end="finished"}')
+        assert ended == before + number or finished_early
+
+
+def test_too_many_at_once_are_told_to_come_again(url: str) -> None:
+    status, headers, told = chat(url, n=7)
+    assert (status, headers["retry-after"]) == (429, "2")
+    assert told["error"]["code"] == "rate_limit_exceeded"
+    assert chat(url, n=6)[0] == 200
+
+
+def test_the_cluster_is_described_without_secrets(url: str) -> None:
+    _, _, view = request(url, "GET", "/api/cluster")
+    assert {device["name"] for device in view["devices"]} == {"local-1", "local-2"}
+    assert sum(device["memory_bytes"] > 0 for device in view["devices"]) == 2
+    assert KEY not in json.dumps(view)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("--host", "0.0.0.0"), "give --api-key-file"),
+        (("--port", "{taken}"), "choose another --port"),
+        (("--api-key-file", "{short}"), "16 characters or more"),
+    ],
+)
+def test_a_server_that_cannot_be_says_why(
+    url: str, tmp_path: Path, arguments: tuple[str, ...], why: str
+) -> None:
+    (tmp_path / "short").write_text("abc\n")
+    filled = {"taken": urlsplit(url).port, "short": tmp_path / "short"}
+    with edge_process(
+        "serve", MODEL, "--local", "1", *(each.format(**filled) for each in arguments)
+    ) as process:
+        _out, told = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 1
+        assert why in told

@@ -1,0 +1,104 @@
+"""`edge peers --watch`: on a terminal, and for programs. And terminals that are left by SIGTERM."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import edge
+from tests.support.checkpoints import TinyCheckpoint
+from tests.support.processes import PATIENCE_S, Daemon, edge_process
+from tests.support.processes import edge as run_edge
+from tests.support.terminal import CTRL_C, Terminal
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with Daemon(tmp_path_factory.mktemp("daemon"), "--no-announce", "--name", "vm") as daemon:
+        yield daemon
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, "it ended"
+    return line
+
+
+def test_a_line_for_each_change(
+    daemon: Daemon, tmp_path: Path, tiny_checkpoint: Callable[..., TinyCheckpoint]
+) -> None:
+    second = Daemon(tmp_path / "second", "--no-announce", "--name", "vm")
+    with second, edge_process(
+        "peers", "--watch", "--every", 0.1, "--peer", daemon.address, "--peer", second.address
+    ) as watch:  # fmt: skip
+        first, other = line_of(watch), line_of(watch)
+        assert {first.partition(" ")[0], other.partition(" ")[0]} == {"vm", "vm-2"}
+        name = first.partition(" ")[0] if second.address in first else other.partition(" ")[0]
+        with (
+            edge.Cluster.connect(second.address) as cluster,
+            cluster.load(tiny_checkpoint("llama").path),
+        ):
+            assert line_of(watch).startswith(f"{name} runs llama int4: ")
+        assert line_of(watch).startswith(f"{name} no longer runs llama int4: ")
+        second.kill()
+        assert line_of(watch) == f"{name} is gone\n"
+        watch.send_signal(signal.SIGINT)
+        out, messages = watch.communicate(timeout=PATIENCE_S)
+        assert (watch.returncode, out, messages) == (0, "", "")
+
+
+def test_lines_of_json_of_peers_that_zeroconf_finds(tmp_path: Path) -> None:
+    here = ("--cluster", f"test-{uuid.uuid4().hex[:12]}", "--interface", "127.0.0.1")
+    with edge_process("peers", "--watch", "--json", *here) as watch:
+        with Daemon(tmp_path / "daemon", *here, "--name", "attic") as found:
+            joined = json.loads(line_of(watch))
+            assert joined.keys() == {"at", "event", "peer"}
+            assert (joined["event"], joined["peer"]["name"]) == ("joined", "attic")
+            assert joined["peer"]["address"] == found.address
+            run_edge("memory", "attic", "3GiB", *here)
+            changed = json.loads(line_of(watch))
+            assert (changed["event"], changed["peer"]["memory_bytes"]) == ("changed", 3 << 30)
+            assert found.end() == 0
+        gone = json.loads(line_of(watch))
+        assert (gone["event"], gone["peer"]["name"]) == ("gone", "attic")
+        watch.send_signal(signal.SIGTERM)
+        assert watch.wait(PATIENCE_S) == -signal.SIGTERM
+
+
+def test_an_interface_that_is_not_there_is_told(tmp_path: Path) -> None:
+    told = run_edge("peers", "--watch", "--interface", "no-such-0").sentence()
+    assert "cannot look for peers: this device has no interface 'no-such-0'" in told
+
+
+@pytest.mark.parametrize("end", ["Ctrl-C", "SIGTERM"])
+def test_a_table_on_a_terminal_that_is_left_clean(end: str, daemon: Daemon, tmp_path: Path) -> None:
+    options = ("--every", 0.1, "--peer", daemon.address)
+    with Terminal("peers", "--watch", *options, state=tmp_path) as terminal:
+        terminal.wait_for("Ctrl-C ends.")
+        assert daemon.address in terminal.text
+        terminal.resize(60, 20)
+        terminal.wait_for("No room for")
+        if end == "Ctrl-C":
+            terminal.send(CTRL_C)
+            assert terminal.end() == 0
+        else:
+            assert terminal.terminate() == signal.SIGTERM
+        assert terminal.is_as_found()
+
+
+def test_a_terminal_is_as_before_when_the_chat_is_told_to_end(
+    talker: Path, daemon: Daemon, tmp_path: Path
+) -> None:
+    with Terminal("chat", talker, "--peer", daemon.address, state=tmp_path) as terminal:
+        terminal.wait_for_prompt()
+        assert not terminal.is_as_found(), "the editor has it"
+        assert terminal.terminate() == signal.SIGTERM
+        assert terminal.is_as_found()
+    daemon.await_free()

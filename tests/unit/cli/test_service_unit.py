@@ -1,0 +1,136 @@
+"""The unit that `edge peer install` writes, and the container that docs have."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import click
+import pytest
+
+from edge.cli.main import cli
+from edge.cli.service_unit import Service, next_commands, service_unit, write_unit
+from edge.errors import RequestError
+from tests.architecture.test_names import REPOSITORY
+from tests.support.processes import edge as run_edge
+
+SERVICE = Service(
+    python="/usr/bin/python3",
+    config=Path("/etc/edge.toml"),
+    is_system=False,
+    user="root",
+    environment=(),
+)
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_it_runs_the_daemon_with_its_file() -> None:
+    lines = service_unit(SERVICE).splitlines()
+    assert "ExecStart=/usr/bin/python3 -P -m edge peer --config /etc/edge.toml" in lines
+    assert "WantedBy=default.target" in lines
+    assert "NoNewPrivileges=yes" in lines
+    assert not any(line.startswith(("User=", "Protect")) for line in lines)
+
+
+def test_for_the_system_it_is_somebodys_and_hardened_further() -> None:
+    lines = service_unit(replace(SERVICE, is_system=True, user="anna")).splitlines()
+    assert {"User=anna", "WantedBy=multi-user.target", "ProtectSystem=full"} <= set(lines)
+    assert all("sudo" in line or "journalctl" in line for line in next_commands(
+        replace(SERVICE, is_system=True)
+    ))  # fmt: skip
+
+
+def test_words_that_systemd_would_read_otherwise_are_quoted() -> None:
+    service = replace(
+        SERVICE,
+        python='/opt/a "b"/python',
+        config=Path("/data/100%/$HOME/c d.toml"),
+        environment=(("EDGE_CACHE", "/x y/50%$"),),
+    )
+    text = service_unit(service)
+    assert 'ExecStart="/opt/a \\"b\\"/python" -P' in text
+    assert '"/data/100%%/$$HOME/c d.toml"' in text
+    assert 'Environment="EDGE_CACHE=/x y/50%%$"' in text
+    with pytest.raises(RequestError, match="cannot stand in a unit"):
+        service_unit(replace(SERVICE, config=Path("/a\nExecStart=b")))
+
+
+@pytest.mark.parametrize("is_system", [False, True])
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
+def test_systemd_finds_nothing_wrong(is_system: bool, tmp_path: Path) -> None:
+    config = tmp_path / "100% of it.toml"
+    unit = tmp_path / "edge-peer.service"
+    unit.write_text(service_unit(replace(SERVICE, is_system=is_system, config=config,
+                                         python=shutil.which("sh") or "sh")))  # fmt: skip
+    command = ["systemd-analyze", "verify", "--man=no", *(["--user"] * (not is_system)), str(unit)]
+    environment = {"XDG_RUNTIME_DIR": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_it_is_written_and_says_what_comes_next(settings: Path) -> None:
+    file = settings / "edge.toml"
+    file.write_text('memory = "4GiB"')
+    printed = run_edge("peer", "install", "--print", "--config", file)
+    assert (printed.code, printed.err) == (0, "")
+    unit = settings / "systemd" / "user" / "edge-peer.service"
+    assert not unit.exists()
+    for _ in range(2):
+        installed = run_edge("peer", "install", "--config", file)
+        assert installed.code == 0
+        assert unit.read_text() == printed.out
+    assert installed.out.startswith(f"Wrote {unit}. Type next:\n")
+    assert "  systemctl --user enable --now edge-peer\n" in installed.out
+    assert str(file) in printed.out
+
+
+def test_a_file_with_a_wrong_option_is_not_installed(settings: Path) -> None:
+    file = settings / "edge.toml"
+    file.write_text("memroy = 1")
+    assert "do you mean memory?" in run_edge("peer", "install", "--config", file).sentence()
+    assert not (settings / "systemd").exists()
+
+
+def test_options_of_the_daemon_are_not_forgotten(settings: Path) -> None:
+    outcome = run_edge("peer", "--memory", "4GiB", "install")
+    assert outcome.code == 2
+    assert "options of the daemon go into a file: edge peer install --config" in outcome.err
+    assert not (settings / "systemd").exists()
+
+
+def test_the_unit_of_somebody_else_stays(settings: Path) -> None:
+    unit = settings / "systemd" / "user" / "edge-peer.service"
+    unit.parent.mkdir(parents=True)
+    unit.write_text("[Unit]\n")
+    assert "not written by edge peer install" in run_edge("peer", "install").sentence()
+    assert unit.read_text() == "[Unit]\n"
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RequestError, match="--print prints it instead"):
+        write_unit(tmp_path / "file" / "edge-peer.service", "")
+
+
+def test_commands_of_the_container_exist() -> None:
+    text = (REPOSITORY / "docs" / "Containerfile").read_text()
+    found = [shlex.split(re.sub(r"[\[\],]", " ", each)) for each in
+             re.findall(r"(?:ENTRYPOINT|CMD) (\[.*\])", text)]  # fmt: skip
+    found += [["edge", *shlex.split(each)] for each in re.findall(r"\bexec .*? edge (\w+)", text)]
+    assert [words[:2] for words in found] == [["edge", "peers"], ["edge", "peer"], ["edge", "pair"]]
+    for _program, name, *arguments in found:
+        command = cli.get_command(click.Context(cli), name)
+        assert command is not None
+        command.make_context(name, arguments)  # options that are none raise
+    entry = text.rpartition("ENTRYPOINT")[2]
+    assert "EXPOSE 5000" in text
+    assert ":5000" in entry

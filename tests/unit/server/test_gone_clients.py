@@ -1,0 +1,76 @@
+"""A client that goes away before its first token is not waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any, cast
+
+import pytest
+
+from edge.api.async_model import AsyncModel
+from edge.server.app import Server
+from edge.server.guard import Rules
+
+
+class EndlessPrompt:
+    """Stands for a model that is busy with a prompt: there is no token until somebody gives up."""
+
+    tokenizer: Any = None
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.given_up = False
+        self.tokenizer = self
+
+    def encode(self, _prompt: str) -> list[int]:
+        return [1, 2]
+
+    def stream(self, *_prompt: object, **_options: object) -> EndlessPrompt:
+        return self
+
+    async def __aenter__(self) -> EndlessPrompt:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.given_up = True
+
+    def __aiter__(self) -> EndlessPrompt:
+        return self
+
+    async def __anext__(self) -> object:
+        self.asked.set()
+        return await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_its_answer_is_given_up(stream: bool) -> None:
+    async def main() -> None:
+        model = EndlessPrompt()
+        server = Server(cast(AsyncModel, model), name="m", rules=Rules())
+        body = json.dumps({"model": "m", "prompt": "x", "stream": stream}).encode()
+        messages = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive() -> dict[str, Any]:
+            if messages:
+                return messages.pop()
+            await model.asked.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(_message: object) -> None:
+            pass
+
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/v1/completions",
+            "raw_path": b"/v1/completions",
+            "query_string": b"",
+            "headers": [],
+        }
+        async with asyncio.timeout(60):
+            await server.app(scope, cast(Any, receive), cast(Any, send))
+        assert model.given_up
+        assert server.gate.inside == 0
+
+    asyncio.run(main())

@@ -1,0 +1,268 @@
+"""What happens, in the words of each dialect: thoughts apart, several answers, none said at all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+import pytest
+
+from edge.server import (
+    anthropic_messages,
+    ollama,
+    openai_chat,
+    openai_fields,
+    openai_responses,
+)
+from edge.server.answers import Begin, End, Happening, Piece, Question
+from edge.server.fields import Fields
+from edge.server.gate import Gate
+from edge.server.refusals import Refusal
+from edge.text.answer_parts import ToolCall
+
+THINKING: Sequence[Happening] = (
+    Begin(prompt_tokens=7),
+    Piece(answer=0, thought="Hm. "),
+    Piece(answer=0, thought="So", said="Yes"),
+    Piece(answer=0, said=", I do."),
+    End(answer=0, why="stop", new_tokens=6),
+)
+SILENT: Sequence[Happening] = (Begin(prompt_tokens=2), End(answer=0, why="length", new_tokens=1))
+
+
+async def stream(happenings: Sequence[Happening]) -> AsyncGenerator[Happening]:
+    for each in happenings:
+        yield each
+
+
+async def all_of(parts: AsyncGenerator[Any]) -> list[Any]:
+    return [each async for each in parts]
+
+
+def test_thoughts_are_apart_in_openai_chunks_and_wholes() -> None:
+    def translator() -> openai_chat.Translator:
+        return openai_chat.Translator(model="m", chat=True, with_logprobs=False)
+
+    whole = asyncio.run(translator().whole(stream(THINKING)))
+    message = whole["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("Hm. So", "Yes, I do.")
+    assert whole["usage"] == {"prompt_tokens": 7, "completion_tokens": 6, "total_tokens": 13}
+    chunks = asyncio.run(all_of(translator().chunks(stream(THINKING))))
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert deltas == [
+        {"role": "assistant", "reasoning_content": "Hm. "},
+        {"reasoning_content": "So", "content": "Yes"},
+        {"content": ", I do."},
+        {},
+    ]
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * 3 + ["stop"]
+
+
+def test_several_answers_keep_their_numbers() -> None:
+    mixed = (
+        Begin(prompt_tokens=1),
+        Piece(answer=1, said="b"),
+        Piece(answer=0, said="a"),
+        End(answer=1, why="length", new_tokens=1),
+        End(answer=0, why="stop", new_tokens=2),
+    )
+    translator = openai_chat.Translator(model="m", chat=False, with_logprobs=False)
+    whole = asyncio.run(translator.whole(stream(mixed)))
+    told = [(each["index"], each["text"], each["finish_reason"]) for each in whole["choices"]]
+    assert told == [(0, "a", "stop"), (1, "b", "length")]
+    assert whole["usage"]["completion_tokens"] == 3
+
+
+def test_blocks_of_anthropic_begin_and_stop_in_turn() -> None:
+    events = asyncio.run(all_of(anthropic_messages.Translator(model="m").events(stream(THINKING))))
+    assert [event["type"] for event in events] == [
+        *("message_start", "ping"),
+        *("content_block_start", "content_block_delta", "content_block_delta"),
+        "content_block_stop",
+        *("content_block_start", "content_block_delta", "content_block_delta"),
+        *("content_block_stop", "message_delta", "message_stop"),
+    ]
+    starts = [e["content_block"]["type"] for e in events if e["type"] == "content_block_start"]
+    assert starts == ["thinking", "text"]
+    whole = asyncio.run(anthropic_messages.Translator(model="m").whole(stream(THINKING)))
+    assert [block["type"] for block in whole["content"]] == ["thinking", "text"]
+    assert whole["content"][1]["text"] == "Yes, I do."
+    assert whole["usage"] == {"input_tokens": 7, "output_tokens": 6}
+
+
+def test_items_of_a_response_begin_and_end_in_turn() -> None:
+    def translator() -> openai_responses.Translator:
+        return openai_responses.Translator(model="m", question=Question())
+
+    events = asyncio.run(all_of(translator().events(stream(THINKING))))
+    assert [event["type"].removeprefix("response.") for event in events] == [
+        *("created", "in_progress"),
+        *("output_item.added", "content_part.added", "reasoning_text.delta"),
+        *("reasoning_text.delta", "reasoning_text.done", "content_part.done", "output_item.done"),
+        *("output_item.added", "content_part.added", "output_text.delta", "output_text.delta"),
+        *("output_text.done", "content_part.done", "output_item.done", "completed"),
+    ]
+    whole = asyncio.run(translator().whole(stream(THINKING)))
+    assert [item["content"][0]["text"] for item in whole["output"]] == ["Hm. So", "Yes, I do."]
+    cut = asyncio.run(translator().whole(stream(SILENT)))
+    assert (cut["status"], cut["output"]) == ("incomplete", [])
+
+
+CALLING: Sequence[Happening] = (
+    Begin(prompt_tokens=3),
+    Piece(answer=0, said="Let me see."),
+    Piece(answer=0, calls=(ToolCall(name="weather", arguments={"city": "Rom"}),)),
+    Piece(answer=0, calls=(ToolCall(name="clock", arguments={}),)),
+    End(answer=0, why="stop", new_tokens=9, calls=2),
+)
+
+
+def test_calls_of_tools_in_openai_chunks_and_wholes() -> None:
+    def translator() -> openai_chat.Translator:
+        return openai_chat.Translator(model="m", chat=True, with_logprobs=False)
+
+    (choice,) = asyncio.run(translator().whole(stream(CALLING)))["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    calls = choice["message"]["tool_calls"]
+    assert [call["function"] for call in calls] == [
+        {"name": "weather", "arguments": '{"city": "Rom"}'},
+        {"name": "clock", "arguments": "{}"},
+    ]
+    assert len({call["id"] for call in calls}) == 2
+    chunks = asyncio.run(all_of(translator().chunks(stream(CALLING))))
+    deltas = [d for c in chunks for d in c["choices"][0]["delta"].get("tool_calls", ())]
+    assert [delta["index"] for delta in deltas] == [0, 0, 1, 1]
+    assert [delta["function"].get("name") for delta in deltas] == ["weather", None, "clock", None]
+    assert deltas[1]["function"]["arguments"] == '{"city": "Rom"}'
+    assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_calls_of_tools_are_blocks_and_items_of_their_own() -> None:
+    events = asyncio.run(all_of(anthropic_messages.Translator(model="m").events(stream(CALLING))))
+    parts = [e["delta"]["partial_json"] for e in events if "partial_json" in e.get("delta", {})]
+    assert parts == ['{"city": "Rom"}', "{}"]
+    begun = [e["index"] for e in events if e["type"] == "content_block_start"]
+    assert begun == [e["index"] for e in events if e["type"] == "content_block_stop"] == [0, 1, 2]
+    whole = asyncio.run(anthropic_messages.Translator(model="m").whole(stream(CALLING)))
+    assert [block["type"] for block in whole["content"]] == ["text", "tool_use", "tool_use"]
+    assert (whole["content"][1]["input"], whole["stop_reason"]) == ({"city": "Rom"}, "tool_use")
+    translator = openai_responses.Translator(model="m", question=Question())
+    response = asyncio.run(translator.whole(stream(CALLING)))
+    assert [item["type"] for item in response["output"]] == [
+        *("message", "function_call", "function_call")
+    ]
+    assert response["output"][1]["arguments"] == '{"city": "Rom"}'
+    line = asyncio.run(ollama.Translator(model="m", chat=True).whole(stream(CALLING)))
+    assert line["message"]["tool_calls"][0]["function"]["arguments"] == {"city": "Rom"}
+
+
+def test_a_conversation_with_tools_is_the_same_in_every_dialect() -> None:
+    """What was called, and what came of it, as chat templates take it."""
+    parameters = {"type": "object", "properties": {"city": {"type": "string"}}}
+    facts = {"name": "weather", "description": "It."}
+    openai_body = Fields(
+        {
+            "tools": [{"type": "function", "function": {**facts, "parameters": parameters}}],
+            "messages": [
+                {"role": "user", "content": "How is Rom?"},
+                {
+                    "role": "assistant",
+                    "content": None,
+                    "tool_calls": [
+                        {
+                            "id": "c1",
+                            "type": "function",
+                            "function": {"name": "weather", "arguments": '{"city": "Rom"}'},
+                        }
+                    ],
+                },
+                {"role": "tool", "tool_call_id": "c1", "content": "Dry."},
+            ],
+        }
+    )
+    anthropic_body = Fields(
+        {
+            "max_tokens": 5,
+            "tools": [{**facts, "input_schema": parameters}],
+            "messages": [
+                {"role": "user", "content": "How is Rom?"},
+                {
+                    "role": "assistant",
+                    "content": [
+                        {
+                            "type": "tool_use",
+                            "id": "c1",
+                            "name": "weather",
+                            "input": {"city": "Rom"},
+                        }
+                    ],
+                },
+                {
+                    "role": "user",
+                    "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "Dry."}],
+                },
+            ],
+        }
+    )
+    response_body = Fields(
+        {
+            "tools": [{"type": "function", **facts, "parameters": parameters}],
+            "input": [
+                {"role": "user", "content": "How is Rom?"},
+                {
+                    "type": "function_call",
+                    "call_id": "c1",
+                    "name": "weather",
+                    "arguments": '{"city": "Rom"}',
+                },
+                {"type": "function_call_output", "call_id": "c1", "output": "Dry."},
+            ],
+        }
+    )
+    asked = [
+        openai_fields.chat_question(openai_body),
+        anthropic_messages.question_of(anthropic_body),
+        openai_responses.question_of(response_body),
+    ]
+    for question in asked:
+        assert question.messages == asked[0].messages
+        assert question.tools == asked[0].tools
+    function = {"name": "weather", "arguments": {"city": "Rom"}}
+    assert asked[0].messages[1] == {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "c1", "type": "function", "function": function}],
+    }
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_an_answer_of_no_words(chat: bool) -> None:
+    whole = asyncio.run(
+        openai_chat.Translator(model="m", chat=chat, with_logprobs=True).whole(stream(SILENT))
+    )
+    assert whole["choices"][0]["finish_reason"] == "length"
+    told = asyncio.run(anthropic_messages.Translator(model="m").whole(stream(SILENT)))
+    assert (told["content"], told["stop_reason"]) == ([], "max_tokens")
+    line = asyncio.run(ollama.Translator(model="m", chat=chat).whole(stream(SILENT)))
+    assert (line["done"], line["done_reason"], line["eval_count"]) == (True, "length", 1)
+
+
+def test_the_gate_counts_who_is_inside() -> None:
+    async def main() -> None:
+        gate = Gate(3)
+        async with gate.entered(2):
+            with pytest.raises(Refusal, match="2 answers are under way") as many:
+                async with gate.entered(2):
+                    pass
+            assert many.value.status == 429
+            async with gate.entered(1):
+                assert gate.inside == 3
+        assert gate.inside == 0
+        gate.is_draining = True
+        with pytest.raises(Refusal, match="about to end") as ending:
+            async with gate.entered(1):
+                pass
+        assert ending.value.status == 503
+
+    asyncio.run(main())
