@@ -186,7 +186,7 @@ def is_of(figure: re.Match[str], row: dict[str, str]) -> bool:
     return low is None or (shown(low, float(row["p20"])) and shown(high, float(row["p80"])))
 
 
-FIGURE = re.compile(r"(\d[\d.]*)(?: (?:tok/s|MiB|µs|s))?(?: \(([\d.]+)–([\d.]+)\))?")
+FIGURE = re.compile(r"(\d[\d.]*)(?: (?:tok/s|MiB|µs|ms|s))?(?: \(([\d.]+)–([\d.]+)\))?")
 
 
 def tables(text: str) -> Iterator[tuple[str | None, list[str]]]:
