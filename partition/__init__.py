@@ -13,6 +13,8 @@ from edge.partition.fit.memory import memory_use
 from edge.partition.fit.placement import Parallel
 from edge.partition.fit.plan_table import HeldLayers, PlanRow, describe
 from edge.partition.fit.resident_layers import WeightTiers, weight_tiers
+from edge.partition.losses.holdings import Seat
+from edge.partition.losses.repair import Repair, repair
 from edge.partition.plan.facts import (
     ClusterSpec,
     CrowdSpec,
@@ -52,6 +54,8 @@ __all__ = [
     "Plan",
     "PlanError",
     "PlanRow",
+    "Repair",
+    "Seat",
     "Shard",
     "Shortage",
     "Solo",
@@ -67,6 +71,7 @@ __all__ = [
     "estimate",
     "kv_heads",
     "memory_use",
+    "repair",
     "split_by_shares",
     "weight_tiers",
     "what_if",

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from edge.partition.errors import PartitionError, PlanError
-from edge.partition.fit.memory import memory_use
 from edge.partition.fit.placement import Parallel, check_count, place
 from edge.partition.fit.resident_layers import WeightTiers, weight_tiers
 from edge.partition.plan.facts import ClusterSpec, DeviceSpec, ModelFacts, Workload
@@ -102,13 +101,13 @@ def streaming(plan: Plan, model: ModelFacts, cluster: ClusterSpec, workload: Wor
     Raises PartitionError for the first device that cannot hold even the rest.
     """
     for number, stage in enumerate(plan.stages):
-        for rank, shard in enumerate(stage.shards):
+        for rank, shard in enumerate(stage.slices):
             device = cluster.device(shard.device)
             for count in range(len(stage.layers) + 1):
-                changed = _with_streamed(plan, number, rank, count)
-                need = memory_use(changed, model, workload)[device.id].total
+                changed = replace(shard, streamed_layers=count)
+                need = changed.memory(plan.place(number), model, workload).total
                 if need <= device.memory_bytes:
-                    plan = changed
+                    plan = _with_share(plan, number, rank, changed)
                     break
             else:
                 raise PartitionError(
@@ -171,10 +170,10 @@ def _in_proportion(
     return best
 
 
-def _with_streamed(plan: Plan, number: int, rank: int, count: int) -> Plan:
+def _with_share(plan: Plan, number: int, rank: int, share: Shard) -> Plan:
     stage = plan.stages[number]
     shards = list(stage.slices)
-    shards[rank] = replace(shards[rank], streamed_layers=count)
+    shards[rank] = share
     stages = list(plan.stages)
     stages[number] = replace(stage, shards=tuple(shards))
     return replace(plan, stages=tuple(stages))

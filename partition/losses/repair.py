@@ -1,0 +1,355 @@
+"""The plan that goes on when devices of a running one are lost. A pure decision.
+
+What is tried: stand-ins in the lost seats, neighbours that grow, both, and what the planner would
+take over the devices that are left. What counts is when a reply is done: sending, loading,
+computing again what was lost, and the rest of the answer.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice, permutations
+from typing import Literal
+
+from edge.partition.cost.estimate import Estimate, estimate
+from edge.partition.cost.message_times import UNKNOWN_LINK, check_links
+from edge.partition.cost.pace import CHUNK_TOKENS
+from edge.partition.errors import PartitionError
+from edge.partition.fit.memory import memory_use
+from edge.partition.fit.placement import Parallel
+from edge.partition.fit.streamed_layers import UNMEASURED_DISK_BYTES_PER_S, streaming
+from edge.partition.losses.closing import Closer
+from edge.partition.losses.holdings import Holding, Seat, lacking_bytes, seats_of
+from edge.partition.losses.stand_ins import all_seats_taken, some_seats_taken
+from edge.partition.plan.facts import ClusterSpec, DeviceSpec, ModelFacts, Workload
+from edge.partition.plan.plan import Plan, Stage
+from edge.partition.plan.shard import Shard
+from edge.partition.search.choose import choose
+
+SAME_SHAPE_MAY_TAKE = 2.0
+"""Times as long as the fastest plan: what the same tokens, to the bit, are worth."""
+
+UNKNOWN_SEND_BYTES_PER_S = UNKNOWN_LINK[1]
+"""From the coordinator to a device, where nobody measured it."""
+
+_MOST_STAND_INS = 32
+"""Ways to fill all lost seats that are compared."""
+
+_MOST_PARTLY = 8
+"""Ways to fill some of them."""
+
+_MOST_CLOSED = 24
+"""Ways to close what is left empty, for each of these."""
+
+_MOST_ORDERS = 24
+"""Ways to seat the planner's devices in its plan."""
+
+Method = Literal["unchanged", "stand-ins", "grown", "planned"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repair:
+    """A plan without the lost devices, and what it asks for."""
+
+    plan: Plan
+    """Its version is one more, where it is another plan."""
+    method: Method
+    """unchanged: no lost device had a seat. stand-ins: others took the lost seats, all as they
+    were. grown: those that are left have more than before, perhaps with some stand-ins. planned:
+    as if the model was new to the devices that are left."""
+    same_shape: bool
+    """Every stage and slice is as before, only devices changed: sums are taken in the same order.
+    """
+    lacking_bytes: Mapping[str, int]
+    """By device of the plan, in its order: weights that it has neither loaded nor cached."""
+    kept: tuple[str, ...]
+    """Devices whose seat holds what it held: what they have loaded is good as it is."""
+    ready_s: float
+    """Predicted until every device has its weights: sent, all at the same time, and loaded."""
+    predicted: Estimate | None
+    """Of the workload; None when some device of the plan has no rates."""
+
+    @property
+    def moved_bytes(self) -> int:
+        """Of all devices."""
+        return sum(self.lacking_bytes.values())
+
+    def total_s(self, workload: Workload) -> float | None:
+        """Predicted until the replies of the workload are done: ready, each prompt computed again,
+        then the answers together. None where nothing is predicted."""
+        if self.predicted is None:
+            return None
+        replay_s = workload.concurrency * self.predicted.first_token_s
+        return self.ready_s + replay_s + workload.output_tokens * self.predicted.token_s
+
+
+def repair(
+    plan: Plan,
+    model: ModelFacts,
+    cluster: ClusterSpec,
+    lost: Collection[str],
+    workload: Workload,
+    *,
+    cached: Mapping[str, Collection[Seat]] | None = None,
+    send_bytes_per_s: Mapping[str, float] | None = None,
+    parallel: Parallel | None = "auto",
+    chunk_tokens: int = CHUNK_TOKENS,
+    stream: bool = False,
+) -> Repair:
+    """The plan to go on with when the devices `lost` (ids) of a running plan are lost.
+
+    cluster           What is left, with devices that had no part so far. Of `lost`, and of the
+                      plan's devices that are not in it, nothing is used.
+    workload          What is still to do: tokens to compute again as the prompt, and the rest of
+                      the answer. `reserved_tokens` is what memory is kept for.
+    cached            Seats of `plan` whose weights a device has on disk, apart from its own.
+    send_bytes_per_s  From the coordinator to a device; UNKNOWN_SEND_BYTES_PER_S if not known.
+    parallel          How the planner may divide the model, where it is planned anew. None: it is
+                      asked only where nothing else fits, because the plan was written by hand.
+    stream            Layers may be read from disk for each step where that is what makes it fit.
+
+    The soonest done of all plans tried; of the same shape as before if one is, and it takes at most
+    SAME_SHAPE_MAY_TAKE times as long. Plans over devices without rates cannot be compared by time:
+    of these the one that moves the fewest bytes is taken, in memory before from disk, then by the
+    devices' ids, and of another shape only where no measured one is found. The same facts always
+    give the same repair.
+
+    Raises PlanError for a plan that is not one of this model, or where nothing is left, and
+    CapacityError, with what is missing on whom, where nothing fits.
+    """
+    plan.validate(model, None)
+    task = _Task(
+        plan=plan,
+        model=model,
+        cluster=cluster.without(*lost),
+        workload=workload,
+        cached=cached or {},
+        send_bytes_per_s=send_bytes_per_s or {},
+        parallel=parallel,
+        chunk_tokens=chunk_tokens,
+        stream=stream,
+    )
+    if not task.lost_seats:
+        return task.repaired(plan, "unchanged")
+    found = [task.repaired(each, "stand-ins") for each in task.with_stand_ins()]
+    found += [task.repaired(each, "grown") for each in task.grown()]
+    if parallel is not None or not found:
+        try:
+            found += [task.repaired(each, "planned") for each in task.planned()]
+        except PartitionError:
+            if not found:
+                raise
+    return task.best(found)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Task:
+    """The facts of one repair, and what follows from them."""
+
+    plan: Plan
+    model: ModelFacts
+    cluster: ClusterSpec
+    workload: Workload
+    cached: Mapping[str, Collection[Seat]]
+    send_bytes_per_s: Mapping[str, float]
+    parallel: Parallel | None
+    chunk_tokens: int
+    stream: bool
+    devices: dict[str, DeviceSpec] = field(init=False)
+    seats: dict[Seat, Holding] = field(init=False)
+    loaded: dict[str, Holding] = field(init=False)
+    """What devices have in memory."""
+    lost_seats: list[Seat] = field(init=False)
+    _lacking: dict[tuple[str, Holding], tuple[int, int]] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.devices = {device.id: device for device in self.cluster.devices}
+        self.seats = seats_of(self.plan)
+        self.loaded = {each.shard.device: each for each in self.seats.values()}
+        self.lost_seats = [
+            seat for seat, each in self.seats.items() if each.shard.device not in self.devices
+        ]
+
+    def with_stand_ins(self) -> Iterator[Plan]:
+        """The plan as it was, with other devices in the lost seats."""
+        for taken in all_seats_taken(self._options(), most=_MOST_STAND_INS):
+            seated = self._seated(taken)
+            stages = [
+                replace(stage, shards=tuple(shard for shard in shards if shard is not None))
+                for stage, shards in zip(self.plan.stages, seated, strict=True)
+            ]
+            yield from self._fitting(self._version(stages))
+
+    def grown(self) -> Iterator[Plan]:
+        """Some lost seats taken by other devices or none, and the others closed."""
+        closer = Closer(
+            plan=self._version(self.plan.stages),
+            model=self.model,
+            devices=self.devices,
+            workload=self.workload,
+        )
+        for taken in some_seats_taken(self._options(), most=_MOST_PARTLY):
+            for plan in closer.ways(self._seated(taken), most=_MOST_CLOSED):
+                yield from self._fitting(plan)
+
+    def planned(self) -> Iterator[Plan]:
+        """What the planner would take, and the same with its devices where they lack least.
+
+        Raises PartitionError where it finds nothing.
+        """
+        choice = choose(
+            self.model,
+            self.cluster,
+            self.workload,
+            parallel=self.parallel or "auto",
+            chunk_tokens=self.chunk_tokens,
+            stream=self.stream,
+        )
+        plan = self._version(choice.plan.stages)
+        check_links(plan, self.cluster)
+        yield plan
+        orders = islice(permutations(plan.devices), 1, _MOST_ORDERS)
+        others = [_on(plan, order) for order in orders]
+        fitting = [each for other in others for each in self._fitting(other)]
+        if fitting:
+            yield min(fitting, key=self._moved_bytes)
+
+    def repaired(self, plan: Plan, method: Method) -> Repair:
+        lacking: dict[str, int] = {}
+        kept: list[str] = []
+        ready_s = 0.0
+        for wanted in seats_of(plan).values():
+            id = wanted.shard.device
+            to_send, to_load = self._lacks(wanted)
+            lacking[id] = to_send
+            ready_s = max(ready_s, self._ready_s(id, to_send, to_load))
+            if self.loaded.get(id) == wanted:
+                kept.append(id)
+        predicted = None
+        if all(self.devices[id].rates is not None for id in plan.devices):
+            predicted = estimate(
+                plan, self.model, self.cluster, self.workload, chunk_tokens=self.chunk_tokens
+            )
+        return Repair(
+            plan=plan,
+            method=method,
+            same_shape=self._is_same_shape(plan),
+            lacking_bytes=lacking,
+            kept=tuple(kept),
+            ready_s=ready_s,
+            predicted=predicted,
+        )
+
+    def best(self, found: Sequence[Repair]) -> Repair:
+        """Of at least one."""
+        alike = [each for each in found if each.same_shape]
+        others = [each for each in found if not each.same_shape]
+        if not alike or not others:
+            return self._first(found)
+        same, other = self._first(alike), self._first(others)
+        same_s, other_s = same.total_s(self.workload), other.total_s(self.workload)
+        if same_s is None or other_s is None or same_s <= SAME_SHAPE_MAY_TAKE * other_s:
+            return same
+        return other
+
+    def _first(self, found: Sequence[Repair]) -> Repair:
+        """The soonest done; where nothing is predicted, the one that moves least."""
+        timed = [(s, each) for each in found if (s := each.total_s(self.workload)) is not None]
+        if timed:
+            return min(timed, key=lambda one: (one[0], one[1].moved_bytes, one[1].plan.devices))[1]
+        return min(
+            found,
+            key=lambda one: (
+                _streamed(one.plan),
+                one.moved_bytes,
+                max(one.lacking_bytes.values()),
+                one.plan.devices,
+            ),
+        )
+
+    def _options(self) -> list[list[str]]:
+        """For each lost seat the devices that may take it, those first that lack least of it."""
+        spare = [id for id in self.devices if id not in self.loaded]
+        return [self._by_lacking(seat, spare) for seat in self.lost_seats]
+
+    def _by_lacking(self, seat: Seat, spare: Sequence[str]) -> list[str]:
+        held = self.seats[seat]
+        place = self.plan.place(seat[0])
+        need = held.shard.memory(place, self.model, self.workload).total
+
+        def key(id: str) -> tuple[int, float, str]:
+            rates = self.devices[id].rates
+            pace = -self.devices[id].threads if rates is None else rates.seconds_per_byte[0]
+            return self._lacks(replace(held, shard=held.shard.on(id)))[0], pace, id
+
+        fit = [id for id in spare if need <= self.devices[id].memory_bytes or self.stream]
+        return sorted(fit, key=key)
+
+    def _seated(self, taken: Sequence[str | None]) -> list[list[Shard | None]]:
+        """The shards of each stage with these devices in the lost seats."""
+        stand_ins = dict(zip(self.lost_seats, taken, strict=True))
+        seated: list[list[Shard | None]] = [[] for _ in self.plan.stages]
+        for seat, each in self.seats.items():
+            id = stand_ins.get(seat, each.shard.device)
+            seated[seat[0]].append(
+                None if id is None else each.shard if seat not in stand_ins else each.shard.on(id)
+            )
+        return seated
+
+    def _version(self, stages: Sequence[Stage]) -> Plan:
+        return Plan(model=self.plan.model, version=self.plan.version + 1, stages=tuple(stages))
+
+    def _fitting(self, plan: Plan) -> Iterator[Plan]:
+        """The plan, if its devices reach each other and have the memory, or may stream for it."""
+        try:
+            check_links(plan, self.cluster)
+            use = memory_use(plan, self.model, self.workload)
+            if any(each.total > self.devices[id].memory_bytes for id, each in use.items()):
+                if not self.stream:
+                    return
+                plan = streaming(plan, self.model, self.cluster, self.workload)
+        except PartitionError:
+            return
+        yield plan
+
+    def _moved_bytes(self, plan: Plan) -> int:
+        return sum(self._lacks(each)[0] for each in seats_of(plan).values())
+
+    def _lacks(self, wanted: Holding) -> tuple[int, int]:
+        """Bytes that its device has nowhere, and that it has not loaded."""
+        id = wanted.shard.device
+        known = self._lacking.get((id, wanted))
+        if known is None:
+            loaded = [self.loaded[id]] if id in self.loaded else []
+            on_disk = [self.seats[seat] for seat in self.cached.get(id, ()) if seat in self.seats]
+            known = (
+                lacking_bytes(wanted, [*loaded, *on_disk], self.model),
+                lacking_bytes(wanted, loaded, self.model),
+            )
+            self._lacking[id, wanted] = known
+        return known
+
+    def _ready_s(self, id: str, to_send: int, to_load: int) -> float:
+        rates = self.devices[id].rates
+        disk = None if rates is None else rates.disk_bytes_per_s
+        sent_s = to_send / self.send_bytes_per_s.get(id, UNKNOWN_SEND_BYTES_PER_S)
+        return sent_s + to_load / (disk or UNMEASURED_DISK_BYTES_PER_S)
+
+    def _is_same_shape(self, plan: Plan) -> bool:
+        seats = seats_of(plan)
+        return seats.keys() == self.seats.keys() and all(
+            each.is_like(self.seats[seat]) for seat, each in seats.items()
+        )
+
+
+def _on(plan: Plan, devices: Sequence[str]) -> Plan:
+    """The same over these devices, in plan order."""
+    ids = iter(devices)
+    stages = tuple(
+        replace(stage, shards=tuple(share.on(next(ids)) for share in stage.shards))
+        for stage in plan.stages
+    )
+    return replace(plan, stages=stages)
+
+
+def _streamed(plan: Plan) -> int:
+    return sum(shard.streamed_layers for stage in plan.stages for shard in stage.slices)
