@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from edge import partition
 from edge.errors import CapacityError, PlanError, RequestError
-from edge.partition import Choice, ClusterSpec, Estimate, ModelFacts, Plan, PlanRow, Workload
+from edge.partition import (
+    Choice,
+    ClusterSpec,
+    Estimate,
+    ModelFacts,
+    Plan,
+    PlanRow,
+    Repair,
+    Workload,
+)
 from edge.planning.choosing import choose_plan, facts_of
 from edge.planning.load_options import LoadOptions
 from edge.planning.nothing_fits import layers_and_speed, nothing_fits
@@ -49,6 +59,8 @@ class Proposal:
     """What that is, for people."""
     overhead: Mapping[str, Overhead] = field(default_factory=dict)
     """By device; of peers that were asked."""
+    repair: Repair | None = None
+    """How it came about, where it replaces a plan that has lost devices."""
 
     @property
     def plan(self) -> Plan:
@@ -107,13 +119,9 @@ def propose(
             cluster = partition.what_if(cluster, change)
         except ValueError as error:
             raise RequestError(str(error)) from error
-    try:
+    with errors_for_users(checkpoint, cluster, options):
         choice = choose_plan(checkpoint, cluster, options)
         partition.check_links(choice.plan, cluster)
-    except partition.PlanError as error:
-        raise PlanError(str(error), error.problems) from error
-    except partition.CapacityError as error:
-        raise CapacityError(nothing_fits(error, checkpoint, cluster, options)) from error
     weight_format = options.weight_format(checkpoint)
     return Proposal(
         choice=choice,
@@ -131,3 +139,16 @@ def propose(
         dtype=weight_format.name,
         weights=in_words(checkpoint.spec, weight_format),
     )
+
+
+@contextlib.contextmanager
+def errors_for_users(
+    checkpoint: Checkpoint, cluster: ClusterSpec, options: LoadOptions
+) -> Iterator[None]:
+    """Where a plan for these is sought: what is wrong with it, and what would help."""
+    try:
+        yield
+    except partition.PlanError as error:
+        raise PlanError(str(error), error.problems) from error
+    except partition.CapacityError as error:
+        raise CapacityError(nothing_fits(error, checkpoint, cluster, options)) from error

@@ -1,0 +1,117 @@
+"""A plan for those who are left, from what is known of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge.errors import CapacityError, PlanError
+from edge.host.cache_paths import cache_root
+from edge.partition import ClusterSpec, DeviceSpec, LinkSpec, Plan, check_fit
+from edge.planning.load_options import LoadOptions
+from edge.planning.profile_cache import FactsCache
+from edge.planning.proposal import Proposal, propose
+from edge.planning.repairing import repaired_proposal
+from edge.protocol.peer_info import PeerInfo
+from edge.weights.checkpoint import Checkpoint
+from tests.support.known_rates import PROFILE
+from tests.support.peer_infos import peer_info
+
+PEERS = [peer_info(name) for name in "abcd"]
+PIPELINE = LoadOptions(plan="pipeline", dtype="int4", wire="auto", stream="auto")
+
+
+@pytest.fixture
+def checkpoint() -> Iterator[Checkpoint]:
+    with Checkpoint.open(Path("demos/model")) as opened:
+        yield opened
+
+
+def before(
+    checkpoint: Checkpoint, options: LoadOptions, *, memory_bytes: int = 1 << 30
+) -> Proposal:
+    """Three of the peers, with slow links, in a plan."""
+    devices = tuple(
+        DeviceSpec(id=id, name=id, memory_bytes=memory_bytes, threads=1, rates=PROFILE.rates)
+        for id in "abc"
+    )
+    links = tuple(
+        LinkSpec(source=one.id, target=other.id, latency_s=1e-3, bytes_per_s=1e6)
+        for one in devices
+        for other in devices
+        if one is not other
+    )
+    return propose(checkpoint, ClusterSpec(devices=devices, links=links), options)
+
+
+def repaired(
+    checkpoint: Checkpoint,
+    peers: list[PeerInfo],
+    options: LoadOptions,
+    old: Proposal,
+    lost: set[str],
+    **more: Any,
+) -> Proposal:
+    found = asyncio.run(
+        repaired_proposal(checkpoint, peers, options, before=old, lost=lost, **more)
+    )
+    check_fit(found.plan, found.model, found.cluster, found.workload)
+    return found
+
+
+def test_a_stand_in_keeps_the_shape_and_the_form_on_the_wire(checkpoint: Checkpoint) -> None:
+    old = before(checkpoint, PIPELINE)
+    assert old.wire_rules.hops[0].format != "float32"
+    form = PIPELINE.weight_format(checkpoint)
+    remembered = FactsCache(cache_root() / "measured")
+    remembered.keep_profile(PEERS[3], form.graded(checkpoint.spec), form, PROFILE)
+    new = repaired(checkpoint, PEERS, PIPELINE, old, {old.plan.devices[1]})
+    assert new.repair is not None
+    assert new.repair.same_shape
+    assert new.plan.devices == (old.plan.devices[0], "d", old.plan.devices[2])
+    assert new.wire_rules == old.wire_rules
+    assert new.choice.predicted is not None  # what d measured before is remembered
+    assert new.predict(prompt_tokens=5, output_tokens=5) is not None
+    assert new.plan.version == old.plan.version + 1
+
+
+def test_those_who_are_left_share_the_layers_and_choose_the_form_anew(
+    checkpoint: Checkpoint,
+) -> None:
+    old = before(checkpoint, PIPELINE)
+    new = repaired(checkpoint, PEERS[:3], PIPELINE, old, {"b"})
+    assert set(new.plan.devices) == {"a", "c"}
+    assert len(new.wire_rules.hops) == len(new.plan.stages) - 1
+    assert len(new.wire_rules.sums) == len(new.plan.stages)
+    assert {row.device for row in new.rows} == {"a", "c"}
+
+
+def test_peers_in_the_plan_keep_the_memory_that_the_model_fills(checkpoint: Checkpoint) -> None:
+    full = [replace(peer, free_bytes=0, model_free_bytes=0) for peer in PEERS]
+    old = before(checkpoint, PIPELINE)
+    assert set(repaired(checkpoint, full, PIPELINE, old, {"b"}).plan.devices) == {"a", "c"}
+
+
+def test_a_plan_by_hand_and_what_it_reads_from_disk(checkpoint: Checkpoint) -> None:
+    tensor = before(checkpoint, replace(PIPELINE, plan="tensor")).plan
+    assert isinstance(tensor, Plan)
+    by_hand = replace(PIPELINE, plan=tensor, context_tokens=64)
+    old = before(checkpoint, by_hand)
+    new = repaired(checkpoint, PEERS[:3], by_hand, old, {"c"})
+    assert [len(stage.shards) for stage in new.plan.stages] == [2]
+    tight = before(checkpoint, by_hand, memory_bytes=1 << 20)
+    streamed = repaired(checkpoint, PEERS[:1], by_hand, tight, {"b", "c"})
+    assert streamed.streaming is not None
+    with pytest.raises(CapacityError, match=r"lacks .*--stream auto"):
+        repaired(checkpoint, PEERS[:1], replace(by_hand, stream="off"), tight, {"b", "c"})
+
+
+def test_where_nobody_is_left_there_is_no_plan(checkpoint: Checkpoint) -> None:
+    old = before(checkpoint, PIPELINE)
+    with pytest.raises(PlanError, match="no devices"):
+        repaired(checkpoint, [], PIPELINE, old, {"a", "b", "c"})
