@@ -31,5 +31,6 @@ DEMOS: tuple[Demo, ...] = (
     _demo("uneven", "Shares of 4 : 2 : 1 give the same tokens as one peer."),
     _demo("mixed", "Two stages of layers, each cut over two peers: the same tokens again."),
     _demo("bigger", "A model larger than memory, read from disk for each token: the same tokens."),
+    _demo("survive", "A peer is killed in the middle of a sentence: the reply goes on, the same."),
     _demo("zeroconf", "Two daemons are found without any address."),
 )

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Unpack
@@ -17,9 +17,10 @@ from edge.api.local_peers import LocalPeers, LocalSettings, Size
 from edge.api.progress_bars import progress_bars
 from edge.api.quality import Quality, QualityOptions, measure_quality
 from edge.api.quantizing import Quantized, QuantizeOptions, quantize_model
+from edge.api.reloading import Reloading
 from edge.concurrency.blocking import run_blocking, uninterrupted
+from edge.coordinator.lasting_model import LastingModel
 from edge.coordinator.loading import load_model
-from edge.coordinator.requests import fail_all
 from edge.errors import CapacityError, EdgeError, NetworkError, PlanError, RequestError
 from edge.host.cache_paths import cache_root
 from edge.host.free_memory import parse_size
@@ -48,6 +49,9 @@ from edge.protocol.peer_info import (
 from edge.transport import Credentials
 from edge.weights.checkpoint import Checkpoint
 
+Find = Callable[[], Awaitable[tuple[Sequence[PeerInfo], Sequence[EdgeError]]]]
+"""Who is there now, and why others are left out."""
+
 Peer = str | PeerInfo
 """Where a peer is, or one that was found before."""
 
@@ -65,8 +69,10 @@ class AsyncCluster:
         peers: Sequence[PeerInfo],
         daemons: LocalPeers | None = None,
         left_out: Sequence[EdgeError] = (),
+        find: Find | None = None,
     ) -> None:
         """Use `discover`, `connect` or `local`."""
+        self._find = find
         self.peers = with_unique_names(peers)
         """As they described themselves when the cluster was opened; no two have one name."""
         self.left_out = tuple(left_out)
@@ -99,7 +105,8 @@ class AsyncCluster:
         )
         for failure in left_out:
             _log.warning("a peer is announced, but left out: %s", failure)
-        return cls(peers, left_out=left_out)
+        find = partial(find_peers, cluster, shown, timeout_s=2.0, interfaces=interfaces)
+        return cls(peers, left_out=left_out, find=find)
 
     @classmethod
     async def connect(cls, peers: Peer | Sequence[Peer], *, insecure: bool = False) -> AsyncCluster:
@@ -188,6 +195,19 @@ class AsyncCluster:
                     _log.warning('%s; stream="off" refuses instead', proposal.streaming)
                 wished = options.limits(checkpoint.spec)
                 limits = kv_limits(wished, proposal.plan, proposal.model, proposal.cluster, peers)
+                forecast = Forecast(proposal)
+                known = {peer.id: peer for peer in peers}
+                reload = Reloading(
+                    candidates=lambda: self.peers,
+                    look_for_more=self._look_for_more,
+                    path=checkpoint.path,
+                    options=options,
+                    fingerprint=checkpoint.store.fingerprint,
+                    forecast=forecast,
+                    peers=known,
+                )
+                # What was summed up of a model's inputs is lost with a peer.
+                lasting = LastingModel(None if limits.observes else reload)
                 loaded = await load_model(
                     checkpoint,
                     peers,
@@ -197,19 +217,20 @@ class AsyncCluster:
                     wire_rules=proposal.wire_rules,
                     cache_root=cache_root(),
                     on_progress=on_progress,
-                    on_end=fail_all,
+                    on_end=lasting.ended,
                 )
+                lasting.begin(loaded)
             model = AsyncModel(
                 HeldModel(
-                    loaded=loaded,
-                    forecast=Forecast(proposal),
+                    loaded=lasting,
+                    forecast=forecast,
                     name=checkpoint.name,
                     vocab_size=checkpoint.spec.vocab_size,
                     context_tokens=limits.context_tokens,
                     end_ids=checkpoint.end_ids,
                     sampling=checkpoint.sampling,
                     tokenizer=tokenizer,
-                    peers={peer.id: peer for peer in peers},
+                    peers=known,
                 )
             )
             self._models.append(model)
@@ -363,6 +384,15 @@ class AsyncCluster:
         finally:
             if self._daemons is not None:
                 await uninterrupted(run_blocking(self._daemons.close))
+
+    async def _look_for_more(self) -> None:
+        """Peers that have come, or have come back, are among the cluster's."""
+        if self._find is None:
+            return  # those that were named are asked each time
+        found, _left_out = await self._find()
+        known = {peer.id: peer for peer in self.peers}
+        known |= {peer.id: peer for peer in found}
+        self.peers = with_unique_names(tuple(known.values()), self.peers)
 
     async def _close_models(self) -> None:
         """Free everything on the peers."""

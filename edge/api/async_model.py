@@ -23,7 +23,7 @@ from edge.api.reply import (
 )
 from edge.api.scoring import Score, score_of
 from edge.concurrency.blocking import run_blocking
-from edge.coordinator.loaded_model import LoadedModel
+from edge.coordinator.lasting_model import LastingModel, Recovery
 from edge.coordinator.observation import gather_grams
 from edge.errors import RequestError
 from edge.kernels.sampling.parameters import SamplingParameters
@@ -66,7 +66,7 @@ def _are_messages(values: object) -> bool:
 class HeldModel:
     """What both kinds of models hold."""
 
-    loaded: LoadedModel
+    loaded: LastingModel
     forecast: Forecast
     name: str
     vocab_size: int
@@ -136,8 +136,13 @@ class DescribedModel:
         return self._held.tokenizer
 
     @property
+    def recoveries(self) -> Sequence[Recovery]:
+        """How it went on after peers were lost, the first time first."""
+        return tuple(self._held.loaded.recoveries)
+
+    @property
     def is_over(self) -> bool:
-        """It was closed, or has lost a peer."""
+        """It was closed, or has lost peers and does not fit on those that are left."""
         return self._held.loaded.failure is not None
 
     def predict(
@@ -270,7 +275,7 @@ class AsyncModel(DescribedModel):
         Of a list of such prompts the answers, in its order: as many at once as the model was loaded
         for (`concurrency`). options, and by name what differs from them: see
         `edge.GenerationOptions`. Raises RequestError for values out of range or a prompt that does
-        not fit the context, PeerLostError if a device goes away.
+        not fit the context, PeerLostError if a device goes away and what is left cannot go on.
         """
         if (prompts := several(prompt)) is not None:
             replies: dict[int, Reply] = {}

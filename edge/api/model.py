@@ -58,7 +58,8 @@ class Model(DescribedModel):
 
         Of a list of such prompts the answers, in its order. options, and by name what differs from
         them: see `edge.GenerationOptions`. Raises RequestError for values out of range or a prompt
-        that does not fit the context, PeerLostError if a device goes away.
+        that does not fit the context, PeerLostError if a device goes away and what is left cannot
+        go on.
         """
         work: Coroutine[Any, Any, Any] = self._model.generate(prompt, options, **overrides)
         found: Reply | list[Reply] = self._loop.run(work)

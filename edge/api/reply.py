@@ -22,7 +22,7 @@ from edge.coordinator.generation import (
     Token,
     TokenLogprob,
 )
-from edge.coordinator.loaded_model import LoadedModel
+from edge.coordinator.lasting_model import LastingModel, Recovery
 from edge.coordinator.requests import Request
 from edge.errors import EdgeError, RequestError
 from edge.kernels.sampling.logprobs import Logprobs
@@ -59,6 +59,8 @@ class Reply:
     """What the model thought before, between its marks, in a chat."""
     tool_calls: tuple[ToolCall, ...] = ()
     """The tools that the model asks for, in a chat; what it wrote is not checked against them."""
+    recoveries: tuple[Recovery, ...] = ()
+    """How the model went on after peers were lost in the middle of it. The tokens are the same."""
 
     @property
     def message(self) -> dict[str, object]:
@@ -105,7 +107,7 @@ class ReplyUnderWay:
 
     def __init__(
         self,
-        loaded: LoadedModel,
+        loaded: LastingModel,
         request: GenerationRequest,
         tokenizer: Tokenizer | None,
         forecast: Forecast,
@@ -122,6 +124,7 @@ class ReplyUnderWay:
         self._mailbox = mailbox
         self._forecast = forecast
         self._forecast_entry = forecast.begin()
+        self._recovered = slice(len(loaded.recoveries), None)
 
     def start(self) -> None:
         self._loaded.submit(self._request)
@@ -154,6 +157,7 @@ class ReplyUnderWay:
             raise event
         if event.finish_reason is not None:
             self.end()
+            self._recovered = slice(self._recovered.start, len(self._loaded.recoveries))
             figures = self._generation.statistics()
             self._forecast.note(
                 prompt_tokens=figures["prompt_tokens"],
@@ -192,6 +196,7 @@ class ReplyUnderWay:
             statistics=statistics,
             logprobs=tuple(generation.logprobs),
             top_logprobs=tuple(generation.top_logprobs),
+            recoveries=tuple(self._loaded.recoveries[self._recovered]),
         )
 
 
@@ -203,8 +208,9 @@ class AsyncReplyStream:
     """An asynchronous iterator of Tokens on the loop that the cluster was opened on.
 
     `reply()` is the whole once it has ended. Leaving the loop over it early, cancelling the task
-    that reads it, or `aclose` cancel the rest. For one task at a time. Raises PeerLostError if a
-    device goes away, RequestError if the model is closed meanwhile.
+    that reads it, or `aclose` cancel the rest. For one task at a time. A device that goes away
+    makes a pause: what is left goes on with the same tokens. Raises PeerLostError if it cannot,
+    RequestError if the model is closed meanwhile.
     """
 
     def __init__(self, begin: BeginReply) -> None:
@@ -266,8 +272,9 @@ class AsyncReplyStream:
 class ReplyStream:
     """An iterator of Tokens; `reply()` is the whole once it has ended. Closing it cancels.
 
-    For one thread at a time. Raises PeerLostError if a device goes away, RequestError if the model
-    or the cluster is closed meanwhile.
+    For one thread at a time. A device that goes away makes a pause: what is left goes on with the
+    same tokens. Raises PeerLostError if it cannot, RequestError if the model or the cluster is
+    closed meanwhile.
     """
 
     def __init__(self, begin: BeginReply, loop: LoopThread) -> None:
@@ -324,7 +331,7 @@ class ReplyStream:
             self.close()
 
 
-async def evaluate(loaded: LoadedModel, token_ids: tuple[int, ...]) -> NDArray[np.float32]:
+async def evaluate(loaded: LastingModel, token_ids: tuple[int, ...]) -> NDArray[np.float32]:
     """The logits [tokens, vocab] after each of the tokens."""
     sink = _LogitsSink()
     request = Request(prompt=token_ids, terms=None, sink=sink)

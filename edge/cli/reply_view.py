@@ -60,11 +60,19 @@ def write_token(text: str) -> None:
 def tell_remarks(
     model: Model, reply: Reply, options: GenerationOptions, longer: str, shorter: str = ""
 ) -> None:
-    """On stderr, what a reader would miss of an answer: that it is empty, or where it was cut.
+    """On stderr, what a reader would miss of an answer: that it is empty, where it was cut, and
+    who was lost meanwhile.
 
     longer: how one asks for a longer one. shorter: how for room in the context.
     """
     count = reply.statistics["new_tokens"]
+    names = {id: peer.name for id, peer in model.peers.items()}
+    for recovery in reply.recoveries:
+        now = ", ".join(names.get(id, id) for id in recovery.plan.devices)
+        click.echo(
+            f"[{recovery.reason}; after {recovery.pause_s:.1f} s the answer went on on {now}]",
+            err=True,
+        )
     if not reply.text.strip():
         why = "tokens without text" if reply.finish_reason == "length" else "its end at once"
         click.echo(f"[the answer is empty: the model wrote {why}]", err=True)

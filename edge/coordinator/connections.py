@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields
 
 import numpy as np
@@ -24,6 +24,7 @@ class Connections:
 
     def __init__(self, plan: Plan) -> None:
         self.session = uuid.uuid4().hex
+        self._plan = plan
         self._sampler_seat = sampler_seat(tuple(len(stage.shards) for stage in plan.stages))
         self._clients: dict[Seat, PeerClient] = {}
 
@@ -34,6 +35,14 @@ class Connections:
     @property
     def peers(self) -> tuple[PeerClient, ...]:
         return tuple(self._clients.values())
+
+    def devices_named(self, name: str) -> frozenset[str]:
+        """The ids of the devices whose peers are called so."""
+        return frozenset(
+            self._plan.stages[stage].shards[rank].device
+            for (stage, rank), client in self._clients.items()
+            if client.name == name
+        )
 
     def check_sampler(self, client: PeerClient) -> None:
         """Raises ProtocolError for any other peer: it knows nothing of the tokens of a step."""
@@ -79,9 +88,17 @@ class Connections:
     async def post_sampler(self, post: Post) -> None:
         await self._clients[self._sampler_seat].post(post)
 
-    async def release(self) -> None:
-        """Wait until each peer has freed its shard, as far as it still answers; then hang up."""
-        await gather_all(self._release(client) for client in self.peers)
+    async def release(self, gone: Collection[str] = ()) -> None:
+        """Wait until each peer has freed its shard, but for those that are gone; then hang up.
+
+        gone: ids of devices. Those of which nobody knows it yet are waited for.
+        """
+        await gather_all(
+            client.aclose()
+            if self._plan.stages[stage].shards[rank].device in gone
+            else self._release(client)
+            for (stage, rank), client in self._clients.items()
+        )
 
     async def hang_up(self) -> None:
         """At once; the peers free everything in their own time."""

@@ -14,7 +14,14 @@ from edge.coordinator.acks import Acks
 from edge.coordinator.connections import Connections
 from edge.coordinator.requests import OnEnd, Request
 from edge.coordinator.scheduler import Orders, Scheduler
-from edge.errors import CapacityError, EdgeError, PeerError, ProtocolError, RequestError
+from edge.errors import (
+    CapacityError,
+    EdgeError,
+    PeerError,
+    PeerLostError,
+    ProtocolError,
+    RequestError,
+)
 from edge.kernels.sampling.logprobs import Logprobs
 from edge.partition import Plan
 from edge.protocol import messages
@@ -73,6 +80,13 @@ class LoadedModel:
     def session(self) -> str:
         return self._connections.session
 
+    @property
+    def blamed(self) -> frozenset[str]:
+        """The ids of the devices that went away, as far as the failure names them."""
+        if not isinstance(self.failure, PeerLostError):
+            return frozenset()
+        return self._connections.devices_named(self.failure.peer)
+
     def adopt(self, seat: Seat, client: PeerClient) -> None:
         """Take over the connection to the peer that runs the shard of this seat."""
         self._connections.adopt(seat, client)
@@ -97,7 +111,8 @@ class LoadedModel:
         try:
             self._scheduler.add(
                 request.id,
-                request.tokens,
+                request.prompt,
+                answer=request.answer,
                 new_tokens=terms.max_new_tokens if terms else 0,
                 goes_on=request.goes_on,
             )
@@ -295,7 +310,7 @@ class LoadedModel:
         if self._pump_task is not None:
             self._pump_task.cancel()
             await asyncio.wait([self._pump_task])
-        await self._connections.release()
+        await self._connections.release(gone=self.blamed)
 
 
 def _outcome(

@@ -8,14 +8,14 @@ from collections.abc import AsyncIterator
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.coordinator.loaded_model import LoadedModel
+from edge.coordinator.lasting_model import LastingModel
 from edge.models.spec import ModelSpec
 from edge.weights.layout import shard_layout, whole_layout
 from edge.weights.observation import RUN_COLUMNS, ObservedRun, observed_runs
 
 
 async def gather_grams(
-    model: LoadedModel, spec: ModelSpec
+    model: LastingModel, spec: ModelSpec
 ) -> AsyncIterator[tuple[ObservedRun, NDArray[np.float32]]]:
     """The Gram matrices of all runs of the whole model's inputs.
 

@@ -57,11 +57,6 @@ class Request:
     """Tokens so far."""
 
     @property
-    def tokens(self) -> tuple[int, ...]:
-        """What a plan that starts with it has to compute."""
-        return (*self.prompt, *self.answer)
-
-    @property
     def terms_left(self) -> SamplingTerms | None:
         """The terms for a plan that starts with it: a part of the answer is its prompt."""
         if self.terms is None:

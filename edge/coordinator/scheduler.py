@@ -23,7 +23,10 @@ from edge.coordinator.beginnings import (
     next_chunk,
 )
 from edge.coordinator.kv_residency import Member, Residency
-from edge.protocol.step import SHORTEST_STEP, FinishReason, Step, StepEntry
+from edge.protocol.step import MAX_CHUNK_TOKENS, SHORTEST_STEP, FinishReason, Step, StepEntry
+
+REPEATED_TOKENS = 32
+"""Of an answer, in one step: whoever comes meanwhile waits no longer than for that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +76,7 @@ class _Entry:
     tokens: list[int]
     memory: Member
     prompt_tokens: int
+    """The tokens after them are answer, also those that another plan has computed."""
     wants_logits: bool
     """Every row's logits are wanted, and no token."""
     goes_on: bool
@@ -88,7 +92,7 @@ class _Entry:
     prompt: NDArray[np.int64] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.prompt = np.asarray(self.tokens, np.int64)
+        self.prompt = np.asarray(self.tokens[: self.prompt_tokens], np.int64)
 
     @property
     def is_decoding(self) -> bool:
@@ -100,6 +104,13 @@ class _Entry:
         """More of its prompt will be computed, whatever others do."""
         is_inside = self.memory.place == "memory"
         return is_inside and not self.wants_logits and self.computed < self.prompt_tokens
+
+    @property
+    def to_repeat(self) -> int:
+        """Tokens of the answer that another plan has computed, and this one has yet to."""
+        if self.state != "going" or self.computed < self.prompt_tokens:
+            return 0
+        return max(0, len(self.tokens) - 1 - self.computed)
 
     @property
     def is_ready(self) -> bool:
@@ -125,6 +136,7 @@ class Scheduler:
         matches_on_disk: peers may have beginnings of prompts there. beginnings: those in memory;
         None: a request leaves nothing behind.
         """
+        self._rows_agree = False
         self._matches_on_disk = matches_on_disk
         self._beginnings = beginnings
         self._chunk_tokens = chunk_tokens
@@ -146,20 +158,30 @@ class Scheduler:
         self._disk_full = ""
 
     def rows_agree(self) -> None:
-        """A row is the same however many others are in its step: any token may end a beginning."""
+        """A row is the same however many others are in its step: any token may end a beginning, and
+        several answers may be repeated together."""
+        self._rows_agree = True
         if self._beginnings is not None:
             self._beginnings.unit_tokens = 1
 
     def add(
-        self, request: str, tokens: Sequence[int], *, new_tokens: int, goes_on: bool = False
+        self,
+        request: str,
+        prompt: Sequence[int],
+        *,
+        new_tokens: int,
+        answer: Sequence[int] = (),
+        goes_on: bool = False,
     ) -> None:
         """Start a request for `new_tokens` tokens, or with 0 for the logits of every row.
 
-        goes_on: a prompt that begins with it and its answer is likely to follow. Raises ValueError
-        for one that could never start.
+        answer: tokens that follow the prompt and that another plan has chosen. goes_on: a prompt
+        that begins with it and its answer is likely to follow. Raises ValueError for one that could
+        never start.
         """
-        if not tokens or new_tokens < 0:
+        if not prompt or new_tokens < 0:
             raise ValueError("a request needs tokens")
+        tokens = [*prompt, *answer]
         if request in self._active or (
             self._beginnings is not None and request in self._beginnings
         ):
@@ -168,9 +190,9 @@ class Scheduler:
         self._residency.join(member)
         self._active[request] = _Entry(
             request,
-            list(tokens),
+            tokens,
             member,
-            len(tokens),
+            len(prompt),
             wants_logits=new_tokens == 0,
             goes_on=goes_on,
         )
@@ -216,8 +238,8 @@ class Scheduler:
         entry = self._active.get(request)
         if entry is None:
             return  # cancelled meanwhile
-        if not 0 <= tokens <= max(0, len(entry.tokens) - SHORTEST_STEP):
-            raise ValueError(f"{tokens} tokens known of a prompt of {len(entry.tokens)}")
+        if not 0 <= tokens <= max(0, entry.prompt_tokens - SHORTEST_STEP):
+            raise ValueError(f"{tokens} tokens known of a prompt of {entry.prompt_tokens}")
         entry.computed = entry.as_prompt = tokens
         self._start(entry)
 
@@ -280,8 +302,15 @@ class Scheduler:
         return bool(
             self._under_way
             and self._under_way[-1].run > 1
-            and (self._turns or self._residency.awaits_room)
+            and (self._turns or self._repeats or self._residency.awaits_room)
         )
+
+    @property
+    def _repeats(self) -> list[_Entry]:
+        """Requests with parts of an answer that another plan has computed before."""
+        return [
+            entry for entry in self._active.values() if entry.to_repeat and entry.memory.can_step
+        ]
 
     def _start(self, entry: _Entry) -> None:
         entry.state = "going"
@@ -311,10 +340,10 @@ class Scheduler:
         return matches
 
     def _match(self, entry: _Entry) -> Match | None:
-        found = None if self._beginnings is None else self._beginnings.find(entry.tokens)
+        prompt = tuple(entry.tokens[: entry.prompt_tokens])
+        found = None if self._beginnings is None else self._beginnings.find(prompt)
         tokens = 0 if found is None else found.tokens
         other = max(self._alike(entry), default=None, key=lambda each: each[0])
-        prompt = tuple(entry.tokens)
         if other is not None and other[0] > tokens:
             return Match(prompt=prompt, source=other[1].request, tokens=other[0])
         if found is not None and self._beginnings is not None:
@@ -382,7 +411,8 @@ class Scheduler:
     def _next_step(self) -> Step | None:
         if len(self._under_way) > self._stages:
             return None
-        order = (self._chunk, self._decode) if self._decoded_last else (self._decode, self._chunk)
+        known = (self._chunk, self._repeat)
+        order = (*known, self._decode) if self._decoded_last else (self._decode, *known)
         for choose in (*order, self._rework):
             step = choose()
             if step is not None:
@@ -438,13 +468,14 @@ class Scheduler:
                 continue
             size = self._logit_chunk_tokens if entry.wants_logits else self._chunk_tokens
             start = entry.computed
-            chunk = tuple(entry.tokens[start : start + next_chunk(len(entry.tokens) - start, size)])
+            size = next_chunk(entry.prompt_tokens - start, size)
+            chunk = tuple(entry.tokens[start : start + size])
             entry.computed += len(chunk)
             if entry.as_prompt == start and len(chunk) >= SHORTEST_STEP:
                 entry.as_prompt = entry.computed
-            ends = entry.computed == len(entry.tokens)
-            if not ends:
+            if entry.computed < entry.prompt_tokens:
                 self._turns.append(entry.request)
+            ends = entry.computed == len(entry.tokens)
             part = StepEntry(
                 request=entry.request,
                 position=start,
@@ -455,6 +486,25 @@ class Scheduler:
                 entries=(part,), run=self._run([entry]) if ends and not entry.wants_logits else 1
             )
         return None
+
+    def _repeat(self) -> Step | None:
+        """Parts of answers that another plan has computed before, in steps like there."""
+        entries = self._repeats
+        if not entries:
+            return None
+        if not self._rows_agree:  # most answers are computed alone
+            del entries[1:]
+        most = min(REPEATED_TOKENS, self._chunk_tokens, MAX_CHUNK_TOKENS // len(entries))
+        count = min(most, *(entry.to_repeat for entry in entries))
+        parts = []
+        for entry in entries:
+            start = entry.computed
+            entry.computed += count
+            tokens = tuple(entry.tokens[start : entry.computed])
+            parts.append(
+                StepEntry(request=entry.request, position=start, tokens=tokens, logit_rows=0)
+            )
+        return Step(entries=tuple(parts), singly=True)
 
     def _run(self, entries: Sequence[_Entry]) -> int:
         """How far these may go on by themselves: while there is nothing else to do."""

@@ -117,7 +117,7 @@ class TokenChoice:
 
         own: this shard's logits [batch, rows, columns].
         """
-        self._remember(step)
+        self.remember(step)
         if not step.logit_rows:
             return
         if self._sends_logits(step):
@@ -135,7 +135,7 @@ class TokenChoice:
         own: this shard's logits [batch, rows, columns]. ask_all: makes the other shards call
         `send_logits`. Raises PeerError for logits that are not finite.
         """
-        self._remember(step)
+        self.remember(step)
         if not step.logit_rows:
             return []
         chosen: list[Chosen | None] = [None for _choice in self._choices(step)]
@@ -184,7 +184,8 @@ class TokenChoice:
             if entry.logit_rows and (request := self._requests.get(entry.request)) is not None:
                 yield index, entry, request
 
-    def _remember(self, step: Step) -> None:
+    def remember(self, step: Step) -> None:
+        """The step's tokens are a part of what its requests say; `offer` and `choose` call it."""
         for entry in step.entries:
             request = self._requests.get(entry.request)
             if request is not None:

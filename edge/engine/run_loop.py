@@ -52,6 +52,9 @@ class RunLoop:
 
     def run(self, step: Step, program: StageCompute) -> Iterator[None]:
         """The step, and while it is a run those that follow from its tokens; yields after each."""
+        if step.singly:
+            yield from self._compute_apart(step, program)
+            return
         following: Step | None = step
         while following is not None:
             step = following
@@ -66,6 +69,17 @@ class RunLoop:
             if not self._links.is_sampler:
                 following = self._hear(step, logits)
             yield
+
+    def _compute_apart(self, step: Step, program: StageCompute) -> Iterator[None]:
+        """Each token of a step with `singly` in a step of its own."""
+        for each in step.apart:
+            self._times.begin(is_decode=True)
+            self.compute(each, program)
+            if self._is_last_stage:
+                self._choice.remember(each)
+            yield
+        if self._links.is_sampler:
+            self._report(messages.Tokens(tokens=(), ends=(), last=True, chosen_s=time.monotonic()))
 
     def compute(self, step: Step, program: StageCompute) -> Logits | None:
         """Receive from the stage before, compute, send to the stage after; logits of the last."""

@@ -31,6 +31,13 @@ class Forecast:
         self._answers: list[Answer] = []
         self._all_alone = True
 
+    def replace(self, proposal: Proposal) -> None:
+        """The model runs by another plan. Replies under way are compared with neither."""
+        with self._mutex:
+            self.proposal = proposal
+            self._answers.clear()
+            self._all_alone = self._all_alone and not self._under_way
+
     def begin(self) -> ReplyUnderWay:
         reply = ReplyUnderWay()
         with self._mutex:

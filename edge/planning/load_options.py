@@ -28,6 +28,8 @@ from edge.weights.formats import (
 Streaming = Literal["auto", "on", "off"]
 """Whether layers may be read from disk for each token."""
 
+MOST_WAIT_S = 7 * 24 * 3600.0
+
 DEFAULT_CONTEXT_TOKENS = 4096
 
 MAX_REQUESTS_AT_ONCE = 64
@@ -137,6 +139,14 @@ class LoadOptions:
     """With "auto", how many layers and the predicted speed are told before the load. With "off", a
     model that fits nowhere is refused. A plan by hand says it itself (`streamed_layers`)."""
 
+    wait_for_peers_s: float = option(
+        0.0,
+        flags=("--wait-for-peers",),
+        metavar="SECONDS",
+        help="When a device is lost and the model does not fit on those that are left, wait so "
+        "long for one that comes, before answers under way end with an error.",
+    )
+
     observes: bool = False
     """Sum up the inputs of all products, to round the weights by; see `edge.weights.observation`.
     It takes memory and time."""
@@ -166,6 +176,11 @@ class LoadOptions:
             )
         if not isinstance(self.lora, str | Path | None):
             raise RequestError(f"lora must be the path of a folder, not {self.lora!r:.80}")
+        wait_s = self.wait_for_peers_s
+        if type(wait_s) not in (int, float) or not 0 <= wait_s <= MOST_WAIT_S:
+            raise RequestError(
+                f"wait_for_peers_s must be 0 to {MOST_WAIT_S:g} seconds, not {wait_s!r:.80}"
+            )
         check_format(self.dtype, self.block_size, self.accuracy)
         kv_dtype(self.kv_dtype)
 
@@ -233,3 +248,4 @@ class LoadOverrides(TypedDict, total=False):
     workload: Workload | None
     share_prefixes: bool
     stream: Streaming
+    wait_for_peers_s: float

@@ -137,18 +137,19 @@ async def _told(
 
 
 async def describe_all(
-    peers: Mapping[str, Credentials | None],
+    peers: Mapping[str, Credentials | None], timeouts_s: Mapping[str, float] | None = None
 ) -> tuple[list[PeerInfo], dict[str, EdgeError]]:
     """Every peer that answers, once each, in the order given; and why the others do not.
 
-    peers: what each is shown, by its address.
+    peers: what each is shown, by its address. timeouts_s: how long each may take, 5 s if None.
     """
+    limits_s = dict.fromkeys(peers, 5.0) if timeouts_s is None else timeouts_s
     infos: dict[str, PeerInfo] = {}
     failures: dict[str, EdgeError] = {}
 
     async def ask(address: str, credentials: Credentials | None) -> None:
         try:
-            infos[address] = await describe_peer(address, credentials)
+            infos[address] = await describe_peer(address, credentials, timeout_s=limits_s[address])
         except EdgeError as error:
             failures[address] = error
 

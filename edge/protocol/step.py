@@ -48,10 +48,15 @@ class Step:
 
     With `run` above 1 the shards go on by themselves, each sampled token the next step's input,
     until `run` tokens are sampled, a request ends, or the sampler is asked to yield.
+
+    With `singly` the tokens of each request are computed one after the other, as an answer is, but
+    they are known: so keys and values become what they were, to the last bit, where the answer was
+    first computed. None is sampled.
     """
 
     entries: Annotated[tuple[StepEntry, ...], AtMost(MAX_REQUESTS)]
     run: int = 1
+    singly: bool = False
 
     def __post_init__(self) -> None:
         if not self.entries or any(not entry.tokens for entry in self.entries):
@@ -61,7 +66,9 @@ class Step:
                 f"a step of more than {MAX_REQUESTS} requests or a chunk of more than "
                 f"{MAX_CHUNK_TOKENS} tokens"
             )
-        if len(self.entries) > 1 and any(len(entry.tokens) != 1 for entry in self.entries):
+        if self.singly:
+            self._check_singly()
+        elif len(self.entries) > 1 and any(len(entry.tokens) != 1 for entry in self.entries):
             raise ValueError("a step of several requests takes one token of each")
         if len({entry.request for entry in self.entries}) != len(self.entries):
             raise ValueError("a request is twice in a step")
@@ -69,6 +76,14 @@ class Step:
             raise ValueError("a step wants more logits than it has tokens")
         if self.run < 1 or (self.run > 1 and any(e.logit_rows != 1 for e in self.entries)):
             raise ValueError("a run goes on from one token of every request")
+
+    def _check_singly(self) -> None:
+        if self.run != 1 or any(entry.logit_rows for entry in self.entries):
+            raise ValueError("tokens that are computed singly are known: none is sampled")
+        if any(len(entry.tokens) != self.num_tokens for entry in self.entries):
+            raise ValueError("a step takes as many tokens of each request")
+        if self.batch * self.num_tokens > MAX_CHUNK_TOKENS:
+            raise ValueError(f"a step of more than {MAX_CHUNK_TOKENS} tokens")
 
     @property
     def batch(self) -> int:
@@ -83,6 +98,24 @@ class Step:
     def logit_rows(self) -> int:
         """Rows of logits of each entry, as the head computes them: the most that one wants."""
         return max(entry.logit_rows for entry in self.entries)
+
+    @property
+    def apart(self) -> tuple[Step, ...]:
+        """The steps that one with `singly` stands for: a token of each request in each of them."""
+        return tuple(
+            Step(
+                entries=tuple(
+                    StepEntry(
+                        request=entry.request,
+                        position=entry.position + index,
+                        tokens=(entry.tokens[index],),
+                        logit_rows=0,
+                    )
+                    for entry in self.entries
+                )
+            )
+            for index in range(self.num_tokens)
+        )
 
     def following(self, tokens: Sequence[int]) -> Step:
         """The next step of a run, from the token sampled for each entry."""

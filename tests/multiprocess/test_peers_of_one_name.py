@@ -70,7 +70,7 @@ def test_two_devices_of_one_name(
             assert [row.name for row in model.proposal.rows] == ["vm-2"], "the same as before"
 
 
-def test_the_error_names_the_one_that_is_lost(
+def test_the_one_that_is_lost_is_named(
     tiny_checkpoint: Callable[..., TinyCheckpoint], daemons: list[Daemon]
 ) -> None:
     path = tiny_checkpoint("llama").path
@@ -80,6 +80,5 @@ def test_the_error_names_the_one_that_is_lost(
     ):
         (second,) = (peer for peer in cluster.peers if peer.name == "vm-2")
         next(each for each in daemons if each.address == second.address).kill()
-        with pytest.raises(edge.PeerLostError) as raised:
-            model.generate("hi", max_new_tokens=4)
-    assert "vm-2" in str(raised.value)
+        assert len(model.generate("hi", max_new_tokens=4).token_ids) == 4
+        assert ["vm-2" in recovery.reason for recovery in model.recoveries] == [True]

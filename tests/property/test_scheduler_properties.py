@@ -22,6 +22,8 @@ class Asked:
     """The prompt, and what was sampled."""
     new_tokens: int
     longest: int
+    prompt_tokens: int
+    """What follows is answer, also what another plan has computed of it."""
     computed: int = 0
     sampled: int = 0
     is_cancelled: bool = False
@@ -66,15 +68,24 @@ class Peers:
     must_yield: bool = False
 
     def add(self, prompt: int, new_tokens: int) -> None:
-        """Every other one goes on from the last answer that there is."""
+        """Every other one goes on from the last answer that there is, and some from their own, of
+        which another plan has computed a part."""
         name = f"r{len(self.asked)}"
         tokens = list(range(prompt))
         if prompt % 2 and new_tokens:
             answered = [a.tokens for a in self.asked.values() if a.is_done and a.sampled]
             if answered and len(answered[-1]) + prompt + new_tokens <= 38:
                 tokens = answered[-1] + tokens
-        self.asked[name] = Asked(tokens, new_tokens, len(tokens) + new_tokens)
-        self.scheduler.add(name, tokens, new_tokens=new_tokens, goes_on=prompt % 3 > 0)
+        known = min(prompt // 3, len(tokens) - 1) if new_tokens % 3 else 0
+        count = len(tokens) - known
+        self.asked[name] = Asked(tokens, new_tokens, len(tokens) + new_tokens, count)
+        self.scheduler.add(
+            name,
+            tokens[:count],
+            answer=tokens[count:],
+            new_tokens=new_tokens,
+            goes_on=prompt % 3 > 0,
+        )
 
     def cancel(self, index: int) -> None:
         names = [name for name, asked in self.asked.items() if not asked.is_done]
@@ -102,7 +113,7 @@ class Peers:
         name, match = self.matching.popleft()
         asked = self.asked[name]
         assert asked.computed == 0
-        known = max(0, min(self.known, len(asked.tokens) - 2)) // self.chunk * self.chunk
+        known = max(0, min(self.known, asked.prompt_tokens - 2)) // self.chunk * self.chunk
         known = max(known, match.tokens)
         if not asked.is_done:
             asked.computed = known
@@ -150,7 +161,8 @@ class Peers:
                 assert self.capacity < tokens <= self.disk
                 self.reserving.append((name, tokens))
             for name, match in orders.match.items():
-                assert list(match.prompt) == self.asked[name].tokens
+                asked = self.asked[name]
+                assert list(match.prompt) == asked.tokens[: asked.prompt_tokens]
                 if match.source:
                     begins = self.rows_of(match.source)
                     assert len(begins) >= match.tokens > 0, "what is there"
@@ -181,6 +193,11 @@ class Peers:
                 assert not asked.is_done, "nobody wants it"
                 assert entry.position == asked.computed
                 assert list(entry.tokens) == asked.tokens[asked.computed : entry.end]
+                if asked.computed < asked.prompt_tokens:
+                    assert entry.end <= asked.prompt_tokens
+                    assert not step.singly
+                else:
+                    assert step.singly or len(entry.tokens) == 1, "an answer, token by token"
                 asked.computed = entry.end
                 most = entry.end + step.run - 1
                 assert most <= max(self.capacity, self.reserved.get(entry.request, 0))

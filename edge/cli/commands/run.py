@@ -28,6 +28,7 @@ from edge.cli.reply_view import (
     tell_drift,
     tell_why_not_predicted,
 )
+from edge.coordinator.lasting_model import Recovery
 from edge.kernels.sampling.logprobs import MOST_LOGPROBS
 from edge.planning.load_options import LoadOptions
 
@@ -116,7 +117,16 @@ def _as_json(reply: Reply) -> dict[str, Any]:
         "finish_reason": reply.finish_reason,
         "statistics": dict(reply.statistics),
         **({"logprobs": _logprobs(reply)} if reply.logprobs else {}),
+        **(
+            {"recoveries": [_recovery(each) for each in reply.recoveries]}
+            if reply.recoveries
+            else {}
+        ),
     }
+
+
+def _recovery(recovery: Recovery) -> dict[str, Any]:
+    return {"reason": recovery.reason, "pause_s": recovery.pause_s}
 
 
 def _logprobs(reply: Reply) -> list[dict[str, Any]]:

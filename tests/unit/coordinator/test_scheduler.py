@@ -8,7 +8,7 @@ import pytest
 
 from edge.coordinator.kv_residency import Residency
 from edge.coordinator.scheduler import Match, Orders, Scheduler
-from edge.protocol.step import FinishReason, Step
+from edge.protocol.step import FinishReason, Step, StepEntry
 
 
 def scheduler(
@@ -70,6 +70,45 @@ def test_a_run_that_was_cut_short_goes_on_from_its_last_token() -> None:
     answer(steps, [50], last=False)
     answer(steps, [51])
     assert shown(steps.decide().step) == ([("a", 3, (51,), 1)], 3)
+
+
+def test_an_answer_that_another_plan_began_is_computed_token_by_token() -> None:
+    """As it was there: in one step of several it would round in another way."""
+    steps = scheduler()
+    steps.rows_agree()
+    steps.add("a", [1, 2, 3, 4, 5], answer=[50, 51, 52, 53, 54, 55, 56], new_tokens=4)
+    steps.add("b", [7, 8], answer=[60, 61, 62], new_tokens=4)
+    seen = []
+    for token in range(70, 77):
+        step = steps.decide().step
+        assert step is not None
+        seen.append((step.singly, shown(step)))
+        answer(steps, [token] * sum(entry.logit_rows for entry in step.entries))
+    assert seen == [
+        (False, ([("a", 0, (1, 2, 3), 0)], 1)),
+        (False, ([("b", 0, (7, 8), 0)], 1)),
+        (False, ([("a", 3, (4, 5), 0)], 1)),
+        (True, ([("a", 5, (50, 51), 0), ("b", 2, (60, 61), 0)], 1)),
+        (False, ([("b", 4, (62,), 1)], 1)),
+        (True, ([("a", 7, (52, 53, 54, 55), 0)], 1)),
+        (False, ([("a", 11, (56,), 1), ("b", 5, (74,), 1)], 3)),
+    ]
+
+
+def test_a_step_of_known_tokens_stands_for_steps_of_one_each() -> None:
+    entries = (
+        StepEntry(request="a", position=5, tokens=(50, 51), logit_rows=0),
+        StepEntry(request="b", position=2, tokens=(60, 61), logit_rows=0),
+    )
+    assert [shown(each) for each in Step(entries=entries, singly=True).apart] == [
+        ([("a", 5, (50,), 0), ("b", 2, (60,), 0)], 1),
+        ([("a", 6, (51,), 0), ("b", 3, (61,), 0)], 1),
+    ]
+    unequal = (entries[0], StepEntry(request="b", position=2, tokens=(60,), logit_rows=0))
+    with pytest.raises(ValueError, match="as many tokens of each"):
+        Step(entries=unequal, singly=True)
+    with pytest.raises(ValueError, match="none is sampled"):
+        Step(entries=entries, singly=True, run=2)
 
 
 def test_requests_that_wait_for_one_token_go_together() -> None:

@@ -1,0 +1,118 @@
+"""Loading a model anew on the peers that are left, by a plan that was repaired."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge.concurrency.blocking import run_blocking
+from edge.coordinator.loaded_model import LoadedModel
+from edge.coordinator.loading import load_model
+from edge.coordinator.requests import OnEnd
+from edge.errors import CapacityError, CheckpointError, NetworkError
+from edge.host.cache_paths import cache_root
+from edge.planning.forecast import Forecast
+from edge.planning.kv_limits import kv_limits
+from edge.planning.load_options import LoadOptions
+from edge.planning.repairing import repaired_proposal
+from edge.progress import ignore_progress
+from edge.protocol.peer_info import PeerInfo, describe_all, with_unique_names
+from edge.weights.checkpoint import Checkpoint
+
+ANSWER_WITHIN_S = 2.0
+"""A peer that does not say who it is in this time has no part in the next plan."""
+
+LOST_ANSWERS_WITHIN_S = 0.5
+"""The same of one that counts as lost: perhaps only a connection was."""
+
+
+LOOK_EVERY_S = 0.5
+"""Between two looks for peers, while one is waited for."""
+
+
+class NoPeersError(NetworkError):
+    """Nobody is left."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Reloading:
+    """What a model was loaded by, and is loaded by again. It is a `Reload`."""
+
+    candidates: Callable[[], Sequence[PeerInfo]]
+    """Peers that may take part."""
+    look_for_more: Callable[[], Awaitable[None]]
+    """Makes peers that have come candidates, too; it may take a few seconds."""
+    path: Path
+    options: LoadOptions
+    fingerprint: str
+    """Of the checkpoint's files."""
+    forecast: Forecast
+    """Told by which plan the model runs."""
+    peers: dict[str, PeerInfo]
+    """Told of the peers that may take part now, by id."""
+
+    async def __call__(self, lost: Collection[str], on_end: OnEnd) -> LoadedModel:
+        """Waits for further peers where those that are left are too few, and it may wait."""
+        clock = asyncio.get_running_loop().time
+        until_s = clock() + self.options.wait_for_peers_s
+        while True:
+            try:
+                return await self._load(lost, on_end)
+            except (CapacityError, NoPeersError):
+                if clock() >= until_s:
+                    raise
+            await asyncio.sleep(min(LOOK_EVERY_S, max(0.0, until_s - clock())))
+            with contextlib.suppress(NetworkError):  # there is still nobody
+                await self.look_for_more()
+
+    async def _load(self, lost: Collection[str], on_end: OnEnd) -> LoadedModel:
+        peers = await self._living(lost)
+        opening = run_blocking(
+            lambda: Checkpoint.open(self.path, lora=self.options.lora), discard=Checkpoint.close
+        )
+        with await opening as checkpoint:
+            if checkpoint.store.fingerprint != self.fingerprint:
+                raise CheckpointError(
+                    f"{self.path} was changed since the model was loaded; load it again"
+                )
+            before = self.forecast.proposal
+            proposal = await repaired_proposal(
+                checkpoint,
+                peers,
+                self.options,
+                before=before,
+                lost=set(before.plan.devices) - {peer.id for peer in peers},
+            )
+            wished = self.options.limits(checkpoint.spec)
+            loaded = await load_model(
+                checkpoint,
+                peers,
+                proposal.plan,
+                self.options,
+                limits=kv_limits(wished, proposal.plan, proposal.model, proposal.cluster, peers),
+                wire_rules=proposal.wire_rules,
+                cache_root=cache_root(),
+                on_progress=ignore_progress,
+                on_end=on_end,
+            )
+        self.forecast.replace(proposal)
+        self.peers.clear()
+        self.peers |= {peer.id: peer for peer in peers}
+        return loaded
+
+    async def _living(self, lost: Collection[str]) -> Sequence[PeerInfo]:
+        known = {peer.address: peer for peer in self.candidates()}
+        infos, failures = await describe_all(
+            {address: peer.credentials for address, peer in known.items()},
+            timeouts_s={
+                address: LOST_ANSWERS_WITHIN_S if peer.id in lost else ANSWER_WITHIN_S
+                for address, peer in known.items()
+            },
+        )
+        if not infos:
+            gone = ", ".join(known[address].name for address in failures)
+            raise NoPeersError(f"none of the model's peers answers any more ({gone}); start them")
+        return with_unique_names(infos, tuple(known.values()))
