@@ -6,6 +6,7 @@ Every function is a hint: where the system does not take it, nothing changes but
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import platform
 import re
@@ -23,7 +24,6 @@ _MADV_COLLAPSE = 25
 """Since Linux 6.1: make huge pages now, also where the system gives them only on request."""
 
 _ANONYMOUS = re.compile(r"([0-9a-f]+)-([0-9a-f]+) rw-p \S+ \S+ 0 *(\[heap\])?$")
-_RESIDENT = re.compile(r"Rss: +([0-9]+) kB$")
 _MOSTLY = 0.9
 """Only what is resident already: collapsing fills holes, and reserved KV memory is all holes."""
 
@@ -84,8 +84,13 @@ def use_huge_pages() -> int:
         size = end // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES - first
         if size <= 0:
             continue
-        address = ctypes.c_void_p(first)
-        if libc.madvise(address, ctypes.c_size_t(size), _MADV_COLLAPSE) == 0:
+        address, length = ctypes.c_void_p(first), ctypes.c_size_t(size)
+        resident = ctypes.create_string_buffer(size // mmap.PAGESIZE)
+        if libc.mincore(address, length, resident) != 0:
+            continue
+        if resident.raw.count(1) < _MOSTLY * len(resident):
+            continue
+        if libc.madvise(address, length, _MADV_COLLAPSE) == 0:
             done += size
     return done
 
@@ -98,18 +103,11 @@ def release_freed_memory() -> None:
 
 
 def _anonymous_mappings() -> Iterator[tuple[int, int]]:
-    """(start, end) of private anonymous memory that is in use."""
+    """(start, end) of private anonymous memory, in use or reserved."""
     try:
-        lines = Path("/proc/self/smaps").read_text().splitlines()
+        lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:
         return
-    start = end = 0
     for line in lines:
         if match := _ANONYMOUS.match(line):
-            start, end = int(match[1], 16), int(match[2], 16)
-        elif line[0] in "0123456789abcdef":  # another mapping; properties begin in upper case
-            start = end = 0
-        elif (match := _RESIDENT.match(line)) and end > start:
-            if int(match[1]) * 1024 >= _MOSTLY * (end - start):
-                yield start, end
-            start = end = 0
+            yield int(match[1], 16), int(match[2], 16)
