@@ -12,15 +12,16 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-import anthropic
-import openai
 import pytest
 
 from edge.demos.bundled import MODEL
 from tests.support.processes import PATIENCE_S, edge_process, poll_until
+
+if TYPE_CHECKING:  # each takes seconds, which only these tests are to pay
+    import openai
 
 KEY = "a-key-of-the-tests-0123456789"
 QUESTION = "Where does the cat live?"
@@ -69,6 +70,8 @@ def chat(url: str, **body: object) -> tuple[int, dict[str, str], Any]:
 
 @pytest.fixture
 def client(url: str) -> Iterator[openai.OpenAI]:
+    import openai
+
     with openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0) as client:
         yield client
 
@@ -123,6 +126,8 @@ def test_openai_completions(client: openai.OpenAI) -> None:
 
 
 def test_openai_responses(client: openai.OpenAI) -> None:
+    import openai
+
     whole = client.responses.create(
         model="default",
         instructions="Answer.",
@@ -167,6 +172,8 @@ def test_what_the_page_shows(url: str) -> None:
 
 
 def test_anthropic(url: str) -> None:
+    import anthropic
+
     with anthropic.Anthropic(base_url=url, api_key=KEY, max_retries=0) as client:
         counted = client.messages.count_tokens(model="default", messages=ASKED)
         whole = client.messages.create(model="default", max_tokens=40, messages=ASKED)
@@ -202,6 +209,8 @@ def test_ollama(url: str) -> None:
 
 
 def test_what_openai_clients_raise(client: openai.OpenAI, url: str) -> None:
+    import openai
+
     with pytest.raises(openai.NotFoundError) as missing:
         client.chat.completions.create(model="gpt-9", messages=ASKED)
     assert missing.value.code == "model_not_found"
