@@ -109,19 +109,11 @@ def docstrings(path: Path) -> Iterator[str]:
 
 
 def test_files_named_in_docstrings_exist() -> None:
-    missing = [
-        (page_id(module), name)
-        for module in MODULES
-        for text in docstrings(module)
-        for name in named_files(text)
-        if not exists(name, module.parent)
-    ]
-    missing += [
-        (page_id(module), name)
-        for module in MODULES
-        for text in docstrings(module)
-        for name in unknown_names(text)
-    ]
+    missing = []
+    for module in MODULES:
+        for text in docstrings(module):
+            unknown = [name for name in named_files(text) if not exists(name, module.parent)]
+            missing += [(page_id(module), name) for name in (*unknown, *unknown_names(text))]
     assert not missing
 
 

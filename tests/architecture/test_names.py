@@ -92,7 +92,9 @@ def test_the_wheel_takes_no_name_but_edge(site: Path) -> None:
 
 def test_the_wheel_runs_there(site: Path, tmp_path: Path) -> None:
     place = {"EDGE_CACHE": str(tmp_path), "PYTHONPATH": str(site)}
-    result = run_python("-m", "edge", "demo", "quickstart", cwd=site, **place)
+    model = str(site / "edge" / "demos" / "model")
+    question = ("-p", "Where does the cat live?", "--local", "1")
+    result = run_python("-m", "edge", "run", model, *question, cwd=site, **place)
     assert result.returncode == 0, result.stderr
     assert "In the barn." in result.stdout
 

@@ -5,7 +5,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -127,8 +127,10 @@ def searched(
     return np.array(scales), np.array(points)
 
 
-@pytest.mark.parametrize("block_size", [16, 32, 128])
-@pytest.mark.parametrize(("bits", "zeros"), FORMATS)
+@pytest.mark.parametrize(
+    ("bits", "zeros", "block_size"),
+    [(4, False, 16), (4, True, 32), (4, False, 128), (8, True, 16), (8, False, 32), (8, True, 128)],
+)
 def test_it_is_gptq(bits: int, zeros: bool, block_size: int) -> None:
     weight, gram = gaussian(60, 200), gram_of(200)
     matrix = quantize_calibrated(
@@ -145,6 +147,7 @@ def test_it_is_gptq(bits: int, zeros: bool, block_size: int) -> None:
     assert output_error(weight, matrix, gram) == pytest.approx(expected, rel=0.02)
 
 
+@settings(max_examples=40)
 @given(data=st.data())
 def test_outputs_are_closer_than_after_plain_rounding(data: st.DataObject) -> None:
     bits, zeros = data.draw(st.sampled_from(FORMATS))
@@ -184,11 +187,12 @@ def test_inputs_that_are_alike_change_nothing_but_nearer_codes(
     assert errors[0] <= errors[1]
 
 
+@settings(max_examples=60)
 @given(data=st.data())
 def test_a_row_is_rounded_alike_whichever_rows_are_beside_it(data: st.DataObject) -> None:
     bits, zeros = data.draw(st.sampled_from(FORMATS))
-    block_size = data.draw(st.sampled_from([16, 32, 128]))
-    rows, columns = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 300))
+    block_size = data.draw(st.sampled_from([16, 32, 64]))
+    rows, columns = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 140))
     start = data.draw(st.integers(0, rows - 1))
     stop = data.draw(st.integers(start + 1, rows))
     weight = gaussian(rows, columns).astype(ml_dtypes.bfloat16)

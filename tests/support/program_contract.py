@@ -289,6 +289,8 @@ def rows_agree_where_that_is_said(kind: Kind) -> None:
     tokens = tuple(range(1, 13))
     for kv_dtype in ("float32", "int8"):
         with kind.program(kv_dtype=kv_dtype) as program:
+            if not program.rows_agree:
+                return
             found = []
             for sizes in ((8, 4), (2, 2, 2, 2, 2, 2), (5, 7), (3, 6, 3)):
                 rows, first = [], 0
@@ -300,7 +302,7 @@ def rows_agree_where_that_is_said(kind: Kind) -> None:
                 assert cached is not None
                 found.append(b"".join(each.tobytes() for each in (*rows, *cached)))
                 program.release("a")
-            assert len(set(found)) == 1 or not program.rows_agree
+            assert len(set(found)) == 1
 
 
 def rows_are_taken_by_a_program_like_the_one_that_gave_them(kind: Kind) -> None:
