@@ -35,6 +35,7 @@ class AsyncSocket:
         self._socket = connected
         self.is_closed = False
         """Whether :meth:`close` or :meth:`detach` was called."""
+        self.received_bytes = 0
         self._reading: asyncio.Future[None] | None = None
         self._writing: asyncio.Future[None] | None = None
         self._turn_left = _TURN_BYTES
@@ -62,6 +63,7 @@ class AsyncSocket:
             if count == 0:
                 raise PeerLostError(self.peer, "it closed the connection")
             self._turn_left -= max(count, _LEAST_COST_BYTES)
+            self.received_bytes += count
             return count
 
     async def send_all(self, buffers: Sequence[Buffer]) -> None:

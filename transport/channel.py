@@ -22,7 +22,8 @@ class Channel(Protocol):
     not promise that the peer has read the frame: only an answer proves that. Frames that the peer
     sent before it closed usually still arrive, which is not promised either.
 
-    Whether a silent peer still lives is not decided here: whoever expects frames counts the time.
+    Whether a silent peer still lives is not decided here: whoever expects frames looks whether
+    ``received_bytes`` grows, and counts the time.
     """
 
     @property
@@ -36,6 +37,10 @@ class Channel(Protocol):
     @property
     def remote_hello(self) -> Mapping[str, Any]:
         """The other end's words about itself when the connection was made."""
+
+    @property
+    def received_bytes(self) -> int:
+        """That have arrived so far, also of a frame that is not whole yet: the peer's life."""
 
     async def send(self, frame: Frame) -> None:
         """Send one frame; several tasks may call this at once.
@@ -91,6 +96,7 @@ class MemoryChannel:
         self.peer = peer
         self.host = ""
         self.remote_hello = remote_hello
+        self.received_bytes = 0
         self._incoming = incoming
         self._outgoing = outgoing
         self._other: MemoryChannel = self
@@ -148,6 +154,7 @@ class MemoryChannel:
                 if not pipe.frames:
                     raise PeerLostError(self.peer, "it closed the channel")
                 data = pipe.frames.popleft()
+                self.received_bytes += len(data)
                 pipe.changed.notify_all()
         finally:
             self._is_receiving = False

@@ -73,6 +73,11 @@ class SealedSocket:
     def is_closed(self) -> bool:
         return self._plain.is_closed
 
+    @property
+    def received_bytes(self) -> int:
+        """Sealed ones, since the connection was made."""
+        return self._plain.received_bytes
+
     def close(self) -> None:
         self._plain.close()
 

@@ -44,6 +44,10 @@ class TcpChannel:
         self._is_receiving = False
         self._failure: TransportError | None = None
 
+    @property
+    def received_bytes(self) -> int:
+        return self._connection.received_bytes
+
     async def send(self, frame: Frame) -> None:
         self._check_open()
         buffers = encode(frame)

@@ -96,6 +96,10 @@ class FaultyChannel:
         self._inner = inner
         self._countdown = _Countdown(fault, after_calls)
 
+    @property
+    def received_bytes(self) -> int:
+        return self._inner.received_bytes
+
     async def send(self, frame: Frame) -> None:
         fault = await self._next_fault(sends=True)
         if fault is None:

@@ -41,7 +41,7 @@ from edge.protocol.error_codec import Failed, map_store_error
 from edge.protocol.expulsion import until_expelled
 from edge.protocol.fields import token_ids
 from edge.protocol.frame_codec import ANSWER, SMALL, Call, Event, Post, from_frame, to_frame
-from edge.protocol.heartbeat import ALIVE, SILENT_AFTER_S, Hearing, show_life
+from edge.protocol.heartbeat import ALIVE, COORDINATOR_SILENT_AFTER_S, Hearing, show_life
 from edge.protocol.kept_files import AllKept, Keep
 from edge.protocol.step import MAX_REQUESTS
 from edge.protocol.step_times import ShardTimes
@@ -65,7 +65,11 @@ class Connection:
     """`run` it once; when it returns, nothing of the coordinator's is left here."""
 
     def __init__(
-        self, resources: PeerResources, channel: Channel, *, silent_after_s: float = SILENT_AFTER_S
+        self,
+        resources: PeerResources,
+        channel: Channel,
+        *,
+        silent_after_s: float = COORDINATOR_SILENT_AFTER_S,
     ) -> None:
         self._peer = resources
         self._channel = channel
@@ -75,7 +79,7 @@ class Connection:
         self._offers = Held(resources.offers, self._owner)
         self._manifest_entries = Held(resources.manifest_entries, self._owner)
         self._shards = Held(resources.shards, self._owner)
-        self._hearing = Hearing(silent_after_s=silent_after_s)
+        self._hearing = Hearing(channel, silent_after_s=silent_after_s)
         self._calls_read: asyncio.Queue[tuple[Frame, int]] = asyncio.Queue(MAX_WAITING_CALLS)
         """And what each has taken of the room for frames."""
         self._frame_bytes = 0
@@ -128,7 +132,7 @@ class Connection:
         finally:
             await uninterrupted(self._clean_up(tasks))
 
-    async def _clean_up(self, tasks: list[asyncio.Task[None]]) -> None:
+    async def _clean_up(self, tasks: list[asyncio.Task[Any]]) -> None:
         await self._channel.aclose()
         for task in tasks:
             task.cancel()
@@ -162,7 +166,7 @@ class Connection:
         coordinator that goes away is noticed while a shard loads.
         """
         while True:
-            self._hearing.heard()
+            self._hearing.listening()
             frame = await self._channel.receive(self._limits_of, self._admit)
             self._hearing.not_listening()  # what follows takes as long as we do
             taken, self._frame_bytes = self._frame_bytes, 0
@@ -186,7 +190,7 @@ class Connection:
         if num_bytes > LARGE_BYTES:
             self._hearing.not_listening()
             await self._peer.frames.take(self._owner, num_bytes)
-            self._hearing.heard()
+            self._hearing.listening()
             self._frame_bytes += num_bytes
             self._all_frames_bytes += num_bytes
 

@@ -18,7 +18,7 @@ from edge.protocol.error_codec import Failed
 from edge.protocol.expulsion import until_expelled
 from edge.protocol.fields import printable
 from edge.protocol.frame_codec import ANSWER, Call, Event, Post, from_frame, to_frame
-from edge.protocol.heartbeat import ALIVE, SILENT_AFTER_S, Hearing, show_life
+from edge.protocol.heartbeat import ALIVE, PEER_SILENT_AFTER_S, Hearing, show_life
 from edge.protocol.messages import FRAMES, limits_of
 from edge.transport import MEMBER, Channel, Credentials, Frame, Member
 from edge.version import __version__
@@ -62,7 +62,7 @@ class PeerClient:
         self._given_up: set[int] = set()
         """Calls that may still be answered, to nobody."""
         self._ended: EdgeError | None = None
-        self._hearing = Hearing(silent_after_s=silent_after_s)
+        self._hearing = Hearing(channel, silent_after_s=silent_after_s)
         self._tasks = [
             asyncio.create_task(work)
             for work in (
@@ -82,7 +82,7 @@ class PeerClient:
         name: str | None = None,
         device: str | None = None,
         timeout_s: float = CONNECT_WITHIN_S,
-        silent_after_s: float = SILENT_AFTER_S,
+        silent_after_s: float = PEER_SILENT_AFTER_S,
         on_event: OnEvent | None = None,
     ) -> PeerClient:
         """`credentials` are ours, None for a peer that wants none. With `device`, it must be this
@@ -184,7 +184,6 @@ class PeerClient:
         try:
             while True:
                 frame = await self._channel.receive(limits_of)
-                self._hearing.heard()
                 if frame.kind != ALIVE.kind:
                     self._hand_out(frame)
         except transport.TransportError as error:
@@ -239,8 +238,8 @@ class PeerClient:
             await show_life(self._channel)
 
     async def _watch(self) -> None:
-        await self._hearing.until_silent()
-        self._end(PeerLostError(self.name, f"it was silent for {self._hearing.silent_after_s:g} s"))
+        silent_s = await self._hearing.until_silent()
+        self._end(PeerLostError(self.name, f"it was silent for {silent_s:.1f} s"))
         await self._channel.aclose()
 
     async def _watch_membership(self, credentials: Credentials | None) -> None:

@@ -1,23 +1,28 @@
-"""How long silence lasts until a peer counts as lost: both sides show life while they are busy.
+"""How long silence lasts until the other side counts as lost: both show life while they are busy.
 
-A device that dies breaks its connections, which transport notices.
+A process that dies breaks its connections, which transport notices at once. This is for one that
+is stopped or hangs, and for a device that is cut off.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 
 from edge.transport import Channel, Frame
 
 ALIVE = Frame("alive")
 """Means nothing but that its sender still runs."""
 
-ALIVE_EVERY_S = 5.0
+ALIVE_EVERY_S = 0.4
 
-SILENT_AFTER_S = 60.0
-"""Without any frame for so long, the other side counts as lost. Long enough for the largest frame
-(8 MiB of logits, a 4 MiB piece of weights) on a link of 140 kB/s."""
+PEER_SILENT_AFTER_S = 2.6
+"""Without a byte for so long, a peer is lost to its coordinator, which sees that within 3 s. Who
+stops for 2 s is not: that is a silence of 2.4 s at most, with the time since the last sign."""
+
+COORDINATOR_SILENT_AFTER_S = 20.0
+"""Likewise a coordinator to its peers. Nobody waits for its end but who wants the memory."""
+
+_LOOK_EVERY_S = 0.2
 
 LINK_TIMEOUT_S = 120.0
 """Silence on a link inside a step. A dead device is noticed within seconds by the connection
@@ -25,31 +30,48 @@ itself; this is for one that hangs, and long because a slow neighbour may take a
 
 
 async def show_life(channel: Channel) -> None:
-    """Send a sign of life every few seconds. Raises what the channel raises."""
+    """Send a sign of life a few times a second. Raises what the channel raises.
+
+    A sign waits for the frame that is being sent, whose bytes are one, too.
+    """
     while True:
         await asyncio.sleep(ALIVE_EVERY_S)
         await channel.send(ALIVE)
 
 
 class Hearing:
-    """When the other side was heard for the last time."""
+    """Whether the other side of a channel is heard, by bytes: a large frame may take long.
 
-    def __init__(self, *, silent_after_s: float) -> None:
-        self.silent_after_s = silent_after_s
-        self.heard()
+    Its silence counts while we listen ourselves. A process that was stopped, or whose loop was
+    busy, looks too late; it cannot know what it did not hear, so the time that it missed is not
+    the other side's.
+    """
 
-    def heard(self) -> None:
-        """It spoke, or we begin to listen."""
-        self._last_s = asyncio.get_running_loop().time()
+    def __init__(self, channel: Channel, *, silent_after_s: float) -> None:
+        self._channel = channel
+        self._silent_after_s = silent_after_s
+        self._is_listening = True
+        self._silent_s = 0.0
+
+    def listening(self) -> None:
+        """What arrives is received from now on, as it is at first."""
+        self._is_listening = True
+        self._silent_s = 0.0
 
     def not_listening(self) -> None:
-        """Until `heard`, silence is of our own making."""
-        self._last_s = math.inf
+        """Until `listening`, silence is of our own making."""
+        self._is_listening = False
 
-    async def until_silent(self) -> None:
-        """Return when the other side has been silent for too long."""
-        while (left_s := self._left_s()) > 0:  # noqa: ASYNC110 - what is left moves on meanwhile
-            await asyncio.sleep(min(left_s, self.silent_after_s))
-
-    def _left_s(self) -> float:
-        return self._last_s + self.silent_after_s - asyncio.get_running_loop().time()
+    async def until_silent(self) -> float:
+        """Return when the other side has been silent for too long: for how many seconds."""
+        loop = asyncio.get_running_loop()
+        heard_bytes, looked_s = self._channel.received_bytes, loop.time()
+        while self._silent_s < self._silent_after_s:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            now_bytes, now_s = self._channel.received_bytes, loop.time()
+            if now_bytes != heard_bytes or not self._is_listening:
+                self._silent_s = 0.0
+            else:
+                self._silent_s += min(now_s - looked_s, 2 * _LOOK_EVERY_S)
+            heard_bytes, looked_s = now_bytes, now_s
+        return self._silent_s

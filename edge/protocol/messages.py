@@ -1,7 +1,7 @@
 """What coordinator and peers say to each other: every frame, in the order of use.
 
 A session is one shard of one loaded model for one coordinator. Calls name the record that answers
-them. Both sides send `alive` every few seconds (see heartbeat.py).
+them. Both sides send `alive` a few times a second (see heartbeat.py).
 """
 
 from __future__ import annotations

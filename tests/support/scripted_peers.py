@@ -17,6 +17,7 @@ from edge.errors import EdgeError
 from edge.kernels.sampling.logprobs import Logprobs
 from edge.kernels.sampling.parameters import SamplingParameters
 from edge.partition import Plan, Shard, Stage
+from edge.protocol.heartbeat import show_life
 from edge.protocol.step import FinishReason, SamplingTerms
 from edge.transport import Channel, Frame, Link
 
@@ -102,9 +103,17 @@ async def refuse(link: Link, _hello: Mapping[str, Any]) -> None:
 async def peer(
     behave: Behaviour, name: str = "odd", *, answers_calls: bool = True
 ) -> AsyncIterator[str]:
-    """A peer that answers calls by "ok", unless that is left to `behave`, too, as posts are."""
+    """A peer that answers calls by "ok", unless that is left to `behave`, too, as posts are.
+
+    It shows life, however long a slow machine takes for what a test is about.
+    """
+
+    async def living(channel: Channel) -> None:
+        with contextlib.suppress(transport.TransportError):
+            await show_life(channel)
 
     async def serve(channel: Channel) -> None:
+        life = asyncio.create_task(living(channel))
         try:
             while True:
                 frame = await channel.receive()
@@ -114,6 +123,9 @@ async def peer(
                     await behave(channel, frame)
         except transport.TransportError:
             await channel.aclose()
+        finally:
+            life.cancel()
+            await asyncio.gather(life, return_exceptions=True)
 
     listener = await transport.listen(
         "127.0.0.1:0", credentials=None, hello={"name": name}, on_channel=serve, on_link=refuse
