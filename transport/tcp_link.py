@@ -6,6 +6,12 @@ The socket is a blocking one whose time limits are the kernel's (SO_RCVTIMEO, SO
 own ``settimeout`` costs one more system call before every read. What must not block says so call by
 call (MSG_DONTWAIT).
 
+Whether a silent neighbour's device can be reached is asked of the kernel, which probes an idle
+connection every second, and repeats what was not acknowledged. The device answers the probes
+itself, so a neighbour that computes, or reads weights from a slow disk, for minutes is not lost,
+and nothing is sent by the thread that computes. Of a process that is stopped or hangs this tells
+nothing: its coordinator hears that on the channel.
+
 The arrays are given to the socket as they are: a view of their bytes costs more than the system
 call's own share of a small message. That every array is a buffer, typing learns in Python 3.12.
 """
@@ -16,10 +22,11 @@ import os
 import select
 import socket
 import struct
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 
@@ -31,7 +38,19 @@ from edge.transport.records import PLAIN, BrokenRecordError, Part, Records, as_b
 
 _SIZE = struct.Struct("!Q")
 
+Moved = TypeVar("Moved")
+
 POLL_S = 100e-6
+
+LOOK_EVERY_S = 1.0
+"""How often a thread that waits asks whether the other device still acknowledges."""
+
+DEVICE_GONE_AFTER_S = 5.0
+"""Without an acknowledgement for so long, the other device counts as lost. The kernel repeats what
+was lost after 0.2, 0.6, 1.4, 3.0 and 6.2 s: a network that pauses for 3 s is seen to come back."""
+
+_LAST_ACK_RECEIVED = struct.Struct("@56xI")
+"""Where Linux's struct tcp_info has milliseconds since the last one."""
 
 _LEAST_SEND_BUFFER_BYTES = 4 * EAGER_BYTES
 """Room for ``EAGER_BYTES`` and the kernel's bookkeeping, which it counts too."""
@@ -40,8 +59,8 @@ _LEAST_SEND_BUFFER_BYTES = 4 * EAGER_BYTES
 class TcpLink:
     """A link over a connected TCP socket, which it owns from now on. See :class:`Link`.
 
-    The kernel counts its time limit from the start of a system call: a peer that falls silent in
-    the middle of a message may be noticed only after twice ``timeout_s``.
+    Time limits count from the start of a system call: a peer that falls silent in the middle of a
+    message may be noticed only after twice ``timeout_s``.
     """
 
     def __init__(
@@ -53,7 +72,7 @@ class TcpLink:
     ) -> None:
         if not timeout_s > 0:
             raise ValueError(f"a link's timeout is a time above 0 s, not {timeout_s}")
-        fraction, seconds = math.modf(timeout_s)
+        fraction, seconds = math.modf(min(timeout_s, LOOK_EVERY_S))
         # At least a microsecond: zero would mean to wait for ever.
         limit = struct.pack("@ll", int(seconds), max(1, int(fraction * 1e6)))
         connected.settimeout(None)
@@ -62,6 +81,7 @@ class TcpLink:
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         if connected.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) < _LEAST_SEND_BUFFER_BYTES:
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LEAST_SEND_BUFFER_BYTES)
+        _probe_when_idle(connected)
         self.peer = peer
         self._socket = connected
         self._timeout_s = timeout_s
@@ -76,7 +96,7 @@ class TcpLink:
                 size = _SIZE.pack(array.nbytes)
                 first, others = self._cut(array)
                 part = self._records.seal(size, first)
-                sent = self._socket.sendmsg((size, part))
+                sent = self._patiently(self._socket.sendmsg, (size, part))
                 if sent < _SIZE.size + part.nbytes:
                     self._send_rest(drop_bytes((memoryview(size), as_bytes(part)), sent))
                 for other in others:
@@ -121,6 +141,28 @@ class TcpLink:
     def close(self) -> None:
         self._guard.close()
 
+    def _patiently(self, call: Callable[[Part], Moved], part: Part) -> Moved:
+        """A call that blocks, until it moves something; BlockingIOError after the time limit.
+
+        Raises PeerLostError once the other device cannot be reached.
+        """
+        try:
+            return call(part)
+        except BlockingIOError:
+            end_s = time.monotonic() + self._timeout_s - min(self._timeout_s, LOOK_EVERY_S)
+        while time.monotonic() < end_s:
+            if (silent_s := unacknowledged_s(self._socket)) > DEVICE_GONE_AFTER_S:
+                raise PeerLostError(
+                    self.peer, f"its device was not reached over the link for {silent_s:.1f} s"
+                )
+            with contextlib.suppress(BlockingIOError):
+                return call(part)
+        raise BlockingIOError
+
+    def _polled(self, poller: select.poll) -> None:
+        if not poller.poll(min(self._timeout_s, LOOK_EVERY_S) * 1000):
+            raise BlockingIOError
+
     def _shut_down(self) -> None:
         # Wakes a thread that blocks in this socket, which closing alone would not.
         with contextlib.suppress(OSError):
@@ -155,7 +197,7 @@ class TcpLink:
         first, others = self._cut(into)
         space = self._records.space(first)
         if not space.nbytes:
-            count = self._socket.recv_into(self._size)
+            count = self._patiently(self._socket.recv_into, self._size)
         else:
             count = self._poll_for((self._size, space))
         if count < header:
@@ -181,12 +223,13 @@ class TcpLink:
                 return receive(buffers, 0, socket.MSG_DONTWAIT)[0]
             except BlockingIOError:
                 if time.perf_counter() > end_s:
-                    return receive(buffers)[0]
+                    received: tuple[int, Any, Any, Any] = self._patiently(receive, buffers)
+                    return received[0]
                 os.sched_yield()
 
     def _receive_rest(self, space: memoryview, *, is_ended: bool) -> None:
         while not is_ended and space.nbytes:
-            count = self._socket.recv_into(space)
+            count = self._patiently(self._socket.recv_into, space)
             space = space[count:]
             is_ended = count == 0
         if is_ended:
@@ -194,7 +237,7 @@ class TcpLink:
 
     def _send_rest(self, buffers: list[memoryview]) -> None:
         while buffers:
-            buffers = drop_bytes(buffers, self._socket.sendmsg(buffers))
+            buffers = drop_bytes(buffers, self._patiently(self._socket.sendmsg, buffers))
 
     def _exchange_rest(
         self, outgoing: list[memoryview], others: Iterator[memoryview], into: NDArray[Any]
@@ -206,8 +249,7 @@ class TcpLink:
         poller = select.poll()
         poller.register(self._socket, select.POLLIN | select.POLLOUT)
         while outgoing and space is not None:
-            if not poller.poll(self._timeout_s * 1000):
-                raise BlockingIOError
+            self._patiently(self._polled, poller)
             with contextlib.suppress(BlockingIOError):
                 sent = self._socket.sendmsg(outgoing, (), socket.MSG_DONTWAIT)
                 outgoing = drop_bytes(outgoing, sent) or list(islice(others, 1))
@@ -234,3 +276,23 @@ class TcpLink:
             if space.nbytes:
                 yield as_bytes(space)
             self._records.open(self._size, part)
+
+
+def _probe_when_idle(connected: socket.socket) -> None:
+    """Have the system ask the other one every second whether it is there, as long as both idle."""
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    options = {"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": math.ceil(DEVICE_GONE_AFTER_S)}
+    for name, value in options.items():
+        if hasattr(socket, name):  # Not every system has each of these.
+            connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def unacknowledged_s(connected: socket.socket) -> float:
+    """How long the other device has acknowledged nothing; 0 where the system does not say."""
+    if not sys.platform.startswith("linux"):
+        return 0.0
+    told = connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_ACK_RECEIVED.size)
+    if len(told) < _LAST_ACK_RECEIVED.size:
+        return 0.0
+    (milliseconds,) = _LAST_ACK_RECEIVED.unpack(told)
+    return float(milliseconds) / 1000

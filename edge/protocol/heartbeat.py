@@ -24,9 +24,12 @@ COORDINATOR_SILENT_AFTER_S = 20.0
 
 _LOOK_EVERY_S = 0.2
 
-LINK_TIMEOUT_S = 120.0
-"""Silence on a link inside a step. A dead device is noticed within seconds by the connection
-itself; this is for one that hangs, and long because a slow neighbour may take a minute a chunk."""
+LINK_TIMEOUT_S = 3600.0
+"""Silence on a link inside a step, whatever the neighbour does: a step that reads a large model
+from a slow disk takes many minutes. Who is really gone is noticed sooner, by others: a process
+that died by its closed sockets; one that is stopped by the coordinator, which ends the sessions of
+all; a device that cannot be reached by the link itself (`edge.transport.tcp_link`). So no limit
+needs to be guessed from how long steps should take."""
 
 
 async def show_life(channel: Channel) -> None:
