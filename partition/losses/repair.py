@@ -43,6 +43,10 @@ _MOST_CLOSED = 24
 _MOST_ORDERS = 24
 """Ways to seat the planner's devices in its plan."""
 
+_EXACT_DEVICES = 4
+"""Of more, the planner does not look at every arrangement, for replies are waiting: 0.04 s of
+processor time for a model of 22 layers on 4 devices, 0.9 s on 5."""
+
 Method = Literal["unchanged", "stand-ins", "grown", "planned"]
 
 
@@ -203,6 +207,7 @@ class _Task:
             parallel=self.parallel or "auto",
             chunk_tokens=self.chunk_tokens,
             stream=self.stream,
+            exact_devices=_EXACT_DEVICES,
         )
         plan = self._version(choice.plan.stages)
         check_links(plan, self.cluster)
@@ -267,7 +272,8 @@ class _Task:
         )
 
     def _options(self) -> list[list[str]]:
-        """For each lost seat the devices that may take it, those first that lack least of it."""
+        """For each lost seat the devices that may take it: those that fit, then those that would
+        read layers from disk; of each those first that lack least of it."""
         spare = [id for id in self.devices if id not in self.loaded]
         return [self._by_lacking(seat, spare) for seat in self.lost_seats]
 
@@ -276,13 +282,16 @@ class _Task:
         place = self.plan.place(seat[0])
         need = held.shard.memory(place, self.model, self.workload).total
 
-        def key(id: str) -> tuple[int, float, str]:
+        def fits(id: str) -> bool:
+            return need <= self.devices[id].memory_bytes
+
+        def key(id: str) -> tuple[bool, int, float, str]:
             rates = self.devices[id].rates
             pace = -self.devices[id].threads if rates is None else rates.seconds_per_byte[0]
-            return self._lacks(replace(held, shard=held.shard.on(id)))[0], pace, id
+            lacking, _ = self._lacks(replace(held, shard=held.shard.on(id)))
+            return not fits(id), lacking, pace, id
 
-        fit = [id for id in spare if need <= self.devices[id].memory_bytes or self.stream]
-        return sorted(fit, key=key)
+        return sorted((id for id in spare if self.stream or fits(id)), key=key)
 
     def _seated(self, taken: Sequence[str | None]) -> list[list[Shard | None]]:
         """The shards of each stage with these devices in the lost seats."""

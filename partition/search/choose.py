@@ -9,6 +9,7 @@ others are not enough: then `placement` decides by threads and memory.
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import permutations
 from typing import get_args
 
@@ -77,6 +78,7 @@ def choose(
     parallel: Parallel = "auto",
     chunk_tokens: int = CHUNK_TOKENS,
     stream: bool = False,
+    exact_devices: int = EXACT_DEVICES,
 ) -> Choice:
     """A valid plan, version 1, that fits the memory of every device it uses.
 
@@ -85,8 +87,9 @@ def choose(
     pipeline  A stage on every device, in the best order, with the layers that suit it.
     tensor    One stage with a shard on every device, with the shares that suit it.
 
-    With `stream`, layers may be read from disk for each step, where nothing else fits or everything
-    else is slower.
+    Of more than `exact_devices` not every arrangement is looked at: with 5 that takes 10 times as
+    long. With `stream`, layers may be read from disk for each step, where nothing else fits or
+    everything else is slower.
 
     Ties go to fewer devices, then to the order of the cluster. The same facts always give the same
     choice. Raises CapacityError when memory is short, PlanError when the devices are too many for
@@ -101,16 +104,17 @@ def choose(
     unmeasured = [device.id for device in cluster.devices if device.rates is None]
     if not unmeasured:
         search = Search(Situation(model, cluster, workload, chunk_tokens))
-        return _measured_choice(search, parallel, stream=stream)
+        return _measured_choice(search, parallel, stream=stream, exact_devices=exact_devices)
     known = cluster.without(*unmeasured)
+    of_known = partial(
+        choose, model, known, workload, chunk_tokens=chunk_tokens, exact_devices=exact_devices
+    )
     for streams in (False, True) if stream else (False,):
         if parallel == "auto" and known.devices:
             with suppress(CapacityError):
-                choice = choose(model, known, workload, chunk_tokens=chunk_tokens, stream=streams)
+                choice = of_known(stream=streams)
                 if stream != streams:  # they have the memory, but reading from disk may be faster
-                    choice = choose(
-                        model, known, workload, chunk_tokens=chunk_tokens, stream=stream
-                    )
+                    choice = of_known(stream=stream)
                 return _without_unmeasured(choice, cluster)
         plan = (
             next(streaming_plans(model, cluster, workload, parallel), None)
@@ -139,12 +143,14 @@ def _without_unmeasured(choice: Choice, cluster: ClusterSpec) -> Choice:
     )
 
 
-def _measured_choice(search: Search, parallel: Parallel, *, stream: bool) -> Choice:
+def _measured_choice(
+    search: Search, parallel: Parallel, *, stream: bool, exact_devices: int
+) -> Choice:
     situation = search.situation
     model, cluster, workload = situation.model, situation.cluster, situation.workload
     alone = search.best(_alone(search), most=len(situation.devices))
     own = _of_different_kinds(search, alone[:1])
-    plans = _of_different_kinds(search, _solve(search, parallel))
+    plans = _of_different_kinds(search, _solve(search, parallel, exact_devices))
     if parallel == "auto" and not any(len(plan.devices) == 1 for plan, _ in plans):
         plans += own
     if not plans:  # memory so short that the search finds no way; perhaps placing by memory does
@@ -239,9 +245,9 @@ def describe_plan_in_words(plan: Plan, cluster: ClusterSpec) -> str:
     return " | ".join(stages)
 
 
-def _solve(search: Search, parallel: Parallel) -> list[Solved]:
+def _solve(search: Search, parallel: Parallel, exact_devices: int) -> list[Solved]:
     everyone = tuple(range(len(search.situation.devices)))
-    few = len(everyone) <= EXACT_DEVICES
+    few = len(everyone) <= exact_devices
     if parallel == "auto":
         if few:
             return search.best(all_arrangements(everyone), most=MOST_SOLVED)

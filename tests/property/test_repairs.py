@@ -30,6 +30,7 @@ from edge.partition import (
     memory_use,
     repair,
 )
+from edge.partition.losses.closing import Closer
 from tests.property.measured_situations import rates
 from tests.property.plan_situations import models, whole_bytes, workloads
 from tests.property.test_plans_unlike import unlike_models
@@ -173,7 +174,7 @@ def shape(plan: Plan) -> list[object]:
     return [(stage.layers, [shard.on("anyone") for shard in stage.shards]) for stage in plan.stages]
 
 
-@settings(max_examples=80)
+@settings(max_examples=50)
 @given(losses())
 def test_a_repair_fits_and_is_what_it_says(loss: Loss) -> None:
     left = loss.cluster.without(*loss.lost)
@@ -231,3 +232,22 @@ def test_a_stand_in_with_room_keeps_the_shape_while_nothing_was_measured(
     repaired = repair(loss.plan, loss.model, cluster, loss.lost, loss.workload)
     assert repaired.same_shape
     assert Counter(repaired.kept) == Counter(id for id in loss.plan.devices if id not in gone)
+
+
+@settings(max_examples=40)
+@given(losses())
+def test_whoever_grows_makes_a_whole_plan(loss: Loss) -> None:
+    seats = [
+        [None if shard.device in loss.lost else shard for shard in stage.slices]
+        for stage in loss.plan.stages
+    ]
+    closer = Closer(
+        plan=loss.plan,
+        model=loss.model,
+        devices={device.id: device for device in loss.cluster.devices},
+        workload=loss.workload,
+    )
+    ways = list(closer.ways(seats, most=9))
+    assert bool(ways) == any(shard is not None for shards in seats for shard in shards)
+    for way in ways:
+        way.validate(loss.model, loss.cluster.without(*loss.lost))

@@ -10,6 +10,7 @@ from edge.partition import (
     CapacityError,
     ClusterSpec,
     LayerSlice,
+    LinkSpec,
     ModelFacts,
     Plan,
     PlanError,
@@ -21,6 +22,7 @@ from edge.partition import (
     repair,
     whole_shard,
 )
+from edge.partition.cost.message_times import NO_LINK_S
 from edge.partition.losses.stand_ins import all_seats_taken, some_seats_taken
 from tests.unit.partition.test_choose import CABLE, LARGE, SMALL, cluster
 
@@ -124,11 +126,26 @@ def test_a_plan_by_hand_is_not_planned_anew_while_something_like_it_fits() -> No
     assert repair(THREE_STAGES, SMALL, devices, {"01"}, long, parallel=None).method == "grown"
 
 
+def test_stand_ins_that_would_read_from_disk_hide_none_that_has_the_room() -> None:
+    devices = cluster(*[(4, FAST)] * 3, *[(0.1, FAST)] * 6, (4, FAST))
+    repaired = repair(THREE_STAGES, SMALL, devices, {"01"}, SHORT, stream=True, parallel=None)
+    assert repaired.plan.devices == ("00", "09", "02")
+    assert repaired.same_shape
+
+
 def test_of_stand_ins_the_one_that_is_done_first_is_taken() -> None:
     devices = cluster(*[(4, FAST)] * 5)
     sent = {"03": 10e6, "04": 100e6}
     repaired = repair(THREE_STAGES, SMALL, devices, {"02"}, SHORT, send_bytes_per_s=sent)
     assert repaired.plan.devices == ("00", "01", "04")
+
+
+def test_a_stand_in_that_cannot_reach_the_others_is_none() -> None:
+    devices = unmeasured(4)
+    assert repair(THREE_STAGES, SMALL, devices, {"01"}, SHORT).same_shape
+    apart = LinkSpec(source="03", target="02", latency_s=NO_LINK_S, bytes_per_s=1.0)
+    devices = replace(devices, links=(apart,))
+    assert not repair(THREE_STAGES, SMALL, devices, {"01"}, SHORT).same_shape
 
 
 def test_the_layers_of_a_lost_stage_go_to_both_its_neighbours() -> None:
