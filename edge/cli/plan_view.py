@@ -11,7 +11,15 @@ from rich.markup import escape
 from rich.table import Table
 
 from edge.host.free_memory import format_size
-from edge.partition import Estimate, HeldLayers, PlanRow, describe_plan_in_words
+from edge.partition import (
+    CapacityError,
+    Estimate,
+    HeldLayers,
+    PlanRow,
+    Shortage,
+    describe_plan_in_words,
+)
+from edge.planning.losses import Loss
 from edge.planning.proposal import Proposal
 
 
@@ -42,6 +50,49 @@ def show_plan(proposal: Proposal, *, title: str, unchanged: Proposal | None, exp
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     if explain:
         _explain(console, proposal)
+
+
+def show_losses(proposal: Proposal, found: Sequence[Loss]) -> None:
+    """Print a line for each device of the plan: what would be left without it."""
+    console = Console()
+    for each in found:
+        line = f"Without {each.device.name}: {_left_without(proposal, each)}."
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def losses_as_json(found: Sequence[Loss]) -> list[dict[str, Any]]:
+    """For each device of the plan, in its order."""
+    return [
+        {
+            "device": each.device.id,
+            "name": each.device.name,
+            "plan": None if each.repair is None else each.repair.plan.to_json(),
+            "same_shape": each.repair is not None and each.repair.same_shape,
+            "lacking_bytes": {} if each.repair is None else dict(each.repair.lacking_bytes),
+            "predicted": _speed(None if each.repair is None else each.repair.predicted),
+            "missing_bytes": {short.device: short.missing_bytes for short in _shortages(each)},
+        }
+        for each in found
+    ]
+
+
+def _left_without(proposal: Proposal, loss: Loss) -> str:
+    if len(proposal.cluster.devices) == 1:
+        return "no device is left"
+    if loss.repair is None:
+        lacks = [f"{format_size(each.missing_bytes)} on {each.name}" for each in _shortages(loss)]
+        fit = f"it does not fit; missing: {', '.join(lacks)}"
+        return fit if lacks else str(loss.refused).rstrip(".")
+    repair = loss.repair
+    speed = "how fast is not known"
+    if repair.predicted is not None:
+        speed = _in_words(repair.predicted)
+    words = describe_plan_in_words(repair.plan, proposal.cluster)
+    return f"{words}; {format_size(repair.moved_bytes)} to send; {speed}"
+
+
+def _shortages(loss: Loss) -> Sequence[Shortage]:
+    return loss.refused.shortages if isinstance(loss.refused, CapacityError) else ()
 
 
 def plan_as_json(proposal: Proposal, *, explain: bool) -> dict[str, Any]:

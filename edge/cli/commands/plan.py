@@ -8,10 +8,11 @@ from dataclasses import replace
 import click
 
 from edge.cli.options import ClusterOptions, cluster_options, model_options, open_cluster
-from edge.cli.plan_view import plan_as_json, show_plan
+from edge.cli.plan_view import losses_as_json, plan_as_json, show_losses, show_plan
 from edge.errors import CapacityError
 from edge.partition import Workload
 from edge.planning.load_options import LoadOptions
+from edge.planning.losses import losses as what_losses_do
 from edge.planning.proposal import Proposal
 
 
@@ -35,6 +36,7 @@ from edge.planning.proposal import Proposal
     help='"+4GiB on NAME", "without NAME" or "link NAME-NAME 1ms 1Gbit"; may be repeated.',
 )
 @click.option("--explain", is_flag=True, help="Show where time goes and the next best plans, too.")
+@click.option("--losses", is_flag=True, help="Say for each device what would be left without it.")
 @click.option("--measure", is_flag=True, help="Measure every device and link again.")
 @cluster_options
 @click.option(
@@ -48,6 +50,7 @@ def command(
     output_tokens: int | None,
     changes: tuple[str, ...],
     explain: bool,
+    losses: bool,
     measure: bool,
     as_json: bool,
 ) -> None:
@@ -84,6 +87,8 @@ def command(
         value = plan_as_json(proposal, explain=explain)
         if changes:
             value["changes"] = list(changes)
+        if losses:
+            value["losses"] = losses_as_json(what_losses_do(proposal, options))
         click.echo(json.dumps(value, indent=2))
     else:
         show_plan(
@@ -92,3 +97,5 @@ def command(
             unchanged=unchanged,
             explain=explain,
         )
+        if losses:
+            show_losses(proposal, what_losses_do(proposal, options))

@@ -6,13 +6,22 @@ from dataclasses import replace
 
 import pytest
 
-from edge.cli.plan_view import plan_as_json, rate_in_words, show_plan
+from edge.cli.plan_view import (
+    losses_as_json,
+    plan_as_json,
+    rate_in_words,
+    show_losses,
+    show_plan,
+)
 from edge.host.free_memory import format_size
-from edge.partition import Choice, ClusterSpec, estimate
+from edge.partition import Choice, ClusterSpec, choose, estimate, memory_use
+from edge.planning.load_options import LoadOptions
+from edge.planning.losses import losses
 from edge.planning.proposal import Overhead, Proposal
 from edge.protocol.wire_rules import WireRules
 from edge.transport import WireRule
 from tests.unit.partition import test_plan_memory
+from tests.unit.partition.test_choose import SMALL, cluster
 from tests.unit.partition.test_plan_streaming import (
     MATRIX_BYTES,
     MODEL,
@@ -21,6 +30,7 @@ from tests.unit.partition.test_plan_streaming import (
     alone,
     device,
 )
+from tests.unit.partition.test_repair import SHORT, pipeline
 
 
 def proposal(host_layers: int | None) -> Proposal:
@@ -123,3 +133,50 @@ def test_a_rate_is_said_with_its_spread() -> None:
     still = estimate(plan, MODEL, ClusterSpec(devices=(steady,)), WORKLOAD)
     assert still.tokens_per_s_range == (still.tokens_per_s, still.tokens_per_s)
     assert still.tokens_per_s == found.tokens_per_s
+
+
+def planned(*memory_gib: float) -> Proposal:
+    """A pipeline of a model of 0.7 GiB over these devices, of which the last may have no part."""
+    devices = cluster(*[(each, 30e9) for each in memory_gib])
+    plan = pipeline(SMALL, range(8), range(8, 22)) if len(memory_gib) > 1 else None
+    choice = choose(SMALL, devices, SHORT)
+    if plan is not None:
+        choice = replace(choice, plan=plan)
+    return Proposal(
+        dtype="int4",
+        weights="int4",
+        choice=choice,
+        model=SMALL,
+        cluster=devices,
+        workload=SHORT,
+        chunk_tokens=256,
+        wire_rules=WireRules(sums=(), hops=()),
+    )
+
+
+def test_what_would_be_left_without_each_device(capsys: pytest.CaptureFixture[str]) -> None:
+    options = LoadOptions(plan="pipeline", stream="off")
+    proposed = planned(0.9, 0.6, 0.6)
+    found = losses(proposed, options)
+    show_losses(proposed, found)
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("Without a: c: layers 0-7 | b: layers 8-21; 377.1 MiB to send; first")
+    assert second.startswith("Without b: a: layers 0-")
+    use = memory_use(proposed.plan, proposed.model, SHORT)
+    assert losses_as_json(found)[0]["lacking_bytes"] == {"02": use["00"].weight_bytes, "01": 0}
+    assert losses_as_json(found)[0]["same_shape"]
+
+    proposed = planned(0.9, 0.5)
+    found = losses(proposed, options)
+    show_losses(proposed, found)
+    first, second = capsys.readouterr().out.splitlines()
+    (missing,) = losses_as_json(found)[0]["missing_bytes"].values()
+    assert first == f"Without a: it does not fit; missing: {format_size(missing)} on b."
+    assert second.startswith("Without b: a: layers 0-21; ")
+    assert " from disk" in _said(planned(0.9, 0.5), replace(options, stream="auto"), capsys)
+    assert _said(planned(2), options, capsys) == "Without a: no device is left.\n"
+
+
+def _said(proposed: Proposal, options: LoadOptions, capsys: pytest.CaptureFixture[str]) -> str:
+    show_losses(proposed, losses(proposed, options))
+    return capsys.readouterr().out
