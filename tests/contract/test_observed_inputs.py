@@ -38,7 +38,7 @@ def test_inputs_are_summed_up(
 ) -> None:
     """Of a chunk that wants no logits, of one that does, and of a token after them."""
     monkeypatch.setattr(observation, "RUN_COLUMNS", 24)
-    checkpoint = tiny_checkpoint(family, layers=2)
+    checkpoint = tiny_checkpoint(family, layers=2, heads=(4, 2))
     tokens = checkpoint.prompt(9)
     expected = ObservedInputs(checkpoint, [tokens])
     limits = replace(LIMITS, observes=True)

@@ -77,7 +77,7 @@ def test_codes_are_computed_with_as_they_stand(
 @pytest.mark.parametrize("kind", ["Q4_K", "Q5_1", "Q6_K"])
 def test_codes_of_a_file_are_computed_with_as_they_stand(kind: str, tmp_path: Path) -> None:
     """Also those with an offset for each block."""
-    made = make_checkpoint(tmp_path / "made", "llama_in_blocks")
+    made = make_checkpoint(tmp_path / "made", "llama_in_blocks", layers=1)
     path = tmp_path / "model.gguf"
     meant = write_gguf(path, made.path, kind=Type[kind])
     tokens = meant.prompt(6)

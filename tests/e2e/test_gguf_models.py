@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +12,13 @@ from numpy.typing import NDArray
 
 import edge
 from edge.offload import BLOCK_TYPES
-from tests.support.checkpoints import make_checkpoint
+from tests.support.checkpoints import TinyCheckpoint, make_checkpoint
 from tests.support.gguf_files import Type, write_gguf
 from tests.support.plans import make_plan, streaming
 from tests.support.processes import edge as run_edge
 from tests.support.small_tokenizers import CHAT_TEMPLATE, byte_level
+
+Checkpoints = Callable[..., TinyCheckpoint]
 
 LARGEST_DIFFERENCE = 1e-4
 NEW_TOKENS = 12
@@ -50,9 +53,14 @@ pytestmark = pytest.mark.slow
     ],
 )
 def test_logits_and_greedy_tokens_equal_transformers(
-    five_peers: edge.Cluster, tmp_path: Path, name: str, kind: int, layout: str
+    five_peers: edge.Cluster,
+    tiny_checkpoint: Checkpoints,
+    tmp_path: Path,
+    name: str,
+    kind: int,
+    layout: str,
 ) -> None:
-    made = make_checkpoint(tmp_path / "made", name)
+    made = tiny_checkpoint(name)
     path = tmp_path / "model.gguf"
     meant = write_gguf(path, made.path, kind=kind)
     prompt = meant.prompt(PROMPT_TOKENS)
@@ -71,11 +79,15 @@ def test_logits_and_greedy_tokens_equal_transformers(
     ids=str,
 )
 def test_codes_are_computed_with_as_the_file_has_them(
-    five_peers: edge.Cluster, tmp_path: Path, name: str, kind: int
+    five_peers: edge.Cluster,
+    tiny_checkpoint: Checkpoints,
+    tmp_path: Path,
+    name: str,
+    kind: int,
 ) -> None:
     """Rows are cut within the blocks of 256, and columns within those of 32; of phi3 out of fused
     matrices."""
-    made = make_checkpoint(tmp_path / "made", name)
+    made = tiny_checkpoint(name)
     path = tmp_path / "model.gguf"
     meant = write_gguf(path, made.path, kind=kind)
     prompt = meant.prompt(PROMPT_TOKENS)
@@ -96,9 +108,11 @@ def as_people_mix_them(name: str) -> int:
 
 
 @pytest.mark.parametrize("layout", ["pipeline_2", "tensor_3", "mixed_2_then_3"])
-def test_a_file_of_several_types(five_peers: edge.Cluster, tmp_path: Path, layout: str) -> None:
+def test_a_file_of_several_types(
+    five_peers: edge.Cluster, tiny_checkpoint: Checkpoints, tmp_path: Path, layout: str
+) -> None:
     """However it is cut, also with layers read from disk, which gives the same bits."""
-    made = make_checkpoint(tmp_path / "made", "llama_in_blocks")
+    made = tiny_checkpoint("llama_in_blocks")
     path = tmp_path / "model.gguf"
     meant = write_gguf(path, made.path, kind=as_people_mix_them)
     prompt = meant.prompt(PROMPT_TOKENS)
@@ -117,9 +131,9 @@ def relative_error(actual: NDArray[np.float32], expected: NDArray[np.float32]) -
 
 
 def test_int4_gives_what_the_same_weights_give_from_a_folder(
-    five_peers: edge.Cluster, tmp_path: Path
+    five_peers: edge.Cluster, tiny_checkpoint: Checkpoints, tmp_path: Path
 ) -> None:
-    made = make_checkpoint(tmp_path / "made", "llama_in_blocks")
+    made = tiny_checkpoint("llama_in_blocks")
     path = tmp_path / "model.gguf"
     meant = write_gguf(path, made.path, kind=Type.Q4_1)
     prompt = meant.prompt(PROMPT_TOKENS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,44 @@ from numpy.typing import NDArray
 import edge
 from edge.demos.bundled import MODEL
 from tests.support.checkpoints import TinyCheckpoint, hub
-from tests.support.lora_adapters import write_adapter
+from tests.support.lora_adapters import Adapter, Weights, write_adapters
 from tests.support.plans import make_plan, streaming
 from tests.support.processes import edge as run_edge
 
 LARGEST_DIFFERENCE = 1e-4
 PROMPT_TOKENS = 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A model, the folder of an adapter of every matrix, and the weights that the two make."""
+
+    model: TinyCheckpoint
+    adapter: Path
+    weights: Weights
+
+
+@pytest.fixture(scope="module")
+def cases(
+    tiny_checkpoint: Callable[..., TinyCheckpoint], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Case]:
+    """All made at once: peft takes seconds to begin."""
+    models = {
+        "float32": tiny_checkpoint("llama"),
+        "bfloat16": tiny_checkpoint("qwen2", stored_type="bfloat16"),
+        "bundled": TinyCheckpoint(MODEL),
+    }
+    folder = tmp_path_factory.mktemp("adapters")
+    made = write_adapters(
+        [
+            Adapter(folder=str(folder / name), model=str(model.path))
+            for name, model in models.items()
+        ]
+    )
+    return {
+        name: Case(model=model, adapter=folder / name, weights=weights)
+        for (name, model), weights in zip(models.items(), made, strict=True)
+    }
 
 
 def logits_of(weights: dict[str, Any], model: Path, prompt: list[int]) -> NDArray[np.float32]:
@@ -33,20 +66,16 @@ def logits_of(weights: dict[str, Any], model: Path, prompt: list[int]) -> NDArra
 
 
 @pytest.mark.slow
-def test_every_plan_computes_with_it(
-    five_peers: edge.Cluster,
-    tiny_checkpoint: Callable[..., TinyCheckpoint],
-    tmp_path: Path,
-) -> None:
-    checkpoint = tiny_checkpoint("llama")
-    weights = write_adapter(tmp_path / "adapter", checkpoint.path)
+def test_every_plan_computes_with_it(five_peers: edge.Cluster, cases: dict[str, Case]) -> None:
+    case = cases["float32"]
+    checkpoint = case.model
     prompt = checkpoint.prompt(PROMPT_TOKENS)
-    expected = logits_of(weights, checkpoint.path, prompt)
+    expected = logits_of(case.weights, checkpoint.path, prompt)
     assert np.abs(expected - checkpoint.logits(prompt)).max() > 100 * LARGEST_DIFFERENCE
     tensor = make_plan(checkpoint.spec, "tensor_3", model=checkpoint.path.name)
     pipeline = make_plan(checkpoint.spec, "pipeline_2", model=checkpoint.path.name)
     for plan in (tensor, streaming(pipeline, 2)):
-        options = edge.LoadOptions(dtype="float32", plan=plan, lora=tmp_path / "adapter")
+        options = edge.LoadOptions(dtype="float32", plan=plan, lora=case.adapter)
         with five_peers.load(checkpoint.path, options) as model:
             logits = model.logits(prompt)
         assert np.abs(logits - expected).max() <= LARGEST_DIFFERENCE
@@ -56,14 +85,11 @@ def test_every_plan_computes_with_it(
     assert np.abs(logits - checkpoint.logits(prompt)).max() <= LARGEST_DIFFERENCE
 
 
-def test_it_is_rounded_with_the_model(
-    tiny_checkpoint: Callable[..., TinyCheckpoint], tmp_path: Path
-) -> None:
-    checkpoint = tiny_checkpoint("qwen2", stored_type="bfloat16")
-    adapter = tmp_path / "adapter"
-    weights = write_adapter(adapter, checkpoint.path)
+def test_it_is_rounded_with_the_model(cases: dict[str, Case], tmp_path: Path) -> None:
+    case = cases["bfloat16"]
+    checkpoint, adapter = case.model, case.adapter
     prompt = checkpoint.prompt(PROMPT_TOKENS)
-    expected = logits_of(weights, checkpoint.path, prompt)
+    expected = logits_of(case.weights, checkpoint.path, prompt)
     with edge.Cluster.local(1, threads=1) as cluster:
         with cluster.load(checkpoint.path, dtype="int8", accuracy="high", lora=adapter) as model:
             rounded = model.logits(prompt)
@@ -78,12 +104,11 @@ def test_it_is_rounded_with_the_model(
     assert np.abs(quantised - expected).mean() < 0.7 * away
 
 
-def test_the_command_line(tmp_path: Path) -> None:
-    write_adapter(tmp_path / "adapter", MODEL)
+def test_the_command_line(cases: dict[str, Case], tmp_path: Path) -> None:
     local = ("--local", "1", "--threads", "1")
     told = [
         run_edge("run", MODEL, "-p", "Ada", "-n", "8", *local, *lora)
-        for lora in ((), ("--lora", tmp_path / "adapter"))
+        for lora in ((), ("--lora", cases["bundled"].adapter))
     ]
     assert [each.code for each in told] == [0, 0], told
     assert told[0].out != told[1].out

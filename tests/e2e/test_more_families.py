@@ -23,7 +23,7 @@ PROMPT_TOKENS = 24
 LONG_PROMPT_TOKENS = 333
 """More than one chunk of a prompt."""
 
-PLANS = ("solo", "pipeline_2", "tensor_3")
+PLANS = ("pipeline_2", "tensor_3")
 
 Checkpoints = Callable[..., TinyCheckpoint]
 

@@ -25,7 +25,7 @@ Checkpoints = Callable[..., TinyCheckpoint]
 
 PROMPT_TOKENS = 9
 NEW_TOKENS = 3
-"""Together more than mistral's window; a prompt is one step, each new token another."""
+"""Together more than gemma2's window; a prompt is one step, each new token another."""
 SHORT_PROMPT_TOKENS = 3
 HEADS = (4, 2)
 DEVICES = {"triton": "local-1", "ort": "local-2"}
@@ -67,8 +67,6 @@ def plan_of(checkpoint: TinyCheckpoint, layout: str, first: str, *, multiple: in
     [
         ("llama", "pipeline_2", "triton"),
         ("llama", "tensor_2", "triton"),
-        ("llama", "tensor_2", "ort"),
-        ("mistral", "tensor_2", "triton"),
         ("gemma2", "tensor_2", "triton"),
         ("glm4", "tensor_2", "ort"),
     ],
@@ -85,16 +83,14 @@ def test_greedy_tokens_are_those_of_transformers(
     prompt = checkpoint.prompt(PROMPT_TOKENS)
     plan = plan_of(checkpoint, layout, first)
     with cluster.load(checkpoint.path, dtype="float32", plan=plan) as model:
-        reply = model.generate(prompt, max_new_tokens=NEW_TOKENS, ignore_eos=True)
-        likely = model.generate(prompt, max_new_tokens=NEW_TOKENS, ignore_eos=True, logprobs=2)
+        reply = model.generate(prompt, max_new_tokens=NEW_TOKENS, ignore_eos=True, logprobs=2)
     assert list(reply.token_ids) == checkpoint.greedy(prompt, NEW_TOKENS)
-    assert likely.token_ids == reply.token_ids
     logits = torch.from_numpy(checkpoint.logits([*prompt, *reply.token_ids]))
     expected = torch.log_softmax(logits[len(prompt) - 1 : -1].double(), -1)
     best = expected.topk(2).values.numpy()
-    found = [[each.logprob for each in top] for top in likely.top_logprobs]
+    found = [[each.logprob for each in top] for top in reply.top_logprobs]
     np.testing.assert_allclose(found, best, atol=LARGEST_DIFFERENCE)
-    assert [each.logprob for each in likely.logprobs] == [each[0] for each in found], "greedy"
+    assert [each.logprob for each in reply.logprobs] == [each[0] for each in found], "greedy"
 
 
 def test_layers_that_stream_on_both_kinds_of_peer_change_no_token(

@@ -26,7 +26,8 @@ Weights = dict[str, NDArray[np.float32]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
-    """One to be made: its folder, for which model, and how. settings: of peft.LoraConfig."""
+    """One to be made: its folder, for which model, and how. settings: of peft.LoraConfig, which
+    without them gets one of every matrix."""
 
     folder: str
     model: str
@@ -45,11 +46,6 @@ def write_adapters(wanted: Sequence[Adapter]) -> list[Weights]:
     )
     assert done.returncode == 0, done.stderr
     return [_merged(Path(each.folder)) for each in wanted]
-
-
-def write_adapter(folder: Path, model: Path) -> Weights:
-    """One, of every matrix."""
-    return write_adapters([Adapter(folder=str(folder), model=str(model))])[0]
 
 
 def _merged(folder: Path) -> Weights:
