@@ -105,14 +105,15 @@ class Reloading:
 
     async def _living(self, lost: Collection[str]) -> Sequence[PeerInfo]:
         known = {peer.address: peer for peer in self.candidates()}
-        infos, failures = await describe_all(
+        infos, _failures = await describe_all(
             {address: peer.credentials for address, peer in known.items()},
             timeouts_s={
                 address: LOST_ANSWERS_WITHIN_S if peer.id in lost else ANSWER_WITHIN_S
                 for address, peer in known.items()
             },
         )
+        infos = [peer for peer in infos if not peer.is_leaving]
         if not infos:
-            gone = ", ".join(known[address].name for address in failures)
+            gone = ", ".join(peer.name for peer in known.values())
             raise NoPeersError(f"none of the model's peers answers any more ({gone}); start them")
         return with_unique_names(infos, tuple(known.values()))

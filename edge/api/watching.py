@@ -79,4 +79,4 @@ def changes(before: Sequence[PeerInfo], after: Sequence[PeerInfo]) -> list[PeerC
 def _offer(peer: PeerInfo) -> object:
     """What is worth a word when it changes; free memory changes with every request."""
     models = tuple((model.name, model.dtype, model.stage, model.rank) for model in peer.models)
-    return peer.software, peer.memory_bytes, models
+    return peer.software, peer.memory_bytes, peer.is_leaving, models

@@ -90,7 +90,7 @@ class LoadedModel:
     def adopt(self, seat: Seat, client: PeerClient) -> None:
         """Take over the connection to the peer that runs the shard of this seat."""
         self._connections.adopt(seat, client)
-        client.watch(self.fail)
+        client.watch(self.fail, self.leaving)
 
     async def start(self, places: Mapping[Seat, Place], *, rows_agree: bool = False) -> None:
         """Link the shards to each other. `rows_agree`: see `messages.Opened`, of all of them."""
@@ -159,6 +159,11 @@ class LoadedModel:
         self._requests.clear()
         self._release_task = asyncio.create_task(self._release())
         self._on_end(unfinished, error)
+
+    def leaving(self, client: PeerClient) -> None:
+        """The peer's user has stopped it. It still computes, and goes once its session is closed,
+        or within `LEAVES_WITHIN_S`."""
+        self.fail(PeerLostError(client.name, "it is leaving: it was stopped by its user"))
 
     def on_event(self, client: PeerClient, event: Event) -> None:
         """A step's outcome from a peer."""

@@ -27,6 +27,8 @@ class ComputeThread:
         self._queue: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._in_between: queue.SimpleQueue[_Work] = queue.SimpleQueue()
         self._is_closed = False
+        self.is_working = False
+        """It does what was asked at this moment."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -68,7 +70,9 @@ class ComputeThread:
 
     def _run(self) -> None:
         while (work := self._queue.get()) is not None:
+            self.is_working = True
             work()
+            self.is_working = False
         self._at_end()
         self.safe_point()
 

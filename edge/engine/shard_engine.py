@@ -206,6 +206,11 @@ class ShardEngine:
         return self._thread.backlog
 
     @property
+    def is_working(self) -> bool:
+        """The compute thread is busy, be it with waiting for a neighbour in a step."""
+        return self._thread.is_working
+
+    @property
     def waiting_steps(self) -> int:
         """Steps that have not begun. None do after a failure."""
         return 0 if self._is_over else self._steps_posted - self._steps_begun

@@ -22,6 +22,7 @@ from edge.concurrency.blocking import run_blocking, uninterrupted
 from edge.errors import (
     CapacityError,
     EdgeError,
+    PeerError,
     PlanError,
     ProtocolError,
     RequestError,
@@ -127,10 +128,11 @@ class Connection:
                 until_expelled(self._peer.credentials, self._devices),
             )
         ]
+        telling = asyncio.create_task(self._tell_leaving())
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            await uninterrupted(self._clean_up(tasks))
+            await uninterrupted(self._clean_up([*tasks, telling]))
 
     async def _clean_up(self, tasks: list[asyncio.Task[Any]]) -> None:
         await self._channel.aclose()
@@ -230,6 +232,10 @@ class Connection:
         while True:
             report = await self._reports.get()
             await self._channel.send(to_frame(report.kind, report))
+
+    async def _tell_leaving(self) -> None:
+        await self._peer.leaving.wait()
+        self._reports.put_nowait(messages.Leaving())
 
     async def _answer(self, frame: Frame) -> Frame:
         call_id = frame.header.get("call")
@@ -352,7 +358,15 @@ class Connection:
         return await self._load(call, cached.path, cached.manifest, self._peer.packed)
 
     def _check_new(self, session: str) -> None:
-        """Raises ProtocolError for a name that another one has: it is that of its memory, too."""
+        """Raises ProtocolError for a name that another one has: it is that of its memory, too.
+
+        PeerError when no session may begin any more.
+        """
+        if self._peer.leaving.is_set():
+            raise PeerError(
+                self._peer.settings.name,
+                "it is leaving: it was stopped by its user; load on other peers",
+            )
         if session in self._peer.sessions or session in self._peer.ledger.uses:
             raise ProtocolError("this session is open already")
 

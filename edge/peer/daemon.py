@@ -35,6 +35,8 @@ MAX_ADDRESSES = 8
 MAX_TOLD = 16
 """Other versions of which the daemon says that somebody has them."""
 
+_LOOK_EVERY_S = 0.02
+
 _log = logging.getLogger(__name__)
 
 
@@ -99,17 +101,33 @@ class PeerDaemon:
         except ValueError as error:
             raise RequestError(f"cannot announce this peer: {error}") from error
 
+    async def leave(self, *, within_s: float) -> None:
+        """Tell every coordinator, take no new session; return once none is open, or after that
+        long. At once where none is."""
+        self.resources.leaving.set()
+        if self.resources.sessions:
+            await self._stop_announcing()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while self.resources.sessions:  # noqa: ASYNC110  connections open and close them
+                    await asyncio.sleep(_LOOK_EVERY_S)
+
     async def aclose(self) -> None:
         """Stop listening and announcing, end every session. May be called again."""
-        if self._gossip is not None:
-            self._gossip.cancel()
-            await asyncio.gather(self._gossip, return_exceptions=True)
-        if self._discovery is not None:
-            await self._discovery.aclose()
+        await self._stop_announcing()
         if self._listener is not None:
             await self._listener.aclose()
             _log.info("%s ends", self.resources.settings.name)
         self.resources.close()
+
+    async def _stop_announcing(self) -> None:
+        if self._gossip is not None:
+            self._gossip.cancel()
+            await asyncio.gather(self._gossip, return_exceptions=True)
+            self._gossip = None
+        if self._discovery is not None:
+            await self._discovery.aclose()
+            self._discovery = None
 
     async def _tell_members(self, credentials: Credentials) -> None:
         """Exchange news of the cluster with each member that is there or comes.

@@ -75,6 +75,8 @@ class PeerResources:
         self.listens_at: tuple[str, ...] = ()
         """Addresses, 0.0.0.0 among them."""
         self.sessions: dict[str, HostedShard] = {}
+        self.leaving = asyncio.Event()
+        """Set once whoever runs this daemon has stopped it: no session begins any more."""
         self.measurement = asyncio.Lock()
         """Held while the device is measured: two at once would measure each other."""
         self.loading = asyncio.Lock()
@@ -288,12 +290,19 @@ class PeerResources:
                 self._backend = open_backend(self.settings.backend, threads=self.settings.threads)
             return self._backend
 
+    @property
+    def _is_busy(self) -> bool:
+        is_loading = self.measurement.locked() or self.loading.locked()
+        return is_loading or any(hosted.shard.is_working for hosted in self.sessions.values())
+
     def describe(self, user: Member | None = None) -> PeerDescription:
         """This peer for a coordinator: who it is, what it has for this user, what it runs."""
         settings = self.settings
         ledger = self.ledger
         free_bytes = ledger.free_bytes
-        if user is not None and self._user_limits.memory_bytes is not None:
+        if self.leaving.is_set():
+            free_bytes = 0
+        elif user is not None and self._user_limits.memory_bytes is not None:
             held_bytes = sum(each.total for each in self._held_by(user))
             free_bytes = max(0, min(free_bytes, self._user_limits.memory_bytes - held_bytes))
         sample_bytes = min(2 * SAMPLE_BYTES, sample_budget_bytes(ledger.room_bytes))
@@ -320,6 +329,8 @@ class PeerResources:
                 threads=settings.threads,
                 sample_bytes=sample_bytes,
             ),
+            is_busy=self._is_busy,
+            is_leaving=self.leaving.is_set(),
             models=tuple(
                 HostedModel(
                     name=hosted.assignment.plan.model,

@@ -19,7 +19,7 @@ from edge.protocol.expulsion import until_expelled
 from edge.protocol.fields import printable
 from edge.protocol.frame_codec import ANSWER, Call, Event, Post, from_frame, to_frame
 from edge.protocol.heartbeat import ALIVE, PEER_SILENT_AFTER_S, Hearing, show_life
-from edge.protocol.messages import FRAMES, limits_of
+from edge.protocol.messages import FRAMES, Leaving, limits_of
 from edge.transport import MEMBER, Channel, Credentials, Frame, Member
 from edge.version import __version__
 
@@ -29,6 +29,7 @@ Body = TypeVar("Body")
 CONNECT_WITHIN_S = 5.0
 
 OnEvent = Callable[["PeerClient", Event], None]
+OnLeaving = Callable[["PeerClient"], None]
 
 _log = logging.getLogger(__name__)
 
@@ -57,6 +58,9 @@ class PeerClient:
         self._channel = channel
         self._on_event = on_event
         self._on_lost: Callable[[EdgeError], None] | None = None
+        self._on_leaving: OnLeaving | None = None
+        self.is_leaving = False
+        """It has said that it goes soon."""
         self._next_id = 0
         self._waiting: dict[int, asyncio.Future[Frame]] = {}
         self._given_up: set[int] = set()
@@ -120,11 +124,19 @@ class PeerClient:
             on_event=on_event,
         )
 
-    def watch(self, on_lost: Callable[[EdgeError], None]) -> None:
-        """Have `on_lost` called, once, when the peer goes away of its own accord, or has gone."""
-        self._on_lost = on_lost
+    def watch(
+        self, on_lost: Callable[[EdgeError], None], on_leaving: OnLeaving | None = None
+    ) -> None:
+        """Have `on_lost` called, once, when the peer goes away of its own accord, or has gone.
+
+        And `on_leaving`, once, when it says that it goes as soon as nothing is open there; it
+        still does all that was asked, for a few seconds (`LEAVES_WITHIN_S` in heartbeat.py).
+        """
+        self._on_lost, self._on_leaving = on_lost, on_leaving
         if self._ended is not None:
             on_lost(self._ended)
+        elif self.is_leaving and on_leaving is not None:
+            on_leaving(self)
 
     async def call(self, call: Call[Answer], *, limit_s: float | None = None) -> Answer:
         """Send a call and wait for its answer, for `limit_s` or as long as calls of its kind may
@@ -165,7 +177,7 @@ class PeerClient:
 
     async def aclose(self) -> None:
         """Hang up; calls that wait fail. May be called again."""
-        self._on_lost = None
+        self._on_lost = self._on_leaving = None
         self._end(NetworkError(f"the connection to peer {self.name} is closed"))
         await self._channel.aclose()
         for task in self._tasks:
@@ -200,8 +212,11 @@ class PeerClient:
     def _hand_out(self, frame: Frame) -> None:
         call_id = frame.header.get("call")
         if call_id is None:
-            if self._on_event is not None:
-                self._on_event(self, self._event(frame))
+            event = self._event(frame)
+            if isinstance(event, Leaving):
+                self._leaves()
+            elif self._on_event is not None:
+                self._on_event(self, event)
             return
         if type(call_id) is int and call_id in self._given_up:
             self._given_up.remove(call_id)
@@ -214,6 +229,12 @@ class PeerClient:
             )
         if not future.cancelled():
             future.set_result(frame)
+
+    def _leaves(self) -> None:
+        if not self.is_leaving:
+            self.is_leaving = True
+            if self._on_leaving is not None:
+                self._on_leaving(self)
 
     def _event(self, frame: Frame) -> Event:
         cls = FRAMES.get(frame.kind)

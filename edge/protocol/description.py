@@ -72,6 +72,10 @@ class PeerDescription:
     """What beginnings of earlier prompts take there; it makes room for requests."""
     models: tuple[HostedModel, ...]
     """What it runs."""
+    is_busy: bool = False
+    """It computes, loads or is measured at this moment."""
+    is_leaving: bool = False
+    """Its user has stopped it: it goes soon, and takes no model any more."""
 
     def __post_init__(self) -> None:
         self.device()

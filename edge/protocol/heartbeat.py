@@ -22,6 +22,9 @@ stops for 2 s is not: that is a silence of 2.4 s at most, with the time since th
 COORDINATOR_SILENT_AFTER_S = 20.0
 """Likewise a coordinator to its peers. Nobody waits for its end but who wants the memory."""
 
+LEAVES_WITHIN_S = 10.0
+"""A peer whose user stops it stays so long for those whose models are there."""
+
 _LOOK_EVERY_S = 0.2
 
 LINK_TIMEOUT_S = 3600.0

@@ -343,12 +343,19 @@ class Close(Call[Done]):
     session: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaving(Event):
+    """This peer's user has stopped it: it goes once your sessions are closed, or soon after."""
+
+    kind = "leaving"
+
+
 FRAMES = table(
     (
         Describe, MemoryRate, Profile, Probe, Glance, SetMemory, Keep,
         Offer, Piece, Seal, Open, Connect,
         MatchPrefix, PrefixMatched, Reserve, Reserved, RunStep, Tokens, Logits,
-        YieldRun, SwapOut, SwappedOut, Finish, Measure, Observed, Close, Failed,
+        YieldRun, SwapOut, SwappedOut, Finish, Measure, Observed, Close, Leaving, Failed,
     )
 )  # fmt: skip
 """By kind."""

@@ -39,6 +39,13 @@ class PeerInfo(PeerDescription):
     own_name: str = ""
     """As it calls itself; `name` is another one where several call themselves so."""
 
+    @property
+    def health(self) -> str:
+        """One word for people: alive, busy or leaving."""
+        if self.is_leaving:
+            return "leaving"
+        return "busy" if self.is_busy else "alive"
+
     async def connect(self, *, on_event: OnEvent | None = None) -> PeerClient:
         """Raises what `PeerClient.connect` raises."""
         return await PeerClient.connect(
@@ -62,7 +69,7 @@ class PeerInfo(PeerDescription):
         """What it said, for scripts; nothing of keys."""
         told = asdict(replace(self, credentials=None))
         del told["credentials"], told["device_id"], told["own_name"]
-        return told
+        return {**told, "health": self.health}
 
 
 async def describe_peer(

@@ -233,7 +233,7 @@ def test_a_daemon_told_to_end_in_the_middle_of_a_step(
         model = cluster.load(endless_checkpoint.path, dtype="float32", context_tokens=LONG_CONTEXT)
         stream = model.stream([5] * (LONG_CONTEXT - 10), max_new_tokens=5)
         assert daemon.end(number) == 0
-        with pytest.raises(edge.PeerLostError) as raised:
+        with pytest.raises(edge.PeerLostError, match="leaving: it was stopped by its") as raised:
             list(stream)  # so it has not gone on to the end of the prompt
         assert raised.value.peer == "busy"
         assert daemon.messages == ""
@@ -247,20 +247,27 @@ from edge.cli.main import main
 from edge.peer.daemon import PeerDaemon
 
 
-async def hang(_node):
+async def hang(_daemon, **_options):
     await asyncio.Event().wait()
 
 
-PeerDaemon.aclose = hang
+PeerDaemon.{method} = hang
 peer.EXIT_TIMEOUT_S = 0.2
 main(["peer", "--no-announce", "--listen", "127.0.0.1:0", "--json"])
 """
 
 
-def test_a_daemon_in_an_endless_step_ends_all_the_same(tmp_path: Path) -> None:
-    """A compute kernel cannot be interrupted; here closing takes for ever."""
+@pytest.mark.parametrize(
+    ("method", "numbers"),
+    [("aclose", [signal.SIGTERM]), ("leave", [signal.SIGTERM, signal.SIGINT])],
+)
+def test_a_daemon_that_is_not_done_ends_all_the_same(
+    method: str, numbers: list[signal.Signals], tmp_path: Path
+) -> None:
+    """A compute kernel cannot be interrupted, and a coordinator may not let go: here both take for
+    ever. Told twice, a daemon waits for no coordinator."""
     process = subprocess.Popen(
-        [sys.executable, "-c", STUCK_DAEMON],
+        [sys.executable, "-c", STUCK_DAEMON.format(method=method)],
         stdout=subprocess.PIPE,
         env={**os.environ, "EDGE_CACHE": str(tmp_path)},
         text=True,
@@ -268,7 +275,8 @@ def test_a_daemon_in_an_endless_step_ends_all_the_same(tmp_path: Path) -> None:
     with process:
         assert process.stdout is not None
         assert process.stdout.readline().startswith("{")
-        process.terminate()
+        for number in numbers:
+            process.send_signal(number)
         assert process.wait(PATIENCE_S) == 0
 
 

@@ -33,6 +33,7 @@ from edge.membership.shown import Shown
 from edge.peer.daemon import PeerDaemon
 from edge.peer.resources import PeerResources
 from edge.peer.settings import PeerSettings
+from edge.protocol.heartbeat import LEAVES_WITHIN_S
 from edge.transport import Credentials, format_address, parse_address
 
 if TYPE_CHECKING:
@@ -163,11 +164,11 @@ def command(
             "on the network reads along",
             err=True,
         )
-        asyncio.run(_until_ended(lambda ended: serve(settings, None, None, ended)))
+        asyncio.run(_until_ended(lambda ending: serve(settings, None, None, ending)))
     elif handed_keys:
         handed = Shown.from_bytes(sys.stdin.buffer.readline(_MOST_HANDED_BYTES))
         shown = handed.credentials_of_a_run()
-        asyncio.run(_until_ended(lambda ended: serve(settings, shown, handed.id, ended)))
+        asyncio.run(_until_ended(lambda ending: serve(settings, shown, handed.id, ending)))
     else:
         # A daemon that was handed its keys needs none of what makes and keeps them.
         from edge.membership.own import OwnMembership
@@ -176,7 +177,7 @@ def command(
         own = OwnMembership(settings.name)
         with MembershipStore(config_root()).numbered() as number:
             asyncio.run(
-                _until_ended(lambda ended: _serve_clusters(serve, settings, own, number, ended))
+                _until_ended(lambda ending: _serve_clusters(serve, settings, own, number, ending))
             )
 
 
@@ -239,13 +240,24 @@ def _only(gpu: int, backend: str) -> str:
     return "triton"
 
 
-async def _until_ended(serve: Callable[[asyncio.Event], Awaitable[object]]) -> None:
-    """`serve`, which a signal ends."""
+class _Ending:
+    """The wish of whoever runs the daemon that it ends; told twice, that it does so at once."""
+
+    def __init__(self) -> None:
+        self.wished = asyncio.Event()
+        self.at_once = asyncio.Event()
+
+    def told(self) -> None:
+        (self.at_once if self.wished.is_set() else self.wished).set()
+
+
+async def _until_ended(serve: Callable[[_Ending], Awaitable[object]]) -> None:
+    """`serve`, which signals end."""
     loop = asyncio.get_running_loop()
-    ended = asyncio.Event()
+    ending = _Ending()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, ended.set)
-    await serve(ended)
+        loop.add_signal_handler(number, ending.told)
+    await serve(ending)
 
 
 async def _serve_clusters(
@@ -253,10 +265,10 @@ async def _serve_clusters(
     settings: PeerSettings,
     own: OwnMembership,
     number: int,
-    ended: asyncio.Event,
+    ending: _Ending,
 ) -> None:
     """Serve the cluster of this device; when it is paired with another one, that one's."""
-    while not ended.is_set():
+    while not ending.wished.is_set():
         membership = own.current()
         if LEND not in membership.roles:
             raise RequestError(
@@ -265,7 +277,7 @@ async def _serve_clusters(
             )
         id = peer_id(membership.identity.id, number)
         moved = functools.partial(_moved, own, membership.cluster_id)
-        settings = await serve(settings, own.credentials(), id, ended, moved=moved)
+        settings = await serve(settings, own.credentials(), id, ending, moved=moved)
 
 
 async def _moved(own: OwnMembership, cluster_id: str) -> None:
@@ -278,29 +290,31 @@ async def _serve(
     settings: PeerSettings,
     shown: Credentials | None,
     id: str | None,
-    ended: asyncio.Event,
+    ending: _Ending,
     *,
     moved: Callable[[], Coroutine[None, None, None]] | None = None,
     supervised: bool = False,
     as_json: bool,
 ) -> PeerSettings:
-    """Run one daemon until `ended`, until the supervisor is gone or until `moved` returns.
+    """Run one daemon until told to end, until the supervisor is gone or until `moved` returns.
 
     The settings that let another one listen where this one has.
     """
     loop = asyncio.get_running_loop()
     daemon = PeerDaemon(settings, shown, id)
-    waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(ended.wait())]
+    waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(ending.wished.wait())]
     try:
         await daemon.start()
         _say_ready(daemon.resources, as_json=as_json)
         if supervised:
-            loop.add_reader(sys.stdin, _on_input, ended)
+            loop.add_reader(sys.stdin, _on_input, ending)
         if moved is not None:
             waits.append(asyncio.ensure_future(moved()))
         done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for each in done:
             each.result()
+        if ending.wished.is_set():
+            await _leave(daemon, ending, as_json=as_json)
         host, _ = parse_address(settings.listen)
         _, port = parse_address(daemon.resources.listens_at[0])
         return replace(settings, listen=format_address(host, port))
@@ -320,9 +334,28 @@ async def _serve(
             os._exit(0)
 
 
-def _on_input(ended: asyncio.Event) -> None:
+async def _leave(daemon: PeerDaemon, ending: _Ending, *, as_json: bool) -> None:
+    """Until nobody's model is here, or who stops the daemon does not want to wait for that."""
+    if daemon.resources.sessions and not as_json:
+        click.echo(
+            f"peer {daemon.resources.settings.name} leaves: it tells those whose models are here. "
+            "Ctrl-C again ends it at once."
+        )
+    waits = [
+        asyncio.ensure_future(daemon.leave(within_s=LEAVES_WITHIN_S)),
+        asyncio.ensure_future(ending.at_once.wait()),
+    ]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for each in waits:
+        each.cancel()
+    await asyncio.gather(*waits, return_exceptions=True)
+
+
+def _on_input(ending: _Ending) -> None:
+    """Whoever supervises is gone, and its models with it: nobody is there to be told."""
     if not os.read(sys.stdin.fileno(), 4096):
-        ended.set()
+        ending.at_once.set()
+        ending.wished.set()
 
 
 def _say_ready(peer: PeerResources, *, as_json: bool) -> None:

@@ -24,12 +24,12 @@ from edge.protocol.description import HostedModel
 from edge.protocol.peer_info import PeerInfo
 
 COLUMNS = (
-    *("name", "address", "device", "free memory", "loaded"),
+    *("name", "address", "health", "device", "free memory", "loaded"),
     *("weights", "in host memory", "KV in memory", "KV on disk"),
 )
 
 LEAST_WANTED_LAST = (
-    *("free memory", "loaded", "device", "weights", "KV in memory", "KV on disk"),
+    *("free memory", "loaded", "health", "device", "weights", "KV in memory", "KV on disk"),
     "in host memory",
 )
 """Columns that may be left out; a peer without its name and address could not be spoken of."""
@@ -55,6 +55,9 @@ LEAST_WANTED_LAST = (
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
 def command(wanted: ClusterOptions, wide: bool, watch: bool, every_s: float, as_json: bool) -> None:
     """Name, address, device, free memory and loaded models of every peer that answers.
+
+    A peer is alive, busy (it computes, loads or is measured at this moment) or leaving (its user
+    has stopped it). One that does not answer is not listed.
 
     The last columns say what of its memory is kept for weights and for keys and values (KV), what a
     GPU's host holds of either that the GPU has no room for, and what of keys and values is on disk
@@ -180,6 +183,7 @@ def _cells(peer: PeerInfo) -> dict[str, str]:
     return {
         "name": peer.name,
         "address": peer.address,
+        "health": peer.health,
         "device": f"{peer.backend} on {peer.processor}, {peer.threads} threads",
         "free memory": f"{format_size(peer.model_free_bytes)} of {format_size(peer.memory_bytes)}",
         "loaded": ", ".join(f"{model.name} {model.dtype}" for model in peer.models) or "–",

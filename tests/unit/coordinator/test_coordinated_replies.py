@@ -16,9 +16,10 @@ from edge.backends.null.made_up import logits_after
 from edge.coordinator.loaded_model import LoadedModel
 from edge.coordinator.requests import Request
 from edge.demos.bundled import MODEL
-from edge.errors import CapacityError, PeerLostError
+from edge.errors import CapacityError, PeerError, PeerLostError
 from edge.kernels.sampling.parameters import SamplingParameters
 from edge.models.spec import ModelSpec
+from edge.protocol.peer_info import describe_peer
 from edge.protocol.step import StepLimits
 from edge.weights.checkpoint import Checkpoint
 from tests.support.null_peers import (
@@ -221,5 +222,43 @@ def test_a_peer_that_goes_away_while_nothing_runs(tmp_path: Path) -> None:
             assert owner.unfinished == [late]
             await model.aclose()
             assert daemons[1].resources.sessions == {}, "the other is free again"
+
+    asyncio.run(main())
+
+
+def test_a_peer_that_leaves_says_so_and_waits_for_its_sessions(tmp_path: Path) -> None:
+    async def main() -> None:
+        owner = Owner()
+        async with null_peers(tmp_path, 2) as daemons:
+            model = await load(daemons, "pipeline_2", limits(memory=400), owner, tmp_path)
+            (asked,) = replies((5,), 390)
+            model.submit(asked)
+            async with asyncio.timeout(PATIENCE_S):
+                await daemons[0].leave(within_s=PATIENCE_S)
+                assert daemons[0].resources.sessions == {}
+                await owner.told.wait()
+                await model.aclose()
+            assert str(owner.failure) == ("peer null-0: it is leaving: it was stopped by its user")
+            assert owner.unfinished == [asked]
+            left, stays = [
+                await describe_peer(daemon.resources.addresses[0], None) for daemon in daemons
+            ]
+            assert (left.health, left.free_bytes, stays.health) == ("leaving", 0, "alive")
+            with pytest.raises(PeerError, match="peer null-0: it is leaving"):
+                await load(daemons[:1], "solo", limits(memory=400), Owner(), tmp_path)
+
+    asyncio.run(main())
+
+
+def test_a_peer_leaves_without_who_does_not_let_it_go(tmp_path: Path) -> None:
+    async def main() -> None:
+        owner = Owner()
+        async with null_peers(tmp_path, 1) as daemons:
+            model = await load(daemons, "solo", limits(memory=400), owner, tmp_path)
+            await daemons[0].leave(within_s=0)
+            assert daemons[0].resources.sessions
+            await daemons[0].aclose()
+            await model.aclose()
+            assert isinstance(owner.failure, PeerLostError)
 
     asyncio.run(main())

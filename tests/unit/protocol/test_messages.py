@@ -116,6 +116,7 @@ FRAMES_SENT = (
     messages.Measure(session="s"),
     messages.Observed(session="s", run=3),
     messages.Close(session="s"),
+    messages.Leaving(),
     Failed.of(errors.PeerLostError("near", "gone")),
 )
 DESCRIPTION = PeerDescription(
