@@ -62,7 +62,7 @@ class Repair:
     as if the model was new to the devices that are left."""
     same_shape: bool
     """Every stage and slice is as before, only devices changed: sums are taken in the same order.
-    """
+    Whether the new devices compute the same bits as the old is not known here."""
     lacking_bytes: Mapping[str, int]
     """By device of the plan, in its order: weights that it has neither loaded nor cached."""
     kept: tuple[str, ...]
@@ -106,7 +106,7 @@ def repair(
     workload          What is still to do: tokens to compute again as the prompt, and the rest of
                       the answer. `reserved_tokens` is what memory is kept for.
     cached            Seats of `plan` whose weights a device has on disk, apart from its own.
-    send_bytes_per_s  From the coordinator to a device; UNKNOWN_SEND_BYTES_PER_S if not known.
+    send_bytes_per_s  From the coordinator to a device, above 0; else UNKNOWN_SEND_BYTES_PER_S.
     parallel          How the planner may divide the model, where it is planned anew. None: it is
                       asked only where nothing else fits, because the plan was written by hand.
     stream            Layers may be read from disk for each step where that is what makes it fit.
