@@ -164,8 +164,9 @@ class Connection:
         """Hand posts to the compute threads, and calls to who answers them one after the other.
 
         A post may overtake calls that came before it, which their sender can wait for, but nothing
-        overtakes a post. Calls are read ahead of the one that is being answered, so that a
-        coordinator that goes away is noticed while a shard loads.
+        overtakes a post. A call that is being answered may wait for a neighbour that is gone: the
+        end of its session does not wait for that. Calls are read ahead of the one that is being
+        answered, so that a coordinator that goes away is noticed while a shard loads.
         """
         while True:
             self._hearing.listening()
@@ -177,6 +178,8 @@ class Connection:
                 continue
             cls = messages.FRAMES.get(frame.kind)
             if cls is None or not issubclass(cls, Post):
+                if cls is messages.Close:
+                    self._end_waits(frame)
                 await self._calls_read.put((frame, taken))
                 continue
             try:
@@ -186,6 +189,12 @@ class Connection:
                 await self._channel.send(to_frame(Failed.kind, self._failed(error)))
             del frame  # no payload is kept while the next is waited for
             self._let_go(taken)
+
+    def _end_waits(self, frame: Frame) -> None:
+        session = frame.header.get("session")
+        hosted = self._mine.get(session) if isinstance(session, str) else None
+        if hosted is not None:
+            hosted.end_waits()
 
     async def _admit(self, num_bytes: int) -> None:
         """What many coordinators send at once does not take more than was promised."""

@@ -68,6 +68,8 @@ class HostedShard:
         self._places: Mapping[Seat, Place] | None = None
         self._changed = asyncio.Event()
         self._is_connecting = False
+        self._connecting: asyncio.Timeout | None = None
+        """The time for that, while it runs."""
         self._is_connected = False
         self._is_closed = False
         self._kv_is_free = False
@@ -128,7 +130,8 @@ class HostedShard:
         stage, rank = self.shard.links.seat
         hello = {"name": name, "session": self.assignment.session, "stage": stage, "rank": rank}
         try:
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            async with asyncio.timeout(0 if self._is_closed else CONNECT_TIMEOUT_S) as running:
+                self._connecting = running
                 for seat in sorted(self.shard.links.neighbours):
                     if seat > self.shard.links.seat:
                         self._arrived[seat] = await dial(places[seat], hello, credentials)
@@ -136,20 +139,30 @@ class HostedShard:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
+            if self._is_closed:
+                raise NetworkError("the session was closed while its shards linked up") from None
             missing = sorted(self.shard.links.neighbours - set(self._arrived))
             names = ", ".join(places[seat].name for seat in missing)
             raise NetworkError(
                 f"no link to {names} within {CONNECT_TIMEOUT_S:.0f} s; the devices must reach "
                 "each other, not only the coordinator: check their firewalls"
             ) from None
+        finally:
+            self._connecting = None
         self._is_connected = True
         self.shard.connect(self._arrived, {seat: place.name for seat, place in places.items()})
 
-    async def aclose(self) -> None:
-        """Close the links, end the compute thread, free everything."""
+    def end_waits(self) -> None:
+        """Whoever waits for a neighbour, in a step or to link up, hears that it is over."""
         self._is_closed = True
+        if self._connecting is not None and not self._connecting.expired():
+            self._connecting.reschedule(asyncio.get_running_loop().time())
         for link in self._arrived.values():
             link.close()
+
+    async def aclose(self) -> None:
+        """Close the links, end the compute thread, free everything."""
+        self.end_waits()
         await run_blocking(self.shard.close)
         if not self._kv_is_free:
             self._kv_is_free = True

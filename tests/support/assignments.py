@@ -10,12 +10,14 @@ from tests.support.formats import uniform_format
 from tests.support.plans import make_plan
 
 
-def solo_assignment(spec: ModelSpec, limits: StepLimits, wire_rules: WireRules) -> Assignment:
-    """All of a model, alone."""
+def solo_assignment(
+    spec: ModelSpec, limits: StepLimits, wire_rules: WireRules, *, layout: str = "solo"
+) -> Assignment:
+    """All of a model, alone; or its first shard in another layout."""
     return Assignment(
         session="s",
         model=spec,
-        plan=make_plan(spec, "solo", model="m"),
+        plan=make_plan(spec, layout, model="m"),
         stage=0,
         rank=0,
         weight_format=uniform_format("int4"),

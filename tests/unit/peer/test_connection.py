@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import socket
 import threading
 import weakref
 from collections.abc import Awaitable, Callable
@@ -27,8 +28,9 @@ from edge.protocol.client import PeerClient
 from edge.protocol.frame_codec import to_frame
 from edge.protocol.heartbeat import ALIVE
 from edge.protocol.measurements import MemoryRate
-from edge.protocol.messages import Finish
+from edge.protocol.messages import Close, Connect, Finish
 from edge.protocol.step import StepLimits
+from edge.protocol.topology import Place
 from edge.protocol.wire_rules import WireRules
 from edge.transport import MEMBER, Frame, Member, MemoryChannel, TransportError, WireRule
 from tests.support.assignments import solo_assignment
@@ -146,6 +148,38 @@ def test_what_waits_for_a_compute_thread_has_a_limit(tmp_path: Path) -> None:
             may_go_on.set()
             connection._mine.clear()
             await hosted.aclose()
+
+    talk(tmp_path, coordinate)
+
+
+def test_the_end_of_a_session_does_not_wait_for_a_neighbour_that_is_gone(tmp_path: Path) -> None:
+    """A device that takes connections and says nothing, as one that is stopped."""
+    rules = WireRules(sums=(WireRule(),) * 2, hops=(WireRule(),))
+    assignment = solo_assignment(plain_spec(num_layers=2), LIMITS, rules, layout="pipeline_2")
+
+    async def coordinate(
+        channel: MemoryChannel, resources: PeerResources, connection: Connection
+    ) -> None:
+        floor = Floor(process_bytes=0, work_bytes=0)
+        resources._ledger = Ledger(budget_bytes=1 << 30, floor=floor)
+        hosted = HostedShard(
+            assignment, Manifest(tensors=(), total_bytes=0), lambda _: None, resources.kv_room
+        )
+        connection._mine["s"] = resources.sessions["s"] = hosted
+        connection._shards.take()
+        with socket.create_server(("127.0.0.1", 0)) as mute:
+            mute.setblocking(False)
+            address = f"127.0.0.1:{mute.getsockname()[1]}"
+            gone = Place(name="gone", device=None, addresses=(address,))
+            connect = Connect(session="s", places={(0, 0): gone, (1, 0): gone})
+            await channel.send(to_frame("connect", connect, call=1))
+            dialled, _ = await asyncio.get_running_loop().sock_accept(mute)
+            with dialled:
+                await channel.send(to_frame("close", Close(session="s"), call=2))
+                refused = await told(channel)
+                assert "closed while its shards linked up" in refused.header["message"]
+                assert (await told(channel)).header["call"] == 2
+        assert resources.sessions == {}
 
     talk(tmp_path, coordinate)
 
