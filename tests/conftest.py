@@ -6,7 +6,9 @@ import contextlib
 import functools
 import gc
 import os
+import shutil
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +30,9 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(Path(__file__).parent 
 
 JOIN_TIMEOUT_S = 60.0
 """How long something that is already ending may take before it counts as left behind."""
+
+LEAST_FREE_BYTES = 1 << 30
+"""On the disk with the tests' folders, where a module begins; the largest test takes 0.7 GB."""
 
 Opened = TypeVar("Opened", bound=contextlib.AbstractContextManager[Any])
 
@@ -73,19 +78,33 @@ def ctrl_c() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def room_to_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Ends the run with one sentence where every daemon to come would fail in its own way."""
+    free = shutil.disk_usage(tmp_path_factory.getbasetemp()).free
+    why = ""
+    if not Path(sys.executable).exists():
+        why = f"{sys.executable} has gone while the tests ran: install it again, and run them anew"
+    elif free < LEAST_FREE_BYTES:
+        why = f"the disk has {free >> 20} MB left for tests: free 1 GB, or set TMPDIR"
+    if why:
+        request.session.shouldfail = why
+        pytest.fail(why, pytrace=False)
+
+
 @pytest.fixture(autouse=True)
 def nothing_left_running() -> Iterator[None]:
     """Fails a test that leaves a thread or a process behind.
 
     An event loop that a module shares keeps its idle workers; those are the module's to end.
     """
-    yield from _check_nothing_left(ignored_threads=("pytest_timeout", "asyncio_"))
+    yield from _check_nothing_left(ignored_threads=("asyncio_",))
 
 
 @pytest.fixture(scope="module", autouse=True)
 def nothing_left_running_by_the_module() -> Iterator[None]:
     """The same for what a module shares, and collects what may warn of an open socket or file."""
-    yield from _check_nothing_left(ignored_threads=("pytest_timeout",))
+    yield from _check_nothing_left(ignored_threads=())
     gc.collect()
 
 

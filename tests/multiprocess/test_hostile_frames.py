@@ -15,6 +15,7 @@ from edge.errors import CapacityError, RequestError
 from edge.offload import Manifest, ManifestBuilder
 from edge.peer.resources import MAX_SHARDS
 from edge.protocol.client import PeerClient
+from edge.protocol.heartbeat import ALIVE
 from edge.protocol.messages import Offer, SetMemory
 from edge.transport import Frame
 from tests.support.keys import own_credentials
@@ -74,6 +75,8 @@ def test_a_payload_of_nothing_but_lists_costs_next_to_nothing(daemon: Daemon) ->
         try:
             await channel.send(Frame("offer", {"call": 1}, payload))
             refused = await channel.receive()
+            while refused.kind == ALIVE.kind:
+                refused = await channel.receive()
         finally:
             await channel.aclose()
         assert refused.kind == "failed"

@@ -17,7 +17,7 @@ from tests.support.processes import EDGE
 UP, DOWN, LEFT, BACKSPACE = "\x1b[A", "\x1b[B", "\x1b[D", "\x7f"
 CTRL_C, CTRL_D, ENTER, ALT_ENTER, TAB = "\x03", "\x04", "\r", "\x1b\r", "\t"
 _AT_ONCE_S = 0.1
-PATIENCE_S = 45.0
+PATIENCE_S = 120.0
 
 
 def pasted(text: str) -> str:
@@ -36,7 +36,9 @@ class Terminal:
         columns: int = 100,
         lines: int = 30,
     ) -> None:
-        """state: where histories are kept."""
+        """state: where histories are kept, and where it is started: files there have short names,
+        which no window breaks.
+        """
         self._screen = pyte.HistoryScreen(columns, lines, history=10_000)
         self._screen.write_process_input = self.send
         self._stream = pyte.Stream(self._screen)
@@ -51,6 +53,7 @@ class Terminal:
                 "XDG_STATE_HOME": str(state),
                 **(environment or {}),
             },
+            cwd=str(state),
             dimensions=(lines, columns),
             encoding="utf-8",
         )
