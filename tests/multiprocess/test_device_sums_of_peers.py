@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 import edge
-from tests.multiprocess.conftest import LONG_CONTEXT
+from tests.multiprocess.conftest import LONG_CONTEXT, with_long_context
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.plans import make_plan
 from tests.support.processes import Daemon
@@ -34,9 +34,10 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Daemo
 
 
 def test_two_gpus_of_one_host_answer_as_transformers_and_lose_each_other(
-    pair: list[Daemon], endless_checkpoint: TinyCheckpoint, tmp_path: Path
+    pair: list[Daemon], tiny_checkpoint: Callable[..., TinyCheckpoint], tmp_path: Path
 ) -> None:
-    checkpoint = endless_checkpoint
+    small = tiny_checkpoint("llama", layers=2, heads=(4, 2))
+    checkpoint = TinyCheckpoint(with_long_context(small.path, tmp_path))
     prompt = checkpoint.prompt(4)
     names = [daemon.name for daemon in pair]
     plan = make_plan(checkpoint.spec, "tensor_2", model=checkpoint.path.name, devices=names)
