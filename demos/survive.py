@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from subprocess import Popen
 
 import edge
 from edge.demos.bundled import MODEL, STORY, require
-from edge.demos.processes import child, daemon_address
+from edge.demos.fleet import Fleet
 
 NAMES = ("attic", "kitchen", "cellar")
 TOKENS = 60
@@ -20,29 +16,15 @@ LOST_AFTER = 20
 """Tokens."""
 
 
-@contextlib.contextmanager
-def peers(names: Sequence[str], folder: Path) -> Iterator[dict[str, tuple[str, Popen[str]]]]:
-    """Daemons as anyone would start them, by name: where they listen, and the process."""
-    with contextlib.ExitStack() as stack:
-        daemons = {}
-        for name in names:
-            command = [sys.executable, "-m", "edge", "peer", "--json", "--supervised"]
-            command += ["--no-announce", "--listen", "127.0.0.1:0", "--threads", "1"]
-            daemons[name] = stack.enter_context(
-                child([*command, "--name", name], cache=folder / name)
-            )
-        yield {name: (daemon_address(each, name), each) for name, each in daemons.items()}
-
-
 def run() -> None:
     """Two of three peers run the model; the third takes the seat of the one that dies."""
     with (
         tempfile.TemporaryDirectory() as folder,
-        peers(NAMES, Path(folder)) as daemons,
-        edge.Cluster.connect([address for address, _ in daemons.values()]) as cluster,
+        Fleet(NAMES, Path(folder)) as fleet,
+        edge.Cluster.connect(list(fleet.addresses.values())) as cluster,
     ):
         ids = {peer.name: peer.id for peer in cluster.peers}
-        with edge.Cluster.connect([daemons[name][0] for name in NAMES[:2]]) as two:
+        with edge.Cluster.connect([fleet.addresses[name] for name in NAMES[:2]]) as two:
             plan = two.propose(MODEL, plan="pipeline").plan
         model = cluster.load(MODEL, plan=plan)
         undisturbed = model.generate(STORY, max_new_tokens=TOKENS, ignore_eos=True)
@@ -57,7 +39,7 @@ def run() -> None:
             print(token.text, end="", flush=True)
             if number == LOST_AFTER:
                 print(f" [{lost} is killed] ", end="", flush=True)
-                daemons[lost][1].kill()
+                fleet.kill(lost)
         reply = stream.reply()
         print()
 

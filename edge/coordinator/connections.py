@@ -49,10 +49,23 @@ class Connections:
         if client is not self._clients.get(self._sampler_seat):
             raise ProtocolError("only the peer that samples answers steps")
 
-    async def link(self, places: Mapping[Seat, Place]) -> None:
-        """Link the shards to each other; all of them at once, since each waits for the others."""
+    def seat_of(self, client: PeerClient) -> Seat:
+        """Where the peer at this connection sits."""
+        return next(seat for seat, each in self._clients.items() if each is client)
+
+    async def link(self, places: Mapping[Seat, Place]) -> dict[Seat, str | None]:
+        """Link the shards to each other; all of them at once, since each waits for the others.
+
+        The digests of how they keep keys and values.
+        """
         connect = Connect(session=self.session, places=places)
-        await gather_all(client.call(connect) for client in self.peers)
+        digests: dict[Seat, str | None] = {}
+
+        async def one(seat: Seat, client: PeerClient) -> None:
+            digests[seat] = (await client.call(connect)).kv_digest
+
+        await gather_all(one(*each) for each in self._clients.items())
+        return digests
 
     async def measure(self) -> list[PeerTimes]:
         """Where each peer's time went since this was last called, in plan order."""
@@ -84,6 +97,9 @@ class Connections:
         """To every shard, in the same order for all."""
         for client in self.peers:
             await client.post(post)
+
+    async def post_to(self, seat: Seat, post: Post) -> None:
+        await self._clients[seat].post(post)
 
     async def post_sampler(self, post: Post) -> None:
         await self._clients[self._sampler_seat].post(post)

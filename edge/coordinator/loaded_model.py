@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from edge.coordinator.acks import Acks
 from edge.coordinator.connections import Connections
+from edge.coordinator.kept_kv import Copy, KeptKv, KvForm, shape_of
 from edge.coordinator.requests import OnEnd, Request
 from edge.coordinator.scheduler import Orders, Scheduler
 from edge.errors import (
@@ -33,6 +34,9 @@ from edge.protocol.step import SamplingTerms
 from edge.protocol.step_times import PeerTimes
 from edge.protocol.topology import Place, Seat
 
+MOST_KEPT_KV_BYTES = 1 << 30
+"""Copies of keys and values of all requests; of what comes when there are as many, none is kept."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -43,8 +47,19 @@ class LoadedModel:
     peers are freed, and the requests under way go back to the model's owner.
     """
 
-    def __init__(self, plan: Plan, scheduler: Scheduler, *, vocab_size: int, on_end: OnEnd) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        scheduler: Scheduler,
+        *,
+        vocab_size: int,
+        on_end: OnEnd,
+        copies_kv: bool = False,
+    ) -> None:
+        """copies_kv: the peers send copies of the keys and values of answers."""
         self.plan = plan
+        self._copies_kv = copies_kv
+        self._kv_form: KvForm | None = None
         self.sent_bytes: dict[str, int] = {}
         self.token_weight_bytes: dict[str, int] = {}
         self.failed = asyncio.Event()
@@ -65,6 +80,7 @@ class LoadedModel:
         self._prefix_matches: Acks[PeerClient, int] = Acks()
         """Tokens of a prompt that a peer has."""
         self._handlers: dict[type[Event], Callable[[PeerClient, Any], None]] = {
+            messages.KvRows: self._on_kv_rows,
             messages.Tokens: self._on_tokens,
             messages.Logits: self._on_logits,
             messages.SwappedOut: self._on_swapped_out,
@@ -96,7 +112,10 @@ class LoadedModel:
         """Link the shards to each other. `rows_agree`: see `messages.Opened`, of all of them."""
         if rows_agree:
             self._scheduler.rows_agree()
-        await self._connections.link(places)
+        digests = await self._connections.link(places)
+        told = {seat: digest for seat, digest in digests.items() if digest is not None}
+        if self._copies_kv and len(told) == len(digests):
+            self._kv_form = KvForm(shape=shape_of(self.plan), digests=told)
         self._pump_task = asyncio.create_task(self._pump())
 
     def submit(self, request: Request) -> None:
@@ -108,11 +127,13 @@ class LoadedModel:
             self._on_end((request,), self.failure)
             return
         terms = request.terms_left
+        restored = self._restorable(request)
         try:
             self._scheduler.add(
                 request.id,
                 request.prompt,
                 answer=request.answer,
+                restored=restored,
                 new_tokens=terms.max_new_tokens if terms else 0,
                 goes_on=request.goes_on,
             )
@@ -123,6 +144,30 @@ class LoadedModel:
         if terms is not None:
             self._unannounced[request.id] = terms
         self._wake.set()
+
+    def _restorable(self, request: Request) -> int:
+        """Tokens of the answer whose keys and values are given back, not computed again."""
+        kept, form = request.kept, self._kv_form
+        if form is None or request.terms is None:
+            request.kept = None
+            return 0
+        if kept is None or kept.form != form:
+            request.kept = KeptKv(form=form, prompt_tokens=len(request.prompt))
+            return 0
+        restored = kept.whole(len(request.answer) - 1)
+        kept.cut(restored)
+        return restored
+
+    def _on_kv_rows(self, client: PeerClient, event: messages.KvRows) -> None:
+        request = self._requests.get(event.request)
+        if request is None or request.kept is None:
+            return  # it is over
+        if not 0 < event.tokens <= len(request.answer):
+            raise ProtocolError("a copy of the keys and values of other tokens than there are")
+        copy = Copy(first=event.first, tokens=event.tokens, rows=bytes(event.rows))
+        held = sum(each.kept.num_bytes for each in self._requests.values() if each.kept)
+        if held + len(copy.rows) <= MOST_KEPT_KV_BYTES:
+            request.kept.add(self._connections.seat_of(client), copy)
 
     def cancel(self, request: str) -> None:
         """Forget a request and free its KV cache on every peer; unknown ones are ignored."""
@@ -300,11 +345,31 @@ class LoadedModel:
                     prompt=token_bytes(match.prompt),
                 )
             )
+        for name, tokens in orders.restore.items():
+            await self._restore(name, tokens)
         if orders.step is not None:
             # Also of those that were cancelled meanwhile: the peers hear of that after the step.
             new = [e.request for e in orders.step.entries if e.request in self._unannounced]
             terms = {name: self._unannounced.pop(name) for name in new}
             await peers.post(messages.RunStep(session=session, step=orders.step, terms=terms))
+
+    async def _restore(self, name: str, tokens: int) -> None:
+        """Give every shard the keys and values that it, or who sat there before, has sent."""
+        request = self._requests.get(name)
+        if request is None or request.kept is None:
+            return  # cancelled meanwhile: the peers hear of that next
+        for seat, copies in request.kept.copies.items():
+            for copy in copies:
+                start = copy.first - len(request.prompt)
+                if start < tokens:
+                    post = messages.PutKv(
+                        session=self.session,
+                        request=name,
+                        first=copy.first,
+                        tokens=tuple(request.answer[start : start + copy.tokens]),
+                        rows=copy.rows,
+                    )
+                    await self._connections.post_to(seat, post)
 
     async def _hang_up(self) -> None:
         assert self._release_task is not None

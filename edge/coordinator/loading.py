@@ -59,6 +59,7 @@ async def load_model(
         _scheduler(spec, limits, plan, options.kv_dtype),
         vocab_size=spec.vocab_size,
         on_end=on_end,
+        copies_kv=options.standby == "kv",
     )
     loading = _Loading(
         model=model,
@@ -204,6 +205,7 @@ class _Loading:
             limits=self.limits,
             kv_dtype=options.kv_dtype,
             wire_rules=self.wire_rules,
+            copies_kv=options.standby == "kv",
         )
         self._on_progress(Progress(phase="load", peer=peer.name, done=0, total=1))
         secret = peer.prefix_secret(is_shared=options.share_prefixes)

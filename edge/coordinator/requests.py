@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.coordinator.kept_kv import KeptKv
 from edge.errors import EdgeError
 from edge.kernels.sampling.logprobs import Logprobs
 from edge.protocol.step import FinishReason, SamplingTerms
@@ -55,6 +56,8 @@ class Request:
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     answer: list[int] = field(default_factory=list)
     """Tokens so far."""
+    kept: KeptKv | None = None
+    """Copies of the keys and values of the answer so far, where they are wanted."""
 
     @property
     def terms_left(self) -> SamplingTerms | None:

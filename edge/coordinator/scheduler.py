@@ -66,6 +66,9 @@ class Orders:
     """Tokens of requests for which every shard's disk must have room."""
     match: Mapping[str, Match] = field(default_factory=dict)
     """Prompts whose beginnings the peers may have; asked before any of one is computed."""
+    restore: Mapping[str, int] = field(default_factory=dict)
+    """So many tokens of these requests' answers, whose keys and values every shard is given: they
+    follow the prompt, which was handed out before."""
     step: Step | None = None
     """None while everything waits for an answer."""
 
@@ -81,6 +84,8 @@ class _Entry:
     """Every row's logits are wanted, and no token."""
     goes_on: bool
     """Somebody will ask for more, with all of it as the beginning."""
+    restored: int = 0
+    """Tokens of the answer that are given, once the prompt is computed."""
     computed: int = 0
     as_prompt: int = 0
     """Tokens at the beginning that were computed in steps of several tokens each."""
@@ -171,15 +176,17 @@ class Scheduler:
         *,
         new_tokens: int,
         answer: Sequence[int] = (),
+        restored: int = 0,
         goes_on: bool = False,
     ) -> None:
         """Start a request for `new_tokens` tokens, or with 0 for the logits of every row.
 
-        answer: tokens that follow the prompt and that another plan has chosen. goes_on: a prompt
+        answer: tokens that follow the prompt and that another plan has chosen. restored: so many of
+        them need not be computed, because their keys and values can be given. goes_on: a prompt
         that begins with it and its answer is likely to follow. Raises ValueError for one that could
         never start.
         """
-        if not prompt or new_tokens < 0:
+        if not prompt or new_tokens < 0 or not 0 <= restored <= max(0, len(answer) - 1):
             raise ValueError("a request needs tokens")
         tokens = [*prompt, *answer]
         if request in self._active or (
@@ -195,6 +202,7 @@ class Scheduler:
             len(prompt),
             wants_logits=new_tokens == 0,
             goes_on=goes_on,
+            restored=restored,
         )
 
     def cancel(self, request: str) -> None:
@@ -226,6 +234,7 @@ class Scheduler:
             swap_out=settled.swap_out,
             reserve=settled.reserve,
             match=match,
+            restore=self._restore(),
             step=self._next_step(),
         )
         self._finished.clear()
@@ -407,6 +416,16 @@ class Scheduler:
     def _give_up(self, request: str, why: str) -> None:
         self.cancel(request)
         self._given_up[request] = why
+
+    def _restore(self) -> dict[str, int]:
+        """Answers whose prompts have been handed out, and which are given now."""
+        given: dict[str, int] = {}
+        for entry in self._repeats:
+            if entry.restored:
+                given[entry.request] = entry.restored
+                entry.computed += entry.restored
+                entry.restored = 0
+        return given
 
     def _next_step(self) -> Step | None:
         if len(self._under_way) > self._stages:

@@ -193,6 +193,11 @@ class TokenChoice:
                     request.history.extend(self._recalled.pop(entry.request, ())[: entry.position])
                 request.history.extend(entry.tokens)
 
+    def extend(self, request: str, tokens: Sequence[int]) -> None:
+        """The request says these, too; nobody computes them here."""
+        if (known := self._requests.get(request)) is not None:
+            known.history.extend(tokens)
+
     def _sends_logits(self, step: Step) -> bool:
         """Whether the logits go to the sampler at once: all that there are, or little more to send.
 

@@ -50,8 +50,9 @@ class RunLoop:
         """End the run under way after its current token; others are waiting. From any thread."""
         self._must_yield = True
 
-    def run(self, step: Step, program: StageCompute) -> Iterator[None]:
-        """The step, and while it is a run those that follow from its tokens; yields after each."""
+    def run(self, step: Step, program: StageCompute) -> Iterator[Step]:
+        """The step, and while it is a run those that follow from its tokens; yields each when it is
+        computed."""
         if step.singly:
             yield from self._compute_apart(step, program)
             return
@@ -68,16 +69,16 @@ class RunLoop:
             self._times.now.sample_s += time.perf_counter() - start_s
             if not self._links.is_sampler:
                 following = self._hear(step, logits)
-            yield
+            yield step
 
-    def _compute_apart(self, step: Step, program: StageCompute) -> Iterator[None]:
+    def _compute_apart(self, step: Step, program: StageCompute) -> Iterator[Step]:
         """Each token of a step with `singly` in a step of its own."""
         for each in step.apart:
             self._times.begin(is_decode=True)
             self.compute(each, program)
             if self._is_last_stage:
                 self._choice.remember(each)
-            yield
+            yield each
         if self._links.is_sampler:
             self._report(messages.Tokens(tokens=(), ends=(), last=True, chosen_s=time.monotonic()))
 

@@ -18,6 +18,7 @@ from edge.backends.interface import Backend, KvStorage, ShardWeights, StageProgr
 from edge.engine.compute_thread import ComputeThread
 from edge.engine.distributed_sampling import TokenChoice
 from edge.engine.kv_calibration import calibration_step
+from edge.engine.kv_copies import CopyRoom, KvCopies, put_copy
 from edge.engine.prefix_cache import PrefixCache
 from edge.engine.run_loop import RunLoop
 from edge.engine.shard_links import ShardLinks
@@ -48,6 +49,7 @@ class ShardEngine:
         report: Callable[[Event], None],
         *,
         shortlist_tokens: int = SHORTLIST_TOKENS,
+        copy_room: CopyRoom | None = None,
     ) -> None:
         self.assignment = assignment
         self.layout: ShardLayout = assignment.layout
@@ -73,6 +75,7 @@ class ShardEngine:
         """Each is written by one thread."""
         self._program: StageProgram | None = None
         self._prefixes: PrefixCache | None = None
+        self._copies = KvCopies(report, copy_room or CopyRoom()) if assignment.copies_kv else None
         self._is_over = False
         """It failed or is closed. A failed step leaves the shards out of step with each other:
         nothing runs after it."""
@@ -115,14 +118,14 @@ class ShardEngine:
         self.links.connect(links, names)
         self._choice.collective = self.links.collective
 
-    def prepare(self) -> Future[None]:
+    def prepare(self) -> Future[str]:
         """Agree how to sum, and let a rounded KV cache be measured; all shards do it together,
-        linked, and before any request."""
+        linked, and before any request. The result is the digest of how it keeps keys and values."""
 
-        def work() -> None:
+        def work() -> str:
             assignment, program = self.assignment, self._program
             if program is None:
-                return
+                return ""
             try:
                 self.links.sum_on_devices(program.device_sums)
                 if assignment.kv_dtype != "float32":
@@ -132,6 +135,7 @@ class ShardEngine:
                     self._times.take()
             except transport.TransportError as error:
                 raise self.links.error(error) from error
+            return program.cache_digest
 
         return self._thread.call(work)
 
@@ -178,6 +182,9 @@ class ShardEngine:
         if self.layout.is_last_stage:
             for request, each in terms.items():
                 self._choice.begin(request, each)
+        if self._copies is not None:
+            for request, each in terms.items():
+                self._copies.begin(request, each.prompt_tokens)
 
         self._steps_posted += 1
 
@@ -186,7 +193,9 @@ class ShardEngine:
             if program is None:
                 raise PlanError("a step before the shard was loaded")
             self._thread.safe_point()
-            for _step in self._runs.run(step, program):
+            for computed in self._runs.run(step, program):
+                if self._copies is not None and program.cache_digest:
+                    self._copies.take(computed, program)
                 if self._prefixes is not None:
                     self._prefixes.keep(program)
                 self._thread.safe_point()
@@ -258,6 +267,22 @@ class ShardEngine:
 
         self._post(work)
 
+    def put_kv(
+        self, request: str, first: int, tokens: Sequence[int], rows: bytes | memoryview
+    ) -> None:
+        """Let the request have keys and values of tokens that follow what it has; see `KvRows`."""
+
+        def work(program: StageProgram | None) -> None:
+            if program is None:
+                return
+            put_copy(program, request, first, len(tokens), rows)
+            if self.layout.is_last_stage:
+                self._choice.extend(request, tokens)
+            if self._copies is not None:
+                self._copies.restored(request, first + len(tokens))
+
+        self._post(work)
+
     def finish(self, request: str, *, kept_tokens: int = 0) -> None:
         """Free the request; a run that it is part of ends after its current token.
 
@@ -267,6 +292,8 @@ class ShardEngine:
 
         def work() -> None:
             self._choice.forget(request)
+            if self._copies is not None:
+                self._copies.forget(request)
             if self._program is not None:
                 if self._prefixes is not None and not self._is_over:
                     self._prefixes.forget(self._program, request)

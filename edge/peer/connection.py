@@ -19,6 +19,7 @@ import numpy as np
 from edge import partition, transport
 from edge.backends.interface import ShardWeights
 from edge.concurrency.blocking import run_blocking, uninterrupted
+from edge.engine.kv_copies import CopyRoom
 from edge.errors import (
     CapacityError,
     EdgeError,
@@ -87,6 +88,7 @@ class Connection:
         """That the frame which is being read has taken, and all that wait:"""
         self._all_frames_bytes = 0
         self._reports: asyncio.Queue[Event] = asyncio.Queue()
+        self._copy_room = CopyRoom()
         self._writers: dict[str, ShardWriter] = {}
         self._sealed: dict[str, CachedShard] = {}
         self._mine: dict[str, HostedShard] = {}
@@ -110,6 +112,7 @@ class Connection:
             messages.MatchPrefix: self._match_prefix,
             messages.Reserve: self._reserve,
             messages.RunStep: self._run_step,
+            messages.PutKv: self._put_kv,
             messages.YieldRun: self._yield_run,
             messages.SwapOut: self._swap_out,
             messages.Finish: self._finish,
@@ -222,6 +225,8 @@ class Connection:
         limits = messages.limits_of(kind)
         if not self._may_use or (kind == messages.Piece.kind and not self._writers):
             return SMALL
+        if kind == messages.PutKv.kind and not self._mine:
+            return SMALL
         if kind == messages.MatchPrefix.kind:
             contexts = [hosted.assignment.limits.context_tokens for hosted in self._mine.values()]
             return replace(
@@ -241,6 +246,8 @@ class Connection:
         while True:
             report = await self._reports.get()
             await self._channel.send(to_frame(report.kind, report))
+            if isinstance(report, messages.KvRows):
+                self._copy_room.give_back(len(report.rows))
 
     async def _tell_leaving(self) -> None:
         await self._peer.leaving.wait()
@@ -414,6 +421,7 @@ class Connection:
                 self._peer.kv_room,
                 host_bytes=host_bytes,
                 kv_host_bytes=None if host_free_bytes is None else host_free_bytes - host_bytes,
+                copy_room=self._copy_room,
             )
         except BaseException:
             self._peer.release(assignment.session)
@@ -454,11 +462,11 @@ class Connection:
         free_bytes = self._peer.host_free_bytes
         return None if free_bytes is None else host_share(free_bytes, assignment, manifest)
 
-    async def _connect(self, call: messages.Connect) -> messages.Done:
+    async def _connect(self, call: messages.Connect) -> messages.Connected:
         hosted = self._session(call.session)
         await hosted.connect(call.places, self._peer.settings.name, self._peer.credentials)
-        await asyncio.wrap_future(hosted.shard.prepare())
-        return messages.Done()
+        digest = await asyncio.wrap_future(hosted.shard.prepare())
+        return messages.Connected(kv_digest=digest or None)
 
     async def _measure(self, call: messages.Measure) -> ShardTimes:
         hosted = self._session(call.session)
@@ -513,6 +521,16 @@ class Connection:
         if hosted.shard.waiting_steps >= 2 * stages + 4:  # a coordinator keeps one more than stages
             raise ProtocolError(f"{hosted.shard.waiting_steps} steps wait to be computed")
         hosted.shard.step(post.step, post.terms)
+
+    def _put_kv(self, post: messages.PutKv) -> None:
+        hosted = self._waiting_session(post.session)
+        vocab_size = hosted.assignment.model.vocab_size
+        if not all(0 <= token < vocab_size for token in post.tokens):
+            raise ProtocolError(f"tokens outside a vocabulary of {vocab_size}")
+        last = post.first + len(post.tokens)
+        if not 0 < post.first < last <= hosted.assignment.limits.context_tokens:
+            raise ProtocolError(f"keys and values of tokens {post.first} to {last}")
+        hosted.shard.put_kv(post.request, post.first, post.tokens, bytes(post.rows))
 
     def _yield_run(self, post: messages.YieldRun) -> None:
         self._waiting_session(post.session).shard.yield_run()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 from edge import transport
 from edge.concurrency.blocking import run_blocking
+from edge.engine.kv_copies import CopyRoom
 from edge.engine.shard_engine import ShardEngine
 from edge.errors import NetworkError, ProtocolError
 from edge.memory.kv_budget import KvRoom
@@ -41,6 +42,7 @@ class HostedShard:
         *,
         host_bytes: int = 0,
         kv_host_bytes: int | None = None,
+        copy_room: CopyRoom | None = None,
     ) -> None:
         """host_bytes: kept for its weights in the memory of a device's host, where that is another.
         kv_host_bytes: the most that is free there for its keys and values; None: it is no other.
@@ -56,7 +58,7 @@ class HostedShard:
         self.kv = kv_room.share(assignment, assignment.layout, host_bytes=kv_host_bytes)
         self._kv_room = kv_room
         try:
-            self.shard = ShardEngine(assignment, report)
+            self.shard = ShardEngine(assignment, report, copy_room=copy_room)
         except BaseException:
             kv_room.give_back(self.kv)
             raise

@@ -28,6 +28,8 @@ from edge.weights.formats import (
 Streaming = Literal["auto", "on", "off"]
 """Whether layers may be read from disk for each token."""
 
+Standby = Literal["none", "kv"]
+
 MOST_WAIT_S = 7 * 24 * 3600.0
 
 DEFAULT_CONTEXT_TOKENS = 4096
@@ -139,6 +141,15 @@ class LoadOptions:
     """With "auto", how many layers and the predicted speed are told before the load. With "off", a
     model that fits nowhere is refused. A plan by hand says it itself (`streamed_layers`)."""
 
+    standby: Standby = option(
+        "none",
+        help="What is kept against the loss of a device. kv: this device keeps copies of the keys "
+        "and values of answers, so that only the prompt is computed again.",
+    )
+    """With "kv", each peer sends what its layers keep of 8 tokens after the other: for each token 8
+    bytes for each element of its keys, in every layer. Answers under way at a loss then go on as
+    soon as the model is loaded and their prompts are read."""
+
     wait_for_peers_s: float = option(
         0.0,
         flags=("--wait-for-peers",),
@@ -176,6 +187,8 @@ class LoadOptions:
             )
         if not isinstance(self.lora, str | Path | None):
             raise RequestError(f"lora must be the path of a folder, not {self.lora!r:.80}")
+        if self.standby not in get_args(Standby):
+            raise RequestError(f"standby must be 'none' or 'kv', not {self.standby!r:.80}")
         wait_s = self.wait_for_peers_s
         if type(wait_s) not in (int, float) or not 0 <= wait_s <= MOST_WAIT_S:
             raise RequestError(
@@ -248,4 +261,5 @@ class LoadOverrides(TypedDict, total=False):
     workload: Workload | None
     share_prefixes: bool
     stream: Streaming
+    standby: Standby
     wait_for_peers_s: float

@@ -29,6 +29,8 @@ class Assignment:
     """Of the whole model's weights: those of other shards decide what this one computes."""
     wire_rules: WireRules
     """The same for every shard of the plan, so both ends of a link agree."""
+    copies_kv: bool = False
+    """The coordinator wants copies of the keys and values of answers."""
 
     def __post_init__(self) -> None:
         stages, limits = self.plan.stages, self.limits

@@ -31,7 +31,13 @@ from edge.protocol.frame_codec import (
 )
 from edge.protocol.kept_files import Keep
 from edge.protocol.measurements import Glance, MemoryRate, Probe, Profile
-from edge.protocol.step import MAX_REQUESTS, FinishReason, SamplingTerms, Step
+from edge.protocol.step import (
+    MAX_CHUNK_TOKENS,
+    MAX_REQUESTS,
+    FinishReason,
+    SamplingTerms,
+    Step,
+)
 from edge.protocol.step_times import ShardTimes
 from edge.protocol.token_logprobs import (
     MOST_BYTES_OF_A_TOKEN,
@@ -43,6 +49,9 @@ from edge.transport.frame import MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES, Buffer, Fr
 
 MAX_MANIFEST_BYTES = 16 << 20
 """One of 400 layers with 64 tensors each takes 3.7 MB, and 700 GB of weights in pieces 11 MB."""
+
+MOST_COPY_BYTES = 1 << 20
+"""Of one copy of keys and values: tokens that are chosen meanwhile wait until it is sent."""
 
 _MOST_PIECES = MAX_MANIFEST_BYTES // 64
 """That such a manifest can name."""
@@ -162,7 +171,16 @@ class Open(Call[Opened]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Connect(Call[Done]):
+class Connected:
+    """A shard that is linked with its neighbours, and ready."""
+
+    kv_digest: str | None
+    """Of how it keeps keys and values: those of shards that are cut alike and have the same may be
+    exchanged. None: it hands none out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connect(Call[Connected]):
     """Link up with the other shards, and prepare with them what shards prepare together."""
 
     kind, limit_s = "connect", 900.0
@@ -235,6 +253,33 @@ class RunStep(Post):
     def __post_init__(self) -> None:
         if not self.terms.keys() <= {entry.request for entry in self.step.entries}:
             raise ValueError("terms of a request that is not in the step")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvRows(Event):
+    """A copy of the keys and values of some tokens of an answer, where the assignment asks for it:
+    one array of `KvStorage.rows` after the other."""
+
+    kind = "kv_rows"
+    limits = FrameLimits(header_bytes=SMALL.header_bytes, payload_bytes=MOST_COPY_BYTES)
+    request: str
+    first: int
+    tokens: int
+    rows: Raw
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PutKv(Post):
+    """Let the request have these keys and values, of tokens that follow what it has."""
+
+    kind = "put_kv"
+    limits = FrameLimits(header_bytes=SMALL.header_bytes, payload_bytes=MOST_COPY_BYTES)
+    session: str
+    request: str
+    first: int
+    tokens: Annotated[tuple[int, ...], AtMost(MAX_CHUNK_TOKENS)]
+    """Their ids."""
+    rows: Raw
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -354,7 +399,7 @@ FRAMES = table(
     (
         Describe, MemoryRate, Profile, Probe, Glance, SetMemory, Keep,
         Offer, Piece, Seal, Open, Connect,
-        MatchPrefix, PrefixMatched, Reserve, Reserved, RunStep, Tokens, Logits,
+        MatchPrefix, PrefixMatched, Reserve, Reserved, RunStep, KvRows, PutKv, Tokens, Logits,
         YieldRun, SwapOut, SwappedOut, Finish, Measure, Observed, Close, Leaving, Failed,
     )
 )  # fmt: skip

@@ -118,7 +118,8 @@ async def peer(
             while True:
                 frame = await channel.receive()
                 if answers_calls and "call" in frame.header and frame.kind != "strange":
-                    await channel.send(Frame("ok", {"call": frame.header["call"]}))
+                    told = {"kv_digest": None} if frame.kind == "connect" else {}
+                    await channel.send(Frame("ok", {"call": frame.header["call"], **told}))
                 else:
                     await behave(channel, frame)
         except transport.TransportError:

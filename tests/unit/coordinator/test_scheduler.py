@@ -95,6 +95,29 @@ def test_an_answer_that_another_plan_began_is_computed_token_by_token() -> None:
     ]
 
 
+def test_an_answer_that_is_given_is_not_computed() -> None:
+    steps = scheduler()
+    steps.add("a", [1, 2, 3, 4, 5], answer=[50, 51, 52, 53, 54], restored=3, new_tokens=4)
+    assert steps.decide() == Orders(step=whole_step("a", 0, (1, 2, 3)))
+    answer(steps, [])
+    assert steps.decide() == Orders(step=whole_step("a", 3, (4, 5)))
+    orders = steps.decide()
+    assert orders.restore == {"a": 3}
+    assert orders.step == Step(
+        entries=(StepEntry(request="a", position=8, tokens=(53,), logit_rows=0),), singly=True
+    )
+    answer(steps, [])
+    answer(steps, [])
+    assert shown(steps.decide().step) == ([("a", 9, (54,), 1)], 4)
+    with pytest.raises(ValueError, match="needs tokens"):
+        steps.add("b", [1], answer=[2, 3], restored=2, new_tokens=1)
+
+
+def whole_step(request: str, position: int, tokens: tuple[int, ...]) -> Step:
+    entry = StepEntry(request=request, position=position, tokens=tokens, logit_rows=0)
+    return Step(entries=(entry,))
+
+
 def test_a_step_of_known_tokens_stands_for_steps_of_one_each() -> None:
     entries = (
         StepEntry(request="a", position=5, tokens=(50, 51), logit_rows=0),

@@ -26,7 +26,10 @@ TERMS: dict[str, Any] = {
 
 
 def step(entries: list[Any], terms: dict[str, Any]) -> Frame:
-    return Frame("step", {"session": "s", "step": {"entries": entries, "run": 1}, "terms": terms})
+    return Frame(
+        "step",
+        {"session": "s", "step": {"entries": entries, "run": 1, "singly": False}, "terms": terms},
+    )
 
 
 def test_a_reply_ends_with_few_tokens() -> None:

@@ -1,0 +1,125 @@
+"""Copies of the keys and values of answers, which a coordinator keeps should this peer be lost.
+
+Those of prompts are computed again as fast as they were read. An answer is computed token by token,
+and so it would be once more: a copy of what each token left spares that.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.errors import RequestError
+from edge.protocol.frame_codec import Event
+from edge.protocol.messages import MOST_COPY_BYTES, KvRows
+from edge.protocol.step import Step
+from edge.transport.frame import Buffer
+
+COPIED_TOKENS = 8
+"""Of a request, in one copy: a frame costs the same for one token and for several."""
+
+MOST_UNSENT_BYTES = 4 << 20
+"""Copies that wait to be sent, of all sessions of a coordinator. Where its link is slower than
+that, tokens are copied later."""
+
+
+class CopyRoom:
+    """How much may wait to be sent. For all threads."""
+
+    def __init__(self, num_bytes: int = MOST_UNSENT_BYTES) -> None:
+        self._lock = threading.Lock()
+        self._free = num_bytes
+
+    def take(self, num_bytes: int) -> bool:
+        """Whether there is room; then it is taken."""
+        with self._lock:
+            if num_bytes > self._free:
+                return False
+            self._free -= num_bytes
+            return True
+
+    def give_back(self, num_bytes: int) -> None:
+        with self._lock:
+            self._free += num_bytes
+
+
+class RowStorage(Protocol):
+    """What it needs of `KvStorage`."""
+
+    def new_rows(self, tokens: int) -> list[NDArray[Any]]: ...
+
+    def rows(self, request: str, first: int, last: int) -> list[NDArray[Any]] | None: ...
+
+    def put_rows(self, request: str, first: int, rows: Sequence[NDArray[Any]]) -> None: ...
+
+
+class KvCopies:
+    """Of one shard's requests; used from the compute thread, but for `begin`."""
+
+    def __init__(self, report: Callable[[Event], None], room: CopyRoom) -> None:
+        self._report = report
+        self._room = room
+        self._next: dict[str, int] = {}
+        """By request, the first token that is not copied."""
+
+    def begin(self, request: str, prompt_tokens: int) -> None:
+        """A request whose answer begins after so many tokens."""
+        self._next[request] = prompt_tokens
+
+    def forget(self, request: str) -> None:
+        """The request is over; unknown ones are ignored."""
+        self._next.pop(request, None)
+
+    def restored(self, request: str, last: int) -> None:
+        """Who keeps the copies has them up to this token."""
+        if request in self._next:
+            self._next[request] = last
+
+    def take(self, step: Step, program: RowStorage) -> None:
+        """Copy what steps have left of answers, once that is enough; `KvRows` is reported."""
+        for entry in step.entries:
+            first = self._next.get(entry.request)
+            if first is None or entry.end - first < COPIED_TOKENS:
+                continue
+            rows = program.rows(entry.request, first, first + COPIED_TOKENS)
+            if not rows:
+                continue
+            num_bytes = sum(each.nbytes for each in rows)
+            if num_bytes > MOST_COPY_BYTES:
+                self.forget(entry.request)  # of a model this large it would cost too much
+            elif self._room.take(num_bytes):
+                self._next[entry.request] = first + COPIED_TOKENS
+                self._report(
+                    KvRows(
+                        request=entry.request,
+                        first=first,
+                        tokens=COPIED_TOKENS,
+                        rows=b"".join(each.tobytes() for each in rows),
+                    )
+                )
+
+
+def put_copy(program: RowStorage, request: str, first: int, tokens: int, rows: Buffer) -> None:
+    """Let the request have the keys and values of these tokens, which follow what it has.
+
+    Raises RequestError for rows of another size, or of a request that has others.
+    """
+    into = program.new_rows(tokens)
+    if sum(each.nbytes for each in into) != len(rows):
+        raise RequestError(f"{len(rows)} bytes of keys and values for {tokens} tokens")
+    if program.rows(request, first - 1, first) is None:
+        raise RequestError("keys and values that do not follow those that there are")
+    _fill(into, rows)
+    program.put_rows(request, first, into)
+
+
+def _fill(arrays: Sequence[NDArray[np.generic]], rows: Buffer) -> None:
+    start = 0
+    for each in arrays:
+        part = np.frombuffer(rows, np.uint8, each.nbytes, start)
+        each.reshape(-1).view(np.uint8)[...] = part
+        start += each.nbytes

@@ -1,0 +1,104 @@
+"""Copies of keys and values go from one program to another, within what may wait to be sent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from demos.bundled import MODEL
+from edge.backends.host_cache import HostCache
+from edge.engine.kv_copies import COPIED_TOKENS, CopyRoom, KvCopies, put_copy
+from edge.errors import RequestError
+from edge.protocol.frame_codec import Event
+from edge.protocol.messages import KvRows
+from edge.protocol.step import Step, StepEntry, StepLimits
+from edge.weights.checkpoint import Checkpoint
+from edge.weights.layout import shard_layout
+from tests.support.plans import bundled_plan
+
+
+def empty() -> HostCache:
+    with Checkpoint.open(MODEL) as checkpoint:
+        spec = checkpoint.spec
+    layout = shard_layout(spec, bundled_plan("pipeline_2"), stage=0, rank=0)
+    limits = StepLimits(context_tokens=64, chunk_tokens=8, requests=2, cached_tokens=64)
+    return HostCache(layout, limits, bits=None)
+
+
+def storage(tokens: int) -> HostCache:
+    """Of a request "a" with random rows."""
+    own = empty()
+    rows = own.new_rows(tokens)
+    dice = np.random.default_rng(3)
+    for each in rows:
+        each[...] = dice.normal(size=each.shape)
+    own.put_rows("a", 0, rows)
+    return own
+
+
+def computed(position: int) -> Step:
+    entry = StepEntry(request="a", position=position, tokens=(1,), logit_rows=1)
+    return Step(entries=(entry,))
+
+
+def taken(copies: KvCopies, own: HostCache, last: int) -> None:
+    for position in range(last):
+        copies.take(computed(position), own)
+
+
+def test_an_answer_is_copied_piece_by_piece_and_put_elsewhere() -> None:
+    own, told = storage(30), list[Event]()
+    copies = KvCopies(told.append, CopyRoom())
+    copies.begin("a", 5)
+    taken(copies, own, 30)
+    pieces = [each for each in told if isinstance(each, KvRows)]
+    assert [each.first for each in pieces] == [5, 5 + COPIED_TOKENS, 5 + 2 * COPIED_TOKENS]
+    other = empty()
+    other.put_rows("a", 0, _rows(own, 0, 5))
+    for each in pieces:
+        put_copy(other, "a", each.first, each.tokens, each.rows)
+    for one, same in zip(_rows(own, 0, 29), _rows(other, 0, 29), strict=True):
+        assert np.array_equal(one, same)
+
+
+def test_what_waits_is_bounded_and_comes_later() -> None:
+    own, told = storage(30), list[Event]()
+    piece = sum(each.nbytes for each in _rows(own, 0, COPIED_TOKENS))
+    room = CopyRoom(piece)
+    copies = KvCopies(told.append, room)
+    copies.begin("a", 2)
+    taken(copies, own, 30)
+    assert len(told) == 1
+    room.give_back(piece)
+    copies.take(computed(29), own)
+    assert [each.first for each in told if isinstance(each, KvRows)] == [2, 2 + COPIED_TOKENS]
+
+
+def test_others_than_begun_are_not_copied() -> None:
+    own, told = storage(30), list[Event]()
+    copies = KvCopies(told.append, CopyRoom())
+    taken(copies, own, 30)
+    copies.begin("a", 2)
+    copies.forget("a")
+    taken(copies, own, 30)
+    assert told == []
+
+
+def test_rows_that_do_not_fit_are_refused() -> None:
+    own = storage(10)
+    rows = b"".join(each.tobytes() for each in _rows(own, 2, 4))
+    with pytest.raises(RequestError, match="bytes of keys and values for 3 tokens"):
+        put_copy(own, "a", 10, 3, rows)
+    with pytest.raises(RequestError, match="do not follow"):
+        put_copy(own, "a", 12, 2, rows)
+    with pytest.raises(RequestError, match="do not follow"):
+        put_copy(own, "b", 1, 2, rows)
+
+
+def _rows(own: HostCache, first: int, last: int) -> list[NDArray[Any]]:
+    rows = own.rows("a", first, last)
+    assert rows is not None
+    return rows
