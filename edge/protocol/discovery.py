@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
 from edge import transport
 from edge.errors import EdgeError, NetworkError
-from edge.protocol.peer_info import PeerInfo, describe_peer
+from edge.protocol.peer_info import PeerInfo, describe_peer, each_once
 from edge.transport import Credentials, Discovery, PeerFound, PeerGone, PeerRecord
 
 SETTLE_S = 1.0
@@ -57,8 +57,9 @@ async def find_peers(
         tried = discovery.describe()
     answers = await asyncio.gather(*(_reach(record, credentials) for record in records))
     failures = [answer for answer in answers if isinstance(answer, EdgeError)]
-    if peers := _each_once(answers):
-        return peers, failures
+    peers, copies = _each_once(answers)
+    if peers:
+        return peers, failures + copies
     why = "; ".join(dict.fromkeys(map(str, failures)))
     raise NetworkError(
         f"no peers found within {timeout_s:g} s by {tried}. "
@@ -101,7 +102,7 @@ async def watch_peers(
                 answers = await asyncio.gather(
                     *(_reach(record, credentials) for record in records.values())
                 )
-                yield _each_once(answers)
+                yield _each_once(answers)[0]
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(news.wait(), every_s)
         finally:
@@ -126,9 +127,11 @@ async def _looking(
         await discovery.aclose()
 
 
-def _each_once(answers: Sequence[PeerInfo | EdgeError]) -> list[PeerInfo]:
-    peers = {answer.id: answer for answer in answers if isinstance(answer, PeerInfo)}
-    return sorted(peers.values(), key=lambda peer: (peer.name, peer.id))
+def _each_once(
+    answers: Sequence[PeerInfo | EdgeError],
+) -> tuple[list[PeerInfo], list[EdgeError]]:
+    peers, copies = each_once(answer for answer in answers if isinstance(answer, PeerInfo))
+    return sorted(peers, key=lambda peer: (peer.name, peer.id)), [error for _, error in copies]
 
 
 async def _reach(record: PeerRecord, credentials: Credentials | None) -> PeerInfo | EdgeError:

@@ -12,7 +12,7 @@ from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from edge.errors import EdgeError, NetworkError, ProtocolError
+from edge.errors import EdgeError, NetworkError, PeerError, ProtocolError
 from edge.membership.identity import is_peer_of
 from edge.protocol.client import CONNECT_WITHIN_S, Answer, OnEvent, PeerClient
 from edge.protocol.description import PeerDescription
@@ -161,11 +161,27 @@ async def describe_all(
             failures[address] = error
 
     await gather_all(ask(address, credentials) for address, credentials in peers.items())
+    once, copies = each_once(infos[address] for address in peers if address in infos)
+    return once, failures | {copy.address: of_a_copy for copy, of_a_copy in copies}
+
+
+def each_once(
+    infos: Iterable[PeerInfo],
+) -> tuple[list[PeerInfo], list[tuple[PeerInfo, PeerError]]]:
+    """Peers of which some were reached by several addresses, each once; and what to say of those
+    that have the id of another one, since they are daemons of their own."""
     by_id: dict[str, PeerInfo] = {}
-    for address in peers:
-        if address in infos:
-            by_id.setdefault(infos[address].id, infos[address])
-    return list(by_id.values()), failures
+    copies = []
+    for info in infos:
+        first = by_id.setdefault(info.id, info)
+        if not {info.address, *info.addresses} & {first.address, *first.addresses}:
+            sentence = (
+                f"it has the keys of the device at {first.address}, so nobody can tell the two "
+                "apart: keys are not copied; delete Edge's folder of keys on one of the two "
+                "(~/.config/edge) and pair it with `edge pair`"
+            )
+            copies.append((info, PeerError(info.name, sentence)))
+    return list(by_id.values()), copies
 
 
 async def describe_each(peers: Mapping[str, Credentials | None]) -> list[PeerInfo]:

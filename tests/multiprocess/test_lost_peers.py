@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -132,6 +133,30 @@ def test_killed_while_generating(
         assert {model.peers[device].name for device in model.plan.devices} <= left
         assert list(model.generate(prompt, max_new_tokens=5).token_ids) == list(reply.token_ids[:5])
         assert model.generate(prompt, max_new_tokens=5).recoveries == ()
+
+
+def test_stopped_while_generating(
+    trio: Trio, cluster: edge.Cluster, endless_checkpoint: TinyCheckpoint
+) -> None:
+    """Its connections stay open: the others wait for it in a sum, until its coordinator, which
+    hears nothing, ends their sessions."""
+    plan = cut(endless_checkpoint, "tensor_3", trio.daemons)
+    prompt = endless_checkpoint.prompt(5)
+    stopped = trio[1].process
+    with cluster.load(
+        endless_checkpoint.path, dtype="float32", plan=plan, context_tokens=LONG_CONTEXT
+    ) as model:
+        stream = model.stream(prompt, max_new_tokens=30)
+        next(stream)
+        stopped.send_signal(signal.SIGSTOP)
+        try:
+            for _token in stream:
+                pass
+        finally:
+            stopped.send_signal(signal.SIGCONT)
+        reply = stream.reply()
+        assert list(reply.token_ids) == endless_checkpoint.greedy(prompt, 30)
+        assert reply.recoveries[0].reason.startswith("peer peer-1: it was silent for ")
 
 
 @pytest.mark.parametrize(
