@@ -46,6 +46,7 @@ from edge.protocol.peer_info import (
     set_memory,
     with_unique_names,
 )
+from edge.text.grammar import Grammars
 from edge.transport import Credentials
 from edge.weights.checkpoint import Checkpoint
 
@@ -230,6 +231,13 @@ class AsyncCluster:
                     end_ids=checkpoint.end_ids,
                     sampling=checkpoint.sampling,
                     tokenizer=tokenizer,
+                    grammars=None
+                    if tokenizer is None
+                    else Grammars(
+                        tokenizer.vocabulary,
+                        vocab_size=checkpoint.spec.vocab_size,
+                        end_ids=checkpoint.end_ids,
+                    ),
                     peers=known,
                 )
             )

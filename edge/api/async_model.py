@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Unpack, cast, overload
@@ -23,6 +23,7 @@ from edge.api.reply import (
 )
 from edge.api.scoring import Score, score_of
 from edge.concurrency.blocking import run_blocking
+from edge.coordinator.generation import GenerationRequest
 from edge.coordinator.lasting_model import LastingModel, Recovery
 from edge.coordinator.observation import gather_grams
 from edge.errors import RequestError
@@ -37,6 +38,7 @@ from edge.protocol.peer_info import PeerInfo, gather_all
 from edge.protocol.step_times import PeerTimes
 from edge.text import Tokenizer
 from edge.text.answer_parts import read_answer
+from edge.text.grammar import Grammars, Matcher
 from edge.text.tool_schema import Tool, tool_names, tool_schemas
 from edge.weights.observation import ObservedRun
 
@@ -74,6 +76,8 @@ class HeldModel:
     end_ids: frozenset[int]
     sampling: SamplingParameters
     tokenizer: Tokenizer | None
+    grammars: Grammars | None
+    """Where there is a tokenizer."""
     peers: Mapping[str, PeerInfo]
 
 
@@ -186,7 +190,23 @@ class DescribedModel:
             )
         self._require_open()
         held = self._held
-        return partial(ReplyUnderWay, held.loaded, request, held.tokenizer, held.forecast, read)
+        match = self._matching(request)
+        return partial(
+            ReplyUnderWay, held.loaded, request, held.tokenizer, held.forecast, read, match
+        )
+
+    def _matching(self, request: GenerationRequest) -> Callable[[], Matcher] | None:
+        """What makes the matcher of an answer that keeps to a grammar; takes its time."""
+        if request.grammar is None:
+            return None
+        grammars, tokenizer = self._held.grammars, self._held.tokenizer
+        if grammars is None or tokenizer is None:
+            raise RequestError(
+                f"{self.name} has no tokenizer.json, so its answers can be kept to no schema or "
+                "grammar"
+            )
+        is_thinking = tokenizer.begins_thinking(request.prompt_ids)
+        return partial(grammars.begin, request.grammar, is_thinking=is_thinking)
 
     def _ids(self, prompt: Prompt) -> Sequence[int]:
         return self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
@@ -345,6 +365,16 @@ class AsyncModel(DescribedModel):
         """
         options = with_overrides(options or GenerationOptions(), overrides)
         return AsyncReplyStream(self._reply_to(prompt, options, goes_on=goes_on))
+
+    async def check_grammar(self, prompt: Prompt, options: GenerationOptions) -> None:
+        """Raise now what a stream would raise with its first token: RequestError for a schema or
+        grammar that no answer can be kept to."""
+        tokens = self._checked_ids(self._ids(prompt))
+        request = options.request(
+            tokens, end_ids=self._held.end_ids, room=1, usual=self._held.sampling
+        )
+        if (match := self._matching(request)) is not None:
+            await run_blocking(match)
 
     async def logits(self, prompt: Prompt) -> NDArray[np.float32]:
         """Float32 [tokens, vocab]: row i is what the model expects after token i of the prompt."""

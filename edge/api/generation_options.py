@@ -5,12 +5,28 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import TypedDict
 
 from edge.coordinator.generation import GenerationRequest
 from edge.errors import RequestError
 from edge.kernels.sampling.parameters import SamplingParameters
+from edge.offload import parse_json, read_file
 from edge.option_fields import option
+from edge.text.grammar import MOST_GRAMMAR_BYTES, Grammar, JsonSchema, schema_grammar
+
+
+def _read_schema(text: str) -> JsonSchema:
+    """Of the file of this name; `object` is none."""
+    if text == "object":
+        return "object"
+    try:
+        schema = parse_json(read_file(Path(text), MOST_GRAMMAR_BYTES))
+    except (OSError, ValueError) as error:
+        raise RequestError(f"{text} cannot be read as a JSON schema: {error}") from error
+    if not isinstance(schema, dict):
+        raise RequestError(f"{text} holds no JSON schema: it must be an object")
+    return schema
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +68,16 @@ class GenerationOptions:
     logprobs: int | None = None
     """How many of the likeliest tokens to tell with each token, 0 for how likely itself was: see
     `Token.logprob` and `Token.top_logprobs`. None costs nothing."""
+    json_schema: JsonSchema | None = option(
+        None,
+        metavar="FILE",
+        parse=_read_schema,
+        help="The answer is JSON as this JSON schema says; object: any JSON object.",
+    )
+    """The answer is JSON that this schema describes; "object" is any JSON object. What a thinking
+    model thinks comes before. An answer that `max_new_tokens` or `stop` cut is not whole."""
+    grammar: str | None = None
+    """The answer is a text of this grammar, in llguidance's form of Lark."""
     ignore_eos: bool = False
     """The answer goes on past its end; for measuring."""
 
@@ -88,7 +114,25 @@ class GenerationOptions:
             end_ids=frozenset() if self.ignore_eos else end_ids,
             logprobs=self.logprobs,
             goes_on=goes_on,
+            grammar=self._grammar,
         )
+
+    @property
+    def has_grammar(self) -> bool:
+        """The answer keeps to a schema or a grammar."""
+        return self.json_schema is not None or self.grammar is not None
+
+    @property
+    def _grammar(self) -> Grammar | None:
+        if not self.has_grammar:
+            return None
+        if self.json_schema is not None and self.grammar is not None:
+            raise RequestError("an answer keeps to a json_schema or to a grammar: give one of them")
+        if self.ignore_eos:
+            raise RequestError("an answer that ignores its end keeps to no schema or grammar")
+        if self.json_schema is not None:
+            return schema_grammar(self.json_schema)
+        return Grammar(self.grammar or "")
 
     def sampling(self, usual: SamplingParameters) -> SamplingParameters:
         """How tokens are chosen, of a model that chooses them as `usual` where nothing is said."""
@@ -117,4 +161,6 @@ class GenerationOverrides(TypedDict, total=False):
     stop: str | Sequence[str]
     seed: int | None
     logprobs: int | None
+    json_schema: JsonSchema | None
+    grammar: str | None
     ignore_eos: bool

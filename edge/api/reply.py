@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.concurrency.blocking import run_blocking
 from edge.concurrency.loop_thread import LoopThread
 from edge.coordinator.generation import (
     FEWEST_TOKENS_OF_A_RATE,
@@ -30,6 +31,7 @@ from edge.planning.forecast import Forecast
 from edge.protocol.step import FinishReason
 from edge.text import Tokenizer
 from edge.text.answer_parts import ReadAnswer, ToolCall
+from edge.text.grammar import Matcher
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,8 +114,10 @@ class ReplyUnderWay:
         tokenizer: Tokenizer | None,
         forecast: Forecast,
         read: ReadText,
+        match: Callable[[], Matcher] | None,
         mailbox: Mailbox,
     ) -> None:
+        """match: makes what keeps the answer to its grammar, if it has one; takes its time."""
         self.ended = False
         self._read = read
         self._loaded = loaded
@@ -121,16 +125,33 @@ class ReplyUnderWay:
         self._request = Request(
             prompt=request.prompt_ids, terms=request.terms, sink=self, goes_on=request.goes_on
         )
+        self._match = match
+        self._starting: asyncio.Task[None] | None = None
         self._mailbox = mailbox
         self._forecast = forecast
         self._forecast_entry = forecast.begin()
         self._recovered = slice(len(loaded.recoveries), None)
 
     def start(self) -> None:
-        self._loaded.submit(self._request)
+        if self._match is None:
+            self._loaded.submit(self._request)
+        else:
+            self._starting = asyncio.ensure_future(self._start_matched(self._match))
+
+    async def _start_matched(self, match: Callable[[], Matcher]) -> None:
+        try:
+            self._request.matcher = await run_blocking(match)
+        except EdgeError as error:
+            self.failed(error)
+        except Exception as error:  # a defect here: nobody is left waiting for a reply
+            self.failed(EdgeError(f"the grammar of the answer failed ({error!r})"))
+        else:
+            self._loaded.submit(self._request)
 
     def cancel(self) -> None:
         """Forget the rest and free its memory on the peers; nothing where it has ended."""
+        if self._starting is not None:
+            self._starting.cancel()
         self._loaded.cancel(self._request.id)
 
     def token(

@@ -93,10 +93,11 @@ class Connections:
             raise PeerError(client.name, "summed up inputs to NaN or infinity; restart it")
         return found
 
-    async def post(self, post: Post) -> None:
-        """To every shard, in the same order for all."""
-        for client in self.peers:
-            await client.post(post)
+    async def post(self, post: Post, *, last_stage: Post | None = None) -> None:
+        """To every shard, in the same order for all; another one to those of the last stage."""
+        for (stage, _rank), client in self._clients.items():
+            is_last = stage == self._sampler_seat[0]
+            await client.post(post if last_stage is None or not is_last else last_stage)
 
     async def post_to(self, seat: Seat, post: Post) -> None:
         await self._clients[seat].post(post)

@@ -12,6 +12,7 @@ from edge.kernels.sampling.logprobs import MOST_LOGPROBS, Logprobs
 from edge.kernels.sampling.parameters import SamplingParameters
 from edge.protocol.step import FinishReason, SamplingTerms
 from edge.text import TextStream, Tokenizer
+from edge.text.grammar import Grammar
 
 FEWEST_TOKENS_OF_A_RATE = 8
 """Of fewer, a rate tells of the moment more than of the model."""
@@ -80,6 +81,8 @@ class GenerationRequest:
     logprobs: int | None = None
     goes_on: bool = False
     """A prompt that begins with this one and its answer is likely to follow."""
+    grammar: Grammar | None = None
+    """What the answer must be."""
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from edge.errors import (
     RequestError,
 )
 from edge.kernels.sampling.logprobs import Logprobs
+from edge.kernels.sampling.rules import Bits
 from edge.partition import Plan
 from edge.protocol import messages
 from edge.protocol.client import PeerClient
@@ -32,6 +34,7 @@ from edge.protocol.fields import printable, token_bytes
 from edge.protocol.frame_codec import Event
 from edge.protocol.step import SamplingTerms
 from edge.protocol.step_times import PeerTimes
+from edge.protocol.token_masks import write_masks
 from edge.protocol.topology import Place, Seat
 
 MOST_KEPT_KV_BYTES = 1 << 30
@@ -72,6 +75,8 @@ class LoadedModel:
         """Those that are under way."""
         self._unannounced: dict[str, SamplingTerms] = {}
         """How to choose the tokens of those that no peer has heard of yet."""
+        self._masks: dict[str, Bits] = {}
+        """What the next token may be of those that keep to a grammar."""
         self._rows: dict[str, list[NDArray[np.float32]]] = {}
         """Logits so far."""
         self._swap_outs: Acks[PeerClient, str | None] = Acks()
@@ -136,6 +141,7 @@ class LoadedModel:
                 restored=restored,
                 new_tokens=terms.max_new_tokens if terms else 0,
                 goes_on=request.goes_on,
+                is_led=request.matcher is not None,
             )
         except ValueError as error:
             request.sink.failed(RequestError(str(error)))
@@ -143,6 +149,7 @@ class LoadedModel:
         self._requests[request.id] = request
         if terms is not None:
             self._unannounced[request.id] = terms
+        self._lead(request)
         self._wake.set()
 
     def _restorable(self, request: Request) -> int:
@@ -256,9 +263,23 @@ class LoadedModel:
             try:
                 if request.sink.token(token, end, event.chosen_s, each):
                     self.cancel(request.id)
+                elif end is None:
+                    self._lead(request, token)
             except EdgeError as error:  # its text cannot be made; other requests can go on
                 self.cancel(request.id)
                 request.sink.failed(error)
+
+    def _lead(self, request: Request, token: int | None = None) -> None:
+        """Find what its next token may be, after this one; here, where its failure is its own."""
+        if request.matcher is None:
+            return
+        try:
+            if token is not None:
+                request.matcher.take(token)
+            self._masks[request.id] = request.matcher.allowed()
+        except EdgeError as error:
+            self.cancel(request.id)
+            request.sink.failed(error)
 
     def _check_logprobs(self, request: Request, logprobs: Logprobs | None) -> None:
         """Raises ProtocolError unless they are what the request asked for."""
@@ -292,6 +313,7 @@ class LoadedModel:
 
     def _forget(self, request: str) -> Request | None:
         self._rows.pop(request, None)
+        self._masks.pop(request, None)
         return self._requests.pop(request, None)
 
     async def _pump(self) -> None:
@@ -351,7 +373,17 @@ class LoadedModel:
             # Also of those that were cancelled meanwhile: the peers hear of that after the step.
             new = [e.request for e in orders.step.entries if e.request in self._unannounced]
             terms = {name: self._unannounced.pop(name) for name in new}
-            await peers.post(messages.RunStep(session=session, step=orders.step, terms=terms))
+            step = messages.RunStep(session=session, step=orders.step, terms=terms)
+            await peers.post(step, last_stage=self._with_masks(step))
+
+    def _with_masks(self, step: messages.RunStep) -> messages.RunStep:
+        masked = tuple(
+            entry.request
+            for entry in step.step.entries
+            if entry.logit_rows and entry.request in self._masks
+        )
+        masks = write_masks([self._masks[name] for name in masked])
+        return replace(step, masked=masked, masks=masks) if masked else step
 
     async def _restore(self, name: str, tokens: int) -> None:
         """Give every shard the keys and values that it, or who sat there before, has sent."""

@@ -14,6 +14,7 @@ from edge.coordinator.kept_kv import KeptKv
 from edge.errors import EdgeError
 from edge.kernels.sampling.logprobs import Logprobs
 from edge.protocol.step import FinishReason, SamplingTerms
+from edge.text.grammar import Matcher
 
 
 class Sink(Protocol):
@@ -53,6 +54,8 @@ class Request:
     sink: Sink
     goes_on: bool = False
     """A prompt that begins with this one and its answer is likely to follow."""
+    matcher: Matcher | None = None
+    """Where its answer must keep to a grammar. Behind the answer's tokens so far."""
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     answer: list[int] = field(default_factory=list)
     """Tokens so far."""

@@ -84,6 +84,8 @@ class _Entry:
     """Every row's logits are wanted, and no token."""
     goes_on: bool
     """Somebody will ask for more, with all of it as the beginning."""
+    is_led: bool
+    """What its next token may be depends on the last one: it has no part in runs."""
     restored: int = 0
     """Tokens of the answer that are given, once the prompt is computed."""
     computed: int = 0
@@ -178,13 +180,14 @@ class Scheduler:
         answer: Sequence[int] = (),
         restored: int = 0,
         goes_on: bool = False,
+        is_led: bool = False,
     ) -> None:
         """Start a request for `new_tokens` tokens, or with 0 for the logits of every row.
 
         answer: tokens that follow the prompt and that another plan has chosen. restored: so many of
         them need not be computed, because their keys and values can be given. goes_on: a prompt
-        that begins with it and its answer is likely to follow. Raises ValueError for one that could
-        never start.
+        that begins with it and its answer is likely to follow. is_led: what its next token may be
+        is told with each step. Raises ValueError for one that could never start.
         """
         if not prompt or new_tokens < 0 or not 0 <= restored <= max(0, len(answer) - 1):
             raise ValueError("a request needs tokens")
@@ -203,6 +206,7 @@ class Scheduler:
             wants_logits=new_tokens == 0,
             goes_on=goes_on,
             restored=restored,
+            is_led=is_led,
         )
 
     def cancel(self, request: str) -> None:
@@ -528,6 +532,8 @@ class Scheduler:
     def _run(self, entries: Sequence[_Entry]) -> int:
         """How far these may go on by themselves: while there is nothing else to do."""
         if len(entries) < self._residency.num_inside or self._residency.awaits_room:
+            return 1
+        if any(entry.is_led for entry in entries):
             return 1
         return min(  # the last token is not computed
             min(entry.memory.room + 1, entry.memory.longest) - len(entry.tokens)

@@ -8,7 +8,7 @@ to rank 0, the sampler. Where those do not tell the token, the sampler asks for 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,6 +26,7 @@ from edge.kernels.sampling.logprobs import (
 )
 from edge.kernels.sampling.ranking import truncates
 from edge.kernels.sampling.reference import sample
+from edge.kernels.sampling.rules import Bits
 from edge.kernels.sampling.shortlist import (
     SHORTLIST_TOKENS,
     Shortlist,
@@ -55,6 +56,8 @@ class _Request:
     history: array[int] = field(default_factory=lambda: array("q"))
     """Its tokens; numpy reads them where they lie."""
     new_tokens: int = 0
+    allowed: Bits | None = None
+    """Tokens that may come in the step under way; None: any."""
     is_cancelled: bool = False
     """Set from the control plane's thread; read between the steps of a run."""
 
@@ -98,6 +101,11 @@ class TokenChoice:
     def recall(self, request: str, prompt: Sequence[int]) -> None:
         """The request's first step, which is yet to come, may begin anywhere in its prompt."""
         self._recalled[request] = tuple(prompt)
+
+    def allow(self, step: Step, masks: Mapping[str, Bits]) -> None:
+        """In this step, tokens of these requests are among the tokens of their masks."""
+        for _index, entry, request in self._choices(step):
+            request.allowed = masks.get(entry.request)
 
     def wants_logits(self, step: Step) -> bool:
         """Whether the step's logits themselves are wanted: of a request that was not announced."""
@@ -270,7 +278,7 @@ class TokenChoice:
 
     def _ranked_count(self, request: _Request, own: Logits) -> int | None:
         """How many columns to ask `own` for; None where that does not tell all that is sent."""
-        if not own.can_rank or request.terms.logprobs is not None:
+        if not own.can_rank or request.terms.logprobs is not None or request.allowed is not None:
             return None
         return ranked_count(
             request.terms.sampling,
@@ -290,6 +298,7 @@ class TokenChoice:
             prompt_tokens=request.terms.prompt_tokens,
             parameters=request.terms.sampling,
             position=entry.end,
+            allowed=request.allowed,
             tokens=self._shortlist_tokens,
         )
 
@@ -334,6 +343,7 @@ class TokenChoice:
                 prompt_tokens=request.terms.prompt_tokens,
                 parameters=request.terms.sampling,
                 position=entry.end,
+                allowed=request.allowed,
             )
         except ValueError as error:
             raise PeerError("sampler", str(error)) from error

@@ -24,6 +24,7 @@ from edge.engine.run_loop import RunLoop
 from edge.engine.shard_links import ShardLinks
 from edge.engine.timing import ShardTimes
 from edge.errors import PlanError, RequestError
+from edge.kernels.sampling.rules import Bits
 from edge.kernels.sampling.shortlist import SHORTLIST_TOKENS
 from edge.offload import KVTier, PrefixStore, StoreError
 from edge.protocol import messages
@@ -38,6 +39,7 @@ from edge.weights.layout import ShardLayout
 from edge.weights.observation import observed_runs
 
 NO_TERMS: Mapping[str, SamplingTerms] = {}
+NO_MASKS: Mapping[str, Bits] = {}
 
 
 class ShardEngine:
@@ -173,11 +175,17 @@ class ShardEngine:
         """
         return self._thread.at_safe_point(self._times.take)
 
-    def step(self, step: Step, terms: Mapping[str, SamplingTerms] = NO_TERMS) -> None:
+    def step(
+        self,
+        step: Step,
+        terms: Mapping[str, SamplingTerms] = NO_TERMS,
+        masks: Mapping[str, Bits] = NO_MASKS,
+    ) -> None:
         """Queue a step; its outcome comes through `report`.
 
         terms: of each request that wants tokens, with its first step; the others' logits are
-        reported. Of no consequence but in the last stage, where every shard needs them.
+        reported. masks: the tokens that may come next, of requests that may not have any. Both of
+        no consequence but in the last stage, where every shard needs them.
         """
         if self.layout.is_last_stage:
             for request, each in terms.items():
@@ -192,6 +200,7 @@ class ShardEngine:
             self._steps_begun += 1
             if program is None:
                 raise PlanError("a step before the shard was loaded")
+            self._choice.allow(step, masks)
             self._thread.safe_point()
             for computed in self._runs.run(step, program):
                 if self._copies is not None and program.cache_digest:

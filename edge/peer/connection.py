@@ -20,6 +20,7 @@ from edge import partition, transport
 from edge.backends.interface import ShardWeights
 from edge.concurrency.blocking import run_blocking, uninterrupted
 from edge.engine.kv_copies import CopyRoom
+from edge.engine.shard_engine import NO_MASKS
 from edge.errors import (
     CapacityError,
     EdgeError,
@@ -47,6 +48,7 @@ from edge.protocol.heartbeat import ALIVE, COORDINATOR_SILENT_AFTER_S, Hearing, 
 from edge.protocol.kept_files import AllKept, Keep
 from edge.protocol.step import MAX_REQUESTS
 from edge.protocol.step_times import ShardTimes
+from edge.protocol.token_masks import mask_bytes, read_masks
 from edge.transport import MEMBER, Channel, Frame, Member
 from edge.transport.frame import FrameLimits
 from edge.weights.shard_tensors import check_tensors
@@ -232,6 +234,12 @@ class Connection:
             return replace(
                 limits, payload_bytes=max(SMALL.payload_bytes, 4 * max(contexts, default=0))
             )
+        if kind == messages.RunStep.kind:
+            most = [
+                hosted.assignment.limits.requests * mask_bytes(hosted.assignment.model.vocab_size)
+                for hosted in self._mine.values()
+            ]
+            return replace(limits, payload_bytes=max(SMALL.payload_bytes, *most, 0))
         return limits
 
     async def _answer_calls(self) -> None:
@@ -520,7 +528,10 @@ class Connection:
         stages = len(hosted.assignment.plan.stages)
         if hosted.shard.waiting_steps >= 2 * stages + 4:  # a coordinator keeps one more than stages
             raise ProtocolError(f"{hosted.shard.waiting_steps} steps wait to be computed")
-        hosted.shard.step(post.step, post.terms)
+        masks = NO_MASKS
+        if hosted.shard.layout.is_last_stage:
+            masks = read_masks(post.masked, post.masks, vocab_size)
+        hosted.shard.step(post.step, post.terms, masks)
 
     def _put_kv(self, post: messages.PutKv) -> None:
         hosted = self._waiting_session(post.session)

@@ -242,17 +242,27 @@ class RunStep(Post):
     """Compute. The sampler reports `tokens` or `logits`."""
 
     kind = "step"
-    limits = _LARGE_HEADER
+    limits = FrameLimits(header_bytes=MAX_HEADER_BYTES, payload_bytes=MAX_PAYLOAD_BYTES)
     session: str
     step: Step
     terms: Annotated[Mapping[str, SamplingTerms], AtMost(MAX_REQUESTS)] = field(
         default_factory=dict
     )
     """Of each request whose first step this is and that wants tokens; others want logits."""
+    masked: Annotated[tuple[str, ...], AtMost(MAX_REQUESTS)] = ()
+    """Requests whose next token not every token may be."""
+    masks: Raw = b""
+    """Which may be, for each of these; see `edge.protocol.token_masks`. Of no consequence but in
+    the last stage."""
 
     def __post_init__(self) -> None:
         if not self.terms.keys() <= {entry.request for entry in self.step.entries}:
             raise ValueError("terms of a request that is not in the step")
+        if self.masked and self.step.run > 1:
+            raise ValueError("a run whose next tokens were known beforehand")
+        wanting = {entry.request for entry in self.step.entries if entry.logit_rows}
+        if len(set(self.masked)) < len(self.masked) or not wanting.issuperset(self.masked):
+            raise ValueError("masks of requests that want no token in the step")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from edge.server.gate import Gate
 from edge.server.metrics import Metrics
 from edge.server.refusals import Refusal
 from edge.text.answer_parts import AnswerParser, AnswerPart, Said, ToolCall
+from edge.text.forced_calls import calls_grammar
 from edge.text.tool_schema import tool_names
 
 Ending = Literal["stop", "length"]
@@ -34,6 +35,12 @@ class Question:
     """Schemas of what the model may call."""
     variables: Mapping[str, object] = field(default_factory=dict)
     """Further names for the template."""
+    forced: Sequence[Mapping[str, object]] = ()
+    """Those of the tools of which the answer must call one."""
+    several_calls: bool = True
+    """It may call more than one, where what it is follows a grammar."""
+    told_back: Mapping[str, object] = field(default_factory=dict)
+    """What a dialect repeats in its reply, by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +96,9 @@ class Answers:
         """
         async with self._gate.entered(question.answers):
             prompt, thinks = await self._prompt(question)
+            question = replace(question, options=self._options(question))
+            if question.options.has_grammar:
+                await self.model.check_grammar(prompt, question.options)
             yield Begin(prompt_tokens=len(prompt))
             if question.answers == 1:
                 async for each in self._one(question, prompt, 0, thinks=thinks):
@@ -104,6 +114,20 @@ class Answers:
                     ]
                 ):
                     yield each
+
+    def _options(self, question: Question) -> GenerationOptions:
+        """With a grammar where the answer must have calls, or may have some instead of a form."""
+        options = question.options
+        tools = question.forced or question.tools
+        if not question.forced and (options.json_schema is None or not tools):
+            return options
+        grammar = calls_grammar(
+            tools,
+            self.model.tokenizer.call_form,
+            several=question.several_calls,
+            or_else=None if question.forced else options.json_schema,
+        )
+        return replace(options, json_schema=None, grammar=grammar.rules)
 
     async def _prompt(self, question: Question) -> tuple[Sequence[int], bool]:
         """Token ids, and whether the template has the model think already."""

@@ -10,8 +10,16 @@ from typing import Any
 from edge.api.generation_options import GenerationOptions
 from edge.server.answers import Begin, End, Happening, Question
 from edge.server.fields import Fields
-from edge.server.openai_fields import MOST_STOPS
-from edge.server.tools import arguments_text, called, checked, new_id, refuse_forced, schema
+from edge.server.openai_fields import MOST_STOPS, schema_of
+from edge.server.tools import (
+    Offer,
+    arguments_text,
+    called,
+    checked,
+    forced_offer,
+    new_id,
+    schema,
+)
 
 Json = dict[str, Any]
 
@@ -28,6 +36,9 @@ def question_of(body: Fields, *, counts_only: bool = False) -> Question:
         messages += _messages(message)
     if not any(message["role"] == "user" for message in messages):
         raise body.refuse("messages", "must have a message of the user")
+    offer = _tools(body)
+    output = body.object("output_config")
+    form = body.object("output_format") if output is None else output.object("format")
     return Question(
         messages=messages,
         options=GenerationOptions(
@@ -36,17 +47,23 @@ def question_of(body: Fields, *, counts_only: bool = False) -> Question:
             top_p=body.number("top_p", least=1e-6, most=1),
             top_k=body.whole("top_k", least=0),
             stop=body.texts("stop_sequences", most=MOST_STOPS),
+            json_schema=schema_of(form, flat=True),
         ),
-        tools=_tools(body),
+        tools=offer.tools,
+        forced=offer.forced,
+        several_calls=offer.several,
     )
 
 
-def _tools(body: Fields) -> list[Json]:
-    choice = body.object("tool_choice")
-    kind = "auto" if choice is None else choice.need_text("type")
-    refuse_forced(kind, ("auto", "none"))
+def _tools(body: Fields) -> Offer:
+    choice = body.object("tool_choice") or Fields({"type": "auto"}, body.place("tool_choice"))
+    kind = choice.one_of("type", ("auto", "none", "any", "tool"))
     found = [schema(tool, parameters="input_schema") for tool in checked(body)]
-    return [] if kind == "none" else found
+    several = not choice.flag("disable_parallel_tool_use")
+    if kind in {"any", "tool"}:
+        name = choice.need_text("name") if kind == "tool" else None
+        return forced_offer(found, name, body, several=several)
+    return Offer(tools=[] if kind == "none" else found, several=several)
 
 
 def _messages(message: Fields) -> list[Mapping[str, object]]:

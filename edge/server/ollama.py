@@ -24,10 +24,13 @@ def chat_question(body: Fields) -> Question:
     messages = [message_of(each) for each in body.objects("messages")]
     if not messages:
         raise body.refuse("messages", "must have at least one message")
+    offer = openai_tools(body)
     return Question(
         messages=messages,
         options=_options(body),
-        tools=openai_tools(body),
+        tools=offer.tools,
+        forced=offer.forced,
+        several_calls=offer.several,
         variables=_variables(body),
     )
 
@@ -50,8 +53,9 @@ def _variables(body: Fields) -> dict[str, object]:
 
 
 def _options(body: Fields) -> GenerationOptions:
-    if body.raw("format"):
-        raise body.refuse("format", "is not supported by this server yet; leave it out")
+    form = body.raw("format") or None
+    if not (form in {None, "json"} if isinstance(form, str | None) else isinstance(form, dict)):
+        raise body.refuse("format", "must be json, or a JSON schema")
     options = body.object("options") or Fields({}, "options")
     longest = options.whole("num_predict", least=-2)
     return GenerationOptions(
@@ -63,6 +67,7 @@ def _options(body: Fields) -> GenerationOptions:
         repetition_penalty=options.number("repeat_penalty", least=0.01, most=100),
         stop=options.texts("stop", most=MOST_STOPS),
         seed=options.whole("seed", least=0),
+        json_schema="object" if form == "json" else form,
     )
 
 

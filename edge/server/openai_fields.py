@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from edge.api.generation_options import GenerationOptions
 from edge.server.answers import Question
 from edge.server.fields import Fields
-from edge.server.refusals import Refusal
 from edge.server.tools import openai_calls, openai_tools
+from edge.text.grammar import JsonSchema
 
 MOST_STOPS = 16
 MOST_ANSWERS = 16
@@ -21,8 +20,14 @@ _OUTDATED = ("functions", "function_call")
 """What `tools` were before."""
 
 
-def options_of(body: Fields, *, most_new_tokens: int | None, logprobs: int | None) -> Any:
-    """GenerationOptions of the fields that every dialect of OpenAI has."""
+def options_of(
+    body: Fields,
+    *,
+    most_new_tokens: int | None,
+    logprobs: int | None,
+    json_schema: JsonSchema | None = None,
+) -> GenerationOptions:
+    """Of the fields that every dialect of OpenAI has."""
     for name in _OUTDATED:
         if body.raw(name):
             raise body.refuse(name, "is outdated; give tools")
@@ -39,7 +44,22 @@ def options_of(body: Fields, *, most_new_tokens: int | None, logprobs: int | Non
         stop=body.texts("stop", most=MOST_STOPS),
         seed=body.whole("seed", least=0),
         logprobs=logprobs,
+        json_schema=json_schema,
     )
+
+
+def schema_of(form: Fields | None, *, flat: bool = False) -> JsonSchema | None:
+    """Of response_format, and with `flat` of text.format: what an answer must be, if anything."""
+    if form is None:
+        return None
+    kind = form.one_of("type", ("text", "json_object", "json_schema"))
+    if kind != "json_schema":
+        return None if kind == "text" else "object"
+    held = form if flat else form.object("json_schema")
+    schema = None if held is None else held.object("schema")
+    if schema is None:
+        raise form.refuse("schema" if flat else "json_schema.schema", "is missing")
+    return dict(schema.items())
 
 
 def chat_question(body: Fields) -> Question:
@@ -52,16 +72,19 @@ def chat_question(body: Fields) -> Question:
         logprobs = body.whole("top_logprobs", least=0, most=MOST_LOGPROBS) or 0
     elif "top_logprobs" in body:
         raise body.refuse("top_logprobs", "needs logprobs: true")
-    _check_format(body)
+    schema = schema_of(body.object("response_format"))
     messages = [message_of(each) for each in body.objects("messages")]
     if not messages:
         raise body.refuse("messages", "must have at least one message")
     extra = body.object("chat_template_kwargs")
+    offer = openai_tools(body)
     return Question(
         messages=messages,
-        options=options_of(body, most_new_tokens=longest, logprobs=logprobs),
+        options=options_of(body, most_new_tokens=longest, logprobs=logprobs, json_schema=schema),
         answers=body.whole("n", least=1, most=MOST_ANSWERS) or 1,
-        tools=openai_tools(body),
+        tools=offer.tools,
+        forced=offer.forced,
+        several_calls=offer.several,
         variables={} if extra is None else dict(extra.items()),
     )
 
@@ -132,13 +155,3 @@ def _biases(body: Fields) -> Mapping[int, float] | None:
             raise biases.refuse(name, "is not the id of a token")
         found[int(name)] = biases.number(name, least=-100, most=100) or 0.0
     return found
-
-
-def _check_format(body: Fields) -> None:
-    wanted = body.object("response_format")
-    if wanted is not None and wanted.need_text("type") != "text":
-        raise Refusal(
-            400,
-            "response_format is not supported by this server yet, but for type text",
-            param="response_format",
-        )

@@ -11,7 +11,7 @@ from typing import Any
 
 from edge.server.answers import Begin, End, Happening, Question
 from edge.server.fields import Fields
-from edge.server.openai_fields import content_of, message_of, options_of
+from edge.server.openai_fields import content_of, message_of, options_of, schema_of
 from edge.server.tools import arguments_text, called, new_id, openai_tools
 from edge.text.answer_parts import ToolCall
 
@@ -28,8 +28,7 @@ def question_of(body: Fields) -> Question:
             raise body.refuse(name, "is not supported: send the whole conversation as input")
     wanted = body.object("text")
     form = None if wanted is None else wanted.object("format")
-    if form is not None and form.need_text("type") != "text":
-        raise form.refuse("type", "is not supported by this server yet, but for text")
+    schema = schema_of(form, flat=True)
     messages: list[Mapping[str, object]] = []
     if "instructions" in body:
         messages.append({"role": "system", "content": body.need_text("instructions")})
@@ -54,10 +53,19 @@ def question_of(body: Fields) -> Question:
     if not any(message["role"] == "user" for message in messages):
         raise body.refuse("input", "must have a message of the user")
     longest = body.whole("max_output_tokens", least=1)
+    offer = openai_tools(body, flat=True)
+    choice = body.raw("tool_choice")
     return Question(
         messages=messages,
-        options=options_of(body, most_new_tokens=longest, logprobs=None),
-        tools=openai_tools(body, flat=True),
+        options=options_of(body, most_new_tokens=longest, logprobs=None, json_schema=schema),
+        tools=offer.tools,
+        forced=offer.forced,
+        several_calls=offer.several,
+        told_back={
+            "text": {"format": {"type": "text"} if form is None else dict(form.items())},
+            "tool_choice": "auto" if choice is None else choice,
+            "parallel_tool_calls": offer.several,
+        },
     )
 
 
@@ -185,12 +193,10 @@ class Translator:
             "metadata": {},
             "model": self.model,
             "output": list(self._items),
-            "parallel_tool_calls": True,
             "previous_response_id": None,
             "store": False,
             "temperature": options.temperature,
-            "text": {"format": {"type": "text"}},
-            "tool_choice": "auto",
+            **self.question.told_back,
             "tools": [],
             "top_p": options.top_p,
             "truncation": "disabled",

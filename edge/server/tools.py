@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from edge.server.fields import Fields
-from edge.server.refusals import Refusal
 from edge.text.answer_parts import ToolCall
 
 MOST_TOOLS = 256
@@ -31,7 +31,27 @@ def schema(tool: Fields, *, parameters: str = "parameters") -> Json:
     return {"type": "function", "function": function}
 
 
-def openai_tools(body: Fields, *, flat: bool = False) -> list[Json]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """The tools of a request, those of which one must be called, and whether more may be."""
+
+    tools: Sequence[Json]
+    forced: Sequence[Json] = ()
+    several: bool = True
+
+
+def forced_offer(
+    tools: Sequence[Json], name: str | None, body: Fields, *, several: bool = True
+) -> Offer:
+    """One of them must be called, or the one of this name. Raises Refusal where it is not here."""
+    forced = [tool for tool in tools if name in {None, tool["function"]["name"]}]
+    if not forced:
+        wanted = "a tool" if name is None else f"{name!r:.80}"
+        raise body.refuse("tool_choice", f"wants {wanted}, which is not among the tools")
+    return Offer(tools=tools, forced=forced, several=several and name is None)
+
+
+def openai_tools(body: Fields, *, flat: bool = False) -> Offer:
     """flat: a tool's name lies beside its type, as in /v1/responses."""
     found = []
     for tool in checked(body):
@@ -40,12 +60,21 @@ def openai_tools(body: Fields, *, flat: bool = False) -> list[Json]:
         if function is None:
             raise tool.refuse("function", "is missing")
         found.append(schema(function))
-    choice = body.raw("tool_choice")
-    if choice == "none":
-        return []
-    if choice not in {None, "auto"} if isinstance(choice, str | None) else True:
-        raise body.refuse("tool_choice", "must be auto or none: the model chooses by itself")
-    return found
+    several = body.raw("parallel_tool_calls") is not False
+    if not isinstance(body.raw("tool_choice"), str | None):
+        choice = body.object("tool_choice")
+        assert choice is not None, "it is no text, and there"
+        choice.one_of("type", ("function",))
+        function = choice if flat else choice.object("function")
+        if function is None:
+            raise choice.refuse("function", "is missing")
+        return forced_offer(found, function.need_text("name"), body)
+    mode = "auto"
+    if "tool_choice" in body:
+        mode = body.one_of("tool_choice", ("auto", "none", "required"))
+    if mode == "required":
+        return forced_offer(found, None, body, several=several)
+    return Offer(tools=[] if mode == "none" else found, several=several)
 
 
 def checked(body: Fields) -> list[Fields]:
@@ -82,13 +111,3 @@ def openai_calls(message: Fields) -> list[Json]:
 
 def arguments_text(call: ToolCall) -> str:
     return json.dumps(call.arguments, ensure_ascii=False)
-
-
-def refuse_forced(kind: str, allowed: Sequence[str]) -> None:
-    """Which tool is called, and whether one is, the model decides."""
-    if kind not in allowed:
-        raise Refusal(
-            400,
-            f"tool_choice is {kind!r:.40}; only {' and '.join(allowed)} are supported",
-            param="tool_choice",
-        )

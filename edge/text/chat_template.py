@@ -50,6 +50,11 @@ class ChatTemplate:
         self._origin = origin
         self._process = _TemplateProcess()
 
+    @property
+    def source(self) -> str:
+        """Jinja, as it is written."""
+        return self._source
+
     def render(
         self,
         messages: Sequence[Mapping[str, object]],

@@ -22,6 +22,8 @@ from typing import Protocol
 
 import tokenizers
 
+from edge.errors import RequestError
+
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _CONTEXT_TOKENS = 8  # tokens of the prompt that a window starts with; one with text is enough
 _CONTEXT_BYTES = 4  # the longest UTF-8 character
@@ -72,6 +74,33 @@ class Vocabulary:
         if "\ufffd" in alone:  # of two parts of characters other ones may come
             return alone
         return twice[len(alone) :] if twice.startswith(alone) else alone
+
+    def bytes_of(self, token_id: int) -> bytes | None:
+        """What the token adds to a text that goes on; None for one that adds none: it is special,
+        or unknown.
+
+        Raises RequestError where that is not told by the token alone.
+        """
+        if (piece := self.piece(token_id)) is None:
+            return None
+        kinds = [decoder["type"] for decoder in self._decoders]
+        if kinds == ["ByteLevel"]:
+            return _piece_bytes(piece)
+        if not kinds or not _is_local(self._decoders):
+            raise _no_bytes(kinds)
+        for decoder in self._decoders:
+            match decoder:
+                case {"type": "ByteFallback"} if byte := _BYTE_TOKEN.fullmatch(piece):
+                    return bytes([int(byte[1], 16)])
+                case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)}:
+                    piece = piece.replace(old, new)
+                case {"type": "Metaspace", "replacement": str(mark)}:
+                    piece = piece.replace(mark, " ")
+                case {"type": "ByteFallback" | "Fuse" | "Strip"}:
+                    pass
+                case _:
+                    raise _no_bytes(kinds)
+        return piece.encode()
 
     def stream(self, prompt_ids: Sequence[int]) -> StreamDecoder:
         """A decoder for the tokens that follow the prompt."""
@@ -223,6 +252,14 @@ def _is_local(chain: Sequence[dict[str, object]]) -> bool:
             case _:
                 return False
     return True
+
+
+def _no_bytes(kinds: Sequence[object]) -> RequestError:
+    made_by = ", ".join(map(str, kinds)) or "putting spaces between them"
+    return RequestError(
+        "answers of this model cannot be kept to a grammar or schema: its tokens are made into "
+        f"text by {made_by}"
+    )
 
 
 def _byte_alphabet() -> dict[str, int]:

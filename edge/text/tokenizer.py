@@ -30,6 +30,7 @@ from edge.text.files import (
     TokenizerFiles,
     read_tokenizer_files,
 )
+from edge.text.forced_calls import CallForm, call_form
 from edge.text.thinking import OPEN
 
 _LLAMA_TOKENS = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
@@ -98,6 +99,11 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         """One for plain conversations."""
         return "default" in self._templates
+
+    @property
+    def call_form(self) -> CallForm:
+        """How the chat template has the model write calls of tools. RequestError for none."""
+        return call_form(self._template(with_tools=True).source)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, with the special tokens that the tokenizer puts around one."""

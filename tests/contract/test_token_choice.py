@@ -6,6 +6,7 @@ Real sessions and links; only the model is made up: its logits are a function of
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -147,6 +148,51 @@ def test_how_likely_tokens_were_is_told_where_it_is_asked_for(
             best = likeliest(logits_after(*tokens), 20)[:count]
             assert [token for token, _logprob in logprobs.top] == best.tolist()
             np.testing.assert_allclose([v for _t, v in logprobs.top], expected[best], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("parts", "shortlist_tokens", "ranks"),
+    [
+        ("one", SHORTLIST_TOKENS, True),
+        ("two", 2, False),
+        ("three", SHORTLIST_TOKENS, False),
+        ("first_has_none", SHORTLIST_TOKENS, True),
+    ],
+)
+def test_tokens_are_among_those_that_may_come(
+    parts: str, shortlist_tokens: int, ranks: bool
+) -> None:
+    """Of a batch of which some may have any: what a mask leaves may all lie on one shard."""
+    few = np.zeros((4, VOCAB), bool)
+    few[0, [7, 2950]], few[1, 100:2000], few[2, 2999], few[3, ::3] = True, True, True, True
+    masks = [*np.packbits(few, axis=1, bitorder="little")]
+    names = [*PARAMETERS]
+    with shards(PARTS[parts], shortlist_tokens=shortlist_tokens, ranks=ranks) as found:
+        for turn, pair in enumerate(zip(names[::2], names[1::2], strict=True)):
+            for number, mask in enumerate([*masks, None]):
+                entries = []
+                for name in pair:
+                    request = f"{name} {number}"
+                    found.begin(request, PARAMETERS[name], prompt_tokens=2)
+                    start = StepEntry(request=request, position=0, tokens=(1, 2), logit_rows=0)
+                    found.tokens(Step(entries=(start,)))
+                    entries.append(replace(start, position=2, tokens=(turn,), logit_rows=1))
+                allowed = {} if mask is None else {pair[turn % 2]: mask}
+                named = {f"{name} {number}": each for name, each in allowed.items()}
+                event = found.tokens(Step(entries=tuple(entries)), named)
+                assert event.tokens == tuple(
+                    sample(
+                        logits_after(1, 2, turn),
+                        history=[1, 2, turn],
+                        prompt_tokens=2,
+                        parameters=PARAMETERS[name],
+                        position=3,
+                        allowed=allowed.get(name),
+                    )
+                    for name in pair
+                )
+                for name in pair:
+                    found.finish(f"{name} {number}")
 
 
 class NothingButTheBest:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
@@ -13,9 +13,10 @@ from typing import Any
 from numpy.typing import NDArray
 
 from edge.backends.interface import ShardWeights
-from edge.engine.shard_engine import ShardEngine
+from edge.engine.shard_engine import NO_MASKS, ShardEngine
 from edge.kernels.sampling.logprobs import Logprobs
 from edge.kernels.sampling.parameters import SamplingParameters
+from edge.kernels.sampling.rules import Bits
 from edge.kernels.sampling.shortlist import SHORTLIST_TOKENS
 from edge.offload import KVTier, Manifest, PrefixStore
 from edge.partition import Plan, Shard, Stage
@@ -150,17 +151,17 @@ class Shards:
             logprobs=logprobs,
         )
 
-    def step(self, step: Step) -> Event:
+    def step(self, step: Step, masks: Mapping[str, Bits] = NO_MASKS) -> Event:
         """Queue a step everywhere; its first outcome."""
         first = [entry.request for entry in step.entries if entry.request in self.terms]
         terms = {request: self.terms.pop(request) for request in first}
         for session in self.sessions:
-            session.step(step, terms)
+            session.step(step, terms, masks)
         return self.reports.get(timeout=REPORT_WITHIN_S)
 
-    def tokens(self, step: Step) -> Tokens:
+    def tokens(self, step: Step, masks: Mapping[str, Bits] = NO_MASKS) -> Tokens:
         """The same of a step that gives tokens."""
-        event = self.step(step)
+        event = self.step(step, masks)
         assert isinstance(event, Tokens), event
         return event
 

@@ -1,7 +1,7 @@
 """Small tokenizers of the kinds that published checkpoints use, trained on a few sentences."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tokenizers import (
@@ -177,3 +177,11 @@ def write_checkpoint(
     if special_tokens_map is not None:
         (folder / "special_tokens_map.json").write_text(json.dumps(special_tokens_map))
     return folder
+
+
+def letters(pieces: Sequence[str]) -> Tokenizer:
+    """A byte-level vocabulary of these alone; those in angle brackets are special."""
+    tokenizer = Tokenizer(models.BPE({piece: token for token, piece in enumerate(pieces)}, []))
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([piece for piece in pieces if piece.startswith("<")])
+    return tokenizer

@@ -22,8 +22,12 @@ from edge.protocol.client import PeerClient
 from edge.protocol.frame_codec import Event, from_frame, to_frame
 from edge.protocol.messages import Logits, RunStep, Tokens
 from edge.protocol.step import SamplingTerms, Step
+from edge.protocol.token_masks import read_masks
+from edge.text.detokenizer import Vocabulary
+from edge.text.grammar import Grammar, Grammars
 from edge.transport import Channel, Frame
 from tests.support.scripted_peers import VOCAB, Owner, Results, peer, plan
+from tests.support.small_tokenizers import letters
 
 PARAMETERS = SamplingParameters(
     temperature=1.1,
@@ -59,6 +63,8 @@ class SamplingPeer:
             post = from_frame(RunStep, frame)
             for request, terms in post.terms.items():
                 self._choice.begin(request, terms)
+            masks = read_masks(post.masked, post.masks, VOCAB)
+            self._choice.allow(post.step, masks)
             step: Step | None = post.step
             while step is not None:
                 if self._steps_left == 0:
@@ -169,6 +175,63 @@ def test_what_a_plan_leaves_another_finishes_with_the_same_tokens(steps: int) ->
         assert rows.rows is not None
         ends = range(1, len(PROMPTS[0]) + 1)
         np.testing.assert_array_equal(rows.rows, [logits_after(PROMPTS[0][:end]) for end in ends])
+
+    asyncio.run(main())
+
+
+GRAMMAR = Grammar('start: ("ab" | "cab" | "d"){40}')
+LETTERS = ("a", "b", "c", "ab", "ca", "d", "bd", "<end>", "abab")
+
+
+def kept_to_grammar(prompt: Sequence[int]) -> list[int]:
+    grammars = Grammars(Vocabulary(letters(LETTERS)), vocab_size=VOCAB, end_ids=frozenset({7}))
+    matcher, tokens = grammars.begin(GRAMMAR), list(prompt)
+    for position in range(len(prompt), len(prompt) + NEW_TOKENS):
+        token = sample(
+            logits_after(tokens),
+            history=tokens,
+            prompt_tokens=len(prompt),
+            parameters=PARAMETERS,
+            position=position,
+            allowed=matcher.allowed(),
+        )
+        matcher.take(token)
+        tokens.append(token)
+    return tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize("steps", [0, 3, 9])
+def test_an_answer_keeps_to_its_grammar_on_every_plan_that_runs_a_part_of_it(steps: int) -> None:
+    """Beside one that keeps to none, and one whose grammar fails, which ends alone."""
+
+    async def main() -> None:
+        owner, sinks = Owner(), [Results() for _prompt in PROMPTS]
+        grammars = Grammars(Vocabulary(letters(LETTERS)), vocab_size=VOCAB, end_ids=frozenset({7}))
+        kept, free, fails = map(request, PROMPTS, sinks)
+        kept.matcher = grammars.begin(GRAMMAR)
+        fails.matcher = grammars.begin(GRAMMAR)
+        with pytest.raises(RequestError):
+            fails.matcher.take(9)  # from now on it tells nothing else
+        async with (
+            peer(SamplingPeer(steps=steps)) as lost,
+            peer(SamplingPeer(steps=None)) as other,
+            asyncio.timeout(60),
+        ):
+            model = await load(lost, owner)
+            for each in (kept, free, fails):
+                model.submit(each)
+            await owner.told.wait()
+            await model.aclose()
+            (error,) = sinks[2].errors
+            assert "grammar" in str(error)
+            second = await load(other, Owner())
+            for each in owner.unfinished:
+                second.submit(each)
+            for sink in sinks:
+                await sink.ended.wait()
+            await second.aclose()
+        assert sinks[0].tokens == kept_to_grammar(PROMPTS[0])
+        assert sinks[1].tokens == expected(PROMPTS[1])
 
     asyncio.run(main())
 

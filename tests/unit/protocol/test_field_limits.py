@@ -26,10 +26,8 @@ TERMS: dict[str, Any] = {
 
 
 def step(entries: list[Any], terms: dict[str, Any]) -> Frame:
-    return Frame(
-        "step",
-        {"session": "s", "step": {"entries": entries, "run": 1, "singly": False}, "terms": terms},
-    )
+    computed = {"entries": entries, "run": 1, "singly": False}
+    return Frame("step", {"session": "s", "step": computed, "terms": terms, "masked": []})
 
 
 def test_a_reply_ends_with_few_tokens() -> None:

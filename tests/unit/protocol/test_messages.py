@@ -100,6 +100,7 @@ FRAMES_SENT = (
     messages.Reserved(request="r", why_not=None),
     STEP,
     RunStep(session="s", step=Step(entries=(CHUNK,))),
+    RunStep(session="s", step=Step(entries=ENTRIES), masked=("b",), masks=b"\x05\x01"),
     messages.Tokens(tokens=(1, 2), ends=(None, "stop"), last=True, chosen_s=1.5),
     messages.Tokens(
         tokens=(1, 2),

@@ -1,0 +1,252 @@
+"""What an answer must be: a grammar, and with it which tokens may come next.
+
+`llguidance` parses; the forms that users ask for, and limits, are here. What may come follows from
+the grammar and the tokens of the answer alone, so it is the same whatever plan computes them.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from edge.errors import RequestError
+from edge.kernels.sampling.rules import Bits
+from edge.text.detokenizer import Vocabulary
+from edge.text.thinking import CLOSE
+
+if TYPE_CHECKING:
+    import llguidance
+
+MOST_GRAMMAR_BYTES = 256 << 10
+"""Schemas that people write have a few KiB."""
+
+_MOST_DEPTH = 64
+"""Of objects and lists in a schema."""
+
+_WHITE_SPACE = r" |\n[ \t]{0,24}"
+"""Between the parts of a JSON text: as people write it. Small models that may write more of it
+write nothing else."""
+
+_KEPT_GRAMMARS = 16
+"""A client's next request seldom has another schema."""
+
+_LIMITS = {
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 200_000,
+    "step_max_items": 50_000,
+    "max_lexer_states": 20_000,  # of 1 to 2 KiB
+    "max_grammar_size": 200_000,
+    "precompute_large_lexemes": False,
+    "verbose_errors": False,
+}
+"""Each bounds time or memory: the first two go at 50,000 and 14,000 a millisecond."""
+
+JsonSchema = Mapping[str, Any] | Literal["object"]
+"""A JSON schema; "object" is any JSON object."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """Rules in llguidance's form of Lark, `start` the first. See its documentation (syntax.md)."""
+
+    rules: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.rules, str) or not self.rules.strip():
+            raise RequestError("a grammar must be a text with a rule called start")
+        try:
+            size = len(self.rules.encode())
+        except UnicodeEncodeError:
+            raise RequestError("a grammar must be valid Unicode") from None
+        if size > MOST_GRAMMAR_BYTES:
+            raise RequestError(
+                f"the grammar or schema has {size} bytes, and {MOST_GRAMMAR_BYTES} are the most"
+            )
+
+
+def schema_grammar(schema: JsonSchema) -> Grammar:
+    """Of JSON texts that a schema describes. Raises RequestError for what is no JSON object."""
+    return Grammar(f"start: {json_rule(schema)}")
+
+
+def json_rule(schema: JsonSchema) -> str:
+    """The right side of a rule for them."""
+    if isinstance(schema, str) and schema == "object":
+        schema = {"type": "object"}
+    if not isinstance(schema, Mapping):
+        raise RequestError('a JSON schema must be an object, or "object" for any JSON object')
+    _check_depth(schema)
+    try:
+        text = json.dumps(
+            {**schema, "x-guidance": {"whitespace_pattern": _WHITE_SPACE}}, allow_nan=False
+        )
+    except (TypeError, ValueError) as error:
+        raise RequestError(f"the JSON schema is no JSON: {error}") from None
+    return f"%json {text}"
+
+
+def text_rule(text: str) -> str:
+    """The right side of a rule for this text alone."""
+    return json.dumps(text)
+
+
+class Matcher:
+    """One answer's way through its grammar. Of one thread at a time."""
+
+    def __init__(self, matcher: llguidance.LLMatcher, vocab_size: int) -> None:
+        self._matcher = matcher
+        self._bytes = -(-vocab_size // 8)
+
+    def allowed(self) -> Bits:
+        """The tokens that may come next, at least one of them. When nothing can follow, those that
+        end the answer.
+
+        Raises RequestError where the grammar needs more work for that than its limits allow.
+        """
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)[: self._bytes]
+        if self._matcher.is_error() or not bits.any():
+            raise RequestError(
+                "the answer's grammar cannot go on: "
+                f"{_sentence(self._matcher.get_error()) or 'no token is left'}"
+            )
+        return bits
+
+    def take(self, token: int) -> None:
+        """It came. Raises RequestError for one that may not."""
+        if not self._matcher.consume_token(token):
+            raise RequestError(
+                f"token {token} is not of the answer's grammar: "
+                f"{_sentence(self._matcher.get_error())}"
+            )
+
+
+class Grammars:
+    """Makes matchers for one model's tokens. May be used from any thread; made once for a model,
+    and nothing is computed before the first matcher."""
+
+    def __init__(self, vocabulary: Vocabulary, *, vocab_size: int, end_ids: frozenset[int]) -> None:
+        """vocab_size: how many logits the model computes. end_ids: what ends its answers."""
+        self._vocabulary = vocabulary
+        self._vocab_size = vocab_size
+        self._end_ids = sorted(end_ids)
+        self._lock = threading.Lock()
+        self._tokens: llguidance.LLTokenizer | None = None
+        self._compiled: OrderedDict[tuple[str, bool], llguidance.LLMatcher] = OrderedDict()
+
+    def begin(self, grammar: Grammar, *, is_thinking: bool = False) -> Matcher:
+        """A matcher at the beginning of an answer.
+
+        is_thinking: the prompt has the model think already, and the grammar begins behind that.
+        Takes a second for the first, and then milliseconds. Raises RequestError that says what of
+        the grammar cannot be.
+        """
+        key = (grammar.rules, is_thinking)
+        with self._lock:
+            if self._tokens is None:
+                self._tokens = self._read_tokens()
+            tokens, known = self._tokens, self._compiled.get(key)
+            if known is not None:
+                self._compiled.move_to_end(key)
+                return Matcher(known.deep_copy(), self._vocab_size)
+        made = _compile(tokens, grammar, is_thinking)
+        Matcher(made, self._vocab_size).allowed()  # the most expensive one
+        with self._lock:
+            self._compiled[key] = made
+            while len(self._compiled) > _KEPT_GRAMMARS:
+                self._compiled.popitem(last=False)
+            return Matcher(made.deep_copy(), self._vocab_size)
+
+    def _read_tokens(self) -> llguidance.LLTokenizer:
+        import llguidance
+
+        if not self._end_ids:
+            raise RequestError(
+                "the model knows no token that ends an answer, so no grammar can end one; name "
+                "its eos_token_id in generation_config.json"
+            )
+        held = [self._vocabulary.bytes_of(token) for token in range(self._vocab_size)]
+        special = {token for token, each in enumerate(held) if each is None} | {*self._end_ids}
+        tokens = _Tokens(
+            tokens=[each or b"" for each in held],
+            special_token_ids=sorted(special),
+            eos_token_id=self._end_ids[0],
+        )
+        return llguidance.LLTokenizer(
+            tokens,  # type: ignore[arg-type]
+            n_vocab=self._vocab_size,
+            eos_token=self._end_ids,
+            slices=llguidance.LLTokenizer.json_slices(),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tokens:
+    """A vocabulary as llguidance asks for one."""
+
+    tokens: Sequence[bytes]
+    special_token_ids: Sequence[int]
+    eos_token_id: int
+    bos_token_id: int | None = None
+    is_tokenizer_wrapper: bool = True
+
+    def __call__(self, _text: object) -> list[int]:
+        """For texts that a grammar forces to be spelt in one way; ours forces none."""
+        raise AssertionError("no text is forced")
+
+
+def _compile(
+    tokens: llguidance.LLTokenizer, grammar: Grammar, is_thinking: bool
+) -> llguidance.LLMatcher:
+    import llguidance
+
+    # Whatever spelling the model prefers may come: a text that must come is not cut for it.
+    start = '%llguidance {"no_forcing": true}\nstart: @answer'
+    if is_thinking:
+        start = start.replace("@answer", r"thought /[ \n]{0,8}/ @answer")
+        start += f"\nthought[suffix={text_rule(CLOSE)}]: /(?s:.*)/"
+    made = llguidance.LLMatcher(
+        tokens,
+        json.dumps(
+            {
+                "grammars": [
+                    {"lark_grammar": start},
+                    {"name": "answer", "lark_grammar": grammar.rules},
+                ]
+            }
+        ),
+        log_level=0,
+        limits=llguidance.LLParserLimits(**_LIMITS),  # type: ignore[arg-type]
+    )
+    if made.is_error():
+        raise RequestError(
+            f"the grammar or schema cannot be kept to: {_sentence(made.get_error())}"
+        )
+    return made
+
+
+def _sentence(error: str) -> str:
+    """What llguidance says, without the place in what we made of a schema."""
+    said = error.partition("\n   1 |")[0]
+    said = said.rpartition("failed to compile JSON schema: ")[2]
+    said = said.replace("Unimplemented keys:", "these keywords are not supported:")
+    return " ".join(said.split())[:400]
+
+
+def _check_depth(schema: Mapping[str, Any]) -> None:
+    layer: list[Any] = [schema]
+    for _depth in range(_MOST_DEPTH):
+        layer = [
+            each
+            for held in layer
+            for each in (held.values() if isinstance(held, Mapping) else held)
+            if isinstance(each, Mapping | list | tuple)
+        ]
+        if not layer:
+            return
+    raise RequestError(f"the JSON schema has more than {_MOST_DEPTH} levels")

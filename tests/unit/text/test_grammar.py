@@ -1,0 +1,241 @@
+"""Grammars of answers: which tokens may come, in comparison with trying each of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+
+from edge.demos.bundled import MODEL
+from edge.errors import RequestError
+from edge.kernels.sampling.parameters import SamplingParameters
+from edge.kernels.sampling.reference import sample
+from edge.text import Tokenizer
+from edge.text.answer_parts import read_answer
+from edge.text.detokenizer import Vocabulary
+from edge.text.forced_calls import call_form, calls_grammar
+from edge.text.grammar import Grammar, Grammars, Matcher, schema_grammar
+from tests.support.random_schemas import random_schema
+from tests.support.small_tokenizers import KINDS, letters
+
+PIECES = ["a", "b", "ab", "ba", "1", "12", "Ġ", "<end>"]
+END = PIECES.index("<end>")
+FAR = ("words", "far_reaching")
+
+
+@pytest.fixture(scope="module")
+def small() -> Grammars:
+    return Grammars(Vocabulary(letters(PIECES)), vocab_size=11, end_ids=frozenset({END}))
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.open(MODEL)
+
+
+@pytest.fixture(scope="module")
+def bundled(tokenizer: Tokenizer) -> Grammars:
+    return Grammars(tokenizer.vocabulary, vocab_size=tokenizer.vocab_size, end_ids=frozenset({2}))
+
+
+def may_come(matcher: Matcher, vocab_size: int) -> list[int]:
+    bits = np.unpackbits(matcher.allowed(), count=vocab_size, bitorder="little")
+    return [int(each) for each in np.flatnonzero(bits)]
+
+
+@pytest.mark.parametrize(
+    ("rules", "texts"),
+    [
+        ('start: "ab" | "aba" | "1"', ["ab", "aba", "1"]),
+        ("start: /a?b{1,2} ?/", ["b", "bb", "ab", "abb", "b ", "bb ", "ab ", "abb "]),
+        ('start: x x\nx: "a" | "ba"', ["aa", "aba", "baa", "baba"]),
+    ],
+)
+def test_a_token_may_come_where_a_text_of_the_grammar_goes_on_with_it(
+    small: Grammars, rules: str, texts: list[str]
+) -> None:
+    """Every text that tokens can spell: padding and special tokens never come inside one."""
+    spelt = [piece.replace("Ġ", " ") for piece in PIECES[:END]]
+
+    def follow(tokens: list[int]) -> None:
+        matcher = small.begin(Grammar(rules))
+        for token in tokens:
+            matcher.take(token)
+        so_far = "".join(spelt[token] for token in tokens)
+        expected = [
+            token
+            for token, each in enumerate(spelt)
+            if any(text.startswith(so_far + each) for text in texts)
+        ]
+        assert may_come(matcher, 11) == [*expected, *([END] if so_far in texts else [])]
+        for token in expected:
+            follow([*tokens, token])
+
+    follow([])
+
+
+def test_a_token_that_may_not_come_is_an_error(small: Grammars) -> None:
+    matcher = small.begin(Grammar('start: "ab"'))
+    with pytest.raises(RequestError, match=r"token 1 is not of the answer's grammar"):
+        matcher.take(1)
+
+
+def drawn(grammars: Grammars, tokenizer: Tokenizer, matcher: Matcher, seed: int) -> str:
+    """The answer of a model that knows nothing."""
+    draw, parameters = np.random.default_rng(seed), SamplingParameters(temperature=1.0, seed=seed)
+    tokens: list[int] = []
+    while len(tokens) < 2000:
+        logits = draw.standard_normal(tokenizer.vocab_size).astype(np.float32)
+        token = sample(
+            logits,
+            history=[],
+            parameters=parameters,
+            position=len(tokens),
+            allowed=matcher.allowed(),
+        )
+        if token == 2:
+            return tokenizer.decode(tokens)
+        matcher.take(token)
+        tokens.append(token)
+    raise AssertionError(f"no end after {tokenizer.decode(tokens)!r}")
+
+
+def test_answers_to_200_random_schemas_are_valid(tokenizer: Tokenizer, bundled: Grammars) -> None:
+    for seed in range(200):
+        schema = random_schema(seed)
+        text = drawn(bundled, tokenizer, bundled.begin(schema_grammar(schema)), seed)
+        check = jsonschema.Draft202012Validator(
+            schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
+        )
+        assert not [*check.iter_errors(json.loads(text))], (schema, text)
+
+
+def test_any_object_is_one(tokenizer: Tokenizer, bundled: Grammars) -> None:
+    matcher = bundled.begin(schema_grammar("object"))
+    for part in ('{"a": [1, {"b"', ": null}], ", '"ü": -2.5e3}'):
+        for token in tokenizer._backend.encode(part, add_special_tokens=False).ids:
+            matcher.take(token)
+    assert may_come(matcher, tokenizer.vocab_size) == [2]
+
+
+@pytest.mark.parametrize("template", ["", "… <tool_call> …", 'name, "parameters": …'])
+def test_forced_calls_are_calls(tokenizer: Tokenizer, bundled: Grammars, template: str) -> None:
+    """Each is one that the answer's parts are read from; arguments are as their schemas say."""
+    reference = {"$defs": {"n": {"enum": [1, 2]}}, "properties": {"n": {"$ref": "#/$defs/n"}}}
+    tools: list[dict[str, Any]] = [
+        {"type": "function", "function": {"name": 'a"b', "parameters": {"const": {"x": 1}}}},
+        {
+            "type": "function",
+            "function": {
+                "name": "second",
+                "parameters": {**reference, "required": ["n"], "additionalProperties": False},
+            },
+        },
+    ]
+    counts = set()
+    for seed in range(12):
+        grammar = calls_grammar(tools, call_form(template), several=True)
+        answer = read_answer(
+            drawn(bundled, tokenizer, bundled.begin(grammar), seed), tools=['a"b', "second"]
+        )
+        assert (answer.content, bool(answer.tool_calls)) == ("", True)
+        counts.add(len(answer.tool_calls))
+        for call in answer.tool_calls:
+            assert (
+                call.arguments in ({'a"b': [{"x": 1}], "second": [{"n": 1}, {"n": 2}]})[call.name]
+            )
+    assert len(counts) > 1
+    one = calls_grammar(tools[:1], call_form(template), several=False, or_else={"const": 5})
+    texts = {drawn(bundled, tokenizer, bundled.begin(one), seed).strip() for seed in range(12)}
+    assert "5" in texts
+    assert {len(read_answer(each, tools=['a"b']).tool_calls) for each in texts} == {0, 1}
+
+
+def test_a_thinking_model_thinks_first(tokenizer: Tokenizer, bundled: Grammars) -> None:
+    matcher = bundled.begin(schema_grammar({"const": 7}), is_thinking=True)
+    for token in tokenizer._backend.encode('so "7" </think>\n7', add_special_tokens=False).ids:
+        matcher.take(token)
+    assert may_come(matcher, tokenizer.vocab_size) == [2]
+
+
+@pytest.mark.parametrize("name", [each for each in KINDS if each not in FAR])
+def test_bytes_of_tokens_are_the_text_that_they_add(name: str) -> None:
+    """In the middle of a text."""
+    backend = KINDS[name]()
+    vocabulary = Vocabulary(backend)
+    ids = backend.encode(
+        "The quick brown 日本語 naïve fox, isn't it?", add_special_tokens=False
+    ).ids
+    found = b"".join(vocabulary.bytes_of(each) or b"" for each in ids)
+    assert found.decode(errors="replace").lstrip() == vocabulary.decode(ids).lstrip()
+
+
+@pytest.mark.parametrize("name", FAR)
+def test_where_a_text_depends_on_several_tokens_there_is_no_grammar(name: str) -> None:
+    with pytest.raises(RequestError, match="cannot be kept to a grammar"):
+        Vocabulary(KINDS[name]()).bytes_of(9)
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"not": {"type": "string"}}, '"not"'),
+        ({"type": "object", "properties": {"a": {"uniqueItems": True, "type": "array"}}}, "unique"),
+        ({"type": "string", "pattern": "(?=a)b"}, "look-around"),
+        ({"type": "string", "format": "postcode"}, "Unknown format: postcode"),
+        ({"type": "integer", "minimum": 5, "maximum": 3}, "greater than maximum"),
+        ({"$ref": "http://example.invalid/x"}, "does not fetch"),
+        ({"enum": [float("nan")]}, "no JSON"),
+        ({"enum": [{1, 2}]}, "no JSON"),
+        ("text", "must be an object"),
+        ({"description": "x" * 300_000}, "262144 are the most"),
+    ],
+)
+def test_what_no_answer_can_be_kept_to_is_named(bundled: Grammars, schema: Any, said: str) -> None:
+    with pytest.raises(RequestError, match=re.escape(said)) as raised:
+        bundled.begin(schema_grammar(schema))
+    assert "\n" not in str(raised.value)
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "null"}
+    for _level in range(depth):
+        schema = {"items": schema}
+    return schema
+
+
+HOSTILE: dict[str, Any] = {
+    "deep": nested(50_000),
+    "branching": {
+        "allOf": [
+            {"anyOf": [{"properties": {f"p{a}{b}": {"const": b}}} for b in range(3)]}
+            for a in range(12)
+        ]
+    },
+    "circle": {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
+    "multiples": {"type": "integer", "multipleOf": 982451653},
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_takes_too_much_is_given_up(bundled: Grammars, name: str) -> None:
+    with pytest.raises(RequestError):
+        bundled.begin(schema_grammar(HOSTILE[name]))
+
+
+def test_an_ambiguous_grammar_ends_its_own_answer(small: Grammars) -> None:
+    with pytest.raises(RequestError, match="grammar"):  # noqa: PT012 - at some token
+        matcher = small.begin(Grammar('start: a{0,1000}\na: b{0,1000}\nb: "a"{0,1000}'))
+        for _token in range(1000):
+            assert 0 in may_come(matcher, 11)
+            matcher.take(0)
+
+
+def test_a_model_that_knows_no_end_keeps_to_no_grammar() -> None:
+    endless = Grammars(Vocabulary(letters(PIECES)), vocab_size=9, end_ids=frozenset())
+    with pytest.raises(RequestError, match="eos_token_id"):
+        endless.begin(Grammar('start: "a"'))
