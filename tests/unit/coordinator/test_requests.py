@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import pytest
@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from edge.backends.interface import HostLogits
 from edge.coordinator.kv_residency import Residency
+from edge.coordinator.lasting_model import MOST_LOSSES_WITHOUT_A_TOKEN, LastingModel
 from edge.coordinator.loaded_model import LoadedModel
-from edge.coordinator.requests import Request
+from edge.coordinator.requests import OnEnd, Request
 from edge.coordinator.scheduler import Orders, Scheduler
 from edge.engine.distributed_sampling import TokenChoice
-from edge.errors import PeerLostError, RequestError
+from edge.errors import CapacityError, EdgeError, PeerLostError, RequestError
 from edge.kernels.sampling.parameters import SamplingParameters
 from edge.kernels.sampling.reference import sample
 from edge.protocol.client import PeerClient
@@ -100,7 +101,7 @@ async def report(channel: Channel, event: Event) -> None:
     await channel.send(to_frame(event.kind, event))
 
 
-async def load(address: str, owner: Owner) -> LoadedModel:
+async def load(address: str, owner: OnEnd) -> LoadedModel:
     scheduler = Scheduler(
         chunk_tokens=4,
         logit_chunk_tokens=2,
@@ -286,3 +287,133 @@ def test_a_defect_of_ours_leaves_nobody_waiting(
 
     asyncio.run(main())
     assert "deciding on the next step failed" in caplog.text
+
+
+class Reloads:
+    """A `Reload` that follows a script: errors are raised, addresses are loaded."""
+
+    def __init__(self, *script: EdgeError | str) -> None:
+        self._script = iter(script)
+        self.lost: list[frozenset[str]] = []
+        self.under_way = asyncio.Event()
+        self.may_go_on = asyncio.Event()
+        self.may_go_on.set()
+
+    async def __call__(self, lost: Collection[str], on_end: OnEnd) -> LoadedModel:
+        self.lost.append(frozenset(lost))
+        self.under_way.set()
+        await self.may_go_on.wait()
+        each = next(self._script)
+        if isinstance(each, EdgeError):
+            raise each
+        return await load(each, on_end)
+
+
+async def lasting(address: str, reload: Reloads) -> LastingModel:
+    model = LastingModel(reload)
+    model.begin(await load(address, model.ended))
+    return model
+
+
+def gone(name: str) -> PeerLostError:
+    return PeerLostError(name, "it closed the connection")
+
+
+def test_a_model_outlives_its_plans() -> None:
+    """Also where the second is lost, and where loading failed in between."""
+
+    async def main() -> None:
+        replies = [Results() for _prompt in PROMPTS]
+        async with (
+            peer(SamplingPeer(steps=3)) as first,
+            peer(SamplingPeer(steps=4)) as second,
+            peer(SamplingPeer(steps=None)) as third,
+            asyncio.timeout(60),
+        ):
+            reload = Reloads(second, gone("somebody"), third)
+            model = await lasting(first, reload)
+            for prompt, reply in zip(PROMPTS, replies, strict=True):
+                model.submit(request(prompt, reply))
+            for reply in replies:
+                await reply.ended.wait()
+            assert len(model.recoveries) == 2
+            assert {recovery.requests > 0 for recovery in model.recoveries} == {True}
+            assert reload.lost == [frozenset({"d0"})] * 3
+            assert not model.is_recovering
+            await model.aclose()
+        assert [reply.tokens for reply in replies] == [expected(prompt) for prompt in PROMPTS]
+
+    asyncio.run(main())
+
+
+def test_what_cannot_go_on_says_why() -> None:
+    async def main() -> None:
+        reply, later = Results(), Results()
+        async with peer(SamplingPeer(steps=2)) as first, asyncio.timeout(60):
+            model = await lasting(first, Reloads(CapacityError("c lacks 5 GiB")))
+            model.submit(request(PROMPTS[0], reply))
+            await reply.ended.wait()
+            (error,) = reply.errors
+            assert isinstance(error, PeerLostError)
+            assert "odd" in str(error)
+            assert "it could not go on without: c lacks 5 GiB" in str(error)
+            model.submit(request(PROMPTS[1], later))
+            assert later.errors == [error]
+            assert model.failure is error
+            await model.aclose()
+
+    asyncio.run(main())
+
+
+def test_losses_without_end_are_given_up() -> None:
+    """A request at which every plan ends must not load plans for ever."""
+
+    async def main() -> None:
+        reply = Results()
+        losses = [gone("x")] * MOST_LOSSES_WITHOUT_A_TOKEN
+        async with peer(SamplingPeer(steps=0)) as first, asyncio.timeout(60):
+            reload = Reloads(*losses)
+            model = await lasting(first, reload)
+            model.submit(request(PROMPTS[0], reply))
+            await reply.ended.wait()
+            assert len(reply.errors) == 1
+            assert len(reload.lost) == MOST_LOSSES_WITHOUT_A_TOKEN
+            await model.aclose()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_while_it_is_loaded_anew(closes: bool) -> None:
+    """New requests wait, cancelled ones are forgotten, and closing ends all of it."""
+
+    async def main() -> None:
+        kept, cancelled, new = Results(), Results(), Results()
+        async with (
+            peer(SamplingPeer(steps=2)) as first,
+            peer(SamplingPeer(steps=None)) as second,
+            asyncio.timeout(60),
+        ):
+            reload = Reloads(second)
+            reload.may_go_on.clear()
+            model = await lasting(first, reload)
+            asked = [request(PROMPTS[0], kept), request(PROMPTS[1], cancelled)]
+            for each in asked:
+                model.submit(each)
+            await reload.under_way.wait()
+            assert model.is_recovering
+            model.cancel(asked[1].id)
+            model.submit(request(PROMPTS[2], new))
+            if closes:
+                await model.aclose()
+                assert [len(each.errors) for each in (kept, cancelled, new)] == [1, 0, 1]
+                assert isinstance(kept.errors[0], RequestError)
+                return
+            reload.may_go_on.set()
+            await kept.ended.wait()
+            await new.ended.wait()
+            assert (kept.tokens, new.tokens) == (expected(PROMPTS[0]), expected(PROMPTS[2]))
+            assert not cancelled.ended.is_set()
+            await model.aclose()
+
+    asyncio.run(main())
