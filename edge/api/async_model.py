@@ -145,6 +145,11 @@ class DescribedModel:
         return tuple(self._held.loaded.recoveries)
 
     @property
+    def is_recovering(self) -> bool:
+        """A device was lost, and what is left is loading; answers wait."""
+        return self._held.loaded.is_recovering
+
+    @property
     def is_over(self) -> bool:
         """It was closed, or has lost peers and does not fit on those that are left."""
         return self._held.loaded.failure is not None

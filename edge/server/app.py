@@ -86,7 +86,7 @@ class Server:
         """200 while it answers, 503 once the model is gone or the server ends."""
         if self._model.is_over or self.gate.is_draining:
             return JSONResponse({"status": "ending"}, 503)
-        return JSONResponse({"status": "ok"})
+        return JSONResponse({"status": "recovering" if self._model.is_recovering else "ok"})
 
     async def _show_metrics(self, _request: Request) -> Response:
         return Response(self._metrics.text(), media_type="text/plain; version=0.0.4")

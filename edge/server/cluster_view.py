@@ -14,7 +14,7 @@ def cluster_view(model: AsyncModel, *, answers: int) -> Json:
 
     model: its name, format and context. devices: in the order of the plan, what each has of the
     model. predicted: of a reply alone, null where the devices were not measured. answers: under way
-    or waiting.
+    or waiting. recoveries: how it went on after devices were lost, the first time first.
     """
     proposal = model.proposal
     predicted = proposal.choice.predicted
@@ -24,7 +24,16 @@ def cluster_view(model: AsyncModel, *, answers: int) -> Json:
             "dtype": proposal.dtype,
             "context_tokens": model.context_tokens,
             "is_over": model.is_over,
+            "is_recovering": model.is_recovering,
         },
+        "recoveries": [
+            {
+                "reason": recovery.reason,
+                "pause_s": recovery.pause_s,
+                "answers": recovery.requests,
+            }
+            for recovery in model.recoveries
+        ],
         "devices": [
             {
                 "name": model.peers[row.device].name,
