@@ -3,7 +3,7 @@ pause?
 
 python -m edge.demos.bench.faults --faults 40
 python -m edge.demos.bench.faults --faults 1000 --append
-python -m edge.demos.bench.faults --checkpoint W --dtype int4 --kind killed --requests 1 --faults 5
+python -m edge.demos.bench.faults --shape W --dtype int4 --kind killed --requests 1 --faults 5
 
 Four peers on this machine, of which one to three run a plan that was drawn. Replies are made
 undisturbed first. Then the same replies are asked for again, and at a random token something
@@ -33,6 +33,7 @@ from edge.demos.bench.shapes import checkpoint
 from edge.demos.bundled import MODEL, STORY
 from edge.demos.fleet import Fleet
 from edge.partition import Plan
+from edge.planning.load_options import Standby
 
 Kind = Literal["killed", "stopped 1 s", "stopped 5 s", "told to leave"]
 _STOPPED_S = {"stopped 1 s": 1.0, "stopped 5 s": 5.0}
@@ -104,6 +105,7 @@ class Injector:
     dice: random.Random
     kinds: Sequence[Kind]
     new_tokens: int
+    standby: Standby
     outcomes: dict[tuple[str, Kind], Outcomes] = field(default_factory=dict)
 
     async def plan(self, count: int, how: str) -> Plan:
@@ -142,6 +144,7 @@ class Injector:
             plan=plan,
             context_tokens=min(1024, 256 + 2 * self.new_tokens),
             concurrency=requests,
+            standby=self.standby,
         ) as model:
             asked = self.asked(requests)
             undisturbed = await replies(model, asked, fault=None)
@@ -227,6 +230,7 @@ async def run(
 @click.option("--requests", type=int, multiple=True, default=(1, 3, 8), show_default=True)
 @click.option("--new-tokens", type=click.IntRange(8), default=60, show_default=True)
 @click.option("--shape", help="A made-up model instead of the bundled one.")
+@click.option("--standby", type=click.Choice(get_args(Standby)), default="none")
 @click.option("--seed", default=0, show_default=True)
 @folder_option
 @append_option
@@ -238,6 +242,7 @@ def main(
     requests: Sequence[int],
     new_tokens: int,
     shape: str | None,
+    standby: Standby,
     seed: int,
     folder: Path,
     append: bool,
@@ -254,6 +259,7 @@ def main(
                 dice=random.Random(seed),
                 kinds=kinds,
                 new_tokens=new_tokens,
+                standby=standby,
             )
             await run(injector, dtypes, requests, faults, each)
         return injector
@@ -275,7 +281,7 @@ def main(
             metrics,
             question="a reply while a peer is lost",
             variant=f"{kind}, {dtype}, 4 x 1 threads, {new_tokens} tokens, "
-            f"{'/'.join(map(str, requests))} at once",
+            f"{'/'.join(map(str, requests))} at once, standby {standby}",
             link="TCP over loopback",
             model="the bundled model" if shape is None else shape,
             keep=append,

@@ -133,8 +133,12 @@ class Way:
     named: Mapping[str, Any]
 
 
-def way_to(options: ClusterOptions) -> Way:
-    """How the cluster is opened that the options name."""
+def way_to(options: ClusterOptions, load: LoadOptions | None = None) -> Way:
+    """How the cluster is opened that the options name.
+
+    A plan by hand among those of a load says how many peers there must be: the last of them may
+    announce itself later than the others.
+    """
     if options.local is not None and options.addresses:
         raise click.UsageError("give either --local or --peer, not both")
     if options.local is None and (options.memory or options.model_memory or options.threads):
@@ -148,13 +152,15 @@ def way_to(options: ClusterOptions) -> Way:
     if options.addresses:
         return Way(verb="connect", arguments=(options.addresses,), named=named)
     named["interfaces"] = options.interfaces or None
+    if load is not None and isinstance(load.plan, Plan):
+        named["at_least"] = len(set(load.plan.devices))
     return Way(verb="discover", arguments=(options.cluster,), named=named)
 
 
 @contextmanager
-def open_cluster(options: ClusterOptions) -> Iterator[Cluster]:
-    """The cluster that the options name."""
-    way = way_to(options)
+def open_cluster(options: ClusterOptions, load: LoadOptions | None = None) -> Iterator[Cluster]:
+    """The cluster that the options name; see `way_to`."""
+    way = way_to(options, load)
     with getattr(Cluster, way.verb)(*way.arguments, **way.named) as cluster:
         yield cluster
 

@@ -174,6 +174,8 @@ SOUND = {
     "host": "h",
     "identity": "i",
     "host_memory_bytes": None,
+    "is_busy": False,
+    "is_leaving": False,
 }
 
 

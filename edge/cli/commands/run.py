@@ -90,7 +90,7 @@ def command(
         raise click.UsageError("--logprobs needs --json: it is told in the reply's JSON")
     if prompt == "-":
         prompt = sys.stdin.read()
-    with open_cluster(peers) as cluster:
+    with open_cluster(peers, options) as cluster:
         loaded = cluster.load(model, options)
         tell_why_not_predicted(loaded)
         text: Prompt = prompt

@@ -152,7 +152,7 @@ async def serve(
     as_json: bool,
 ) -> None:
     """Until SIGTERM or Ctrl-C: then what is under way is finished, and nobody else let in."""
-    async with _opened(peers) as cluster, await cluster.load(model, options) as loaded:
+    async with _opened(peers, options) as cluster, await cluster.load(model, options) as loaded:
         server = Server(loaded, name=name or loaded.name, rules=rules, most_answers=max_answers)
         config = uvicorn.Config(
             server.app,
@@ -202,7 +202,7 @@ class _Drained(uvicorn.Server):
 
 
 @contextlib.asynccontextmanager
-async def _opened(options: ClusterOptions) -> AsyncIterator[AsyncCluster]:
-    way = way_to(options)
+async def _opened(options: ClusterOptions, load: LoadOptions) -> AsyncIterator[AsyncCluster]:
+    way = way_to(options, load)
     async with await getattr(AsyncCluster, way.verb)(*way.arguments, **way.named) as cluster:
         yield cluster
