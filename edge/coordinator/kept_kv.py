@@ -52,10 +52,7 @@ class KeptKv:
     form: KvForm
     prompt_tokens: int
     copies: dict[Seat, list[Copy]] = field(default_factory=dict)
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(len(each.rows) for parts in self.copies.values() for each in parts)
+    num_bytes: int = 0
 
     def add(self, seat: Seat, copy: Copy) -> bool:
         """Keep what follows what the shard has sent; False, and nothing is kept, of all else."""
@@ -63,6 +60,7 @@ class KeptKv:
         if copy.first != (parts[-1].last if parts else self.prompt_tokens):
             return False
         parts.append(copy)
+        self.num_bytes += len(copy.rows)
         return True
 
     def whole(self, most: int) -> int:
@@ -76,3 +74,4 @@ class KeptKv:
         """Forget what is behind so many tokens of the answer: it will come again."""
         for seat, parts in self.copies.items():
             self.copies[seat] = [each for each in parts if each.last <= self.prompt_tokens + tokens]
+        self.num_bytes = sum(len(each.rows) for own in self.copies.values() for each in own)
