@@ -269,10 +269,10 @@ def main(
     for (dtype, kind), found in sorted(injector.outcomes.items()):
         count = "replies" if found.replies != 1 else "reply"
         metrics = [
-            Metric(name="faults", unit="", values=[found.faults]),
-            Metric(name=count, unit="", values=[found.replies]),
-            Metric(name="replies lost", unit="", values=[found.lost]),
-            Metric(name="replies with other tokens", unit="", values=[found.different]),
+            Metric(name="faults", unit="faults", values=[found.faults]),
+            Metric(name=count, unit="replies", values=[found.replies]),
+            Metric(name="replies lost", unit="replies", values=[found.lost]),
+            Metric(name="replies with other tokens", unit="replies", values=[found.different]),
             Metric(name="pause", unit="s", values=found.pauses_s),
             Metric(name="pause, 95th percentile", unit="s", values=[p95(found.pauses_s)]),
         ]

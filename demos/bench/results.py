@@ -40,11 +40,17 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """Repeated measurements of one thing."""
+    """Repeated measurements of one thing; counts name what they count as the unit."""
 
     name: str
     unit: str
     values: Sequence[float]
+
+    def __post_init__(self) -> None:
+        if not (self.name and self.unit):
+            raise ValueError(
+                f"a metric wants a name and a unit, not {self.name!r} and {self.unit!r}"
+            )
 
     @property
     def percentiles(self) -> tuple[float, float, float]:

@@ -83,7 +83,7 @@ def measured_rows(
         found = [each[plan] for each in sample]
         last = found[-1].proposal
         speeds = [speed for each in found for speed in each.tokens_per_s]
-        low, middle, high = Metric(name="", unit="", values=speeds).percentiles
+        low, middle, high = Metric(name="decode", unit="tok/s", values=speeds).percentiles
         ratios = [each.times_solo for each in found]
         rows.append(
             Row(
