@@ -83,6 +83,13 @@ class StageCompute(Protocol):
         ...
 
     @property
+    def batches_agree(self) -> bool:
+        """What it computes of a token in a step of one token of each request is the same, to the
+        last bit, whichever other requests are in the step, or none. It may say False where the
+        limits' `batch_invariant` is not set."""
+        ...
+
+    @property
     def device_sums(self) -> DeviceSums | None:
         """How its device sums with others of this host; None where it does over links alone."""
         ...

@@ -113,10 +113,19 @@ class LoadedModel:
         self._connections.adopt(seat, client)
         client.watch(self.fail, self.leaving)
 
-    async def start(self, places: Mapping[Seat, Place], *, rows_agree: bool = False) -> None:
-        """Link the shards to each other. `rows_agree`: see `messages.Opened`, of all of them."""
+    async def start(
+        self,
+        places: Mapping[Seat, Place],
+        *,
+        rows_agree: bool = False,
+        batches_agree: bool = False,
+    ) -> None:
+        """Link the shards to each other. `rows_agree` and `batches_agree`: see `messages.Opened`,
+        of all of them."""
         if rows_agree:
             self._scheduler.rows_agree()
+        if batches_agree:
+            self._scheduler.batches_agree()
         digests = await self._connections.link(places)
         told = {seat: digest for seat, digest in digests.items() if digest is not None}
         if self._copies_kv and len(told) == len(digests):

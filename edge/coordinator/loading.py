@@ -129,7 +129,8 @@ class _Loading:
     cache_root: Path
     tell: OnProgress
     rows_agree: bool = True
-    """Of all shards so far."""
+    batches_agree: bool = True
+    """Both of all shards so far."""
     stop: StopFlag = field(default_factory=StopFlag)
 
     def _on_progress(self, event: Progress) -> None:
@@ -161,8 +162,11 @@ class _Loading:
             source.close()
         rules = (*self.wire_rules.sums, *self.wire_rules.hops)
         # What travels in another form may do so by how much there is of it.
-        rows_agree = self.rows_agree and all(each.format == "float32" for each in rules)
-        await self._unless_it_fails(self.model.start(where, rows_agree=rows_agree))
+        if any(each.format != "float32" for each in rules):
+            self.rows_agree = self.batches_agree = False
+        await self._unless_it_fails(
+            self.model.start(where, rows_agree=self.rows_agree, batches_agree=self.batches_agree)
+        )
 
     async def _place(self, seat: Seat, peer: PeerInfo, source: WeightSource) -> None:
         """Bring one shard onto its peer."""
@@ -211,6 +215,7 @@ class _Loading:
         secret = peer.prefix_secret(is_shared=options.share_prefixes)
         opened = await client.call(Open(assignment=assignment, prefix_secret=secret))
         self.rows_agree &= opened.rows_agree
+        self.batches_agree &= opened.batches_agree
         self._on_progress(Progress(phase="load", peer=peer.name, done=1, total=1))
 
     async def _unless_it_fails(self, work: Coroutine[Any, Any, None]) -> None:

@@ -143,7 +143,7 @@ class Scheduler:
         matches_on_disk: peers may have beginnings of prompts there. beginnings: those in memory;
         None: a request leaves nothing behind.
         """
-        self._rows_agree = False
+        self._batches_agree = False
         self._matches_on_disk = matches_on_disk
         self._beginnings = beginnings
         self._chunk_tokens = chunk_tokens
@@ -165,11 +165,14 @@ class Scheduler:
         self._disk_full = ""
 
     def rows_agree(self) -> None:
-        """A row is the same however many others are in its step: any token may end a beginning, and
-        several answers may be repeated together."""
-        self._rows_agree = True
+        """A row is the same however many others are in its step: any token may end a beginning."""
         if self._beginnings is not None:
             self._beginnings.unit_tokens = 1
+
+    def batches_agree(self) -> None:
+        """A token is the same whichever requests are in its step: several answers may be repeated
+        together."""
+        self._batches_agree = True
 
     def add(
         self,
@@ -515,7 +518,7 @@ class Scheduler:
         entries = self._repeats
         if not entries:
             return None
-        if not self._rows_agree:  # most answers are computed alone
+        if not self._batches_agree:  # most answers are computed alone
             del entries[1:]
         most = min(REPEATED_TOKENS, self._chunk_tokens, MAX_CHUNK_TOKENS // len(entries))
         count = min(most, *(entry.to_repeat for entry in entries))

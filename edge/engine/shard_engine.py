@@ -219,6 +219,11 @@ class ShardEngine:
         return self._program is not None and self._program.rows_agree
 
     @property
+    def batches_agree(self) -> bool:
+        """Likewise."""
+        return self._program is not None and self._program.batches_agree
+
+    @property
     def backlog(self) -> int:
         """How much waits for the compute thread."""
         return self._thread.backlog

@@ -151,12 +151,17 @@ def passing_bytes(layout: ShardLayout, limits: StepLimits, kv_dtype: KvDtype) ->
 
 def most_rows(limits: StepLimits) -> int:
     """Rows of the hidden state in the largest step."""
-    return max(limits.chunk_tokens, limits.requests)
+    return max(limits.chunk_tokens, most_batched(limits))
+
+
+def most_batched(limits: StepLimits) -> int:
+    """Requests in the largest step, with one that fills it up to an even number."""
+    return limits.requests + limits.requests % 2 * limits.batch_invariant
 
 
 def most_logits(widths: Widths, limits: StepLimits) -> int:
     """Values of the most logits that a step may want of this shard."""
-    return max(limits.requests * widths.vocab_rows, _evaluated(widths, limits))
+    return max(most_batched(limits) * widths.vocab_rows, _evaluated(widths, limits))
 
 
 def _evaluated(widths: Widths, limits: StepLimits) -> int:
@@ -173,7 +178,7 @@ def buffer_bytes(widths: Widths, limits: StepLimits) -> int:
         + widths.loose_layers * _LOOSE_LAYER_BYTES
         + loose
         + _moved_bytes(widths, limits)
-        + widths.cache_page_tokens * widths.cache_token_bytes
+        + (1 + limits.batch_invariant) * widths.cache_page_tokens * widths.cache_token_bytes
         + _measured_bytes(widths, limits)
         + widths.observed_bytes
     )

@@ -463,7 +463,11 @@ class Connection:
             raise
         if assignment.manifest_digest != messages.MADE_UP_WEIGHTS:
             self._peer.audit.loaded(self._user, assignment, use.total)
-        return messages.Opened(weight_bytes=loaded_bytes, rows_agree=hosted.shard.rows_agree)
+        return messages.Opened(
+            weight_bytes=loaded_bytes,
+            rows_agree=hosted.shard.rows_agree,
+            batches_agree=hosted.shard.batches_agree,
+        )
 
     def _host_share(self, assignment: Assignment, manifest: Manifest) -> int | None:
         """What a new shard's weights are given of the host's memory; None where there is none."""

@@ -98,7 +98,8 @@ class LoadOptions:
         at_most=MAX_REQUESTS_AT_ONCE,
         help="Requests at once: memory is kept for this many of the longest context.",
     )
-    """Requests that fit together share each step; further ones wait."""
+    """Requests that fit together share each step; further ones wait. Where there may be several,
+    the last bits of an answer do not depend on the others, on CPU peers."""
 
     wire: Wire = option(
         "float32",
@@ -223,6 +224,7 @@ class LoadOptions:
             requests=MAX_REQUESTS_AT_ONCE,
             cached_tokens=min(context * self.concurrency, self.kv_tokens or 1 << 52),
             observes=self.observes,
+            batch_invariant=self.concurrency > 1,
         )
 
     def planned_workload(self, spec: ModelSpec) -> Workload:

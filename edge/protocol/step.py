@@ -163,6 +163,10 @@ class StepLimits:
     """Tokens of all requests together that may be on disk instead; 0: there is no such disk."""
     observes: bool = False
     """Products sum up what they are given, for who rounds the weights by it."""
+    batch_invariant: bool = False
+    """What a step of one token of each request computes of it should be the same, to the last bit,
+    whichever others are in it. Back ends that can fill such steps up where their kernels want it.
+    """
 
     @property
     def caches(self) -> int:

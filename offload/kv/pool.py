@@ -39,12 +39,13 @@ class KVPool:
         context_tokens: int,
         dtype: type[np.generic] = np.float32,
     ) -> None:
-        """Reserves address space; raises MemoryError if even that is refused.
+        """Reserves address space for these slots and a spare one; raises MemoryError if even that
+        is refused.
 
         layers: (num_kv_heads, elements of a token's key, or value, of a head) of each.
         """
         kind = np.dtype(dtype)
-        shapes = [(slots, heads, context_tokens, elements) for heads, elements in layers]
+        shapes = [(slots + 1, heads, context_tokens, elements) for heads, elements in layers]
         total_bytes = sum(2 * math.prod(shape) * kind.itemsize for shape in shapes)
         self._memory: mmap.mmap | None = None
         self._arrays: list[tuple[NDArray[Any], NDArray[Any]]] = []
@@ -70,6 +71,8 @@ class KVPool:
         self._slots = slots
         self._requests: list[str] = []
         self._lengths: list[int] = []
+        self._spare: int | None = None
+        """The slot without a request that may have pages."""
 
     @property
     def num_requests(self) -> int:
@@ -119,18 +122,30 @@ class KVPool:
         """What `request` has is another one's from now on."""
         self._requests[self._requests.index(request)] = to
 
-    def gather(self, requests: Sequence[str]) -> int:
+    def gather(self, requests: Sequence[str], *, spare: bool = False) -> int:
         """Bring these requests, in this order, into neighbouring slots; the first one's slot.
 
         Requests that keep their order and company, as those of a decode batch do, cost nothing.
+        spare: the slot behind them is nobody's, to be written to until the next `gather`.
         """
         slots = [self._requests.index(request) for request in requests]
         first = slots[0]
-        if slots != list(range(first, first + len(slots))):
-            first = 0
-            for target, request in enumerate(requests):
+        last = len(self._requests)
+        if slots != list(range(first, first + len(slots))) or (spare and slots[-1] + 1 < last):
+            first = last - len(slots) if spare else 0
+            for target, request in enumerate(requests, first):
                 self._swap(target, self._requests.index(request))
+        if spare and self._spare != last:
+            self._drop_spare()
+            self._spare = last
         return first
+
+    def _drop_spare(self) -> None:
+        """Nobody needs what the spare slot was written."""
+        if self._spare is not None and self._spare >= len(self._requests):
+            for number in range(len(self._arrays)):
+                self.drop_layer(number, self._spare)
+        self._spare = None
 
     def layer(self, index: int, first: int, count: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """(keys, values) of `count` slots from `first`, as views of the pool."""

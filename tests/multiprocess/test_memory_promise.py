@@ -144,12 +144,10 @@ def test_less_memory_while_a_model_is_loaded(
     budgets: list[int] = []
     start = LoadedModel.start
 
-    async def interrupted(
-        model: LoadedModel, where: Mapping[Seat, Place], *, rows_agree: bool
-    ) -> None:
+    async def interrupted(model: LoadedModel, where: Mapping[Seat, Place], **agree: bool) -> None:
         for client in model._connections.peers if budgets else ():
             await client.call(SetMemory(bytes=budgets[0]))
-        await start(model, where, rows_agree=rows_agree)
+        await start(model, where, **agree)
 
     monkeypatch.setattr(LoadedModel, "start", interrupted)
     found = []

@@ -327,6 +327,7 @@ def test_everything_is_computed_once_and_in_order(
     )
     if rows_agree:
         scheduler.rows_agree()
+        scheduler.batches_agree()
     peers = Peers(
         scheduler, capacity, requests, stages, disk, chunk, known or 0, most_kept=most_kept
     )

@@ -7,7 +7,7 @@ threads in it, and refuses sessions with pools of their own, which other tests h
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from edge.offload import DerivedCache, KVTier, MemoryKVTier, StoreFullError
 from edge.profiling.random_weights import written_weights
 from edge.protocol.step import Step, StepEntry, StepLimits
 from edge.transport import SoloCollective
-from edge.weights.formats import KvDtype
+from edge.weights.formats import KvDtype, WeightFormat
 from edge.weights.layout import shard_layout
 from tests.support.formats import uniform_format
 from tests.support.plans import make_plan
@@ -52,6 +52,8 @@ LIMITS = StepLimits(context_tokens=40, chunk_tokens=8, requests=2, cached_tokens
 PROMPT = (7, 3, 41, 0)
 LENGTH = len(PROMPT)
 
+FLOATS = uniform_format("float32")
+
 LARGEST_DIFFERENCE = 1e-4
 """Of float32 computed in another order."""
 
@@ -74,9 +76,9 @@ class Kind:
         limits: StepLimits = LIMITS,
         kv_dtype: KvDtype = "float32",
         kv_tier: KVTier | None = None,
+        form: WeightFormat = FLOATS,
     ) -> Iterator[StageProgram]:
         """A shard of random weights, the same ones for the same shard."""
-        form = uniform_format("float32")
         shard = shard_layout(SPEC, make_plan(SPEC, layout, model="m"), stage=stage, rank=0)
         with (
             written_weights(shard, form, self.folder) as weights,
@@ -305,6 +307,37 @@ def rows_agree_where_that_is_said(kind: Kind) -> None:
             assert len(set(found)) == 1
 
 
+def batches_agree_where_that_is_said(kind: Kind) -> None:
+    """To the last bit, alone and with one or two others, wherever its cache lies meanwhile."""
+    limits = replace(LIMITS, requests=3, cached_tokens=40, batch_invariant=True)
+    in_pairs = uniform_format("int4", block_size=64)
+    for form in (FLOATS, in_pairs):
+        found = {_answered(kind, limits, form, others) for others in BATCHES}
+        assert len(found) == 1
+
+
+BATCHES: tuple[tuple[str, ...], ...] = ((), ("b",), ("b", "c"), ("c",))
+
+
+def _answered(
+    kind: Kind, limits: StepLimits, form: WeightFormat, others: Sequence[str]
+) -> bytes | None:
+    """Logits, keys and values of one request beside others; None where nothing is promised."""
+    with kind.program(limits=limits, form=form) as program:
+        if not program.batches_agree:
+            return None
+        for name in (*others, "a"):
+            compute(program, chunk(name, PROMPT, rows=0))
+        rows = []
+        for position in range(LENGTH, LENGTH + 3):
+            names = ("a", *others) if position % 2 else (*others, "a")
+            step = batch(*((name, 9, position) for name in names))
+            rows.append(compute(program, step)[names.index("a")])
+        cached = program.rows("a", 0, LENGTH + 3)
+        assert cached is not None
+        return b"".join(each.tobytes() for each in (*rows, *cached))
+
+
 def rows_are_taken_by_a_program_like_the_one_that_gave_them(kind: Kind) -> None:
     """What follows has the same bits; nothing is given of what is not computed or not there."""
     tier = MemoryKVTier(1 << 20)
@@ -381,6 +414,7 @@ CHECKS: dict[str, Callable[[Kind], None]] = {
         what_has_no_room_out_of_memory_stays,
         a_beginning_is_taken_over_or_shared,
         rows_agree_where_that_is_said,
+        batches_agree_where_that_is_said,
         rows_are_taken_by_a_program_like_the_one_that_gave_them,
         layers_that_come_from_disk_change_no_bit,
         a_request_longer_than_memory_is_computed_alone,

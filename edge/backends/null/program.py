@@ -130,6 +130,10 @@ class NullProgram(HostKvStorage):
         return True
 
     @property
+    def batches_agree(self) -> bool:
+        return True
+
+    @property
     def cache_digest(self) -> str:
         return f"null {__version__}"
 

@@ -85,7 +85,7 @@ class OrtBackend:
     ) -> OrtProgram:
         _prepare_process(self._threads)
         arrays = ShardArrays(layout, weights, weight_format)
-        rows_agree = check_agreement(spec, arrays, _session_options)
+        agreement = check_agreement(spec, arrays, _session_options)
         places = _places(weights.manifest, weights.path.name)
 
         room = weights.load_room_bytes
@@ -155,7 +155,7 @@ class OrtBackend:
             spec,
             layout,
             open_graphs,
-            rows_agree=rows_agree,
+            agreement=agreement,
             weight_bytes=weights.manifest.total_bytes,
             limits=limits,
             kv_bits=kv_bits(kv_dtype),

@@ -22,11 +22,12 @@ from edge.backends.ort.arena import Arena
 from edge.backends.ort.kv_cache import OrtCache
 from edge.backends.ort.runtime import ort
 from edge.backends.ort.segments import GraphSegment, gram_names, rotation_names
+from edge.backends.ort.self_check import Agreement
 from edge.backends.ort.streaming import StreamedLayers
 from edge.backends.overlap import parts_of
 from edge.backends.watched_file import WatchedFile
 from edge.errors import RequestError
-from edge.memory.step_memory import Widths, most_logits, most_rows
+from edge.memory.step_memory import Widths, most_batched, most_logits, most_rows
 from edge.models.spec import ModelSpec
 from edge.offload import KVTier
 from edge.protocol.step import Step, StepLimits
@@ -89,7 +90,7 @@ class OrtProgram(HostKvStorage):
         layout: ShardLayout,
         open_graphs: Callable[[int | None, int], OpenGraphs],
         *,
-        rows_agree: bool,
+        agreement: Agreement,
         weight_bytes: int,
         limits: StepLimits,
         kv_bits: int | None,
@@ -100,7 +101,9 @@ class OrtProgram(HostKvStorage):
 
         For a KV cache of so many bits, None for float32, and with so many layers on disk.
         """
-        self.rows_agree = rows_agree
+        self.rows_agree = agreement.of_chunks
+        self._fills_up = limits.batch_invariant and agreement.of_pairs and not agreement.of_single
+        self.batches_agree = agreement.of_single or self._fills_up
         self.weight_bytes = weight_bytes
         self._spec = spec
         self._layout = layout
@@ -123,9 +126,9 @@ class OrtProgram(HostKvStorage):
         self._tokens = np.zeros(most, np.int64)
         self._positions = np.zeros(most, np.int64)
         self._rows = np.zeros((_HALVES, limits.chunk_tokens), np.int64)
-        self._lengths = np.zeros((_HALVES, limits.requests), np.int32)
+        self._lengths = np.zeros((_HALVES, most_batched(limits)), np.int32)
         self._total = np.zeros((_HALVES, 1), np.int32)
-        self._logits = np.zeros(limits.requests * len(layout.vocab), np.float32)
+        self._logits = np.zeros(most_batched(limits) * len(layout.vocab), np.float32)
         self._most_logits = most_logits(Widths.of_shard(spec, layout), limits)
         runs = observed_runs(layout) if limits.observes else ()
         self._grams = [np.zeros(run.shape, np.float32) for run in runs]
@@ -159,12 +162,15 @@ class OrtProgram(HostKvStorage):
         check_step(step, self._limits, vocab_size=self._spec.vocab_size)
         self._graphs.check()
         self._moves.arrive(step)
-        slot = self._cache.pool.gather([entry.request for entry in step.entries])
+        # Products take rows in pairs, and round a last one alone in another way.
+        fills_up = self._fills_up and step.num_tokens == 1 and step.batch % 2 == 1
+        slot = self._cache.pool.gather([entry.request for entry in step.entries], spare=fills_up)
         self._make_room_for_logits(step)
         if hidden is not None and hidden.ctypes.data != self._hidden[0].ctypes.data:
             self.receive_buffer(step)[...] = hidden
-        shapes = self._prepare(parts_of(step, is_split=self._layout.is_split), slot)
-        rows = step.batch * step.num_tokens
+        parts = parts_of(step, is_split=self._layout.is_split)
+        shapes = self._prepare(parts, slot, fills_up=fills_up)
+        rows = step.batch * step.num_tokens + fills_up
         self._arena.before_step(rows)
         if self._graphs.embedding is not None:
             flat = self._hidden[0][: rows * self._spec.hidden_size]
@@ -255,7 +261,7 @@ class OrtProgram(HostKvStorage):
                     continue
                 written = self._hidden if segment.reduce == "hidden" else self._partial
                 array = self._view(
-                    written[(index + 1) % 2], shape.batch, shape.tokens, shape.first_token
+                    written[(index + 1) % 2], shape.asked, shape.tokens, shape.first_token
                 )
                 if segment.partial_is_zero:
                     array.fill(0)
@@ -270,7 +276,8 @@ class OrtProgram(HostKvStorage):
             _wait(work)
 
     def _make_room_for_logits(self, step: Step) -> None:
-        needed = step.batch * max(step.logit_rows, 1) * len(self._layout.vocab)
+        batch = step.batch + step.batch % 2 * self._fills_up
+        needed = batch * max(step.logit_rows, 1) * len(self._layout.vocab)
         if needed > self._most_logits:
             raise RequestError(
                 f"a step that wants {step.batch} x {step.logit_rows} rows of logits; ask for fewer"
@@ -279,10 +286,11 @@ class OrtProgram(HostKvStorage):
             self._logits = np.zeros(needed, np.float32)
             self._bindings.clear()
 
-    def _prepare(self, parts: Sequence[Step], slot: int) -> list[_Shape]:
+    def _prepare(self, parts: Sequence[Step], slot: int, *, fills_up: bool) -> list[_Shape]:
         """Fill the small inputs of a step or its halves; the shape tells which bindings it takes.
 
-        The halves' rows follow each other in every buffer.
+        The halves' rows follow each other in every buffer. fills_up: by a request more, which is
+        nobody's, and whose first token it is.
         """
         shapes: list[_Shape] = []
         first_token = first_row = 0
@@ -293,12 +301,16 @@ class OrtProgram(HostKvStorage):
                 self._tokens[start : start + tokens] = entry.tokens
                 self._positions[start : start + tokens] = np.arange(entry.position, entry.end)
                 self._lengths[half, index] = entry.end - 1
+            if fills_up:
+                self._tokens[part.batch] = self._positions[part.batch] = 0
+                self._lengths[half, part.batch] = 0
             self._rows[half, : max(rows, 1)] = np.arange(tokens - max(rows, 1), tokens)
             self._total[half] = max(entry.end for entry in part.entries)
             shapes.append(
                 _Shape(
                     slot=slot,
-                    batch=part.batch,
+                    asked=part.batch,
+                    batch=part.batch + fills_up,
                     tokens=tokens,
                     rows=rows,
                     half=half,
@@ -378,7 +390,10 @@ class _Shape:
     halves, which and where its rows begin."""
 
     slot: int
+    asked: int
+    """Requests."""
     batch: int
+    """With one that fills the step up."""
     tokens: int
     rows: int
     """Rows of logits."""

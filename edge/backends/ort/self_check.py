@@ -7,7 +7,8 @@ than it may.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -48,13 +49,23 @@ _CONTEXT = ROWS[-1] + 1
 Array = NDArray[np.float32]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """Where the rows of a step are the same, to the last bit, as in another step."""
+
+    of_chunks: bool
+    """In every step of two tokens of a request, or more."""
+    of_pairs: bool
+    """In every step of an even number of rows, but for attention, which takes each request by
+    itself."""
+    of_single: bool
+    """Likewise in every step."""
+
+
 def check_agreement(
     spec: ModelSpec, arrays: ShardArrays, options: Callable[[], ort.SessionOptions]
-) -> bool:
-    """Raises RequestError, with the operator and its error, where one is too far off.
-
-    True where every row of a step is the same, to the last bit, as in a shorter step.
-    """
+) -> Agreement:
+    """Raises RequestError, with the operator and its error, where one is too far off."""
     check = _Check(spec, arrays)
     layout = arrays.layout
     matrices, norms = [], []
@@ -93,16 +104,18 @@ class _Check:
         """For each run, by output: the operator, its result, and the error that is allowed."""
         self._of_tokens = {"ids", "positions"}
         """Inputs whose second axis is the tokens'."""
+        self._attended: set[str] = set()
+        """Outputs of attention, which takes each request by itself."""
         self._random = np.random.default_rng(0)
 
-    def run(self, options: Callable[[], ort.SessionOptions]) -> bool:
+    def run(self, options: Callable[[], ort.SessionOptions]) -> Agreement:
         judge = Judge(
             backend="ort",
             device_name="CPU",
             remedy="install another version of onnxruntime on it",
         )
         if not self._expected[0]:
-            return True
+            return Agreement(of_chunks=True, of_pairs=True, of_single=True)
         session = ort.InferenceSession(
             self._graph.build(), options(), providers=["CPUExecutionProvider"]
         )
@@ -110,10 +123,21 @@ class _Check:
             results = session.run(list(expected), feeds)
             for found, (operator, wanted, allowed) in zip(results, expected.values(), strict=True):
                 judge.compare(operator, found, wanted, allowed=allowed)
-        few = session.run(list(self._expected[-1]), self._first_rows(SHORTEST_STEP))
-        return all(
-            np.array_equal(some, each[:, :SHORTEST_STEP])
-            for some, each in zip(few, results, strict=True)
+        names = list(self._expected[-1])
+        longest = dict(zip(names, results, strict=True))
+
+        def agree(rows: int, *, of: Collection[str]) -> bool:
+            some = session.run(list(of), self._first_rows(rows)) if of else ()
+            return all(
+                np.array_equal(each, longest[name][:, :rows])
+                for name, each in zip(of, some, strict=True)
+            )
+
+        others = [name for name in names if name not in self._attended]
+        return Agreement(
+            of_chunks=agree(SHORTEST_STEP, of=names),
+            of_pairs=all(agree(rows, of=others) for rows in range(2, ROWS[-1], 2)),
+            of_single=all(agree(rows, of=others) for rows in range(1, ROWS[-1])),
         )
 
     def _first_rows(self, rows: int) -> dict[str, NDArray[Any]]:
@@ -239,7 +263,7 @@ class _Check:
                 norms=norms, epsilon=self._spec.norm_epsilon,
             )  # fmt: skip
             wanted.append(apart.attend(0, rows, part)[None])
-        self._output(value, f"rope and attention (layer {layer})", wanted)
+        self._attended.add(self._output(value, f"rope and attention (layer {layer})", wanted))
 
     def _input(self, name: str, width: int, *, padding: int = 0) -> str:
         """Normal numbers [1, rows, padding + width], the padding zeros."""
@@ -252,9 +276,10 @@ class _Check:
 
     def _output(
         self, value: str, operator: str, wanted: list[Array], allowed: float = LARGEST_ERROR
-    ) -> None:
+    ) -> str:
         name = f"result_{len(self._expected[0])}"
         self._graph.output(value, name, np.float32, [1, "tokens", wanted[0].shape[-1]])
         for rows, expected, result in zip(ROWS, self._expected, wanted, strict=True):
             label = f"{operator}, {rows} row{'s' if rows > 1 else ''}"
             expected[name] = (label, result, allowed)
+        return name

@@ -146,6 +146,10 @@ class TritonProgram:
         return False  # kernels for few rows sum in another order than those for many
 
     @property
+    def batches_agree(self) -> bool:
+        return False  # likewise
+
+    @property
     def cache_digest(self) -> str:
         layout = self._operators.layout
         long = [each.is_long(self._limits.context_tokens) for each in layout.rotations]

@@ -75,7 +75,7 @@ def test_a_run_that_was_cut_short_goes_on_from_its_last_token() -> None:
 def test_an_answer_that_another_plan_began_is_computed_token_by_token() -> None:
     """As it was there: in one step of several it would round in another way."""
     steps = scheduler()
-    steps.rows_agree()
+    steps.batches_agree()
     steps.add("a", [1, 2, 3, 4, 5], answer=[50, 51, 52, 53, 54, 55, 56], new_tokens=4)
     steps.add("b", [7, 8], answer=[60, 61, 62], new_tokens=4)
     seen = []

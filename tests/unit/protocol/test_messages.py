@@ -156,7 +156,7 @@ DESCRIPTION = PeerDescription(
 )  # fmt: skip
 ANSWERS = (
     Done(),
-    Opened(weight_bytes=5, rows_agree=True),
+    Opened(weight_bytes=5, rows_agree=True, batches_agree=False),
     messages.Connected(kv_digest="d"),
     Missing(digests=("a", "b")),
     DESCRIPTION,
