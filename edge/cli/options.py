@@ -87,7 +87,7 @@ def model_options(
     only: these of its fields, beside the plan; empty: all that a user sets. defaults: of this
     command, where they are others.
     """
-    left_out = () if concurrency else ("concurrency",)
+    left_out = () if concurrency else ("concurrency", "batch_invariant")
 
     def decorate(function: F) -> F:
         @functools.wraps(function)

@@ -15,6 +15,7 @@ from edge.coordinator.loaded_model import LoadedModel
 from edge.coordinator.requests import OnEnd
 from edge.coordinator.scheduler import Scheduler
 from edge.coordinator.shipping import describe_shard, ship
+from edge.errors import RequestError
 from edge.memory.model_sizes import model_facts
 from edge.memory.step_memory import LOGIT_CHUNK_BYTES, held_tokens
 from edge.models.spec import ModelSpec
@@ -164,6 +165,12 @@ class _Loading:
         # What travels in another form may do so by how much there is of it.
         if any(each.format != "float32" for each in rules):
             self.rows_agree = self.batches_agree = False
+        if self.limits.batch_invariant and not self.batches_agree:
+            raise RequestError(
+                "with batch_invariant no bit of an answer may depend on others, but a back end of "
+                "the plan, or what activations travel in, does not promise that; use CPU peers and "
+                "the wire float32, or leave it out"
+            )
         await self._unless_it_fails(
             self.model.start(where, rows_agree=self.rows_agree, batches_agree=self.batches_agree)
         )

@@ -163,7 +163,7 @@ def test_stopped_while_generating(
     ("layout", "dtype", "count", "standby"),
     [
         ("pipeline_2", "int8", 3, "none"),
-        ("tensor_2", "int4", 1, "none"),
+        ("tensor_2", "int4", 3, "none"),
         ("tensor_2", "int8", 3, "kv"),
         ("pipeline_2", "int4", 1, "kv"),
     ],
@@ -196,7 +196,13 @@ def test_a_stand_in_has_the_same_bits(
         return [stream.reply() for stream in streams]
 
     with cluster.load(
-        MODEL, dtype=dtype, plan=plan, context_tokens=128, concurrency=count, standby=standby
+        MODEL,
+        dtype=dtype,
+        plan=plan,
+        context_tokens=128,
+        concurrency=count,
+        batch_invariant=count > 1,
+        standby=standby,
     ) as model:
         undisturbed = replies(model, None)
         found = replies(model, trio[1])
