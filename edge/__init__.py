@@ -24,6 +24,7 @@ __all__ = [
     "FormatQuality",
     "GenerationOptions",
     "Inspection",
+    "KeptReply",
     "KvDtype",
     "LoadOptions",
     "Model",
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from edge.api.cluster import Cluster
     from edge.api.generation_options import GenerationOptions
     from edge.api.inspection import Inspection, inspect
+    from edge.api.kept_reply import KeptReply
     from edge.api.model import Model
     from edge.api.quality import FormatQuality, Quality
     from edge.api.quantizing import Quantized
@@ -92,6 +94,7 @@ _HOMES = {
     "FormatQuality": "edge.api.quality",
     "GenerationOptions": "edge.api.generation_options",
     "Inspection": "edge.api.inspection",
+    "KeptReply": "edge.api.kept_reply",
     "KvDtype": "edge.weights.formats",
     "LoadOptions": "edge.planning.load_options",
     "Model": "edge.api.model",

@@ -20,6 +20,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from edge.host.cache_paths import CACHE_VARIABLE
+from edge.host.state_paths import STATE_VARIABLE
 from edge.membership.store import CONFIG_VARIABLE
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ def edge_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     the session: they are of one cluster."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(CACHE_VARIABLE, str(tmp_path_factory.mktemp("edge-cache")))
+        patch.setenv(STATE_VARIABLE, str(tmp_path_factory.mktemp("edge-state")))
         patch.setenv(CONFIG_VARIABLE, str(tmp_path_factory.mktemp("edge-keys")))
         yield
 

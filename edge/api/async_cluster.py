@@ -7,18 +7,21 @@ import contextlib
 import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Unpack
 
 from edge.api.async_model import AsyncModel, HeldModel
 from edge.api.hub_download import model_path
+from edge.api.kept_reply import KeptReply, kept_replies
 from edge.api.local_peers import LocalPeers, LocalSettings, Size
 from edge.api.progress_bars import progress_bars
 from edge.api.quality import Quality, QualityOptions, measure_quality
 from edge.api.quantizing import Quantized, QuantizeOptions, quantize_model
 from edge.api.reloading import Reloading
 from edge.concurrency.blocking import run_blocking, uninterrupted
+from edge.coordinator.journal import KeptLoad
 from edge.coordinator.lasting_model import LastingModel
 from edge.coordinator.loading import load_model
 from edge.errors import CapacityError, EdgeError, NetworkError, PlanError, RequestError
@@ -37,6 +40,7 @@ from edge.planning.propose import Measure, forget_measured, measured_proposal
 from edge.progress import OnProgress
 from edge.protocol.discovery import find_peers
 from edge.protocol.kept_files import KeptFiles
+from edge.protocol.lease import Lease
 from edge.protocol.peer_info import (
     PeerInfo,
     describe_all,
@@ -171,6 +175,7 @@ class AsyncCluster:
         options: LoadOptions | None = None,
         *,
         progress: bool | OnProgress | None = None,
+        resumes: KeptReply | None = None,
         **overrides: Unpack[LoadOverrides],
     ) -> AsyncModel:
         """Load a model onto the peers: a Hugging Face folder, a GGUF file, or org/name.
@@ -179,24 +184,28 @@ class AsyncCluster:
         It is taken from the Hugging Face cache, or fetched into it.
         options, and by name what differs from them: see `edge.LoadOptions`.
         progress: bars on stderr (None: if it is a terminal), or a function that takes `Progress`.
+        resumes: in the place of whoever loaded it for this reply, with the plan that it had where
+        the devices are there and `options` name no other.
 
         Raises CheckpointError, CapacityError, PlanError, RequestError or a PeerError; after any of
         them nothing of the model is left on the peers.
         """
-        options = with_overrides(options or LoadOptions(), overrides)
-        async with self._opened(path, options, progress) as (checkpoint, peers):
+        asked = with_overrides(options or LoadOptions(), overrides)
+        async with self._opened(path, asked, progress) as (checkpoint, peers):
             tokenizer = None
             if checkpoint.has_tokenizer:
                 tokenizer = await run_blocking(lambda: checkpoint.tokenizer)
             with progress_bars(progress) as on_progress:
-                proposal = await measured_proposal(
-                    checkpoint, peers, options, measure="needed", on_progress=on_progress
+                propose = partial(
+                    measured_proposal, checkpoint, peers, measure="needed", on_progress=on_progress
                 )
+                options, proposal = await _as_before(propose, asked, peers, resumes)
                 if options.stream == "auto" and proposal.streaming is not None:
                     _log.warning('%s; stream="off" refuses instead', proposal.streaming)
                 wished = options.limits(checkpoint.spec)
                 limits = kv_limits(wished, proposal.plan, proposal.model, proposal.cluster, peers)
                 forecast = Forecast(proposal)
+                lease = Lease() if resumes is None else resumes.lease
                 known = {peer.id: peer for peer in peers}
                 reload = Reloading(
                     candidates=lambda: self.peers,
@@ -239,6 +248,16 @@ class AsyncCluster:
                         end_ids=checkpoint.end_ids,
                     ),
                     peers=known,
+                    load=KeptLoad.of(
+                        checkpoint.path,
+                        checkpoint.store.fingerprint,
+                        asked,
+                        context_tokens=limits.context_tokens,
+                        plan=proposal.plan,
+                        names={peer.id: peer.name for peer in peers},
+                    ),
+                    lease=lease,
+                    replies=kept_replies(),
                 )
             )
             self._models.append(model)
@@ -450,6 +469,22 @@ class AsyncCluster:
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+
+async def _as_before(
+    propose: Callable[[LoadOptions], Awaitable[Proposal]],
+    options: LoadOptions,
+    peers: Sequence[PeerInfo],
+    resumes: KeptReply | None,
+) -> tuple[LoadOptions, Proposal]:
+    """With the plan of what is gone on with, where that can be."""
+    names = [peer.name for peer in peers]
+    plan = None if resumes is None else resumes.plan_on(names, options)
+    if plan is not None:
+        before = replace(options, plan=plan)
+        with contextlib.suppress(CapacityError, PlanError):
+            return before, await propose(before)
+    return options, await propose(options)
 
 
 def _cluster_of_a_run(settings: LocalSettings) -> Membership:

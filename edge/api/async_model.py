@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,18 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.api.generation_options import GenerationOptions, GenerationOverrides
-from edge.api.reply import (
-    AsyncReplyStream,
-    BeginReply,
-    ReadText,
-    Reply,
-    ReplyUnderWay,
-    all_is_said,
-    evaluate,
-)
+from edge.api.kept_reply import KeptReply
+from edge.api.reply import AsyncReplyStream, BeginReply, Keep, Reply, ReplyUnderWay, evaluate
 from edge.api.scoring import Score, score_of
 from edge.concurrency.blocking import run_blocking
 from edge.coordinator.generation import GenerationRequest
+from edge.coordinator.journal import Asked, Journal, KeptLoad, KeptRequest, Reading
+from edge.coordinator.kept_replies import LAST, KeptReplies
 from edge.coordinator.lasting_model import LastingModel, Recovery
 from edge.coordinator.observation import gather_grams
 from edge.errors import RequestError
@@ -34,10 +30,10 @@ from edge.partition import Estimate, Plan
 from edge.planning.drift import Drift, find_drift
 from edge.planning.forecast import Forecast
 from edge.planning.proposal import Proposal
+from edge.protocol.lease import Lease
 from edge.protocol.peer_info import PeerInfo, gather_all
 from edge.protocol.step_times import PeerTimes
 from edge.text import Tokenizer
-from edge.text.answer_parts import read_answer
 from edge.text.grammar import Grammars, Matcher
 from edge.text.tool_schema import Tool, tool_names, tool_schemas
 from edge.weights.observation import ObservedRun
@@ -79,6 +75,12 @@ class HeldModel:
     grammars: Grammars | None
     """Where there is a tokenizer."""
     peers: Mapping[str, PeerInfo]
+    load: KeptLoad
+    """What it was loaded by."""
+    lease: Lease
+    """That it is loaded under."""
+    replies: KeptReplies
+    """Where journals are."""
 
 
 class DescribedModel:
@@ -171,7 +173,7 @@ class DescribedModel:
         options: GenerationOptions,
         *,
         goes_on: bool = False,
-        read: ReadText = all_is_said,
+        reading: Reading | None = None,
     ) -> BeginReply:
         """A reply to be started by whoever reads it; the prompt and the options are checked."""
         tokens = self._checked_ids(self._ids(prompt))
@@ -193,12 +195,58 @@ class DescribedModel:
                 f"logit_bias has token id {biased}, which is not one of the model's; ids are "
                 f"0..{self.vocab_size - 1}"
             )
+        held = self._held
+
+        def keep() -> Journal | None:
+            if not options.journal:
+                return None
+            kept = KeptRequest.of(request, reading)
+            return held.replies.begin(
+                Asked(begun_s=time.time(), load=held.load, request=kept), held.lease
+            )
+
+        return self._begin_reply(request, reading, keep)
+
+    def _begin_reply(
+        self, request: GenerationRequest, reading: Reading | None, keep: Keep
+    ) -> BeginReply:
         self._require_open()
         held = self._held
         match = self._matching(request)
         return partial(
-            ReplyUnderWay, held.loaded, request, held.tokenizer, held.forecast, read, match
+            ReplyUnderWay, held.loaded, request, held.tokenizer, held.forecast, reading, match, keep
         )
+
+    def _resumed(self, reply: KeptReply | str) -> BeginReply:
+        """A reply that goes on; its journal is ours until then. Reads its file."""
+        journal = self._held.replies.open(reply) if isinstance(reply, str) else reply.journal
+        try:
+            return self._goes_on(journal)
+        except BaseException:
+            journal.close()
+            raise
+
+    def _goes_on(self, journal: Journal) -> BeginReply:
+        if not journal.is_open:
+            raise RequestError(f"the reply {journal.id} was closed; open it again")
+        asked = journal.kept.asked
+        if (unlike := asked.load.unlike(self._held.load)) is not None:
+            raise RequestError(
+                f"the reply {journal.id} cannot go on with this model, which has {unlike}; load it "
+                f"as it was: edge run --resume {journal.id}"
+            )
+        request = asked.request.request()
+        self._checked_ids(request.prompt_ids)
+        ids = [*(token.token_id for token in journal.kept.tokens), *request.end_ids]
+        ids += request.sampling.logit_bias
+        most = self.context_tokens - len(request.prompt_ids)
+        if any(id >= self.vocab_size for id in ids) or request.max_new_tokens > most:
+            raise RequestError(
+                f"the reply {journal.id} is not of this model: it was damaged; ask again"
+            )
+        if journal.kept.lease.run != self._held.lease.run:
+            journal.held_by(self._held.lease)
+        return self._begin_reply(request, asked.request.reading, lambda: journal)
 
     def _matching(self, request: GenerationRequest) -> Callable[[], Matcher] | None:
         """What makes the matcher of an answer that keeps to a grammar; takes its time."""
@@ -222,14 +270,14 @@ class DescribedModel:
         *,
         tools: Sequence[Tool] | None,
         variables: Mapping[str, object] | None,
-    ) -> tuple[list[int], ReadText]:
+    ) -> tuple[list[int], Reading]:
         """Token ids of a conversation, and how the answer to it is read."""
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
         schemas = tool_schemas(tools)
         ids = self.tokenizer.encode_chat(messages, tools=schemas, variables=variables)
         thinking = self.tokenizer.begins_thinking(ids)
-        return ids, partial(read_answer, thinking=thinking, tools=tool_names(schemas))
+        return ids, Reading(thinking=thinking, tools=tuple(sorted(tool_names(schemas))))
 
     def __repr__(self) -> str:
         count = len(self.plan.devices)
@@ -345,9 +393,22 @@ class AsyncModel(DescribedModel):
     ) -> AsyncReplyStream:
         """Like `chat`, token by token, once the template has run."""
         encode = partial(self._chat_prompt, messages, tools=tools, variables=variables)
-        prompt, read = await run_blocking(encode)
+        prompt, reading = await run_blocking(encode)
         options = with_overrides(options or GenerationOptions(), overrides)
-        return AsyncReplyStream(self._reply_to(prompt, options, goes_on=True, read=read))
+        return AsyncReplyStream(self._reply_to(prompt, options, goes_on=True, reading=reading))
+
+    async def resume(self, reply: KeptReply | str = LAST) -> Reply:
+        """The whole of a reply that was asked for with `journal` and not finished: what there was,
+        and what would have followed. `reply`: see `edge.KeptReply`; or its id, or "last".
+
+        Raises RequestError for one that is not kept, that another process has under way, or that
+        is of another model or one that was loaded otherwise; and what `generate` raises.
+        """
+        return await self._whole(await self.stream_resume(reply))
+
+    async def stream_resume(self, reply: KeptReply | str = LAST) -> AsyncReplyStream:
+        """Like `resume`, token by token: at first those that there were."""
+        return AsyncReplyStream(await run_blocking(lambda: self._resumed(reply)))
 
     async def _whole(self, stream: AsyncReplyStream) -> Reply:
         async with stream:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from edge.api.async_cluster import AsyncCluster, Peer
+from edge.api.kept_reply import KeptReply
 from edge.api.local_peers import LocalPeers, LocalSettings, Size
 from edge.api.model import Model
 from edge.api.quality import Quality
@@ -127,6 +128,7 @@ class Cluster:
         options: LoadOptions | None = None,
         *,
         progress: bool | OnProgress | None = None,
+        resumes: KeptReply | None = None,
         **overrides: Unpack[LoadOverrides],
     ) -> Model:
         """Load a model onto the peers: a Hugging Face folder, a GGUF file, or org/name.
@@ -135,11 +137,13 @@ class Cluster:
         It is taken from the Hugging Face cache, or fetched into it.
         options, and by name what differs from them: see `edge.LoadOptions`.
         progress: bars on stderr (None: if it is a terminal), or a function that takes `Progress`.
+        resumes: in the place of whoever loaded it for this reply, with the plan that it had where
+        the devices are there and `options` name no other.
 
         Raises CheckpointError, CapacityError, PlanError, RequestError or a PeerError; after any of
         them nothing of the model is left on the peers.
         """
-        loading = self._cluster.load(path, options, progress=progress, **overrides)
+        loading = self._cluster.load(path, options, progress=progress, resumes=resumes, **overrides)
         return Model(self._loop.run(loading), self._loop)
 
     def propose(

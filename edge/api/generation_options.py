@@ -80,6 +80,9 @@ class GenerationOptions:
     """The answer is a text of this grammar, in llguidance's form of Lark."""
     ignore_eos: bool = False
     """The answer goes on past its end; for measuring."""
+    journal: bool = False
+    """Prompt and answer are kept on this device until the answer is finished: see `edge.KeptReply`.
+    `edge run` does it unless it is told `--no-journal`."""
 
     def __post_init__(self) -> None:
         longest = self.max_new_tokens
@@ -164,3 +167,4 @@ class GenerationOverrides(TypedDict, total=False):
     json_schema: JsonSchema | None
     grammar: str | None
     ignore_eos: bool
+    journal: bool

@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 
 from edge.api.async_model import AsyncModel, DescribedModel, Messages, Prompt, Prompts
 from edge.api.generation_options import GenerationOptions, GenerationOverrides
+from edge.api.kept_reply import KeptReply
 from edge.api.reply import Reply, ReplyStream
 from edge.api.scoring import Score
 from edge.concurrency.loop_thread import LoopThread
+from edge.coordinator.kept_replies import LAST
 from edge.errors import RequestError
 from edge.option_fields import with_overrides
 from edge.planning.drift import Drift
@@ -88,9 +90,18 @@ class Model(DescribedModel):
         **overrides: Unpack[GenerationOverrides],
     ) -> ReplyStream:
         """Like `chat`, token by token. Leaving the loop early cancels the rest."""
-        prompt, read = self._chat_prompt(messages, tools=tools, variables=variables)
+        prompt, reading = self._chat_prompt(messages, tools=tools, variables=variables)
         options = with_overrides(options or GenerationOptions(), overrides)
-        return ReplyStream(self._reply_to(prompt, options, goes_on=True, read=read), self._loop)
+        begin = self._reply_to(prompt, options, goes_on=True, reading=reading)
+        return ReplyStream(begin, self._loop)
+
+    def resume(self, reply: KeptReply | str = LAST) -> Reply:
+        """The whole of a reply that was asked for with `journal` and not finished."""
+        return self._loop.run(self._model.resume(reply))
+
+    def stream_resume(self, reply: KeptReply | str = LAST) -> ReplyStream:
+        """Like `resume`, token by token: at first those that there were."""
+        return ReplyStream(self._resumed(reply), self._loop)
 
     def stream(
         self,

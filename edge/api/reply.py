@@ -23,6 +23,7 @@ from edge.coordinator.generation import (
     Token,
     TokenLogprob,
 )
+from edge.coordinator.journal import Journal, Reading
 from edge.coordinator.lasting_model import LastingModel, Recovery
 from edge.coordinator.requests import Request
 from edge.errors import EdgeError, RequestError
@@ -45,6 +46,7 @@ class Reply:
     chosen), `tokens_per_s` (after the first; None under eight tokens), `total_s`, `seed`; and,
     where the devices were measured, `predicted_first_token_s` and `predicted_tokens_per_s` of such
     a reply alone, with `predicted_tokens_per_s_range`: what slow and fast minutes would make it.
+    Of one that was gone on with, times are of the tokens after the first `resumed_tokens`.
     """
 
     text: str
@@ -86,13 +88,8 @@ class Reply:
         return rate
 
 
-ReadText = Callable[[str], ReadAnswer]
-"""Tells apart what is said, thought and called in a whole answer."""
-
-
-def all_is_said(text: str) -> ReadAnswer:
-    """Of what is no answer in a conversation."""
-    return ReadAnswer(content=text, reasoning="", tool_calls=())
+Keep = Callable[[], Journal | None]
+"""Begins the journal of a reply, or has the one that it goes on with. None: it has none."""
 
 
 class Mailbox(Protocol):
@@ -113,13 +110,15 @@ class ReplyUnderWay:
         request: GenerationRequest,
         tokenizer: Tokenizer | None,
         forecast: Forecast,
-        read: ReadText,
+        reading: Reading | None,
         match: Callable[[], Matcher] | None,
+        keep: Keep,
         mailbox: Mailbox,
     ) -> None:
-        """match: makes what keeps the answer to its grammar, if it has one; takes its time."""
+        """reading: of an answer in a conversation; else all is said. match: makes what keeps the
+        answer to its grammar, if it has one; takes its time."""
         self.ended = False
-        self._read = read
+        self._reading = reading
         self._loaded = loaded
         self._generation = Generation(request, tokenizer)
         self._request = Request(
@@ -131,16 +130,40 @@ class ReplyUnderWay:
         self._forecast = forecast
         self._forecast_entry = forecast.begin()
         self._recovered = slice(len(loaded.recoveries), None)
+        self._journal = keep()
+
+    @property
+    def kept_as(self) -> str | None:
+        """The id of its journal."""
+        return None if self._journal is None else self._journal.id
 
     def start(self) -> None:
+        if self._journal is not None and self._restored(self._journal):
+            return
         if self._match is None:
             self._loaded.submit(self._request)
         else:
             self._starting = asyncio.ensure_future(self._start_matched(self._match))
 
+    def _restored(self, journal: Journal) -> bool:
+        """Whether what the journal has is all of the answer."""
+        for each in journal.kept.tokens:
+            token = self._generation.restore(each.token_id, each.end, each.logprobs)
+            self._request.answer.append(each.token_id)
+            self._mailbox.put_nowait(token)
+            if token.finish_reason is not None:
+                return True
+        return False
+
     async def _start_matched(self, match: Callable[[], Matcher]) -> None:
+        def matcher() -> Matcher:
+            made = match()
+            for token in self._request.answer:
+                made.take(token)
+            return made
+
         try:
-            self._request.matcher = await run_blocking(match)
+            self._request.matcher = await run_blocking(matcher)
         except EdgeError as error:
             self.failed(error)
         except Exception as error:  # a defect here: nobody is left waiting for a reply
@@ -162,6 +185,8 @@ class ReplyUnderWay:
         logprobs: Logprobs | None,
     ) -> bool:
         token = self._generation.push(token_id, end, chosen_s, logprobs)
+        if self._journal is not None:
+            self._journal.token(token_id, token.finish_reason, logprobs)
         self._mailbox.put_nowait(token)
         return token.finish_reason is not None
 
@@ -174,23 +199,34 @@ class ReplyUnderWay:
     def take(self, event: Token | EdgeError) -> Token:
         """The token that was left in the mailbox. Raises the error that was."""
         if isinstance(event, EdgeError):
+            if isinstance(event, RequestError) and not self._generation.token_ids:
+                self._drop_journal()  # what cannot be answered now cannot be later
             self.end()
             raise event
         if event.finish_reason is not None:
+            self._drop_journal()
             self.end()
             self._recovered = slice(self._recovered.start, len(self._loaded.recoveries))
             figures = self._generation.statistics()
-            self._forecast.note(
-                prompt_tokens=figures["prompt_tokens"],
-                new_tokens=figures["new_tokens"],
-                first_token_s=figures["first_token_s"],
-                decode_s=figures["decode_s"],
-            )
+            if "resumed_tokens" not in figures:
+                self._forecast.note(
+                    prompt_tokens=figures["prompt_tokens"],
+                    new_tokens=figures["new_tokens"],
+                    first_token_s=figures["first_token_s"],
+                    decode_s=figures["decode_s"],
+                )
         return event
+
+    def _drop_journal(self) -> None:
+        if self._journal is not None:
+            self._journal.remove()
+            self._journal = None
 
     def end(self) -> None:
         """Nobody waits for another token."""
         self.ended = True
+        if self._journal is not None:
+            self._journal.close()
         self._forecast.end(self._forecast_entry)
 
     def reply(self) -> Reply:
@@ -202,11 +238,13 @@ class ReplyUnderWay:
         predicted = self._forecast.of(
             prompt_tokens=statistics["prompt_tokens"], new_tokens=statistics["new_tokens"]
         )
-        if predicted is not None:
+        if predicted is not None and "resumed_tokens" not in statistics:
             statistics["predicted_first_token_s"] = predicted.first_token_s
             statistics["predicted_tokens_per_s"] = predicted.tokens_per_s
             statistics["predicted_tokens_per_s_range"] = predicted.tokens_per_s_range
-        answer = self._read(generation.text)
+        answer = ReadAnswer(content=generation.text, reasoning="", tool_calls=())
+        if self._reading is not None:
+            answer = self._reading(generation.text)
         return Reply(
             text=generation.text,
             content=answer.content,
@@ -260,6 +298,11 @@ class AsyncReplyStream:
         finally:
             self._reader = None
         return self._under_way.take(event)
+
+    @property
+    def kept_as(self) -> str | None:
+        """The id by which `resume` goes on with it, where `journal` asked for that."""
+        return self._under_way.kept_as
 
     def reply(self) -> Reply:
         """The whole reply. Raises RequestError before its end."""
@@ -329,6 +372,11 @@ class ReplyStream:
             return self._under_way.take(event)
         finally:
             self._reading.release()
+
+    @property
+    def kept_as(self) -> str | None:
+        """The id by which `resume` goes on with it, where `journal` asked for that."""
+        return self._under_way.kept_as
 
     def reply(self) -> Reply:
         """The whole reply. Raises RequestError before its end."""

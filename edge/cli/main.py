@@ -37,6 +37,7 @@ COMMANDS = {
     "inspect": "Show what a checkpoint is, and what it would take.",
     "plan": "Show what would run where and how fast, without running it.",
     "run": "Answer one prompt.",
+    "replies": "Show the answers that are not finished, and remove them.",
     "chat": "Talk with a model in turns.",
     "serve": "Serve a model over HTTP.",
     "bench": "Measure a model's speed and what limits it.",

@@ -81,11 +81,12 @@ def model_options(
     concurrency: bool = False,
     only: Collection[str] = (),
     defaults: Mapping[str, Any] | None = None,
+    needs_model: bool = True,
 ) -> Callable[[F], F]:
     """Give the command `model`, a path, and `options`: LoadOptions of the options named so.
 
     only: these of its fields, beside the plan; empty: all that a user sets. defaults: of this
-    command, where they are others.
+    command, where they are others. needs_model: else it is None where it is left out.
     """
     left_out = () if concurrency else ("concurrency", "batch_invariant")
 
@@ -116,7 +117,7 @@ def model_options(
                 "all. pipeline (whole layers each) and tensor (a part of every layer each) use "
                 "every peer.",
             ),
-            click.argument("model", type=click.Path(path_type=str)),
+            click.argument("model", type=click.Path(path_type=str), required=needs_model),
         ):
             command = add(command)
         return command  # type: ignore[return-value]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 import click
@@ -11,11 +11,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from edge.api.async_model import Prompt
 from edge.api.cluster import Cluster
 from edge.api.generation_options import GenerationOptions
 from edge.api.model import Model
-from edge.api.reply import Reply
+from edge.api.reply import Reply, ReplyStream
 from edge.cli.plan_view import rate_in_words
 from edge.errors import EdgeError, without_controls
 from edge.kernels.sampling.parameters import SamplingParameters
@@ -39,16 +38,28 @@ def tell_why_not_predicted(model: Model) -> None:
             click.echo(f"edge: {note}", err=True)
 
 
-def show_reply(model: Model, prompt: Prompt, options: GenerationOptions) -> Reply:
+def show_reply(model: Model, stream: ReplyStream, options: GenerationOptions) -> Reply:
     """Stream an answer to stdout and its figures to stderr."""
-    with model.stream(prompt, options) as stream:
-        for token in stream:
-            write_token(token.text)
-        reply = stream.reply()
+    reply = whole_reply(stream, write_token)
     click.echo()
     tell_remarks(model, reply, options, "-n N")
     click.echo(figures_of(model, reply), err=True)
     return reply
+
+
+def whole_reply(stream: ReplyStream, write: Callable[[str], None] = lambda _text: None) -> Reply:
+    """The reply at its end. Where it ends too soon, stderr says how one goes on with it."""
+    with stream:
+        try:
+            for token in stream:
+                write(token.text)
+        except (KeyboardInterrupt, SystemExit, EdgeError):
+            if stream.kept_as is not None:
+                click.echo(
+                    f"\n[edge run --resume {stream.kept_as} goes on with this answer]", err=True
+                )
+            raise
+        return stream.reply()
 
 
 def write_token(text: str) -> None:
@@ -100,10 +111,10 @@ def figures_of(model: Model, reply: Reply) -> str:
         if "predicted_tokens_per_s" in figures:
             said, span = figures["predicted_tokens_per_s"], figures["predicted_tokens_per_s_range"]
             rate += f" (predicted {rate_in_words(said, span)})"
-    return (
-        f"[{figures['new_tokens']} tokens, {first}{rate}, on {devices} "
-        f"device{'s' if devices > 1 else ''}]"
-    )
+    count = f"{figures['new_tokens']} tokens"
+    if "resumed_tokens" in figures:
+        count += f", {figures['resumed_tokens']} of them from before"
+    return f"[{count}, {first}{rate}, on {devices} device{'s' if devices > 1 else ''}]"
 
 
 def show_sampling(model: Model, reply: Reply, options: GenerationOptions) -> None:

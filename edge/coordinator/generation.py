@@ -31,6 +31,8 @@ class Statistics(TypedDict):
     """After the first token; None under eight tokens."""
     total_s: float
     seed: int
+    resumed_tokens: NotRequired[int]
+    """Of a reply that was gone on with: tokens that were there. Times and rate are of the rest."""
     predicted_first_token_s: NotRequired[float]
     """Where the devices were measured, like the next."""
     predicted_tokens_per_s: NotRequired[float]
@@ -61,7 +63,8 @@ class Token:
     text: str
     finish_reason: FinishReason | None
     chosen_s: float
-    """When it was chosen, by a clock of the device that chose it: good for spans, not for dates."""
+    """When it was chosen, by a clock of the device that chose it: good for spans, not for dates. 0
+    of one that was there before the reply was gone on with."""
     logprob: float | None = None
     """How likely the model found it, in nats, where `logprobs` asked for that: the log softmax of
     its own logits, before penalties, temperature and filters."""
@@ -124,6 +127,7 @@ class Generation:
         """Of the tokens so far, where they were asked for, like the next."""
         self.top_logprobs: list[tuple[TokenLogprob, ...]] = []
         self.finish_reason: FinishReason | None = None
+        self._restored = 0
         self._clock = clock
         self._tokenizer = tokenizer
         self._text = TextStream(tokenizer, request.prompt_ids, request.stop) if tokenizer else None
@@ -145,8 +149,22 @@ class Generation:
         """
         self._last_s = self._clock()
         self._last_chosen_s = chosen_s
-        if not self.token_ids:
+        if len(self.token_ids) == self._restored:
             self._first_s, self._first_chosen_s = self._last_s, chosen_s
+        return self._take(token_id, end, chosen_s, logprobs)
+
+    def restore(self, token_id: int, end: FinishReason | None, logprobs: Logprobs | None) -> Token:
+        """Likewise a token of an answer that is gone on with. No time is counted for it."""
+        self._restored += 1
+        return self._take(token_id, end, 0.0, logprobs)
+
+    def _take(
+        self,
+        token_id: int,
+        end: FinishReason | None,
+        chosen_s: float,
+        logprobs: Logprobs | None,
+    ) -> Token:
         self.token_ids.append(token_id)
         text = self._text.push(token_id) if self._text else ""
         self.finish_reason = "stop" if self._text is not None and self._text.stopped else end
@@ -174,15 +192,18 @@ class Generation:
 
     def statistics(self) -> Statistics:
         """What there is to measure of it."""
-        count = len(self.token_ids)
+        new = len(self.token_ids) - self._restored
         decode_s = self._last_chosen_s - self._first_chosen_s
-        has_rate = count >= FEWEST_TOKENS_OF_A_RATE and decode_s > 0
-        return Statistics(
+        has_rate = new >= FEWEST_TOKENS_OF_A_RATE and decode_s > 0
+        statistics = Statistics(
             prompt_tokens=len(self.request.prompt_ids),
-            new_tokens=count,
+            new_tokens=len(self.token_ids),
             first_token_s=self._first_s - self._started_s,
             decode_s=decode_s,
-            tokens_per_s=(count - 1) / decode_s if has_rate else None,
+            tokens_per_s=(new - 1) / decode_s if has_rate else None,
             total_s=self._last_s - self._started_s,
             seed=self.request.sampling.seed,
         )
+        if self._restored:
+            statistics["resumed_tokens"] = self._restored
+        return statistics

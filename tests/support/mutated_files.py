@@ -16,6 +16,7 @@ import resource
 import shutil
 import tempfile
 import time
+import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from edge import partition
 from edge.api.inspection import inspect
 from edge.cli.inspect_view import show_inspection
 from edge.cli.options import read_plan
+from edge.coordinator.journal import read_journal
 from edge.errors import CheckpointError, EdgeError
 from edge.membership.identity import Identity
 from edge.membership.membership import Expelled
@@ -52,6 +54,7 @@ from edge.weights.packed_folder import PackedStore
 from edge.weights.packed_matrix import CodedMatrix
 from tests.support import gguf_bytes
 from tests.support.checkpoints import make_checkpoint
+from tests.support.kept_journals import journal_of
 from tests.support.mutated_frames import mutated, mutated_bytes
 from tests.support.packed_folders import (
     Layout,
@@ -91,6 +94,8 @@ class Files:
             **self._packed(folder / "packed"),
             **self._caches(folder / "caches"),
             **self._memberships(folder / "keys"),
+            "reply": self._reply(folder / "replies"),
+            "lines of a reply": self._lines_of_a_reply(folder / "lines"),
             "plan": Kind(_plan(), self._read_plan),
             "template": Kind(CHAT_TEMPLATE.encode(), self._render),
         }
@@ -390,6 +395,38 @@ class Files:
                 founded.expelled.signed, lambda signed: Expelled.read(signed, founded.cluster)
             ),
         }
+
+    def _reply(self, folder: Path) -> Kind:
+        path = folder / f"{'0' * 8}.reply"
+        sound = journal_of(folder)
+
+        def read(content: bytes) -> None:
+            path.write_bytes(content)
+            read_journal(path)
+
+        path.touch(0o600)
+        return Kind(sound, read)
+
+    def _lines_of_a_reply(self, folder: Path) -> Kind:
+        """Behind their checksums, where bytes that are changed rarely get."""
+        path = folder / f"{'0' * 8}.reply"
+        lines = [json.loads(line[9:]) for line in journal_of(folder).splitlines()]
+        path.touch(0o600)
+
+        def read(content: bytes) -> None:
+            try:
+                found = json.loads(content)
+            except (ValueError, RecursionError):
+                found = [content.decode(errors="replace")]
+            checksum, changed = 0, b""
+            for line in found if isinstance(found, list) else [found]:
+                body = json.dumps(line).encode()
+                checksum = zlib.crc32(body, checksum)
+                changed += b"%08x %s\n" % (checksum, body)
+            path.write_bytes(changed)
+            read_journal(path)
+
+        return Kind(json.dumps(lines).encode(), read)
 
     def _read_plan(self, content: bytes) -> None:
         path = self._folder / "plan.json"

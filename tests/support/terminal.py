@@ -12,6 +12,7 @@ from pathlib import Path
 import pexpect
 import pyte
 
+from edge.host.state_paths import STATE_VARIABLE
 from tests.support.processes import EDGE
 
 UP, DOWN, LEFT, BACKSPACE = "\x1b[A", "\x1b[B", "\x1b[D", "\x7f"
@@ -50,7 +51,7 @@ class Terminal:
             env={
                 **os.environ,
                 "TERM": "xterm-256color",
-                "XDG_STATE_HOME": str(state),
+                STATE_VARIABLE: str(state / "edge"),
                 **(environment or {}),
             },
             cwd=str(state),

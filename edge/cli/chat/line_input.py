@@ -6,11 +6,11 @@ import contextlib
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import click
-import platformdirs
+
+from edge.host.state_paths import state_root
 
 if TYPE_CHECKING:
     from prompt_toolkit.history import History
@@ -112,7 +112,7 @@ def _history() -> History:
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
     with contextlib.suppress(OSError):
-        folder = Path(platformdirs.user_state_dir("edge"))
+        folder = state_root()
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "chat_history"
         os.close(os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from edge.api.async_model import Prompt
 from edge.api.generation_options import GenerationOptions
+from edge.api.kept_reply import KeptReply
+from edge.api.model import Model
 from edge.api.reply import Reply
 from edge.cli.options import (
     ClusterOptions,
@@ -27,6 +31,7 @@ from edge.cli.reply_view import (
     show_sampling,
     tell_drift,
     tell_why_not_predicted,
+    whole_reply,
 )
 from edge.coordinator.lasting_model import Recovery
 from edge.kernels.sampling.logprobs import MOST_LOGPROBS
@@ -34,10 +39,13 @@ from edge.planning.load_options import LoadOptions
 
 _RAW_TOKENS = 128
 
+_CHANGEABLE = {"share_prefixes", "stream", "standby", "wait_for_peers_s"}
+"""What no token depends on."""
+
 
 @click.command("run", short_help="Answer one prompt.")
-@model_options()
-@click.option("-p", "--prompt", required=True, help="What to answer; - reads standard input.")
+@model_options(needs_model=False)
+@click.option("-p", "--prompt", help="What to answer; - reads standard input.")
 @generation_options
 @adapt_option
 @cluster_options
@@ -56,13 +64,28 @@ _RAW_TOKENS = 128
     "--json", "as_json", is_flag=True, help="Print the whole reply as JSON instead of streaming."
 )
 @click.option(
+    "--resume",
+    metavar="ID",
+    help="Go on with an answer that was not finished, instead of MODEL and a prompt: last, or its "
+    "id.",
+)
+@click.option(  # a field of GenerationOptions
+    "--journal/--no-journal",
+    default=True,
+    help="Keep prompt and answer on this device until the answer is finished, for --resume.  "
+    "[default: journal]",
+)
+@click.option(
     "--explain", is_flag=True, help="Show where the time went, and what was predicted of it."
 )
+@click.pass_context
 def command(
-    model: str,
-    prompt: str,
+    context: click.Context,
+    model: str | None,
+    prompt: str | None,
     raw: bool,
     as_json: bool,
+    resume: str | None,
     options: LoadOptions,
     peers: ClusterOptions,
     adapt: bool,
@@ -79,35 +102,85 @@ def command(
     the model makes it. Without a template, or with --raw, the model goes on from the prompt, for
     128 tokens unless told otherwise.
 
+    An answer that is interrupted, or whose devices are lost, goes on with --resume, with the same
+    tokens. The model is loaded as it was; --peer or --local say again which peers are used.
+
     \b
     Examples:
       edge run HuggingFaceTB/SmolLM2-135M-Instruct -p "Why is the sky blue?"
       edge run path/to/checkpoint -p "Why is the sky blue?"           on peers found by zeroconf
       edge run path/to/checkpoint -p "Hello" --local 2 --parallel tensor
       edge run path/to/checkpoint -p "Hello" --peer 192.168.1.7:5000 --peer 192.168.1.9:5000
+      edge run --resume last
     """
     if generation.logprobs is not None and not as_json:
         raise click.UsageError("--logprobs needs --json: it is told in the reply's JSON")
-    if prompt == "-":
-        prompt = sys.stdin.read()
-    with open_cluster(peers, options) as cluster:
-        loaded = cluster.load(model, options)
+    with contextlib.ExitStack() as stack:
+        kept = None
+        if resume is not None:
+            _check_resumed(context)
+            kept = stack.enter_context(KeptReply.open(resume))
+            model, options = str(kept.model), _as_it_was(kept, options, context)
+        elif model is None or prompt is None:
+            missing = "model" if model is None else "prompt"
+            (parameter,) = (each for each in context.command.params if each.name == missing)
+            hint = "'MODEL'" if model is None else None
+            raise click.MissingParameter(ctx=context, param=parameter, param_hint=hint)
+        if prompt == "-":
+            prompt = sys.stdin.read()
+        cluster = stack.enter_context(open_cluster(peers, options))
+        loaded = cluster.load(model, options, resumes=kept)
         tell_why_not_predicted(loaded)
-        text: Prompt = prompt
-        if loaded.tokenizer.has_chat_template and not raw:
-            text = loaded.tokenizer.encode_chat([{"role": "user", "content": prompt}])
-        elif generation.max_new_tokens is None:
-            generation = replace(generation, max_new_tokens=_RAW_TOKENS)  # it may know no end
+        if kept is not None:
+            generation = replace(generation, max_new_tokens=_asked_tokens(kept, loaded))
+            stream = loaded.stream_resume(kept)
+        else:
+            text: Prompt = prompt or ""
+            if loaded.tokenizer.has_chat_template and not raw:
+                text = loaded.tokenizer.encode_chat([{"role": "user", "content": prompt}])
+            elif generation.max_new_tokens is None:
+                generation = replace(generation, max_new_tokens=_RAW_TOKENS)  # it may know no end
+            stream = loaded.stream(text, generation)
         if as_json:
-            reply = loaded.generate(text, generation)
+            reply = whole_reply(stream)
             click.echo(json.dumps(_as_json(reply), ensure_ascii=False))
         else:
-            reply = show_reply(loaded, text, generation)
-        if explain:
+            reply = show_reply(loaded, stream, generation)
+        if explain and kept is None:
             show_sampling(loaded, reply, generation)
         times = show_parts(loaded, reply) if explain else None
         if (drift := drift_of(loaded, times)) is not None:
             tell_drift(cluster, loaded, model, options, drift, adapt=adapt)
+
+
+def _check_resumed(context: click.Context) -> None:
+    """What was asked, and what tokens depend on, is as it was."""
+    fixed = {each.name for each in fields(GenerationOptions)} | {"model", "prompt", "raw"}
+    fixed |= {each.name for each in fields(LoadOptions)} - _CHANGEABLE
+    for parameter in context.command.params:
+        if parameter.name in fixed and _is_given(context, parameter.name):
+            name = parameter.opts[-1] if isinstance(parameter, click.Option) else "MODEL"
+            raise click.UsageError(
+                f"--resume goes on with what was asked, with the model as it was: leave out {name}"
+            )
+
+
+def _as_it_was(kept: KeptReply, given: LoadOptions, context: click.Context) -> LoadOptions:
+    """How its model was loaded, but for what is given now."""
+    changed = {name: getattr(given, name) for name in _CHANGEABLE if _is_given(context, name)}
+    if _is_given(context, "plan_file") or _is_given(context, "parallel"):
+        changed["plan"] = given.plan
+    return replace(kept.options, **changed)
+
+
+def _is_given(context: click.Context, name: str) -> bool:
+    return context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+
+
+def _asked_tokens(kept: KeptReply, loaded: Model) -> int | None:
+    """How long the answer was asked for to be; None: as long as the context has room."""
+    is_all = kept.prompt_tokens + kept.max_new_tokens == loaded.context_tokens
+    return None if is_all else kept.max_new_tokens
 
 
 def _as_json(reply: Reply) -> dict[str, Any]:

@@ -1,0 +1,94 @@
+"""`edge replies`: the answers that are not finished, and removing them."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from edge.api.kept_reply import kept_replies
+from edge.cli.commands.cache import age_in_words
+from edge.coordinator.journal import Kept
+from edge.coordinator.kept_replies import Entry
+from edge.errors import RequestError, printable
+
+_WIDE = 240
+
+
+@click.group("replies", short_help="Show the answers that are not finished, and remove them.")
+def command() -> None:
+    """The answers of `edge run` that are not finished: interrupted, or ended by an error.
+
+    Each is a file with its prompt and the tokens so far, which nobody but you can read. A finished
+    answer is not kept. Of more than 64, the oldest go.
+
+    \b
+    Examples:
+      edge replies show
+      edge run --resume last             go on with the one that was written last
+      edge run --resume 3f2a9c01
+      edge replies clean 3f2a9c01
+      edge replies clean --all
+    """
+
+
+@command.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
+def show(as_json: bool) -> None:
+    """Show them, the one that was written last first."""
+    found = [_told(*each) for each in kept_replies().read()]
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    if not found:
+        click.echo("No answer is kept.")
+        return
+    table = Table("id", "model", "prompt", "answer", "last token", "state")
+    for each in found:
+        table.add_row(
+            each["id"],
+            escape(Path(each["model"] or "–").name),
+            f"{each['prompt_tokens']} tokens" if each["model"] else "",
+            f"{each['new_tokens']} of {each['max_new_tokens']} tokens" if each["model"] else "",
+            age_in_words(time.time() - each["written_s"]),
+            escape(each["why_not"] or ("under way" if each["is_under_way"] else "")),
+        )
+    console = Console()
+    if not console.is_terminal:
+        console.width = _WIDE  # a file, or another program, gets each row in one line
+    console.print(table)
+
+
+@command.command()
+@click.argument("ids", nargs=-1, metavar="[ID]...")
+@click.option("--all", "everything", is_flag=True, help="All that are not under way.")
+def clean(ids: tuple[str, ...], everything: bool) -> None:
+    """Remove those with these IDs. What is under way stays."""
+    if not ids and not everything:
+        raise click.UsageError("give ids, or --all: nothing goes by itself")
+    replies = kept_replies()
+    there = {each.id for each in replies.entries()}
+    if unknown := sorted(set(ids) - there):
+        raise RequestError(f"no reply {printable(unknown[0], 80)!r} is kept here")
+    removed = replies.remove(there if everything else set(ids))
+    click.echo(f"{removed} removed.")
+
+
+def _told(entry: Entry, kept: Kept | RequestError) -> dict[str, Any]:
+    request = None if isinstance(kept, RequestError) else kept.asked.request
+    return {
+        "id": entry.id,
+        "model": None if isinstance(kept, RequestError) else printable(kept.asked.load.path),
+        "prompt_tokens": None if request is None else len(request.prompt_ids),
+        "new_tokens": None if isinstance(kept, RequestError) else len(kept.tokens),
+        "max_new_tokens": None if request is None else request.max_new_tokens,
+        "written_s": entry.written_s,
+        "is_under_way": entry.is_under_way,
+        "why_not": str(kept) if isinstance(kept, RequestError) else None,
+    }

@@ -1,0 +1,205 @@
+"""Replies whose coordinator was killed or interrupted, or lost its peers, go on as they were."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import edge
+from edge.api.kept_reply import kept_replies
+from edge.coordinator.journal import Kept
+from edge.demos.bundled import MODEL
+from edge.host.state_paths import STATE_VARIABLE
+from tests.support.checkpoints import TinyCheckpoint
+from tests.support.plans import bundled_plan
+from tests.support.processes import (
+    PATIENCE_S,
+    Daemon,
+    edge_process,
+    poll_until,
+    start_together,
+)
+from tests.support.processes import edge as run_edge
+
+SAMPLED = edge.GenerationOptions(
+    max_new_tokens=50,
+    ignore_eos=True,
+    temperature=0.9,
+    repetition_penalty=1.2,
+    frequency_penalty=0.3,
+    logprobs=2,
+    seed=7,
+    journal=True,
+)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Daemon]]:
+    folder = tmp_path_factory.mktemp("daemons")
+    names = ("attic", "cellar")
+    starts = [partial(Daemon, folder / name, "--no-announce", "--name", name) for name in names]
+    with start_together(*starts) as daemons:
+        yield daemons
+        for daemon in daemons:
+            assert daemon.messages == ""
+            daemon.await_free()
+
+
+@contextlib.contextmanager
+def full_pipe() -> Iterator[int]:
+    """Who writes to it waits for ever, so no answer that is shown there is at its end too soon."""
+    reads, writes = os.pipe()
+    try:
+        os.write(writes, bytes(fcntl.fcntl(writes, fcntl.F_SETPIPE_SZ, 4096)))
+        yield writes
+    finally:
+        os.close(reads)
+        os.close(writes)
+
+
+def has_begun(kept: Kept | edge.RequestError) -> bool:
+    return isinstance(kept, Kept) and len(kept.tokens) >= 5
+
+
+def addresses(daemons: list[Daemon]) -> list[str]:
+    return [daemon.address for daemon in daemons]
+
+
+@pytest.fixture(autouse=True)
+def nothing_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """At the end: a finished reply is not."""
+    monkeypatch.setenv(STATE_VARIABLE, str(tmp_path))
+    yield
+    assert kept_replies().entries() == []
+
+
+@pytest.mark.parametrize(
+    ("layout", "dtype"), [("pipeline_2", "float32"), ("tensor_2", "auto"), ("pipeline_2", "auto")]
+)
+def test_the_tokens_of_an_undisturbed_reply(layout: str, dtype: str, two: list[Daemon]) -> None:
+    """Drawn, with penalties, and with likelihoods to the last bit: by the plan that it had."""
+    plan = bundled_plan(layout, devices=[daemon.name for daemon in two])
+    with edge.Cluster.connect(addresses(two)) as cluster:
+        with cluster.load(MODEL, dtype=dtype, plan=plan, context_tokens=128) as model:
+            undisturbed = model.generate("The cat", SAMPLED)
+            with model.stream("The cat", SAMPLED) as stream:
+                shown = [next(stream) for _number in range(20)]
+                id = stream.kept_as
+        assert id is not None
+        with edge.KeptReply.open(id) as kept:
+            assert kept.new_tokens >= 20
+            with cluster.load(kept.model, kept.options, resumes=kept) as model:
+                names = [model.peers[device].name for device in model.plan.devices]
+                assert names == list(plan.devices)
+                with model.stream_resume(kept) as resumed:
+                    tokens = list(resumed)
+                    reply = resumed.reply()
+    assert "".join(token.text for token in tokens) == undisturbed.text
+    assert [each.text for each in tokens[:20]] == [each.text for each in shown]
+    assert reply.token_ids == undisturbed.token_ids
+    assert (reply.logprobs, reply.top_logprobs) == (undisturbed.logprobs, undisturbed.top_logprobs)
+    assert reply.statistics["resumed_tokens"] == kept.new_tokens
+
+
+def test_stop_strings_tools_and_schemas_go_on(two: list[Daemon]) -> None:
+    """Whatever is half done: a stop string that has begun, a JSON text that is open."""
+    options = edge.GenerationOptions(journal=True, max_new_tokens=40)
+    with (
+        edge.Cluster.connect(addresses(two[:1])) as cluster,
+        cluster.load(MODEL, dtype="int8", context_tokens=256) as model,
+    ):
+        plain = model.generate("Where does the cat live?", options, ignore_eos=True)
+        stop = plain.text[-12:-6]
+        cases = (
+            replace(options, stop=stop, ignore_eos=True),
+            replace(options, json_schema="object", seed=3),
+        )
+        for case in cases:
+            whole = model.generate("Where does the cat live?", case)
+            for count in (1, len(whole.token_ids) - 1):
+                with model.stream("Where does the cat live?", case) as stream:
+                    for _number in range(count):
+                        next(stream)
+                again = model.resume()
+                assert (again.text, again.token_ids) == (whole.text, whole.token_ids)
+                assert again.finish_reason == whole.finish_reason
+
+
+def test_what_cannot_go_on_is_told(two: list[Daemon]) -> None:
+    with edge.Cluster.connect(addresses(two[:1])) as cluster:
+        with cluster.load(MODEL, dtype="int8", context_tokens=128) as model:
+            stream = model.stream("The cat", SAMPLED)
+            next(stream)
+            with pytest.raises(edge.RequestError, match="has this reply under way"):
+                model.resume(stream.kept_as or "")
+            stream.close()
+        with (
+            cluster.load(MODEL, dtype="float32", context_tokens=128) as model,
+            pytest.raises(edge.RequestError, match="has dtype float32 instead of int8"),
+        ):
+            model.resume()
+        kept = edge.KeptReply.open()
+        kept.close()
+        with (
+            cluster.load(MODEL, dtype="int8", context_tokens=128) as model,
+            pytest.raises(edge.RequestError, match="was closed; open it again"),
+        ):
+            model.resume(kept)
+    outcome = run_edge("run", "--resume", "last", "--dtype", "int8")
+    assert outcome.code == 2
+    assert "leave out --dtype" in outcome.err
+    assert kept.id in run_edge("replies", "show").out
+    assert run_edge("replies", "clean", kept.id).out == "1 removed.\n"
+    assert "no reply" in run_edge("run", "--resume", kept.id).sentence()
+
+
+def test_a_killed_command_goes_on(two: list[Daemon], endless_checkpoint: TinyCheckpoint) -> None:
+    """In the default format, on the same devices; the text is that of one who was never killed."""
+    peers = [part for address in addresses(two) for part in ("--peer", address)]
+    command = (
+        "run", endless_checkpoint.path, "-p", "hi", "-n", 600, "--context", 2000,
+        "--parallel", "tensor", "--temperature", 0.8, "--seed", 5, *peers,
+    )  # fmt: skip
+    whole = run_edge(*command)
+    assert whole.code == 0, whole.err
+    with full_pipe() as nobody_reads, edge_process(*command, stdout=nobody_reads) as process:
+        poll_until(lambda: any(has_begun(kept) for _entry, kept in kept_replies().read()))
+        process.send_signal(signal.SIGKILL)
+    resumed = run_edge("run", "--resume", "last", *peers)
+    assert resumed.code == 0, resumed.err
+    assert resumed.out == whole.out
+    assert "of them from before" in resumed.err
+
+
+def test_lost_peers_and_ctrl_c(endless_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    """A reply whose only peer went away goes on on another one, is interrupted, and goes on."""
+    command = ("run", endless_checkpoint.path, "-p", "hi", "-n", 1000, "--dtype", "float32")
+    with Daemon(tmp_path / "1", "--no-announce") as first:
+        with edge_process(*command, "--peer", first.address) as process:
+            assert process.stdout is not None
+            assert process.stdout.read(1)
+            first.kill()
+            _out, messages = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 1
+        assert "none of the model's peers answers any more" in messages
+    (entry,) = kept_replies().entries()
+    assert f"[edge run --resume {entry.id} goes on with this answer]" in messages
+    with Daemon(tmp_path / "2", "--no-announce") as second:
+        whole = run_edge(*command, "--peer", second.address)
+        with edge_process("run", "--resume", entry.id, "--peer", second.address) as process:
+            assert process.stdout is not None
+            assert process.stdout.read(1)
+            process.send_signal(signal.SIGINT)
+            _out, messages = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode in (0, 130)
+        if process.returncode == 130:
+            resumed = run_edge("run", "--resume", entry.id, "--peer", second.address)
+            assert resumed.out == whole.out

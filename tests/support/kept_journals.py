@@ -1,0 +1,55 @@
+"""A journal of a reply with something in every field."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edge.coordinator.generation import GenerationRequest
+from edge.coordinator.journal import Asked, KeptLoad, KeptRequest, Reading
+from edge.coordinator.kept_replies import KeptReplies
+from edge.kernels.sampling.logprobs import Logprobs
+from edge.kernels.sampling.parameters import SamplingParameters
+from edge.planning.load_options import LoadOptions
+from edge.protocol.lease import Lease
+from edge.text.grammar import Grammar
+from tests.support.plans import bundled_plan
+
+LIKELY = Logprobs(logprob=-0.1234567890123456, top=((7, -0.5), (9, -1e39)))
+
+
+def asked() -> Asked:
+    request = GenerationRequest(
+        prompt_ids=(1, 2, 3),
+        max_new_tokens=20,
+        sampling=SamplingParameters(temperature=0.7, logit_bias={5: -1.5}, seed=2**64 - 1),
+        stop=("\n\n", "é"),
+        end_ids=frozenset({0, 4}),
+        logprobs=2,
+        goes_on=True,
+        grammar=Grammar('start: "a"'),
+    )
+    load = KeptLoad.of(
+        Path("model"),
+        "f" * 64,
+        LoadOptions(dtype="int4", lora="adapter", plan=bundled_plan("tensor_2")),
+        context_tokens=128,
+        plan=bundled_plan("tensor_2", devices=["id1", "id2"]),
+        names={"id1": "attic", "id2": "cellar"},
+    )
+    kept = KeptRequest.of(request, Reading(thinking=True, tools=("look",)))
+    return Asked(begun_s=1e9, load=load, request=kept)
+
+
+def journal_of(folder: Path) -> bytes:
+    """One that was gone on with after three tokens, and then finished. Leaves nothing there."""
+    replies = KeptReplies(folder)
+    begun = replies.begin(asked(), Lease(run="a run"))
+    assert begun is not None
+    for token in range(3):
+        begun.token(token, None, LIKELY)
+    begun.close()
+    with replies.open(begun.id) as journal:
+        journal.token(4, "stop", LIKELY)
+        content = journal.path.read_bytes()
+        journal.remove()
+    return content
