@@ -24,7 +24,14 @@ from edge.concurrency.blocking import run_blocking, uninterrupted
 from edge.coordinator.journal import KeptLoad
 from edge.coordinator.lasting_model import LastingModel
 from edge.coordinator.loading import load_model
-from edge.errors import CapacityError, EdgeError, NetworkError, PlanError, RequestError
+from edge.errors import (
+    CapacityError,
+    EdgeError,
+    NetworkError,
+    PeerError,
+    PlanError,
+    RequestError,
+)
 from edge.host.cache_paths import cache_root
 from edge.host.free_memory import parse_size
 from edge.membership.membership import Membership
@@ -45,9 +52,11 @@ from edge.protocol.peer_info import (
     PeerInfo,
     describe_all,
     describe_each,
+    gather_all,
     kept_by,
     memory_rate,
     set_memory,
+    take_over,
     with_unique_names,
 )
 from edge.text.grammar import Grammars
@@ -191,6 +200,8 @@ class AsyncCluster:
         them nothing of the model is left on the peers.
         """
         asked = with_overrides(options or LoadOptions(), overrides)
+        if resumes is not None:
+            await self._take_over(resumes.lease)
         async with self._opened(path, asked, progress) as (checkpoint, peers):
             tokenizer = None
             if checkpoint.has_tokenizer:
@@ -215,6 +226,7 @@ class AsyncCluster:
                     fingerprint=checkpoint.store.fingerprint,
                     forecast=forecast,
                     peers=known,
+                    lease=lease,
                 )
                 # What was summed up of a model's inputs is lost with a peer.
                 lasting = LastingModel(None if limits.observes else reload)
@@ -228,6 +240,7 @@ class AsyncCluster:
                     cache_root=cache_root(),
                     on_progress=on_progress,
                     on_end=lasting.ended,
+                    lease=lease,
                 )
                 lasting.begin(loaded)
             model = AsyncModel(
@@ -411,6 +424,19 @@ class AsyncCluster:
         finally:
             if self._daemons is not None:
                 await uninterrupted(run_blocking(self._daemons.close))
+
+    async def _take_over(self, lease: Lease) -> None:
+        """Free what earlier coordinators of a run hold, before anything is planned.
+
+        Raises RequestError where a later one has been. A peer that does not answer has no part in
+        what follows.
+        """
+
+        async def one(peer: PeerInfo) -> None:
+            with contextlib.suppress(PeerError, NetworkError):
+                await take_over(peer, lease)
+
+        await gather_all(one(peer) for peer in self.peers)
 
     async def _look_for_more(self) -> None:
         """Peers that have come, or have come back, are among the cluster's."""

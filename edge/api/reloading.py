@@ -19,6 +19,7 @@ from edge.planning.kv_limits import kv_limits
 from edge.planning.load_options import LoadOptions
 from edge.planning.repairing import repaired_proposal
 from edge.progress import ignore_progress
+from edge.protocol.lease import Lease
 from edge.protocol.peer_info import PeerInfo, describe_all, with_unique_names
 from edge.weights.checkpoint import Checkpoint
 
@@ -53,6 +54,7 @@ class Reloading:
     """Told by which plan the model runs."""
     peers: dict[str, PeerInfo]
     """Told of the peers that may take part now, by id."""
+    lease: Lease
 
     async def __call__(self, lost: Collection[str], on_end: OnEnd) -> LoadedModel:
         """Waits for further peers where those that are left are too few, and it may wait."""
@@ -97,6 +99,7 @@ class Reloading:
                 cache_root=cache_root(),
                 on_progress=ignore_progress,
                 on_end=on_end,
+                lease=self.lease,
             )
         self.forecast.replace(proposal)
         self.peers.clear()

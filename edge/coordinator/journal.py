@@ -40,6 +40,11 @@ MOST_BYTES = 8 << 20
 """Of a file. A token takes 16 bytes, with 20 likeliest ones beside it 600. Of what is longer, the
 beginning is kept."""
 
+_ALIKE = (
+    "dtype", "block_size", "accuracy", "wire", "kv_dtype", "context_tokens", "batch_invariant",
+)  # fmt: skip
+"""What tokens depend on, beside the weights, of how a model is loaded."""
+
 _MOST_TOKENS = 1 << 20
 _MOST_VALUES_OF_A_TOKEN = 100
 _DAMAGED = "it was damaged, or is no journal"
@@ -86,6 +91,7 @@ class KeptLoad:
     plan: Plan
     """Devices by name: in which order sums are taken."""
     concurrency: int
+    batch_invariant: bool
     share_prefixes: bool
     stream: Streaming
     standby: Standby
@@ -132,7 +138,7 @@ class KeptLoad:
         """What another load has otherwise that tokens depend on, in words; None: nothing."""
         if self.fingerprint != loaded.fingerprint:
             return f"other weights than {self.path} had"
-        for name in ("dtype", "block_size", "accuracy", "wire", "kv_dtype", "context_tokens"):
+        for name in _ALIKE:
             wanted, found = getattr(self, name), getattr(loaded, name)
             if wanted != found:
                 return f"{name} {found} instead of {wanted}"

@@ -25,6 +25,7 @@ from edge.planning.load_options import LoadOptions
 from edge.progress import OnProgress, Progress
 from edge.protocol.assignment import Assignment
 from edge.protocol.client import PeerClient
+from edge.protocol.lease import Lease
 from edge.protocol.messages import Open
 from edge.protocol.peer_info import PeerInfo, gather_all, places
 from edge.protocol.step import MOST_KEPT, SHORTEST_STEP, StepLimits
@@ -47,11 +48,13 @@ async def load_model(
     cache_root: Path,
     on_progress: OnProgress,
     on_end: OnEnd,
+    lease: Lease,
 ) -> LoadedModel:
     """Ship what the peers lack, load, link. On any failure nothing stays behind.
 
     Below `cache_root` the rounded checkpoint and the hashes of its pieces are kept. `on_end` is
-    told when the model ends, also by closing it.
+    told when the model ends, also by closing it. `lease`: what earlier terms of it have open on
+    these peers ends first.
     """
     weight_format = options.weight_format(checkpoint)
     spec = weight_format.graded(checkpoint.spec)
@@ -72,6 +75,7 @@ async def load_model(
         limits=limits,
         wire_rules=wire_rules,
         cache_root=cache_root,
+        lease=lease,
         tell=on_progress,
     )
     try:
@@ -128,6 +132,7 @@ class _Loading:
     limits: StepLimits
     wire_rules: WireRules
     cache_root: Path
+    lease: Lease
     tell: OnProgress
     rows_agree: bool = True
     batches_agree: bool = True
@@ -220,7 +225,9 @@ class _Loading:
         )
         self._on_progress(Progress(phase="load", peer=peer.name, done=0, total=1))
         secret = peer.prefix_secret(is_shared=options.share_prefixes)
-        opened = await client.call(Open(assignment=assignment, prefix_secret=secret))
+        opened = await client.call(
+            Open(assignment=assignment, lease=self.lease, prefix_secret=secret)
+        )
         self.rows_agree &= opened.rows_agree
         self.batches_agree &= opened.batches_agree
         self._on_progress(Progress(phase="load", peer=peer.name, done=1, total=1))

@@ -30,7 +30,7 @@ from edge.errors import (
     RequestError,
 )
 from edge.host.free_memory import process_memory
-from edge.memory.ledger import MEASURING
+from edge.memory.ledger import MEASURING, Use
 from edge.memory.shard_memory import check_plan, host_share, shard_use
 from edge.offload import CachedShard, DerivedCache, Manifest, ShardWriter
 from edge.peer.hosted_shard import HostedShard
@@ -39,7 +39,7 @@ from edge.peer.quota import Held
 from edge.peer.resources import PeerResources
 from edge.protocol import messages
 from edge.protocol.assignment import Assignment
-from edge.protocol.description import PeerDescription
+from edge.protocol.description import MAX_SESSIONS, PeerDescription
 from edge.protocol.error_codec import Failed, map_store_error
 from edge.protocol.expulsion import until_expelled
 from edge.protocol.fields import token_ids
@@ -94,11 +94,14 @@ class Connection:
         self._writers: dict[str, ShardWriter] = {}
         self._sealed: dict[str, CachedShard] = {}
         self._mine: dict[str, HostedShard] = {}
+        self._replaced: dict[str, RequestError] = {}
+        """Why sessions have ended that another coordinator's came for."""
         self._kept = ExitStack()
         self._profiling = ProfilingCalls(resources)
         self._calls: dict[type[Call[Any]], Callable[[Any], Awaitable[object]]] = {
             messages.Describe: self._describe,
             messages.SetMemory: self._set_memory,
+            messages.TakeOver: self._take_over,
             Keep: self._keep_files,
             **self._profiling.calls,
             messages.Offer: self._offer,
@@ -159,6 +162,10 @@ class Connection:
         # garbage is collected, which a daemon that has nothing to do does not.
         self._calls.clear()
         self._posts.clear()
+
+    @property
+    def _user_id(self) -> str | None:
+        return None if self._user is None else self._user.id
 
     def _devices(self) -> list[str | None]:
         """All that it deals with: the coordinator's, and those of its sessions' neighbours."""
@@ -295,6 +302,10 @@ class Connection:
         await self._peer.promise(call.bytes)
         return self._peer.describe(self._user)
 
+    async def _take_over(self, call: messages.TakeOver) -> messages.Done:
+        await uninterrupted(self._peer.leases.take_over(self._user_id, call.lease))
+        return messages.Done()
+
     async def _keep_files(self, call: Keep) -> AllKept:
         return await run_blocking(lambda: self._peer.kept_files(self._user, call.remove))
 
@@ -407,12 +418,7 @@ class Connection:
     ) -> messages.Opened:
         assignment = call.assignment
         use = shard_use(assignment, manifest, host_bytes=self._host_share(assignment, manifest))
-        await self._peer.reserve(assignment.session, use, self._user)
-        try:
-            self._shards.take()
-        except CapacityError:
-            self._peer.release(assignment.session)
-            raise
+        await self._reserve_for(call, use)
         host_free_bytes = self._peer.host_free_bytes
         host_bytes = self._host_share(assignment, manifest) or 0  # others may have come
         loop = asyncio.get_running_loop()
@@ -432,6 +438,7 @@ class Connection:
                 copy_room=self._copy_room,
             )
         except BaseException:
+            self._peer.leases.give_back(assignment.session)
             self._peer.release(assignment.session)
             self._shards.give_back()
             raise
@@ -460,6 +467,8 @@ class Connection:
                 )
         except BaseException:
             await uninterrupted(self._end_session(assignment.session))
+            if (replaced := self._replaced.get(assignment.session)) is not None:
+                raise replaced from None
             raise
         if assignment.manifest_digest != messages.MADE_UP_WEIGHTS:
             self._peer.audit.loaded(self._user, assignment, use.total)
@@ -468,6 +477,26 @@ class Connection:
             rows_agree=hosted.shard.rows_agree,
             batches_agree=hosted.shard.batches_agree,
         )
+
+    async def _reserve_for(self, call: messages.Open, use: Use) -> None:
+        """Its memory, a shard of its owner's, and its place among the run's coordinators."""
+        session, leases = call.assignment.session, self._peer.leases
+
+        async def end(replaced: RequestError) -> None:
+            await self._end_replaced(session, replaced)
+
+        await leases.take(self._user_id, call.lease, session, end)
+        try:
+            await self._peer.reserve(session, use, self._user)
+            try:
+                leases.check(self._user_id, call.lease)  # it may have waited for memory
+                self._shards.take()
+            except EdgeError:
+                self._peer.release(session)
+                raise
+        except BaseException:
+            leases.give_back(session)
+            raise
 
     def _host_share(self, assignment: Assignment, manifest: Manifest) -> int | None:
         """What a new shard's weights are given of the host's memory; None where there is none."""
@@ -570,8 +599,16 @@ class Connection:
     def _session(self, session: str) -> HostedShard:
         hosted = self._mine.get(session)
         if hosted is None:
-            raise ProtocolError("a session that is not open")
+            raise self._replaced.get(session) or ProtocolError("a session that is not open")
         return hosted
+
+    async def _end_replaced(self, session: str, replaced: RequestError) -> None:
+        """Another coordinator has taken over. Whoever had it is told, and refused from now on."""
+        self._replaced[session] = replaced
+        while len(self._replaced) > MAX_SESSIONS:
+            del self._replaced[next(iter(self._replaced))]
+        self._reports.put_nowait(Failed.of(replaced))
+        await uninterrupted(self._end_session(session))
 
     async def _end_session(self, session: str) -> None:
         hosted = self._mine.pop(session, None)
@@ -580,6 +617,7 @@ class Connection:
                 await hosted.aclose()
             finally:
                 self._peer.sessions.pop(session, None)
+                self._peer.leases.give_back(session)
                 self._shards.give_back()
                 self._peer.release(session)
                 self._peer.audit.ended(session)

@@ -31,6 +31,7 @@ from edge.offload import DerivedCache, ShardCache
 from edge.peer.access import UserLimits, check_may_use
 from edge.peer.audit import Audit
 from edge.peer.hosted_shard import HostedShard
+from edge.peer.leases import Leases
 from edge.peer.quota import Quota, Room
 from edge.peer.rare_log import RareLog
 from edge.peer.settings import PeerSettings
@@ -83,6 +84,8 @@ class PeerResources:
         """Held while a shard is loaded, which takes more for moments."""
         self.reading = asyncio.Lock()
         """Held while a large frame is read, likewise."""
+        self.leases = Leases()
+        """Whose sessions are open, and who was replaced."""
         self.frames = Room(of_one=LARGE_FRAMES_BYTES * 4 // 5, of_all=LARGE_FRAMES_BYTES)
         """For large ones, from their first byte until they are answered; by device."""
         self.shards = Quota("shards", of_one=MAX_SHARDS, of_all=MAX_SESSIONS)

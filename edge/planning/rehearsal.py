@@ -39,6 +39,7 @@ from edge.protocol.assignment import Assignment
 from edge.protocol.client import PeerClient
 from edge.protocol.error_codec import Failed
 from edge.protocol.frame_codec import Event, Post
+from edge.protocol.lease import Lease
 from edge.protocol.messages import (
     MADE_UP_WEIGHTS,
     SECRET_BYTES,
@@ -241,9 +242,14 @@ class _Rehearsal:
                 self._stack.push_async_callback(client.aclose)
                 self._clients[seat] = client
                 client.watch(self._told.put_nowait)
+            lease = Lease()
             await gather_all(
                 client.call(
-                    Open(assignment=self._assignment(seat), prefix_secret=bytes(SECRET_BYTES))
+                    Open(
+                        assignment=self._assignment(seat),
+                        lease=lease,
+                        prefix_secret=bytes(SECRET_BYTES),
+                    )
                 )
                 for seat, client in self._clients.items()
             )

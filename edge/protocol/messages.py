@@ -30,6 +30,7 @@ from edge.protocol.frame_codec import (
     table,
 )
 from edge.protocol.kept_files import Keep
+from edge.protocol.lease import Lease
 from edge.protocol.measurements import Glance, MemoryRate, Probe, Profile
 from edge.protocol.step import (
     MAX_CHUNK_TOKENS,
@@ -129,6 +130,14 @@ class SetMemory(Call[PeerDescription]):
     bytes: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeOver(Call[Done]):
+    """End what earlier terms of this run have open, and refuse them from now on."""
+
+    kind, limit_s = "take_over", 60.0
+    lease: Lease
+
+
 # Calls: a model comes
 
 
@@ -168,6 +177,8 @@ class Open(Call[Opened]):
     kind, limit_s = "open", 3600.0
     limits = _LARGE_HEADER
     assignment: Assignment
+    lease: Lease
+    """Sessions of earlier terms of the same run end first."""
     prefix_secret: _Secret
     """Of whom beginnings of prompts belong to that are kept on disk. Forgotten with the session."""
 
@@ -409,7 +420,7 @@ class Leaving(Event):
 
 FRAMES = table(
     (
-        Describe, MemoryRate, Profile, Probe, Glance, SetMemory, Keep,
+        Describe, MemoryRate, Profile, Probe, Glance, SetMemory, TakeOver, Keep,
         Offer, Piece, Seal, Open, Connect,
         MatchPrefix, PrefixMatched, Reserve, Reserved, RunStep, KvRows, PutKv, Tokens, Logits,
         YieldRun, SwapOut, SwappedOut, Finish, Measure, Observed, Close, Leaving, Failed,

@@ -18,8 +18,9 @@ from edge.protocol.client import CONNECT_WITHIN_S, Answer, OnEvent, PeerClient
 from edge.protocol.description import PeerDescription
 from edge.protocol.frame_codec import Call
 from edge.protocol.kept_files import Keep, KeptFiles
+from edge.protocol.lease import Lease
 from edge.protocol.measurements import MemoryRate
-from edge.protocol.messages import Describe, SetMemory
+from edge.protocol.messages import Describe, SetMemory, TakeOver
 from edge.protocol.topology import Place, Seat
 from edge.transport import Credentials, parse_address
 
@@ -88,6 +89,12 @@ async def set_memory(peer: PeerInfo, memory_bytes: int) -> PeerInfo:
     call = SetMemory(bytes=memory_bytes)
     changed = await _described(peer.address, peer.credentials, call, name=peer.name)
     return replace(changed, name=peer.name)
+
+
+async def take_over(peer: PeerInfo, lease: Lease) -> None:
+    """Have the peer end what earlier coordinators of a run have there. RequestError when a later
+    one than this was there."""
+    await _told(peer.address, peer.credentials, TakeOver(lease=lease), name=peer.name)
 
 
 async def kept_by(peer: PeerInfo, remove: Sequence[str] = ()) -> tuple[KeptFiles, ...]:

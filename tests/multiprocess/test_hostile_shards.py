@@ -15,6 +15,7 @@ from edge.errors import ProtocolError
 from edge.offload import PIECE_BYTES, ManifestBuilder
 from edge.protocol.assignment import Assignment
 from edge.protocol.client import PeerClient
+from edge.protocol.lease import Lease
 from edge.protocol.messages import Close, Describe, Offer, Open, Piece, Seal
 from edge.protocol.step import StepLimits
 from edge.protocol.wire_rules import WireRules
@@ -85,6 +86,7 @@ async def opened(daemon: Daemon, assignment: Assignment, tensors: Tensors) -> in
         await client.call(
             Open(
                 assignment=replace(assignment, manifest_digest=manifest.digest),
+                lease=Lease(),
                 prefix_secret=bytes(32),
             )
         )

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
+import shutil
 import signal
+import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -19,7 +22,7 @@ from edge.coordinator.journal import Kept
 from edge.demos.bundled import MODEL
 from edge.host.state_paths import STATE_VARIABLE
 from tests.support.checkpoints import TinyCheckpoint
-from tests.support.plans import bundled_plan
+from tests.support.plans import bundled_plan, make_plan
 from tests.support.processes import (
     PATIENCE_S,
     Daemon,
@@ -65,8 +68,15 @@ def full_pipe() -> Iterator[int]:
         os.close(writes)
 
 
-def has_begun(kept: Kept | edge.RequestError) -> bool:
-    return isinstance(kept, Kept) and len(kept.tokens) >= 5
+def await_tokens(process: subprocess.Popen[str]) -> None:
+    """Until it has written some into its journal."""
+
+    def are_there() -> bool:
+        assert process.poll() is None, process.communicate()
+        kept = [each for _entry, each in kept_replies().read()]
+        return any(isinstance(each, Kept) and len(each.tokens) >= 5 for each in kept)
+
+    poll_until(are_there)
 
 
 def addresses(daemons: list[Daemon]) -> list[str]:
@@ -79,6 +89,15 @@ def nothing_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     monkeypatch.setenv(STATE_VARIABLE, str(tmp_path))
     yield
     assert kept_replies().entries() == []
+
+
+def by_hand(checkpoint: TinyCheckpoint, daemons: list[Daemon], folder: Path) -> tuple[str, ...]:
+    """Options of a run over both: so nothing is measured first."""
+    names = [daemon.name for daemon in daemons]
+    plan = make_plan(checkpoint.spec, "tensor_2", model=checkpoint.path.name, devices=names)
+    file = folder / "plan.json"
+    file.write_text(json.dumps(plan.to_json()))
+    return "--dtype", "float32", "--plan", str(file)
 
 
 @pytest.mark.parametrize(
@@ -161,17 +180,19 @@ def test_what_cannot_go_on_is_told(two: list[Daemon]) -> None:
     assert "no reply" in run_edge("run", "--resume", kept.id).sentence()
 
 
-def test_a_killed_command_goes_on(two: list[Daemon], endless_checkpoint: TinyCheckpoint) -> None:
-    """In the default format, on the same devices; the text is that of one who was never killed."""
+def test_a_killed_command_goes_on(
+    two: list[Daemon], endless_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    """On the same devices; the text is that of one who was never killed."""
     peers = [part for address in addresses(two) for part in ("--peer", address)]
     command = (
-        "run", endless_checkpoint.path, "-p", "hi", "-n", 600, "--context", 2000,
-        "--parallel", "tensor", "--temperature", 0.8, "--seed", 5, *peers,
+        "run", endless_checkpoint.path, "-p", "hi", "-n", 400, "--temperature", 0.8, "--seed", 5,
+        *by_hand(endless_checkpoint, two, tmp_path), *peers,
     )  # fmt: skip
     whole = run_edge(*command)
     assert whole.code == 0, whole.err
     with full_pipe() as nobody_reads, edge_process(*command, stdout=nobody_reads) as process:
-        poll_until(lambda: any(has_begun(kept) for _entry, kept in kept_replies().read()))
+        await_tokens(process)
         process.send_signal(signal.SIGKILL)
     resumed = run_edge("run", "--resume", "last", *peers)
     assert resumed.code == 0, resumed.err
@@ -179,8 +200,40 @@ def test_a_killed_command_goes_on(two: list[Daemon], endless_checkpoint: TinyChe
     assert "of them from before" in resumed.err
 
 
-def test_lost_peers_and_ctrl_c(endless_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    """A reply whose only peer went away goes on on another one, is interrupted, and goes on."""
+def test_a_coordinator_that_is_taken_over_ends(
+    two: list[Daemon],
+    endless_checkpoint: TinyCheckpoint,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its journal goes on elsewhere while it is stopped, as one that is cut off: at once, although
+    its connections are open. When it wakes, it is told, and ends."""
+    peers = [part for address in addresses(two) for part in ("--peer", address)]
+    plan = by_hand(endless_checkpoint, two, tmp_path)
+    command = ("run", endless_checkpoint.path, "-p", "hi", "-n", 1000, *plan, *peers)
+    with edge_process(*command) as process:
+        await_tokens(process)
+        process.send_signal(signal.SIGSTOP)
+        try:
+            copied = shutil.copytree(tmp_path, tmp_path.with_name("copied"))
+            with monkeypatch.context() as patch:
+                patch.setenv(STATE_VARIABLE, str(copied))
+                resumed = run_edge("run", "--resume", "last", *peers)
+            assert resumed.code == 0, resumed.err
+            assert "[1000 tokens, " in resumed.err
+            for daemon in two:
+                daemon.await_free()
+        finally:
+            process.send_signal(signal.SIGCONT)
+        _out, messages = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 1
+    assert "another coordinator has taken over this run (term 2)" in messages
+    kept_replies().open("last").remove()
+
+
+def test_a_reply_without_peers_goes_on_on_others(
+    endless_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
     command = ("run", endless_checkpoint.path, "-p", "hi", "-n", 1000, "--dtype", "float32")
     with Daemon(tmp_path / "1", "--no-announce") as first:
         with edge_process(*command, "--peer", first.address) as process:
@@ -193,13 +246,5 @@ def test_lost_peers_and_ctrl_c(endless_checkpoint: TinyCheckpoint, tmp_path: Pat
     (entry,) = kept_replies().entries()
     assert f"[edge run --resume {entry.id} goes on with this answer]" in messages
     with Daemon(tmp_path / "2", "--no-announce") as second:
-        whole = run_edge(*command, "--peer", second.address)
-        with edge_process("run", "--resume", entry.id, "--peer", second.address) as process:
-            assert process.stdout is not None
-            assert process.stdout.read(1)
-            process.send_signal(signal.SIGINT)
-            _out, messages = process.communicate(timeout=PATIENCE_S)
-        assert process.returncode in (0, 130)
-        if process.returncode == 130:
-            resumed = run_edge("run", "--resume", entry.id, "--peer", second.address)
-            assert resumed.out == whole.out
+        resumed = run_edge("run", "--resume", entry.id, "--peer", second.address)
+        assert resumed.out == run_edge(*command, "--peer", second.address).out

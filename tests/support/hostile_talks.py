@@ -31,6 +31,7 @@ from edge.protocol.client import PeerClient
 from edge.protocol.fields import token_bytes
 from edge.protocol.frame_codec import Call, to_frame
 from edge.protocol.kept_files import Keep
+from edge.protocol.lease import Lease
 from edge.protocol.measurements import MemoryRate, Profile
 from edge.protocol.step import SamplingTerms, Step, StepEntry, StepLimits
 from edge.protocol.topology import Place
@@ -89,11 +90,12 @@ def talk(address: str) -> list[Frame]:
     sent: list[Any] = [
         messages.Describe(),
         messages.SetMemory(bytes=4 << 30),
+        messages.TakeOver(lease=Lease()),
         Keep(remove=("shards/x", "packed/y")),
         messages.Offer(manifest=manifest),
         *(messages.Piece(manifest=digest, digest=d, content=c) for d, c in pieces.items()),
         messages.Seal(manifest=digest),
-        messages.Open(assignment=assignment, prefix_secret=bytes(32)),
+        messages.Open(assignment=assignment, lease=Lease(), prefix_secret=bytes(32)),
         messages.Connect(session="s", places={(0, 0): Place(name="n", addresses=(address,))}),
         messages.MatchPrefix(session="s", request="r", prompt=token_bytes([1, 2, 3])),
         messages.Reserve(session="s", request="r", tokens=4),

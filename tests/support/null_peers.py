@@ -21,6 +21,7 @@ from edge.models.spec import ModelSpec
 from edge.peer.daemon import PeerDaemon
 from edge.peer.settings import PeerSettings
 from edge.planning.load_options import LoadOptions
+from edge.protocol.lease import Lease
 from edge.protocol.peer_info import describe_peer
 from edge.protocol.step import SamplingTerms, StepLimits
 from edge.protocol.wire_rules import WireRules
@@ -59,7 +60,12 @@ async def null_peers(
 
 
 async def load(
-    daemons: Sequence[PeerDaemon], layout: str, limits: StepLimits, owner: Owner, folder: Path
+    daemons: Sequence[PeerDaemon],
+    layout: str,
+    limits: StepLimits,
+    owner: Owner,
+    folder: Path,
+    lease: Lease | None = None,
 ) -> LoadedModel:
     """The bundled model, cut by the layout of that name."""
     peers = [await describe_peer(daemon.resources.addresses[0], None) for daemon in daemons]
@@ -76,6 +82,7 @@ async def load(
             cache_root=folder / "coordinator",
             on_progress=lambda _event: None,
             on_end=owner,
+            lease=lease or Lease(),
         )
 
 

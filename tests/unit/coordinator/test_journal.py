@@ -6,14 +6,16 @@ import logging
 import os
 import resource
 import signal
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from edge.coordinator import kept_replies
-from edge.coordinator.journal import Journal, Kept, KeptToken, read_journal
+from edge.coordinator.journal import Journal, Kept, KeptLoad, KeptToken, read_journal
 from edge.coordinator.kept_replies import KeptReplies
 from edge.errors import RequestError
+from edge.planning.load_options import LoadOptions
 from edge.protocol.lease import Lease
 from tests.support.kept_journals import LIKELY, asked
 
@@ -44,6 +46,14 @@ def test_what_is_written_is_read(replies: KeptReplies) -> None:
     assert found.tokens[0] == KeptToken(token_id=100, end=None, logprobs=LIKELY)
     assert found.tokens[-1] == KeptToken(token_id=4, end="stop", logprobs=LIKELY)
     assert found.is_finished
+
+
+def test_every_option_of_a_load_is_kept_or_of_no_consequence() -> None:
+    """`workload` has given the context its length; `kv_tokens` is planned; what observes is no
+    reply."""
+    kept = {each.name for each in fields(KeptLoad)}
+    options = {each.name for each in fields(LoadOptions)}
+    assert options - kept == {"workload", "kv_tokens", "observes"}
 
 
 def test_a_cut_at_any_byte_leaves_a_beginning(replies: KeptReplies) -> None:

@@ -22,6 +22,7 @@ from edge.protocol.error_codec import Failed
 from edge.protocol.fields import from_json, printable, to_json, token_bytes, token_ids
 from edge.protocol.frame_codec import Call, from_frame, table, to_frame
 from edge.protocol.kept_files import AllKept, Keep, KeptFiles
+from edge.protocol.lease import Lease
 from edge.protocol.messages import FRAMES, Connect, Done, Missing, Opened, RunStep
 from edge.protocol.step import SamplingTerms, Step, StepEntry, StepLimits
 from edge.protocol.step_times import ShardTimes, StepTimes
@@ -92,7 +93,8 @@ FRAMES_SENT = (
     messages.Offer(manifest=Manifest(tensors=(), total_bytes=0)),
     messages.Piece(manifest="m", digest="d", content=b"\x00\xff"),
     messages.Seal(manifest="m"),
-    messages.Open(assignment=ASSIGNMENT, prefix_secret=bytes(32)),
+    messages.Open(assignment=ASSIGNMENT, lease=Lease(run="r", term=2), prefix_secret=bytes(32)),
+    messages.TakeOver(lease=Lease(run="r", term=1 << 52)),
     Connect(session="s", places=PLACES),
     messages.MatchPrefix(session="s", request="r", prompt=token_bytes([1, 2])),
     messages.PrefixMatched(request="r", tokens=4),

@@ -1,0 +1,95 @@
+"""Whose sessions are open here: who was replaced is refused, and what they had ends."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from edge.errors import RequestError
+from edge.protocol.lease import Lease
+
+MOST_RUNS = 64
+"""Of one owner, and:"""
+MOST_OWNERS = 256
+"""whose last terms are remembered. What is open is not forgotten."""
+
+Owner = str | None
+"""A device's id; None: of a peer that wants no keys, all devices are one."""
+
+End = Callable[[RequestError], Awaitable[None]]
+"""Ends a session, and tells its coordinator why; returns when its memory is free."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Open:
+    owner: Owner
+    lease: Lease
+    end: End
+
+
+class Leases:
+    """One peer's. A run of another device is another run, whatever its name."""
+
+    def __init__(self) -> None:
+        self._terms: OrderedDict[Owner, OrderedDict[str, int]] = OrderedDict()
+        """The highest that was seen of each run."""
+        self._open: dict[str, _Open] = {}
+        """By session."""
+
+    async def take(self, owner: Owner, lease: Lease, session: str, end: End) -> None:
+        """A session begins. Those of earlier terms of its run end first.
+
+        Raises RequestError where a later term was here, and then takes nothing.
+        """
+        self.check(owner, lease)
+        self._open[session] = _Open(owner=owner, lease=lease, end=end)
+        await self.take_over(owner, lease)
+
+    def give_back(self, session: str) -> None:
+        """It is over; unknown ones are ignored."""
+        self._open.pop(session, None)
+
+    async def take_over(self, owner: Owner, lease: Lease) -> None:
+        """End what earlier terms of the run have open here, and refuse them from now on.
+
+        Raises RequestError where a later term was here.
+        """
+        self.check(owner, lease)
+        self._remember(owner, lease)
+        replaced = replaced_by(lease)
+        for session, held in list(self._open.items()):
+            is_older = held.lease.run == lease.run and held.lease.term < lease.term
+            if held.owner == owner and is_older:
+                self.give_back(session)
+                await held.end(replaced)
+
+    def check(self, owner: Owner, lease: Lease) -> None:
+        """Raises RequestError for a term that was replaced."""
+        terms = [
+            held.lease.term
+            for held in self._open.values()
+            if held.owner == owner and held.lease.run == lease.run
+        ]
+        if owner in self._terms:
+            terms.append(self._terms[owner].get(lease.run, 0))
+        if (newest := max(terms, default=0)) > lease.term:
+            raise replaced_by(Lease(run=lease.run, term=newest))
+
+    def _remember(self, owner: Owner, lease: Lease) -> None:
+        runs = self._terms.setdefault(owner, OrderedDict())
+        runs[lease.run] = lease.term
+        runs.move_to_end(lease.run)
+        self._terms.move_to_end(owner)
+        if len(runs) > MOST_RUNS:
+            runs.popitem(last=False)
+        if len(self._terms) > MOST_OWNERS:
+            self._terms.popitem(last=False)
+
+
+def replaced_by(lease: Lease) -> RequestError:
+    """What a coordinator is told whose run another one goes on with."""
+    return RequestError(
+        f"another coordinator has taken over this run (term {lease.term}): what it answers goes on "
+        "there, and ends here"
+    )

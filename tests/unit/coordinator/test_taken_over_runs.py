@@ -1,0 +1,170 @@
+"""A run that another coordinator goes on with: what the earlier one had is freed, and it is
+refused. Real peers of this process that compute nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from edge.coordinator.loaded_model import LoadedModel
+from edge.errors import RequestError
+from edge.kernels.sampling.parameters import SamplingParameters
+from edge.peer.connection import Connection
+from edge.peer.daemon import PeerDaemon
+from edge.peer.leases import MOST_RUNS, Leases
+from edge.protocol.client import PeerClient
+from edge.protocol.lease import Lease
+from edge.protocol.messages import Finish, Measure, Observed, TakeOver
+from edge.protocol.peer_info import describe_peer, take_over
+from edge.protocol.step import StepLimits
+from tests.support.null_peers import load, null_peers, request
+from tests.support.scripted_peers import Owner, Results
+
+LIMITS = StepLimits(context_tokens=64, chunk_tokens=16, requests=8, cached_tokens=64)
+PATIENCE_S = 120.0
+"""Only a test that hangs takes as long."""
+REPLACED = r"another coordinator has taken over this run \(term 2\)"
+
+
+async def freed(daemons: Sequence[PeerDaemon], *, but: LoadedModel | None = None) -> None:
+    """Nothing of anybody is held, or only what this model holds: memory, shards, leases."""
+    left = set() if but is None else {but.session}
+    async with asyncio.timeout(PATIENCE_S):
+        for daemon in daemons:
+            peer = daemon.resources
+            while set(peer.sessions) != left or set(peer.ledger.uses) != left:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            assert peer.shards.held == len(left)
+            assert set(peer.leases._open) == left
+            if not left:
+                assert peer.describe().free_bytes == peer.ledger.room_bytes
+
+
+async def hung_up(daemons: Sequence[PeerDaemon]) -> None:
+    """What was offered goes with the connection."""
+    async with asyncio.timeout(PATIENCE_S):
+        for daemon in daemons:
+            while daemon.resources.offers.held or daemon.resources.manifest_entries.held:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+
+async def answer(model: LoadedModel) -> list[int]:
+    sink = Results()
+    model.submit(request([5, 6, 7], sink, new_tokens=6, parameters=SamplingParameters()))
+    async with asyncio.timeout(PATIENCE_S):
+        await sink.ended.wait()
+    return sink.tokens
+
+
+@pytest.mark.parametrize("first", ["describes", "loads"])
+def test_a_later_term_ends_the_earlier(first: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with null_peers(tmp_path, 2) as daemons:
+            older, newer = Lease(run="r", term=1), Lease(run="r", term=2)
+            owners = [Owner() for _ in range(3)]
+            old = await load(daemons, "tensor_2", LIMITS, owners[0], tmp_path, older)
+            beside = await load(daemons, "tensor_2", LIMITS, owners[1], tmp_path)  # another run
+            expected = await answer(beside)
+            sink = Results()
+            old.submit(request([1], sink, new_tokens=60, parameters=SamplingParameters()))
+            if first == "describes":
+                for daemon in daemons:
+                    peer = await describe_peer(daemon.resources.addresses[0], None)
+                    await take_over(peer, newer)
+                    assert old.session not in daemon.resources.ledger.uses
+            new = await load(daemons, "tensor_2", LIMITS, owners[2], tmp_path, newer)
+            async with asyncio.timeout(PATIENCE_S):
+                await old.failed.wait()
+            with pytest.raises(RequestError, match=REPLACED):
+                raise old.failure or AssertionError
+            with pytest.raises(RequestError, match=REPLACED):
+                await load(daemons, "tensor_2", LIMITS, Owner(), tmp_path, older)
+            assert await answer(new) == await answer(beside) == expected
+            await old.aclose()
+            await beside.aclose()
+            await freed(daemons, but=new)
+            await new.aclose()
+            await freed(daemons)
+            await hung_up(daemons)
+
+    asyncio.run(main())
+
+
+def test_a_replaced_coordinator_is_refused_whatever_it_asks(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with null_peers(tmp_path, 1) as daemons:
+            lease = Lease(run="r", term=1)
+            old = await load(daemons, "solo", LIMITS, Owner(), tmp_path, lease)
+            (client,) = old._connections.peers
+            told: list[object] = []
+            client._on_event = lambda _client, event: told.append(event)  # it does not listen
+            peer = await describe_peer(client.address, None)
+            await take_over(peer, Lease(run="r", term=2))
+            for call in (Measure(session=old.session), Observed(session=old.session, run=0)):
+                with pytest.raises(RequestError, match=REPLACED):
+                    await client.call(call)
+            await client.post(Finish(session=old.session, request="x"))
+            with pytest.raises(RequestError, match=REPLACED):
+                await client.call(TakeOver(lease=lease))
+            assert len(told) == 2, "at once, and again for the post"
+            await freed(daemons)
+            await old.aclose()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("moment", ["idle", "in a step"])
+def test_a_coordinator_that_falls_silent_frees_everything(
+    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that was stopped, or whose device was cut off: its connections stay open."""
+    monkeypatch.setattr(Connection.__init__, "__kwdefaults__", {"silent_after_s": 1.0})
+
+    async def main() -> None:
+        async with null_peers(tmp_path, 2) as daemons:
+            owner = Owner()
+            model = await load(daemons, "pipeline_2", LIMITS, owner, tmp_path)
+            sink = Results()
+            if moment == "in a step":
+                model.submit(request([1], sink, new_tokens=60, parameters=SamplingParameters()))
+                await sink.begun.wait()
+                model._pump_task.cancel()  # type: ignore[union-attr]
+            for client in model._connections.peers:
+                silence(client)
+            await freed(daemons)
+            await hung_up(daemons)
+            await model.aclose()
+
+    asyncio.run(main())
+
+
+def silence(client: PeerClient) -> None:
+    """It shows no life any more."""
+    (showing,) = (task for task in client._tasks if "show_life" in repr(task.get_coro()))
+    showing.cancel()
+
+
+def test_terms_are_of_one_owner_and_forgotten_last() -> None:
+    async def main() -> None:
+        leases, ended = Leases(), []
+
+        async def end(error: RequestError) -> None:
+            ended.append(str(error))
+
+        await leases.take("a", Lease(run="r", term=3), "s", end)
+        await leases.take("a", Lease(run="r", term=3), "beside it", end)
+        await leases.take("b", Lease(run="r", term=1), "t", end)
+        for number in range(2 * MOST_RUNS):
+            await leases.take_over("a", Lease(run=f"other {number}"))
+        with pytest.raises(RequestError, match="term 3"):
+            leases.check("a", Lease(run="r", term=2))
+        assert ended == []
+        await leases.take_over("a", Lease(run="r", term=4))
+        assert len(ended) == 2
+        leases.check("b", Lease(run="r", term=1))
+        assert len(leases._terms["a"]) == MOST_RUNS
+
+    asyncio.run(main())
