@@ -20,7 +20,7 @@ from edge.errors import CapacityError, ProtocolError, RequestError
 from edge.host.addresses import reachable
 from edge.host.free_memory import format_size, machine_memory_bytes, usable_memory_bytes
 from edge.host.identity import device_identity, host_id
-from edge.membership.identity import is_peer_of
+from edge.membership.identity import fingerprint, is_peer_of
 from edge.memory.baseline import LARGE_FRAMES_BYTES, budget_bytes, device_floor, process_floor
 from edge.memory.disk_cache import OF_PEERS, kept_files, remove_kept
 from edge.memory.kv_budget import KvRoom
@@ -37,6 +37,7 @@ from edge.peer.rare_log import RareLog
 from edge.peer.settings import PeerSettings
 from edge.profiling.sample import SAMPLE_BYTES, sample_budget_bytes
 from edge.protocol.description import MAX_SESSIONS, HostedModel, PeerDescription
+from edge.protocol.fields import printable
 from edge.protocol.kept_files import AllKept
 from edge.transport import Credentials, Member
 from edge.version import __version__
@@ -98,8 +99,8 @@ class PeerResources:
         self.failures = RareLog(_log)
         self.audit = Audit(settings.audit)
         self._user_limits = settings.each_user or UserLimits()
-        self._users: dict[str, str] = {}
-        """Ids of devices, by what they have reserved."""
+        self._users: dict[str, Member] = {}
+        """Devices, by what they have reserved."""
         try:
             self.cache = ShardCache(settings.cache_root / "shards", settings.cache_limit_bytes)
             self.packed = DerivedCache(settings.cache_root / "packed", settings.cache_limit_bytes)
@@ -201,10 +202,14 @@ class PeerResources:
     def _take(self, name: str, use: Use, user: Member | None) -> None:
         if name in self.ledger.uses:
             raise ProtocolError("two at once with one name in the ledger")
-        ledger = self.ledger.with_use(name, use)
+        try:
+            ledger = self.ledger.with_use(name, use)
+        except CapacityError as error:
+            held = ", ".join(model.held for model in self._models())
+            raise CapacityError(f"{error}; held now: {held}" if held else str(error)) from None
         if user is not None:
             self._check_limits(use, user)
-            self._users[name] = user.id
+            self._users[name] = user
         self._ledger = ledger
 
     def _check_limits(self, use: Use, user: Member) -> None:
@@ -226,7 +231,8 @@ class PeerResources:
 
     def _held_by(self, user: Member) -> list[Use]:
         uses = self.ledger.uses
-        return [use for name, use in uses.items() if self._users.get(name) == user.id]
+        mine = {name for name, member in self._users.items() if member.id == user.id}
+        return [use for name, use in uses.items() if name in mine]
 
     async def promise(self, asked_bytes: int) -> None:
         """Stay under another budget from now on; what is loaded goes on, with the same tokens.
@@ -334,24 +340,33 @@ class PeerResources:
             ),
             is_busy=self._is_busy,
             is_leaving=self.leaving.is_set(),
-            models=tuple(
-                HostedModel(
-                    name=hosted.assignment.plan.model,
-                    dtype=hosted.assignment.weight_format.name,
-                    stage=hosted.assignment.stage,
-                    rank=hosted.assignment.rank,
-                    sums=hosted.shard.links.sums,
-                    bytes=ledger.uses[name].model_bytes,
-                    buffer_bytes=ledger.uses[name].buffer_bytes,
-                    streamed_bytes=ledger.uses[name].streamed_bytes,
-                    host_bytes=ledger.uses[name].host_bytes,
-                    kv_bytes=hosted.kv.memory_bytes,
-                    kv_host_bytes=hosted.kv.host.used_bytes if hosted.kv.host else 0,
-                    kv_disk_bytes=hosted.kv.disk.used_bytes if hosted.kv.disk else 0,
-                )
-                for name, hosted in self.sessions.items()
-            ),
+            models=self._models(),
         )
+
+    def _models(self) -> tuple[HostedModel, ...]:
+        uses = self.ledger.uses
+        return tuple(
+            HostedModel(
+                name=hosted.assignment.plan.model,
+                dtype=hosted.assignment.weight_format.name,
+                stage=hosted.assignment.stage,
+                rank=hosted.assignment.rank,
+                sums=hosted.shard.links.sums,
+                bytes=uses[name].model_bytes,
+                buffer_bytes=uses[name].buffer_bytes,
+                streamed_bytes=uses[name].streamed_bytes,
+                host_bytes=uses[name].host_bytes,
+                kv_bytes=hosted.kv.memory_bytes,
+                kv_host_bytes=hosted.kv.host.used_bytes if hosted.kv.host else 0,
+                kv_disk_bytes=hosted.kv.disk.used_bytes if hosted.kv.disk else 0,
+                user=_in_words(self._users.get(name)),
+            )
+            for name, hosted in self.sessions.items()
+        )
+
+
+def _in_words(user: Member | None) -> str:
+    return "somebody" if user is None else f"{printable(user.name)} ({fingerprint(user.id)})"
 
 
 async def _stream(counts: Mapping[HostedShard, int]) -> list[BaseException]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from edge import partition
@@ -10,7 +10,11 @@ from edge.host.free_memory import format_size
 from edge.partition import Choice, ClusterSpec, Plan, Stage, whole_shard
 from edge.planning.choosing import choose_plan, facts_of
 from edge.planning.load_options import LoadOptions
+from edge.protocol.peer_info import PeerInfo
 from edge.weights.checkpoint import Checkpoint
+
+_MOST_HELD = 8
+"""Models of others that are named."""
 
 
 def nothing_fits(
@@ -24,6 +28,13 @@ def nothing_fits(
     hint = _what_would_fit(checkpoint, cluster, options)
     streamed = _even_streamed if options.stream == "on" else _if_streamed
     return f"{told} {hint}{streamed(checkpoint, cluster, options)}"
+
+
+def who_holds(peers: Sequence[PeerInfo]) -> str:
+    """Whose models take memory of these peers now; empty where there are none."""
+    held = [f"{peer.name} holds {model.held}" for peer in peers for model in peer.models]
+    more = f", and {len(held) - _MOST_HELD} more" if len(held) > _MOST_HELD else ""
+    return f"Now {', '.join(held[:_MOST_HELD])}{more}." if held else ""
 
 
 def _of_context(error: partition.CapacityError, context_tokens: int) -> partition.CapacityError:

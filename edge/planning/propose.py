@@ -16,6 +16,7 @@ from edge.planning.choosing import facts_of
 from edge.planning.cluster_profile import forget_device, forget_link, measured_cluster
 from edge.planning.kv_limits import with_kv_memory, with_less_kv_memory
 from edge.planning.load_options import LoadOptions
+from edge.planning.nothing_fits import who_holds
 from edge.planning.proposal import Overhead, Proposal, propose
 from edge.progress import OnProgress
 from edge.protocol.peer_info import PeerInfo
@@ -107,10 +108,12 @@ def _proposed(
     def proposed() -> Proposal:
         try:
             return propose(checkpoint, known, options, changes=changes, notes=told)
-        except CapacityError:
+        except CapacityError as error:
             for less in with_less_kv_memory(options, checkpoint.spec, peers):
                 with contextlib.suppress(CapacityError):
                     return propose(checkpoint, known, less, changes=changes, notes=told)
+            if held := who_holds(peers):
+                raise CapacityError(f"{error} {held}") from error
             raise
 
     return replace(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edge.host.free_memory import format_size
 from edge.partition import DeviceSpec
 from edge.protocol.fields import Address, Printable
 
@@ -34,6 +35,13 @@ class HostedModel:
     """Keys and values in the memory of the device's host."""
     kv_disk_bytes: int
     """The same on disk."""
+    user: Printable
+    """The device that loaded it: its name and the beginning of its id."""
+
+    @property
+    def held(self) -> str:
+        """Who holds how much memory by it, in words."""
+        return f"{format_size(self.bytes + self.buffer_bytes)} for {self.name} of {self.user}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

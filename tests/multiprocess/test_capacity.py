@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 import edge
+from edge.membership.identity import fingerprint
+from edge.membership.store import MembershipStore, config_root
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.processes import Daemon
 from tests.support.processes import edge as run_edge
@@ -102,8 +104,13 @@ def test_a_second_coordinator_sees_what_the_first_holds(
         model = first.load(checkpoint.path, dtype="float32", context_tokens=CONTEXT)
         with edge.Cluster.connect([tight.address]) as second:
             assert second.peers[0].model_free_bytes == 0
-            with pytest.raises(edge.CapacityError, match="'tight'"):
+            with pytest.raises(edge.CapacityError, match="'tight'") as raised:
                 second.load(checkpoint.path, dtype="float32", context_tokens=CONTEXT, stream="off")
+            (holding,) = second.peers[0].models
+            assert f"Now tight holds {holding.held}." in str(raised.value)
+            assert f" for {checkpoint.path.name} of " in holding.held
+            identity = MembershipStore(config_root()).identity()
+            assert holding.held.endswith(f" ({fingerprint(identity.id)})")
             model.close()
             second.load(checkpoint.path, dtype="float32", context_tokens=CONTEXT)
             listed = json.loads(run_edge("peers", "--peer", tight.address, "--json").out)
@@ -148,4 +155,5 @@ def test_two_coordinators_race_for_the_same_memory(
     assert refused.startswith("peer tight: this shard needs ")
     assert "and 0 B are free" in refused
     assert "are missing" in refused
+    assert f" for {checkpoint.path.name} of " in refused.partition("; held now: ")[2]
     tight.await_free()

@@ -22,6 +22,7 @@ MODEL = HostedModel(
     kv_bytes=0,
     kv_host_bytes=0,
     kv_disk_bytes=0,
+    user="u",
 )
 
 A, B = (peer_info(name, memory_bytes=2 << 30, model_free_bytes=1 << 30) for name in "ab")

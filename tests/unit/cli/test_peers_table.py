@@ -29,6 +29,7 @@ def peer(name: str, *, loaded: bool) -> PeerInfo:
         kv_bytes=100 * MIB,
         kv_host_bytes=0,
         kv_disk_bytes=50 * MIB,
+        user="u",
     )
     return peer_info(
         name,

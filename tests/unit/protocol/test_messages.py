@@ -153,6 +153,7 @@ DESCRIPTION = PeerDescription(
         HostedModel(
             name="m", dtype="int4", stage=0, rank=0, sums="links", bytes=1, buffer_bytes=2,
             streamed_bytes=3, host_bytes=4, kv_bytes=5, kv_host_bytes=6, kv_disk_bytes=7,
+            user="u",
         ),
     ),
 )  # fmt: skip
