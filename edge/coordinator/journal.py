@@ -3,7 +3,7 @@
 A file is lines, each with a checksum of all before it and of itself: first what was asked, then
 what came. It is only ever appended to, so a cut leaves a beginning; and of a beginning the rest
 follows, because tokens depend on nothing but what it holds. That is why no token is made durable:
-what a loss of power takes is made again. It takes less than 10 µs for a token.
+what a loss of power takes is made again. A token took 3 µs, 14 with its likelihoods.
 """
 
 from __future__ import annotations

@@ -228,7 +228,7 @@ def test_a_coordinator_that_is_taken_over_ends(
         _out, messages = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1
     assert "another coordinator has taken over this run (term 2)" in messages
-    kept_replies().open("last").remove()
+    assert run_edge("replies", "clean", "--all").out == "1 removed.\n"
 
 
 def test_a_reply_without_peers_goes_on_on_others(
