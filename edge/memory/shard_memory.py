@@ -88,7 +88,7 @@ def check_plan(assignment: Assignment) -> None:
     facts = model_facts(
         assignment.model, assignment.weight_format, name=plan.model, embedding_itemsize=4
     )
-    plan.validate(facts, None)
+    plan.validate(facts, None, is_repaired=True)
 
 
 def host_share(free_bytes: int, assignment: Assignment, manifest: Manifest) -> int:

@@ -4,6 +4,7 @@ A step is a chain of things that wait for each other, so its time is a sum; wher
 work side by side, the slowest counts. Pure arithmetic over facts; searches nothing.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -61,7 +62,7 @@ def estimate(
 
     PlanError when the plan is not for this model and cluster, or a device of it has no rates.
     """
-    plan.validate(model, cluster)
+    plan.validate(model, cluster, is_repaired=True)
     unmeasured = [device.name for device in map(cluster.device, plan.devices) if not device.rates]
     if unmeasured:
         raise PlanError(
@@ -195,7 +196,7 @@ class _View:
             yield self._term("hop", [sampler, listeners[slowest]], 1, told[slowest])
 
     def device_seconds(self, phase: Phase) -> tuple[tuple[str, float], ...]:
-        seconds: list[tuple[str, float]] = []
+        seconds: dict[str, float] = {}
         last = len(self._plan.stages) - 1
         for number, stage in enumerate(self._plan.stages):
             for shard in stage.slices:
@@ -211,8 +212,8 @@ class _View:
                         layer_s = _attention(pace, part, facts).mean_s
                         layer_s += pace.feed_forward(facts, len(part.ffn_columns)).mean_s
                         own_s += count * layer_s
-                seconds.append((shard.device, own_s))
-        return tuple(seconds)
+                seconds[shard.device] = seconds.get(shard.device, 0.0) + own_s
+        return tuple(seconds.items())
 
     def spread_s(self, device_s: Mapping[str, float]) -> tuple[float, float]:
         """What a step takes more, first 0 or less, when each stage is fast, and when it is slow."""
@@ -270,9 +271,17 @@ class _View:
         return [*self._computed(stage, segments, 1), way]
 
     def _computed(self, stage: Stage, segments: Sequence[Segment], count: int) -> list[Term]:
-        """`count` times the slowest of these segments, one for each shard of the stage."""
-        slowest = max(range(len(segments)), key=lambda index: segments[index].total_s)
+        """`count` times the slowest of these segments, one for each shard of the stage.
+
+        Shards of one device share it.
+        """
+        on_device = Counter(shard.device for shard in stage.shards)
+        sharing = [on_device[shard.device] for shard in stage.shards]
+        slowest = max(
+            range(len(segments)), key=lambda index: sharing[index] * segments[index].total_s
+        )
         own, segment = [stage.shards[slowest]], segments[slowest]
+        count *= sharing[slowest]
         wait_s = segment.total_s - segment.mean_s
         terms = [
             self._term("compute", own, count, count * segment.weights_s),

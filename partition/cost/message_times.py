@@ -41,6 +41,8 @@ class Network:
 
     def link(self, source: str, target: str) -> tuple[float, float]:
         """(latency in s, bytes per s). A link measured only the other way counts for both."""
+        if source == target:
+            return UNKNOWN_LOCAL_LINK
         found = self._known.get((source, target)) or self._known.get((target, source))
         if found is None:
             is_local = self._hosts[source] and self._hosts[source] == self._hosts[target]
@@ -67,11 +69,14 @@ class Network:
         count = len(devices)
         if count < 2:
             return 0.0
+        ranks = [
+            (device, [*devices[:rank], *devices[rank + 1 :]]) for rank, device in enumerate(devices)
+        ]
         if count > 2 and nbytes > SLICED_ABOVE_BYTES:
-            return 2 * max(self._exchanges_s(each, devices, nbytes / count) for each in devices)
+            return 2 * max(self._exchanges_s(*each, nbytes / count) for each in ranks)
         if count > 2 and nbytes <= EAGER_BYTES:
-            return max(self._eager_s(each, devices, nbytes) for each in devices)
-        return max(self._exchanges_s(each, devices, nbytes) for each in devices)
+            return max(self._eager_s(*each, nbytes) for each in ranks)
+        return max(self._exchanges_s(*each, nbytes) for each in ranks)
 
     def hop_s(self, sources: Sequence[str], targets: Sequence[str], nbytes: float) -> float:
         """The hidden state from a stage to the next: rank j hears from rank j mod n before it.
@@ -101,18 +106,15 @@ class Network:
             for index, source in enumerate(sources)
         )
 
-    def _exchanges_s(self, device: str, devices: Sequence[str], nbytes: float) -> float:
+    def _exchanges_s(self, device: str, others: Sequence[str], nbytes: float) -> float:
         exchanges_s = sum(
             max(self.message_s(device, other, nbytes), self.message_s(other, device, nbytes))
-            for other in devices
-            if other != device
+            for other in others
         )
-        others = len(devices) - 1
-        rounds = others + (others % 2 == 0)
-        return exchanges_s * rounds / others
+        rounds = len(others) + (len(others) % 2 == 0)
+        return exchanges_s * rounds / len(others)
 
-    def _eager_s(self, device: str, devices: Sequence[str], nbytes: float) -> float:
-        others = [other for other in devices if other != device]
+    def _eager_s(self, device: str, others: Sequence[str], nbytes: float) -> float:
         latency_s = max(self.link(other, device)[0] for other in others)
         sending_s = sum(nbytes / self.link(device, other)[1] for other in others)
         receiving_s = sum(nbytes / self.link(other, device)[1] for other in others)

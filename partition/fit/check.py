@@ -8,13 +8,20 @@ from edge.partition.plan.facts import ClusterSpec, ModelFacts, Workload
 from edge.partition.plan.plan import Plan
 
 
-def check_fit(plan: Plan, model: ModelFacts, cluster: ClusterSpec, workload: Workload) -> None:
+def check_fit(
+    plan: Plan,
+    model: ModelFacts,
+    cluster: ClusterSpec,
+    workload: Workload,
+    *,
+    is_repaired: bool = False,
+) -> None:
     """Raise CapacityError, naming every device that is short, unless all memory suffices.
 
     PlanError when the plan is not for this model and cluster, and with what its devices lack.
     """
     try:
-        plan.validate(model, cluster)
+        plan.validate(model, cluster, is_repaired=is_repaired)
     except PlanError as error:
         lacks: list[Shortage] = []
         with suppress(PlanError):  # of a plan that is not for the model, nobody knows what it takes

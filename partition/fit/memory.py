@@ -7,12 +7,14 @@ from edge.partition.plan.share import MemoryUse
 
 def memory_use(plan: Plan, model: ModelFacts, workload: Workload) -> dict[str, MemoryUse]:
     """Bytes by device id, in the order of `plan.devices`. PlanError when it is not for `model`."""
-    plan.validate(model, None)
-    return {
-        share.device: share.memory(plan.place(number), model, workload)
-        for number, stage in enumerate(plan.stages)
-        for share in stage.shards
-    }
+    plan.validate(model, None, is_repaired=True)
+    use: dict[str, MemoryUse] = {}
+    for number, stage in enumerate(plan.stages):
+        for share in stage.shards:
+            own = share.memory(plan.place(number), model, workload)
+            held = use.get(share.device)
+            use[share.device] = own if held is None else held + own
+    return use
 
 
 def units_that_fit(room_bytes: int, unit_bytes: int, most: int) -> int:

@@ -54,7 +54,7 @@ def describe(
     plan: Plan, model: ModelFacts, cluster: ClusterSpec, workload: Workload
 ) -> list[PlanRow]:
     """One row for each share, in plan order. PlanError when the plan is not for these."""
-    plan.validate(model, cluster)
+    plan.validate(model, cluster, is_repaired=True)
     use = memory_use(plan, model, workload)
     rows: list[PlanRow] = []
     for number, stage in enumerate(plan.stages):

@@ -5,9 +5,10 @@ take over the devices that are left. What counts is when a reply is done: sendin
 computing again what was lost, and the rest of the answer.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice, permutations
+from itertools import islice, permutations, product
 from typing import Literal
 
 from edge.partition.cost.estimate import Estimate, estimate
@@ -22,10 +23,10 @@ from edge.partition.losses.holdings import Holding, Seat, lacking_bytes, seats_o
 from edge.partition.losses.stand_ins import all_seats_taken, some_seats_taken
 from edge.partition.plan.facts import ClusterSpec, DeviceSpec, ModelFacts, Workload
 from edge.partition.plan.plan import Plan, Stage
-from edge.partition.plan.shard import Shard
+from edge.partition.plan.shard import LayerSlice, Shard
 from edge.partition.search.choose import choose
 
-SAME_SHAPE_MAY_TAKE = 2.0
+SAME_SUMS_MAY_TAKE = 2.0
 """Times as long as the fastest plan: what the same tokens, to the bit, are worth."""
 
 UNKNOWN_SEND_BYTES_PER_S = UNKNOWN_LINK[1]
@@ -47,7 +48,10 @@ _EXACT_DEVICES = 4
 """Of more, the planner does not look at every arrangement, for replies are waiting: 0.04 s of
 processor time for a model of 22 layers on 4 devices, 0.9 s on 5."""
 
-Method = Literal["unchanged", "stand-ins", "grown", "planned"]
+_MOST_DOUBLED = 64
+"""Ways to give lost seats to devices that have others."""
+
+Method = Literal["unchanged", "stand-ins", "doubled", "grown", "planned"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,15 +62,18 @@ class Repair:
     """Its version is one more, where it is another plan."""
     method: Method
     """unchanged: no lost device had a seat. stand-ins: others took the lost seats, all as they
-    were. grown: those that are left have more than before, perhaps with some stand-ins. planned:
-    as if the model was new to the devices that are left."""
+    were. doubled: devices that have a seat took some of them, too. grown: those that are left have
+    more than before, perhaps with some stand-ins. planned: as if the model was new to the devices
+    that are left."""
     same_shape: bool
-    """Every stage and slice is as before, only devices changed: sums are taken in the same order.
-    Whether the new devices compute the same bits as the old is not known here."""
+    """Every stage and slice is as before, only devices changed."""
+    same_sums: bool
+    """Every layer is cut as before, so sums are taken in the same order. Whether the new devices
+    compute the same bits as the old is not known here."""
     lacking_bytes: Mapping[str, int]
     """By device of the plan, in its order: weights that it has neither loaded nor cached."""
     kept: tuple[str, ...]
-    """Devices whose seat holds what it held: what they have loaded is good as it is."""
+    """Devices whose seats hold what they held: what they have loaded is good as it is."""
     ready_s: float
     """Predicted until every device has its weights: sent, all at the same time, and loaded."""
     predicted: Estimate | None
@@ -98,6 +105,9 @@ def repair(
     parallel: Parallel | None = "auto",
     chunk_tokens: int = CHUNK_TOKENS,
     stream: bool = False,
+    keeps_shape: bool = False,
+    may_double: bool = True,
+    further_seat_bytes: int = 0,
 ) -> Repair:
     """The plan to go on with when the devices `lost` (ids) of a running plan are lost.
 
@@ -110,9 +120,13 @@ def repair(
     parallel          How the planner may divide the model, where it is planned anew. None: it is
                       asked only where nothing else fits, because the plan was written by hand.
     stream            Layers may be read from disk for each step where that is what makes it fit.
+    keeps_shape       The same stages and slices are preferred, because something is kept for them;
+                      else plans that cut each layer as before, which sum in the same order.
+    may_double        Lost seats may be given to devices that have one, where all were measured.
+    further_seat_bytes  What a device's second seat takes of its memory for buffers.
 
-    The soonest done of all plans tried; of the same shape as before if one is, and it takes at most
-    SAME_SHAPE_MAY_TAKE times as long. Plans over devices without rates cannot be compared by time:
+    The soonest done of all plans tried; of those preferred if there is one, and it takes at most
+    SAME_SUMS_MAY_TAKE times as long. Plans over devices without rates cannot be compared by time:
     of these the one that moves the fewest bytes is taken, in memory before from disk, then by the
     devices' ids, and of another shape only where no measured one is found. The same facts always
     give the same repair.
@@ -120,7 +134,7 @@ def repair(
     Raises PlanError for a plan that is not one of this model, or where nothing is left, and
     CapacityError, with what is missing on whom, where nothing fits.
     """
-    plan.validate(model, None)
+    plan.validate(model, None, is_repaired=True)
     task = _Task(
         plan=plan,
         model=model,
@@ -131,10 +145,14 @@ def repair(
         parallel=parallel,
         chunk_tokens=chunk_tokens,
         stream=stream,
+        keeps_shape=keeps_shape,
+        further_seat_bytes=further_seat_bytes,
     )
     if not task.lost_seats:
         return task.repaired(plan, "unchanged")
     found = [task.repaired(each, "stand-ins") for each in task.with_stand_ins()]
+    if may_double:
+        found += [task.repaired(each, "doubled") for each in task.doubled()]
     found += [task.repaired(each, "grown") for each in task.grown()]
     if parallel is not None or not found:
         try:
@@ -158,9 +176,11 @@ class _Task:
     parallel: Parallel | None
     chunk_tokens: int
     stream: bool
+    keeps_shape: bool
+    further_seat_bytes: int
     devices: dict[str, DeviceSpec] = field(init=False)
     seats: dict[Seat, Holding] = field(init=False)
-    loaded: dict[str, Holding] = field(init=False)
+    loaded: dict[str, list[Holding]] = field(init=False)
     """What devices have in memory."""
     lost_seats: list[Seat] = field(init=False)
     _lacking: dict[tuple[str, Holding], tuple[int, int]] = field(init=False, default_factory=dict)
@@ -168,7 +188,9 @@ class _Task:
     def __post_init__(self) -> None:
         self.devices = {device.id: device for device in self.cluster.devices}
         self.seats = seats_of(self.plan)
-        self.loaded = {each.shard.device: each for each in self.seats.values()}
+        self.loaded = {}
+        for each in self.seats.values():
+            self.loaded.setdefault(each.shard.device, []).append(each)
         self.lost_seats = [
             seat for seat, each in self.seats.items() if each.shard.device not in self.devices
         ]
@@ -176,12 +198,24 @@ class _Task:
     def with_stand_ins(self) -> Iterator[Plan]:
         """The plan as it was, with other devices in the lost seats."""
         for taken in all_seats_taken(self._options(), most=_MOST_STAND_INS):
-            seated = self._seated(taken)
-            stages = [
-                replace(stage, shards=tuple(shard for shard in shards if shard is not None))
-                for stage, shards in zip(self.plan.stages, seated, strict=True)
-            ]
-            yield from self._fitting(self._version(stages))
+            yield from self._fitting(self._filled(taken))
+
+    def doubled(self) -> Iterator[Plan]:
+        """The same with some of the lost seats on devices that have others, all in memory.
+
+        Only where that spares another order of sums, or another shape, and all were measured.
+        """
+        split = any(len(self.plan.stages[stage].shards) > 1 for stage, _ in self.lost_seats)
+        if not (split or self.keeps_shape):
+            return
+        measured = [id for id, device in self.devices.items() if device.rates is not None]
+        options = [self._by_lacking(seat, measured) for seat in self.lost_seats]
+        for taken in islice(product(*options), _MOST_DOUBLED):
+            if len({*taken, *self.loaded}) == len(taken) + len(self.loaded):
+                continue  # each has one that had none
+            plan = self._filled(taken)
+            if not _streamed(plan):
+                yield from self._fitting(plan)
 
     def grown(self) -> Iterator[Plan]:
         """Some lost seats taken by other devices or none, and the others closed."""
@@ -220,15 +254,16 @@ class _Task:
 
     def repaired(self, plan: Plan, method: Method) -> Repair:
         lacking: dict[str, int] = {}
-        kept: list[str] = []
+        loading: dict[str, int] = {}
+        seated: dict[str, list[Holding]] = {}
         ready_s = 0.0
         for wanted in seats_of(plan).values():
             id = wanted.shard.device
             to_send, to_load = self._lacks(wanted)
-            lacking[id] = to_send
-            ready_s = max(ready_s, self._ready_s(id, to_send, to_load))
-            if self.loaded.get(id) == wanted:
-                kept.append(id)
+            lacking[id] = lacking.get(id, 0) + to_send
+            loading[id] = loading.get(id, 0) + to_load
+            ready_s = max(ready_s, self._ready_s(id, lacking[id], loading[id]))
+            seated.setdefault(id, []).append(wanted)
         predicted = None
         if all(self.devices[id].rates is not None for id in plan.devices):
             predicted = estimate(
@@ -238,21 +273,25 @@ class _Task:
             plan=plan,
             method=method,
             same_shape=self._is_same_shape(plan),
+            same_sums=_cuts(plan, self.model) == _cuts(self.plan, self.model),
             lacking_bytes=lacking,
-            kept=tuple(kept),
+            kept=tuple(id for id, seats in seated.items() if self.loaded.get(id) == seats),
             ready_s=ready_s,
             predicted=predicted,
         )
 
     def best(self, found: Sequence[Repair]) -> Repair:
         """Of at least one."""
-        alike = [each for each in found if each.same_shape]
-        others = [each for each in found if not each.same_shape]
+        alike: list[Repair] = []
+        others: list[Repair] = []
+        for each in found:
+            is_alike = each.same_shape if self.keeps_shape else each.same_sums
+            (alike if is_alike else others).append(each)
         if not alike or not others:
             return self._first(found)
         same, other = self._first(alike), self._first(others)
         same_s, other_s = same.total_s(self.workload), other.total_s(self.workload)
-        if same_s is None or other_s is None or same_s <= SAME_SHAPE_MAY_TAKE * other_s:
+        if same_s is None or other_s is None or same_s <= SAME_SUMS_MAY_TAKE * other_s:
             return same
         return other
 
@@ -304,6 +343,15 @@ class _Task:
             )
         return seated
 
+    def _filled(self, taken: Sequence[str]) -> Plan:
+        """The plan as it was, with these devices in the lost seats."""
+        return self._version(
+            [
+                replace(stage, shards=tuple(shard for shard in shards if shard is not None))
+                for stage, shards in zip(self.plan.stages, self._seated(taken), strict=True)
+            ]
+        )
+
     def _version(self, stages: Sequence[Stage]) -> Plan:
         return Plan(model=self.plan.model, version=self.plan.version + 1, stages=tuple(stages))
 
@@ -311,14 +359,21 @@ class _Task:
         """The plan, if its devices reach each other and have the memory, or may stream for it."""
         try:
             check_links(plan, self.cluster)
-            use = memory_use(plan, self.model, self.workload)
-            if any(each.total > self.devices[id].memory_bytes for id, each in use.items()):
-                if not self.stream:
+            if not self._fits(plan):
+                if not self.stream or len(plan.devices) < len(plan.shares):
                     return
                 plan = streaming(plan, self.model, self.cluster, self.workload)
         except PartitionError:
             return
         yield plan
+
+    def _fits(self, plan: Plan) -> bool:
+        use = memory_use(plan, self.model, self.workload)
+        seats = Counter(share.device for share in plan.shares)
+        return all(
+            each.total + (seats[id] - 1) * self.further_seat_bytes <= self.devices[id].memory_bytes
+            for id, each in use.items()
+        )
 
     def _moved_bytes(self, plan: Plan) -> int:
         return sum(self._lacks(each)[0] for each in seats_of(plan).values())
@@ -328,7 +383,7 @@ class _Task:
         id = wanted.shard.device
         known = self._lacking.get((id, wanted))
         if known is None:
-            loaded = [self.loaded[id]] if id in self.loaded else []
+            loaded = self.loaded.get(id, [])
             on_disk = [self.seats[seat] for seat in self.cached.get(id, ()) if seat in self.seats]
             known = (
                 lacking_bytes(wanted, [*loaded, *on_disk], self.model),
@@ -358,6 +413,15 @@ def _on(plan: Plan, devices: Sequence[str]) -> Plan:
         for stage in plan.stages
     )
     return replace(plan, stages=stages)
+
+
+def _cuts(plan: Plan, model: ModelFacts) -> list[tuple[LayerSlice, ...]]:
+    """For each layer the slices of its ranks, in the order that is summed in."""
+    return [
+        tuple(shard.slice(model.layers[layer]) for shard in stage.slices)
+        for stage in plan.stages
+        for layer in stage.layers
+    ]
 
 
 def _streamed(plan: Plan) -> int:

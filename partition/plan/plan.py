@@ -38,7 +38,8 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The whole assignment of one model to devices. No device appears twice."""
+    """The whole assignment of one model to devices. One that replaces another, of which a device
+    was lost, may give a device several shares: each sums as if it was on a device of its own."""
 
     model: str
     """The name of the model, as in its ModelFacts."""
@@ -48,8 +49,13 @@ class Plan:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The ids of all devices, first stage first, each stage in the order of its shares."""
-        return tuple(share.device for stage in self.stages for share in stage.shards)
+        """The ids of all devices, each once; first stage first, each in the order of its shares."""
+        return tuple(dict.fromkeys(share.device for share in self.shares))
+
+    @property
+    def shares(self) -> tuple[Share, ...]:
+        """Of all stages, in the same order."""
+        return tuple(share for stage in self.stages for share in stage.shards)
 
     def place(self, number: int) -> StagePlace:
         """Of the stage with this number."""
@@ -119,16 +125,19 @@ class Plan:
             ),
         )
 
-    def validate(self, model: ModelFacts, cluster: ClusterSpec | None) -> None:
+    def validate(
+        self, model: ModelFacts, cluster: ClusterSpec | None, *, is_repaired: bool = False
+    ) -> None:
         """Raise PlanError with every problem unless this plan can run `model` on `cluster`.
 
         Memory is not looked at (see `check_fit`). Without a cluster any device id is good.
+        is_repaired: a device may have several shares; else that is a mistake.
         """
         names = None if cluster is None else {each.id: each.name for each in cluster.devices}
         problems = [
             *self._name_problems(model),
             *_layer_problems(self.stages, model),
-            *_device_problems(self.stages, names),
+            *_device_problems(self.stages, names, may_repeat=is_repaired),
         ]
         for number, stage in enumerate(self.stages):
             problems += _stage_problems(stage, self.place(number), model, names or {})
@@ -175,13 +184,15 @@ def _layer_problems(stages: Sequence[Stage], model: ModelFacts) -> Iterator[str]
     )
 
 
-def _device_problems(stages: Sequence[Stage], names: Mapping[str, str] | None) -> Iterator[str]:
+def _device_problems(
+    stages: Sequence[Stage], names: Mapping[str, str] | None, *, may_repeat: bool
+) -> Iterator[str]:
     """`names` of the cluster's devices by id; None: any device is good."""
     used: dict[str, str] = {}
     for stage_number, stage in enumerate(stages):
         for shard_number, shard in enumerate(stage.shards):
             place = f"stage {stage_number}, shard {shard_number}"
-            if shard.device in used:
+            if shard.device in used and not may_repeat:
                 name = (names or {}).get(shard.device, shard.device)
                 yield f"Device {name!r} is used twice: {used[shard.device]} and {place}."
             elif names is not None and shard.device not in names:

@@ -29,6 +29,15 @@ class MemoryUse:
     def total(self) -> int:
         return self.weight_bytes + self.kv_bytes
 
+    def __add__(self, other: "MemoryUse") -> "MemoryUse":
+        """Of two shares on one device."""
+        return MemoryUse(
+            weight_bytes=self.weight_bytes + other.weight_bytes,
+            kv_bytes=self.kv_bytes + other.kv_bytes,
+            streamed_bytes=self.streamed_bytes + other.streamed_bytes,
+            streamed_layer_bytes=max(self.streamed_layer_bytes, other.streamed_layer_bytes),
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePlace:

@@ -113,8 +113,17 @@ def test_the_same_bits_are_worth_twice_the_time(slower: float, same_shape: bool)
     long = Workload(prompt_tokens=100, output_tokens=3000)
     sent = {device.id: 1e12 for device in devices.devices}
     repaired = repair(
-        THREE_STAGES, SMALL, devices, {"01"}, long, send_bytes_per_s=sent, parallel="pipeline"
+        THREE_STAGES,
+        SMALL,
+        devices,
+        {"01"},
+        long,
+        send_bytes_per_s=sent,
+        parallel="pipeline",
+        keeps_shape=True,
+        may_double=False,
     )
+    assert repaired.same_sums
     assert repaired.same_shape is same_shape
     assert ("03" in repaired.plan.devices) is same_shape
 
@@ -122,13 +131,18 @@ def test_the_same_bits_are_worth_twice_the_time(slower: float, same_shape: bool)
 def test_a_plan_by_hand_is_not_planned_anew_while_something_like_it_fits() -> None:
     devices = cluster(*[(4, FAST)] * 3, link=CABLE)
     long = Workload(prompt_tokens=100, output_tokens=3000)
-    assert repair(THREE_STAGES, SMALL, devices, {"01"}, long).method == "planned"
-    assert repair(THREE_STAGES, SMALL, devices, {"01"}, long, parallel=None).method == "grown"
+    plan = tensor(SMALL, range(2), range(2, 30), range(30, 32))
+    anew = repair(plan, SMALL, devices, {"01"}, long, may_double=False)
+    assert anew.method == "planned"
+    like_it = repair(plan, SMALL, devices, {"01"}, long, parallel=None, may_double=False)
+    assert like_it.method == "grown"
 
 
 def test_stand_ins_that_would_read_from_disk_hide_none_that_has_the_room() -> None:
     devices = cluster(*[(4, FAST)] * 3, *[(0.1, FAST)] * 6, (4, FAST))
-    repaired = repair(THREE_STAGES, SMALL, devices, {"01"}, SHORT, stream=True, parallel=None)
+    repaired = repair(
+        THREE_STAGES, SMALL, devices, {"01"}, SHORT, stream=True, keeps_shape=True, may_double=False
+    )
     assert repaired.plan.devices == ("00", "09", "02")
     assert repaired.same_shape
 
@@ -136,16 +150,25 @@ def test_stand_ins_that_would_read_from_disk_hide_none_that_has_the_room() -> No
 def test_of_stand_ins_the_one_that_is_done_first_is_taken() -> None:
     devices = cluster(*[(4, FAST)] * 5)
     sent = {"03": 10e6, "04": 100e6}
-    repaired = repair(THREE_STAGES, SMALL, devices, {"02"}, SHORT, send_bytes_per_s=sent)
+    repaired = repair(
+        THREE_STAGES,
+        SMALL,
+        devices,
+        {"02"},
+        SHORT,
+        send_bytes_per_s=sent,
+        keeps_shape=True,
+        may_double=False,
+    )
     assert repaired.plan.devices == ("00", "01", "04")
 
 
 def test_a_stand_in_that_cannot_reach_the_others_is_none() -> None:
     devices = unmeasured(4)
-    assert repair(THREE_STAGES, SMALL, devices, {"01"}, SHORT).same_shape
+    assert repair(THREE_STAGES, SMALL, devices, {"01"}, SHORT, keeps_shape=True).same_shape
     apart = LinkSpec(source="03", target="02", latency_s=NO_LINK_S, bytes_per_s=1.0)
     devices = replace(devices, links=(apart,))
-    assert not repair(THREE_STAGES, SMALL, devices, {"01"}, SHORT).same_shape
+    assert not repair(THREE_STAGES, SMALL, devices, {"01"}, SHORT, keeps_shape=True).same_shape
 
 
 def test_the_layers_of_a_lost_stage_go_to_both_its_neighbours() -> None:
@@ -169,13 +192,32 @@ def test_who_becomes_the_first_stage_gets_the_embedding() -> None:
 
 def test_the_slices_of_a_lost_rank_go_to_the_ranks_beside_it() -> None:
     left = cluster(*[(4, FAST)] * 4, link=CABLE)
-    repaired = repair(FOUR_RANKS, SMALL, left, {"01"}, SHORT, parallel=None)
+    repaired = repair(FOUR_RANKS, SMALL, left, {"01"}, SHORT, parallel=None, may_double=False)
     assert [(shard.device, shard.heads) for shard in repaired.plan.stages[0].slices] == [
         ("00", range(12)),
         ("02", range(12, 24)),
         ("03", range(24, 32)),
     ]
     assert repaired.kept == ("03",)
+
+
+def test_a_rank_may_take_the_seat_of_another_so_that_sums_stay_as_they_are() -> None:
+    left = cluster(*[(4, FAST)] * 4, link=CABLE)
+    repaired = repair(FOUR_RANKS, SMALL, left, {"01"}, SHORT)
+    assert (repaired.method, repaired.same_shape, repaired.same_sums) == ("doubled", True, True)
+    (stage,) = repaired.plan.stages
+    devices = [shard.device for shard in stage.slices]
+    assert len(set(devices)) == 3
+    assert devices[1] in devices[:1] + devices[2:]
+    assert repaired.predicted is not None
+    both = memory_use(repaired.plan, SMALL, SHORT)[devices[1]].total
+    tight = cluster(*[(both / (1 << 30), FAST)] * 4, link=CABLE)
+    assert repair(FOUR_RANKS, SMALL, tight, {"01"}, SHORT).method == "doubled"
+    less = repair(FOUR_RANKS, SMALL, tight, {"01"}, SHORT, further_seat_bytes=1)
+    assert less.method != "doubled"
+    again = repair(repaired.plan, SMALL, left, {devices[1]}, SHORT)
+    assert again.same_sums
+    assert set(again.plan.devices) == {"00", "02", "03"} - {devices[1]}
 
 
 def test_the_last_rank_of_a_stage_becomes_whole() -> None:

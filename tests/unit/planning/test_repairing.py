@@ -60,7 +60,7 @@ def repaired(
     found = asyncio.run(
         repaired_proposal(checkpoint, peers, options, before=old, lost=lost, **more)
     )
-    check_fit(found.plan, found.model, found.cluster, found.workload)
+    check_fit(found.plan, found.model, found.cluster, found.workload, is_repaired=True)
     return found
 
 
@@ -103,7 +103,8 @@ def test_a_plan_by_hand_and_what_it_reads_from_disk(checkpoint: Checkpoint) -> N
     by_hand = replace(PIPELINE, plan=tensor, context_tokens=64)
     old = before(checkpoint, by_hand)
     new = repaired(checkpoint, PEERS[:3], by_hand, old, {"c"})
-    assert [len(stage.shards) for stage in new.plan.stages] == [2]
+    assert [len(stage.shards) for stage in new.plan.stages] == [3]
+    assert set(new.plan.devices) == {"a", "b"}
     tight = before(checkpoint, by_hand, memory_bytes=1 << 20)
     streamed = repaired(checkpoint, PEERS[:1], by_hand, tight, {"b", "c"})
     assert streamed.streaming is not None
