@@ -206,9 +206,12 @@ class _Loading:
             shipment, connect, peer=peer.name, on_progress=self._on_progress
         )
         model.adopt(seat, client)
-        model.sent_bytes[peer.name] = sent_bytes
+        model.sent_bytes[peer.name] = model.sent_bytes.get(peer.name, 0) + sent_bytes
         matrices = self.weight_format.recipe.all_stored(layout.matrices)
-        model.token_weight_bytes[peer.name] = round(sum(each.packed_bytes for each in matrices))
+        read_bytes = round(sum(each.packed_bytes for each in matrices))
+        model.token_weight_bytes[peer.name] = (
+            model.token_weight_bytes.get(peer.name, 0) + read_bytes
+        )
         assignment = Assignment(
             session=model.session,
             model=self.spec,

@@ -47,14 +47,14 @@ class Audit:
             "rank": assignment.rank,
             "bytes": num_bytes,
         }
-        self._known[assignment.session] = (who, facts)
+        self._known[assignment.key] = (who, facts)
         _log.info("%s loaded %s of %s", who, format_size(num_bytes), model)
         self._write("loaded", facts)
 
-    def ended(self, session: str) -> None:
-        """What was loaded is gone; sessions that never were are ignored."""
-        if session in self._known:
-            who, facts = self._known.pop(session)
+    def ended(self, key: str) -> None:
+        """What was loaded is gone; keys of assignments that never were are ignored."""
+        if key in self._known:
+            who, facts = self._known.pop(key)
             _log.info("%s ended %s", who, facts["model"])
             self._write("ended", facts)
 

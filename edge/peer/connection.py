@@ -376,7 +376,7 @@ class Connection:
         assignment = call.assignment
         if assignment.session.startswith(MEASURING):
             raise ProtocolError("a session with the name of a measurement")
-        self._check_new(assignment.session)
+        self._check_new(assignment)
         await run_blocking(lambda: check_plan(assignment))
         if assignment.manifest_digest == messages.MADE_UP_WEIGHTS:
             return await uninterrupted(self._load_made_up(call))
@@ -392,8 +392,8 @@ class Connection:
         )
         return await self._load(call, cached.path, cached.manifest, self._peer.packed)
 
-    def _check_new(self, session: str) -> None:
-        """Raises ProtocolError for a name that another one has: it is that of its memory, too.
+    def _check_new(self, assignment: Assignment) -> None:
+        """Raises ProtocolError for a key that another one has: it is that of its memory, too.
 
         PeerError when no session may begin any more.
         """
@@ -402,7 +402,8 @@ class Connection:
                 self._peer.settings.name,
                 "it is leaving: it was stopped by its user; load on other peers",
             )
-        if session in self._peer.sessions or session in self._peer.ledger.uses:
+        taken = assignment.key in self._peer.sessions or assignment.key in self._peer.ledger.uses
+        if taken or assignment.session in self._mine:
             raise ProtocolError("this session is open already")
 
     async def _load_made_up(self, call: messages.Open) -> messages.Opened:
@@ -438,11 +439,11 @@ class Connection:
                 copy_room=self._copy_room,
             )
         except BaseException:
-            self._peer.leases.give_back(assignment.session)
-            self._peer.release(assignment.session)
+            self._peer.leases.give_back(assignment.key)
+            self._peer.release(assignment.key)
             self._shards.give_back()
             raise
-        self._peer.sessions[assignment.session] = hosted
+        self._peer.sessions[assignment.key] = hosted
         self._mine[assignment.session] = hosted
         store = hosted.kv.prefixes
         prefixes = None if store is None else (store, call.prefix_secret)
@@ -480,22 +481,22 @@ class Connection:
 
     async def _reserve_for(self, call: messages.Open, use: Use) -> None:
         """Its memory, a shard of its owner's, and its place among the run's coordinators."""
-        session, leases = call.assignment.session, self._peer.leases
+        key, leases = call.assignment.key, self._peer.leases
 
         async def end(replaced: RequestError) -> None:
-            await self._end_replaced(session, replaced)
+            await self._end_replaced(call.assignment.session, replaced)
 
-        await leases.take(self._user_id, call.lease, session, end)
+        await leases.take(self._user_id, call.lease, key, end)
         try:
-            await self._peer.reserve(session, use, self._user)
+            await self._peer.reserve(key, use, self._user)
             try:
                 leases.check(self._user_id, call.lease)  # it may have waited for memory
                 self._shards.take()
             except EdgeError:
-                self._peer.release(session)
+                self._peer.release(key)
                 raise
         except BaseException:
-            leases.give_back(session)
+            leases.give_back(key)
             raise
 
     def _host_share(self, assignment: Assignment, manifest: Manifest) -> int | None:
@@ -613,14 +614,15 @@ class Connection:
     async def _end_session(self, session: str) -> None:
         hosted = self._mine.pop(session, None)
         if hosted is not None:
+            key = hosted.assignment.key
             try:
                 await hosted.aclose()
             finally:
-                self._peer.sessions.pop(session, None)
-                self._peer.leases.give_back(session)
+                self._peer.sessions.pop(key, None)
+                self._peer.leases.give_back(key)
                 self._shards.give_back()
-                self._peer.release(session)
-                self._peer.audit.ended(session)
+                self._peer.release(key)
+                self._peer.audit.ended(key)
 
 
 def _mapped(error: Exception) -> Exception:

@@ -19,6 +19,7 @@ from edge.peer.connection import Connection
 from edge.peer.resources import PeerResources
 from edge.peer.settings import PeerSettings
 from edge.profiling.link_probe import answer_probe
+from edge.protocol.assignment import key_of
 from edge.protocol.client import map_transport_error, software_difference
 from edge.protocol.fields import integer, text
 from edge.protocol.heartbeat import LINK_TIMEOUT_S
@@ -172,8 +173,10 @@ class PeerDaemon:
                 await answer_probe(link)
             return
         try:
-            hosted = self.resources.sessions.get(text(hello.get("session"), "session"))
             seat = (integer(hello.get("stage"), "stage"), integer(hello.get("rank"), "rank"))
+            to = (integer(hello.get("to_stage"), "stage"), integer(hello.get("to_rank"), "rank"))
+            key = key_of(text(hello.get("session"), "session"), to)
+            hosted = self.resources.sessions.get(key)
         except ProtocolError:
             hosted = None
         if hosted is None or not hosted.offer(seat, link, hello.get(transport.MEMBER)):

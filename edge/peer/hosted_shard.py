@@ -136,7 +136,8 @@ class HostedShard:
                 self._connecting = running
                 for seat in sorted(self.shard.links.neighbours):
                     if seat > self.shard.links.seat:
-                        self._arrived[seat] = await dial(places[seat], hello, credentials)
+                        to = {"to_stage": seat[0], "to_rank": seat[1]}
+                        self._arrived[seat] = await dial(places[seat], hello | to, credentials)
                 while self.shard.links.neighbours - set(self._arrived):
                     self._changed.clear()
                     await self._changed.wait()

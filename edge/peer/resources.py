@@ -77,6 +77,7 @@ class PeerResources:
         self.listens_at: tuple[str, ...] = ()
         """Addresses, 0.0.0.0 among them."""
         self.sessions: dict[str, HostedShard] = {}
+        """By the keys of their assignments."""
         self.leaving = asyncio.Event()
         """Set once whoever runs this daemon has stopped it: no session begins any more."""
         self.measurement = asyncio.Lock()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from edge.models.spec import ModelSpec
 from edge.partition import Plan
 from edge.protocol.step import MAX_CHUNK_TOKENS, MAX_REQUESTS, StepLimits
+from edge.protocol.topology import Seat
 from edge.protocol.wire_rules import WireRules
 from edge.weights.formats import KvDtype, WeightFormat
 from edge.weights.layout import ShardLayout, shard_layout
@@ -54,5 +55,15 @@ class Assignment:
             raise ValueError(f"wire rules for {len(rules.sums)} stages; the plan has {len(stages)}")
 
     @property
+    def key(self) -> str:
+        """What its peer knows it by: a plan may have several shards there."""
+        return key_of(self.session, (self.stage, self.rank))
+
+    @property
     def layout(self) -> ShardLayout:
         return shard_layout(self.model, self.plan, stage=self.stage, rank=self.rank)
+
+
+def key_of(session: str, seat: Seat) -> str:
+    """The `key` of the shard in this seat of a session's plan."""
+    return f"{session}/{seat[0]}.{seat[1]}"

@@ -160,24 +160,28 @@ def test_stopped_while_generating(
 
 
 @pytest.mark.parametrize(
-    ("layout", "dtype", "count", "standby"),
+    ("layout", "dtype", "count", "standby", "is_spare"),
     [
-        ("pipeline_2", "int8", 3, "none"),
-        ("tensor_2", "int4", 3, "none"),
-        ("tensor_2", "int8", 3, "kv"),
-        ("pipeline_2", "int4", 1, "kv"),
+        ("pipeline_2", "int8", 3, "none", True),
+        ("tensor_2", "int4", 3, "none", True),
+        ("tensor_2", "int8", 3, "kv", True),
+        ("pipeline_2", "int4", 1, "kv", True),
+        ("pipeline_2", "int4", 3, "none", False),
+        ("tensor_2", "int4", 1, "kv", False),
     ],
 )
-def test_a_stand_in_has_the_same_bits(
+def test_what_takes_a_lost_seat_has_the_same_bits(
     layout: str,
     dtype: str,
     count: int,
     standby: Literal["none", "kv"],
+    is_spare: bool,
     trio: Trio,
     cluster: edge.Cluster,
 ) -> None:
-    """Where another takes the lost seat, even rounded products and the likelihoods of replies that
-    were drawn are what they would have been: keys and values are made by the same steps."""
+    """Where another takes the lost seat, perhaps beside its own, even rounded products and the
+    likelihoods of replies that were drawn are what they would have been: keys and values are made
+    by the same steps. Layers may go to another stage for that."""
     plan = bundled_plan(layout, devices=[daemon.name for daemon in trio.daemons[:2]])
     options = edge.GenerationOptions(
         max_new_tokens=50, ignore_eos=True, temperature=0.9, repetition_penalty=1.2, logprobs=2
@@ -205,10 +209,13 @@ def test_a_stand_in_has_the_same_bits(
         standby=standby,
     ) as model:
         undisturbed = replies(model, None)
+        if not is_spare:
+            trio[2].kill()
         found = replies(model, trio[1])
         assert len(model.recoveries) == 1
-        names = [model.peers[device].name for device in model.plan.devices]
-        assert sorted(names) == ["peer-0", "peer-2"]
+        names = {model.peers[device].name for device in model.plan.devices}
+        assert names <= ({"peer-0", "peer-2"} if is_spare else {"peer-0"})
+        assert len(model.plan.shares) == 2 or (layout, standby) == ("pipeline_2", "none")
         if count == 1:  # else several answers share steps
             steps = {times.decode.steps for times in model.measure()}
             computed = 49 if standby == "none" else 49 - 16  # the last copy may not have come

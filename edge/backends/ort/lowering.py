@@ -58,7 +58,7 @@ def lower(
         observes=observes,
     )
     if not layout.is_first_stage:
-        build.hidden = build.hidden_input("hidden")
+        build.begin_stage()
     elif is_loose:
         _take_embedded(build)
     else:
@@ -102,12 +102,13 @@ def _part(build: SegmentBuilder, layer: int, part: Part | None, post_norm: str) 
 def _streamed(build: SegmentBuilder, layer: int) -> None:
     """A layer in graphs of its own; a split stage cuts there anyway."""
     layout = build.layout
-    if not layout.is_split and build.graph.num_nodes:
+    begins = build.addend is not None and build.addend == build.nothing
+    if not layout.is_split and build.graph.num_nodes and not begins:
         build.carry_over()
     build.names = LayerNames(streamed=layer)
     weights = build.weights_of(layer)
     added = (build.addend_norm or "plainly").rsplit(".", 1)[-1]
-    adds = "nothing" if build.addend is None else added
+    adds = "nothing" if build.addend is None else "zeros" if begins else added
     kind = f"of kind {layout.kind(layer)} with {weights}, adds {adds}"
     build.kind = f"mixer {kind}"
     _mixer(build, layer)

@@ -123,6 +123,8 @@ class SegmentBuilder:
         """A product not yet added to the hidden state; the next norm adds it on its way."""
         self.addend_norm: str | None = None
         """The norm that it goes through first, where it was summed over shards only just now."""
+        self.nothing: str | None = None
+        """The addend that a stage begins with."""
         self.names = LayerNames()
         self.kind = ""
         """The next segment's, where a layer is streamed."""
@@ -241,6 +243,15 @@ class SegmentBuilder:
             array=lambda suffix: self.weight(f"{stored.name}.{suffix}"),
         )
         return product(self.graph, pad(self.graph, x, stored.padding), matrix)
+
+    def begin_stage(self) -> None:
+        """Take the hidden state of the stage before, with nothing to be added to it still.
+
+        The first norm then is the kernel that adds as well, as it is behind every other layer:
+        another one would round in another way, and where stages are cut must not matter.
+        """
+        self.hidden = self.hidden_input("hidden")
+        self.addend = self.nothing = self.graph.node("Sub", self.hidden, self.hidden)
 
     def contribute(self, product: str, post_norm: str | None) -> None:
         """A part's product is to be added to the hidden state, once it is summed over shards and
