@@ -27,7 +27,9 @@ from edge.partition.plan.shard import LayerSlice, Shard
 from edge.partition.search.choose import choose
 
 SAME_SUMS_MAY_TAKE = 2.0
-"""Times as long as the fastest plan: what the same tokens, to the bit, are worth."""
+"""Times as long as the fastest plan, and: """
+SAME_SUMS_MAY_COST_S = 1.0
+"""seconds more for the replies of the workload: what the same tokens, to the bit, are worth."""
 
 UNKNOWN_SEND_BYTES_PER_S = UNKNOWN_LINK[1]
 """From the coordinator to a device, where nobody measured it."""
@@ -122,14 +124,14 @@ def repair(
     stream            Layers may be read from disk for each step where that is what makes it fit.
     keeps_shape       The same stages and slices are preferred, because something is kept for them;
                       else plans that cut each layer as before, which sum in the same order.
-    may_double        Lost seats may be given to devices that have one, where all were measured.
+    may_double        Lost seats may be given to devices that have one.
     further_seat_bytes  What a device's second seat takes of its memory for buffers.
 
     The soonest done of all plans tried; of those preferred if there is one, and it takes at most
-    SAME_SUMS_MAY_TAKE times as long. Plans over devices without rates cannot be compared by time:
-    of these the one that moves the fewest bytes is taken, in memory before from disk, then by the
-    devices' ids, and of another shape only where no measured one is found. The same facts always
-    give the same repair.
+    SAME_SUMS_MAY_TAKE times as long and SAME_SUMS_MAY_COST_S more. Plans over devices without rates
+    cannot be compared by time: of these the one that moves the fewest bytes is taken, in memory
+    before from disk, then by the devices' ids, and of another shape only where no measured one is
+    found. The same facts always give the same repair.
 
     Raises PlanError for a plan that is not one of this model, or where nothing is left, and
     CapacityError, with what is missing on whom, where nothing fits.
@@ -203,13 +205,12 @@ class _Task:
     def doubled(self) -> Iterator[Plan]:
         """The same with some of the lost seats on devices that have others, all in memory.
 
-        Only where that spares another order of sums, or another shape, and all were measured.
+        Only where that spares another order of sums, or another shape.
         """
         split = any(len(self.plan.stages[stage].shards) > 1 for stage, _ in self.lost_seats)
         if not (split or self.keeps_shape):
             return
-        measured = [id for id, device in self.devices.items() if device.rates is not None]
-        options = [self._by_lacking(seat, measured) for seat in self.lost_seats]
+        options = [self._by_lacking(seat, list(self.devices)) for seat in self.lost_seats]
         for taken in islice(product(*options), _MOST_DOUBLED):
             if len({*taken, *self.loaded}) == len(taken) + len(self.loaded):
                 continue  # each has one that had none
@@ -291,7 +292,11 @@ class _Task:
             return self._first(found)
         same, other = self._first(alike), self._first(others)
         same_s, other_s = same.total_s(self.workload), other.total_s(self.workload)
-        if same_s is None or other_s is None or same_s <= SAME_SUMS_MAY_TAKE * other_s:
+        if (
+            same_s is None
+            or other_s is None
+            or same_s <= SAME_SUMS_MAY_TAKE * other_s + SAME_SUMS_MAY_COST_S
+        ):
             return same
         return other
 
@@ -304,6 +309,7 @@ class _Task:
             found,
             key=lambda one: (
                 _streamed(one.plan),
+                len(one.plan.shares) - len(one.plan.devices),
                 one.moved_bytes,
                 max(one.lacking_bytes.values()),
                 one.plan.devices,

@@ -168,7 +168,12 @@ def test_a_stand_in_that_cannot_reach_the_others_is_none() -> None:
     assert repair(THREE_STAGES, SMALL, devices, {"01"}, SHORT, keeps_shape=True).same_shape
     apart = LinkSpec(source="03", target="02", latency_s=NO_LINK_S, bytes_per_s=1.0)
     devices = replace(devices, links=(apart,))
-    assert not repair(THREE_STAGES, SMALL, devices, {"01"}, SHORT, keeps_shape=True).same_shape
+    repaired = repair(THREE_STAGES, SMALL, devices, {"01"}, SHORT, keeps_shape=True)
+    assert repaired.method == "doubled"
+    repaired = repair(
+        THREE_STAGES, SMALL, devices, {"01"}, SHORT, keeps_shape=True, may_double=False
+    )
+    assert not repaired.same_shape
 
 
 def test_the_layers_of_a_lost_stage_go_to_both_its_neighbours() -> None:
@@ -222,7 +227,7 @@ def test_a_rank_may_take_the_seat_of_another_so_that_sums_stay_as_they_are() -> 
 
 def test_the_last_rank_of_a_stage_becomes_whole() -> None:
     left = unmeasured(4)
-    repaired = repair(FOUR_RANKS, SMALL, left, {"00", "01", "03"}, SHORT)
+    repaired = repair(FOUR_RANKS, SMALL, left, {"00", "01", "03"}, SHORT, may_double=False)
     (shard,) = repaired.plan.stages[0].slices
     assert shard == whole_shard("02", SMALL, vocab=range(SMALL.vocab_size))
     assert repaired.lacking_bytes["02"] < memory_use(repaired.plan, SMALL, SHORT)["02"].weight_bytes
