@@ -27,7 +27,7 @@ from edge.offload import parse_json, read_file
 from edge.partition import Parallel, Plan
 from edge.planning.load_options import LoadOptions, Standby, Streaming
 from edge.protocol.fields import AtMost, ReadBy, from_json, to_json
-from edge.protocol.lease import Lease
+from edge.protocol.lease import MOST_TERMS, Lease
 from edge.protocol.step import MAX_END_IDS, FinishReason
 from edge.protocol.wire_rules import Wire
 from edge.text.answer_parts import ReadAnswer, read_answer
@@ -280,7 +280,15 @@ def read_journal(path: Path) -> Kept:
 
 def _check_private(status: os.stat_result) -> None:
     if status.st_uid != os.geteuid() or status.st_mode & 0o077:
-        raise ValueError("others may read or write it")
+        raise ValueError("others may read or write it, until it is yours and chmod 600")
+
+
+def _holder(path: Path) -> str:
+    """Who has it open, as far as it is written there yet."""
+    try:
+        return f"process {read_journal(path).pid}"
+    except (RequestError, FileNotFoundError):
+        return "another process"
 
 
 def _parsed(content: bytes) -> Kept:
@@ -305,6 +313,8 @@ def _parsed(content: bytes) -> Kept:
                 tokens.append(_token(from_json(_Told, values)))
     if asked is None or holder is None:
         raise ValueError("it ends before what was asked does")
+    if holder.lease.term >= MOST_TERMS:
+        raise ValueError(_DAMAGED)
     request = asked.request
     ends = [each.end is not None for each in tokens]
     room = request.max_new_tokens - (not any(ends))
@@ -395,9 +405,8 @@ class Journal:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                pid = read_journal(path).pid
                 raise RequestError(
-                    f"process {pid} has this reply under way; wait for it, or end it"
+                    f"{_holder(path)} has this reply under way; wait for it, or end it"
                 ) from None
             kept = read_journal(path)
             journal = cls(path, descriptor, kept, on_fail)

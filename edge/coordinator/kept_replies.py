@@ -58,7 +58,12 @@ class KeptReplies:
                     return Journal.begin(path, asked, lease, _log.warning)
         except OSError as error:
             why = error.strerror or error
-            _log.warning("the answer is not kept, %s cannot be used: %s", self._folder, why)
+            _log.warning(
+                "the answer is not kept, as %s cannot be used (%s): set EDGE_STATE to another "
+                "folder, or give --no-journal",
+                self._folder,
+                why,
+            )
             return None
 
     def open(self, id: str) -> Journal:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass, field
 
+MOST_TERMS = 1 << 32
 _LONGEST_RUN = 64
 
 
@@ -21,5 +22,5 @@ class Lease:
     def __post_init__(self) -> None:
         if not 0 < len(self.run) <= _LONGEST_RUN:
             raise ValueError(f"a run's name has 1 to {_LONGEST_RUN} characters")
-        if not 0 < self.term < 1 << 53:
+        if not 0 < self.term <= MOST_TERMS:
             raise ValueError(f"term {self.term}")

@@ -83,21 +83,41 @@ def addresses(daemons: list[Daemon]) -> list[str]:
     return [daemon.address for daemon in daemons]
 
 
+def by_address(daemons: list[Daemon]) -> list[str]:
+    """Options of a command."""
+    return [part for address in addresses(daemons) for part in ("--peer", address)]
+
+
+@pytest.fixture(scope="module")
+def command(
+    two: list[Daemon], endless_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, ...]:
+    """An answer of both, by hand: so nothing is measured first."""
+    names = [daemon.name for daemon in two]
+    model = endless_checkpoint.path.name
+    plan = make_plan(endless_checkpoint.spec, "tensor_2", model=model, devices=names)
+    file = tmp_path_factory.mktemp("plan") / "plan.json"
+    file.write_text(json.dumps(plan.to_json()))
+    return (
+        "run", str(endless_checkpoint.path), "-p", "hi", "-n", "400", "--dtype", "float32",
+        "--temperature", "0.8", "--seed", "5", "--plan", str(file), *by_address(two),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole(command: tuple[str, ...]) -> str:
+    """What it writes undisturbed."""
+    outcome = run_edge(*command, "--no-journal")
+    assert outcome.code == 0, outcome.err
+    return outcome.out
+
+
 @pytest.fixture(autouse=True)
 def nothing_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """At the end: a finished reply is not."""
     monkeypatch.setenv(STATE_VARIABLE, str(tmp_path))
     yield
     assert kept_replies().entries() == []
-
-
-def by_hand(checkpoint: TinyCheckpoint, daemons: list[Daemon], folder: Path) -> tuple[str, ...]:
-    """Options of a run over both: so nothing is measured first."""
-    names = [daemon.name for daemon in daemons]
-    plan = make_plan(checkpoint.spec, "tensor_2", model=checkpoint.path.name, devices=names)
-    file = folder / "plan.json"
-    file.write_text(json.dumps(plan.to_json()))
-    return "--dtype", "float32", "--plan", str(file)
 
 
 @pytest.mark.parametrize(
@@ -180,37 +200,24 @@ def test_what_cannot_go_on_is_told(two: list[Daemon]) -> None:
     assert "no reply" in run_edge("run", "--resume", kept.id).sentence()
 
 
-def test_a_killed_command_goes_on(
-    two: list[Daemon], endless_checkpoint: TinyCheckpoint, tmp_path: Path
-) -> None:
-    """On the same devices; the text is that of one who was never killed."""
-    peers = [part for address in addresses(two) for part in ("--peer", address)]
-    command = (
-        "run", endless_checkpoint.path, "-p", "hi", "-n", 400, "--temperature", 0.8, "--seed", 5,
-        *by_hand(endless_checkpoint, two, tmp_path), *peers,
-    )  # fmt: skip
-    whole = run_edge(*command)
-    assert whole.code == 0, whole.err
+def test_a_killed_command_goes_on(two: list[Daemon], command: tuple[str, ...], whole: str) -> None:
     with full_pipe() as nobody_reads, edge_process(*command, stdout=nobody_reads) as process:
         await_tokens(process)
         process.send_signal(signal.SIGKILL)
-    resumed = run_edge("run", "--resume", "last", *peers)
-    assert resumed.code == 0, resumed.err
-    assert resumed.out == whole.out
+    resumed = run_edge("run", "--resume", "last", *by_address(two))
+    assert (resumed.code, resumed.out) == (0, whole), resumed.err
     assert "of them from before" in resumed.err
 
 
 def test_a_coordinator_that_is_taken_over_ends(
     two: list[Daemon],
-    endless_checkpoint: TinyCheckpoint,
+    command: tuple[str, ...],
+    whole: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its journal goes on elsewhere while it is stopped, as one that is cut off: at once, although
     its connections are open. When it wakes, it is told, and ends."""
-    peers = [part for address in addresses(two) for part in ("--peer", address)]
-    plan = by_hand(endless_checkpoint, two, tmp_path)
-    command = ("run", endless_checkpoint.path, "-p", "hi", "-n", 1000, *plan, *peers)
     with edge_process(*command) as process:
         await_tokens(process)
         process.send_signal(signal.SIGSTOP)
@@ -218,9 +225,8 @@ def test_a_coordinator_that_is_taken_over_ends(
             copied = shutil.copytree(tmp_path, tmp_path.with_name("copied"))
             with monkeypatch.context() as patch:
                 patch.setenv(STATE_VARIABLE, str(copied))
-                resumed = run_edge("run", "--resume", "last", *peers)
-            assert resumed.code == 0, resumed.err
-            assert "[1000 tokens, " in resumed.err
+                resumed = run_edge("run", "--resume", "last", *by_address(two))
+            assert (resumed.code, resumed.out) == (0, whole), resumed.err
             for daemon in two:
                 daemon.await_free()
         finally:
@@ -232,19 +238,19 @@ def test_a_coordinator_that_is_taken_over_ends(
 
 
 def test_a_reply_without_peers_goes_on_on_others(
-    endless_checkpoint: TinyCheckpoint, tmp_path: Path
+    two: list[Daemon], command: tuple[str, ...], whole: str, tmp_path: Path
 ) -> None:
-    command = ("run", endless_checkpoint.path, "-p", "hi", "-n", 1000, "--dtype", "float32")
-    with Daemon(tmp_path / "1", "--no-announce") as first:
-        with edge_process(*command, "--peer", first.address) as process:
-            assert process.stdout is not None
-            assert process.stdout.read(1)
-            first.kill()
+    """By another plan, and a longer answer: in float32 that changes no token."""
+    alone = (*command[: command.index("--plan")], "-n", "1200")
+    with Daemon(tmp_path, "--no-announce") as daemon:
+        with edge_process(*alone, "--peer", daemon.address) as process:
+            await_tokens(process)
+            daemon.kill()
             _out, messages = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 1
         assert "none of the model's peers answers any more" in messages
     (entry,) = kept_replies().entries()
     assert f"[edge run --resume {entry.id} goes on with this answer]" in messages
-    with Daemon(tmp_path / "2", "--no-announce") as second:
-        resumed = run_edge("run", "--resume", entry.id, "--peer", second.address)
-        assert resumed.out == run_edge(*command, "--peer", second.address).out
+    resumed = run_edge("run", "--resume", entry.id, *by_address(two[:1]))
+    assert resumed.code == 0, resumed.err
+    assert resumed.out.startswith(whole.removesuffix("\n"))

@@ -28,7 +28,7 @@ from edge import partition
 from edge.api.inspection import inspect
 from edge.cli.inspect_view import show_inspection
 from edge.cli.options import read_plan
-from edge.coordinator.journal import read_journal
+from edge.coordinator.kept_replies import KeptReplies
 from edge.errors import CheckpointError, EdgeError
 from edge.membership.identity import Identity
 from edge.membership.membership import Expelled
@@ -402,7 +402,7 @@ class Files:
 
         def read(content: bytes) -> None:
             path.write_bytes(content)
-            read_journal(path)
+            KeptReplies(folder).open(path.stem).close()
 
         path.touch(0o600)
         return Kind(sound, read)
@@ -424,7 +424,7 @@ class Files:
                 checksum = zlib.crc32(body, checksum)
                 changed += b"%08x %s\n" % (checksum, body)
             path.write_bytes(changed)
-            read_journal(path)
+            KeptReplies(folder).open(path.stem).close()
 
         return Kind(json.dumps(lines).encode(), read)
 

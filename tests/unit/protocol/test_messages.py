@@ -94,7 +94,7 @@ FRAMES_SENT = (
     messages.Piece(manifest="m", digest="d", content=b"\x00\xff"),
     messages.Seal(manifest="m"),
     messages.Open(assignment=ASSIGNMENT, lease=Lease(run="r", term=2), prefix_secret=bytes(32)),
-    messages.TakeOver(lease=Lease(run="r", term=1 << 52)),
+    messages.TakeOver(lease=Lease(run="r", term=1 << 32)),
     Connect(session="s", places=PLACES),
     messages.MatchPrefix(session="s", request="r", prompt=token_bytes([1, 2])),
     messages.PrefixMatched(request="r", tokens=4),
