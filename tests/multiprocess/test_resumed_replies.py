@@ -148,7 +148,7 @@ def test_the_tokens_of_an_undisturbed_reply(layout: str, dtype: str, two: list[D
     assert reply.statistics["resumed_tokens"] == kept.new_tokens
 
 
-def test_stop_strings_tools_and_schemas_go_on(two: list[Daemon]) -> None:
+def test_stop_strings_and_schemas_go_on(two: list[Daemon]) -> None:
     """Whatever is half done: a stop string that has begun, a JSON text that is open."""
     options = edge.GenerationOptions(journal=True, max_new_tokens=40)
     with (

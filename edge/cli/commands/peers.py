@@ -203,7 +203,7 @@ def _in_words(peer: PeerInfo, model: HostedModel) -> str:
         else ""
     )
     return (
-        f"{peer.name} runs {model.name} {model.dtype}, stage {model.stage}, rank "
+        f"{peer.name} runs {model.name} {model.dtype} for {model.user}, stage {model.stage}, rank "
         f"{model.rank}: {format_size(model.bytes)} and "
         f"{format_size(model.buffer_bytes)} for steps{streamed}"
     )

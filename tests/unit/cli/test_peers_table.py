@@ -74,8 +74,8 @@ def test_all_columns_in_one_line_for_each_peer() -> None:
     assert all(size in attic for size in ("600.0 MiB", "100.0 MiB", "57.0 MiB"))
     assert all(column in lines[1] for column in COLUMNS)
     assert lines[-1] == (
-        "attic runs model int4, stage 0, rank 1: 700.0 MiB and 30.0 MiB for steps, 90.0 MiB from "
-        "disk for each token"
+        "attic runs model int4 for u, stage 0, rank 1: 700.0 MiB and 30.0 MiB for steps, 90.0 MiB "
+        "from disk for each token"
     )
 
 
