@@ -111,7 +111,9 @@ class Reloading:
         infos, _failures = await describe_all(
             {address: peer.credentials for address, peer in known.items()},
             timeouts_s={
-                address: LOST_ANSWERS_WITHIN_S if peer.id in lost else ANSWER_WITHIN_S
+                address: (
+                    LOST_ANSWERS_WITHIN_S if {peer.id, peer.name} & set(lost) else ANSWER_WITHIN_S
+                )
                 for address, peer in known.items()
             },
         )

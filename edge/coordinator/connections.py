@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.errors import EdgeError, PeerError, ProtocolError
+from edge.errors import EdgeError, PeerError, ProtocolError, RequestError
 from edge.partition import Plan
 from edge.protocol.client import PeerClient
 from edge.protocol.frame_codec import Post
-from edge.protocol.messages import Close, Connect, Measure, Observed
+from edge.protocol.messages import Close, Connect, Measure, Observed, PutKv
 from edge.protocol.peer_info import gather_all
 from edge.protocol.step_times import PeerTimes
 from edge.protocol.topology import Place, Seat, sampler_seat
@@ -99,8 +99,17 @@ class Connections:
             is_last = stage == self._sampler_seat[0]
             await client.post(post if last_stage is None or not is_last else last_stage)
 
-    async def post_to(self, seat: Seat, post: Post) -> None:
-        await self._clients[seat].post(post)
+    async def put_kv(self, seat: Seat, calls: Iterable[PutKv]) -> None:
+        """Give a shard keys and values, one part after the other.
+
+        Raises PeerError where it refuses them.
+        """
+        client = self._clients[seat]
+        try:
+            for call in calls:
+                await client.call(call)
+        except RequestError as error:
+            raise PeerError(client.name, f"takes no keys and values back: {error}") from error
 
     async def post_sampler(self, post: Post) -> None:
         await self._clients[self._sampler_seat].post(post)

@@ -42,7 +42,8 @@ class Recovery:
 
 
 Reload = Callable[[Collection[str], OnEnd], Awaitable[LoadedModel]]
-"""Loads the model anew, on what is left without these devices unless they show that they live."""
+"""Loads the model anew, on what is left without these devices unless they show that they live. By
+id, or by name where they were lost while it was loaded."""
 
 
 class LastingModel:
@@ -148,6 +149,8 @@ class LastingModel:
                 except EdgeError as again:
                     if not self._may_go_on(again):
                         raise
+                    if isinstance(again, PeerLostError):
+                        lost.add(again.peer)
                     _log.info("loading on what is left failed: %s", again)
                     continue
                 self._last = loaded

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,6 +32,7 @@ from edge.protocol.client import PeerClient
 from edge.protocol.error_codec import Failed
 from edge.protocol.fields import printable, token_bytes
 from edge.protocol.frame_codec import Event
+from edge.protocol.peer_info import gather_all
 from edge.protocol.step import MAX_CHUNK_TOKENS, SamplingTerms
 from edge.protocol.step_times import PeerTimes
 from edge.protocol.token_masks import write_masks
@@ -396,22 +397,37 @@ class LoadedModel:
         return replace(step, masked=masked, masks=masks) if masked else step
 
     async def _restore(self, name: str, tokens: int) -> None:
-        """Give every shard the keys and values that it, or who sat there before, has sent."""
+        """Give every shard the keys and values that it, or who sat there before, has sent.
+
+        Raises PeerError where one refuses them: they are forgotten then.
+        """
         request = self._requests.get(name)
         if request is None or request.kept is None:
             return  # cancelled meanwhile: the peers hear of that next
-        for seat, copies in request.kept.copies.items():
+        prompt, answer, session = len(request.prompt), request.answer, self.session
+
+        def calls(copies: Sequence[Copy]) -> Iterator[messages.PutKv]:
             for copy in copies:
-                start = copy.first - len(request.prompt)
+                start = copy.first - prompt
                 if start < tokens:
-                    post = messages.PutKv(
-                        session=self.session,
+                    yield messages.PutKv(
+                        session=session,
                         request=name,
                         first=copy.first,
-                        tokens=tuple(request.answer[start : start + copy.tokens]),
+                        tokens=tuple(answer[start : start + copy.tokens]),
                         rows=copy.rows,
                     )
-                    await self._connections.post_to(seat, post)
+
+        given = dict(request.kept.copies)
+        try:
+            await gather_all(
+                self._connections.put_kv(seat, calls(copies)) for seat, copies in given.items()
+            )
+        except PeerLostError:
+            raise
+        except PeerError:
+            request.kept = None
+            raise
 
     async def _hang_up(self) -> None:
         assert self._release_task is not None

@@ -35,6 +35,7 @@ from edge.protocol.step import SamplingTerms, Step
 from edge.protocol.step_times import StepTimes
 from edge.protocol.topology import Seat
 from edge.transport import Link
+from edge.transport.frame import Buffer
 from edge.weights.layout import ShardLayout
 from edge.weights.observation import observed_runs
 
@@ -281,21 +282,22 @@ class ShardEngine:
 
         self._post(work)
 
-    def put_kv(
-        self, request: str, first: int, tokens: Sequence[int], rows: bytes | memoryview
-    ) -> None:
-        """Let the request have keys and values of tokens that follow what it has; see `KvRows`."""
+    def put_kv(self, request: str, first: int, tokens: Sequence[int], rows: Buffer) -> Future[None]:
+        """Let the request have keys and values of tokens that follow what it has; see `KvRows`.
 
-        def work(program: StageProgram | None) -> None:
-            if program is None:
-                return
-            put_copy(program, request, first, len(tokens), rows)
+        Raises RequestError where they do not, or are of another size.
+        """
+
+        def work() -> None:
+            if self._program is None or self._is_over:
+                raise RequestError("keys and values for a shard that is not loaded")
+            put_copy(self._program, request, first, len(tokens), rows)
             if self.layout.is_last_stage:
                 self._choice.extend(request, tokens)
             if self._copies is not None:
                 self._copies.restored(request, first + len(tokens))
 
-        self._post(work)
+        return self._thread.call(work)
 
     def finish(self, request: str, *, kept_tokens: int = 0) -> None:
         """Free the request; a run that it is part of ends after its current token.

@@ -109,6 +109,7 @@ class Connection:
             messages.Seal: self._seal,
             messages.Open: self._open,
             messages.Connect: self._connect,
+            messages.PutKv: self._put_kv,
             messages.Measure: self._measure,
             messages.Observed: self._observed,
             messages.Close: self._close,
@@ -117,7 +118,6 @@ class Connection:
             messages.MatchPrefix: self._match_prefix,
             messages.Reserve: self._reserve,
             messages.RunStep: self._run_step,
-            messages.PutKv: self._put_kv,
             messages.YieldRun: self._yield_run,
             messages.SwapOut: self._swap_out,
             messages.Finish: self._finish,
@@ -510,6 +510,18 @@ class Connection:
         digest = await asyncio.wrap_future(hosted.shard.prepare())
         return messages.Connected(kv_digest=digest or None)
 
+    async def _put_kv(self, call: messages.PutKv) -> messages.Done:
+        hosted = self._session(call.session)
+        vocab_size = hosted.assignment.model.vocab_size
+        if not all(0 <= token < vocab_size for token in call.tokens):
+            raise ProtocolError(f"tokens outside a vocabulary of {vocab_size}")
+        last = call.first + len(call.tokens)
+        if not 0 < call.first < last <= hosted.assignment.limits.context_tokens:
+            raise ProtocolError(f"keys and values of tokens {call.first} to {last}")
+        put = hosted.shard.put_kv(call.request, call.first, call.tokens, call.rows)
+        await asyncio.wrap_future(put)
+        return messages.Done()
+
     async def _measure(self, call: messages.Measure) -> ShardTimes:
         hosted = self._session(call.session)
         prompt, decode = await asyncio.wrap_future(hosted.shard.measure())
@@ -566,16 +578,6 @@ class Connection:
         if hosted.shard.layout.is_last_stage:
             masks = read_masks(post.masked, post.masks, vocab_size)
         hosted.shard.step(post.step, post.terms, masks)
-
-    def _put_kv(self, post: messages.PutKv) -> None:
-        hosted = self._waiting_session(post.session)
-        vocab_size = hosted.assignment.model.vocab_size
-        if not all(0 <= token < vocab_size for token in post.tokens):
-            raise ProtocolError(f"tokens outside a vocabulary of {vocab_size}")
-        last = post.first + len(post.tokens)
-        if not 0 < post.first < last <= hosted.assignment.limits.context_tokens:
-            raise ProtocolError(f"keys and values of tokens {post.first} to {last}")
-        hosted.shard.put_kv(post.request, post.first, post.tokens, bytes(post.rows))
 
     def _yield_run(self, post: messages.YieldRun) -> None:
         self._waiting_session(post.session).shard.yield_run()

@@ -292,10 +292,13 @@ class KvRows(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PutKv(Post):
-    """Let the request have these keys and values, of tokens that follow what it has."""
+class PutKv(Call[Done]):
+    """Let the request have these keys and values, of tokens that follow what it has.
 
-    kind = "put_kv"
+    Answered once it has them, so that no more of them wait in memory than one frame.
+    """
+
+    kind, limit_s = "put_kv", 600.0
     limits = FrameLimits(header_bytes=SMALL.header_bytes, payload_bytes=MOST_COPY_BYTES)
     session: str
     request: str
