@@ -230,6 +230,11 @@ class DescribedModel:
         if not journal.is_open:
             raise RequestError(f"the reply {journal.id} was closed; open it again")
         asked = journal.kept.asked
+        if asked.load.fingerprint != self._held.load.fingerprint:
+            raise RequestError(
+                f"the reply {journal.id} is of {asked.load.path} as it was then, and this is "
+                "another model, or its files were changed since: ask again"
+            )
         if (unlike := asked.load.unlike(self._held.load)) is not None:
             raise RequestError(
                 f"the reply {journal.id} cannot go on with this model, which has {unlike}; load it "

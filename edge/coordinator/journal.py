@@ -136,8 +136,6 @@ class KeptLoad:
 
     def unlike(self, loaded: KeptLoad) -> str | None:
         """What another load has otherwise that tokens depend on, in words; None: nothing."""
-        if self.fingerprint != loaded.fingerprint:
-            return f"other weights than {self.path} had"
         for name in _ALIKE:
             wanted, found = getattr(self, name), getattr(loaded, name)
             if wanted != found:

@@ -172,7 +172,7 @@ def test_stop_strings_and_schemas_go_on(two: list[Daemon]) -> None:
                 assert again.finish_reason == whole.finish_reason
 
 
-def test_what_cannot_go_on_is_told(two: list[Daemon]) -> None:
+def test_what_cannot_go_on_is_told(two: list[Daemon], endless_checkpoint: TinyCheckpoint) -> None:
     with edge.Cluster.connect(addresses(two[:1])) as cluster:
         with cluster.load(MODEL, dtype="int8", context_tokens=128) as model:
             stream = model.stream("The cat", SAMPLED)
@@ -183,6 +183,11 @@ def test_what_cannot_go_on_is_told(two: list[Daemon]) -> None:
         with (
             cluster.load(MODEL, dtype="float32", context_tokens=128) as model,
             pytest.raises(edge.RequestError, match="has dtype float32 instead of int8"),
+        ):
+            model.resume()
+        with (
+            cluster.load(endless_checkpoint.path, dtype="int8", context_tokens=128) as model,
+            pytest.raises(edge.RequestError, match="this is another model, or its files were cha"),
         ):
             model.resume()
         kept = edge.KeptReply.open()
