@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from subprocess import Popen
 from types import TracebackType
@@ -17,11 +17,20 @@ from edge.demos.processes import child, daemon_address
 class Fleet:
     """A context manager; at its end all have ended."""
 
-    def __init__(self, names: Sequence[str], folder: Path, *, threads: int = 1) -> None:
-        """Each keeps its weights in a folder of its name in `folder`."""
+    def __init__(
+        self,
+        names: Sequence[str],
+        folder: Path,
+        *,
+        threads: int = 1,
+        options: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
+        """Each keeps its weights in a folder of its name in `folder`; options: of `edge peer`, by
+        name."""
         self._names = tuple(names)
-        self._folder = folder
+        self.folder = folder
         self._threads = threads
+        self._options = options or {}
         self._open: dict[str, contextlib.ExitStack] = {}
         self.processes: dict[str, Popen[str]] = {}
         self.addresses: dict[str, str] = {}
@@ -32,7 +41,8 @@ class Fleet:
         listen = self.addresses.get(name, "127.0.0.1:0")
         command = [sys.executable, "-m", "edge", "peer", "--json", "--supervised", "--no-announce"]
         command += ["--listen", listen, "--threads", str(self._threads), "--name", name]
-        self.processes[name] = stack.enter_context(child(command, cache=self._folder / name))
+        command += self._options.get(name, ())
+        self.processes[name] = stack.enter_context(child(command, cache=self.folder / name))
         self._open[name] = stack
         self.addresses[name] = daemon_address(self.processes[name], name)
 

@@ -1,55 +1,76 @@
-"""Replies while peers are killed, stopped and told to leave: are they the same, and how long is the
-pause?
+"""Replies while peers are killed, stopped, cut off: are they the same, and how long is the pause?
 
 python -m edge.demos.bench.faults --faults 40
-python -m edge.demos.bench.faults --faults 1000 --append
+python -m edge.demos.bench.faults --faults 200 --seed 7 --record faults.jsonl
+python -m edge.demos.bench.faults --faults 0 --record faults.jsonl --append
 python -m edge.demos.bench.faults --shape W --dtype int4 --kind killed --requests 1 --faults 5
 
-Four peers on this machine, of which one to three run a plan that was drawn. Replies are made
-undisturbed first. Then the same replies are asked for again, and at a random token something
-happens to a random peer of the plan.
+Some peers on this machine, of which one or more run a plan that was drawn; every connection leads
+through a relay. Replies are made undisturbed first. Then the same replies are asked for again, and
+at a random token something happens to a random peer of the plan. After each model it is checked
+that nothing is left of it. With --record a long run may be made in parts: what is told, and
+appended to the results, is of all that the file has. It fails where a reply was lost, has other
+tokens than undisturbed, or something was left behind.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
+import os
 import random
+import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal, get_args
 
 import click
 import numpy as np
-import psutil
 
 import edge
 from edge.demos.bench import results
+from edge.demos.bench.fault_kinds import KINDS, WEIGHTS, Injection, Kind, applies
+from edge.demos.bench.left_behind import Watch
 from edge.demos.bench.options import append_option, folder_option
 from edge.demos.bench.results import Metric
 from edge.demos.bench.shapes import checkpoint
 from edge.demos.bundled import MODEL, STORY
 from edge.demos.fleet import Fleet
+from edge.demos.relay import Relay
 from edge.partition import Plan
 from edge.planning.load_options import Standby
 
-Kind = Literal["killed", "stopped 1 s", "stopped 5 s", "told to leave"]
-_STOPPED_S = {"stopped 1 s": 1.0, "stopped 5 s": 5.0}
-_NAMES = ("a", "b", "c", "d")
+Place = Literal["memory", "disk"]
+"""Where layers, and keys and values, are."""
+
+_NAMES = ("a", "b", "c", "d", "e")
+_MOST_ALONE = 2
+"""Faults of one load after the plan has come down to one device."""
+_CACHE_BYTES = 64 << 20
+_DISK_OPTIONS = ("--kv-memory", "3MiB", "--kv-disk")
 
 
-@dataclass(slots=True, kw_only=True)
-class Outcomes:
-    """Of the faults of one kind."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """What one fault did; a line of the file of --record."""
 
-    faults: int = 0
-    replies: int = 0
-    lost: int = 0
-    different: int = 0
-    pauses_s: list[float] = field(default_factory=list)
-    """The longest of each fault's replies between two tokens, from the fault on."""
+    dtype: str
+    kind: Kind
+    place: Place
+    requests: int
+    devices: int
+    """Of the plan that was hurt."""
+    lost: int
+    different: int
+    different_by_cut: int
+    """Likewise, but of a quantised model whose slices were cut anew: those may differ."""
+    pause_s: float
+    """The longest of the replies between two tokens, from the fault on."""
+    recovered: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,21 +121,29 @@ class Injector:
     """Rounds of faults on one fleet."""
 
     fleet: Fleet
+    relays: Mapping[str, Relay]
     cluster: edge.AsyncCluster
     path: Path
     dice: random.Random
     kinds: Sequence[Kind]
     new_tokens: int
     standby: Standby
-    outcomes: dict[tuple[str, Kind], Outcomes] = field(default_factory=dict)
+    place: Place
+    has_small_disks: bool
+    verbose: bool = False
+    watch: Watch = field(default_factory=Watch)
+    records: list[Record] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+    """What was left behind after a model, in words."""
 
     async def plan(self, count: int, how: str) -> Plan:
         """Over so many peers, as the planner divides the model."""
-        names = self.dice.sample(_NAMES, count)
+        names = self.dice.sample(list(self.relays), min(count, len(self.relays)))
         async with await edge.AsyncCluster.connect(
-            [self.fleet.addresses[name] for name in names]
+            [self.relays[name].address for name in names]
         ) as some:
-            return (await some.propose(self.path, plan=how)).plan  # type: ignore[arg-type]
+            plan = (await some.propose(self.path, plan=how)).plan  # type: ignore[arg-type]
+        return streamed(plan) if self.place == "disk" else plan
 
     def asked(self, requests: int) -> Asked:
         drawn = self.dice.random() < 0.5
@@ -135,103 +164,204 @@ class Injector:
 
     async def rounds(self, dtype: str, requests: int, faults: int) -> None:
         """One load, and so many faults while it runs."""
-        plan = await self.plan(self.dice.choice([1, 2, 2, 3]), "pipeline")
+        plan = await self.plan(self.dice.choice([2, 2, 3, 4]), "pipeline")
         if len(plan.devices) > 1 and self.dice.random() < 0.5:
-            plan = await self.plan(len(plan.devices), "tensor")
+            plan = await self.plan(min(len(plan.devices), 3), "tensor")
         async with await self.cluster.load(
             self.path,
             dtype=dtype,
             plan=plan,
             context_tokens=min(1024, 256 + 2 * self.new_tokens),
             concurrency=requests,
+            batch_invariant=requests > 1,
             standby=self.standby,
         ) as model:
             asked = self.asked(requests)
             undisturbed = await replies(model, asked, fault=None)
-            for _number in range(faults):
+            for made in undisturbed:
+                if made.error is not None:
+                    raise edge.EdgeError(f"without any fault: {made.error}")
+            alone = 0
+            while faults and alone < _MOST_ALONE:
                 await self.one(dtype, model, asked, undisturbed)
+                faults -= 1
+                alone += self.records[-1].devices == 1
+                if self.records[-1].lost:
+                    break  # its model has ended
+        credentials = self.cluster.peers[0].credentials
+        left = await self.watch.left(
+            [relay.address for relay in self.relays.values()],
+            [process.pid for process in self.fleet.processes.values()],
+            credentials,
+        )
+        for relay in self.relays.values():
+            relay.end_vanished()
+        left += await self.watch.left((), [os.getpid()], credentials)
+        for each in left:
+            click.echo(f"left behind: {each}", err=True)
+        self.left += left
 
     async def one(
         self, dtype: str, model: edge.AsyncModel, asked: Asked, undisturbed: list[Made]
     ) -> None:
-        kind = self.dice.choice(self.kinds)
-        names = {id: peer.name for id, peer in model.peers.items()}
-        victim = names[self.dice.choice(model.plan.devices)]
-        going_on: list[asyncio.Task[None]] = []
-
-        async def go_on_later() -> None:
-            await asyncio.sleep(_STOPPED_S[kind])
-            self.fleet.go_on(victim)
-
-        def fault() -> None:
-            if kind == "killed":
-                self.fleet.kill(victim)
-            elif kind == "told to leave":
-                self.fleet.leave(victim)
-            else:
-                self.fleet.stop(victim)
-                going_on.append(asyncio.create_task(go_on_later()))
-
+        by_address = {relay.address: name for name, relay in self.relays.items()}
+        names = {id: by_address[peer.address] for id, peer in model.peers.items()}
+        used = [names[device] for device in model.plan.devices]
+        spares = [name for name in self.relays if name not in used]
+        may = [
+            kind
+            for kind in self.kinds
+            if applies(
+                kind,
+                plan_devices=len(used),
+                spares=len(spares),
+                has_small_disks=self.has_small_disks,
+            )
+        ]
+        if not may:
+            may = ["killed"]  # it changes the plan
+        (kind,) = self.dice.choices(may, [WEIGHTS.get(kind, 1.0) for kind in may])
+        injection = Injection(
+            kind,
+            self.dice.choice(used),
+            fleet=self.fleet,
+            relays=self.relays,
+            spares=self.dice.sample(spares, len(spares)),
+            plan_devices=len(used),
+            dice=self.dice,
+        )
         at_token = self.dice.randrange(1, self.new_tokens)
-        made = await replies(model, asked, at_token=at_token, fault=fault)
-        for task in going_on:
-            await task
-        if kind in ("killed", "told to leave"):
-            await asyncio.to_thread(self.fleet.processes[victim].wait)
-            await asyncio.to_thread(self.fleet.renew)
-        found = self.outcomes.setdefault((dtype, kind), Outcomes())
-        found.faults += 1
-        found.replies += len(made)
-        found.lost += sum(each.error is not None for each in made)
-        found.different += sum(
+        before = len(model.recoveries)
+        await injection.prepare()
+        made = await replies(model, asked, at_token=at_token, fault=injection.happen)
+        recoveries = model.recoveries[before:]
+        await injection.mend()
+        repair = model.proposal.repair
+        is_cut = repair is not None and not repair.same_sums and dtype != "float32"
+        differ = sum(
             each.error is None and each.tokens != one.tokens
             for each, one in zip(made, undisturbed, strict=True)
         )
-        found.pauses_s.append(max(each.pause_s for each in made))
+        what = (
+            f"{dtype} {self.place}, {kind} {injection.victim} of {'/'.join(used)} at {at_token}, "
+            f"{len(made)} at once"
+        )
         for each, one in zip(made, undisturbed, strict=True):
             if each.error is not None:
-                click.echo(f"{dtype}, {kind} {victim}: {each.error}", err=True)
+                click.echo(f"LOST: {what}: {each.error}", err=True)
             elif each.tokens != one.tokens:
-                repair = model.proposal.repair
                 pairs = zip(each.tokens, one.tokens, strict=True)
                 first = next(index for index, (a, b) in enumerate(pairs) if a != b)
                 click.echo(
-                    f"{dtype}, {kind} {victim} at {at_token}, {len(made)} at once, repaired by "
-                    f"{repair.method if repair is not None else 'nothing'}: other tokens from "
-                    f"{first} on",
+                    f"DIFFERENT: {what}, repaired by "
+                    f"{repair.method if repair is not None else 'nothing'}, same sums: "
+                    f"{not is_cut}: from token {first} on",
                     err=True,
                 )
+        self.records.append(
+            Record(
+                dtype=dtype,
+                kind=kind,
+                place=self.place,
+                requests=len(made),
+                devices=len(used),
+                lost=sum(each.error is not None for each in made),
+                different=0 if is_cut else differ,
+                different_by_cut=differ if is_cut else 0,
+                pause_s=max(each.pause_s for each in made),
+                recovered=bool(recoveries),
+            )
+        )
+        if self.verbose:
+            reasons = "; ".join(each.reason for each in recoveries)
+            click.echo(f"{what}: {self.records[-1].pause_s:.2f} s; {reasons}", err=True)
 
 
-def held() -> tuple[int, int, int]:
-    """Threads, descriptors and MiB of this process."""
-    own = psutil.Process()
-    return own.num_threads(), own.num_fds(), own.memory_info().rss >> 20
+def streamed(plan: Plan) -> Plan:
+    """With every layer read from disk for each step, where a stage has enough of them."""
+    stages = tuple(
+        replace(
+            stage,
+            shards=tuple(
+                replace(shard, streamed_layers=len(stage.layers)) for shard in stage.slices
+            ),
+        )
+        for stage in plan.stages
+    )
+    return replace(plan, stages=stages)
+
+
+@contextlib.contextmanager
+def small_disks(folders: Sequence[Path]) -> Iterator[bool]:
+    """A small file system at each folder, where this user may mount one; whether that is so."""
+    with contextlib.ExitStack() as stack:
+        is_so = True
+        for folder in folders:
+            folder.mkdir()
+            options = f"size={_CACHE_BYTES}"
+            with contextlib.suppress(FileNotFoundError):
+                mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+                if subprocess.run(mount, capture_output=True, check=False).returncode == 0:
+                    stack.callback(subprocess.run, ["umount", "-l", str(folder)], check=True)
+                    continue
+            is_so = False
+        yield is_so
+
+
+@contextlib.contextmanager
+def bed(
+    names: Sequence[str], folder: Path, place: Place
+) -> Iterator[tuple[Fleet, Mapping[str, Relay], bool]]:
+    """Peers, a relay before each, and whether their caches have disks of their own."""
+    options = {}
+    if place == "disk":
+        options = {name: (*_DISK_OPTIONS, f"{folder / f'kv-{name}'}:64MiB") for name in names}
+    with (
+        small_disks([folder / name for name in names]) as are_small,
+        Fleet(names, folder, options=options) as fleet,
+        contextlib.ExitStack() as stack,
+    ):
+        relays = {
+            name: stack.enter_context(Relay(address)) for name, address in fleet.addresses.items()
+        }
+        yield fleet, relays, are_small
 
 
 async def run(
-    injector: Injector, dtypes: Sequence[str], requests: Sequence[int], faults: int, each: int
+    injector: Injector,
+    dtypes: Sequence[str],
+    requests: Sequence[int],
+    faults: int,
+    each: int,
+    keep: Callable[[Sequence[Record]], None],
 ) -> None:
-    done = 0
-    while done < faults:
+    started_s = time.monotonic()
+    while (done := len(injector.records)) < faults:
         count = min(each, faults - done)
         await injector.rounds(injector.dice.choice(dtypes), injector.dice.choice(requests), count)
-        done += count
-        click.echo(f"{done} of {faults}; threads, descriptors, MiB: {held()}", err=True)
+        keep(injector.records[done:])
+        click.echo(
+            f"{len(injector.records)} of {faults} in {time.monotonic() - started_s:.0f} s; left "
+            f"behind: {len(injector.left)}; memory of processes grew by "
+            f"{max(injector.watch.growth_bytes(), default=0) / (1 << 20):.0f} MiB at most",
+            err=True,
+        )
 
 
 @click.command()
-@click.option("--faults", type=click.IntRange(1), default=40, show_default=True)
+@click.option("--faults", type=click.IntRange(0), default=40, show_default=True)
 @click.option("--each", type=click.IntRange(1), default=8, show_default=True, help="Of a load.")
 @click.option("--dtype", "dtypes", multiple=True, default=("float32", "int4"), show_default=True)
-@click.option(
-    "--kind", "kinds", multiple=True, type=click.Choice(get_args(Kind)), default=get_args(Kind)
-)
+@click.option("--kind", "kinds", multiple=True, type=click.Choice(KINDS), default=KINDS)
 @click.option("--requests", type=int, multiple=True, default=(1, 3, 8), show_default=True)
+@click.option("--peers", type=click.IntRange(2, len(_NAMES)), default=5, show_default=True)
 @click.option("--new-tokens", type=click.IntRange(8), default=60, show_default=True)
 @click.option("--shape", help="A made-up model instead of the bundled one.")
 @click.option("--standby", type=click.Choice(get_args(Standby)), default="none")
+@click.option("--place", type=click.Choice(get_args(Place)), default="memory")
+@click.option("--record", type=click.Path(path_type=Path, dir_okay=False), help="Lines of JSON.")
 @click.option("--seed", default=0, show_default=True)
+@click.option("--verbose", is_flag=True, help="Say a line of each fault.")
 @folder_option
 @append_option
 def main(
@@ -240,52 +370,100 @@ def main(
     dtypes: Sequence[str],
     kinds: Sequence[Kind],
     requests: Sequence[int],
+    peers: int,
     new_tokens: int,
     shape: str | None,
     standby: Standby,
+    place: Place,
+    record: Path | None,
     seed: int,
+    verbose: bool,
     folder: Path,
     append: bool,
 ) -> None:
-    """Faults, replies that were lost or different, and pauses, by weight format and kind."""
+    """Faults, replies that were lost or different, and pauses, by kind."""
     path = MODEL if shape is None else checkpoint(shape, folder)
 
-    async def measured(fleet: Fleet) -> Injector:
-        async with await edge.AsyncCluster.connect(list(fleet.addresses.values())) as cluster:
+    async def measured(fleet: Fleet, relays: Mapping[str, Relay], are_small: bool) -> Injector:
+        async with await edge.AsyncCluster.connect(
+            [relay.address for relay in relays.values()]
+        ) as cluster:
             injector = Injector(
                 fleet=fleet,
+                relays=relays,
                 cluster=cluster,
                 path=path,
                 dice=random.Random(seed),
                 kinds=kinds,
                 new_tokens=new_tokens,
                 standby=standby,
+                place=place,
+                has_small_disks=are_small,
+                verbose=verbose,
             )
-            await run(injector, dtypes, requests, faults, each)
+            await run(injector, dtypes, requests, faults, each, keep)
         return injector
 
-    with tempfile.TemporaryDirectory() as own, Fleet(_NAMES, Path(own)) as fleet:
-        injector = asyncio.run(measured(fleet))
-    for (dtype, kind), found in sorted(injector.outcomes.items()):
-        count = "replies" if found.replies != 1 else "reply"
-        metrics = [
-            Metric(name="faults", unit="faults", values=[found.faults]),
-            Metric(name=count, unit="replies", values=[found.replies]),
-            Metric(name="replies lost", unit="replies", values=[found.lost]),
-            Metric(name="replies with other tokens", unit="replies", values=[found.different]),
-            Metric(name="pause", unit="s", values=found.pauses_s),
-            Metric(name="pause, 95th percentile", unit="s", values=[p95(found.pauses_s)]),
-        ]
-        click.echo(f"\n{dtype}, {kind}")
-        results.publish(
-            metrics,
-            question="a reply while a peer is lost",
-            variant=f"{kind}, {dtype}, 4 x 1 threads, {new_tokens} tokens, "
-            f"{'/'.join(map(str, requests))} at once, standby {standby}",
-            link="TCP over loopback",
-            model="the bundled model" if shape is None else shape,
-            keep=append,
-        )
+    def keep(records: Sequence[Record]) -> None:
+        if record is not None:
+            with record.open("a", encoding="utf-8") as file:
+                file.writelines(json.dumps(asdict(each)) + "\n" for each in records)
+
+    made: Sequence[Record] = ()
+    left: Sequence[str] = ()
+    if faults:
+        with (
+            tempfile.TemporaryDirectory() as own,
+            bed(_NAMES[:peers], Path(own), place) as (fleet, relays, small),
+        ):
+            injector = asyncio.run(measured(fleet, relays, small))
+        made, left = injector.records, injector.left
+    if record is not None:
+        lines = record.read_text(encoding="utf-8").splitlines()
+        made = [Record(**json.loads(line)) for line in lines]
+    for name in KINDS:
+        for dtype in sorted({each.dtype for each in made}):
+            found = [each for each in made if (each.kind, each.dtype) == (name, dtype)]
+            if found:
+                publish(found, f"{name}, {dtype}", new_tokens, standby, shape, append)
+    bad = sum(each.lost + each.different for each in made)
+    if bad or left:
+        raise SystemExit(f"{bad} replies were lost or have other tokens; left behind: {len(left)}")
+
+
+def publish(
+    found: Sequence[Record],
+    variant: str,
+    new_tokens: int,
+    standby: Standby,
+    shape: str | None,
+    append: bool,
+) -> None:
+    """The rows of one kind of fault."""
+    counts = {
+        "faults": len(found),
+        "replies": sum(each.requests for each in found),
+        "replies lost": sum(each.lost for each in found),
+        "replies with other tokens": sum(each.different for each in found),
+        "replies with other tokens, cut anew": sum(each.different_by_cut for each in found),
+    }
+    metrics = [Metric(name=name, unit=name.split()[0], values=[n]) for name, n in counts.items()]
+    pauses_s = [each.pause_s for each in found]
+    metrics += [
+        Metric(name="pause", unit="s", values=pauses_s),
+        Metric(name="pause, 95th percentile", unit="s", values=[p95(pauses_s)]),
+    ]
+    click.echo(f"\n{variant}")
+    at_once = "/".join(str(count) for count in sorted({each.requests for each in found}))
+    results.publish(
+        metrics,
+        question="a reply while a peer is lost",
+        variant=f"{variant}, peers of 1 thread behind relays, {new_tokens} tokens, "
+        f"{at_once} at once, standby {standby}",
+        link="TCP over loopback, through a relay",
+        model="the bundled model" if shape is None else shape,
+        keep=append,
+    )
 
 
 def p95(values: Sequence[float]) -> float:

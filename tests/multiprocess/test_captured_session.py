@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import edge
+from demos.relay import Relay
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.plans import make_plan
 from tests.support.processes import Daemon, start_together
-from tests.support.relay import Relay
 
 WINDOW_BYTES = 12
 """Three weights: no such run of random bytes comes by chance."""

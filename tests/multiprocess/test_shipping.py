@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 import edge
+from demos.relay import Fault, Relay
 from edge.coordinator.shipping import PIECES_IN_FLIGHT
 from edge.kernels.matmul_nbits.reference import Accuracy
 from tests.support.checkpoints import TinyCheckpoint, make_checkpoint
 from tests.support.plans import streaming
 from tests.support.processes import Daemon
-from tests.support.relay import Fault, Relay
 
 OVERHEAD_BYTES = 100_000
 """Manifests and frames, above the weights themselves."""

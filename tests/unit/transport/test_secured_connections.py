@@ -15,6 +15,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.hashes import SHA256
 
+from demos.relay import Fault, Relay
 from edge.membership.identity import Identity
 from edge.membership.membership import Membership, credentials
 from edge.transport import (
@@ -32,7 +33,6 @@ from edge.transport import listener as listener_module
 from edge.transport.credentials import NONCE_BYTES, TAG_BYTES
 from edge.transport.handshake import MEMBER
 from edge.transport.listener import MAX_UNFINISHED_HANDSHAKES
-from tests.support.relay import Fault, Relay
 from tests.support.transport_listeners import (
     GREETING,
     Refusals,

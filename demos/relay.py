@@ -1,16 +1,28 @@
-"""A TCP relay on loopback that counts what passes, and cuts, corrupts or delays it on demand."""
+"""A TCP relay on loopback that counts what passes, and cuts, corrupts or delays it on demand.
+
+What happens to a connection is said before it is made (`Fault`), or while it lasts, by the methods
+of `Relay`, from any thread.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
+import math
+import socket
+import struct
 import threading
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
 CHUNK_BYTES = 64 << 10
+
+_SO_ATTACH_FILTER = 26
+_TAKE_NOTHING = struct.pack("@HBBI", 0x06, 0, 0, 0)
+"""A socket filter of one instruction: return 0, so that no segment reaches the connection."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,14 +37,22 @@ class Fault:
     """Before each chunk of at most 64 KiB."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Passage:
     """One connection that came through."""
 
+    source_port: int
+    """Of whoever has made it."""
+    is_open: bool = True
+    has_vanished: bool = False
     to_target_bytes: int = 0
     seen: bytearray = field(default_factory=bytearray)
     """What came back, and what went there, as far as it was kept."""
     writers: list[asyncio.StreamWriter] = field(default_factory=list)
+    """To where it came from; then to the target."""
+
+    def sockets(self) -> list[socket.socket]:
+        return [writer.get_extra_info("socket") for writer in self.writers]
 
 
 class Relay:
@@ -45,6 +65,7 @@ class Relay:
         self.faults = deque(faults)
         self._keeps = keeps
         self.passages: list[Passage] = []
+        self._delay_s, self._bytes_per_s = 0.0, math.inf
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="relay")
@@ -56,6 +77,57 @@ class Relay:
     def sent_bytes(self) -> int:
         """To the target, over all connections."""
         return sum(passage.to_target_bytes for passage in self.passages)
+
+    def open_passages(self) -> list[Passage]:
+        """Those that lead to the target now."""
+        return [each for each in self.passages if each.is_open and len(each.writers) == 2]
+
+    def reset(self, passage: Passage) -> None:
+        """Both ends are told that the connection is not there any more."""
+
+        def done() -> None:
+            for writer in passage.writers:
+                now = struct.pack("@ii", 1, 0)  # closing it sends a reset
+                writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, now)
+                writer.transport.abort()
+
+        self._do(passage, done)
+
+    def garble(self, passage: Passage, content: bytes, *, to_target: bool) -> None:
+        """These bytes come between the others."""
+        self._do(passage, lambda: passage.writers[to_target].write(content))
+
+    def vanish(self, passage: Passage) -> None:
+        """What either end sends is lost from now on, and not acknowledged; nobody is told."""
+
+        def done() -> None:
+            passage.has_vanished = True
+            program = ctypes.create_string_buffer(_TAKE_NOTHING, len(_TAKE_NOTHING))
+            told = struct.pack("@HP", 1, ctypes.addressof(program))
+            for each in passage.sockets():
+                each.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, told)
+
+        self._do(passage, done)
+
+    def end_vanished(self) -> None:
+        """Forget connections that nobody at their ends uses any more, but could not say so."""
+        for passage in self.open_passages():
+            if passage.has_vanished:
+                self.reset(passage)
+
+    def slow(self, *, delay_s: float = 0.0, bytes_per_s: float = math.inf) -> None:
+        """Each chunk of each connection comes so much later, from now on; without arguments, as
+        soon as it can."""
+        self._delay_s, self._bytes_per_s = delay_s, bytes_per_s
+
+    def _do(self, passage: Passage, done: Callable[[], None]) -> None:
+        """In the loop, while the passage is open."""
+
+        async def do() -> None:
+            if passage.is_open:
+                done()
+
+        self._run(do())
 
     def close(self) -> None:
         self._run(self._end())
@@ -84,7 +156,7 @@ class Relay:
         assert task is not None
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        passage = Passage(writers=[writer])
+        passage = Passage(source_port=writer.get_extra_info("peername")[1], writers=[writer])
         self.passages.append(passage)
         fault = self.faults.popleft() if self.faults else Fault()
         try:
@@ -100,9 +172,10 @@ class Relay:
                 for pump in pumps:
                     pump.cancel()
                 await asyncio.gather(*pumps, return_exceptions=True)
-        except OSError:
-            pass  # the target is not there: the caller sees its connection close
+        except (OSError, asyncio.CancelledError):
+            pass  # the target is not there, or we end: the caller sees its connection close
         finally:
+            passage.is_open = False
             for each in passage.writers:
                 each.transport.abort()
                 with contextlib.suppress(OSError):
@@ -116,8 +189,7 @@ class Relay:
         fault: Fault,
     ) -> None:
         while content := bytearray(await reader.read(CHUNK_BYTES)):
-            if fault.delay_s:
-                await asyncio.sleep(fault.delay_s)
+            await self._wait(len(content), fault.delay_s)
             start = passage.to_target_bytes
             if fault.corrupt_at is not None and 0 <= fault.corrupt_at - start < len(content):
                 content[fault.corrupt_at - start] ^= 0xFF
@@ -137,7 +209,13 @@ class Relay:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, passage: Passage
     ) -> None:
         while content := await reader.read(CHUNK_BYTES):
+            await self._wait(len(content), 0.0)
             writer.write(content)
             if self._keeps:
                 passage.seen += content
             await writer.drain()
+
+    async def _wait(self, num_bytes: int, more_s: float) -> None:
+        """For as long as these bytes are on their way."""
+        if wait_s := self._delay_s + num_bytes / self._bytes_per_s + more_s:
+            await asyncio.sleep(wait_s)

@@ -1,0 +1,194 @@
+"""What may happen to the peers of a running model, and how it is made to happen.
+
+Connections are hurt in relays, which all of them lead through; processes by signals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal, get_args
+
+import psutil
+
+from edge.demos.fleet import Fleet
+from edge.demos.relay import Passage, Relay
+from edge.membership.own import OwnMembership
+from edge.protocol.peer_info import describe_peer, kept_by
+
+Kind = Literal[
+    "killed",
+    "told to leave",
+    "stopped 1 s",
+    "stopped 5 s",
+    "stopped 30 s",
+    "link reset",
+    "control reset",
+    "link garbled",
+    "control garbled",
+    "link half-open",
+    "control half-open",
+    "delay x 100",
+    "rate / 100",
+    "joined",
+    "killed, caches full",
+]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+WEIGHTS: Mapping[Kind, float] = {
+    "stopped 1 s": 0.6,
+    "stopped 5 s": 0.2,
+    "stopped 30 s": 0.03,
+    "link half-open": 0.3,
+    "control half-open": 0.3,
+    "delay x 100": 0.5,
+    "rate / 100": 0.5,
+}
+"""How often, beside 1 of the others: what lasts long is rarer."""
+
+ENDED: frozenset[Kind] = frozenset({"killed", "told to leave", "killed, caches full"})
+"""After which a process is gone, or going."""
+
+_STOPPED_S: Mapping[Kind, float] = {"stopped 1 s": 1.0, "stopped 5 s": 5.0, "stopped 30 s": 30.0}
+_SLOW_S = 2.0
+_SLOW_DELAY_S = 10e-3
+"""A hundred times that of a local network."""
+_SLOW_BYTES_PER_S = 1.25e6
+"""A hundredth of 1 Gbit/s."""
+
+
+def applies(kind: Kind, *, plan_devices: int, spares: int, has_small_disks: bool) -> bool:
+    """Whether it can happen to such a plan."""
+    if kind.startswith("link"):
+        return plan_devices > 1
+    if kind == "joined":
+        return spares > 0
+    if kind == "killed, caches full":
+        return has_small_disks and plan_devices + spares > 2
+    return True
+
+
+class Injection:
+    """One fault: `prepare`, then `happen` in the midst of replies, then `mend`."""
+
+    def __init__(
+        self,
+        kind: Kind,
+        victim: str,
+        *,
+        fleet: Fleet,
+        relays: Mapping[str, Relay],
+        spares: Sequence[str],
+        plan_devices: int,
+        dice: random.Random,
+    ) -> None:
+        """spares: peers that have no part in the plan, in any order."""
+        self.kind = kind
+        self.victim = victim
+        self._fleet, self._relays = fleet, relays
+        self._spares = spares
+        self._plan_devices = plan_devices
+        self._dice = dice
+        self._later: asyncio.Task[None] | None = None
+        self._fillers: list[Path] = []
+
+    async def prepare(self) -> None:
+        if self.kind == "joined":
+            self._fleet.kill(self._spares[0])
+        elif self.kind == "killed, caches full":
+            for name in self._full:
+                await emptied(self._relays[name].address)
+
+    @property
+    def _full(self) -> Sequence[str]:
+        """Whose caches are: one peer is left to take the whole model."""
+        return self._spares[1:] if self._plan_devices == 1 else self._spares
+
+    def happen(self) -> None:
+        """From the event loop; returns at once."""
+        kind, fleet, relay = self.kind, self._fleet, self._relays[self.victim]
+        if kind == "killed":
+            fleet.kill(self.victim)
+        elif kind == "told to leave":
+            fleet.leave(self.victim)
+        elif kind in _STOPPED_S:
+            fleet.stop(self.victim)
+            self._later = asyncio.create_task(self._go_on(_STOPPED_S[kind]))
+        elif kind == "joined":
+            self._later = asyncio.create_task(self._renew())
+        elif kind == "killed, caches full":
+            self._fillers = [filled(fleet.folder / name) for name in self._full]
+            fleet.kill(self.victim)
+        elif kind == "delay x 100":
+            relay.slow(delay_s=_SLOW_DELAY_S)
+            self._later = asyncio.create_task(self._at_full_speed(relay))
+        elif kind == "rate / 100":
+            relay.slow(bytes_per_s=_SLOW_BYTES_PER_S)
+            self._later = asyncio.create_task(self._at_full_speed(relay))
+        elif (passage := self._passage()) is not None:
+            relay = next(each for each in self._relays.values() if passage in each.passages)
+            if kind.endswith("reset"):
+                relay.reset(passage)
+            elif kind.endswith("garbled"):
+                content = self._dice.randbytes(self._dice.randrange(1, 200))
+                relay.garble(passage, content, to_target=self._dice.random() < 0.5)
+            else:
+                relay.vanish(passage)
+
+    async def mend(self) -> None:
+        """Afterwards everybody is there again, and unhurt."""
+        if self._later is not None:
+            await self._later
+        for filler in self._fillers:
+            filler.unlink()
+        if self.kind in ENDED:
+            await asyncio.to_thread(self._fleet.processes[self.victim].wait)
+        await asyncio.to_thread(self._fleet.renew)
+
+    def _passage(self) -> Passage | None:
+        """One of the victim's connections: one of ours, or, of links, any that it accepted; a plan
+        may have all of its links made by the victim itself, so then any link."""
+        is_link = self.kind.startswith("link")
+        own = {each.laddr.port for each in psutil.Process().net_connections("tcp")}
+        for name in (self.victim, *self._relays):
+            found = [
+                each
+                for each in self._relays[name].open_passages()
+                if (each.source_port not in own) == is_link
+            ]
+            if found:
+                return self._dice.choice(found)
+        return None
+
+    async def _go_on(self, after_s: float) -> None:
+        await asyncio.sleep(after_s)
+        self._fleet.go_on(self.victim)
+
+    async def _renew(self) -> None:
+        await asyncio.to_thread(self._fleet.renew)
+
+    async def _at_full_speed(self, relay: Relay) -> None:
+        await asyncio.sleep(_SLOW_S)
+        relay.slow()
+
+
+async def emptied(address: str) -> None:
+    """The peer keeps no weights."""
+    credentials = await asyncio.to_thread(lambda: OwnMembership("faults").credentials())
+    peer = await describe_peer(address, credentials)
+    await kept_by(peer, [each.name for each in await kept_by(peer)])
+
+
+def filled(folder: Path) -> Path:
+    """The file that takes all that is free there."""
+    path = folder / "filler"
+    with path.open("wb", buffering=0) as file:
+        for size in (1 << 20, 4096):
+            try:
+                while file.write(bytes(size)) == size:
+                    pass
+            except OSError:
+                pass
+    return path

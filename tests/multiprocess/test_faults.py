@@ -1,0 +1,26 @@
+"""The short form of the bench of faults: replies go on, the same, and nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support.processes import PATIENCE_S
+
+
+def test_connections_that_break_cost_no_reply(tmp_path: Path) -> None:
+    """Reset, or with bytes that nobody sent, between peers and to their coordinator."""
+    record = tmp_path / "faults.jsonl"
+    command = [sys.executable, "-m", "edge.demos.bench.faults", "--faults", "5", "--each", "5"]
+    command += ["--peers", "3", "--new-tokens", "24", "--requests", "2", "--dtype", "int4"]
+    command += ["--seed", "3", "--record", str(record)]
+    for kind in ("link reset", "link garbled", "control reset", "control garbled"):
+        command += ["--kind", kind]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == 0, done.stderr
+    faults = [json.loads(line) for line in record.read_text(encoding="utf-8").splitlines()]
+    assert len(faults) == 5
+    assert all(each["lost"] == each["different"] == 0 for each in faults)
+    assert any(each["recovered"] for each in faults)
