@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from edge.concurrency.blocking import run_blocking
 from edge.coordinator.loaded_model import LoadedModel
-from edge.coordinator.loading import load_model
+from edge.coordinator.loading import ShareRefusedError, load_model
 from edge.coordinator.requests import OnEnd
 from edge.errors import CapacityError, CheckpointError, NetworkError
 from edge.host.cache_paths import cache_root
@@ -29,9 +30,10 @@ ANSWER_WITHIN_S = 2.0
 LOST_ANSWERS_WITHIN_S = 0.5
 """The same of one that counts as lost: perhaps only a connection was."""
 
-
 LOOK_EVERY_S = 0.5
 """Between two looks for peers, while one is waited for."""
+
+_log = logging.getLogger(__name__)
 
 
 class NoPeersError(NetworkError):
@@ -62,7 +64,7 @@ class Reloading:
         until_s = clock() + self.options.wait_for_peers_s
         while True:
             try:
-                return await self._load(lost, on_end)
+                return await self._load_on_who_has_room(lost, on_end)
             except (CapacityError, NoPeersError):
                 if clock() >= until_s:
                     raise
@@ -70,8 +72,27 @@ class Reloading:
             with contextlib.suppress(NetworkError):  # there is still nobody
                 await self.look_for_more()
 
-    async def _load(self, lost: Collection[str], on_end: OnEnd) -> LoadedModel:
-        peers = await self._living(lost)
+    async def _load_on_who_has_room(self, lost: Collection[str], on_end: OnEnd) -> LoadedModel:
+        """A device that refuses its part, as its disk is full, is left out, unless all do."""
+        refusals: dict[str, ShareRefusedError] = {}
+        while True:
+            try:
+                return await self._load(lost, refusals.keys(), on_end)
+            except ShareRefusedError as refusal:
+                _log.info("%s", refusal)
+                refusals[refusal.device] = refusal
+            except (CapacityError, NoPeersError):
+                for first in refusals.values():
+                    raise first from None
+                raise
+
+    async def _load(
+        self, lost: Collection[str], refused: Collection[str], on_end: OnEnd
+    ) -> LoadedModel:
+        living = await self._living(lost)
+        peers = [peer for peer in living if peer.id not in refused]
+        if not peers:
+            raise NoPeersError("no device that is left has room for the model")
         opening = run_blocking(
             lambda: Checkpoint.open(self.path, lora=self.options.lora), discard=Checkpoint.close
         )
@@ -103,7 +124,7 @@ class Reloading:
             )
         self.forecast.replace(proposal)
         self.peers.clear()
-        self.peers |= {peer.id: peer for peer in peers}
+        self.peers |= {peer.id: peer for peer in living}
         return loaded
 
     async def _living(self, lost: Collection[str]) -> Sequence[PeerInfo]:

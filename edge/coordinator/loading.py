@@ -15,7 +15,7 @@ from edge.coordinator.loaded_model import LoadedModel
 from edge.coordinator.requests import OnEnd
 from edge.coordinator.scheduler import Scheduler
 from edge.coordinator.shipping import describe_shard, ship
-from edge.errors import RequestError
+from edge.errors import CapacityError, RequestError
 from edge.memory.model_sizes import model_facts
 from edge.memory.step_memory import LOGIT_CHUNK_BYTES, held_tokens
 from edge.models.spec import ModelSpec
@@ -37,6 +37,16 @@ from edge.weights.layout import shard_layout
 from edge.weights.matrix_kind import WeightSource
 
 
+class ShareRefusedError(CapacityError):
+    """A device has no room for what it was to take, in memory or on disk, though the plan says that
+    it has. It did not go away."""
+
+    def __init__(self, device: str, why: CapacityError) -> None:
+        super().__init__(str(why))
+        self.device = device
+        """Its id."""
+
+
 async def load_model(
     checkpoint: Checkpoint,
     peers: Sequence[PeerInfo],
@@ -54,7 +64,8 @@ async def load_model(
 
     Below `cache_root` the rounded checkpoint and the hashes of its pieces are kept. `on_end` is
     told when the model ends, also by closing it. `lease`: what earlier terms of it have open on
-    these peers ends first.
+    these peers ends first. Raises ShareRefusedError where one of them has less room than was
+    planned with.
     """
     weight_format = options.weight_format(checkpoint)
     spec = weight_format.graded(checkpoint.spec)
@@ -162,7 +173,7 @@ class _Loading:
         )
         try:
             await self._unless_it_fails(
-                gather_all(self._place(seat, peer, source) for seat, peer in devices.items())
+                gather_all(self._taken(seat, peer, source) for seat, peer in devices.items())
             )
         finally:
             source.close()
@@ -179,6 +190,13 @@ class _Loading:
         await self._unless_it_fails(
             self.model.start(where, rows_agree=self.rows_agree, batches_agree=self.batches_agree)
         )
+
+    async def _taken(self, seat: Seat, peer: PeerInfo, source: WeightSource) -> None:
+        """`_place`; who has no room is named to the program, too."""
+        try:
+            await self._place(seat, peer, source)
+        except CapacityError as error:
+            raise ShareRefusedError(peer.id, error) from error
 
     async def _place(self, seat: Seat, peer: PeerInfo, source: WeightSource) -> None:
         """Bring one shard onto its peer."""

@@ -18,6 +18,7 @@ from tests.multiprocess.conftest import LONG_CONTEXT
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.plans import bundled_plan, make_plan
 from tests.support.processes import PATIENCE_S, Daemon, edge_process
+from tests.support.small_disk import fill, small_disk
 
 
 class Trio:
@@ -223,6 +224,36 @@ def test_what_takes_a_lost_seat_has_the_same_bits(
     for one, other in zip(undisturbed, found, strict=True):
         assert one.token_ids == other.token_ids
         assert one.logprobs == other.logprobs, "to the last bit"
+
+
+def test_whose_disk_is_full_has_no_part_in_going_on(
+    trio: Trio,
+    endless_checkpoint: TinyCheckpoint,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A spare that could stand in, if it could keep the weights: the survivor takes all."""
+    plan = cut(endless_checkpoint, "tensor_2", trio.daemons[:2])
+    prompt = endless_checkpoint.prompt(5)
+    caplog.set_level("INFO", "edge.api.reloading")
+    with (
+        small_disk(tmp_path / "disk", 8 << 20) as disk,
+        Daemon(disk, "--no-announce", "--name", "full") as full,
+        edge.Cluster.connect([*trio.addresses()[:2], full.address]) as cluster,
+    ):
+        fill(disk)
+        with cluster.load(
+            endless_checkpoint.path, dtype="float32", plan=plan, context_tokens=LONG_CONTEXT
+        ) as model:
+            stream = model.stream(prompt, max_new_tokens=60)
+            next(stream)
+            trio[1].kill()
+            for _token in stream:
+                pass
+            reply = stream.reply()
+            assert list(reply.token_ids) == endless_checkpoint.greedy(prompt, 60)
+            assert [model.peers[each].name for each in model.plan.devices] == ["peer-0"]
+    assert "more must be free on the disk" in caplog.text
 
 
 @pytest.mark.parametrize(("phase", "done"), [("hash", 0), ("send", 1), ("load", 0), ("load", 1)])
