@@ -165,4 +165,4 @@ class SealedSocket:
 
     def _broken(self) -> ProtocolError:
         self.close()
-        return ProtocolError(f"{self.peer} sent what was not sealed for this channel")
+        return ProtocolError("it sent what was not sealed for this channel")
