@@ -486,7 +486,9 @@ class Connection:
         async def end(replaced: RequestError) -> None:
             await self._end_replaced(call.assignment.session, replaced)
 
-        await leases.take(self._user_id, call.lease, key, end)
+        await leases.take(
+            self._user_id, call.lease, key, end, silent_s=lambda: self._hearing.silent_s
+        )
         try:
             await self._peer.reserve(key, use, self._user)
             try:

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from edge.errors import RequestError
+from edge.protocol.heartbeat import CUT_OFF_AFTER_S
 from edge.protocol.lease import Lease
 
 MOST_RUNS = 64
@@ -26,6 +27,7 @@ class _Open:
     owner: Owner
     lease: Lease
     end: End
+    silent_s: Callable[[], float]
 
 
 class Leases:
@@ -37,14 +39,26 @@ class Leases:
         self._open: dict[str, _Open] = {}
         """By session."""
 
-    async def take(self, owner: Owner, lease: Lease, session: str, end: End) -> None:
-        """A session begins. Those of earlier terms of its run end first.
+    async def take(
+        self, owner: Owner, lease: Lease, session: str, end: End, *, silent_s: Callable[[], float]
+    ) -> None:
+        """A session begins. Those of earlier terms of its run end first, and those of its own term
+        that were cut off: it was begun to replace them, and may need their memory.
 
-        Raises RequestError where a later term was here, and then takes nothing.
+        silent_s: how long its coordinator has not been heard on the session's connection. Raises
+        RequestError where a later term was here, and then takes nothing.
         """
         self.check(owner, lease)
-        self._open[session] = _Open(owner=owner, lease=lease, end=end)
+        cut_off = {
+            other: held
+            for other, held in self._open.items()
+            if held.owner == owner and held.lease == lease and held.silent_s() >= CUT_OFF_AFTER_S
+        }
+        self._open[session] = _Open(owner=owner, lease=lease, end=end, silent_s=silent_s)
         await self.take_over(owner, lease)
+        for other, held in cut_off.items():
+            self.give_back(other)
+            await held.end(RequestError("its coordinator was cut off, and has begun again"))
 
     def give_back(self, session: str) -> None:
         """It is over; unknown ones are ignored."""

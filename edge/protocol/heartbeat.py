@@ -22,6 +22,9 @@ stops for 2 s is not: that is a silence of 2.4 s at most, with the time since th
 COORDINATOR_SILENT_AFTER_S = 20.0
 """Likewise a coordinator to its peers. Nobody waits for its end but who wants the memory."""
 
+CUT_OFF_AFTER_S = 1.5
+"""Who was silent for so long on one connection, and begins again on another, has lost the first."""
+
 LEAVES_WITHIN_S = 10.0
 """A peer whose user stops it stays so long for those whose models are there."""
 
@@ -58,6 +61,11 @@ class Hearing:
         self._silent_after_s = silent_after_s
         self._is_listening = True
         self._silent_s = 0.0
+
+    @property
+    def silent_s(self) -> float:
+        """For how long the other side has not been heard, as far as that is known."""
+        return self._silent_s
 
     def listening(self) -> None:
         """What arrives is received from now on, as it is at first."""

@@ -159,9 +159,9 @@ def test_terms_are_of_one_owner_and_forgotten_last() -> None:
         async def end(error: RequestError) -> None:
             ended.append(str(error))
 
-        await leases.take("a", Lease(run="r", term=3), "s", end)
-        await leases.take("a", Lease(run="r", term=3), "beside it", end)
-        await leases.take("b", Lease(run="r", term=1), "t", end)
+        await leases.take("a", Lease(run="r", term=3), "s", end, silent_s=lambda: 0.0)
+        await leases.take("a", Lease(run="r", term=3), "beside it", end, silent_s=lambda: 0.0)
+        await leases.take("b", Lease(run="r", term=1), "t", end, silent_s=lambda: 0.0)
         for number in range(2 * MOST_RUNS):
             await leases.take_over("a", Lease(run=f"other {number}"))
         with pytest.raises(RequestError, match="term 3"):
@@ -171,5 +171,34 @@ def test_terms_are_of_one_owner_and_forgotten_last() -> None:
         assert len(ended) == 2
         leases.check("b", Lease(run="r", term=1))
         assert len(leases._terms["a"]) == MOST_RUNS
+
+    asyncio.run(main())
+
+
+def test_a_session_that_was_cut_off_makes_room_for_the_one_that_replaces_it() -> None:
+    """Nobody waits until its connection has been silent for long enough to be closed."""
+
+    async def main() -> None:
+        leases, ended = Leases(), []
+        silent_s = dict.fromkeys(("cut off", "heard", "another's", "another run's"), 2.6)
+        silent_s["heard"] = 0.4
+
+        async def taken(session: str, owner: str = "a", run: str = "r") -> None:
+            async def end(_error: RequestError) -> None:
+                ended.append(session)
+
+            lease = Lease(run=run)
+            await leases.take(owner, lease, session, end, silent_s=lambda: silent_s[session])
+
+        await taken("heard")
+        await taken("another's", owner="b")
+        await taken("another run's", run="q")
+        await taken("cut off")
+        silent_s["new"] = 0.0
+        ended.clear()
+        await taken("new")
+        assert ended == ["cut off"]
+        await taken("heard")
+        assert ended == ["cut off"], "it was over"
 
     asyncio.run(main())
