@@ -38,13 +38,17 @@ Kind = Literal[
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 WEIGHTS: Mapping[Kind, float] = {
-    "stopped 1 s": 0.6,
+    "killed": 0.6,
+    "told to leave": 0.6,
+    "stopped 1 s": 0.5,
     "stopped 5 s": 0.2,
     "stopped 30 s": 0.03,
     "link half-open": 0.3,
-    "control half-open": 0.3,
-    "delay x 100": 0.5,
-    "rate / 100": 0.5,
+    "control half-open": 0.2,
+    "delay x 100": 0.3,
+    "rate / 100": 0.3,
+    "joined": 0.3,
+    "killed, caches full": 0.3,
 }
 """How often, beside 1 of the others: what lasts long is rarer."""
 

@@ -142,7 +142,8 @@ class Injector:
         async with await edge.AsyncCluster.connect(
             [self.relays[name].address for name in names]
         ) as some:
-            plan = (await some.propose(self.path, plan=how)).plan  # type: ignore[arg-type]
+            proposal = await some.propose(self.path, plan=how, measure="nothing")  # type: ignore[arg-type]
+        plan = proposal.plan
         return streamed(plan) if self.place == "disk" else plan
 
     def asked(self, requests: int) -> Asked:
