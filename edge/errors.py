@@ -60,6 +60,12 @@ class EdgeError(Exception):
     code: ClassVar[str] = "edge_error"
     """The kind of error, for programs; it does not change."""
 
+    @property
+    def remedy(self) -> str:
+        """What its sentence says is to be done: what stands behind a semicolon; "" where nothing
+        does."""
+        return str(self).partition("; ")[2]
+
 
 class RequestError(EdgeError, ValueError):
     """The caller's request cannot be carried out as asked."""

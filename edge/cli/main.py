@@ -11,6 +11,7 @@ import difflib
 import gc
 import importlib
 import io
+import json
 import logging
 import os
 import signal
@@ -116,6 +117,9 @@ def main(arguments: list[str] | None = None) -> Any:
         os.kill(os.getpid(), signal.SIGTERM)  # whoever waits for this process hears the truth
     except EdgeError as error:
         click.echo(f"edge: {error}", err=True)
+        if "--json" in (sys.argv if arguments is None else arguments):
+            told = {"code": error.code, "message": str(error), "remedy": error.remedy}
+            click.echo(json.dumps({"error": told}))
         sys.exit(1)
     except BrokenPipeError:
         _give_up_output()  # whoever read it has gone

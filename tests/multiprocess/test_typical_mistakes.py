@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,6 +42,7 @@ MISTAKES: list[tuple[str, int, str]] = [
     ("quantize {model}", USAGE, "Missing option '--out'"),
     ("quality {model} --text none.txt", USAGE, "'none.txt' does not exist"),
     ("run nothere -p x {peer}", ERROR, "nothere is not there; give the folder of a Hugging Face"),
+    ("run nothere -p x --json {peer}", ERROR, "nothere is not there; give the folder"),
     ("chat nothere {peer}", ERROR, "nothere is not there; give the folder"),
     ("inspect nothere", ERROR, "nothere is not there; give the folder"),
     ("inspect note.txt", ERROR, "(near: notes.txt); give the folder of a Hugging Face checkpoint"),
@@ -104,7 +106,13 @@ def test_a_mistake_is_told_in_a_sentence(
         }
         outcome = run_edge(*typed.format(**words).split())
     assert outcome.code == code, outcome.err
-    assert outcome.out == ""
+    if "--json" in typed:
+        told = json.loads(outcome.out)["error"]
+        assert told["code"] == "bad_checkpoint"
+        assert told["message"] in outcome.err
+        assert told["remedy"].startswith("give the folder of a Hugging Face checkpoint")
+    else:
+        assert outcome.out == ""
     if code == ERROR:
         assert said.format(**words) in outcome.sentence()
         return

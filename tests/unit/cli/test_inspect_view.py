@@ -119,10 +119,11 @@ def test_what_is_no_checkpoint(tmp_path: Path) -> None:
         (tmp_path / "none", "is not there; give the folder of a"),
         (tmp_path, "config.json is missing"),
     ):
-        for options in ((), ("--json",)):
-            outcome = run_edge("inspect", path, *options)
-            assert cause in outcome.sentence()
-            assert outcome.out == ""
+        outcome = run_edge("inspect", path)
+        assert cause in outcome.sentence()
+        assert outcome.out == ""
+        outcome = run_edge("inspect", path, "--json")
+        assert cause in json.loads(outcome.out)["error"]["message"]
 
 
 def evil_folder(folder: Path) -> Path:
