@@ -48,11 +48,11 @@ class Daemon:
         )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        if not line:
+        ready = json.loads(line or "{}")
+        if "name" not in ready:
             code = self.process.wait()
             self.close()
             raise AssertionError(f"the daemon ended with {code}: {self.messages}")
-        ready = json.loads(line)
         self.name: str = ready["name"]
         self.addresses: tuple[str, ...] = tuple(ready["addresses"])
         self.address = self.addresses[0]
