@@ -6,6 +6,7 @@ Connections are hurt in relays, which all of them lead through; processes by sig
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -34,6 +35,8 @@ Kind = Literal[
     "rate / 100",
     "joined",
     "killed, caches full",
+    "weights cut",
+    "weights garbled",
 ]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
@@ -49,6 +52,8 @@ WEIGHTS: Mapping[Kind, float] = {
     "rate / 100": 0.3,
     "joined": 0.3,
     "killed, caches full": 0.3,
+    "weights cut": 0.3,
+    "weights garbled": 0.3,
 }
 """How often, beside 1 of the others: what lasts long is rarer."""
 
@@ -125,6 +130,9 @@ class Injection:
         elif kind == "killed, caches full":
             self._fillers = [filled(fleet.folder / name) for name in self._full]
             fleet.kill(self.victim)
+        elif kind.startswith("weights"):
+            for path in (fleet.folder / self.victim / "shards").glob("*/weights"):
+                damage(path, self._dice, is_cut=kind == "weights cut")
         elif kind == "delay x 100":
             relay.slow(delay_s=_SLOW_DELAY_S)
             self._later = asyncio.create_task(self._at_full_speed(relay))
@@ -183,6 +191,18 @@ async def emptied(address: str) -> None:
     credentials = await asyncio.to_thread(lambda: OwnMembership("faults").credentials())
     peer = await describe_peer(address, credentials)
     await kept_by(peer, [each.name for each in await kept_by(peer)])
+
+
+def damage(path: Path, dice: random.Random, *, is_cut: bool) -> None:
+    """Half of the file is gone, or some of its bytes are others."""
+    size = path.stat().st_size
+    if is_cut:
+        os.truncate(path, size // 2)
+        return
+    with path.open("r+b", buffering=0) as file:
+        for _number in range(20):
+            file.seek(dice.randrange(size))
+            file.write(dice.randbytes(min(64, size)))
 
 
 def filled(folder: Path) -> Path:

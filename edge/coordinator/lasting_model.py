@@ -13,7 +13,14 @@ from numpy.typing import NDArray
 
 from edge.coordinator.loaded_model import LoadedModel
 from edge.coordinator.requests import OnEnd, Request, fail_all
-from edge.errors import EdgeError, NetworkError, PeerError, PeerLostError, RequestError
+from edge.errors import (
+    CheckpointError,
+    EdgeError,
+    NetworkError,
+    PeerError,
+    PeerLostError,
+    RequestError,
+)
 from edge.partition import Plan
 from edge.protocol.step_times import PeerTimes
 from edge.protocol.topology import Seat
@@ -131,7 +138,7 @@ class LastingModel:
             fail_all(requests, self.failure)
             return
         self._waiting |= {request.id: request for request in requests}
-        if self._reload is None or not self._may_go_on(error):
+        if self._reload is None or not self._may_go_on(error, ran=True):
             self._end(error)
             return
         self._recovering = asyncio.create_task(self._recover(self._reload, error))
@@ -159,7 +166,7 @@ class LastingModel:
                 error = loaded.failure
                 lost |= loaded.blamed
                 await loaded.aclose()
-                if not self._may_go_on(error):
+                if not self._may_go_on(error, ran=True):
                     raise error
         except EdgeError as final:
             self._end(_told(reason, final))
@@ -181,15 +188,20 @@ class LastingModel:
         for request in waiting.values():
             self.submit(request)
 
-    def _may_go_on(self, error: EdgeError) -> bool:
-        """Whether another plan may do what this one could not."""
+    def _may_go_on(self, error: EdgeError, *, ran: bool = False) -> bool:
+        """Whether another plan may do what this one could not. ran: it ended a plan that ran; else
+        it came of loading one. Of weights that a peer found damaged as it ran, loading sends it a
+        new copy; a checkpoint that cannot be loaded here is not another one the next time.
+        """
         tokens = sum(len(request.answer) for request in self._waiting.values())
         if tokens != self._tokens or not self._waiting:
             self._tokens, self._losses, self._failures = tokens, 0, 0
         if isinstance(error, PeerLostError):
             self._losses += 1
             return self._losses <= MOST_LOSSES_WITHOUT_A_TOKEN
-        if isinstance(error, PeerError | NetworkError):
+        if isinstance(error, PeerError | NetworkError) or (
+            ran and isinstance(error, CheckpointError)
+        ):
             self._failures += 1
             return self._failures <= MOST_FAILURES_WITHOUT_A_TOKEN
         return False

@@ -256,6 +256,27 @@ def test_whose_disk_is_full_has_no_part_in_going_on(
     assert "more must be free on the disk" in caplog.text
 
 
+def test_weights_that_are_damaged_in_use_are_sent_again(
+    trio: Trio, cluster: edge.Cluster, endless_checkpoint: TinyCheckpoint
+) -> None:
+    """On the disk of a peer that computes with them: no token comes of other bytes."""
+    plan = cut(endless_checkpoint, "pipeline_2", trio.daemons)
+    prompt = endless_checkpoint.prompt(5)
+    with cluster.load(
+        endless_checkpoint.path, dtype="float32", plan=plan, context_tokens=LONG_CONTEXT
+    ) as model:
+        stream = model.stream(prompt, max_new_tokens=200)
+        next(stream)
+        for path in trio[1].shards.glob("*/weights"):
+            with path.open("r+b") as file:
+                file.write(bytes(path.stat().st_size))
+        for _token in stream:
+            pass
+        reply = stream.reply()
+        assert list(reply.token_ids) == endless_checkpoint.greedy(prompt, 200)
+        assert "was written to while a model was computed from it" in reply.recoveries[0].reason
+
+
 @pytest.mark.parametrize(("phase", "done"), [("hash", 0), ("send", 1), ("load", 0), ("load", 1)])
 def test_killed_while_loading(
     phase: str,

@@ -176,6 +176,7 @@ class OrtProgram(HostKvStorage):
             flat = self._hidden[0][: rows * self._spec.hidden_size]
             self._graphs.embedding.read_into(flat.reshape(rows, -1), self._tokens[:rows])
         self._run(shapes, collective)
+        self._graphs.check()  # what was read meanwhile was what it should be
         for offset, entry in enumerate(step.entries):
             self._cache.pool.wrote(slot + offset, entry.end)
         if self._layout.is_last_stage:
