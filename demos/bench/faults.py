@@ -23,7 +23,7 @@ import random
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal, get_args
@@ -62,6 +62,7 @@ class Record:
     kind: Kind
     place: Place
     requests: int
+    new_tokens: int
     devices: int
     """Of the plan that was hurt."""
     lost: int
@@ -265,6 +266,7 @@ class Injector:
                 kind=kind,
                 place=self.place,
                 requests=len(made),
+                new_tokens=self.new_tokens,
                 devices=len(used),
                 lost=sum(each.error is not None for each in made),
                 different=0 if is_cut else differ,
@@ -422,11 +424,9 @@ def main(
     if record is not None:
         lines = record.read_text(encoding="utf-8").splitlines()
         made = [Record(**json.loads(line)) for line in lines]
-    for name in KINDS:
-        for dtype in sorted({each.dtype for each in made}):
-            found = [each for each in made if (each.kind, each.dtype) == (name, dtype)]
-            if found:
-                publish(found, f"{name}, {dtype}", new_tokens, standby, shape, append)
+    for kind in KINDS:
+        if found := [each for each in made if each.kind == kind]:
+            publish(found, kind, standby, shape, append)
     bad = sum(each.lost + each.different for each in made)
     if bad or left:
         raise SystemExit(f"{bad} replies were lost or have other tokens; left behind: {len(left)}")
@@ -434,8 +434,7 @@ def main(
 
 def publish(
     found: Sequence[Record],
-    variant: str,
-    new_tokens: int,
+    kind: Kind,
     standby: Standby,
     shape: str | None,
     append: bool,
@@ -454,13 +453,25 @@ def publish(
         Metric(name="pause", unit="s", values=pauses_s),
         Metric(name="pause, 95th percentile", unit="s", values=[p95(pauses_s)]),
     ]
-    click.echo(f"\n{variant}")
-    at_once = "/".join(str(count) for count in sorted({each.requests for each in found}))
+    click.echo(f"\n{kind}")
+
+    def drawn(values: Iterable[object], word: str) -> str:
+        return f"{'/'.join(map(str, sorted(set(values), key=str)))} {word}".strip()
+
     results.publish(
         metrics,
         question="a reply while a peer is lost",
-        variant=f"{variant}, peers of 1 thread behind relays, {new_tokens} tokens, "
-        f"{at_once} at once, standby {standby}",
+        variant=", ".join(
+            [
+                kind,
+                drawn((each.dtype for each in found), ""),
+                drawn((each.place for each in found), ""),
+                "peers of 1 thread behind relays",
+                drawn((each.new_tokens for each in found), "tokens"),
+                drawn((each.requests for each in found), "at once"),
+                f"standby {standby}",
+            ]
+        ),
         link="TCP over loopback, through a relay",
         model="the bundled model" if shape is None else shape,
         keep=append,
