@@ -205,10 +205,16 @@ def with_unique_names(
 ) -> tuple[PeerInfo, ...]:
     """The same peers, of which no two have one name: of three called vm, vm, vm-2 and vm-3.
 
-    Whoever is of `known` keeps its name there; of the others the least id goes first.
+    Whoever is of `known` keeps its name there, unless it calls itself otherwise now: of daemons of
+    one device that start again, one may come to another's id. Of the others the least id goes
+    first.
     """
-    taken = {peer.id: peer.name for peer in known}
-    names = {peer.id: taken[peer.id] for peer in peers if peer.id in taken}
+    taken = {(peer.id, peer.own_name): peer.name for peer in known}
+    names = {
+        peer.id: taken[peer.id, peer.own_name]
+        for peer in peers
+        if (peer.id, peer.own_name) in taken
+    }
     wanted = {peer.own_name for peer in peers}
     for peer in sorted(peers, key=lambda peer: peer.id):
         others = set(names.values())

@@ -38,6 +38,14 @@ def test_who_is_known_keeps_its_name_when_others_go_and_come() -> None:
     assert names(*with_unique_names(known, known)) == ["vm", "vm-2"]
 
 
+def test_daemons_of_one_device_that_change_ids_keep_their_own_names() -> None:
+    known = with_unique_names([peer("a", "left"), peer("b", "right")])
+    assert names(*with_unique_names([peer("b", "left"), peer("a", "right")], known)) == [
+        "left",
+        "right",
+    ]
+
+
 def test_alone_it_is_called_as_it_calls_itself() -> None:
     (found,) = with_unique_names([peer_info("vm-2", own_name="vm")])
     assert found.name == "vm"
