@@ -29,6 +29,9 @@ ANSWER_WITHIN_S = 2.0
 
 LOST_ANSWERS_WITHIN_S = 0.5
 """The same of one that counts as lost: perhaps only a connection was."""
+FREED_WITHIN_S = 2.0
+"""Such a peer has freed what it held for the lost connection."""
+FREED_LOOK_EVERY_S = 0.05
 
 LOOK_EVERY_S = 0.5
 """Between two looks for peers, while one is waited for."""
@@ -57,15 +60,22 @@ class Reloading:
     peers: dict[str, PeerInfo]
     """Told of the peers that may take part now, by id."""
     lease: Lease
+    came_back: frozenset[str] = frozenset()
+    """Devices that count as lost, and answered when they were last asked."""
 
     async def __call__(self, lost: Collection[str], on_end: OnEnd) -> LoadedModel:
-        """Waits for further peers where those that are left are too few, and it may wait."""
+        """Waits for further peers where those that are left are too few, and it may wait; a moment,
+        in any case, for one of which only a connection was lost to free what it held."""
         clock = asyncio.get_running_loop().time
         until_s = clock() + self.options.wait_for_peers_s
+        freed_s = clock() + FREED_WITHIN_S
         while True:
             try:
                 return await self._load_on_who_has_room(lost, on_end)
             except (CapacityError, NoPeersError):
+                if self.came_back and clock() < freed_s:
+                    await asyncio.sleep(FREED_LOOK_EVERY_S)
+                    continue
                 if clock() >= until_s:
                     raise
             await asyncio.sleep(min(LOOK_EVERY_S, max(0.0, until_s - clock())))
@@ -139,6 +149,7 @@ class Reloading:
             },
         )
         infos = [peer for peer in infos if not peer.is_leaving]
+        self.came_back = frozenset(lost).intersection(peer.id for peer in infos)
         if not infos:
             gone = ", ".join(peer.name for peer in known.values())
             raise NoPeersError(f"none of the model's peers answers any more ({gone}); start them")
