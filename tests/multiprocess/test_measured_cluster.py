@@ -26,6 +26,7 @@ from edge.progress import Progress
 from edge.protocol.client import PeerClient
 from edge.protocol.fields import to_json
 from edge.protocol.frame_codec import to_frame
+from edge.protocol.heartbeat import show_life
 from edge.protocol.measurements import Glance, Probe, Profile, Span
 from edge.protocol.messages import Describe
 from edge.protocol.peer_info import PeerInfo, describe_all
@@ -299,12 +300,15 @@ async def odd_peer(answers: dict[str, dict[str, Any]]) -> Any:
     """A peer that speaks the protocol, links to nobody, and answers calls with what it is told."""
 
     async def serve(channel: Channel) -> None:
+        living = asyncio.create_task(show_life(channel))
         with contextlib.suppress(transport.TransportError):
             while True:
                 frame = await channel.receive()
                 if "call" in frame.header:
                     header = {**answers.get(frame.kind, {}), "call": frame.header["call"]}
                     await channel.send(Frame("ok", header))
+        living.cancel()
+        await asyncio.gather(living, return_exceptions=True)
         await channel.aclose()
 
     async def hang_up(link: transport.Link, _hello: object) -> None:

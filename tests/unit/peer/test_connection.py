@@ -165,7 +165,7 @@ def test_the_end_of_a_session_does_not_wait_for_a_neighbour_that_is_gone(tmp_pat
         hosted = HostedShard(
             assignment, Manifest(tensors=(), total_bytes=0), lambda _: None, resources.kv_room
         )
-        connection._mine["s"] = resources.sessions["s"] = hosted
+        connection._mine["s"] = resources.sessions[assignment.key] = hosted
         connection._shards.take()
         with socket.create_server(("127.0.0.1", 0)) as mute:
             mute.setblocking(False)
