@@ -16,7 +16,7 @@ FREE_WITHIN_S = 30.0
 """A peer hears of a coordinator that was cut off after 20 s of silence."""
 _LOOK_EVERY_S = 0.1
 
-_SLACK = 4
+SLACK = 4
 """Threads and descriptors that may come and go: pools that grow once, a connection just made."""
 
 
@@ -78,9 +78,9 @@ class Watch:
             now = Held.by(psutil.Process(pid))
             before = self.first.setdefault(pid, now)
             self.last[pid] = now
-            if now.threads > before.threads + _SLACK:
+            if now.threads > before.threads + SLACK:
                 found.append(f"process {pid}: {before.threads} threads have become {now.threads}")
-            if now.descriptors > before.descriptors + _SLACK:
+            if now.descriptors > before.descriptors + SLACK:
                 found.append(
                     f"process {pid}: {before.descriptors} descriptors have become {now.descriptors}"
                 )
