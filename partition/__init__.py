@@ -14,6 +14,7 @@ from edge.partition.fit.placement import Parallel
 from edge.partition.fit.plan_table import HeldLayers, PlanRow, describe
 from edge.partition.fit.resident_layers import WeightTiers, weight_tiers
 from edge.partition.losses.holdings import Seat
+from edge.partition.losses.joining import Move, UnderWay, join
 from edge.partition.losses.repair import Repair, repair
 from edge.partition.plan.facts import (
     ClusterSpec,
@@ -49,6 +50,7 @@ __all__ = [
     "LinkSpec",
     "MemoryUse",
     "ModelFacts",
+    "Move",
     "Parallel",
     "PartitionError",
     "Plan",
@@ -61,6 +63,7 @@ __all__ = [
     "Solo",
     "Stage",
     "Term",
+    "UnderWay",
     "WeightTiers",
     "Workload",
     "check_fit",
@@ -69,6 +72,7 @@ __all__ = [
     "describe",
     "describe_plan_in_words",
     "estimate",
+    "join",
     "kv_heads",
     "memory_use",
     "repair",

@@ -1,1 +1,1 @@
-"""What becomes of a plan when devices are lost?"""
+"""What becomes of a plan when devices are lost, or join?"""

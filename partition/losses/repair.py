@@ -137,7 +137,7 @@ def repair(
     CapacityError, with what is missing on whom, where nothing fits.
     """
     plan.validate(model, None, is_repaired=True)
-    task = _Task(
+    task = Task(
         plan=plan,
         model=model,
         cluster=cluster.without(*lost),
@@ -166,8 +166,8 @@ def repair(
 
 
 @dataclass(slots=True, kw_only=True)
-class _Task:
-    """The facts of one repair, and what follows from them."""
+class Task:
+    """The facts of one repair, or of one move, and what follows from them."""
 
     plan: Plan
     model: ModelFacts
@@ -200,7 +200,7 @@ class _Task:
     def with_stand_ins(self) -> Iterator[Plan]:
         """The plan as it was, with other devices in the lost seats."""
         for taken in all_seats_taken(self._options(), most=_MOST_STAND_INS):
-            yield from self._fitting(self._filled(taken))
+            yield from self.fitting(self._filled(taken))
 
     def doubled(self) -> Iterator[Plan]:
         """The same with some of the lost seats on devices that have others, all in memory.
@@ -216,40 +216,43 @@ class _Task:
                 continue  # each has one that had none
             plan = self._filled(taken)
             if not _streamed(plan):
-                yield from self._fitting(plan)
+                yield from self.fitting(plan)
 
     def grown(self) -> Iterator[Plan]:
         """Some lost seats taken by other devices or none, and the others closed."""
         closer = Closer(
-            plan=self._version(self.plan.stages),
+            plan=self.version(self.plan.stages),
             model=self.model,
             devices=self.devices,
             workload=self.workload,
         )
         for taken in some_seats_taken(self._options(), most=_MOST_PARTLY):
             for plan in closer.ways(self._seated(taken), most=_MOST_CLOSED):
-                yield from self._fitting(plan)
+                yield from self.fitting(plan)
 
-    def planned(self) -> Iterator[Plan]:
+    def planned(
+        self, cluster: ClusterSpec | None = None, parallel: Parallel | None = None
+    ) -> Iterator[Plan]:
         """What the planner would take, and the same with its devices where they lack least.
 
-        Raises PartitionError where it finds nothing.
+        cluster, parallel: other than those of the task. Raises PartitionError where it finds
+        nothing.
         """
         choice = choose(
             self.model,
-            self.cluster,
+            cluster or self.cluster,
             self.workload,
-            parallel=self.parallel or "auto",
+            parallel=parallel or self.parallel or "auto",
             chunk_tokens=self.chunk_tokens,
             stream=self.stream,
             exact_devices=_EXACT_DEVICES,
         )
-        plan = self._version(choice.plan.stages)
+        plan = self.version(choice.plan.stages)
         check_links(plan, self.cluster)
         yield plan
         orders = islice(permutations(plan.devices), 1, _MOST_ORDERS)
         others = [_on(plan, order) for order in orders]
-        fitting = [each for other in others for each in self._fitting(other)]
+        fitting = [each for other in others for each in self.fitting(other)]
         if fitting:
             yield min(fitting, key=self._moved_bytes)
 
@@ -351,17 +354,18 @@ class _Task:
 
     def _filled(self, taken: Sequence[str]) -> Plan:
         """The plan as it was, with these devices in the lost seats."""
-        return self._version(
+        return self.version(
             [
                 replace(stage, shards=tuple(shard for shard in shards if shard is not None))
                 for stage, shards in zip(self.plan.stages, self._seated(taken), strict=True)
             ]
         )
 
-    def _version(self, stages: Sequence[Stage]) -> Plan:
+    def version(self, stages: Sequence[Stage]) -> Plan:
+        """The next one, of these stages."""
         return Plan(model=self.plan.model, version=self.plan.version + 1, stages=tuple(stages))
 
-    def _fitting(self, plan: Plan) -> Iterator[Plan]:
+    def fitting(self, plan: Plan) -> Iterator[Plan]:
         """The plan, if its devices reach each other and have the memory, or may stream for it."""
         try:
             check_links(plan, self.cluster)
@@ -398,11 +402,29 @@ class _Task:
             self._lacking[id, wanted] = known
         return known
 
+    def ships_s(self, plan: Plan) -> float:
+        """Until every device of the plan has its weights on disk; all are sent at the same time."""
+        sent: dict[str, int] = {}
+        for wanted in seats_of(plan).values():
+            id = wanted.shard.device
+            sent[id] = sent.get(id, 0) + self._lacks(wanted)[0]
+        return max(self._sent_s(id, num_bytes) for id, num_bytes in sent.items())
+
+    def loads_s(self, plan: Plan) -> float:
+        """Until every device has loaded its whole part from disk, whatever it has in memory."""
+        held: dict[str, int] = {}
+        for wanted in seats_of(plan).values():
+            id = wanted.shard.device
+            held[id] = held.get(id, 0) + lacking_bytes(wanted, (), self.model)
+        return max(self._ready_s(id, 0, num_bytes) for id, num_bytes in held.items())
+
     def _ready_s(self, id: str, to_send: int, to_load: int) -> float:
         rates = self.devices[id].rates
         disk = None if rates is None else rates.disk_bytes_per_s
-        sent_s = to_send / self.send_bytes_per_s.get(id, UNKNOWN_SEND_BYTES_PER_S)
-        return sent_s + to_load / (disk or UNMEASURED_DISK_BYTES_PER_S)
+        return self._sent_s(id, to_send) + to_load / (disk or UNMEASURED_DISK_BYTES_PER_S)
+
+    def _sent_s(self, id: str, num_bytes: int) -> float:
+        return num_bytes / self.send_bytes_per_s.get(id, UNKNOWN_SEND_BYTES_PER_S)
 
     def _is_same_shape(self, plan: Plan) -> bool:
         seats = seats_of(plan)

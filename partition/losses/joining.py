@@ -1,0 +1,243 @@
+"""Whether a plan that runs gives way to another one, as devices have joined. A pure decision.
+
+A move pays for itself if more tokens of an answer are there a minute later with it than without:
+weights are sent while answers go on, then they wait until their devices have loaded, their prompts
+and what there is of them is computed again, and they go on faster.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import combinations, islice, permutations
+from typing import Literal
+
+from edge.partition.cost.estimate import Estimate, estimate
+from edge.partition.cost.pace import CHUNK_TOKENS
+from edge.partition.errors import PartitionError
+from edge.partition.fit.placement import Parallel
+from edge.partition.losses.holdings import Seat
+from edge.partition.losses.repair import Repair, Task
+from edge.partition.plan.facts import ClusterSpec, ModelFacts, Workload
+from edge.partition.plan.plan import Plan
+
+HORIZON_S = 60.0
+"""In this time a move has to pay for itself."""
+
+LEAST_GAIN = 1.1
+"""So many times the tokens that there would be without: predictions err by as much."""
+
+SHIPPING_COSTS = 0.1
+"""Of the time that weights are sent, what it takes from answers that go on meanwhile. Supposed:
+sending does not compute, but takes from the network, and from disks."""
+
+_MOST_SEATED = 64
+"""Ways to give seats to devices that have none."""
+
+When = Literal["now", "idle", "stay"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnderWay:
+    """The answers that wait while a model moves; all 0 where there are none."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    """Of all of them together: prompts are computed one after the other."""
+    answer_tokens: int = 0
+    """So far, of the longest: answers are computed again side by side."""
+    left_tokens: int = 0
+    """That the longest may still get."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """What becomes of a plan that runs, now that devices have joined."""
+
+    when: When
+    """now; idle: as soon as no answer is under way; stay: not at all."""
+    to: Repair | None
+    """The plan that is better, and what it asks for; None: there is none."""
+    before: Estimate | None
+    """Of the plan that runs; None where a device of it has no rates."""
+    ships_s: float = 0.0
+    """Until the weights that devices lack are on their disks, while answers go on."""
+    pause_s: float = 0.0
+    """Until answers go on, from then."""
+    gained_tokens: float | None = None
+    """Of each answer, in HORIZON_S or until it ends; None where a plan is not predicted."""
+
+
+def join(
+    plan: Plan,
+    model: ModelFacts,
+    cluster: ClusterSpec,
+    workload: Workload,
+    under_way: UnderWay,
+    *,
+    wanted: Plan | None = None,
+    same_bits: Collection[str] | None = None,
+    cached: Mapping[str, Collection[Seat]] | None = None,
+    send_bytes_per_s: Mapping[str, float] | None = None,
+    parallel: Parallel = "auto",
+    chunk_tokens: int = CHUNK_TOKENS,
+    stream: bool = False,
+    further_seat_bytes: int = 0,
+) -> Move:
+    """Whether `plan` gives way to another plan over the devices of `cluster`, and when.
+
+    cluster       All devices that are there. Memory is what they have without this model.
+    workload      What the plan is for, as it was chosen.
+    wanted        A plan by hand; no other is taken, and where no speed is known, it is better.
+    same_bits     Devices that compute the same bits as those of the plan; None: all.
+
+    The other arguments are those of `repair`. While answers are under way, only plans are taken
+    that sum in the same order, over devices of `same_bits`: no token to come changes. A plan that
+    reads layers from disk gives way to one that does not also where no speed is known.
+
+    Raises PlanError for a plan that is not one of this model.
+    """
+    plan.validate(model, None, is_repaired=True)
+    task = Task(
+        plan=plan,
+        model=model,
+        cluster=cluster,
+        workload=workload,
+        cached=cached or {},
+        send_bytes_per_s=send_bytes_per_s or {},
+        parallel=parallel,
+        chunk_tokens=chunk_tokens,
+        stream=stream,
+        keeps_shape=False,
+        further_seat_bytes=further_seat_bytes,
+    )
+    before = None
+    if all(cluster.device(id).rates is not None for id in plan.devices):
+        before = estimate(plan, model, cluster, workload, chunk_tokens=chunk_tokens)
+    choosing = _Choosing(
+        task=task,
+        before=before,
+        under_way=under_way,
+        is_wished=wanted is not None,
+        same_bits=frozenset(task.devices if same_bits is None else same_bits),
+    )
+    others = dict.fromkeys(_others(task, wanted))
+    return choosing.best([task.repaired(each, "planned") for each in others])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Choosing:
+    """What plans are compared by."""
+
+    task: Task
+    before: Estimate | None
+    under_way: UnderWay
+    is_wished: bool
+    same_bits: frozenset[str]
+
+    def best(self, found: list[Repair]) -> Move:
+        """Of all that are better, the one with the most tokens."""
+        none = UnderWay()
+        if self.under_way.requests:
+            alike = [
+                each
+                for each in found
+                if each.same_sums and self.same_bits.issuperset(each.plan.devices)
+            ]
+            if (move := self._first(alike, self.under_way, "now")) is not None:
+                return move
+        move = self._first(found, none, "idle" if self.under_way.requests else "now")
+        return move or Move(when="stay", to=None, before=self.before)
+
+    def _first(self, found: list[Repair], under_way: UnderWay, when: When) -> Move | None:
+        moves = [move for each in found if (move := self._move(each, under_way, when)) is not None]
+        timed = [move for move in moves if move.gained_tokens is not None]
+        if not timed:
+            return min(moves, key=lambda move: move.pause_s, default=None)
+
+        def key(move: Move) -> tuple[float, tuple[str, ...]]:
+            assert move.to is not None
+            assert move.gained_tokens is not None
+            return -move.gained_tokens, move.to.plan.devices
+
+        return min(timed, key=key)
+
+    def _move(self, to: Repair, under_way: UnderWay, when: When) -> Move | None:
+        """None unless it is better."""
+        before, after, workload = self.before, to.predicted, self.task.workload
+        ships_s, pause_s = self.task.ships_s(to.plan), self.task.loads_s(to.plan)
+        gained = None
+        if before is None or after is None:
+            # Nobody knows how long answers would wait.
+            leaves_disk = _streams(self.task.plan) and not _streams(to.plan)
+            if under_way.requests or not (self.is_wished or leaves_disk):
+                return None
+        else:
+            pause_s += under_way.prompt_tokens * after.first_token_s / workload.prompt_tokens
+            pause_s += under_way.answer_tokens * after.token_s
+            within_s = HORIZON_S
+            if under_way.requests:
+                within_s = min(HORIZON_S, under_way.left_tokens * before.token_s)
+            moving_s = pause_s + SHIPPING_COSTS * ships_s
+            without = within_s / before.token_s
+            gained = max(0.0, within_s - moving_s) / after.token_s - without
+            is_slower = after.total_s(workload) >= before.total_s(workload)
+            if gained < (LEAST_GAIN - 1) * without or is_slower:
+                return None
+        return Move(
+            when=when,
+            to=to,
+            before=before,
+            ships_s=ships_s,
+            pause_s=pause_s,
+            gained_tokens=gained,
+        )
+
+
+def _others(task: Task, wanted: Plan | None) -> Iterator[Plan]:
+    """Plans to compare with the one that runs; perhaps the same more than once."""
+    if wanted is not None:
+        if wanted.stages != task.plan.stages and task.devices.keys() >= set(wanted.devices):
+            yield from task.fitting(task.version(wanted.stages))
+        return
+    spare = [id for id in task.devices if id not in task.loaded]
+    with suppress(PartitionError):
+        yield from _unlike(task, task.planned())
+    if task.parallel == "auto":
+        # Pipelines sum nothing, so they have the same bits as each other.
+        for left_out in ((), [id for id in task.loaded if id in task.devices]):
+            if len(left_out) < len(task.devices):
+                part = task.cluster.without(*left_out)
+                with suppress(PartitionError):
+                    yield from _unlike(task, task.planned(part, "pipeline"))
+    if len(task.plan.shares) > len(task.plan.stages):
+        yield from _seated(task, spare)
+
+
+def _unlike(task: Task, plans: Iterator[Plan]) -> Iterator[Plan]:
+    yield from (each for each in plans if each.stages != task.plan.stages)
+
+
+def _seated(task: Task, spare: list[str]) -> Iterator[Plan]:
+    """The plan as it is, with devices that have no seat in some."""
+    ways = (
+        dict(zip(seats, devices, strict=True))
+        for count in range(1, min(len(spare), len(task.seats)) + 1)
+        for seats in combinations(task.seats, count)
+        for devices in permutations(spare, count)
+    )
+    for taken in islice(ways, _MOST_SEATED):
+        stages = tuple(
+            replace(
+                stage,
+                shards=tuple(
+                    replace(shard.on(taken.get((number, rank), shard.device)), streamed_layers=0)
+                    for rank, shard in enumerate(stage.slices)
+                ),
+            )
+            for number, stage in enumerate(task.plan.stages)
+        )
+        yield from task.fitting(task.version(stages))
+
+
+def _streams(plan: Plan) -> bool:
+    return any(shard.streamed_layers for stage in plan.stages for shard in stage.slices)
