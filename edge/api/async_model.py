@@ -142,6 +142,11 @@ class DescribedModel:
         return self._held.tokenizer
 
     @property
+    def can_chat(self) -> bool:
+        """It has a chat template."""
+        return self._held.tokenizer is not None and self._held.tokenizer.has_chat_template
+
+    @property
     def recoveries(self) -> Sequence[Recovery]:
         """How it went on after peers were lost, the first time first."""
         return tuple(self._held.loaded.recoveries)

@@ -31,10 +31,15 @@ from edge.server.fields import Fields, parse_body
 from edge.server.gate import Gate
 from edge.server.guard import Guard, Rules, dialect_of
 from edge.server.metrics import Metrics
+from edge.server.observer import Observer
+from edge.server.page_files import page_routes
+from edge.server.previews import Previews
 from edge.server.refusals import Dialect, Refusal, refusal_of
 
 Json = dict[str, Any]
 T = TypeVar("T")
+
+HEALTH = "/health"
 
 MOST_ANSWERS = 128
 """Under way or waiting: the scheduler serves some of them at once."""
@@ -44,19 +49,29 @@ class Server:
     """One model for any number of clients. `app` is what a web server calls."""
 
     def __init__(
-        self, model: AsyncModel, *, name: str, rules: Rules, most_answers: int = MOST_ANSWERS
+        self,
+        model: AsyncModel,
+        *,
+        name: str,
+        rules: Rules,
+        most_answers: int = MOST_ANSWERS,
+        previews: Previews | None = None,
     ) -> None:
-        """name: what clients call the model."""
+        """name: what clients call the model. previews: of other placements; None: it has none."""
         self._model = model
         self._name = name
+        self._observer = Observer(model)
+        self._previews = previews
         self._created = int(time.time())
         self._metrics = Metrics()
         self.gate = Gate(most_answers)
         self._answers = Answers(model, self.gate, self._metrics)
         routes: dict[str, tuple[str, Callable[[Request], Awaitable[Response]]]] = {
-            "/health": ("GET", self._health),
+            HEALTH: ("GET", self._health),
             "/metrics": ("GET", self._show_metrics),
             "/api/cluster": ("GET", self._cluster),
+            "/api/plan": ("GET", self._plan),
+            "/api/plan/models": ("GET", self._plannable),
             "/v1/models": ("GET", self._models),
             "/v1/chat/completions": ("POST", self._openai_chat),
             "/v1/completions": ("POST", self._openai_completion),
@@ -68,8 +83,10 @@ class Server:
             "/api/tags": ("GET", self._ollama_tags),
             "/api/version": ("GET", self._ollama_version),
         }
+        page = page_routes()
         app = Starlette(
             routes=[
+                *page,
                 *(Route(path, run, methods=[method]) for path, (method, run) in routes.items()),
                 Route("/v1/models/{name:path}", self._one_model, methods=["GET"]),
             ],
@@ -80,7 +97,10 @@ class Server:
                 Exception: _on_defect,
             },
         )
-        self.app: ASGIApp = Guard(app, rules, self._metrics, tuple(routes))
+        open_paths = [route.path for route in page]
+        self.app: ASGIApp = Guard(
+            app, rules, self._metrics, (*routes, *open_paths), open_paths=(HEALTH, *open_paths)
+        )
 
     async def _health(self, _request: Request) -> Response:
         """200 while it answers, 503 once the model is gone or the server ends."""
@@ -92,7 +112,22 @@ class Server:
         return Response(self._metrics.text(), media_type="text/plain; version=0.0.4")
 
     async def _cluster(self, _request: Request) -> Response:
-        return JSONResponse(cluster_view(self._model, answers=self.gate.inside))
+        observed = await self._observer.look()
+        return JSONResponse(
+            cluster_view(self._model, observed, self._metrics, answers=self.gate.inside)
+        )
+
+    async def _plan(self, request: Request) -> Response:
+        if self._previews is None:
+            raise Refusal(404, "this server plans for nothing else")
+        query = request.query_params
+        return JSONResponse(
+            await self._previews.view(query.get("model", self._name), query.getlist("change"))
+        )
+
+    async def _plannable(self, _request: Request) -> Response:
+        names = [] if self._previews is None else await self._previews.names()
+        return JSONResponse({"models": names})
 
     async def _models(self, _request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._described()]})

@@ -26,8 +26,6 @@ _log = logging.getLogger(__name__)
 
 MOST_BODY_BYTES = 8 << 20
 
-_OPEN_PATHS = {"/health"}
-"""Answered without a key: they tell nothing."""
 _KEY_BYTES = 4096
 
 
@@ -52,8 +50,18 @@ def dialect_of(path: str) -> Dialect:
 class Guard:
     """The layer. Every request gets an id, which its answer and the log have."""
 
-    def __init__(self, app: ASGIApp, rules: Rules, metrics: Metrics, paths: Sequence[str]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        rules: Rules,
+        metrics: Metrics,
+        paths: Sequence[str],
+        *,
+        open_paths: Sequence[str],
+    ) -> None:
+        """paths: that metrics name. open_paths: answered without a key, as they tell nothing."""
         self._app = app
+        self._open_paths = frozenset(open_paths)
         self._rules = rules
         self._metrics = metrics
         self._paths = frozenset(paths)
@@ -94,7 +102,7 @@ class Guard:
             raise Refusal(
                 403, "this server is not known by that name; ask it by its address, or localhost"
             )
-        if rules.keys and path not in _OPEN_PATHS:
+        if rules.keys and path not in self._open_paths:
             shown = _shown_key(headers)
             # Every key is compared: how long it takes says nothing of which one is near.
             known = [hmac.compare_digest(shown, key.encode()) for key in rules.keys]

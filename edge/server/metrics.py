@@ -9,6 +9,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
+LEAST_TOKENS_OF_A_RATE = 8
+
+
 class Metrics:
     """One server's figures, in a registry of its own."""
 
@@ -44,10 +47,29 @@ class Metrics:
             buckets=_SECONDS,
             registry=self._registry,
         )
+        self.new_tokens = 0
+        self.last_tokens_per_s: float | None = None
+        """Of the last whole reply that was long enough to tell."""
+        self._replies: set[ObservedReply] = set()
 
     def reply(self, prompt_tokens: int) -> ObservedReply:
         self._prompt_tokens.inc(prompt_tokens)
-        return ObservedReply(self)
+        reply = ObservedReply(self, prompt_tokens)
+        self._replies.add(reply)
+        return reply
+
+    def under_way(self) -> list[dict[str, float]]:
+        """Of each reply that has begun and not ended, the oldest first."""
+        now_s = time.perf_counter()
+        found = sorted(self._replies, key=lambda reply: reply.begun_s)
+        return [
+            {
+                "age_s": now_s - reply.begun_s,
+                "prompt_tokens": reply.prompt_tokens,
+                "new_tokens": reply.new_tokens,
+            }
+            for reply in found
+        ]
 
     def text(self) -> bytes:
         """In the format that Prometheus reads."""
@@ -57,23 +79,33 @@ class Metrics:
 class ObservedReply:
     """One answer: counted as under way until it ends, or nobody wants it any more."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, prompt_tokens: int) -> None:
+        self.prompt_tokens = prompt_tokens
+        self.new_tokens = 0
+        self.begun_s = self._first_s = self._last_s = time.perf_counter()
         self._metrics = metrics
-        self._last_s = time.perf_counter()
-        self._has_begun = self._is_over = False
+        self._is_over = False
         metrics._under_way.inc()
 
     def token(self) -> None:
         now_s = time.perf_counter()
         metrics = self._metrics
-        kind = metrics._token_s if self._has_begun else metrics._first_token_s
+        kind = metrics._token_s if self.new_tokens else metrics._first_token_s
         kind.observe(now_s - self._last_s)
+        if not self.new_tokens:
+            self._first_s = now_s
         metrics._new_tokens.inc()
-        self._has_begun, self._last_s = True, now_s
+        metrics.new_tokens += 1
+        self.new_tokens += 1
+        self._last_s = now_s
 
     def end(self, how: str) -> None:
         """May be called again: the first counts."""
         if not self._is_over:
             self._is_over = True
+            if self.new_tokens >= LEAST_TOKENS_OF_A_RATE:
+                decode_s = self._last_s - self._first_s
+                self._metrics.last_tokens_per_s = (self.new_tokens - 1) / max(decode_s, 1e-9)
+            self._metrics._replies.discard(self)
             self._metrics._under_way.dec()
             self._metrics._ended.labels(how).inc()

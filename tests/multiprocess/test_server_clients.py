@@ -342,6 +342,35 @@ def test_the_cluster_is_described_without_secrets(url: str) -> None:
     assert {device["name"] for device in view["devices"]} == {"local-1", "local-2"}
     assert sum(device["memory_bytes"] > 0 for device in view["devices"]) == 2
     assert KEY not in json.dumps(view)
+    assert chat(url, max_tokens=2)[0] == 200
+    _, _, after = request(url, "GET", "/api/cluster")
+    assert after["new_tokens"] == view["new_tokens"] + 2
+    assert after["replies"] == []
+    assert after["loads"] == view["loads"] == 0
+
+
+def test_the_page_needs_no_key_and_loads_nothing_else(url: str) -> None:
+    status, headers, page = request(url, "GET", "/", authorization="")
+    assert status == 200
+    assert "default-src 'none'" in headers["content-security-policy"]
+    for path in re.findall(r'(?:src|href)="(page/[^"]+)"', page):
+        assert request(url, "GET", f"/{path}", authorization="")[0] == 200
+    assert request(url, "GET", "/api/cluster", authorization="")[0] == 401
+
+
+def test_another_placement_is_planned(url: str) -> None:
+    _, _, known = request(url, "GET", "/api/plan/models")
+    assert known == {"models": [MODEL.name]}
+    _, _, view = request(url, "GET", "/api/plan?change=without%20local-2")
+    assert [device["name"] for device in view["devices"]] == ["local-1"]
+    for query, status, why in (
+        ("model=/etc", 404, "is not on this device"),
+        ("change=hurry", 400, "is no change"),
+        ("change=without%20local-1&change=-1TiB%20on%20local-2", 422, "local-2"),
+        ("&".join(["change=x"] * 33), 400, "at most 32 changes"),
+    ):
+        found, _, told = request(url, "GET", f"/api/plan?{query}")
+        assert (found, why in json.dumps(told)) == (status, True), told
 
 
 @pytest.mark.parametrize(

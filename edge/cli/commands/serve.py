@@ -9,7 +9,8 @@ import json
 import logging
 import signal
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -20,8 +21,10 @@ from edge.cli.options import ClusterOptions, cluster_options, model_options, way
 from edge.errors import RequestError
 from edge.offload import read_file
 from edge.planning.load_options import LoadOptions
+from edge.planning.proposal import Proposal
 from edge.server.app import MOST_ANSWERS, Server
 from edge.server.guard import Rules
+from edge.server.previews import Previews
 
 _MOST_KEY_FILE_BYTES = 1 << 20
 _SHORTEST_KEY = 16
@@ -71,7 +74,8 @@ def command(
     """Serve MODEL to what speaks OpenAI's, Anthropic's or Ollama's interface.
 
     Requests at once share each step of the peers; --concurrency says for how many memory is kept.
-    What was said before in a conversation is not computed again.
+    What was said before in a conversation is not computed again. In a browser, the server's address
+    is a page with a chat and what runs where.
 
     \b
     Examples:
@@ -153,7 +157,19 @@ async def serve(
 ) -> None:
     """Until SIGTERM or Ctrl-C: then what is under way is finished, and nobody else let in."""
     async with _opened(peers, options) as cluster, await cluster.load(model, options) as loaded:
-        server = Server(loaded, name=name or loaded.name, rules=rules, most_answers=max_answers)
+        plan = options.plan if isinstance(options.plan, str) else "auto"
+        planned = replace(options, plan=plan)
+
+        async def propose(place: str | Path, changes: Sequence[str]) -> Proposal:
+            return await cluster.propose(place, planned, changes=changes, measure="nothing")
+
+        server = Server(
+            loaded,
+            name=name or loaded.name,
+            rules=rules,
+            most_answers=max_answers,
+            previews=Previews((name or loaded.name, model), propose),
+        )
         config = uvicorn.Config(
             server.app,
             log_config=None,
@@ -173,6 +189,7 @@ async def serve(
             devices = ", ".join(loaded.peers[each].name for each in loaded.plan.devices)
             click.echo(f"{loaded.name} on {devices}, context {loaded.context_tokens} tokens")
             click.echo(f"OpenAI: {url}/v1   Anthropic and Ollama: {url}   metrics: {url}/metrics")
+            click.echo(f"Chat, and what runs where: {url}")
         await _Drained(config, server).serve(sockets=[listening])
 
 

@@ -1,0 +1,89 @@
+"""How a model is doing, for whoever looks: counters that only grow, and who of its peers answers.
+
+Nothing is asked of the peers while nobody looks; who looks often is told what was asked last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+
+from edge.api.async_model import AsyncModel
+from edge.errors import EdgeError
+from edge.protocol.peer_info import PeerInfo, describe_all
+from edge.protocol.step_times import StepTimes
+from edge.protocol.topology import Seat
+
+_TIMES_EVERY_S = 0.8
+_PEERS_EVERY_S = 5.0
+"""A peer is asked on a connection of its own."""
+_PEER_ANSWERS_WITHIN_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """What was seen last."""
+
+    loads: int = 0
+    """How often the model was loaded anew; counters begin again with each."""
+    decode: Mapping[Seat, StepTimes] = field(default_factory=dict)
+    """Since then."""
+    peers: Mapping[str, PeerInfo | None] = field(default_factory=dict)
+    """By id; None for one that does not answer."""
+
+
+class Observer:
+    """Of one model."""
+
+    def __init__(self, model: AsyncModel) -> None:
+        self._model = model
+        self._seen = Observed()
+        self._one_at_a_time = asyncio.Lock()
+        self._times_s = self._peers_s = float("-inf")
+        """When either was asked last."""
+
+    async def look(self) -> Observed:
+        """Raises nothing: what cannot be asked stays as it was."""
+        async with self._one_at_a_time:
+            now_s = time.monotonic()
+            if now_s - self._peers_s >= _PEERS_EVERY_S:
+                self._peers_s = now_s
+                await self._ask_peers()
+            if now_s - self._times_s >= _TIMES_EVERY_S and not self._model.is_recovering:
+                self._times_s = now_s
+                await self._ask_times()
+        return self._seen
+
+    async def _ask_times(self) -> None:
+        loads = len(self._model.recoveries)
+        before = self._seen.decode if loads == self._seen.loads else {}
+        try:
+            times = await self._model.measure()
+        except EdgeError:  # it has just lost a device, or has ended
+            return
+        decode = {}
+        for each in times:
+            seat = (each.stage, each.rank)
+            decode[seat] = _sum(before.get(seat, StepTimes()), each.decode)
+        self._seen = Observed(loads=loads, decode=decode, peers=self._seen.peers)
+
+    async def _ask_peers(self) -> None:
+        known = dict(self._model.peers)
+        infos, _failures = await describe_all(
+            {peer.address: peer.credentials for peer in known.values()},
+            timeouts_s={peer.address: _PEER_ANSWERS_WITHIN_S for peer in known.values()},
+        )
+        answered = {peer.id: peer for peer in infos}
+        self._seen = Observed(
+            loads=self._seen.loads,
+            decode=self._seen.decode,
+            peers={id: answered.get(id) for id in known},
+        )
+
+
+def _sum(one: StepTimes, other: StepTimes) -> StepTimes:
+    return StepTimes(
+        **{each.name: getattr(one, each.name) + getattr(other, each.name) for each in fields(one)}
+    )

@@ -1,0 +1,59 @@
+"""Where the model, or another one that is on this disk, would run if something were otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from edge.api.hub_download import hub_cache
+from edge.api.known_models import models_here
+from edge.concurrency.blocking import run_blocking
+from edge.errors import CapacityError
+from edge.planning.proposal import Proposal
+from edge.server.cluster_view import plan_view
+from edge.server.refusals import Refusal
+
+MOST_CHANGES = 32
+
+Propose = Callable[[str | Path, Sequence[str]], Awaitable[Proposal]]
+"""Plans for a model and a changed cluster; nothing is measured and nothing is loaded."""
+
+
+class Previews:
+    """Only of models that are known here: a client names one, and no path."""
+
+    def __init__(self, served: tuple[str, str | Path], propose: Propose) -> None:
+        """served: the name and the place of the model that runs."""
+        self._served = served
+        self._propose = propose
+        self._one_at_a_time = asyncio.Lock()
+
+    async def names(self) -> list[str]:
+        """The served one first."""
+        return list(await run_blocking(self._places))
+
+    async def view(self, name: str, changes: Sequence[str]) -> dict[str, Any]:
+        """As `plan_view`. Raises Refusal for a model that is not here, and where it does not
+        fit; RequestError for a change that makes no sense."""
+        if len(changes) > MOST_CHANGES:
+            raise Refusal(400, f"at most {MOST_CHANGES} changes", param="change")
+        places = await run_blocking(self._places)
+        if name not in places:
+            raise Refusal(404, f"the model {name!r:.200} is not on this device", param="model")
+        async with self._one_at_a_time:
+            try:
+                proposal = await self._propose(places[name], changes)
+            except CapacityError as error:
+                raise Refusal(422, str(error), code="does_not_fit") from error
+        return plan_view(proposal, {each.id: each.name for each in proposal.cluster.devices})
+
+    def _places(self) -> dict[str, str | Path]:
+        name, place = self._served
+        others = {
+            each: path
+            for each, path in models_here((), hub_cache=hub_cache())
+            if isinstance(path, Path)
+        }
+        return {name: place} | {each: path for each, path in others.items() if each != name}

@@ -1,0 +1,150 @@
+"""The page of `edge serve`, in a real browser: what runs where, a chat, a lost peer, a preview."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from collections.abc import Iterator
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Locator, Page, expect
+
+from edge.demos.bundled import MODEL
+from edge.demos.fleet import Fleet
+from tests.support.browser import open_browser
+from tests.support.processes import PATIENCE_S, edge_process
+
+KEY = "a-key-of-the-page-0123456789"
+QUESTION = "Where does the cat live?"
+ANSWER = "In the barn."
+
+expect.set_options(timeout=1e3 * PATIENCE_S)
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    with Fleet(("attic", "desk"), tmp_path_factory.mktemp("fleet")) as fleet:
+        yield fleet
+
+
+@pytest.fixture(scope="module")
+def url(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    keys = tmp_path_factory.mktemp("keys") / "keys.txt"
+    keys.write_text(f"{KEY}\n")
+    peers = [text for address in fleet.addresses.values() for text in ("--peer", address)]
+    with edge_process(
+        *("serve", MODEL, *peers, "--parallel", "pipeline", "--port", "0", "--json"),
+        *("--api-key-file", keys),
+    ) as process:
+        assert process.stdout is not None
+        yield json.loads(process.stdout.readline())["url"]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 0
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with open_browser() as browser:
+        yield browser
+
+
+@pytest.fixture
+def page(browser: Browser, url: str) -> Iterator[Page]:
+    """With the key; a complaint of the browser fails the test."""
+    said: list[str] = []
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.add_init_script(f"sessionStorage.setItem('edge-api-key', '{KEY}')")
+        page.goto(url)
+        expect(page.locator("#cluster .device")).not_to_have_count(0)
+        yield page
+    assert said == []
+
+
+def say(page: Page, text: str) -> Locator:
+    """The reply's box, once it is whole."""
+    page.locator("#ask").fill(text)
+    page.locator("#ask").press("Enter")
+    expect(page.locator("#send")).to_be_visible()
+    reply = page.locator(".message.assistant").last
+    expect(reply.locator(".foot button")).to_be_visible()
+    return reply
+
+
+def test_it_asks_for_the_key(browser: Browser, url: str) -> None:
+    with browser.new_context() as context:
+        page = context.new_page()
+        answer = page.goto(url)
+        assert answer is not None
+        assert "script-src 'self'" in answer.headers["content-security-policy"]
+        assert KEY not in page.content()
+        expect(page.locator("#key-form")).to_be_visible()
+        page.locator("#key").fill(KEY)
+        page.locator("#key-form button").click()
+        expect(page.locator("#cluster .device")).to_have_count(2)
+        expect(page.locator("#key-form")).to_be_hidden()
+
+
+def test_what_runs_where_and_a_chat(page: Page) -> None:
+    names = page.locator("#cluster .device .name").all_inner_texts()
+    assert sorted(names) == ["attic", "desk"]
+    reply = say(page, QUESTION)
+    expect(reply.locator(".text")).to_have_text(ANSWER)
+    expect(reply.locator(".foot")).to_contain_text("5 tokens, first after")
+    expect(page.locator("#cluster .device").first).to_contain_text("a step: ")
+    reply.get_by_text("Regenerate").click()
+    expect(page.locator(".message.assistant .text")).to_have_text(ANSWER)
+    expect(page.locator("#send")).to_be_visible()
+    page.get_by_text("Edit").first.click()
+    expect(page.locator(".message")).to_have_count(0)
+    expect(page.locator("#ask")).to_have_value(QUESTION)
+    page.locator(".settings summary").click()
+    page.locator("#max-tokens").fill("2")
+    expect(say(page, QUESTION).locator(".text")).to_have_text("In the")
+
+
+def test_an_answer_is_stopped(page: Page, fleet: Fleet) -> None:
+    for name in fleet.processes:
+        fleet.stop(name)
+    page.locator("#ask").fill(QUESTION)
+    page.locator("#send").click()
+    page.locator("#stop").click()
+    expect(page.locator("#send")).to_be_visible()
+    for name in fleet.processes:
+        fleet.go_on(name)
+    expect(say(page, QUESTION).locator(".text")).to_have_text(ANSWER)
+
+
+def test_another_placement_is_shown(page: Page) -> None:
+    page.locator("#preview-devices").get_by_label("desk").uncheck()
+    page.locator("#preview-form button").click()
+    expect(page.locator("#preview .device")).to_have_count(1)
+    expect(page.locator("#preview-said")).to_contain_text("tokens per second predicted")
+    assert "desk" not in page.locator("#preview").inner_text()
+    page.locator("#preview-change").fill("something else")
+    page.locator("#preview-form button").click()
+    expect(page.locator("#preview-said")).to_contain_text("is no change")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_is_for_everybody(page: Page, scheme: str) -> None:
+    """On a phone, in either scheme: nothing is wider than the screen, and axe finds nothing."""
+    page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+    page.set_viewport_size({"width": 390, "height": 800})
+    expect(page.locator("html")).to_have_attribute("data-theme", scheme)
+    say(page, QUESTION)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    found = Axe().run(page).response["violations"]
+    assert [(each["id"], each["help"]) for each in found] == []
+
+
+def test_a_lost_peer_is_seen_and_answers_go_on(page: Page, fleet: Fleet) -> None:
+    expect(page.locator("#events")).to_have_text("None.")
+    fleet.kill("desk")
+    expect(page.locator("#events")).to_have_text(re.compile("desk.*answers went on after"))
+    expect(page.locator("#state")).to_have_text("ready")
+    assert page.locator("#cluster .device .name").all_inner_texts() == ["attic"]
+    expect(say(page, QUESTION).locator(".text")).to_have_text(ANSWER)
