@@ -6,14 +6,23 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Sequence,
+)
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Unpack
 
 from edge.api.async_model import AsyncModel, HeldModel
+from edge.api.candidates import Candidates, Find, Watch
 from edge.api.hub_download import model_path
+from edge.api.joining import Joining
 from edge.api.kept_reply import KeptReply, kept_replies
 from edge.api.local_peers import LocalPeers, LocalSettings, Size
 from edge.api.progress_bars import progress_bars
@@ -45,7 +54,7 @@ from edge.planning.load_options import LoadOptions, LoadOverrides
 from edge.planning.proposal import Proposal
 from edge.planning.propose import Measure, forget_measured, measured_proposal
 from edge.progress import OnProgress
-from edge.protocol.discovery import find_peers
+from edge.protocol.discovery import find_peers, watch_peers
 from edge.protocol.kept_files import KeptFiles
 from edge.protocol.lease import Lease
 from edge.protocol.peer_info import (
@@ -62,9 +71,6 @@ from edge.protocol.peer_info import (
 from edge.text.grammar import Grammars
 from edge.transport import Credentials
 from edge.weights.checkpoint import Checkpoint
-
-Find = Callable[[], Awaitable[tuple[Sequence[PeerInfo], Sequence[EdgeError]]]]
-"""Who is there now, and why others are left out."""
 
 Peer = str | PeerInfo
 """Where a peer is, or one that was found before."""
@@ -84,15 +90,20 @@ class AsyncCluster:
         daemons: LocalPeers | None = None,
         left_out: Sequence[EdgeError] = (),
         find: Find | None = None,
+        watch: Watch | None = None,
     ) -> None:
         """Use `discover`, `connect` or `local`."""
-        self._find = find
-        self.peers = with_unique_names(peers)
-        """As they described themselves when the cluster was opened; no two have one name."""
+        self._candidates = Candidates(peers, find, watch)
         self.left_out = tuple(left_out)
         """Why peers that were announced then are not among them."""
         self._daemons = daemons
         self._models: list[AsyncModel] = []
+
+    @property
+    def peers(self) -> tuple[PeerInfo, ...]:
+        """As they described themselves when the cluster was opened, or when they were seen since;
+        no two have one name."""
+        return self._candidates.peers
 
     @classmethod
     async def discover(
@@ -120,7 +131,13 @@ class AsyncCluster:
         for failure in left_out:
             _log.warning("a peer is announced, but left out: %s", failure)
         find = partial(find_peers, cluster, shown, timeout_s=2.0, interfaces=interfaces)
-        return cls(peers, left_out=left_out, find=find)
+
+        def watch(
+            but: Callable[[], Collection[str]], every_s: float
+        ) -> AsyncGenerator[list[PeerInfo]]:
+            return watch_peers(cluster, shown, interfaces=interfaces, every_s=every_s, but=but)
+
+        return cls(peers, left_out=left_out, find=find, watch=watch)
 
     @classmethod
     async def connect(cls, peers: Peer | Sequence[Peer], *, insecure: bool = False) -> AsyncCluster:
@@ -220,7 +237,7 @@ class AsyncCluster:
                 known = {peer.id: peer for peer in peers}
                 reload = Reloading(
                     candidates=lambda: self.peers,
-                    look_for_more=self._look_for_more,
+                    look_for_more=self._candidates.look,
                     path=checkpoint.path,
                     options=options,
                     fingerprint=checkpoint.store.fingerprint,
@@ -243,6 +260,9 @@ class AsyncCluster:
                     lease=lease,
                 )
                 lasting.begin(loaded)
+            joining = None
+            if options.replan == "auto" and not limits.observes:
+                joining = Joining(self._candidates, reload, lasting)
             model = AsyncModel(
                 HeldModel(
                     loaded=lasting,
@@ -271,6 +291,7 @@ class AsyncCluster:
                     ),
                     lease=lease,
                     replies=kept_replies(),
+                    joining=joining,
                 )
             )
             self._models.append(model)
@@ -437,15 +458,6 @@ class AsyncCluster:
                 await take_over(peer, lease)
 
         await gather_all(one(peer) for peer in self.peers)
-
-    async def _look_for_more(self) -> None:
-        """Peers that have come, or have come back, are among the cluster's."""
-        if self._find is None:
-            return  # those that were named are asked each time
-        found, _left_out = await self._find()
-        known = {peer.id: peer for peer in self.peers}
-        known |= {peer.id: peer for peer in found}
-        self.peers = with_unique_names(tuple(known.values()), self.peers)
 
     async def _close_models(self) -> None:
         """Free everything on the peers."""

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.api.generation_options import GenerationOptions, GenerationOverrides
+from edge.api.joining import Joining
 from edge.api.kept_reply import KeptReply
 from edge.api.reply import AsyncReplyStream, BeginReply, Keep, Reply, ReplyUnderWay, evaluate
 from edge.api.scoring import Score, score_of
@@ -81,6 +82,8 @@ class HeldModel:
     """That it is loaded under."""
     replies: KeptReplies
     """Where journals are."""
+    joining: Joining | None
+    """What looks for peers that join; None where nobody does."""
 
 
 class DescribedModel:
@@ -148,12 +151,12 @@ class DescribedModel:
 
     @property
     def recoveries(self) -> Sequence[Recovery]:
-        """How it went on after peers were lost, the first time first."""
+        """How it went on after peers were lost, or others joined; the first time first."""
         return tuple(self._held.loaded.recoveries)
 
     @property
     def is_recovering(self) -> bool:
-        """A device was lost, and what is left is loading; answers wait."""
+        """A device was lost or joined, and the model is loaded anew; answers wait."""
         return self._held.loaded.is_recovering
 
     @property
@@ -490,6 +493,8 @@ class AsyncModel(DescribedModel):
     async def aclose(self) -> None:
         """Free the model on its peers; replies under way end with RequestError. May be repeated."""
         try:
+            if self._held.joining is not None:
+                await self._held.joining.aclose()
             await self._held.loaded.aclose()
         finally:
             if self._held.tokenizer is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,11 +13,12 @@ from edge.concurrency.blocking import run_blocking
 from edge.coordinator.loaded_model import LoadedModel
 from edge.coordinator.loading import ShareRefusedError, load_model
 from edge.coordinator.requests import OnEnd
-from edge.errors import CapacityError, CheckpointError, NetworkError
+from edge.errors import CapacityError, CheckpointError, NetworkError, PeerLostError
 from edge.host.cache_paths import cache_root
 from edge.planning.forecast import Forecast
 from edge.planning.kv_limits import kv_limits
 from edge.planning.load_options import LoadOptions
+from edge.planning.proposal import Proposal
 from edge.planning.repairing import repaired_proposal
 from edge.progress import ignore_progress
 from edge.protocol.lease import Lease
@@ -99,18 +100,11 @@ class Reloading:
     async def _load(
         self, lost: Collection[str], refused: Collection[str], on_end: OnEnd
     ) -> LoadedModel:
-        living = await self._living(lost)
+        living = await self._living(lost, self.candidates())
         peers = [peer for peer in living if peer.id not in refused]
         if not peers:
             raise NoPeersError("no device that is left has room for the model")
-        opening = run_blocking(
-            lambda: Checkpoint.open(self.path, lora=self.options.lora), discard=Checkpoint.close
-        )
-        with await opening as checkpoint:
-            if checkpoint.store.fingerprint != self.fingerprint:
-                raise CheckpointError(
-                    f"{self.path} was changed since the model was loaded; load it again"
-                )
+        async with self.opened() as checkpoint:
             before = self.forecast.proposal
             proposal = await repaired_proposal(
                 checkpoint,
@@ -119,26 +113,62 @@ class Reloading:
                 before=before,
                 lost=set(before.plan.devices) - {peer.id for peer in peers},
             )
-            wished = self.options.limits(checkpoint.spec)
-            loaded = await load_model(
-                checkpoint,
-                peers,
-                proposal.plan,
-                self.options,
-                limits=kv_limits(wished, proposal.plan, proposal.model, proposal.cluster, peers),
-                wire_rules=proposal.wire_rules,
-                cache_root=cache_root(),
-                on_progress=ignore_progress,
-                on_end=on_end,
-                lease=self.lease,
-            )
+            return await self._loaded(checkpoint, proposal, peers, living, on_end)
+
+    async def by(self, proposal: Proposal, on_end: OnEnd) -> LoadedModel:
+        """By this plan, as the devices of it are there. Raises PeerLostError where one is not."""
+        wanted = [peer for peer in self.candidates() if peer.id in proposal.plan.devices]
+        living = await self._living((), wanted)
+        for peer in wanted:
+            if peer.id not in {each.id for each in living}:
+                raise PeerLostError(peer.name, "it has gone again")
+        others = [peer for id, peer in self.peers.items() if id not in proposal.plan.devices]
+        async with self.opened() as checkpoint:
+            return await self._loaded(checkpoint, proposal, living, [*living, *others], on_end)
+
+    @contextlib.asynccontextmanager
+    async def opened(self) -> AsyncIterator[Checkpoint]:
+        """The checkpoint. Raises CheckpointError where its files are others by now."""
+        opening = run_blocking(
+            lambda: Checkpoint.open(self.path, lora=self.options.lora), discard=Checkpoint.close
+        )
+        with await opening as checkpoint:
+            if checkpoint.store.fingerprint != self.fingerprint:
+                raise CheckpointError(
+                    f"{self.path} was changed since the model was loaded; load it again"
+                )
+            yield checkpoint
+
+    async def _loaded(
+        self,
+        checkpoint: Checkpoint,
+        proposal: Proposal,
+        peers: Sequence[PeerInfo],
+        known: Sequence[PeerInfo],
+        on_end: OnEnd,
+    ) -> LoadedModel:
+        wished = self.options.limits(checkpoint.spec)
+        loaded = await load_model(
+            checkpoint,
+            peers,
+            proposal.plan,
+            self.options,
+            limits=kv_limits(wished, proposal.plan, proposal.model, proposal.cluster, peers),
+            wire_rules=proposal.wire_rules,
+            cache_root=cache_root(),
+            on_progress=ignore_progress,
+            on_end=on_end,
+            lease=self.lease,
+        )
         self.forecast.replace(proposal)
         self.peers.clear()
-        self.peers |= {peer.id: peer for peer in living}
+        self.peers |= {peer.id: peer for peer in known}
         return loaded
 
-    async def _living(self, lost: Collection[str]) -> Sequence[PeerInfo]:
-        known = {peer.address: peer for peer in self.candidates()}
+    async def _living(
+        self, lost: Collection[str], candidates: Sequence[PeerInfo]
+    ) -> Sequence[PeerInfo]:
+        known = {peer.address: peer for peer in candidates}
         infos, _failures = await describe_all(
             {address: peer.credentials for address, peer in known.items()},
             timeouts_s={

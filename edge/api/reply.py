@@ -64,7 +64,8 @@ class Reply:
     tool_calls: tuple[ToolCall, ...] = ()
     """The tools that the model asks for, in a chat; what it wrote is not checked against them."""
     recoveries: tuple[Recovery, ...] = ()
-    """How the model went on after peers were lost in the middle of it. The tokens are the same."""
+    """How the model went on after peers were lost, or joined, in the middle of it. The tokens are
+    the same."""
 
     @property
     def message(self) -> dict[str, object]:

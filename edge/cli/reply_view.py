@@ -16,6 +16,7 @@ from edge.api.generation_options import GenerationOptions
 from edge.api.model import Model
 from edge.api.reply import Reply, ReplyStream
 from edge.cli.plan_view import rate_in_words
+from edge.coordinator.lasting_model import Recovery
 from edge.errors import EdgeError, without_controls
 from edge.kernels.sampling.parameters import SamplingParameters
 from edge.planning.breakdown import Part, step_parts
@@ -72,18 +73,12 @@ def tell_remarks(
     model: Model, reply: Reply, options: GenerationOptions, longer: str, shorter: str = ""
 ) -> None:
     """On stderr, what a reader would miss of an answer: that it is empty, where it was cut, and
-    who was lost meanwhile.
+    who was lost meanwhile, or joined.
 
     longer: how one asks for a longer one. shorter: how for room in the context.
     """
     count = reply.statistics["new_tokens"]
-    names = {id: peer.name for id, peer in model.peers.items()}
-    for recovery in reply.recoveries:
-        now = ", ".join(names.get(id, id) for id in recovery.plan.devices)
-        click.echo(
-            f"[{recovery.reason}; after {recovery.pause_s:.1f} s the answer went on on {now}]",
-            err=True,
-        )
+    tell_recoveries(model, reply.recoveries)
     if not reply.text.strip():
         why = "tokens without text" if reply.finish_reason == "length" else "its end at once"
         click.echo(f"[the answer is empty: the model wrote {why}]", err=True)
@@ -96,6 +91,15 @@ def tell_remarks(
                 "makes it longer]",
                 err=True,
             )
+
+
+def tell_recoveries(model: Model, recoveries: Sequence[Recovery]) -> None:
+    """On stderr, a line for each."""
+    names = {id: peer.name for id, peer in model.peers.items()}
+    for recovery in recoveries:
+        now = ", ".join(names.get(id, id) for id in recovery.plan.devices)
+        what = "the answer went on" if recovery.requests else "the model was ready"
+        click.echo(f"[{recovery.reason}; after {recovery.pause_s:.1f} s {what} on {now}]", err=True)
 
 
 def figures_of(model: Model, reply: Reply) -> str:

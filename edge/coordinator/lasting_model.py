@@ -1,4 +1,5 @@
-"""A model that outlives the plan it runs by: what is lost is replaced, and replies go on."""
+"""A model that outlives the plan it runs by: what is lost is replaced, what is better is moved to,
+and replies go on."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ class Recovery:
     """How a model went on after a plan of it had ended."""
 
     reason: str
-    """Why the plan ended."""
+    """Why the plan ended: what was lost, or who joined."""
     plan: Plan
     """That it goes on by; devices are peers' ids."""
     pause_s: float
@@ -51,6 +52,14 @@ class Recovery:
 Reload = Callable[[Collection[str], OnEnd], Awaitable[LoadedModel]]
 """Loads the model anew, on what is left without these devices unless they show that they live. By
 id, or by name where they were lost while it was loaded."""
+
+
+Load = Callable[[OnEnd], Awaitable[LoadedModel]]
+"""Loads the model by a plan that was chosen for it."""
+
+
+class _MovesError(EdgeError):
+    """Ends a plan that does what it should, for a better one."""
 
 
 class LastingModel:
@@ -69,6 +78,8 @@ class LastingModel:
         """The one that runs, or ran last."""
         self._waiting: dict[str, Request] = {}
         """Requests while nothing runs."""
+        self._moves_by: Load | None = None
+        """What loads it where its plan ends of its own accord."""
         self._recovering: asyncio.Task[None] | None = None
         self._losses = self._failures = self._tokens = 0
         """Since a request got a token, or none was under way."""
@@ -94,8 +105,14 @@ class LastingModel:
 
     @property
     def is_recovering(self) -> bool:
-        """Something was lost, and is being replaced."""
+        """Something was lost, and is being replaced; or it moves to another plan."""
         return self._loaded is None and self.failure is None
+
+    @property
+    def requests(self) -> tuple[Request, ...]:
+        """Those that are under way, or wait."""
+        running = () if self._loaded is None else self._loaded.requests
+        return (*running, *self._waiting.values())
 
     def submit(self, request: Request) -> None:
         """Start a request. Whatever becomes of it, its sink is told."""
@@ -111,6 +128,18 @@ class LastingModel:
         self._waiting.pop(request, None)
         if self._loaded is not None:
             self._loaded.cancel(request)
+
+    def move(self, reason: str, load: Load) -> None:
+        """Go on by another plan; requests under way are started again there, as after a loss.
+
+        Where it cannot be loaded, it goes on as if the devices of its plan were lost that went
+        away meanwhile: perhaps by the plan that it had. Nothing happens while it is loaded anew,
+        or once it has ended.
+        """
+        assert self._reload is not None
+        if self._loaded is not None and self._loaded.failure is None:
+            self._moves_by = load
+            self._loaded.fail(_MovesError(reason))
 
     async def measure(self) -> list[PeerTimes]:
         """Where each peer's time went since this was last called, in plan order."""
@@ -138,12 +167,17 @@ class LastingModel:
             fail_all(requests, self.failure)
             return
         self._waiting |= {request.id: request for request in requests}
-        if self._reload is None or not self._may_go_on(error, ran=True):
-            self._end(error)
-            return
-        self._recovering = asyncio.create_task(self._recover(self._reload, error))
+        load, self._moves_by = self._moves_by, None
+        if not isinstance(error, _MovesError):
+            load = None  # it was lost before it could move
+            if self._reload is None or not self._may_go_on(error, ran=True):
+                self._end(error)
+                return
+        assert self._reload is not None
+        self._recovering = asyncio.create_task(self._recover(self._reload, error, load))
 
-    async def _recover(self, reload: Reload, error: EdgeError) -> None:
+    async def _recover(self, reload: Reload, error: EdgeError, load: Load | None) -> None:
+        """load: where it moves, what is tried first, once."""
         started_s = time.monotonic()
         reason = error
         lost = set(self._last.blamed)
@@ -151,10 +185,16 @@ class LastingModel:
             # What the survivors hold is freed first: there may be no room for it twice.
             await self._last.aclose()
             while True:
+                moves_by, load = load, None
                 try:
-                    loaded = await reload(lost, self.ended)
+                    if moves_by is None:
+                        loaded = await reload(lost, self.ended)
+                    else:
+                        loaded = await moves_by(self.ended)
                 except EdgeError as again:
-                    if not self._may_go_on(again):
+                    if moves_by is not None:
+                        reason = _MovesError(f"{reason}; but it could not be used ({again})")
+                    elif not self._may_go_on(again):
                         raise
                     if isinstance(again, PeerLostError):
                         lost.add(again.peer)

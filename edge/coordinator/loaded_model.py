@@ -103,6 +103,11 @@ class LoadedModel:
         return self._connections.session
 
     @property
+    def requests(self) -> tuple[Request, ...]:
+        """Those that are under way."""
+        return tuple(self._requests.values())
+
+    @property
     def blamed(self) -> frozenset[str]:
         """The ids of the devices that went away, as far as the failure names them."""
         if not isinstance(self.failure, PeerLostError):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -42,14 +42,16 @@ async def measured_cluster(
     refresh: bool = False,
     only_known: bool = False,
     only_remembered: bool = False,
+    only: Collection[str] | None = None,
 ) -> ClusterSpec:
     """The peers, in this order, with the rates of each for this model and the links between them.
 
     What is not known, older than a day or of a device that has changed since is measured now, one
     host at a time on each host and one link at a time; `refresh` measures everything. `only_known`
     measures only links that have changed: what is not known has no rates, or no link.
-    `only_remembered` does not look whether links have changed, either. A peer that
-    cannot be measured has no rates, and `on_note` gets the reason; also for devices whose samples
+    `only_remembered` does not look whether links have changed, either. `only` these peers (ids) are
+    measured, and links of theirs, and no peers together: others may be busy. A peer that cannot be
+    measured has no rates, and `on_note` gets the reason; also for devices whose samples
     disagree, that were busy, or that cannot link to each other.
 
     Raises PeerLostError naming a peer that goes away meanwhile.
@@ -66,6 +68,7 @@ async def measured_cluster(
             refresh=refresh,
             only_known=only_known or only_remembered,
             only_remembered=only_remembered,
+            only=only,
         )
         profiles = await _Rates(inquiry).of(peers)
         rates = _as_alike(peers, profiles)
@@ -114,7 +117,7 @@ class _Rates:
                 continue
             if not inquiry.refresh:
                 profile = inquiry.cache.profile(peer, inquiry.spec, inquiry.weight_format)
-            if profile is None and not inquiry.only_known:
+            if profile is None and inquiry.may_measure(peer):
                 profile = await self._alone(peer)
                 if profile is not None and not profile.busy:
                     inquiry.cache.keep_profile(peer, inquiry.spec, inquiry.weight_format, profile)
@@ -165,7 +168,7 @@ class _Hosts:
         inquiry = self._inquiry
         if not inquiry.refresh:
             known = inquiry.cache.crowds(group, inquiry.spec, inquiry.weight_format)
-            if known or inquiry.only_known:
+            if known or inquiry.only_known or inquiry.only is not None:
                 return known
         fastest = sorted(group, key=lambda peer: _token_s_per_byte(cluster.device(peer.id)))
         trials: list[Trial] = []

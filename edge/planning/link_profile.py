@@ -43,10 +43,11 @@ class LinkFacts:
             inquiry = self._inquiry
             times = None if inquiry.refresh else inquiry.cache.link(source, target)
             if times is not None and (
-                inquiry.only_remembered or not await self._has_changed(source, target, times)
+                inquiry.takes_as_known(source, target)
+                or not await self._has_changed(source, target, times)
             ):
                 found[source.id, target.id] = times
-            elif times is not None or not inquiry.only_known:
+            elif times is not None or inquiry.may_measure(source, target):
                 unknown.append((source, target))
         for done, (source, target) in enumerate(unknown):
             self._inquiry.on_progress(

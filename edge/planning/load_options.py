@@ -30,6 +30,8 @@ Streaming = Literal["auto", "on", "off"]
 
 Standby = Literal["none", "kv"]
 
+Replan = Literal["auto", "off"]
+
 MOST_WAIT_S = 7 * 24 * 3600.0
 
 DEFAULT_CONTEXT_TOKENS = 4096
@@ -166,6 +168,15 @@ class LoadOptions:
         "long for one that comes, before answers under way end with an error.",
     )
 
+    replan: Replan = option(
+        "auto",
+        help="auto: use a device that joins while the model runs, where the pause for that pays "
+        "for itself within a minute; off: from the next loss on.",
+    )
+    """What joins is measured first, unless it was before. Answers under way go on with the same
+    tokens; where another plan would round otherwise, it waits until none is under way. A plan by
+    hand is only gone back to."""
+
     observes: bool = False
     """Sum up the inputs of all products, to round the weights by; see `edge.weights.observation`.
     It takes memory and time."""
@@ -197,6 +208,8 @@ class LoadOptions:
             raise RequestError(f"lora must be the path of a folder, not {self.lora!r:.80}")
         if self.standby not in get_args(Standby):
             raise RequestError(f"standby must be 'none' or 'kv', not {self.standby!r:.80}")
+        if self.replan not in get_args(Replan):
+            raise RequestError(f"replan must be 'auto' or 'off', not {self.replan!r:.80}")
         wait_s = self.wait_for_peers_s
         if type(wait_s) not in (int, float) or not 0 <= wait_s <= MOST_WAIT_S:
             raise RequestError(
@@ -273,3 +286,4 @@ class LoadOverrides(TypedDict, total=False):
     stream: Streaming
     standby: Standby
     wait_for_peers_s: float
+    replan: Replan

@@ -60,7 +60,7 @@ class Proposal:
     overhead: Mapping[str, Overhead] = field(default_factory=dict)
     """By device; of peers that were asked."""
     repair: Repair | None = None
-    """How it came about, where it replaces a plan that has lost devices."""
+    """How it came about, where it replaces another plan of the same model."""
 
     @property
     def plan(self) -> Plan:

@@ -1,6 +1,6 @@
-"""A proposal for those who are left, when devices of a running plan are lost.
+"""A proposal for those who are there, when devices of a running plan are lost or others join.
 
-Nothing is measured: replies are waiting.
+Nothing is measured: replies are waiting, or under way.
 """
 
 from __future__ import annotations
@@ -13,7 +13,19 @@ from edge import partition
 from edge.concurrency.blocking import run_blocking
 from edge.host.cache_paths import cache_root
 from edge.memory.shard_memory import most_overhead
-from edge.partition import Choice, ClusterSpec, DeviceSpec, LeftOut, Plan, Repair, Seat, Workload
+from edge.partition import (
+    Choice,
+    ClusterSpec,
+    DeviceSpec,
+    LeftOut,
+    Move,
+    Plan,
+    Repair,
+    Seat,
+    UnderWay,
+    Workload,
+)
+from edge.planning.choosing import by_id
 from edge.planning.cluster_profile import measured_cluster
 from edge.planning.load_options import LoadOptions
 from edge.planning.proposal import Overhead, Proposal, errors_for_users
@@ -60,6 +72,58 @@ async def repaired_proposal(
     )
 
 
+async def moved_proposal(
+    checkpoint: Checkpoint,
+    peers: Sequence[PeerInfo],
+    options: LoadOptions,
+    *,
+    before: Proposal,
+    measured: ClusterSpec,
+    under_way: UnderWay,
+) -> tuple[Move, Proposal | None]:
+    """Whether the plan of `before`, which runs, gives way now that others of `peers` have joined;
+    and the proposal of the plan that does better, if one does.
+
+    peers: all that are there. measured: what is known of them now; of what was known `before`, that
+    is taken as it was. options: as the model was loaded; a plan by hand is gone back to, and no
+    other is taken.
+    """
+    moving = _Repairing(
+        checkpoint=checkpoint,
+        peers=peers,
+        options=options,
+        before=before,
+        known=_merged(before.cluster, measured),
+    )
+    return await run_blocking(lambda: moving.move(under_way, same_bits=_alike(peers, before.plan)))
+
+
+def _alike(peers: Sequence[PeerInfo], plan: Plan) -> frozenset[str]:
+    """Peers that compute as those of the plan do, if these compute all alike; then to the bit."""
+    kinds = {peer.id: (peer.backend, peer.processor) for peer in peers}
+    planned = {kinds.get(id) for id in plan.devices}
+    return frozenset(id for id, kind in kinds.items() if planned == {kind})
+
+
+def _merged(before: ClusterSpec, measured: ClusterSpec) -> ClusterSpec:
+    """The devices of `measured`; the speed of those that it was known of before is as it was."""
+    speeds = {device.id: device.rates for device in before.devices}
+    ids = {device.id for device in measured.devices}
+    links = {
+        (link.source, link.target): link
+        for link in (*measured.links, *before.links)
+        if {link.source, link.target} <= ids
+    }
+    return ClusterSpec(
+        devices=tuple(
+            replace(device, rates=speeds.get(device.id) or device.rates)
+            for device in measured.devices
+        ),
+        links=tuple(links.values()),
+        crowds=measured.crowds or before.crowds,
+    )
+
+
 async def _known(
     checkpoint: Checkpoint, peers: Sequence[PeerInfo], options: LoadOptions, before: Proposal
 ) -> ClusterSpec:
@@ -90,11 +154,11 @@ async def _known(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Repairing:
-    """The facts of one repair."""
+    """The facts of one repair, or of one move."""
 
     checkpoint: Checkpoint
     peers: Sequence[PeerInfo]
-    """Those that are left."""
+    """Those that are there."""
     options: LoadOptions
     before: Proposal
     known: ClusterSpec
@@ -143,6 +207,38 @@ class _Repairing:
                     return repaired(stream=False)
             return repaired(stream=may_stream)
 
+    def move(
+        self, under_way: UnderWay, *, same_bits: Collection[str]
+    ) -> tuple[Move, Proposal | None]:
+        before, wanted = self.before, self.options.plan
+
+        def moved(*, stream: bool) -> tuple[Move, Proposal | None]:
+            taken = self._taken(stream=stream)
+            cluster = self._cluster(taken)
+            move = partition.join(
+                before.plan,
+                before.model,
+                cluster,
+                before.workload,
+                under_way,
+                wanted=by_id(wanted, cluster) if isinstance(wanted, Plan) else None,
+                same_bits=same_bits,
+                parallel="auto" if isinstance(wanted, Plan) else wanted,
+                chunk_tokens=before.chunk_tokens,
+                stream=stream,
+                further_seat_bytes=taken,
+            )
+            if move.to is None:
+                return move, None
+            return move, self._proposed(move.to, cluster, taken)
+
+        if self.options.stream == "on":
+            return moved(stream=True)
+        move, proposal = moved(stream=False)
+        if move.when == "stay" and before.streaming is not None:  # perhaps it reads less then
+            return moved(stream=True)
+        return move, proposal
+
     def _proposed(self, repair: Repair, cluster: ClusterSpec, taken: int) -> Proposal:
         before, predicted = self.before, repair.predicted
         if predicted is not None:
@@ -172,7 +268,7 @@ class _Repairing:
                     LeftOut(
                         device=device.id,
                         name=device.name,
-                        reason="what was lost is replaced without it",
+                        reason="the model goes on without it",
                     )
                     for device in cluster.devices
                     if device.id not in repair.plan.devices

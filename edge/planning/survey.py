@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from edge.errors import NetworkError, PeerLostError, ProtocolError
@@ -59,3 +59,16 @@ class Inquiry:
     """Measure nothing that was not measured before."""
     only_remembered: bool
     """Measure nothing at all, and take what is known as it is."""
+    only: Collection[str] | None = None
+    """Peers by id: what concerns none of them is taken as it is known, and nothing is tried of
+    several peers together. None: all."""
+
+    def takes_as_known(self, *peers: PeerInfo) -> bool:
+        """Whether nothing is asked of these that is known already."""
+        if self.only_remembered:
+            return True
+        return self.only is not None and not any(peer.id in self.only for peer in peers)
+
+    def may_measure(self, *peers: PeerInfo) -> bool:
+        """Whether what is not known of these is measured."""
+        return not self.only_known and not self.takes_as_known(*peers)

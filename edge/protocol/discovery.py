@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 
 from edge import transport
 from edge.errors import EdgeError, NetworkError
@@ -75,9 +75,11 @@ async def watch_peers(
     *,
     interfaces: Sequence[str] | None,
     every_s: float,
+    but: Callable[[], Collection[str]] = tuple,
 ) -> AsyncGenerator[list[PeerInfo]]:
     """Peers of the cluster that can be reached, each once, by name: as they are every `every_s`,
-    and whenever one is announced or takes its leave. Raises NetworkError where nobody can look."""
+    and whenever one is announced or takes its leave. Those at the addresses `but` are not asked.
+    Raises NetworkError where nobody can look."""
     records: dict[str, PeerRecord] = {}
     news = asyncio.Event()
     async with _looking(cluster, credentials, interfaces) as discovery:
@@ -99,8 +101,13 @@ async def watch_peers(
                 news.clear()
                 if following.done():
                     following.result()
+                passed_over = set(but())
                 answers = await asyncio.gather(
-                    *(_reach(record, credentials) for record in records.values())
+                    *(
+                        _reach(record, credentials)
+                        for record in records.values()
+                        if passed_over.isdisjoint(record.addresses)
+                    )
                 )
                 yield _each_once(answers)[0]
                 with contextlib.suppress(TimeoutError):

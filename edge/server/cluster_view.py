@@ -66,8 +66,8 @@ def cluster_view(model: AsyncModel, observed: Observed, metrics: Metrics, *, ans
     and with `decode`, where the time of their steps went so far, in seconds; null where that is
     not known. spares: peers without a part. answers: under way or waiting; replies: those that
     have begun. measured: of the last reply of 8 tokens or more. recoveries: how it went on after
-    devices were lost, the first time first. Counters (new_tokens, decode) only grow while `loads`
-    is the same; `at_s` is when they were read.
+    devices were lost, or joined, the first time first. Counters (new_tokens, decode) only grow
+    while `loads` is the same; `at_s` is when they were read.
     """
     proposal = model.proposal
     peers = model.peers

@@ -102,7 +102,7 @@ class Questions:
                 cache_root=self.cache,
                 on_progress=on_progress or self.progress.append,
                 on_note=self.notes.append,
-                **options,
+                **options,  # type: ignore[arg-type]
             )
         )
 

@@ -16,6 +16,7 @@ from edge.cli.reply_view import (
     drift_of,
     figures_of,
     tell_drift,
+    tell_recoveries,
     tell_remarks,
     write_token,
 )
@@ -49,6 +50,8 @@ class TerminalTalk:
         self._is_terminal = is_terminal
         self._console = Console() if is_terminal else None
         self._last: Reply | None = None
+        self._told = 0
+        """Of the model's recoveries."""
         self._measured_again: set[tuple[str, ...]] = set()
         # A template that cannot be used is told before anyone types.
         self._encoded([*conversation.messages(), {"role": "user", "content": "Hello"}])
@@ -85,7 +88,9 @@ class TerminalTalk:
 
     def ask_again(self) -> None:
         if self._model.is_over:  # a peer has gone, or it was to be planned anew
-            self._model = self._cluster.load(self._path, self._options)
+            self._model, self._told = self._cluster.load(self._path, self._options), 0
+        tell_recoveries(self._model, self._model.recoveries[self._told :])  # since the last answer
+        self._told = len(self._model.recoveries)
         answer, reply = self._answered(self.conversation.messages())
         self.conversation.answered(answer)
         if reply is None:
@@ -94,6 +99,7 @@ class TerminalTalk:
         self._last = reply
         generation = self.settings.generation
         tell_remarks(self._model, reply, generation, "/set max-tokens N", "/new begins anew, ")
+        self._told += len(reply.recoveries)
         click.echo(figures_of(self._model, reply), err=True)
         self._look_for_drift()
 
@@ -157,4 +163,4 @@ class TerminalTalk:
         tell_drift(self._cluster, self._model, self._path, self._options, drift, adapt=adapts)
         if adapts:
             self._measured_again.add(drift.devices)  # once: a second time would find the same
-            self._model = self._cluster.load(self._path, self._options)
+            self._model, self._told = self._cluster.load(self._path, self._options), 0

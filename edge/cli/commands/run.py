@@ -39,7 +39,7 @@ from edge.planning.load_options import LoadOptions
 
 _RAW_TOKENS = 128
 
-_CHANGEABLE = {"share_prefixes", "stream", "standby", "wait_for_peers_s"}
+_CHANGEABLE = {"share_prefixes", "stream", "standby", "wait_for_peers_s", "replan"}
 """What no token depends on."""
 
 

@@ -1,0 +1,129 @@
+"""Peers that join while a model runs: it moves to them where that pays, and answers go on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import edge
+from edge.api import candidates
+from edge.planning import cluster_profile
+from edge.protocol.measurements import PeerProfile
+from edge.protocol.peer_info import PeerInfo
+from tests.multiprocess.conftest import LONG_CONTEXT
+from tests.support.checkpoints import TinyCheckpoint
+from tests.support.known_rates import PROFILE
+from tests.support.passing_time import let_pass
+from tests.support.processes import PATIENCE_S, Daemon
+
+SLOW = replace(
+    PROFILE,
+    rates=replace(PROFILE.rates, run_s=2e-3, sample_s=2e-3, step_s=2e-2),
+)
+"""A hundred times slower at what answers of a tiny model mostly wait for."""
+
+
+@pytest.fixture
+def measured(rates: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """Who was measured. The one called old is found to be slow."""
+    names: list[str] = []
+
+    async def alone(_self: object, peer: PeerInfo) -> PeerProfile:
+        names.append(peer.name)
+        return SLOW if peer.name == "old" else PROFILE
+
+    monkeypatch.setattr(cluster_profile._Rates, "_alone", alone)
+    monkeypatch.setenv("EDGE_CACHE", str(tmp_path / "cache"))
+    # Nobody looks before a test has time pass.
+    monkeypatch.setattr(candidates, "LOOK_EVERY_S", 1e5)
+    return names
+
+
+class Pair:
+    """A daemon that is slow, and a fast one that goes, and comes back on the same port."""
+
+    def __init__(self, folder: Path) -> None:
+        # So many threads tell the two apart, else each would be as fast as the other.
+        self._starts = {
+            name: partial(Daemon, folder / name, "--no-announce", "--name", name, "--threads", n)
+            for name, n in (("old", "1"), ("new", "2"))
+        }
+        with ThreadPoolExecutor(2) as pool:
+            self.old, self.new = pool.map(lambda start: start(), self._starts.values())
+
+    async def comes_back(self) -> None:
+        self.new.close()
+        start = partial(self._starts["new"], listen=self.new.address)
+        self.new = await asyncio.to_thread(start)
+
+    def close(self) -> None:
+        self.old.close()
+        self.new.close()
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    with contextlib.closing(Pair(tmp_path)) as both:
+        yield both
+        for daemon in (both.old, both.new):
+            assert daemon.messages == ""
+
+
+def names(model: edge.AsyncModel) -> list[str]:
+    return [model.peers[id].name for id in model.plan.devices]
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():  # noqa: ASYNC110  what other processes do, which tell nobody
+            await asyncio.sleep(0.01)
+
+
+def test_a_model_moves_to_who_joins_and_an_answer_to_who_comes_back(
+    pair: Pair, measured: list[str], endless_checkpoint: TinyCheckpoint
+) -> None:
+    prompt = endless_checkpoint.prompt(5)
+
+    async def main() -> None:
+        cluster = await edge.AsyncCluster.connect([pair.old.address, pair.new.address])
+        pair.new.kill()
+        load = partial(
+            cluster.load, endless_checkpoint.path, dtype="float32", context_tokens=LONG_CONTEXT
+        )
+        async with cluster, await load() as model:
+            assert names(model) == ["old"]
+            await pair.comes_back()
+            let_pass(candidates.LOOK_EVERY_S)
+            await until(lambda: model.recoveries)
+            (first,) = model.recoveries
+            assert first.reason.startswith("new joined: ")
+            assert (names(model), first.requests) == (["new"], 0)
+            assert measured == ["old", "new"]
+
+            pair.new.kill()
+            await until(lambda: len(model.recoveries) == 2)
+            assert names(model) == ["old"]
+            await pair.comes_back()
+            stream = model.stream(prompt, max_new_tokens=LONG_CONTEXT - 10)
+            tokens = [(await anext(stream)).token_id]
+            let_pass(candidates.LOOK_EVERY_S)
+            while len(model.recoveries) == 2:
+                tokens.append((await anext(stream)).token_id)
+            tokens += [(await anext(stream)).token_id for _ in range(50)]
+            await stream.aclose()
+            assert names(model) == ["new"]
+            assert model.recoveries[2].reason.startswith("new joined: ")
+            assert model.recoveries[2].requests == 1
+            assert measured == ["old", "new"], "what is known is not measured again"
+            again = await model.generate(prompt, max_new_tokens=len(tokens))
+            assert list(again.token_ids) == tokens
+            assert tokens[:20] == endless_checkpoint.greedy(prompt, 20)
+
+    asyncio.run(main())
