@@ -220,7 +220,15 @@ class Observation(Protocol):
 
 
 class StageProgram(StageCompute, KvStorage, WeightResidency, Observation, Protocol):
-    """One shard, ready to run. Called from one thread only."""
+    """One shard, ready to run. Called from one thread at a time."""
+
+    def reset(self) -> bool:
+        """Forget every request, for a session like the one that it was loaded for; False where it
+        cannot serve another one.
+
+        Raises what a step raises if its weights are no longer what they were.
+        """
+        ...
 
     def close(self) -> None: ...
 

@@ -114,15 +114,15 @@ class Connections:
     async def post_sampler(self, post: Post) -> None:
         await self._clients[self._sampler_seat].post(post)
 
-    async def release(self, gone: Collection[str] = ()) -> None:
+    async def release(self, gone: Collection[str] = (), *, parks: bool = False) -> None:
         """Wait until each peer has freed its shard, but for those that are gone; then hang up.
 
-        gone: ids of devices. Those of which nobody knows it yet are waited for.
+        gone: ids of devices. Those of which nobody knows it yet are waited for. parks: see `Close`.
         """
         await gather_all(
             client.aclose()
             if self._plan.stages[stage].shards[rank].device in gone
-            else self._release(client)
+            else self._release(client, parks=parks)
             for (stage, rank), client in self._clients.items()
         )
 
@@ -131,9 +131,9 @@ class Connections:
         for client in self.peers:
             await client.aclose()
 
-    async def _release(self, client: PeerClient) -> None:
+    async def _release(self, client: PeerClient, *, parks: bool) -> None:
         try:
-            await client.call(Close(session=self.session))
+            await client.call(Close(session=self.session, parks=parks))
         except EdgeError:
             pass  # it frees the shard when the connection ends
         finally:

@@ -443,7 +443,9 @@ class LoadedModel:
         if self._pump_task is not None:
             self._pump_task.cancel()
             await asyncio.wait([self._pump_task])
-        await self._connections.release(gone=self.blamed)
+        # Who closes it needs nothing again; a plan that ended otherwise may be loaded anew.
+        parks = not isinstance(self.failure, RequestError)
+        await self._connections.release(gone=self.blamed, parks=parks)
 
 
 def _outcome(

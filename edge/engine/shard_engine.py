@@ -6,6 +6,7 @@ hands it work through a queue and gets events back through a callback.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -38,6 +39,8 @@ from edge.transport import Link
 from edge.transport.frame import Buffer
 from edge.weights.layout import ShardLayout
 from edge.weights.observation import observed_runs
+
+_log = logging.getLogger(__name__)
 
 NO_TERMS: Mapping[str, SamplingTerms] = {}
 NO_MASKS: Mapping[str, Bits] = {}
@@ -82,6 +85,9 @@ class ShardEngine:
         self._is_over = False
         """It failed or is closed. A failed step leaves the shards out of step with each other:
         nothing runs after it."""
+        self._is_sound = True
+        """Where it failed, others were the cause: it could run for another session."""
+        self._parks = False
         self._thread = ComputeThread(
             f"edge-compute-{assignment.session[:8]}", at_end=self._let_go_of_all
         )
@@ -92,9 +98,11 @@ class ShardEngine:
         weights: ShardWeights,
         kv_tier: KVTier | None = None,
         prefixes: tuple[PrefixStore, bytes] | None = None,
+        parked: StageProgram | None = None,
     ) -> Future[int]:
         """Make the program on the compute thread; the result is the bytes of its weights.
 
+        parked: one that was made for an assignment like this, and is this shard's from now on.
         kv_tier: where keys and values go that are swapped out. prefixes: where those of beginnings
         of prompts are kept for other requests, and the secret of whom they belong to.
         """
@@ -102,8 +110,10 @@ class ShardEngine:
             store, secret = prefixes
             self._prefixes = PrefixCache(store, self.assignment, secret)
 
+        self._program = parked  # at once: whatever comes between, it is closed with this
+
         def work() -> int:
-            self._program = backend.load(
+            self._program = self._program or backend.load(
                 self.assignment.model,
                 self.layout,
                 weights,
@@ -320,11 +330,17 @@ class ShardEngine:
 
         self._thread.post(work)
 
-    def close(self) -> None:
-        """Unblock the compute thread, end it, free everything. Blocks until it is done."""
+    def close(self, *, parks: bool = False) -> StageProgram | None:
+        """Unblock the compute thread, end it, free everything. Blocks until it is done.
+
+        parks: but for the program, if it may serve another session; then it is the caller's.
+        """
+        self._parks = parks
         self._is_over = True
         self.links.close()
         self._thread.close()
+        program, self._program = self._program, None
+        return program
 
     def _keep_on_disk(
         self,
@@ -362,12 +378,21 @@ class ShardEngine:
             self._is_over = True
             if isinstance(error, transport.TransportError):
                 error = self.links.error(error)
+            else:
+                self._is_sound = False
             self._report(Failed.of(map_store_error(error)))
 
     def _let_go_of_all(self) -> None:
         self.links.close()  # perhaps its shards sum in another way than when `close` was called
         if self._prefixes is not None:
             self._prefixes.close()
-        if self._program is not None:
+        if self._program is not None and not (self._parks and self._is_sound and self._reset()):
             self._program.close()
             self._program = None
+
+    def _reset(self) -> bool:
+        try:
+            return self._program is not None and self._program.reset()
+        except Exception:  # back ends raise whatever their libraries do
+            _log.info("a shard cannot be kept for another session", exc_info=True)
+            return False

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from edge import partition, transport
-from edge.backends.interface import ShardWeights
+from edge.backends.interface import ShardWeights, StageProgram
 from edge.concurrency.blocking import run_blocking, uninterrupted
 from edge.engine.kv_copies import CopyRoom
 from edge.engine.shard_engine import NO_MASKS
@@ -419,7 +419,7 @@ class Connection:
     ) -> messages.Opened:
         assignment = call.assignment
         use = shard_use(assignment, manifest, host_bytes=self._host_share(assignment, manifest))
-        await self._reserve_for(call, use)
+        parked = await self._reserve_for(call, use)
         host_free_bytes = self._peer.host_free_bytes
         host_bytes = self._host_share(assignment, manifest) or 0  # others may have come
         loop = asyncio.get_running_loop()
@@ -442,6 +442,8 @@ class Connection:
             self._peer.leases.give_back(assignment.key)
             self._peer.release(assignment.key)
             self._shards.give_back()
+            if parked is not None:
+                await uninterrupted(run_blocking(parked.close))
             raise
         self._peer.sessions[assignment.key] = hosted
         self._mine[assignment.session] = hosted
@@ -464,6 +466,7 @@ class Connection:
                         weights,
                         hosted.kv.tier,
                         prefixes,
+                        parked,
                     )
                 )
         except BaseException:
@@ -479,8 +482,9 @@ class Connection:
             batches_agree=hosted.shard.batches_agree,
         )
 
-    async def _reserve_for(self, call: messages.Open, use: Use) -> None:
-        """Its memory, a shard of its owner's, and its place among the run's coordinators."""
+    async def _reserve_for(self, call: messages.Open, use: Use) -> StageProgram | None:
+        """Its memory, a shard of its owner's, and its place among the run's coordinators. And what
+        was parked of the same, if there is that: it takes no more memory."""
         key, leases = call.assignment.key, self._peer.leases
 
         async def end(replaced: RequestError) -> None:
@@ -489,7 +493,9 @@ class Connection:
         await leases.take(
             self._user_id, call.lease, key, end, silent_s=lambda: self._hearing.silent_s
         )
+        parked = None
         try:
+            parked = self._peer.parked(self._user_id, call.assignment)
             await self._peer.reserve(key, use, self._user)
             try:
                 leases.check(self._user_id, call.lease)  # it may have waited for memory
@@ -499,7 +505,10 @@ class Connection:
                 raise
         except BaseException:
             leases.give_back(key)
+            if parked is not None:
+                await uninterrupted(run_blocking(parked.close))
             raise
+        return parked
 
     def _host_share(self, assignment: Assignment, manifest: Manifest) -> int | None:
         """What a new shard's weights are given of the host's memory; None where there is none."""
@@ -541,7 +550,7 @@ class Connection:
         return messages.Gram(content=gram.view(np.uint8).reshape(-1).data)
 
     async def _close(self, call: messages.Close) -> messages.Done:
-        await uninterrupted(self._end_session(call.session))
+        await uninterrupted(self._end_session(call.session, parks=call.parks))
         return messages.Done()
 
     def _match_prefix(self, post: messages.MatchPrefix) -> None:
@@ -613,18 +622,23 @@ class Connection:
         while len(self._replaced) > MAX_SESSIONS:
             del self._replaced[next(iter(self._replaced))]
         self._reports.put_nowait(Failed.of(replaced))
-        await uninterrupted(self._end_session(session))
+        await uninterrupted(self._end_session(session, parks=True))
 
-    async def _end_session(self, session: str) -> None:
+    async def _end_session(self, session: str, *, parks: bool = False) -> None:
         hosted = self._mine.pop(session, None)
         if hosted is not None:
             key = hosted.assignment.key
+            program = None
             try:
-                await hosted.aclose()
+                program = await hosted.aclose(parks=parks)
             finally:
                 self._peer.sessions.pop(key, None)
                 self._peer.leases.give_back(key)
                 self._shards.give_back()
+                if program is not None and not self._peer.park(
+                    self._user_id, hosted.assignment, program
+                ):
+                    await run_blocking(program.close)
                 self._peer.release(key)
                 self._peer.audit.ended(key)
 

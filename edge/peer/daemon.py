@@ -119,7 +119,7 @@ class PeerDaemon:
         if self._listener is not None:
             await self._listener.aclose()
             _log.info("%s ends", self.resources.settings.name)
-        self.resources.close()
+        await self.resources.aclose()
 
     async def _stop_announcing(self) -> None:
         if self._gossip is not None:

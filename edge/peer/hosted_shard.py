@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from edge import transport
+from edge.backends.interface import StageProgram
 from edge.concurrency.blocking import run_blocking
 from edge.engine.kv_copies import CopyRoom
 from edge.engine.shard_engine import ShardEngine
@@ -163,13 +165,18 @@ class HostedShard:
         for link in self._arrived.values():
             link.close()
 
-    async def aclose(self) -> None:
-        """Close the links, end the compute thread, free everything."""
+    async def aclose(self, *, parks: bool = False) -> StageProgram | None:
+        """Close the links, end the compute thread, free everything; but for the program where
+        `parks` asks for it and it may serve another session."""
         self.end_waits()
-        await run_blocking(self.shard.close)
+        # One whose layers were moved since is not what its assignment says.
+        stage = self.assignment.plan.stages[self.assignment.stage]
+        is_as_loaded = self.streamed == stage.slices[self.assignment.rank].streamed_layers
+        program = await run_blocking(partial(self.shard.close, parks=parks and is_as_loaded))
         if not self._kv_is_free:
             self._kv_is_free = True
             self._kv_room.give_back(self.kv)
+        return program
 
 
 async def dial(

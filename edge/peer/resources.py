@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from edge import offload
-from edge.backends.interface import Backend
+from edge.backends.interface import Backend, StageProgram
 from edge.backends.registry import open_backend
 from edge.concurrency.blocking import run_blocking, uninterrupted
 from edge.errors import CapacityError, ProtocolError, RequestError
@@ -32,10 +32,12 @@ from edge.peer.access import UserLimits, check_may_use
 from edge.peer.audit import Audit
 from edge.peer.hosted_shard import HostedShard
 from edge.peer.leases import Leases
+from edge.peer.parked import Parked, ParkedKey
 from edge.peer.quota import Quota, Room
 from edge.peer.rare_log import RareLog
 from edge.peer.settings import PeerSettings
 from edge.profiling.sample import SAMPLE_BYTES, sample_budget_bytes
+from edge.protocol.assignment import Assignment
 from edge.protocol.description import MAX_SESSIONS, HostedModel, PeerDescription
 from edge.protocol.fields import printable
 from edge.protocol.kept_files import AllKept
@@ -111,6 +113,7 @@ class PeerResources:
         self._ledger: Ledger | None = None
         self._host_bytes: int | None = None
         """For what the device has no room for, in another memory; None: there is none."""
+        self._parked = Parked(self.release)
         self._released = asyncio.Event()
         self._promising = asyncio.Lock()
         self._backend: Backend | None = None
@@ -132,8 +135,9 @@ class PeerResources:
             model_limit_bytes=self.settings.model_memory_bytes,
         )
 
-    def close(self) -> None:
+    async def aclose(self) -> None:
         """Once every session has ended. May be called again."""
+        await self._parked.clear()
         self.kv_room.close()
 
     @property
@@ -180,10 +184,15 @@ class PeerResources:
         """Write it down before anything is allocated. Raises CapacityError when it is not free.
 
         A measurement that its coordinator has just ended is waited for, and a change of the
-        promise: what that frees is not there before it is done.
+        promise: what that frees is not there before it is done. What is parked gives way.
         """
         async with self._promising:
             pass
+        try:
+            self._take(name, use, user)
+            return
+        except CapacityError:
+            await self._parked.clear()
         deadline_s = asyncio.get_running_loop().time() + MEASURED_TIMEOUT_S
         while True:
             try:
@@ -215,7 +224,7 @@ class PeerResources:
 
     def _check_limits(self, use: Use, user: Member) -> None:
         """Raises CapacityError for more than one device may take of this peer."""
-        limits, held = self._user_limits, self._held_by(user)
+        limits, held = self._user_limits, self._held_by(user, self.ledger)
         if limits.sessions is not None and len(held) >= limits.sessions:
             raise CapacityError(
                 f"device {user.name} has {len(held)} shards loaded on this peer, which is the most "
@@ -230,10 +239,30 @@ class PeerResources:
                     "model first, or share this one with more peers"
                 )
 
-    def _held_by(self, user: Member) -> list[Use]:
-        uses = self.ledger.uses
+    def _held_by(self, user: Member, ledger: Ledger) -> list[Use]:
+        uses = ledger.uses
         mine = {name for name, member in self._users.items() if member.id == user.id}
         return [use for name, use in uses.items() if name in mine]
+
+    def park(self, owner: str | None, assignment: Assignment, program: StageProgram) -> bool:
+        """Keep the program of a session that has ended for who loads the same again soon; its
+        memory is that of the session. False for one that is not to be kept."""
+        key = ParkedKey.of(owner, assignment)
+        use = self.ledger.uses.get(assignment.key)
+        if key is None or use is None or self.leaving.is_set():
+            return False
+        user = self._users.get(assignment.key)
+        use = replace(use, kv_bytes=0)  # what was kept there is forgotten
+        name = self._parked.park(key, program, use)
+        self.release(assignment.key)
+        self._ledger = self.ledger.with_use(name, use)
+        if user is not None:
+            self._users[name] = user
+        return True
+
+    def parked(self, owner: str | None, assignment: Assignment) -> StageProgram | None:
+        """One that was parked and is like this. Whoever takes it reserves its memory."""
+        return self._parked.take(ParkedKey.of(owner, assignment))
 
     async def promise(self, asked_bytes: int) -> None:
         """Stay under another budget from now on; what is loaded goes on, with the same tokens.
@@ -256,6 +285,7 @@ class PeerResources:
 
     async def _promise(self, asked_bytes: int) -> None:
         async with self._promising, self.loading:
+            await self._parked.clear()
             before = self.ledger
             sessions = dict(self.sessions)
             shards = {
@@ -308,12 +338,12 @@ class PeerResources:
     def describe(self, user: Member | None = None) -> PeerDescription:
         """This peer for a coordinator: who it is, what it has for this user, what it runs."""
         settings = self.settings
-        ledger = self.ledger
+        ledger = self._parked.without(self.ledger)
         free_bytes = ledger.free_bytes
         if self.leaving.is_set():
             free_bytes = 0
         elif user is not None and self._user_limits.memory_bytes is not None:
-            held_bytes = sum(each.total for each in self._held_by(user))
+            held_bytes = sum(each.total for each in self._held_by(user, ledger))
             free_bytes = max(0, min(free_bytes, self._user_limits.memory_bytes - held_bytes))
         sample_bytes = min(2 * SAMPLE_BYTES, sample_budget_bytes(ledger.room_bytes))
         return PeerDescription(

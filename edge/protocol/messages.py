@@ -408,10 +408,15 @@ class Observed(Call[Gram]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Close(Call[Done]):
-    """Free everything of the session."""
+    """Free everything of the session.
+
+    parks: whoever lost another shard of the plan loads this one again in a moment, perhaps: the
+    peer may keep it ready for that, as long as nothing else needs the memory.
+    """
 
     kind, limit_s = "close", 10.0
     session: str
+    parks: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -185,6 +185,12 @@ class KVPool:
         for number in range(len(self._arrays)):
             self.drop_layer(number, last)
 
+    def clear(self) -> None:
+        """Free all slots."""
+        for request in reversed(tuple(self._requests)):  # so that none moves into a hole
+            self.release(request)
+        self._drop_spare()
+
     def drop_layer(self, index: int, slot: int) -> None:
         """Give back the whole pages of one slot in one layer; what was there is lost."""
         if self._memory is not None:

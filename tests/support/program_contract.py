@@ -403,6 +403,20 @@ def calibration_leaves_nothing_behind(kind: Kind) -> None:
             assert compute(program, chunk("b", PROMPT)).tobytes() == expected.tobytes()
 
 
+def a_program_that_is_reset_is_like_a_new_one(kind: Kind) -> None:
+    with kind.program() as program:
+        expected = compute(program, chunk("a", PROMPT))
+        compute(program, chunk("b", PROMPT[:2]))
+        if not program.reset():
+            assert kind.name == "triton"
+            return
+        assert program.rows("a", 0, 1) is None
+        assert np.array_equal(compute(program, chunk("a", PROMPT)), expected)
+        compute(program, chunk("c", PROMPT))  # neither slot was still taken
+    with kind.program(kv_tier=MemoryKVTier(1 << 20)) as program:
+        assert not program.reset(), "the tier is its session's"
+
+
 CHECKS: dict[str, Callable[[Kind], None]] = {
     check.__name__: check
     for check in (
@@ -419,6 +433,7 @@ CHECKS: dict[str, Callable[[Kind], None]] = {
         layers_that_come_from_disk_change_no_bit,
         a_request_longer_than_memory_is_computed_alone,
         calibration_leaves_nothing_behind,
+        a_program_that_is_reset_is_like_a_new_one,
     )
 }
 

@@ -65,6 +65,7 @@ class NullProgram(HostKvStorage):
         self._limits = limits
         self._cache = HostCache(layout, limits, bits=kv_bits)
         self._moves = CacheMoves(self._cache.pool, self._cache.shape, kv_tier, limits)
+        self._kv_tier = kv_tier
         self._hidden = np.zeros(most_rows(limits) * spec.hidden_size, np.float32)
         self._attended = {layer: _attended_bits(spec, layout, layer) for layer in layout.mixers}
         self.stream(layout.streamed_layers)
@@ -141,6 +142,12 @@ class NullProgram(HostKvStorage):
         if not 0 <= layers <= len(self._layout.layers):
             raise RequestError(f"{layers} layers from disk, of {len(self._layout.layers)}")
         self.streamed = layers
+
+    def reset(self) -> bool:
+        if self._kv_tier is not None:
+            return False
+        self._cache.pool.clear()
+        return True
 
     def close(self) -> None:
         self._moves.close()

@@ -227,6 +227,15 @@ class OrtProgram(HostKvStorage):
         long = [each.is_long(self._limits.context_tokens) for each in self._layout.rotations]
         return f"onnxruntime {ort.__version__} {self._cache.digest} {long}"
 
+    def reset(self) -> bool:
+        if self._kv_bits is not None or self._kv_tier is not None or self._limits.observes:
+            return False
+        if self._graphs.streamed is not None:
+            return False
+        self._graphs.check()
+        self._cache.pool.clear()
+        return True
+
     def close(self) -> None:
         self._bindings.clear()
         self._drop_graphs()

@@ -248,6 +248,9 @@ class TritonProgram:
         self._cache.release(request)
         self._moves.drop(request)
 
+    def reset(self) -> bool:
+        return False
+
     def close(self) -> None:
         if self._streamed is not None:
             self._streamed.close()

@@ -190,6 +190,27 @@ def test_a_step_that_fails_is_the_last_one() -> None:
         assert found.reports.empty()
 
 
+def test_a_program_outlives_its_session_if_its_session_did_not_break_it() -> None:
+    """It serves another one, which loads none; who failed for itself gives nothing away."""
+    with linked(PLANS["solo"]) as found:
+        (first,), (backend,) = found.sessions, found.backends
+        assert found.reply("r", PROMPT, 8) == replies(SPEC, PROMPT, 8)
+        program = first.close(parks=True)
+        assert program is not None
+        second = ShardEngine(first.assignment, found.hear)
+        weights = ShardWeights(path=Path(), manifest=Manifest(tensors=(), total_bytes=0))
+        second.load(backend, weights, parked=program).result(REPORT_WITHIN_S)
+        assert len(backend.programs) == 1
+        second.connect({}, {})
+        found.sessions[0] = second
+        assert found.reply("r", PROMPT, 8) == replies(SPEC, PROMPT, 8)
+        too_long = tuple(range(LIMITS.chunk_tokens + 1))
+        entry = StepEntry(request="q", position=0, tokens=too_long, logit_rows=1)
+        assert isinstance(found.step(Step(entries=(entry,))), Failed)
+        assert second.close(parks=True) is None
+        assert first.close() is None
+
+
 def test_whoever_misses_a_neighbour_names_it() -> None:
     """In the middle of a run; the session that leaves says nothing.
 

@@ -74,7 +74,7 @@ def talk(
         finally:
             await ours.aclose()
             await serving
-            resources.close()
+            await resources.aclose()
 
     asyncio.run(main())
 
@@ -255,7 +255,7 @@ def test_who_is_expelled_is_hung_up_on(tmp_path: Path) -> None:
                 await ours.receive()
             assert "has been expelled" in str(await lost.get())
         await client.aclose()
-        resources.close()
+        await resources.aclose()
 
     asyncio.run(main())
 
@@ -269,6 +269,6 @@ def test_two_at_once_do_not_share_a_line_of_the_ledger(tmp_path: Path) -> None:
         with pytest.raises(ProtocolError, match="one name"):
             await resources.reserve("s", Use(weight_bytes=1 << 20))
         assert resources.ledger.free_bytes == (1 << 30) - (1 << 20)
-        resources.close()
+        await resources.aclose()
 
     asyncio.run(main())

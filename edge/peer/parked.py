@@ -1,0 +1,119 @@
+"""Shards that nobody runs for a moment: ready for whoever loads the same again after a loss."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from edge.backends.interface import StageProgram
+from edge.concurrency.blocking import run_blocking
+from edge.memory.ledger import Ledger, Use
+from edge.models.spec import ModelSpec
+from edge.protocol.assignment import Assignment
+from edge.protocol.messages import MADE_UP_WEIGHTS
+from edge.protocol.step import StepLimits
+from edge.weights.formats import WeightFormat
+from edge.weights.layout import ShardLayout
+
+PARKED_S = 10.0
+"""A plan is repaired and loaded in less."""
+
+_PREFIX = "parked "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParkedKey:
+    """What a program depends on. Whose it was counts, too: nobody learns what others run."""
+
+    owner: str | None
+    manifest_digest: str
+    model: ModelSpec
+    layout: ShardLayout
+    weight_format: WeightFormat
+    limits: StepLimits
+    kv_dtype: str
+
+    @classmethod
+    def of(cls, owner: str | None, assignment: Assignment) -> ParkedKey | None:
+        """None for one that is not to be parked."""
+        if assignment.manifest_digest == MADE_UP_WEIGHTS:
+            return None
+        return cls(
+            owner=owner,
+            manifest_digest=assignment.manifest_digest,
+            model=assignment.model,
+            layout=assignment.layout,
+            weight_format=assignment.weight_format,
+            limits=assignment.limits,
+            kv_dtype=assignment.kv_dtype,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Parked:
+    key: ParkedKey
+    program: StageProgram
+    use: Use
+    name: str
+    """In the ledger."""
+    ends: asyncio.TimerHandle
+
+
+class Parked:
+    """One peer's. What is parked is in the ledger, and gives way to all else."""
+
+    def __init__(self, release: Callable[[str], None]) -> None:
+        """release: takes a use out of the ledger."""
+        self._release = release
+        self._parked: list[_Parked] = []
+        self._numbers = itertools.count()
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def park(self, key: ParkedKey, program: StageProgram, use: Use) -> str:
+        """For PARKED_S at most. The name that `use`, which is taken, is to have in the ledger."""
+        name = f"{_PREFIX}{next(self._numbers)}"
+        ends = asyncio.get_running_loop().call_later(PARKED_S, self._expire, name)
+        self._parked.append(_Parked(key=key, program=program, use=use, name=name, ends=ends))
+        return name
+
+    def take(self, key: ParkedKey | None) -> StageProgram | None:
+        """One for this key; its memory is free, for the moment, in the ledger."""
+        for each in self._parked:
+            if each.key == key:
+                self._remove(each)
+                self._release(each.name)
+                return each.program
+        return None
+
+    async def clear(self) -> bool:
+        """Free everything; whether there was anything."""
+        parked = tuple(self._parked)
+        for each in parked:
+            self._remove(each)
+        await asyncio.gather(*(self._end(each) for each in parked), *self._closing)
+        return bool(parked)
+
+    def without(self, ledger: Ledger) -> Ledger:
+        """The ledger as it would be then."""
+        for each in self._parked:
+            ledger = ledger.without(each.name)
+        return ledger
+
+    def _remove(self, parked: _Parked) -> None:
+        parked.ends.cancel()
+        self._parked.remove(parked)
+
+    def _expire(self, name: str) -> None:
+        (parked,) = (each for each in self._parked if each.name == name)
+        self._remove(parked)
+        task = asyncio.ensure_future(self._end(parked))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def _end(self, parked: _Parked) -> None:
+        try:
+            await run_blocking(parked.program.close)
+        finally:
+            self._release(parked.name)
