@@ -25,6 +25,8 @@ from edge.demos.bench.shapes import checkpoint, described
 from edge.partition import Parallel
 
 _STREAM_PROMPT_TOKENS = 32
+_FIRST_TOKENS = 8
+"""Of an answer, that are not looked at."""
 
 
 class Streams:
@@ -48,17 +50,22 @@ class Streams:
     async def begin(self, count: int, *, new_tokens: int) -> None:
         """Returns when each has a few tokens."""
 
-        async def answer(came_s: list[float]) -> None:
+        async def answer(came_s: list[float], is_under_way: asyncio.Event) -> None:
             prompt = self.prompt(_STREAM_PROMPT_TOKENS)
             options = edge.GenerationOptions(max_new_tokens=new_tokens, ignore_eos=True)
             async with self._model.stream(prompt, options) as stream:
                 async for _token in stream:
                     came_s.append(time.perf_counter())
+                    if len(came_s) == _FIRST_TOKENS:
+                        is_under_way.set()
 
         self._came_s = [[] for _number in range(count)]
-        self._tasks = [asyncio.create_task(answer(came_s)) for came_s in self._came_s]
-        while min(map(len, self._came_s)) < 8:
-            await asyncio.sleep(0.01)
+        under_way = [asyncio.Event() for _number in range(count)]
+        self._tasks = [
+            asyncio.create_task(answer(*each)) for each in zip(self._came_s, under_way, strict=True)
+        ]
+        for each in under_way:
+            await each.wait()
 
     async def end(self) -> None:
         for task in self._tasks:
@@ -111,8 +118,10 @@ async def measured(
             asked_s = time.perf_counter()
             first_s = await answers.first_token_s(prompt_tokens)
             end_s = time.perf_counter()
+            await asyncio.sleep(alone_s)
+            after_s = time.perf_counter()
             await answers.end()
-            alone = answers.intervals_s(begin_s, asked_s)
+            alone = answers.intervals_s(begin_s, asked_s) + answers.intervals_s(end_s, after_s)
             beside = answers.intervals_s(asked_s, end_s)
             for name, intervals_s in (("alone", alone), ("beside the prompt", beside)):
                 for share in (50, 95, 100):
@@ -136,7 +145,9 @@ async def measured(
 @click.option("--dtype", default="int4", show_default=True)
 @click.option("--streams", type=click.IntRange(1), default=4, show_default=True)
 @click.option("--prompt-tokens", type=click.IntRange(2), default=2000, show_default=True)
-@click.option("--alone", "alone_s", default=5.0, show_default=True, help="Seconds without it.")
+@click.option(
+    "--alone", "alone_s", default=3.0, show_default=True, help="Seconds before it and after."
+)
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
 @folder_option
 @append_option

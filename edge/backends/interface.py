@@ -79,7 +79,9 @@ class StageCompute(Protocol):
     @property
     def rows_agree(self) -> bool:
         """What it computes of a token is the same, to the last bit, whatever other tokens are in
-        the step, as long as there are any; and so are the keys and values it leaves."""
+        the step, as long as they are an even number together; and so are the keys and values it
+        leaves. Of an odd number above 1 that holds for all but the last, which is the same in any
+        such step."""
         ...
 
     @property

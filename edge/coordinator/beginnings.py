@@ -8,7 +8,8 @@ nothing else is to do: its tokens are computed once more, as a part of the promp
 from them (`Rework`).
 
 Where a row depends on how many others are in its step, too, whole chunks of a prompt are of use
-only: then the unit is a chunk, else a token.
+only: then the unit is a chunk, else two tokens, because products take rows in pairs and round a
+last one alone in another way.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ class Beginnings:
 
     def __init__(self, *, chunk_tokens: int, fewest_tokens: int = FEWEST_TOKENS) -> None:
         self.unit_tokens = chunk_tokens
-        """What is of use is a multiple of it: a chunk, or 1 where a chunk may be cut anywhere."""
+        """What is of use is a multiple of it: a chunk, or 2 where a chunk may be cut behind any two
+        tokens."""
         self._chunk = chunk_tokens
         self.fewest_tokens = fewest_tokens
         """Beginnings that are shorter are of no use."""
@@ -108,9 +110,9 @@ class Beginnings:
             left = self._whole_units(len(cache.tokens)) - cache.usable
             if not cache.goes_on or left < 1:
                 continue
-            size = next_chunk(
-                left, min(self._chunk, REWORK_TOKENS) if self.unit_tokens == 1 else self.unit_tokens
-            )
+            size = self.unit_tokens
+            if size < self._chunk:
+                size = next_chunk(left, min(self._chunk, REWORK_TOKENS))
             last = cache.usable + size
             first = max(0, min(cache.usable, last - SHORTEST_STEP))
             cache.usable = last
@@ -131,9 +133,13 @@ def common_tokens(one: NDArray[np.int64], other: NDArray[np.int64]) -> int:
 
 
 def next_chunk(tokens: int, most: int) -> int:
-    """How many of a prompt's tokens its next step takes: no token is left alone, if it can be.
+    """How many of a prompt's tokens its next step takes.
 
-    tokens: that are left; most: tokens of a step.
+    No token is left alone, if it can be, and only a prompt's end has an odd number of them: so
+    each token has the same row however the prompt is cut. tokens: that are left; most: tokens of a
+    step.
     """
-    size = min(tokens, most)
-    return size - 1 if tokens - size == 1 and size > SHORTEST_STEP else size
+    if tokens <= most or most < SHORTEST_STEP:
+        return min(tokens, most)
+    size = most - most % 2
+    return size - 2 if tokens - size == 1 and size > SHORTEST_STEP else size

@@ -266,7 +266,7 @@ class LoadedModel:
         for token in tokens:
             if token >= self._vocab_size:
                 raise ProtocolError(f"token {token} of a vocabulary of {self._vocab_size}")
-        step = self._scheduler.answered(tokens, ends, last=event.last)
+        step = self._scheduler.answered(tokens, ends, last=event.last, at_s=event.chosen_s)
         logprobs = event.logprobs or (None,) * len(tokens)
         for entry, token, end, each in zip(step.entries, tokens, ends, logprobs, strict=False):
             request = self._requests.get(entry.request)

@@ -2,9 +2,9 @@
 
 Whose keys and values are in memory is `kv_residency.py`'s to decide; of those, three rules.
 Requests that each wait for one token go together, because a batch reads the weights once for all of
-them. Prompts come in chunks, turn by turn with those batches, so that a long prompt does not hold
-up other replies. And only as many steps are under way as keep every stage busy: what is handed out
-cannot be reordered any more.
+them. Prompts come in chunks, turn by turn with those batches, and while there are some in chunks
+that take no longer (`pacing.py`), so that a long prompt does not hold up other replies. And only as
+many steps are under way as keep every stage busy: what is handed out cannot be reordered any more.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from edge.coordinator.beginnings import (
     next_chunk,
 )
 from edge.coordinator.kv_residency import Member, Residency
+from edge.coordinator.pacing import Pacing, time_of_prompts
 from edge.protocol.step import MAX_CHUNK_TOKENS, SHORTEST_STEP, FinishReason, Step, StepEntry
 
 REPEATED_TOKENS = 32
@@ -86,6 +87,8 @@ class _Entry:
     """Somebody will ask for more, with all of it as the beginning."""
     is_led: bool
     """What its next token may be depends on the last one: it has no part in runs."""
+    client: str
+    """Who asked."""
     restored: int = 0
     """Tokens of the answer that are given, once the prompt is computed."""
     computed: int = 0
@@ -120,6 +123,13 @@ class _Entry:
         return max(0, len(self.tokens) - 1 - self.computed)
 
     @property
+    def is_answering(self) -> bool:
+        """Its prompt is handed out, and more than one token of its answer is to come."""
+        has_begun = self.computed >= self.prompt_tokens and not self.to_repeat
+        goes_on = self.memory.length + 1 < self.memory.longest
+        return has_begun and goes_on and self.memory.place == "memory"
+
+    @property
     def is_ready(self) -> bool:
         """Nothing hinders its next token."""
         return self.is_decoding and self.memory.can_step and not self.memory.steps_out
@@ -143,7 +153,10 @@ class Scheduler:
         matches_on_disk: peers may have beginnings of prompts there. beginnings: those in memory;
         None: a request leaves nothing behind.
         """
-        self._batches_agree = False
+        self._rows_agree = self._batches_agree = False
+        self._pacing = Pacing()
+        self._last_s: float | None = None
+        """When the last answer was given, to a step that the next one waited for."""
         self._matches_on_disk = matches_on_disk
         self._beginnings = beginnings
         self._chunk_tokens = chunk_tokens
@@ -165,9 +178,11 @@ class Scheduler:
         self._disk_full = ""
 
     def rows_agree(self) -> None:
-        """A row is the same however many others are in its step: any token may end a beginning."""
+        """A row is the same however many others are in its step, as long as they are even: a prompt
+        may be cut, and a beginning end, behind any two tokens."""
+        self._rows_agree = True
         if self._beginnings is not None:
-            self._beginnings.unit_tokens = 1
+            self._beginnings.unit_tokens = SHORTEST_STEP
 
     def batches_agree(self) -> None:
         """A token is the same whichever requests are in its step: several answers may be repeated
@@ -184,13 +199,15 @@ class Scheduler:
         restored: int = 0,
         goes_on: bool = False,
         is_led: bool = False,
+        client: str = "",
     ) -> None:
         """Start a request for `new_tokens` tokens, or with 0 for the logits of every row.
 
         answer: tokens that follow the prompt and that another plan has chosen. restored: so many of
         them need not be computed, because their keys and values can be given. goes_on: a prompt
         that begins with it and its answer is likely to follow. is_led: what its next token may be
-        is told with each step. Raises ValueError for one that could never start.
+        is told with each step. client: who asked; time is shared between clients. Raises ValueError
+        for one that could never start.
         """
         if not prompt or new_tokens < 0 or not 0 <= restored <= max(0, len(answer) - 1):
             raise ValueError("a request needs tokens")
@@ -210,6 +227,7 @@ class Scheduler:
             goes_on=goes_on,
             restored=restored,
             is_led=is_led,
+            client=client,
         )
 
     def cancel(self, request: str) -> None:
@@ -277,22 +295,31 @@ class Scheduler:
             self._residency.swapped_out(entry.memory, moved=why_not is None)
 
     def answered(
-        self, tokens: Sequence[int], ends: Sequence[FinishReason | None], *, last: bool
+        self,
+        tokens: Sequence[int],
+        ends: Sequence[FinishReason | None],
+        *,
+        last: bool,
+        at_s: float | None = None,
     ) -> Step:
         """The oldest step under way gave a token for each entry that wanted one; that step.
 
         Requests that end with their token are over. A run gives tokens several times; `last` is its
-        end. Raises ValueError for an answer to no step, with the wrong number of tokens, or to a
-        request that has had its last.
+        end. at_s: when it was computed, by a clock of the peers; None: nobody knows. Raises
+        ValueError for an answer to no step, with the wrong number of tokens, or to a request that
+        has had its last.
         """
         if not self._under_way:
             raise ValueError("an answer to no step")
         step, wanted = self._under_way[0], self._wanted[0]
         if len(tokens) != wanted:
             raise ValueError(f"{len(tokens)} tokens for a step that gives {wanted}")
+        if at_s is not None and self._last_s is not None:
+            self._observe(step, at_s - self._last_s)
         if last:
             self._under_way.popleft()
             self._wanted.popleft()
+        self._last_s = at_s if self._under_way else None
         for part, token, end in zip(step.entries, tokens, ends, strict=False):
             entry = self._active.get(part.request)
             if entry is None:
@@ -312,6 +339,15 @@ class Scheduler:
                     if entry.wants_logits and part.end == len(entry.tokens):
                         self.cancel(part.request)
         return step
+
+    def _observe(self, step: Step, seconds: float) -> None:
+        if seconds <= 0:
+            return  # whose clock that is, only its peer knows
+        if step.num_tokens > 1:
+            if not step.singly:
+                self._pacing.read(step.num_tokens, seconds)
+        elif any(part.logit_rows for part in step.entries):
+            self._pacing.decoded(seconds)
 
     @property
     def _should_yield(self) -> bool:
@@ -492,9 +528,8 @@ class Scheduler:
             entry = self._active.get(self._turns.popleft())
             if entry is None:
                 continue
-            size = self._logit_chunk_tokens if entry.wants_logits else self._chunk_tokens
             start = entry.computed
-            size = next_chunk(entry.prompt_tokens - start, size)
+            size = next_chunk(entry.prompt_tokens - start, self._most_in_chunk(entry))
             chunk = tuple(entry.tokens[start : start + size])
             entry.computed += len(chunk)
             if entry.as_prompt == start and len(chunk) >= SHORTEST_STEP:
@@ -512,6 +547,17 @@ class Scheduler:
                 entries=(part,), run=self._run([entry]) if ends and not entry.wants_logits else 1
             )
         return None
+
+    def _most_in_chunk(self, entry: _Entry) -> int:
+        """As many as there may be, unless somebody who reads an answer would wait for it."""
+        most = self._logit_chunk_tokens if entry.wants_logits else self._chunk_tokens
+        answering = [each.client for each in self._active.values() if each.is_answering]
+        if not answering or not self._rows_agree:
+            return most
+        waiting = (self._active.get(name) for name in self._turns)
+        reading = [entry.client, *(each.client for each in waiting if each is not None)]
+        times = time_of_prompts(reading, answering)
+        return self._pacing.chunk_tokens(most, answers=len(answering), times=times)
 
     def _repeat(self) -> Step | None:
         """Parts of answers that another plan has computed before, in steps like there."""

@@ -106,7 +106,8 @@ class Opened:
 
     weight_bytes: int
     rows_agree: bool
-    """A token's row is the same, to the last bit, however many others are in its step, if any."""
+    """A token's row is the same, to the last bit, however many others are in its step, as long as
+    they are an even number together."""
     batches_agree: bool
     """So is a single token's of a request, whichever others' are in its step, or none."""
 

@@ -9,6 +9,7 @@ import pytest
 import edge
 from edge.partition import Parallel
 from tests.support.checkpoints import TinyCheckpoint
+from tests.support.replies import EndlessReplies
 
 CONTEXT = 400
 CHUNK = 256
@@ -101,8 +102,46 @@ def test_requests_that_begin_alike_compute_their_beginning_once(
     ):
         model.generate(prompts[0][:1], max_new_tokens=1)
         chunks(model)
-        replies = model.generate(prompts, max_new_tokens=4)
+        replies = model.generate(prompts, max_new_tokens=1)
         # The first takes two; each of the others what comes after its beginning.
         assert chunks(model) == [2 + 5, 2 + 5]
         for prompt, reply in zip(prompts, replies, strict=True):
-            assert list(reply.token_ids) == checkpoint.greedy(prompt, 4)
+            assert list(reply.token_ids) == checkpoint.greedy(prompt, 1)
+
+
+def test_a_prompt_that_is_read_beside_an_answer_is_the_same_prompt(
+    checkpoint: TinyCheckpoint,
+) -> None:
+    """It is cut otherwise, and no bit of its answer is another; so what is kept of it may be."""
+    prompt = checkpoint.prompt(301)
+    options = edge.GenerationOptions(max_new_tokens=3, ignore_eos=True, logprobs=5)
+    told: list[list[object]] = []
+    with edge.Cluster.local(peers=2, threads=1) as cluster:
+
+        def load() -> edge.Model:
+            return cluster.load(
+                checkpoint.path,
+                dtype="int4",
+                plan="tensor",
+                context_tokens=CONTEXT,
+                concurrency=2,
+                batch_invariant=True,
+            )
+
+        def ask(model: edge.Model) -> None:
+            with model.stream(prompt, options) as stream:
+                told.append([(token.logprob, token.top_logprobs) for token in stream])
+
+        with load() as model:
+            stream = model.stream(checkpoint.prompt(20)[::-1], max_new_tokens=370, ignore_eos=True)
+            with EndlessReplies([stream]) as reading:
+                reading.await_more()
+                chunks(model)
+                ask(model)
+                assert min(chunks(model)) > 2
+            ask(model)
+            assert chunks(model) == [1, 1], "it was kept"
+        with load() as model:
+            ask(model)
+            assert chunks(model) == [2, 2]
+    assert told[1:] == told[:1] * 2

@@ -287,14 +287,16 @@ def a_beginning_is_taken_over_or_shared(kind: Kind) -> None:
 
 
 def rows_agree_where_that_is_said(kind: Kind) -> None:
-    """To the last bit, in any steps of two tokens or more."""
-    tokens = tuple(range(1, 13))
-    for kv_dtype in ("float32", "int8"):
-        with kind.program(kv_dtype=kv_dtype) as program:
+    """To the last bit, in any steps of an even number of tokens, and an odd one at the end."""
+    tokens = tuple(range(1, 14))
+    forms: list[tuple[KvDtype, WeightFormat]] = [("float32", FLOATS), ("int8", FLOATS)]
+    forms.append(("float32", uniform_format("int4", block_size=64)))
+    for kv_dtype, form in forms:
+        with kind.program(kv_dtype=kv_dtype, form=form) as program:
             if not program.rows_agree:
                 return
             found = []
-            for sizes in ((8, 4), (2, 2, 2, 2, 2, 2), (5, 7), (3, 6, 3)):
+            for sizes in ((8, 5), (2, 2, 2, 2, 2, 3), (6, 7), (4, 6, 3)):
                 rows, first = [], 0
                 for size in sizes:
                     step = chunk("a", tokens[first : first + size], first, rows=size)

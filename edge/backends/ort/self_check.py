@@ -54,7 +54,7 @@ class Agreement:
     """Where the rows of a step are the same, to the last bit, as in another step."""
 
     of_chunks: bool
-    """In every step of two tokens of a request, or more."""
+    """In every step of two tokens of a request, or more: but for the last of an odd number."""
     of_pairs: bool
     """In every step of an even number of rows, but for attention, which takes each request by
     itself."""
@@ -135,7 +135,7 @@ class _Check:
 
         others = [name for name in names if name not in self._attended]
         return Agreement(
-            of_chunks=agree(SHORTEST_STEP, of=names),
+            of_chunks=all(agree(rows, of=names) for rows in range(SHORTEST_STEP, ROWS[-1], 2)),
             of_pairs=all(agree(rows, of=others) for rows in range(2, ROWS[-1], 2)),
             of_single=all(agree(rows, of=others) for rows in range(1, ROWS[-1])),
         )

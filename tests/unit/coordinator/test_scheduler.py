@@ -85,9 +85,9 @@ def test_an_answer_that_another_plan_began_is_computed_token_by_token() -> None:
         seen.append((step.singly, shown(step)))
         answer(steps, [token] * sum(entry.logit_rows for entry in step.entries))
     assert seen == [
-        (False, ([("a", 0, (1, 2, 3), 0)], 1)),
+        (False, ([("a", 0, (1, 2), 0)], 1)),
         (False, ([("b", 0, (7, 8), 0)], 1)),
-        (False, ([("a", 3, (4, 5), 0)], 1)),
+        (False, ([("a", 2, (3, 4, 5), 0)], 1)),
         (True, ([("a", 5, (50, 51), 0), ("b", 2, (60, 61), 0)], 1)),
         (False, ([("b", 4, (62,), 1)], 1)),
         (True, ([("a", 7, (52, 53, 54, 55), 0)], 1)),
@@ -98,9 +98,9 @@ def test_an_answer_that_another_plan_began_is_computed_token_by_token() -> None:
 def test_an_answer_that_is_given_is_not_computed() -> None:
     steps = scheduler()
     steps.add("a", [1, 2, 3, 4, 5], answer=[50, 51, 52, 53, 54], restored=3, new_tokens=4)
-    assert steps.decide() == Orders(step=whole_step("a", 0, (1, 2, 3)))
+    assert steps.decide() == Orders(step=whole_step("a", 0, (1, 2)))
     answer(steps, [])
-    assert steps.decide() == Orders(step=whole_step("a", 3, (4, 5)))
+    assert steps.decide() == Orders(step=whole_step("a", 2, (3, 4, 5)))
     orders = steps.decide()
     assert orders.restore == {"a": 3}
     assert orders.step == Step(
@@ -179,13 +179,41 @@ def test_the_last_token_of_a_prompt_is_computed_once() -> None:
 
 
 def test_no_token_of_a_prompt_is_left_alone() -> None:
-    """One token alone takes another way through attention: its row would be another."""
+    """One token alone takes another way through attention, and the last of an odd number through
+    products: its row would be another."""
     steps = scheduler(chunk=4, stages=3)
     steps.add("a", list(range(9)), new_tokens=1)
     sizes = []
     while (step := steps.decide().step) is not None:
         sizes.append(step.num_tokens)
-    assert sizes == [4, 3, 2]
+    assert sizes == [4, 2, 3]
+
+
+def test_a_prompt_is_cut_small_while_somebody_reads_an_answer() -> None:
+    assert chunks_beside(new_tokens=500) == [4, 4, 6, 8, 12, 8, 8, 8, 8, 5]
+    assert chunks_beside(new_tokens=500, rows_agree=False) == [64, 7], "it would be another prompt"
+    assert chunks_beside(new_tokens=1) == [64, 7], "nobody waits for a next token"
+
+
+def chunks_beside(*, new_tokens: int, rows_agree: bool = True) -> list[int]:
+    """Of a prompt of 71 tokens, where one token of an answer takes as long as 8 of a chunk."""
+    steps = scheduler(chunk=64, capacity=1000)
+    if rows_agree:
+        steps.rows_agree()
+    steps.add("a", [1, 2], new_tokens=new_tokens)
+    steps.decide()
+    steps.add("b", list(range(71)), new_tokens=1)
+    sizes: list[int] = []
+    at_s = 0.0
+    while sum(sizes) < 71:
+        while (step := steps.decide().step) is not None:
+            sizes += [step.num_tokens] if step.entries[0].request == "b" else []
+        oldest = steps._under_way[0]
+        at_s += 1.0 if oldest.num_tokens == 1 else oldest.num_tokens / 8
+        count = sum(entry.logit_rows for entry in oldest.entries)
+        end: FinishReason | None = "length" if new_tokens == 1 else None
+        steps.answered([50] * count, [end] * count, last=True, at_s=at_s)
+    return sizes
 
 
 def test_the_logits_of_every_row() -> None:
