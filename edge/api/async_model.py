@@ -182,6 +182,7 @@ class DescribedModel:
         *,
         goes_on: bool = False,
         reading: Reading | None = None,
+        client: str = "",
     ) -> BeginReply:
         """A reply to be started by whoever reads it; the prompt and the options are checked."""
         tokens = self._checked_ids(self._ids(prompt))
@@ -213,17 +214,20 @@ class DescribedModel:
                 Asked(begun_s=time.time(), load=held.load, request=kept), held.lease
             )
 
-        return self._begin_reply(request, reading, keep)
+        return self._begin_reply(request, reading, keep, client)
 
     def _begin_reply(
-        self, request: GenerationRequest, reading: Reading | None, keep: Keep
+        self,
+        request: GenerationRequest,
+        reading: Reading | None,
+        keep: Keep,
+        client: str = "",
     ) -> BeginReply:
         self._require_open()
         held = self._held
         match = self._matching(request)
-        return partial(
-            ReplyUnderWay, held.loaded, request, held.tokenizer, held.forecast, reading, match, keep
-        )
+        begin = partial(ReplyUnderWay, held.loaded, request, held.tokenizer, held.forecast)
+        return partial(begin, reading, match, keep, client=client)
 
     def _resumed(self, reply: KeptReply | str) -> BeginReply:
         """A reply that goes on; its journal is ours until then. Reads its file."""
@@ -435,15 +439,17 @@ class AsyncModel(DescribedModel):
         options: GenerationOptions | None = None,
         *,
         goes_on: bool = False,
+        client: str = "",
         **overrides: Unpack[GenerationOverrides],
     ) -> AsyncReplyStream:
         """Like `generate`, token by token. Leaving the loop early cancels the rest.
 
         goes_on: a prompt that begins with this one and its answer will follow, as in a
-        conversation. While nothing else is to do, the model prepares for it.
+        conversation. While nothing else is to do, the model prepares for it. client: on whose
+        behalf; where requests wait, each client is served alike, however many it has.
         """
         options = with_overrides(options or GenerationOptions(), overrides)
-        return AsyncReplyStream(self._reply_to(prompt, options, goes_on=goes_on))
+        return AsyncReplyStream(self._reply_to(prompt, options, goes_on=goes_on, client=client))
 
     async def check_grammar(self, prompt: Prompt, options: GenerationOptions) -> None:
         """Raise now what a stream would raise with its first token: RequestError for a schema or

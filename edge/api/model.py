@@ -109,15 +109,18 @@ class Model(DescribedModel):
         options: GenerationOptions | None = None,
         *,
         goes_on: bool = False,
+        client: str = "",
         **overrides: Unpack[GenerationOverrides],
     ) -> ReplyStream:
         """Like `generate`, token by token. Leaving the loop early cancels the rest.
 
         goes_on: a prompt that begins with this one and its answer will follow, as in a
-        conversation. While nothing else is to do, the model prepares for it.
+        conversation. While nothing else is to do, the model prepares for it. client: on whose
+        behalf; where requests wait, each client is served alike, however many it has.
         """
         options = with_overrides(options or GenerationOptions(), overrides)
-        return ReplyStream(self._reply_to(prompt, options, goes_on=goes_on), self._loop)
+        begin = self._reply_to(prompt, options, goes_on=goes_on, client=client)
+        return ReplyStream(begin, self._loop)
 
     def logits(self, prompt: Prompt) -> NDArray[np.float32]:
         """Float32 [tokens, vocab]: row i is what the model expects after token i of the prompt."""

@@ -115,6 +115,8 @@ class ReplyUnderWay:
         match: Callable[[], Matcher] | None,
         keep: Keep,
         mailbox: Mailbox,
+        *,
+        client: str = "",
     ) -> None:
         """reading: of an answer in a conversation; else all is said. match: makes what keeps the
         answer to its grammar, if it has one; takes its time."""
@@ -123,7 +125,11 @@ class ReplyUnderWay:
         self._loaded = loaded
         self._generation = Generation(request, tokenizer)
         self._request = Request(
-            prompt=request.prompt_ids, terms=request.terms, sink=self, goes_on=request.goes_on
+            prompt=request.prompt_ids,
+            terms=request.terms,
+            sink=self,
+            goes_on=request.goes_on,
+            client=client,
         )
         self._match = match
         self._starting: asyncio.Task[None] | None = None

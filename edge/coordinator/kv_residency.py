@@ -4,10 +4,11 @@ Pure: counts of tokens in, decisions out. Every shard keeps the same tokens of a
 layers and heads), so a number of tokens means the same to all of them.
 
 A request starts when the disk, or the memory alone, has room for the longest that all started ones
-may become: whatever happens then, somebody can go on. Once started it waits for memory for what it
-has and a quantum of new tokens, first come, first served. While somebody waits, who has had its
-quantum goes to disk and to the end of the line; else it gets another. So no request waits for more
-than one quantum of each of the others.
+may become: whatever happens then, somebody can go on. The next to start is the first of the client
+that was given least so far (`shares.py`). Once started it waits for memory for what it has and a
+quantum of new tokens, first come, first served. While somebody waits, who has had its quantum goes
+to disk and to the end of the line; else it gets another. So no request waits for more than one
+quantum of each of the others.
 
 What a request that is over leaves behind is kept in memory that nobody else needs, for who begins
 with the same tokens. The one that was not used for longest goes first.
@@ -19,6 +20,8 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
+
+from edge.coordinator.shares import Shares
 
 QUANTUM_TOKENS = 64
 """New tokens before a request makes room for one that waits: moving a cache takes as long as
@@ -53,6 +56,7 @@ class Member:
     """Tokens it has; one more than is in its cache while it waits for its next."""
     longest: int
     """Tokens it may grow to."""
+    client: str = ""
     steps_out: int = 0
     """Steps of it that are under way: its cache is in use."""
     place: Place = "new"
@@ -103,7 +107,10 @@ class Residency:
         self._requests = requests
         self._quantum_tokens = quantum_tokens
         self._held = held
-        self._new: deque[Member] = deque()
+        self.shares = Shares()
+        """Whoever joins must have come there."""
+        self._new: dict[str, deque[Member]] = {}
+        """By client, none of them empty."""
         self._ready: deque[Member] = deque()
         """Started, without memory; the first gets it next."""
         self._inside: list[Member] = []
@@ -120,16 +127,17 @@ class Residency:
         """Raises ValueError for one that could never start."""
         if member.longest > self._longest:
             raise ValueError(f"{member.longest} tokens never fit into {self._longest}")
-        self._new.append(member)
+        self._new.setdefault(member.client, deque()).append(member)
 
     def leave(self, member: Member) -> None:
         """The request is over, wherever its cache is."""
         if member in self._inside:
             self._inside.remove(member)
             self._free += member.held
-        for line in (self._new, self._ready):
-            if member in line:
-                line.remove(member)
+        if member in self._ready:
+            self._ready.remove(member)
+        if member in self._new.get(member.client, ()):
+            self._take_new(member)
         self._disk_is_full = False  # what it had there is free
 
     def keep(self, member: Member) -> bool:
@@ -186,7 +194,7 @@ class Residency:
         """Somebody could come into memory, if those there let a run end now."""
         if not self._ready and not self._can_start:
             return False
-        wanted = self._price(self._needed((self._ready or self._new)[0]))
+        wanted = self._price(self._needed(self._ready[0] if self._ready else self._next_new))
         return wanted <= self._free or (
             not self._disk_is_full
             and any(
@@ -255,10 +263,21 @@ class Residency:
         return (*self._inside, *self._ready)
 
     @property
+    def _next_new(self) -> Member:
+        return self._new[self.shares.first(self._new)][0]
+
+    def _take_new(self, member: Member) -> Member:
+        line = self._new[member.client]
+        line.remove(member)
+        if not line:
+            del self._new[member.client]
+        return member
+
+    @property
     def _can_start(self) -> bool:
         if not self._new or len(self._started) >= self._requests:
             return False
-        longest = [member.longest for member in (*self._started, self._new[0])]
+        longest = [member.longest for member in (*self._started, self._next_new)]
         disk = 0 if self._disk_is_full else self._disk
         return sum(longest) <= disk or sum(map(self._price, longest)) <= self._memory
 
@@ -282,7 +301,7 @@ class Residency:
 
     def _admit(self) -> None:
         while self._can_start:
-            self._ready.append(self._new.popleft())
+            self._ready.append(self._take_new(self._next_new))
         while self._ready and self._price(self._needed(self._ready[0])) <= self._free:
             member = self._ready.popleft()
             member.place = "memory"

@@ -157,6 +157,7 @@ class LoadedModel:
                 new_tokens=terms.max_new_tokens if terms else 0,
                 goes_on=request.goes_on,
                 is_led=request.matcher is not None,
+                client=request.client,
             )
         except ValueError as error:
             request.sink.failed(RequestError(str(error)))

@@ -56,6 +56,8 @@ class Request:
     """A prompt that begins with this one and its answer is likely to follow."""
     matcher: Matcher | None = None
     """Where its answer must keep to a grammar. Behind the answer's tokens so far."""
+    client: str = ""
+    """Who asked: clients are served alike, however much each asks for."""
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     answer: list[int] = field(default_factory=list)
     """Tokens so far."""

@@ -24,6 +24,7 @@ from edge.coordinator.beginnings import (
 )
 from edge.coordinator.kv_residency import Member, Residency
 from edge.coordinator.pacing import Pacing, time_of_prompts
+from edge.coordinator.shares import ANSWER_WEIGHT
 from edge.protocol.step import MAX_CHUNK_TOKENS, SHORTEST_STEP, FinishReason, Step, StepEntry
 
 REPEATED_TOKENS = 32
@@ -162,6 +163,7 @@ class Scheduler:
         self._chunk_tokens = chunk_tokens
         self._logit_chunk_tokens = logit_chunk_tokens
         self._residency = residency
+        self._shares = residency.shares
         self._stages = stages
         self._active: dict[str, _Entry] = {}
         self._turns: deque[str] = deque()
@@ -216,8 +218,9 @@ class Scheduler:
             self._beginnings is not None and request in self._beginnings
         ):
             raise ValueError("a request needs an id of its own")
-        member = Member(request, len(tokens), len(tokens) + new_tokens)
+        member = Member(request, len(tokens), len(tokens) + new_tokens, client)
         self._residency.join(member)
+        self._shares.come(client)
         self._active[request] = _Entry(
             request,
             tokens,
@@ -235,6 +238,7 @@ class Scheduler:
         gone = self._active.pop(request, None)
         if gone is None:
             return
+        self._shares.go(gone.client)
         if not self._keep(gone):
             self._residency.leave(gone.memory)
             self._finished.append(request)
@@ -325,6 +329,7 @@ class Scheduler:
             if entry is None:
                 continue  # cancelled meanwhile
             entry.tokens.append(token)
+            self._shares.give(entry.client, ANSWER_WEIGHT)
             entry.memory.length += 1
             entry.computed = len(entry.tokens) - 1
             if end is not None:
@@ -525,13 +530,14 @@ class Scheduler:
     def _chunk(self) -> Step | None:
         """The next chunk of the prompt whose turn it is."""
         while self._turns:
-            entry = self._active.get(self._turns.popleft())
+            entry = self._active.get(self._next_turn())
             if entry is None:
                 continue
             start = entry.computed
             size = next_chunk(entry.prompt_tokens - start, self._most_in_chunk(entry))
             chunk = tuple(entry.tokens[start : start + size])
             entry.computed += len(chunk)
+            self._shares.give(entry.client, len(chunk))
             if entry.as_prompt == start and len(chunk) >= SHORTEST_STEP:
                 entry.as_prompt = entry.computed
             if entry.computed < entry.prompt_tokens:
@@ -547,6 +553,17 @@ class Scheduler:
                 entries=(part,), run=self._run([entry]) if ends and not entry.wants_logits else 1
             )
         return None
+
+    def _next_turn(self) -> str:
+        """Whose prompt is read on: the first of the client that was given least."""
+        turns = [self._active.get(name) for name in self._turns]
+        clients = {entry.client: entry.request for entry in reversed(turns) if entry is not None}
+        name = self._turns[0]
+        if len(clients) > 1:
+            order = dict.fromkeys(entry.client for entry in turns if entry is not None)
+            name = clients[self._shares.first(order)]
+        self._turns.remove(name)
+        return name
 
     def _most_in_chunk(self, entry: _Entry) -> int:
         """As many as there may be, unless somebody who reads an answer would wait for it."""

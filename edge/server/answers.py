@@ -89,26 +89,30 @@ class Answers:
         """Tokens of the prompt."""
         return len((await self._prompt(question))[0])
 
-    async def ask(self, question: Question) -> AsyncGenerator[Happening]:
+    async def ask(self, question: Question, *, client: str = "") -> AsyncGenerator[Happening]:
         """What happens, until every answer is over. Closing it ends what is under way.
+
+        client: who asks; where requests wait, clients are served alike.
 
         Raises Refusal where too many others are asking, and what the model raises.
         """
-        async with self._gate.entered(question.answers):
+        async with self._gate.entered(question.answers, client):
             prompt, thinks = await self._prompt(question)
             question = replace(question, options=self._options(question))
             if question.options.has_grammar:
                 await self.model.check_grammar(prompt, question.options)
             yield Begin(prompt_tokens=len(prompt))
             if question.answers == 1:
-                async for each in self._one(question, prompt, 0, thinks=thinks):
+                async for each in self._one(question, prompt, 0, client, thinks=thinks):
                     yield each
                 return
             async with contextlib.AsyncExitStack() as stack:
                 async for each in _merged(
                     [
                         await stack.enter_async_context(
-                            contextlib.aclosing(self._one(question, prompt, number, thinks=thinks))
+                            contextlib.aclosing(
+                                self._one(question, prompt, number, client, thinks=thinks)
+                            )
                         )
                         for number in range(question.answers)
                     ]
@@ -148,7 +152,13 @@ class Answers:
         return ids, tokenizer.begins_thinking(ids)
 
     async def _one(
-        self, question: Question, prompt: Sequence[int], number: int, *, thinks: bool
+        self,
+        question: Question,
+        prompt: Sequence[int],
+        number: int,
+        client: str,
+        *,
+        thinks: bool,
     ) -> AsyncGenerator[Piece | End]:
         options = question.options
         if number and options.seed is not None:
@@ -161,7 +171,8 @@ class Answers:
         observed = self._metrics.reply(len(prompt))
         try:
             goes_on = bool(question.messages)
-            async with self.model.stream(prompt, options, goes_on=goes_on) as stream:
+            stream = self.model.stream(prompt, options, goes_on=goes_on, client=client)
+            async with stream:
                 async for token in stream:
                     count += 1
                     observed.token()

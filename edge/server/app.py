@@ -164,9 +164,15 @@ class Server:
             with_usage=openai_fields.wants_usage(body),
         )
         if not body.flag("stream"):
-            whole = translator.whole(self._answers.ask(question))
+            whole = translator.whole(
+                self._answers.ask(question, client=request.scope["edge.client"])
+            )
             return JSONResponse(await _unless_gone(request, whole))
-        chunks = await _started(request, self._answers.ask(question), translator.chunks)
+        chunks = await _started(
+            request,
+            self._answers.ask(question, client=request.scope["edge.client"]),
+            translator.chunks,
+        )
         return _events(_openai_lines(chunks))
 
     async def _openai_response(self, request: Request) -> Response:
@@ -174,9 +180,15 @@ class Server:
         question = openai_responses.question_of(body)
         translator = openai_responses.Translator(model=self._name, question=question)
         if not body.flag("stream"):
-            whole = translator.whole(self._answers.ask(question))
+            whole = translator.whole(
+                self._answers.ask(question, client=request.scope["edge.client"])
+            )
             return JSONResponse(await _unless_gone(request, whole))
-        events = await _started(request, self._answers.ask(question), translator.events)
+        events = await _started(
+            request,
+            self._answers.ask(question, client=request.scope["edge.client"]),
+            translator.events,
+        )
         return _events(_named_lines(events, "openai"))
 
     async def _anthropic_message(self, request: Request) -> Response:
@@ -184,9 +196,15 @@ class Server:
         question = anthropic_messages.question_of(body)
         translator = anthropic_messages.Translator(model=self._name)
         if not body.flag("stream"):
-            whole = translator.whole(self._answers.ask(question))
+            whole = translator.whole(
+                self._answers.ask(question, client=request.scope["edge.client"])
+            )
             return JSONResponse(await _unless_gone(request, whole))
-        events = await _started(request, self._answers.ask(question), translator.events)
+        events = await _started(
+            request,
+            self._answers.ask(question, client=request.scope["edge.client"]),
+            translator.events,
+        )
         return _events(_named_lines(events, "anthropic"))
 
     async def _anthropic_count(self, request: Request) -> Response:
@@ -208,9 +226,15 @@ class Server:
     ) -> Response:
         translator = ollama.Translator(model=self._name, chat=chat)
         if body.raw("stream") is False:
-            whole = translator.whole(self._answers.ask(question))
+            whole = translator.whole(
+                self._answers.ask(question, client=request.scope["edge.client"])
+            )
             return JSONResponse(await _unless_gone(request, whole))
-        lines = await _started(request, self._answers.ask(question), translator.lines)
+        lines = await _started(
+            request,
+            self._answers.ask(question, client=request.scope["edge.client"]),
+            translator.lines,
+        )
         return StreamingResponse(_json_lines(lines), media_type="application/x-ndjson")
 
     async def _ollama_tags(self, _request: Request) -> Response:

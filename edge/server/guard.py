@@ -48,7 +48,8 @@ def dialect_of(path: str) -> Dialect:
 
 
 class Guard:
-    """The layer. Every request gets an id, which its answer and the log have."""
+    """The layer. Every request gets an id, which its answer and the log have, and is known by whose
+    key it has, or its address."""
 
     def __init__(
         self,
@@ -84,7 +85,7 @@ class Guard:
             await send(message)
 
         try:
-            self._check(scope["path"], headers)
+            scope["edge.client"] = self._check(scope, headers)
             await self._app(scope, self._bounded(receive), sending)
         except Refusal as refusal:
             await refuse(refusal, dialect_of(scope["path"]), sending)
@@ -96,8 +97,10 @@ class Guard:
                 request_id, scope["method"], path, status, 1e3 * (time.perf_counter() - began_s),
             )  # fmt: skip
 
-    def _check(self, path: str, headers: dict[bytes, bytes]) -> None:
-        rules = self._rules
+    def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> str:
+        """Who it is: a number for whose key it is, or where there are none an address."""
+        rules, path = self._rules, scope["path"]
+        client = str((scope.get("client") or ("",))[0])
         if rules.hosts and not _is_known_host(headers.get(b"host", b""), rules.hosts):
             raise Refusal(
                 403, "this server is not known by that name; ask it by its address, or localhost"
@@ -112,9 +115,11 @@ class Guard:
                     "an API key is needed, as Authorization: Bearer KEY or x-api-key: KEY",
                     code="invalid_api_key",
                 )
+            client = f"key {known.index(True)}"
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or int(length[:20]) > rules.most_body_bytes:
             raise self._too_long()
+        return client
 
     def _bounded(self, receive: Receive) -> Receive:
         """Whatever a body says of its length, no more of it is read."""

@@ -85,6 +85,7 @@ class Peers:
             answer=tokens[count:],
             new_tokens=new_tokens,
             goes_on=prompt % 3 > 0,
+            client="abc"[prompt % 3],
         )
 
     def cancel(self, index: int) -> None:

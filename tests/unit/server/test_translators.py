@@ -17,7 +17,7 @@ from edge.server import (
 )
 from edge.server.answers import Begin, End, Happening, Piece, Question
 from edge.server.fields import Fields
-from edge.server.gate import Gate
+from edge.server.gate import Gate, has_room
 from edge.server.refusals import Refusal
 from edge.text.answer_parts import ToolCall
 
@@ -246,6 +246,17 @@ def test_an_answer_of_no_words(chat: bool) -> None:
     assert (told["content"], told["stop_reason"]) == ([], "max_tokens")
     line = asyncio.run(ollama.Translator(model="m", chat=chat).whole(stream(SILENT)))
     assert (line["done"], line["done_reason"], line["eval_count"]) == (True, "length", 1)
+
+
+def test_who_asks_for_much_leaves_room_for_others() -> None:
+    assert has_room({}, "a", 8, most=8), "all, where nobody else asks"
+    assert not has_room({"a": 8}, "a", 1, most=8)
+    assert has_room({"a": 8}, "b", 1, most=8), "who has none"
+    assert not has_room({"a": 8}, "b", 2, most=8)
+    assert not has_room({"a": 8, "b": 1, "c": 1}, "d", 1, most=8), "there is an end to it"
+    assert not has_room({"a": 6, "b": 1}, "a", 1, most=8), "more than its part"
+    assert has_room({"a": 6, "b": 1}, "b", 1, most=8)
+    assert has_room({"a": 4, "b": 1}, "a", 1, most=8), "a quarter is left"
 
 
 def test_the_gate_counts_who_is_inside() -> None:
