@@ -11,7 +11,6 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
-    Collection,
     Sequence,
 )
 from dataclasses import replace
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Unpack
 
 from edge.api.async_model import AsyncModel, HeldModel
-from edge.api.candidates import Candidates, Find, Watch
+from edge.api.candidates import Candidates, Find, Used, Watch
 from edge.api.hub_download import model_path
 from edge.api.joining import Joining
 from edge.api.kept_reply import KeptReply, kept_replies
@@ -45,6 +44,7 @@ from edge.host.cache_paths import cache_root
 from edge.host.free_memory import parse_size
 from edge.membership.membership import Membership
 from edge.membership.own import OwnMembership
+from edge.membership.presence import Presences
 from edge.membership.store import MembershipStore, config_root
 from edge.option_fields import with_overrides
 from edge.planning.cluster_profile import set_up_like
@@ -130,12 +130,25 @@ class AsyncCluster:
         )
         for failure in left_out:
             _log.warning("a peer is announced, but left out: %s", failure)
-        find = partial(find_peers, cluster, shown, timeout_s=2.0, interfaces=interfaces)
+
+        def find(
+            presences: Presences,
+        ) -> Awaitable[tuple[Sequence[PeerInfo], Sequence[EdgeError]]]:
+            return find_peers(
+                cluster, shown, timeout_s=2.0, interfaces=interfaces, presences=presences
+            )
 
         def watch(
-            but: Callable[[], Collection[str]], every_s: float
+            used: Used, presences: Presences, every_s: float
         ) -> AsyncGenerator[list[PeerInfo]]:
-            return watch_peers(cluster, shown, interfaces=interfaces, every_s=every_s, but=but)
+            return watch_peers(
+                cluster,
+                shown,
+                interfaces=interfaces,
+                every_s=every_s,
+                used=used,
+                presences=presences,
+            )
 
         return cls(peers, left_out=left_out, find=find, watch=watch)
 
@@ -238,6 +251,7 @@ class AsyncCluster:
                 reload = Reloading(
                     candidates=lambda: self.peers,
                     look_for_more=self._candidates.look,
+                    on_lost=self._candidates.lost,
                     path=checkpoint.path,
                     options=options,
                     fingerprint=checkpoint.store.fingerprint,

@@ -7,17 +7,23 @@ import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 
 from edge.errors import EdgeError
-from edge.protocol.peer_info import PeerInfo, describe_all, with_unique_names
+from edge.membership.presence import Broke, Missed, Presences
+from edge.protocol.peer_info import PeerInfo, describe_all, each_once, with_unique_names
 
 LOOK_EVERY_S = 10.0
 """Between two looks for peers that no model uses; those that are announced are asked at once."""
 
-Find = Callable[[], Awaitable[tuple[Sequence[PeerInfo], Sequence[EdgeError]]]]
+FIRST_WAIT_S, MOST_WAIT_S = 30.0, 600.0
+"""For a peer that was lost twice, and at most."""
+
+Find = Callable[[Presences], Awaitable[tuple[Sequence[PeerInfo], Sequence[EdgeError]]]]
 """Who is there now, and why others are left out."""
 
-Watch = Callable[[Callable[[], Collection[str]], float], AsyncGenerator[list[PeerInfo]]]
-"""Who is there every so many seconds, and whenever one comes or goes, but for those at the
-addresses that are given each time."""
+Used = Callable[[], Collection[PeerInfo]]
+"""Those that a model runs on at this moment."""
+
+Watch = Callable[[Used, Presences, float], AsyncGenerator[list[PeerInfo]]]
+"""Who is there every so many seconds, and whenever one comes or goes, but for those in use."""
 
 
 class Candidates:
@@ -30,46 +36,69 @@ class Candidates:
         self.peers = with_unique_names(peers)
         """All that were ever seen, as they last described themselves; no two have one name."""
         self._find, self._watch = find, watch
+        self._presences = Presences()
+        each_once(self.peers, self._presences)
+        self._came_s: dict[tuple[str, int], float] = {}
+        """When those that are there were seen first, since they were not."""
 
     async def look(self) -> None:
         """Peers that have come, or have come back, are among them. Takes a few seconds; raises
         NetworkError where nobody is there."""
         if self._find is not None:
-            found, _left_out = await self._find()
+            found, _left_out = await self._find(self._presences)
             self._saw(found)
 
-    async def looks(
-        self, in_use: Callable[[], Collection[PeerInfo]]
-    ) -> AsyncGenerator[tuple[PeerInfo, ...]]:
+    async def looks(self, used: Used) -> AsyncGenerator[tuple[PeerInfo, ...]]:
         """Those that are there and not in use, every LOOK_EVERY_S, or as soon as one is announced.
+        Whoever came and went is passed over for a while.
 
         Raises NetworkError where this device cannot look.
         """
-
-        def addresses() -> set[str]:
-            return {address for peer in in_use() for address in (peer.address, *peer.addresses)}
-
-        looks = (self._watch or self._asked)(addresses, LOOK_EVERY_S)
-        async with contextlib.aclosing(looks):
+        watch = self._watch or self._asked
+        async with contextlib.aclosing(watch(used, self._presences, LOOK_EVERY_S)) as looks:
             async for found in looks:
-                ids = {peer.id for peer in found}
+                ids = {peer.id for peer in found if self._is_trusted(peer)}
+                self._missed({peer.id for peer in (*found, *used())})
                 self._saw(found)
                 yield tuple(peer for peer in self.peers if peer.id in ids)
 
+    def lost(self, ids: Collection[str]) -> None:
+        """Connections to these have ended, and not by this device."""
+        number = self._presences.look()
+        for id in ids:
+            current = self._presences.of(id).current
+            if current is not None and current.state != "lost":
+                self._presences.saw(Broke(id=id, epoch=current.epoch, number=number))
+
     async def _asked(
-        self, but: Callable[[], Collection[str]], every_s: float
+        self, used: Used, presences: Presences, every_s: float
     ) -> AsyncGenerator[list[PeerInfo]]:
         while True:
             await asyncio.sleep(every_s)
-            passed_over = but()
-            asked = {
-                peer.address: peer.credentials
-                for peer in self.peers
-                if peer.address not in passed_over
-            }
-            yield (await describe_all(asked))[0]
+            in_use = {peer.id for peer in used()}
+            asked = {peer.address: peer.credentials for peer in self.peers if peer.id not in in_use}
+            yield (await describe_all(asked, presences=presences))[0] if asked else []
+
+    def _missed(self, found: Collection[str]) -> None:
+        number = self._presences.look()
+        for peer in self.peers:
+            current = self._presences.of(peer.id).current
+            if peer.id not in found and current is not None:
+                self._presences.saw(Missed(id=peer.id, epoch=current.epoch, number=number))
+                self._came_s.pop((peer.id, current.epoch), None)
+
+    def _is_trusted(self, peer: PeerInfo) -> bool:
+        now_s = asyncio.get_running_loop().time()
+        came_s = self._came_s.setdefault((peer.id, peer.epoch), now_s)
+        return now_s - came_s >= waits_s(self._presences.of(peer.id).losses)
 
     def _saw(self, found: Sequence[PeerInfo]) -> None:
         known = {peer.id: peer for peer in self.peers}
         known |= {peer.id: peer for peer in found}
         self.peers = with_unique_names(tuple(known.values()), self.peers)
+
+
+def waits_s(losses: int) -> float:
+    """How long a peer has to be there before a model moves to it, by how often it was lost before.
+    Once happens to everybody."""
+    return 0.0 if losses <= 1 else min(MOST_WAIT_S, FIRST_WAIT_S * 3.0 ** (losses - 2))

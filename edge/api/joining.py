@@ -29,8 +29,8 @@ MOVES_APART_S = 60.0
 _IDLE_LOOK_EVERY_S = 0.2
 """Between two looks whether an answer is under way, while one is waited for or kept from."""
 
-Peers = frozenset[tuple[str, str]]
-"""Their ids, and what changes when they have to be measured again."""
+Peers = frozenset[tuple[str, int]]
+"""Their ids and epochs."""
 
 _log = logging.getLogger(__name__)
 
@@ -87,10 +87,12 @@ class Joining:
         if planned is not self._planned:
             self._planned, self._waiting, self._refused = planned, frozenset(), frozenset()
         known = {device.id for device in planned.cluster.devices}
-        new = frozenset((peer.id, peer.identity) for peer in there if peer.id not in known)
+        new = frozenset((peer.id, peer.epoch) for peer in there if peer.id not in known)
         return None if new <= self._refused or self._lasting.is_recovering else new
 
     def _in_use(self) -> Sequence[PeerInfo]:
+        if self._lasting.is_recovering:
+            return ()
         known = self._reloading.peers
         return [known[id] for id in self._lasting.plan.devices if id in known]
 

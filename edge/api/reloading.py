@@ -52,6 +52,8 @@ class Reloading:
     """Peers that may take part."""
     look_for_more: Callable[[], Awaitable[None]]
     """Makes peers that have come candidates, too; it may take a few seconds."""
+    on_lost: Callable[[Collection[str]], None]
+    """Told of devices that count as lost."""
     path: Path
     options: LoadOptions
     fingerprint: str
@@ -67,6 +69,7 @@ class Reloading:
     async def __call__(self, lost: Collection[str], on_end: OnEnd) -> LoadedModel:
         """Waits for further peers where those that are left are too few, and it may wait; a moment,
         in any case, for one of which only a connection was lost to free what it held."""
+        self.on_lost(lost)
         clock = asyncio.get_running_loop().time
         until_s = clock() + self.options.wait_for_peers_s
         freed_s = clock() + FREED_WITHIN_S

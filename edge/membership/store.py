@@ -11,7 +11,9 @@ import contextlib
 import fcntl
 import json
 import os
+import secrets
 import stat
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +40,11 @@ def config_root() -> Path:
     """The folder of keys: EDGE_CONFIG, or the system's place for a user's settings."""
     chosen = os.environ.get(CONFIG_VARIABLE)
     return Path(chosen).expanduser() if chosen else Path(platformdirs.user_config_dir("edge"))
+
+
+_EPOCH_DIGITS = 20
+_MOST_EPOCH = 1 << 52
+"""Microseconds until the year 2112. What is more was damaged."""
 
 
 class MembershipStore:
@@ -118,8 +125,9 @@ class MembershipStore:
             return changed
 
     @contextlib.contextmanager
-    def numbered(self) -> Iterator[int]:
-        """The least number that no other daemon of this device has, for as long as it runs."""
+    def numbered(self) -> Iterator[tuple[int, int]]:
+        """The least number that no other daemon of this device has, for as long as it runs; and
+        the epoch of this start, which is greater than those of earlier ones."""
         with contextlib.ExitStack() as stack:
             self.identity()  # the folder is there then
             for number in range(MOST_PEERS):
@@ -130,7 +138,7 @@ class MembershipStore:
                     os.close(lock)
                     continue
                 stack.callback(os.close, lock)
-                yield number
+                yield number, _next_epoch(lock)
                 return
         raise RequestError(f"{MOST_PEERS} peers run on this device already; end one of them")
 
@@ -316,3 +324,16 @@ def _unusable(path: Path, error: OSError) -> RequestError:
     return RequestError(
         f"cannot use {path}: {error.strerror}; {CONFIG_VARIABLE} names another folder for keys"
     )
+
+
+def _next_epoch(file: int) -> int:
+    """One more than the file has, or the time, whichever is greater, which the file has then.
+
+    By the time, because the file may be put back from a backup; by the file, because a clock may be
+    put back, too. Where both are, or in a copy of the folder, chance keeps two starts apart.
+    """
+    before = os.pread(file, _EPOCH_DIGITS, 0).strip()
+    last = int(before) if before.isdigit() and int(before) < _MOST_EPOCH else 0
+    epoch = max(last + 1 + secrets.randbelow(1 << 16), time.time_ns() // 1000)
+    os.pwrite(file, b"%0*d" % (_EPOCH_DIGITS, epoch), 0)
+    return epoch

@@ -45,10 +45,14 @@ class PeerDaemon:
     """`start`, then `aclose`; everything it made is gone after that."""
 
     def __init__(
-        self, settings: PeerSettings, credentials: Credentials | None, id: str | None = None
+        self,
+        settings: PeerSettings,
+        credentials: Credentials | None,
+        id: str | None = None,
+        epoch: int | None = None,
     ) -> None:
         """Raises what `PeerResources` raises for settings that cannot be."""
-        self.resources = PeerResources(settings, credentials, id)
+        self.resources = PeerResources(settings, credentials, id, epoch)
         self._probes = asyncio.Semaphore(MAX_PROBES)
         self._listener: transport.Listener | None = None
         self._discovery: transport.Discovery | None = None

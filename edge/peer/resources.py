@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 import uuid
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -60,10 +61,14 @@ class PeerResources:
     """One daemon's. `open` before its first use, `close` at the end."""
 
     def __init__(
-        self, settings: PeerSettings, credentials: Credentials | None, id: str | None = None
+        self,
+        settings: PeerSettings,
+        credentials: Credentials | None,
+        id: str | None = None,
+        epoch: int | None = None,
     ) -> None:
         """`credentials` are shown to other members; without them it talks to anybody, and `id` is
-        as good as any other.
+        as good as any other. epoch: of this start, greater than those before; None: the time.
 
         Raises RequestError when the cache, or the folder for keys and values, cannot be used, or
         these may take more memory than there is."""
@@ -76,6 +81,7 @@ class PeerResources:
         self.settings = settings
         self.credentials = credentials
         self.id = id or uuid.uuid4().hex
+        self.epoch = time.time_ns() // 1000 if epoch is None else epoch
         self.listens_at: tuple[str, ...] = ()
         """Addresses, 0.0.0.0 among them."""
         self.sessions: dict[str, HostedShard] = {}
@@ -348,6 +354,7 @@ class PeerResources:
         sample_bytes = min(2 * SAMPLE_BYTES, sample_budget_bytes(ledger.room_bytes))
         return PeerDescription(
             id=self.id,
+            epoch=self.epoch,
             name=settings.name,
             software=__version__,
             addresses=self.addresses,

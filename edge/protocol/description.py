@@ -49,6 +49,8 @@ class PeerDescription:
     """A peer as it describes itself. ValueError for what cannot be planned with."""
 
     id: str
+    epoch: int
+    """Of this start of its daemon: greater each time."""
     name: Printable
     software: Printable
     addresses: tuple[Address, ...]

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 
 from edge import transport
-from edge.errors import EdgeError, NetworkError
+from edge.errors import EdgeError, NetworkError, PeerError
+from edge.membership.presence import Presences
 from edge.protocol.peer_info import PeerInfo, describe_peer, each_once
 from edge.transport import Credentials, Discovery, PeerFound, PeerGone, PeerRecord
+
+_log = logging.getLogger(__name__)
 
 SETTLE_S = 1.0
 """Once one peer is found, how long to go on listening for others: answers to one question arrive
@@ -46,9 +50,10 @@ async def find_peers(
     timeout_s: float,
     interfaces: Sequence[str] | None,
     at_least: int = 1,
+    presences: Presences | None = None,
 ) -> tuple[list[PeerInfo], list[EdgeError]]:
     """Peers of the cluster that can be reached, each once, by name; and why others cannot be, which
-    are announced.
+    are announced. presences: what was seen before, which is told of what is seen.
 
     Raises NetworkError saying what was tried, when there is none.
     """
@@ -57,9 +62,9 @@ async def find_peers(
         tried = discovery.describe()
     answers = await asyncio.gather(*(_reach(record, credentials) for record in records))
     failures = [answer for answer in answers if isinstance(answer, EdgeError)]
-    peers, copies = _each_once(answers)
+    peers, copies = _each_once(answers, presences)
     if peers:
-        return peers, failures + copies
+        return peers, failures + [error for _copy, error in copies]
     why = "; ".join(dict.fromkeys(map(str, failures)))
     raise NetworkError(
         f"no peers found within {timeout_s:g} s by {tried}. "
@@ -75,11 +80,18 @@ async def watch_peers(
     *,
     interfaces: Sequence[str] | None,
     every_s: float,
-    but: Callable[[], Collection[str]] = tuple,
+    used: Callable[[], Collection[PeerInfo]] = tuple,
+    presences: Presences | None = None,
 ) -> AsyncGenerator[list[PeerInfo]]:
     """Peers of the cluster that can be reached, each once, by name: as they are every `every_s`,
-    and whenever one is announced or takes its leave. Those at the addresses `but` are not asked.
-    Raises NetworkError where nobody can look."""
+    and whenever one is announced or takes its leave.
+
+    used: those that are there, as is known of connections to them; they are not asked. presences:
+    what was seen before, which is told of what is seen. Of devices that have the keys of another
+    one, a warning says so, once. Raises NetworkError where nobody can look.
+    """
+    presences = presences or Presences()
+    told: set[tuple[str, int]] = set()
     records: dict[str, PeerRecord] = {}
     news = asyncio.Event()
     async with _looking(cluster, credentials, interfaces) as discovery:
@@ -101,7 +113,8 @@ async def watch_peers(
                 news.clear()
                 if following.done():
                     following.result()
-                passed_over = set(but())
+                in_use = used()
+                passed_over = {each for peer in in_use for each in (peer.address, *peer.addresses)}
                 answers = await asyncio.gather(
                     *(
                         _reach(record, credentials)
@@ -109,7 +122,12 @@ async def watch_peers(
                         if passed_over.isdisjoint(record.addresses)
                     )
                 )
-                yield _each_once(answers)[0]
+                peers, copies = _each_once(answers, presences, in_use)
+                for copy, error in copies:
+                    if (copy.id, copy.epoch) not in told:
+                        _log.warning("a peer is announced, but left out: %s", error)
+                    told.add((copy.id, copy.epoch))
+                yield peers
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(news.wait(), every_s)
         finally:
@@ -136,9 +154,12 @@ async def _looking(
 
 def _each_once(
     answers: Sequence[PeerInfo | EdgeError],
-) -> tuple[list[PeerInfo], list[EdgeError]]:
-    peers, copies = each_once(answer for answer in answers if isinstance(answer, PeerInfo))
-    return sorted(peers, key=lambda peer: (peer.name, peer.id)), [error for _, error in copies]
+    presences: Presences | None,
+    used: Collection[PeerInfo] = (),
+) -> tuple[list[PeerInfo], list[tuple[PeerInfo, PeerError]]]:
+    found = [answer for answer in answers if isinstance(answer, PeerInfo)]
+    peers, copies = each_once(found, presences, used)
+    return sorted(peers, key=lambda peer: (peer.name, peer.id)), copies
 
 
 async def _reach(record: PeerRecord, credentials: Credentials | None) -> PeerInfo | EdgeError:

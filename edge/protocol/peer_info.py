@@ -14,6 +14,7 @@ from typing import Any
 
 from edge.errors import EdgeError, NetworkError, PeerError, ProtocolError
 from edge.membership.identity import is_peer_of
+from edge.membership.presence import Heard, Presences
 from edge.protocol.client import CONNECT_WITHIN_S, Answer, OnEvent, PeerClient
 from edge.protocol.description import PeerDescription
 from edge.protocol.frame_codec import Call
@@ -151,11 +152,14 @@ async def _told(
 
 
 async def describe_all(
-    peers: Mapping[str, Credentials | None], timeouts_s: Mapping[str, float] | None = None
+    peers: Mapping[str, Credentials | None],
+    timeouts_s: Mapping[str, float] | None = None,
+    presences: Presences | None = None,
 ) -> tuple[list[PeerInfo], dict[str, EdgeError]]:
     """Every peer that answers, once each, in the order given; and why the others do not.
 
     peers: what each is shown, by its address. timeouts_s: how long each may take, 5 s if None.
+    presences: see `each_once`.
     """
     limits_s = dict.fromkeys(peers, 5.0) if timeouts_s is None else timeouts_s
     infos: dict[str, PeerInfo] = {}
@@ -168,27 +172,42 @@ async def describe_all(
             failures[address] = error
 
     await gather_all(ask(address, credentials) for address, credentials in peers.items())
-    once, copies = each_once(infos[address] for address in peers if address in infos)
+    answers = [infos[address] for address in peers if address in infos]
+    once, copies = each_once(answers, presences)
     return once, failures | {copy.address: of_a_copy for copy, of_a_copy in copies}
 
 
 def each_once(
-    infos: Iterable[PeerInfo],
+    infos: Iterable[PeerInfo], presences: Presences | None = None, used: Iterable[PeerInfo] = ()
 ) -> tuple[list[PeerInfo], list[tuple[PeerInfo, PeerError]]]:
     """Peers of which some were reached by several addresses, each once; and what to say of those
-    that have the id of another one, since they are daemons of their own."""
-    by_id: dict[str, PeerInfo] = {}
+    that are not used, since they are daemons of their own with the id of another one.
+
+    presences: what was seen of them before, which is told of these; where one of two was there
+    before the other, it is the one that is used. used: others that are there, as is known of
+    connections to them.
+    """
+    infos = tuple(infos)
+    presences = presences or Presences()
+    number = presences.look()
+    for info in (*infos, *used):
+        heard = Heard(id=info.id, epoch=info.epoch, number=number, is_leaving=info.is_leaving)
+        presences.saw(heard, info.address)
+    once: dict[str, PeerInfo] = {}
     copies = []
     for info in infos:
-        first = by_id.setdefault(info.id, info)
-        if not {info.address, *info.addresses} & {first.address, *first.addresses}:
-            sentence = (
-                f"it has the keys of the device at {first.address}, so nobody can tell the two "
-                "apart: keys are not copied; delete Edge's folder of keys on one of the two "
-                "(~/.config/edge) and pair it with `edge pair`"
-            )
-            copies.append((info, PeerError(info.name, sentence)))
-    return list(by_id.values()), copies
+        current = presences.of(info.id).current
+        if current is None or current.epoch == info.epoch:
+            once.setdefault(info.id, info)
+            continue
+        sentence = (
+            f"at {info.address} it has the keys of the device at "
+            f"{presences.place(info.id, current.epoch)}, so nobody can tell the two apart, and it "
+            "is not used: keys are not copied; delete Edge's folder of keys on one of the two "
+            "(~/.config/edge) and pair it with `edge pair`"
+        )
+        copies.append((info, PeerError(info.name, sentence)))
+    return list(once.values()), copies
 
 
 async def describe_each(peers: Mapping[str, Credentials | None]) -> list[PeerInfo]:

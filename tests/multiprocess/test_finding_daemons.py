@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import socket
 import uuid
 from collections.abc import Callable
@@ -13,8 +14,10 @@ from typing import Any
 import pytest
 
 import edge
+from edge.membership.store import CONFIG_VARIABLE, config_root
 from edge.protocol.discovery import find_peers
 from edge.transport import PeerRecord, ZeroconfDiscovery, parse_address
+from tests.multiprocess.conftest import LONG_CONTEXT
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.keys import own_credentials
 from tests.support.plans import make_plan
@@ -162,3 +165,55 @@ def test_an_interface_that_is_not_there() -> None:
     sentence = run_edge("peers", "--interface", "no-such-0").sentence()
     assert "cannot look for peers: this device has no interface 'no-such-0'" in sentence
     assert "it has" in sentence
+
+
+def test_a_daemon_with_copied_keys_is_told_of_and_used_only_once_the_first_is_gone(
+    cluster_name: str,
+    tmp_path: Path,
+    endless_checkpoint: TinyCheckpoint,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The folder of keys of one device on another one."""
+    prompt = endless_checkpoint.prompt(4)
+
+    def with_copied_keys(name: str) -> Daemon:
+        folder = tmp_path / f"keys of {name}"
+        shutil.copytree(config_root(), folder, ignore=shutil.ignore_patterns("*.lock"))
+        with monkeypatch.context() as patch:
+            patch.setenv(CONFIG_VARIABLE, str(folder))
+            return announced(tmp_path, cluster_name, name)
+
+    own_credentials()  # there are keys then
+    with (
+        with_copied_keys("first") as first,
+        discover(cluster_name) as cluster,
+        cluster.load(
+            endless_checkpoint.path,
+            dtype="float32",
+            context_tokens=LONG_CONTEXT,
+            wait_for_peers_s=PATIENCE_S,
+        ) as model,
+        with_copied_keys("second") as second,
+    ):
+        poll_until(lambda: "it has the keys" in caplog.text)
+        told = caplog.records[-1].getMessage()
+        assert f"at {second.address} it has the keys of the device at {first.address}" in told
+        assert [peer.address for peer in cluster.peers] == [first.address]
+        sentence = run_edge(
+            *("peers", "--peer", first.address, "--peer", second.address, "--json")
+        ).sentence()
+        assert "it has the keys of the device at" in sentence
+        assert first.address in sentence
+        assert second.address in sentence
+        stream = model.stream(prompt, max_new_tokens=LONG_CONTEXT - 10)
+        tokens = [next(stream).token_id]
+        first.kill()
+        while not model.recoveries:
+            tokens.append(next(stream).token_id)
+        tokens += [next(stream).token_id for _ in range(20)]
+        stream.close()
+        assert [peer.name for peer in model.peers.values()] == ["second"]
+        again = model.generate(prompt, max_new_tokens=len(tokens))
+        assert list(again.token_ids) == tokens
+    assert caplog.text.count("it has the keys") == 1

@@ -10,6 +10,7 @@ from edge.protocol.peer_info import PeerInfo
 _PEER = PeerInfo(
     credentials=None,
     id="p",
+    epoch=1,
     name="p",
     address="127.0.0.1:1",
     addresses=(),

@@ -175,7 +175,8 @@ def command(
         from edge.membership.store import MembershipStore, config_root
 
         own = OwnMembership(settings.name)
-        with MembershipStore(config_root()).numbered() as number:
+        with MembershipStore(config_root()).numbered() as (number, epoch):
+            serve = functools.partial(serve, epoch=epoch)
             asyncio.run(
                 _until_ended(lambda ending: _serve_clusters(serve, settings, own, number, ending))
             )
@@ -292,6 +293,7 @@ async def _serve(
     id: str | None,
     ending: _Ending,
     *,
+    epoch: int | None = None,
     moved: Callable[[], Coroutine[None, None, None]] | None = None,
     supervised: bool = False,
     as_json: bool,
@@ -301,7 +303,7 @@ async def _serve(
     The settings that let another one listen where this one has.
     """
     loop = asyncio.get_running_loop()
-    daemon = PeerDaemon(settings, shown, id)
+    daemon = PeerDaemon(settings, shown, id, epoch)
     waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(ending.wished.wait())]
     try:
         await daemon.start()

@@ -35,7 +35,9 @@ def test_a_daemon_with_the_id_of_another_is_told(tmp_path: Path) -> None:
         async with contextlib.AsyncExitStack() as stack:
             first, second = [await started(stack, tmp_path, name) for name in ("old", "copy")]
             (at,), (copied,) = first.resources.addresses, second.resources.addresses
-            with pytest.raises(PeerError, match=f"copy: it has the keys of the device at {at}"):
+            with pytest.raises(
+                PeerError, match=f"copy: at {copied} it has the keys of the device at {at}"
+            ):
                 await describe_each({at: None, copied: None})
             same = at.replace("127.0.0.1", "localhost")
             infos, failures = await describe_all({at: None, same: None})

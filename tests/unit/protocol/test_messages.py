@@ -133,6 +133,7 @@ FRAMES_SENT = (
 )
 DESCRIPTION = PeerDescription(
     id="i",
+    epoch=7,
     name="n",
     software="1",
     addresses=("h:1",),
