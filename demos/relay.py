@@ -45,6 +45,7 @@ class Passage:
     """Of whoever has made it."""
     is_open: bool = True
     has_vanished: bool = False
+    is_swallowed: bool = False
     to_target_bytes: int = 0
     seen: bytearray = field(default_factory=bytearray)
     """What came back, and what went there, as far as it was kept."""
@@ -109,10 +110,18 @@ class Relay:
 
         self._do(passage, done)
 
+    def swallow(self, passage: Passage) -> None:
+        """What either end sends is taken, acknowledged and dropped from now on; nobody is told."""
+
+        def done() -> None:
+            passage.is_swallowed = True
+
+        self._do(passage, done)
+
     def end_vanished(self) -> None:
         """Forget connections that nobody at their ends uses any more, but could not say so."""
         for passage in self.open_passages():
-            if passage.has_vanished:
+            if passage.has_vanished or passage.is_swallowed:
                 self.reset(passage)
 
     def slow(self, *, delay_s: float = 0.0, bytes_per_s: float = math.inf) -> None:
@@ -189,6 +198,8 @@ class Relay:
         fault: Fault,
     ) -> None:
         while content := bytearray(await reader.read(CHUNK_BYTES)):
+            if passage.is_swallowed:
+                continue
             await self._wait(len(content), fault.delay_s)
             start = passage.to_target_bytes
             if fault.corrupt_at is not None and 0 <= fault.corrupt_at - start < len(content):
@@ -209,6 +220,8 @@ class Relay:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, passage: Passage
     ) -> None:
         while content := await reader.read(CHUNK_BYTES):
+            if passage.is_swallowed:
+                continue
             await self._wait(len(content), 0.0)
             writer.write(content)
             if self._keeps:

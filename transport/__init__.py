@@ -24,7 +24,7 @@ from edge.transport.errors import (
 )
 from edge.transport.frame import MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES, PROTOCOL_VERSION, Frame
 from edge.transport.handshake import MEMBER
-from edge.transport.link import Link
+from edge.transport.link import Link, LinkState
 from edge.transport.link_guard import EAGER_BYTES
 from edge.transport.listener import Listener, listen
 from edge.transport.memory_link import MemoryLink
@@ -53,6 +53,7 @@ __all__ = [
     "EncodedHop",
     "Frame",
     "Link",
+    "LinkState",
     "Listener",
     "Member",
     "MemoryChannel",

@@ -5,11 +5,25 @@ by its size (8 bytes, big-endian), which the receiver compares with the size of 
 before it reads on: a message never decides how much memory is written.
 """
 
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkState:
+    """What one end of a link can tell of it."""
+
+    sent: int
+    """Messages that this end has begun to send."""
+    received: int
+    """Messages that have arrived here whole."""
+    silent_s: float
+    """For how long nothing has arrived, where somebody waits for it; 0 where nobody does, bytes
+    wait to be read, or the system does not say."""
 
 
 class Link(Protocol):
@@ -50,6 +64,9 @@ class Link(Protocol):
         Both sides call this, or one sends and receives in whichever order. Raises what
         :meth:`send` and :meth:`receive` raise. The arrays must not overlap.
         """
+
+    def state(self) -> LinkState:
+        """How it is doing, from any thread, also once it is closed."""
 
     def close(self) -> None:
         """Close this side from any thread; may be called again."""

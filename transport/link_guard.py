@@ -11,6 +11,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from edge.transport.errors import ChannelClosedError, PeerLostError, ProtocolError, TransportError
+from edge.transport.link import LinkState
 
 EAGER_BYTES = 32 << 10
 """``send`` of at most this much never waits for the peer when nothing else is under way."""
@@ -59,6 +60,17 @@ class LinkGuard:
         self._failure: TransportError | None = None
         self._has_sender = False
         self._has_receiver = False
+        self._sent = self._received = 0
+
+    def state(self, silent_s: Callable[[], float]) -> LinkState:
+        """`silent_s` is asked only where somebody receives, and what the link holds is there."""
+        with self._lock:
+            is_waited_for = self._has_receiver and not self._is_released
+            return LinkState(
+                sent=self._sent,
+                received=self._received,
+                silent_s=silent_s() if is_waited_for else 0.0,
+            )
 
     def close(self) -> None:
         """Let nobody in any more and send away whoever is inside. May be called again."""
@@ -88,6 +100,7 @@ class LinkGuard:
             if (sends and self._has_sender) or (receives and self._has_receiver):
                 raise RuntimeError(f"another thread is using the link to {self.peer}")
             self._has_sender |= sends
+            self._sent += sends
             self._has_receiver |= receives
 
     def _leave(self, sends: bool, receives: bool, error: BaseException | None) -> None:
@@ -96,6 +109,7 @@ class LinkGuard:
                 self._has_sender = False
             if receives:
                 self._has_receiver = False
+                self._received += error is None
             is_closed = self._is_closed
             if error is not None and self._failure is None:
                 self._failure = self._lasting(error)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.transport.errors import PeerLostError, ProtocolError
+from edge.transport.link import LinkState
 from edge.transport.link_guard import EAGER_BYTES, LinkGuard, check_incoming, check_outgoing
 
 _CAPACITY_BYTES = 4 * EAGER_BYTES
@@ -75,6 +76,9 @@ class MemoryLink:
             self._put(outgoing)
             self._take(incoming)
             self._wait_until_taken()
+
+    def state(self) -> LinkState:
+        return self._guard.state(lambda: 0.0)
 
     def close(self) -> None:
         self._guard.close()

@@ -17,12 +17,14 @@ call's own share of a small message. That every array is a buffer, typing learns
 """
 
 import contextlib
+import fcntl
 import math
 import os
 import select
 import socket
 import struct
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
@@ -33,6 +35,7 @@ from numpy.typing import NDArray
 from edge.transport.async_socket import drop_bytes
 from edge.transport.errors import PeerLostError, ProtocolError
 from edge.transport.frame import Buffer
+from edge.transport.link import LinkState
 from edge.transport.link_guard import EAGER_BYTES, LinkGuard, check_incoming, check_outgoing
 from edge.transport.records import PLAIN, BrokenRecordError, Part, Records, as_bytes, parts
 
@@ -51,6 +54,11 @@ was lost after 0.2, 0.6, 1.4, 3.0 and 6.2 s: a network that pauses for 3 s is se
 
 _LAST_ACK_RECEIVED = struct.Struct("@56xI")
 """Where Linux's struct tcp_info has milliseconds since the last one."""
+
+_LAST_DATA_RECEIVED = struct.Struct("@52xI")
+"""Likewise since the last byte."""
+
+_UNREAD = struct.Struct("@i")
 
 _LEAST_SEND_BUFFER_BYTES = 4 * EAGER_BYTES
 """Room for ``EAGER_BYTES`` and the kernel's bookkeeping, which it counts too."""
@@ -137,6 +145,9 @@ class TcpLink:
                 raise self._lost(error, "moved") from None
             except BrokenRecordError:
                 raise self._broken() from None
+
+    def state(self) -> LinkState:
+        return self._guard.state(lambda: silent_s(self._socket))
 
     def close(self) -> None:
         self._guard.close()
@@ -289,10 +300,23 @@ def _probe_when_idle(connected: socket.socket) -> None:
 
 def unacknowledged_s(connected: socket.socket) -> float:
     """How long the other device has acknowledged nothing; 0 where the system does not say."""
+    return _since_s(connected, _LAST_ACK_RECEIVED)
+
+
+def silent_s(connected: socket.socket) -> float:
+    """How long no byte has arrived; 0 where some wait to be read, or the system does not say."""
     if not sys.platform.startswith("linux"):
         return 0.0
-    told = connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_ACK_RECEIVED.size)
-    if len(told) < _LAST_ACK_RECEIVED.size:
+    (unread,) = _UNREAD.unpack(fcntl.ioctl(connected, termios.FIONREAD, bytes(_UNREAD.size)))
+    return 0.0 if unread else _since_s(connected, _LAST_DATA_RECEIVED)
+
+
+def _since_s(connected: socket.socket, what: struct.Struct) -> float:
+    """A time of Linux's struct tcp_info; 0 elsewhere."""
+    if not sys.platform.startswith("linux"):
         return 0.0
-    (milliseconds,) = _LAST_ACK_RECEIVED.unpack(told)
+    told = connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, what.size)
+    if len(told) < what.size:
+        return 0.0
+    (milliseconds,) = what.unpack(told)
     return float(milliseconds) / 1000

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from edge.transport.channel import Channel
 from edge.transport.errors import PeerLostError
 from edge.transport.frame import Admit, Frame, LimitsOf, admit_all, no_other_limits
-from edge.transport.link import Link
+from edge.transport.link import Link, LinkState
 
 
 class Fault(enum.Enum):
@@ -70,6 +70,9 @@ class FaultyLink:
             self._inner.receive(incoming)
         else:
             self._inner.exchange(_half(outgoing) if fault else outgoing, incoming)
+
+    def state(self) -> LinkState:
+        return self._inner.state()
 
     def close(self) -> None:
         self._inner.close()

@@ -31,6 +31,7 @@ Kind = Literal[
     "control garbled",
     "link half-open",
     "control half-open",
+    "link swallowed",
     "delay x 100",
     "rate / 100",
     "joined",
@@ -48,6 +49,7 @@ WEIGHTS: Mapping[Kind, float] = {
     "stopped 30 s": 0.03,
     "link half-open": 0.3,
     "control half-open": 0.2,
+    "link swallowed": 0.3,
     "delay x 100": 0.3,
     "rate / 100": 0.3,
     "joined": 0.3,
@@ -146,6 +148,8 @@ class Injection:
             elif kind.endswith("garbled"):
                 content = self._dice.randbytes(self._dice.randrange(1, 200))
                 relay.garble(passage, content, to_target=self._dice.random() < 0.5)
+            elif kind.endswith("swallowed"):
+                relay.swallow(passage)
             else:
                 relay.vanish(passage)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
@@ -110,6 +111,17 @@ class Connections:
                 await client.call(call)
         except RequestError as error:
             raise PeerError(client.name, f"takes no keys and values back: {error}") from error
+
+    def name_of(self, seat: Seat) -> str:
+        """Of the peer there. Raises ProtocolError for a seat that the plan has not."""
+        if seat not in self._clients:
+            raise ProtocolError(f"a seat that the plan has not: {seat}")
+        return self._clients[seat].name
+
+    async def ask(self, seat: Seat, post: Post) -> None:
+        """Of one shard alone. A peer that is gone tells it elsewhere."""
+        with contextlib.suppress(EdgeError):
+            await self._clients[seat].post(post)
 
     async def post_sampler(self, post: Post) -> None:
         await self._clients[self._sampler_seat].post(post)

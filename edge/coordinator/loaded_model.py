@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,6 +17,7 @@ from edge.coordinator.connections import Connections
 from edge.coordinator.kept_kv import Copy, KeptKv, KvForm, shape_of
 from edge.coordinator.requests import OnEnd, Request
 from edge.coordinator.scheduler import Orders, Scheduler
+from edge.coordinator.stalls import Silence, Stalls
 from edge.errors import (
     CapacityError,
     EdgeError,
@@ -92,8 +94,12 @@ class LoadedModel:
             messages.SwappedOut: self._on_swapped_out,
             messages.Reserved: self._on_reserved,
             messages.PrefixMatched: self._on_prefix_matched,
+            messages.Waits: self._on_waits,
+            messages.LinkSent: self._on_link_sent,
             Failed: self._on_failed,
         }
+        self._stalls = Stalls()
+        self._asking: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._pump_task: asyncio.Task[None] | None = None
         self._release_task: asyncio.Task[None] | None = None
@@ -259,6 +265,28 @@ class LoadedModel:
         matches = self._prefix_matches.add(event.request, client, event.tokens)
         if matches is not None:  # what all have need not be computed
             self._scheduler.matched(event.request, min(matches))
+
+    def _on_waits(self, client: PeerClient, event: messages.Waits) -> None:
+        receiver, sender = self._connections.seat_of(client), (event.stage, event.rank)
+        self._connections.name_of(sender)  # who is nobody is not asked
+        silence = Silence(received=event.received, since_s=time.monotonic() - event.silent_s)
+        self._stalls.waits(receiver, sender, silence)
+        question = messages.AskLink(session=self.session, stage=receiver[0], rank=receiver[1])
+        asking = asyncio.create_task(self._connections.ask(sender, question))
+        self._asking.add(asking)
+        asking.add_done_callback(self._asking.discard)
+
+    def _on_link_sent(self, client: PeerClient, event: messages.LinkSent) -> None:
+        receiver, sender = (event.stage, event.rank), self._connections.seat_of(client)
+        to = self._connections.name_of(receiver)
+        waited_s = self._stalls.began(receiver, sender, event.sent, now_s=time.monotonic())
+        if waited_s is not None:
+            self.fail(
+                PeerLostError(
+                    client.name,
+                    f"what it sends to {to} has not arrived there for {waited_s:.1f} s",
+                )
+            )
 
     def _on_tokens(self, client: PeerClient, event: messages.Tokens) -> None:
         """A token for each entry of the oldest step under way, or none for a chunk."""
@@ -441,9 +469,10 @@ class LoadedModel:
         await self._connections.hang_up()  # also of those adopted since
 
     async def _release(self) -> None:
-        if self._pump_task is not None:
-            self._pump_task.cancel()
-            await asyncio.wait([self._pump_task])
+        tasks = [*self._asking, *([] if self._pump_task is None else [self._pump_task])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         # Who closes it needs nothing again; a plan that ended otherwise may be loaded anew.
         parks = not isinstance(self.failure, RequestError)
         await self._connections.release(gone=self.blamed, parks=parks)

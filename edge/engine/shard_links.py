@@ -18,7 +18,7 @@ from edge.engine.timing import ShardTimes, TimedCollective
 from edge.errors import EdgeError, PeerLostError, ProtocolError
 from edge.protocol.assignment import Assignment
 from edge.protocol.topology import Seat, neighbours, sampler_seat
-from edge.transport import Collective, EncodedHop, Link, SoloCollective, open_mesh
+from edge.transport import Collective, EncodedHop, Link, LinkState, SoloCollective, open_mesh
 
 
 class ShardLinks:
@@ -98,6 +98,18 @@ class ShardLinks:
             if link.peer == error.peer:
                 return PeerLostError(self._names[seat], error.reason)
         return PeerLostError(error.peer, error.reason)
+
+    def state(self, seat: Seat) -> LinkState:
+        """Of the link to a neighbour; from any thread. Raises ProtocolError for a seat that is not
+        linked to this one."""
+        if seat not in self._links:
+            raise ProtocolError("a link to a shard that is no neighbour")
+        return self._links[seat].state()
+
+    def silent(self, *, at_least_s: float) -> dict[Seat, LinkState]:
+        """Links at which somebody has waited in vain for so long; from any thread."""
+        states = {seat: link.state() for seat, link in self._links.items()}
+        return {seat: each for seat, each in states.items() if each.silent_s >= at_least_s}
 
     def close(self) -> None:
         """Whoever waits for a neighbour hears that it is over. From any thread, more than once."""

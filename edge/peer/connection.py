@@ -44,7 +44,14 @@ from edge.protocol.error_codec import Failed, map_store_error
 from edge.protocol.expulsion import until_expelled
 from edge.protocol.fields import token_ids
 from edge.protocol.frame_codec import ANSWER, SMALL, Call, Event, Post, from_frame, to_frame
-from edge.protocol.heartbeat import ALIVE, COORDINATOR_SILENT_AFTER_S, Hearing, show_life
+from edge.protocol.heartbeat import (
+    ALIVE,
+    COORDINATOR_SILENT_AFTER_S,
+    LINK_SILENT_AFTER_S,
+    LOOK_AT_LINKS_EVERY_S,
+    Hearing,
+    show_life,
+)
 from edge.protocol.kept_files import AllKept, Keep
 from edge.protocol.step import MAX_REQUESTS
 from edge.protocol.step_times import ShardTimes
@@ -121,6 +128,7 @@ class Connection:
             messages.YieldRun: self._yield_run,
             messages.SwapOut: self._swap_out,
             messages.Finish: self._finish,
+            messages.AskLink: self._ask_link,
         }
 
     async def run(self) -> None:
@@ -132,6 +140,7 @@ class Connection:
                 self._answer_calls(),
                 self._send_reports(),
                 show_life(self._channel),
+                self._tell_silence(),
                 self._hearing.until_silent(),  # the memory it holds may serve others
                 until_expelled(self._peer.credentials, self._devices),
             )
@@ -263,6 +272,23 @@ class Connection:
             await self._channel.send(to_frame(report.kind, report))
             if isinstance(report, messages.KvRows):
                 self._copy_room.give_back(len(report.rows))
+
+    async def _tell_silence(self) -> None:
+        """Who waits cannot know whether the other one computes or the link is dead; whoever is
+        told by both ends can."""
+        while True:
+            await asyncio.sleep(LOOK_AT_LINKS_EVERY_S)
+            for hosted in self._mine.values():
+                found = hosted.shard.links.silent(at_least_s=LINK_SILENT_AFTER_S)
+                for (stage, rank), state in found.items():
+                    self._reports.put_nowait(
+                        messages.Waits(
+                            stage=stage,
+                            rank=rank,
+                            received=state.received,
+                            silent_s=state.silent_s,
+                        )
+                    )
 
     async def _tell_leaving(self) -> None:
         await self._peer.leaving.wait()
@@ -602,6 +628,12 @@ class Connection:
         if post.kept_tokens < 0:
             raise ProtocolError(f"{post.kept_tokens} tokens of a cache")
         hosted.shard.finish(post.request, kept_tokens=post.kept_tokens)
+
+    def _ask_link(self, post: messages.AskLink) -> None:
+        state = self._session(post.session).shard.links.state((post.stage, post.rank))
+        self._reports.put_nowait(
+            messages.LinkSent(stage=post.stage, rank=post.rank, sent=state.sent)
+        )
 
     def _waiting_session(self, session: str) -> HostedShard:
         """One that has not been sent more than any coordinator waits for."""

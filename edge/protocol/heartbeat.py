@@ -34,8 +34,14 @@ LINK_TIMEOUT_S = 3600.0
 """Silence on a link inside a step, whatever the neighbour does: a step that reads a large model
 from a slow disk takes many minutes. Who is really gone is noticed sooner, by others: a process
 that died by its closed sockets; one that is stopped by the coordinator, which ends the sessions of
-all; a device that cannot be reached by the link itself (`edge.transport.tcp_link`). So no limit
-needs to be guessed from how long steps should take."""
+all; a device that cannot be reached by the link itself (`edge.transport.tcp_link`); a link that
+brings nothing by what its two ends say of it (`edge.coordinator.stalls`). So no limit needs to be
+guessed from how long steps should take."""
+
+
+LINK_SILENT_AFTER_S = 1.0
+"""Who waits at a link for so long in vain says so, and:"""
+LOOK_AT_LINKS_EVERY_S = 0.25
 
 
 async def show_life(channel: Channel) -> None:

@@ -421,6 +421,38 @@ class Close(Call[Done]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Waits(Event):
+    """Somebody waits at the link to the shard of this seat, and for a while nothing has arrived."""
+
+    kind = "waits"
+    stage: int
+    rank: int
+    received: int
+    """Messages that came over this link so far."""
+    silent_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskLink(Post):
+    """Tell how much was sent over the link to the shard of this seat: `LinkSent`."""
+
+    kind = "ask_link"
+    session: str
+    stage: int
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkSent(Event):
+    """So many messages were begun to be sent over the link to the shard of this seat."""
+
+    kind = "link_sent"
+    stage: int
+    rank: int
+    sent: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Leaving(Event):
     """This peer's user has stopped it: it goes once your sessions are closed, or soon after."""
 
@@ -433,6 +465,7 @@ FRAMES = table(
         Offer, Piece, Seal, Open, Connect,
         MatchPrefix, PrefixMatched, Reserve, Reserved, RunStep, KvRows, PutKv, Tokens, Logits,
         YieldRun, SwapOut, SwappedOut, Finish, Measure, Observed, Close, Leaving, Failed,
+        Waits, AskLink, LinkSent,
     )
 )  # fmt: skip
 """By kind."""

@@ -118,6 +118,41 @@ def test_one_thread_may_send_while_another_receives(kind: str) -> None:
     assert all(one.all() for one in into)
 
 
+def test_both_ends_tell_how_many_messages_were_begun_and_came(kind: str) -> None:
+    """Who sends counts from the first byte on, who receives to the last."""
+    source, target = np.ones(LARGE, np.uint8), np.zeros(LARGE, np.uint8)
+    with link_pair(kind) as (first, second):
+        sending = threading.Thread(target=lambda: first.send(source))
+        sending.start()
+        while not first.state().sent:
+            pass
+        assert second.state().received == 0
+        second.receive(target)
+        sending.join()
+        in_threads(
+            [lambda: first.exchange(source, target), lambda: second.exchange(target, source)]
+        )
+        for each, (sent, received) in ((first, (2, 1)), (second, (1, 2))):
+            state = each.state()
+            assert (state.sent, state.received, state.silent_s) == (sent, received, 0.0)
+        first.close()
+        assert first.state().sent == 2
+
+
+def test_who_waits_in_vain_knows_for_how_long(kind: str) -> None:
+    if kind == "memory":
+        pytest.skip("only the system knows it")
+    with link_pair(kind) as (first, second):
+        waiting = threading.Thread(target=lambda: second.receive(np.zeros(1)))
+        waiting.start()
+        while not second.state().silent_s:
+            pass
+        assert first.state().silent_s == 0
+        first.send(np.ones(1))
+        waiting.join()
+        assert second.state().silent_s == 0
+
+
 def test_an_array_that_cannot_be_moved_as_it_lies_is_refused(kind: str) -> None:
     strided = np.zeros((4, 4), np.float32).T[:2]
     fixed = np.zeros(4, np.float32)

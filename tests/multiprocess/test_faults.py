@@ -11,16 +11,19 @@ from tests.support.processes import PATIENCE_S
 
 
 def test_connections_that_break_cost_no_reply(tmp_path: Path) -> None:
-    """Reset, or with bytes that nobody sent, between peers and to their coordinator."""
+    """Reset, or with bytes that nobody sent, between peers and to their coordinator; and links
+    that take everything and bring nothing."""
     record = tmp_path / "faults.jsonl"
-    command = [sys.executable, "-m", "edge.demos.bench.faults", "--faults", "5", "--each", "5"]
+    command = [sys.executable, "-m", "edge.demos.bench.faults", "--faults", "6", "--each", "6"]
     command += ["--peers", "3", "--new-tokens", "24", "--requests", "2", "--dtype", "int4"]
     command += ["--seed", "3", "--record", str(record)]
-    for kind in ("link reset", "link garbled", "control reset", "control garbled"):
+    kinds = ("link reset", "link garbled", "link swallowed", "control reset", "control garbled")
+    for kind in kinds:
         command += ["--kind", kind]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr
     faults = [json.loads(line) for line in record.read_text(encoding="utf-8").splitlines()]
-    assert len(faults) == 5
+    assert len(faults) == 6
+    assert faults[0]["kind"] == "link swallowed", "choose another seed"
     assert all(each["lost"] == each["different"] == 0 for each in faults)
     assert any(each["recovered"] for each in faults)

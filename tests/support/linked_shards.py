@@ -26,7 +26,7 @@ from edge.protocol.messages import Tokens
 from edge.protocol.step import SamplingTerms, Step, StepEntry, StepLimits
 from edge.protocol.topology import Seat
 from edge.protocol.wire_rules import WireRules
-from edge.transport import Link, WireRule
+from edge.transport import Link, LinkState, WireRule
 from edge.weights.formats import KvDtype
 from tests.support.formats import uniform_format
 from tests.support.made_up_shards import SPEC, VOCAB, MadeUpBackend, MadeUpProgram
@@ -60,6 +60,9 @@ class CountingLink:
     def exchange(self, outgoing: NDArray[Any], incoming: NDArray[Any]) -> None:
         self.sent_bytes += outgoing.nbytes
         self._inner.exchange(outgoing, incoming)
+
+    def state(self) -> LinkState:
+        return self._inner.state()
 
     def close(self) -> None:
         self._inner.close()

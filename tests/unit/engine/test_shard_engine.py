@@ -52,7 +52,7 @@ class HeldBackLink:
         self._inner = inner
         self._may_return = may_return
         self.peer = inner.peer
-        self.receive, self.close = inner.receive, inner.close
+        self.receive, self.close, self.state = inner.receive, inner.close, inner.state
 
     def send(self, array: NDArray[Any]) -> None:
         self._inner.send(array)

@@ -57,6 +57,7 @@ class Throttled:
         self.receive = inner.receive
         self.exchange = inner.exchange
         self.close = inner.close
+        self.state = inner.state
 
     def send(self, array: np.ndarray) -> None:
         self._now_s += array.nbytes * self._seconds_per_byte
