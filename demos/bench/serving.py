@@ -1,0 +1,248 @@
+"""Many clients of `edge serve` for some minutes: errors, who got how much, memory, tokens a second.
+
+python -m edge.demos.bench.serving --shape M --clients 64 --minutes 3
+python -m edge.demos.bench.serving --shape M --clients 8 --greedy 50 --concurrency 1
+
+Each client has a key of its own and asks over HTTP, one answer after the other, streamed. With
+--greedy the first of them asks for so many at once. Before them one client asks alone, in the same
+minute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import click
+import numpy as np
+import psutil
+
+from edge.demos.bench import results
+from edge.demos.bench.left_behind import Held
+from edge.demos.bench.options import append_option, folder_option, shape_option
+from edge.demos.bench.results import Metric
+from edge.demos.bench.shapes import checkpoint, described
+from edge.demos.processes import child
+
+_WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "saw", "dogs", "run", "far", "home")
+_ALONE_S = 20.0
+_LOOK_EVERY_S = 5.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Seen:
+    """By clients, and by who looked at the processes."""
+
+    answers: Counter[int] = field(default_factory=Counter)
+    """Whole ones, by client."""
+    errors: list[str] = field(default_factory=list)
+    figures: dict[str, float] = field(default_factory=dict)
+    """What the server counted meanwhile."""
+    held: list[list[Held]] = field(default_factory=list)
+    """By the server and its peers, at each look."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Clients:
+    """Of one server."""
+
+    url: str
+    keys: list[str]
+    prompt_words: int
+    new_tokens: int
+    random: np.random.Generator
+    seen: Seen = field(default_factory=Seen)
+
+    async def ask(self, number: int) -> None:
+        """One answer, streamed."""
+        prompt = " ".join(self.random.choice(_WORDS, size=self.prompt_words))
+        body = {"model": "default", "prompt": prompt, "max_tokens": self.new_tokens, "stream": True}
+        sent, to = json.dumps(body).encode(), urlsplit(self.url)
+        reader, writer = await asyncio.open_connection(to.hostname, to.port)
+        try:
+            writer.write(
+                f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
+                f"authorization: Bearer {self.keys[number]}\r\ncontent-type: application/json\r\n"
+                f"content-length: {len(sent)}\r\n\r\n".encode()
+                + sent
+            )
+            status = await reader.readline()
+            told = (await reader.read()).decode()
+            if b" 200 " not in status or 'data: {"error"' in told or "data: [DONE]" not in told:
+                raise OSError(f"{status.decode()}: {told[-500:]}")
+            self.seen.answers[number] += 1
+        except OSError as error:
+            self.seen.errors.append(f"client {number}: {error}")
+            click.echo(f"ERROR: {self.seen.errors[-1]}", err=True)
+        finally:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+    async def run(self, clients: int, seconds: float, *, greedy: int, look: bool) -> Seen:
+        """Each asks again and again; in the end what is under way is given up."""
+        self.seen = Seen()
+
+        async def again(number: int) -> None:
+            while True:
+                await self.ask(number)
+
+        numbers = [*range(clients), *[0] * (greedy - 1)]
+        tasks = [asyncio.create_task(again(number)) for number in numbers]
+        before = await self.figures()
+        until_s = time.monotonic() + seconds
+        while (left_s := until_s - time.monotonic()) > 0:
+            if look:
+                self.seen.held.append([Held.by(each) for each in _processes()])
+            await asyncio.sleep(min(left_s, _LOOK_EVERY_S))
+        after = await self.figures()
+        self.seen.figures = {name: after[name] - before[name] for name in after}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return self.seen
+
+    async def figures(self) -> dict[str, float]:
+        """Of /metrics, those without labels."""
+        to = urlsplit(self.url)
+        reader, writer = await asyncio.open_connection(to.hostname, to.port)
+        writer.write(
+            f"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
+            f"authorization: Bearer {self.keys[0]}\r\n\r\n".encode()
+        )
+        lines = [line.split() for line in (await reader.read()).decode().splitlines()]
+        writer.close()
+        return {
+            line[0]: float(line[1])
+            for line in lines
+            if len(line) == 2 and line[0].startswith("edge_") and "{" not in line[0]
+        }
+
+
+def _mean(seen: Seen, name: str) -> float:
+    sums, counts = (seen.figures[f"edge_{name}_seconds_{which}"] for which in ("sum", "count"))
+    return sums / max(1.0, counts)
+
+
+def _processes() -> list[psutil.Process]:
+    found: list[psutil.Process] = psutil.Process().children(recursive=True)
+    return found
+
+
+@contextlib.contextmanager
+def served(path: Path, keys: list[str], arguments: list[str]) -> Iterator[str]:
+    """The address of a server of its own process."""
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+        file.write("\n".join(keys))
+        file.flush()
+        command = [sys.executable, "-m", "edge", "serve", str(path), "--port", "0", "--json"]
+        with child([*command, "--api-key-file", file.name, *arguments]) as process:
+            assert process.stdout is not None
+            ready = process.stdout.readline()
+            if not ready:
+                raise SystemExit("the server did not start; its message is above")
+            try:
+                yield json.loads(ready)["url"]
+            finally:
+                process.terminate()
+                process.wait()
+
+
+@click.command()
+@shape_option("M")
+@click.option("--clients", type=click.IntRange(2), default=64, show_default=True)
+@click.option("--greedy", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--minutes", type=click.FloatRange(0.1), default=3.0, show_default=True)
+@click.option("--peers", type=click.IntRange(1), default=2, show_default=True)
+@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Of each.")
+@click.option("--plan", default="tensor", show_default=True)
+@click.option("--dtype", default="int4", show_default=True)
+@click.option("--concurrency", type=click.IntRange(1), default=16, show_default=True)
+@click.option("--context", type=click.IntRange(16), default=512, show_default=True)
+@click.option("--prompt-words", type=click.IntRange(1), default=8, show_default=True)
+@click.option("--new-tokens", type=click.IntRange(2), default=32, show_default=True)
+@folder_option
+@append_option
+def main(
+    shape: str,
+    clients: int,
+    greedy: int,
+    minutes: float,
+    peers: int,
+    threads: int,
+    plan: str,
+    dtype: str,
+    concurrency: int,
+    context: int,
+    prompt_words: int,
+    new_tokens: int,
+    folder: Path,
+    append: bool,
+) -> None:
+    """What many clients see, beside one alone. It fails where one of them saw an error."""
+    arguments = ["--local", str(peers), "--threads", str(threads), "--parallel", plan]
+    arguments += ["--dtype", dtype, "--context", str(context), "--concurrency", str(concurrency)]
+    keys = [f"key-of-the-client-number-{number:04}" for number in range(clients)]
+    with served(checkpoint(shape, folder), keys, arguments) as url:
+        asking = Clients(
+            url=url,
+            keys=keys,
+            prompt_words=prompt_words,
+            new_tokens=new_tokens,
+            random=np.random.default_rng(0),
+        )
+        asyncio.run(asking.run(1, _ALONE_S / 4, greedy=1, look=False))
+        before = asyncio.run(asking.run(1, _ALONE_S, greedy=1, look=False))
+        seen = asyncio.run(asking.run(clients, 60 * minutes, greedy=greedy, look=True))
+        after = asyncio.run(asking.run(1, _ALONE_S, greedy=1, look=False))
+    alone = [each.figures["edge_generated_tokens_total"] / _ALONE_S for each in (before, after)]
+    together = seen.figures["edge_generated_tokens_total"] / (60 * minutes)
+    answers = [seen.answers[number] for number in range(clients)]
+    looks = seen.held[len(seen.held) // 3 :]
+    grown = [
+        (last.memory_bytes - first.memory_bytes) / (1 << 20)
+        for first, last in zip(looks[0], looks[-1], strict=False)
+    ]
+    metrics = [
+        Metric(name="answers", unit="answers", values=[seen.answers.total()]),
+        Metric(name="errors", unit="answers", values=[len(seen.errors)]),
+        Metric(name="answers of a client", unit="answers", values=answers),
+        Metric(
+            name="most served / least served",
+            unit="x",
+            values=[max(answers) / max(1, min(answers))],
+        ),
+        Metric(name="all clients together", unit="tok/s", values=[together]),
+        Metric(name="one client alone, before and after", unit="tok/s", values=alone),
+        Metric(name="together / alone", unit="x", values=[together / each for each in alone]),
+        Metric(name="first token, mean", unit="s", values=[_mean(seen, "first_token")]),
+        Metric(name="between tokens, mean", unit="ms", values=[1e3 * _mean(seen, "token")]),
+        Metric(name="more memory, by process", unit="MiB", values=grown),
+    ]
+    results.publish(
+        metrics,
+        question="many clients of one server",
+        variant=(
+            f"{clients} clients{f', one with {greedy} at once' if greedy > 1 else ''}, "
+            f"{minutes:g} minutes, {prompt_words} words + {new_tokens} tokens, {dtype}, room for "
+            f"{concurrency} x {context} tokens, {peers} x {threads} threads, {plan}"
+        ),
+        link="TCP over loopback",
+        model=described(shape),
+        keep=append,
+    )
+    if seen.errors:
+        raise SystemExit(f"{len(seen.errors)} errors; the first: {seen.errors[0]}")
+
+
+if __name__ == "__main__":
+    main()
