@@ -42,6 +42,7 @@ from edge.errors import (
 )
 from edge.host.cache_paths import cache_root
 from edge.host.free_memory import parse_size
+from edge.host.identity import host_id
 from edge.membership.membership import Membership
 from edge.membership.own import OwnMembership
 from edge.membership.presence import Presences
@@ -49,6 +50,7 @@ from edge.membership.store import MembershipStore, config_root
 from edge.option_fields import with_overrides
 from edge.planning.cluster_profile import set_up_like
 from edge.planning.forecast import Forecast
+from edge.planning.kv_copies import kv_copies
 from edge.planning.kv_limits import kv_limits
 from edge.planning.load_options import LoadOptions, LoadOverrides
 from edge.planning.proposal import Proposal
@@ -272,6 +274,9 @@ class AsyncCluster:
                     on_progress=on_progress,
                     on_end=lasting.ended,
                     lease=lease,
+                    copies_kv=kv_copies(
+                        options.standby, proposal.plan, proposal.cluster, here=host_id()
+                    ),
                 )
                 lasting.begin(loaded)
             joining = None

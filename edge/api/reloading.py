@@ -15,7 +15,9 @@ from edge.coordinator.loading import ShareRefusedError, load_model
 from edge.coordinator.requests import OnEnd
 from edge.errors import CapacityError, CheckpointError, NetworkError, PeerLostError
 from edge.host.cache_paths import cache_root
+from edge.host.identity import host_id
 from edge.planning.forecast import Forecast
+from edge.planning.kv_copies import kv_copies
 from edge.planning.kv_limits import kv_limits
 from edge.planning.load_options import LoadOptions
 from edge.planning.proposal import Proposal
@@ -162,6 +164,9 @@ class Reloading:
             on_progress=ignore_progress,
             on_end=on_end,
             lease=self.lease,
+            copies_kv=kv_copies(
+                self.options.standby, proposal.plan, proposal.cluster, here=host_id()
+            ),
         )
         self.forecast.replace(proposal)
         self.peers.clear()

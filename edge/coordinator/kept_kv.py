@@ -1,40 +1,92 @@
-"""Copies of the keys and values of an answer, as the shards of a plan have sent them.
+"""Copies of the keys and values of a request, as the shards of a plan have sent them.
 
-A plan whose shards cut the model alike, and keep keys and values alike, takes them back: then only
-the prompt has to be computed again, and the last few tokens.
+A plan whose shards have the same heads of keys, however they are spread over them, takes them back:
+then only what is not kept has to be computed again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from edge.partition import Plan
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.kernels.kv_cache.cache_size import cache_row
+from edge.protocol.messages import MOST_COPY_BYTES
+from edge.protocol.step import MAX_CHUNK_TOKENS
 from edge.protocol.topology import Seat
+from edge.weights.formats import KvDtype, kv_bits
+from edge.weights.layout import ShardLayout
 
-Shape = tuple[object, ...]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldLayer:
+    """What a shard keeps of one layer."""
+
+    layer: int
+    heads: tuple[range, ...]
+    """Each by its rows of the layer's keys."""
+    row_bytes: int
+    """Of the key, or the value, of one token in one head."""
+
+    @property
+    def token_bytes(self) -> int:
+        """Keys and values of all heads."""
+        return 2 * len(self.heads) * self.row_bytes
 
 
-def shape_of(plan: Plan) -> Shape:
-    """What is the same for plans that cut a model alike."""
-    return tuple(
-        (stage.layers, tuple(replace(each, device="") for each in stage.slices))
-        for stage in plan.stages
-    )
+def held_layers(layout: ShardLayout, kv_dtype: KvDtype) -> tuple[HeldLayer, ...]:
+    """In the order in which a shard sends them."""
+    held = []
+    for layer, mixer in layout.mixers.items():
+        dtype, elements = cache_row(mixer.head_size, kv_bits(kv_dtype))
+        keys = f"layers.{layer}.key.weight"
+        parts = layout.matrix(f"layers.{layer}.qkv").parts
+        held.append(
+            HeldLayer(
+                layer=layer,
+                heads=tuple(rows for role, rows in parts if role == keys),
+                row_bytes=elements * np.dtype(dtype).itemsize,
+            )
+        )
+    return tuple(held)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvForm:
-    """Which shard keeps what, and how: copies go from one plan to another of the same form."""
+    """Which shard keeps what, and how."""
 
-    shape: Shape
+    layers: Mapping[Seat, tuple[HeldLayer, ...]]
     digests: Mapping[Seat, str]
     """Of how each shard keeps keys and values."""
+    is_rounded: bool
+    """By scales that each shard has chosen for itself."""
+
+    def serves(self, other: KvForm) -> bool:
+        """Whether copies of this form can be put into the other one."""
+        if not all(other.layers.values()):
+            return False  # who keeps nothing is given nothing, nor told of tokens in that way
+        if self == other:
+            return True
+        digests = {*self.digests.values(), *other.digests.values()}
+        if self.is_rounded or other.is_rounded or len(digests) != 1:
+            return False
+        return other._heads() <= self._heads()
+
+    def _heads(self) -> set[tuple[int, range, int]]:
+        return {
+            (held.layer, head, held.row_bytes)
+            for layers in self.layers.values()
+            for held in layers
+            for head in held.heads
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
-    """Of some tokens, from one shard."""
+    """Of some tokens, from one shard: of each layer the keys, then the values, each
+    [heads, tokens, bytes]."""
 
     first: int
     tokens: int
@@ -50,28 +102,71 @@ class KeptKv:
     """Of one request."""
 
     form: KvForm
-    prompt_tokens: int
+    first: int
+    """The token from which on there are copies."""
     copies: dict[Seat, list[Copy]] = field(default_factory=dict)
     num_bytes: int = 0
 
     def add(self, seat: Seat, copy: Copy) -> bool:
         """Keep what follows what the shard has sent; False, and nothing is kept, of all else."""
         parts = self.copies.setdefault(seat, [])
-        if copy.first != (parts[-1].last if parts else self.prompt_tokens):
+        if copy.first != (parts[-1].last if parts else self.first):
+            return False
+        if len(copy.rows) != copy.tokens * _token_bytes(self.form.layers[seat]):
             return False
         parts.append(copy)
         self.num_bytes += len(copy.rows)
         return True
 
-    def whole(self, most: int) -> int:
-        """How many tokens of the answer, `most` of them, every shard has sent copies of."""
-        ends = [{each.last for each in self.copies.get(seat, ())} for seat in self.form.digests]
-        common = set.intersection(*ends) if ends else set()
-        fitting = [end - self.prompt_tokens for end in common if end - self.prompt_tokens <= most]
-        return max(fitting, default=0)
+    def last(self, most: int) -> int:
+        """Up to which token, `most` at the most, every shard has sent copies."""
+        ends = [parts[-1].last if parts else self.first for parts in self._of_all()]
+        return min(most, *ends) if ends else self.first
 
-    def cut(self, tokens: int) -> None:
-        """Forget what is behind so many tokens of the answer: it will come again."""
-        for seat, parts in self.copies.items():
-            self.copies[seat] = [each for each in parts if each.last <= self.prompt_tokens + tokens]
-        self.num_bytes = sum(len(each.rows) for own in self.copies.values() for each in own)
+    def _of_all(self) -> list[list[Copy]]:
+        return [self.copies.get(seat, []) for seat, layers in self.form.layers.items() if layers]
+
+    def put_into(self, form: KvForm, last: int) -> KeptKv:
+        """The same up to token `last`, as the shards of this form take it back, in few parts."""
+        assert self.form.serves(form)
+        kept = KeptKv(form=form, first=self.first)
+        tokens = last - self.first
+        heads = {
+            (held.layer, head): rows
+            for seat, layers in self.form.layers.items()
+            for held, of_layer in zip(layers, self._rows(seat, tokens), strict=True)
+            for head, rows in zip(held.heads, np.moveaxis(of_layer, 1, 0), strict=True)
+        }
+        for seat, layers in form.layers.items():
+            at_once = MOST_COPY_BYTES // max(1, _token_bytes(layers))
+            at_once = max(1, min(at_once, MAX_CHUNK_TOKENS))
+            for start in range(0, tokens, at_once):
+                stop = min(start + at_once, tokens)
+                parts = [
+                    np.stack([heads[held.layer, head][:, start:stop] for head in held.heads], 1)
+                    for held in layers
+                ]
+                rows = b"".join(each.tobytes() for each in parts)
+                kept.add(seat, Copy(first=self.first + start, tokens=stop - start, rows=rows))
+        return kept
+
+    def _rows(self, seat: Seat, tokens: int) -> list[NDArray[np.uint8]]:
+        """Of each layer, keys and values [2, heads, tokens, bytes] of the first tokens kept."""
+        layers = self.form.layers[seat]
+        whole = [np.empty((2, len(h.heads), tokens, h.row_bytes), np.uint8) for h in layers]
+        for copy in self.copies.get(seat, ()):
+            start = copy.first - self.first
+            count = min(copy.tokens, tokens - start)
+            offset = 0
+            for held, into in zip(layers, whole, strict=True):
+                size = copy.tokens * held.token_bytes
+                part = np.frombuffer(copy.rows, np.uint8, size, offset)
+                offset += size
+                if count > 0:
+                    shape = (2, len(held.heads), copy.tokens, held.row_bytes)
+                    into[:, :, start : start + count] = part.reshape(shape)[:, :, :count]
+        return whole
+
+
+def _token_bytes(layers: tuple[HeldLayer, ...]) -> int:
+    return sum(held.token_bytes for held in layers)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from edge.coordinator.acks import Acks
 from edge.coordinator.connections import Connections
-from edge.coordinator.kept_kv import Copy, KeptKv, KvForm, shape_of
+from edge.coordinator.kept_kv import Copy, HeldLayer, KeptKv, KvForm
 from edge.coordinator.requests import OnEnd, Request
 from edge.coordinator.scheduler import Orders, Scheduler
 from edge.coordinator.stalls import Silence, Stalls
@@ -30,6 +30,7 @@ from edge.kernels.sampling.logprobs import Logprobs
 from edge.kernels.sampling.rules import Bits
 from edge.partition import Plan
 from edge.protocol import messages
+from edge.protocol.assignment import Copies
 from edge.protocol.client import PeerClient
 from edge.protocol.error_codec import Failed
 from edge.protocol.fields import printable, token_bytes
@@ -40,7 +41,7 @@ from edge.protocol.step_times import PeerTimes
 from edge.protocol.token_masks import write_masks
 from edge.protocol.topology import Place, Seat
 
-MOST_KEPT_KV_BYTES = 1 << 30
+MOST_KEPT_KV_BYTES: Mapping[Copies, int] = {"none": 0, "answers": 128 << 20, "all": 1 << 30}
 """Copies of keys and values of all requests; of what comes when there are as many, none is kept."""
 
 _log = logging.getLogger(__name__)
@@ -60,11 +61,15 @@ class LoadedModel:
         *,
         vocab_size: int,
         on_end: OnEnd,
-        copies_kv: bool = False,
+        copies_kv: Copies = "none",
+        kv_is_rounded: bool = False,
     ) -> None:
-        """copies_kv: the peers send copies of the keys and values of answers."""
+        """copies_kv: of what the peers send copies of the keys and values."""
         self.plan = plan
+        self.held: dict[Seat, tuple[HeldLayer, ...]] = {}
+        """Of which each shard keeps keys and values."""
         self._copies_kv = copies_kv
+        self._kv_is_rounded = kv_is_rounded
         self._kv_form: KvForm | None = None
         self.sent_bytes: dict[str, int] = {}
         self.token_weight_bytes: dict[str, int] = {}
@@ -140,8 +145,10 @@ class LoadedModel:
             self._scheduler.batches_agree()
         digests = await self._connections.link(places)
         told = {seat: digest for seat, digest in digests.items() if digest is not None}
-        if self._copies_kv and len(told) == len(digests):
-            self._kv_form = KvForm(shape=shape_of(self.plan), digests=told)
+        if self._copies_kv != "none" and len(told) == len(digests):
+            self._kv_form = KvForm(
+                layers=dict(self.held), digests=told, is_rounded=self._kv_is_rounded
+            )
         self._pump_task = asyncio.create_task(self._pump())
 
     def submit(self, request: Request) -> None:
@@ -153,13 +160,14 @@ class LoadedModel:
             self._on_end((request,), self.failure)
             return
         terms = request.terms_left
-        restored = self._restorable(request)
+        restored = self._restored(request)
         try:
             self._scheduler.add(
                 request.id,
                 request.prompt,
                 answer=request.answer,
-                restored=restored,
+                restored=max(0, restored - len(request.prompt)),
+                restores_prompt=bool(restored and request.kept and not request.kept.first),
                 new_tokens=terms.max_new_tokens if terms else 0,
                 goes_on=request.goes_on,
                 is_led=request.matcher is not None,
@@ -174,18 +182,21 @@ class LoadedModel:
         self._lead(request)
         self._wake.set()
 
-    def _restorable(self, request: Request) -> int:
-        """Tokens of the answer whose keys and values are given back, not computed again."""
+    def _restored(self, request: Request) -> int:
+        """Up to which token keys and values are given back, not computed again; 0 for none."""
         kept, form = request.kept, self._kv_form
+        request.kept = None
         if form is None or request.terms is None:
-            request.kept = None
             return 0
-        if kept is None or kept.form != form:
-            request.kept = KeptKv(form=form, prompt_tokens=len(request.prompt))
-            return 0
-        restored = kept.whole(len(request.answer) - 1)
-        kept.cut(restored)
-        return restored
+        prompt, answered = len(request.prompt), len(request.answer)
+        if kept is not None and kept.form.serves(form):
+            last = kept.last(prompt + answered - 1)
+            if last > prompt:
+                request.kept = kept.put_into(form, last)
+                return last
+        first = 0 if self._copies_kv == "all" else prompt
+        request.kept = KeptKv(form=form, first=first)
+        return 0
 
     def _on_kv_rows(self, client: PeerClient, event: messages.KvRows) -> None:
         request = self._requests.get(event.request)
@@ -196,7 +207,7 @@ class LoadedModel:
             raise ProtocolError(f"a copy of the keys and values of {event.tokens} tokens")
         copy = Copy(first=event.first, tokens=event.tokens, rows=bytes(event.rows))
         held = sum(each.kept.num_bytes for each in self._requests.values() if each.kept)
-        if held + len(copy.rows) <= MOST_KEPT_KV_BYTES:
+        if held + len(copy.rows) <= MOST_KEPT_KV_BYTES[self._copies_kv]:
             request.kept.add(self._connections.seat_of(client), copy)
 
     def cancel(self, request: str) -> None:
@@ -412,8 +423,8 @@ class LoadedModel:
                     prompt=token_bytes(match.prompt),
                 )
             )
-        for name, tokens in orders.restore.items():
-            await self._restore(name, tokens)
+        for name in orders.restore:
+            await self._restore(name)
         if orders.step is not None:
             # Also of those that were cancelled meanwhile: the peers hear of that after the step.
             new = [e.request for e in orders.step.entries if e.request in self._unannounced]
@@ -430,7 +441,7 @@ class LoadedModel:
         masks = write_masks([self._masks[name] for name in masked])
         return replace(step, masked=masked, masks=masks) if masked else step
 
-    async def _restore(self, name: str, tokens: int) -> None:
+    async def _restore(self, name: str) -> None:
         """Give every shard the keys and values that it, or who sat there before, has sent.
 
         Raises PeerError where one refuses them: they are forgotten then.
@@ -438,21 +449,19 @@ class LoadedModel:
         request = self._requests.get(name)
         if request is None or request.kept is None:
             return  # cancelled meanwhile: the peers hear of that next
-        prompt, answer, session = len(request.prompt), request.answer, self.session
+        known, session = [*request.prompt, *request.answer], self.session
 
         def calls(copies: Sequence[Copy]) -> Iterator[messages.PutKv]:
             for copy in copies:
-                start = copy.first - prompt
-                if start < tokens:
-                    yield messages.PutKv(
-                        session=session,
-                        request=name,
-                        first=copy.first,
-                        tokens=tuple(answer[start : start + copy.tokens]),
-                        rows=copy.rows,
-                    )
+                yield messages.PutKv(
+                    session=session,
+                    request=name,
+                    first=copy.first,
+                    tokens=tuple(known[copy.first : copy.last]),
+                    rows=copy.rows,
+                )
 
-        given = dict(request.kept.copies)
+        given = {seat: tuple(copies) for seat, copies in request.kept.copies.items()}
         try:
             await gather_all(
                 self._connections.put_kv(seat, calls(copies)) for seat, copies in given.items()

@@ -10,6 +10,7 @@ from typing import Any
 
 from edge.concurrency.blocking import StopFlag, run_blocking
 from edge.coordinator.beginnings import Beginnings
+from edge.coordinator.kept_kv import held_layers
 from edge.coordinator.kv_residency import Residency
 from edge.coordinator.loaded_model import LoadedModel
 from edge.coordinator.requests import OnEnd
@@ -23,7 +24,7 @@ from edge.partition import Plan
 from edge.planning.kv_limits import longest_tokens
 from edge.planning.load_options import LoadOptions
 from edge.progress import OnProgress, Progress
-from edge.protocol.assignment import Assignment
+from edge.protocol.assignment import Assignment, Copies
 from edge.protocol.client import PeerClient
 from edge.protocol.lease import Lease
 from edge.protocol.messages import Open
@@ -59,13 +60,14 @@ async def load_model(
     on_progress: OnProgress,
     on_end: OnEnd,
     lease: Lease,
+    copies_kv: Copies = "none",
 ) -> LoadedModel:
     """Ship what the peers lack, load, link. On any failure nothing stays behind.
 
     Below `cache_root` the rounded checkpoint and the hashes of its pieces are kept. `on_end` is
     told when the model ends, also by closing it. `lease`: what earlier terms of it have open on
-    these peers ends first. Raises ShareRefusedError where one of them has less room than was
-    planned with.
+    these peers ends first. copies_kv: of what they send copies of the keys and
+    values. Raises ShareRefusedError where one of them has less room than was planned with.
     """
     weight_format = options.weight_format(checkpoint)
     spec = weight_format.graded(checkpoint.spec)
@@ -74,7 +76,8 @@ async def load_model(
         _scheduler(spec, limits, plan, options.kv_dtype),
         vocab_size=spec.vocab_size,
         on_end=on_end,
-        copies_kv=options.standby == "kv",
+        copies_kv=copies_kv,
+        kv_is_rounded=options.kv_dtype != "float32",
     )
     loading = _Loading(
         model=model,
@@ -87,6 +90,7 @@ async def load_model(
         wire_rules=wire_rules,
         cache_root=cache_root,
         lease=lease,
+        copies_kv=copies_kv,
         tell=on_progress,
     )
     try:
@@ -144,6 +148,7 @@ class _Loading:
     wire_rules: WireRules
     cache_root: Path
     lease: Lease
+    copies_kv: Copies
     tell: OnProgress
     rows_agree: bool = True
     batches_agree: bool = True
@@ -203,6 +208,7 @@ class _Loading:
         model, options = self.model, self.options
         stage, rank = seat
         layout = shard_layout(self.spec, model.plan, stage=stage, rank=rank)
+        model.held[seat] = held_layers(layout, options.kv_dtype)
         shipment = await run_blocking(
             lambda: describe_shard(
                 layout,
@@ -242,7 +248,7 @@ class _Loading:
             limits=self.limits,
             kv_dtype=options.kv_dtype,
             wire_rules=self.wire_rules,
-            copies_kv=options.standby == "kv",
+            copies_kv=self.copies_kv,
         )
         self._on_progress(Progress(phase="load", peer=peer.name, done=0, total=1))
         secret = peer.prefix_secret(is_shared=options.share_prefixes)

@@ -69,8 +69,8 @@ class Orders:
     match: Mapping[str, Match] = field(default_factory=dict)
     """Prompts whose beginnings the peers may have; asked before any of one is computed."""
     restore: Mapping[str, int] = field(default_factory=dict)
-    """So many tokens of these requests' answers, whose keys and values every shard is given: they
-    follow the prompt, which was handed out before."""
+    """So many tokens of these requests' answers, whose keys and values every shard is given, as it
+    is those of the prompt, unless that was handed out before."""
     step: Step | None = None
     """None while everything waits for an answer."""
 
@@ -91,7 +91,9 @@ class _Entry:
     client: str
     """Who asked."""
     restored: int = 0
-    """Tokens of the answer that are given, once the prompt is computed."""
+    """Tokens of the answer that are given, once the prompt is computed; or"""
+    restores_prompt: bool = False
+    """with it."""
     computed: int = 0
     as_prompt: int = 0
     """Tokens at the beginning that were computed in steps of several tokens each."""
@@ -199,6 +201,7 @@ class Scheduler:
         new_tokens: int,
         answer: Sequence[int] = (),
         restored: int = 0,
+        restores_prompt: bool = False,
         goes_on: bool = False,
         is_led: bool = False,
         client: str = "",
@@ -206,12 +209,13 @@ class Scheduler:
         """Start a request for `new_tokens` tokens, or with 0 for the logits of every row.
 
         answer: tokens that follow the prompt and that another plan has chosen. restored: so many of
-        them need not be computed, because their keys and values can be given. goes_on: a prompt
-        that begins with it and its answer is likely to follow. is_led: what its next token may be
-        is told with each step. client: who asked; time is shared between clients. Raises ValueError
-        for one that could never start.
+        them need not be computed, because their keys and values can be given; restores_prompt:
+        those of the prompt, too. goes_on: a prompt that begins with it and its answer is likely to
+        follow. is_led: what its next token may be is told with each step. client: who asked; time
+        is shared between clients. Raises ValueError for one that could never start.
         """
-        if not prompt or new_tokens < 0 or not 0 <= restored <= max(0, len(answer) - 1):
+        most_restored = max(0, len(answer) - 1)
+        if not prompt or new_tokens < 0 or not restores_prompt <= restored <= most_restored:
             raise ValueError("a request needs tokens")
         tokens = [*prompt, *answer]
         if request in self._active or (
@@ -229,6 +233,7 @@ class Scheduler:
             wants_logits=new_tokens == 0,
             goes_on=goes_on,
             restored=restored,
+            restores_prompt=restores_prompt,
             is_led=is_led,
             client=client,
         )
@@ -371,6 +376,9 @@ class Scheduler:
 
     def _start(self, entry: _Entry) -> None:
         entry.state = "going"
+        if entry.restores_prompt:
+            entry.computed = entry.prompt_tokens
+            return
         self._turns.append(entry.request)
 
     def _look_for_beginnings(self) -> dict[str, Match]:
@@ -384,7 +392,7 @@ class Scheduler:
             entry = self._active.get(name)
             if entry is None:
                 continue  # cancelled meanwhile
-            if entry.wants_logits:
+            if entry.wants_logits or entry.restores_prompt:
                 self._start(entry)
             elif self._awaits_another(entry):
                 waiting.append(name)

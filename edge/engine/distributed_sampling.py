@@ -202,9 +202,12 @@ class TokenChoice:
                 request.history.extend(entry.tokens)
 
     def extend(self, request: str, tokens: Sequence[int]) -> None:
-        """The request says these, too; nobody computes them here."""
+        """The request says these, too; nobody computes them here. Of one that was not announced
+        they are its beginning."""
         if (known := self._requests.get(request)) is not None:
             known.history.extend(tokens)
+        else:
+            self.recall(request, (*self._recalled.get(request, ()), *tokens))
 
     def _sends_logits(self, step: Step) -> bool:
         """Whether the logits go to the sampler at once: all that there are, or little more to send.

@@ -1,7 +1,7 @@
 """Copies of the keys and values of answers, which a coordinator keeps should this peer be lost.
 
-Those of prompts are computed again as fast as they were read. An answer is computed token by token,
-and so it would be once more: a copy of what each token left spares that.
+An answer is computed token by token, and so it would be once more: a copy of what each token left
+spares that. Prompts are computed again faster; theirs are copied where that is asked for, too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from edge.errors import RequestError
 from edge.protocol.frame_codec import Event
 from edge.protocol.messages import MOST_COPY_BYTES, KvRows
-from edge.protocol.step import Step
+from edge.protocol.step import Step, StepEntry
 from edge.transport.frame import Buffer
 
 COPIED_TOKENS = 8
@@ -65,42 +65,52 @@ class KvCopies:
         self._room = room
         self._next: dict[str, int] = {}
         """By request, the first token that is not copied."""
+        self._restored: dict[str, int] = {}
+        """Of requests that have not begun."""
 
-    def begin(self, request: str, prompt_tokens: int) -> None:
-        """A request whose answer begins after so many tokens."""
-        self._next[request] = prompt_tokens
+    def begin(self, request: str, first: int) -> None:
+        """A request that is copied from this token on, or from what was restored of it."""
+        self._next[request] = max(first, self._restored.pop(request, 0))
 
     def forget(self, request: str) -> None:
         """The request is over; unknown ones are ignored."""
         self._next.pop(request, None)
+        self._restored.pop(request, None)
 
     def restored(self, request: str, last: int) -> None:
         """Who keeps the copies has them up to this token."""
-        if request in self._next:
-            self._next[request] = last
+        (self._next if request in self._next else self._restored)[request] = last
 
     def take(self, step: Step, program: RowStorage) -> None:
         """Copy what steps have left of answers, once that is enough; `KvRows` is reported."""
         for entry in step.entries:
-            first = self._next.get(entry.request)
-            if first is None or entry.end - first < COPIED_TOKENS:
-                continue
-            rows = program.rows(entry.request, first, first + COPIED_TOKENS)
-            if not rows:
-                continue
-            num_bytes = sum(each.nbytes for each in rows)
-            if num_bytes > MOST_COPY_BYTES:
-                self.forget(entry.request)  # of a model this large it would cost too much
-            elif self._room.take(num_bytes):
-                self._next[entry.request] = first + COPIED_TOKENS
-                self._report(
-                    KvRows(
-                        request=entry.request,
-                        first=first,
-                        tokens=COPIED_TOKENS,
-                        rows=b"".join(each.tobytes() for each in rows),
-                    )
-                )
+            while self._take_some(entry, program):
+                pass
+
+    def _take_some(self, entry: StepEntry, program: RowStorage) -> bool:
+        """Whether there was enough to copy, and room."""
+        first = self._next.get(entry.request)
+        if first is None or entry.end - first < COPIED_TOKENS:
+            return False
+        rows = program.rows(entry.request, first, first + COPIED_TOKENS)
+        if not rows:
+            return False
+        num_bytes = sum(each.nbytes for each in rows)
+        if num_bytes > MOST_COPY_BYTES:
+            self.forget(entry.request)  # of a model this large it would cost too much
+            return False
+        if not self._room.take(num_bytes):
+            return False
+        self._next[entry.request] = first + COPIED_TOKENS
+        self._report(
+            KvRows(
+                request=entry.request,
+                first=first,
+                tokens=COPIED_TOKENS,
+                rows=b"".join(each.tobytes() for each in rows),
+            )
+        )
+        return True
 
 
 def put_copy(program: RowStorage, request: str, first: int, tokens: int, rows: Buffer) -> None:
@@ -111,7 +121,10 @@ def put_copy(program: RowStorage, request: str, first: int, tokens: int, rows: B
     into = program.new_rows(tokens)
     if sum(each.nbytes for each in into) != len(rows):
         raise RequestError(f"{len(rows)} bytes of keys and values for {tokens} tokens")
-    if program.rows(request, first - 1, first) is None:
+    # The next token's are not there yet, those of the one before are.
+    if program.rows(request, first, first + 1) is not None or (
+        first and program.rows(request, first - 1, first) is None
+    ):
         raise RequestError("keys and values that do not follow those that there are")
     _fill(into, rows)
     program.put_rows(request, first, into)

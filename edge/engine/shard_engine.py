@@ -81,7 +81,9 @@ class ShardEngine:
         """Each is written by one thread."""
         self._program: StageProgram | None = None
         self._prefixes: PrefixCache | None = None
-        self._copies = KvCopies(report, copy_room or CopyRoom()) if assignment.copies_kv else None
+        self._copies = (
+            None if assignment.copies_kv == "none" else KvCopies(report, copy_room or CopyRoom())
+        )
         self._is_over = False
         """It failed or is closed. A failed step leaves the shards out of step with each other:
         nothing runs after it."""
@@ -203,7 +205,8 @@ class ShardEngine:
                 self._choice.begin(request, each)
         if self._copies is not None:
             for request, each in terms.items():
-                self._copies.begin(request, each.prompt_tokens)
+                copies_all = self.assignment.copies_kv == "all"
+                self._copies.begin(request, 0 if copies_all else each.prompt_tokens)
 
         self._steps_posted += 1
 

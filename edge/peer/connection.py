@@ -553,8 +553,9 @@ class Connection:
         if not all(0 <= token < vocab_size for token in call.tokens):
             raise ProtocolError(f"tokens outside a vocabulary of {vocab_size}")
         last = call.first + len(call.tokens)
-        if not 0 < call.first < last <= hosted.assignment.limits.context_tokens:
+        if not 0 <= call.first < last <= hosted.assignment.limits.context_tokens:
             raise ProtocolError(f"keys and values of tokens {call.first} to {last}")
+        hosted.announce(call.request)
         put = hosted.shard.put_kv(call.request, call.first, call.tokens, call.rows)
         await asyncio.wrap_future(put)
         return messages.Done()

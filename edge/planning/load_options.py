@@ -28,7 +28,7 @@ from edge.weights.formats import (
 Streaming = Literal["auto", "on", "off"]
 """Whether layers may be read from disk for each token."""
 
-Standby = Literal["none", "kv"]
+Standby = Literal["auto", "none", "kv"]
 
 Replan = Literal["auto", "off"]
 
@@ -152,13 +152,16 @@ class LoadOptions:
     model that fits nowhere is refused. A plan by hand says it itself (`streamed_layers`)."""
 
     standby: Standby = option(
-        "none",
-        help="What is kept against the loss of a device. kv: this device keeps copies of the keys "
-        "and values of answers, so that only the prompt is computed again.",
+        "auto",
+        help="What is kept on this device against the loss of another. auto: copies of the keys "
+        "and values of answers, up to 128 MiB, where the network is fast; kv: also of prompts, up "
+        "to 1 GiB, over any network; none: answers are computed again.",
     )
-    """With "kv", each peer sends what its layers keep of 8 tokens after the other: for each token 8
-    bytes for each element of its keys, in every layer. Answers under way at a loss then go on as
-    soon as the model is loaded and their prompts are read."""
+    """Each peer sends what its layers keep of 8 tokens after the other: for each token 8 bytes for
+    each element of its keys, in every layer. With "auto" it does so on one machine, and where the
+    devices of the plan were measured to reach each other with 100 MB/s. Answers under way at a loss
+    then go on as soon as the model is loaded and their prompts are read; with "kv", as soon as it
+    is loaded."""
 
     wait_for_peers_s: float = option(
         0.0,
@@ -207,7 +210,7 @@ class LoadOptions:
         if not isinstance(self.lora, str | Path | None):
             raise RequestError(f"lora must be the path of a folder, not {self.lora!r:.80}")
         if self.standby not in get_args(Standby):
-            raise RequestError(f"standby must be 'none' or 'kv', not {self.standby!r:.80}")
+            raise RequestError(f"standby must be 'auto', 'none' or 'kv', not {self.standby!r:.80}")
         if self.replan not in get_args(Replan):
             raise RequestError(f"replan must be 'auto' or 'off', not {self.replan!r:.80}")
         wait_s = self.wait_for_peers_s
@@ -217,6 +220,12 @@ class LoadOptions:
             )
         check_format(self.dtype, self.block_size, self.accuracy)
         kv_dtype(self.kv_dtype)
+
+    @property
+    def keeps_shape(self) -> bool:
+        """After a loss, a plan of the same stages and slices is preferred: what is kept fits no
+        other one."""
+        return self.standby == "kv" and self.kv_dtype != "float32"
 
     def weight_format(self, checkpoint: Checkpoint) -> WeightFormat:
         """What its weights are held in."""

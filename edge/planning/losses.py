@@ -39,7 +39,7 @@ def _loss(proposal: Proposal, options: LoadOptions, device: DeviceSpec) -> Loss:
                 parallel=None if isinstance(options.plan, Plan) else options.plan,
                 chunk_tokens=proposal.chunk_tokens,
                 stream=stream,
-                keeps_shape=options.standby == "kv",
+                keeps_shape=options.keeps_shape,
             )
         except PartitionError as error:
             refused = error

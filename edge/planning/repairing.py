@@ -188,7 +188,7 @@ class _Repairing:
                 parallel=None if isinstance(wanted, Plan) else wanted,
                 chunk_tokens=before.chunk_tokens,
                 stream=stream,
-                keeps_shape=self.options.standby == "kv",
+                keeps_shape=self.options.keeps_shape,
                 further_seat_bytes=taken,
             )
             return self._proposed(repair, cluster, taken)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from edge.models.spec import ModelSpec
 from edge.partition import Plan
@@ -11,6 +12,9 @@ from edge.protocol.topology import Seat
 from edge.protocol.wire_rules import WireRules
 from edge.weights.formats import KvDtype, WeightFormat
 from edge.weights.layout import ShardLayout, shard_layout
+
+Copies = Literal["none", "answers", "all"]
+"""all: of prompts and answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +34,8 @@ class Assignment:
     """Of the whole model's weights: those of other shards decide what this one computes."""
     wire_rules: WireRules
     """The same for every shard of the plan, so both ends of a link agree."""
-    copies_kv: bool = False
-    """The coordinator wants copies of the keys and values of answers."""
+    copies_kv: Copies = "none"
+    """Of what the coordinator wants copies of the keys and values."""
 
     def __post_init__(self) -> None:
         stages, limits = self.plan.stages, self.limits

@@ -1,56 +1,105 @@
-"""Copies of keys and values: what is kept of them, and how far an answer can be given back."""
+"""Copies of keys and values: what is kept of them, and into which plans they can be put."""
 
 from __future__ import annotations
 
-from edge.coordinator.kept_kv import Copy, KeptKv, KvForm, shape_of
+import numpy as np
+import pytest
+
+from demos.bundled import MODEL
+from edge.coordinator.kept_kv import Copy, KeptKv, KvForm, held_layers
+from edge.partition import Plan
+from edge.protocol.messages import MOST_COPY_BYTES
+from edge.protocol.topology import Seat
+from edge.weights.checkpoint import Checkpoint
+from edge.weights.formats import KvDtype
+from edge.weights.layout import shard_layout
 from tests.support.plans import bundled_plan
 
+PIPELINE = bundled_plan("pipeline_2", devices=["a", "b"])
+TENSOR = bundled_plan("tensor_2", devices=["a", "b"])
 
-def copy(first: int, tokens: int = 8) -> Copy:
-    return Copy(first=first, tokens=tokens, rows=bytes(tokens))
+
+def form(plan: Plan, *, digest: str = "d", kv_dtype: KvDtype = "float32") -> KvForm:
+    seats = [
+        (stage, rank) for stage, each in enumerate(plan.stages) for rank in range(len(each.shards))
+    ]
+    with Checkpoint.open(MODEL) as checkpoint:
+        layers = {
+            (stage, rank): held_layers(
+                shard_layout(checkpoint.spec, plan, stage=stage, rank=rank), kv_dtype
+            )
+            for stage, rank in seats
+        }
+    return KvForm(
+        layers=layers, digests=dict.fromkeys(seats, digest), is_rounded=kv_dtype != "float32"
+    )
 
 
-def kept() -> KeptKv:
-    form = KvForm(shape=(), digests={(0, 0): "d", (1, 0): "d"})
-    return KeptKv(form=form, prompt_tokens=5)
+def rows_of(form: KvForm, seat: Seat, first: int, tokens: int) -> bytes:
+    """As if every row told its layer, its head, whether it is a key, and its token."""
+    parts = []
+    for held in form.layers[seat]:
+        rows = np.empty((2, len(held.heads), tokens, held.row_bytes // 4), np.int32)
+        for number, head in enumerate(held.heads):
+            names = held.layer * 1_000_000 + head.start * 1_000 + np.arange(first, first + tokens)
+            rows[0, number], rows[1, number] = names[:, None], -names[:, None]
+        parts.append(rows.tobytes())
+    return b"".join(parts)
+
+
+def copy(form: KvForm, seat: Seat, first: int, tokens: int = 8) -> Copy:
+    return Copy(first=first, tokens=tokens, rows=rows_of(form, seat, first, tokens))
+
+
+def kept(plan: Plan, first: int, last: int) -> KeptKv:
+    found = KeptKv(form=form(plan), first=first)
+    for seat in found.form.layers:
+        for start in range(first, last, 8):
+            assert found.add(seat, copy(found.form, seat, start, min(8, last - start)))
+    return found
 
 
 def test_what_follows_is_kept_and_nothing_else() -> None:
-    answer = kept()
-    assert not answer.add((0, 0), copy(6))
-    assert answer.add((0, 0), copy(5))
-    assert not answer.add((0, 0), copy(5))
-    assert not answer.add((0, 0), copy(14))
-    assert answer.add((0, 0), copy(13))
-    assert answer.num_bytes == 16
+    seats = form(PIPELINE)
+    answer = KeptKv(form=seats, first=5)
+    seat = (0, 0)
+    assert not answer.add(seat, copy(seats, seat, 6))
+    assert answer.add(seat, copy(seats, seat, 5))
+    assert not answer.add(seat, copy(seats, seat, 5))
+    assert not answer.add(seat, copy(seats, seat, 14))
+    assert not answer.add(seat, Copy(first=13, tokens=8, rows=b"short"))
+    assert answer.add(seat, copy(seats, seat, 13))
+    assert answer.num_bytes == 2 * len(copy(seats, seat, 5).rows)
 
 
 def test_as_much_is_given_back_as_every_shard_has_sent() -> None:
-    answer = kept()
-    for first in (5, 13, 21):
-        answer.add((0, 0), copy(first))
-    assert answer.whole(100) == 0
-    answer.add((1, 0), copy(5))
-    answer.add((1, 0), copy(13))
-    assert answer.whole(100) == 16
-    assert answer.whole(15) == 8
-    assert answer.whole(7) == 0
-    answer.cut(8)
-    assert answer.num_bytes == 16
-    assert answer.add((1, 0), copy(13)), "it comes again"
+    answer = kept(PIPELINE, 5, 13)
+    assert answer.add((0, 0), copy(answer.form, (0, 0), 13))
+    assert answer.last(100) == 13
+    assert answer.last(9) == 9
+    assert KeptKv(form=answer.form, first=5).last(100) == 5
 
 
-def test_where_the_ends_of_copies_differ() -> None:
-    answer = kept()
-    answer.add((0, 0), copy(5, 6))
-    answer.add((0, 0), copy(11, 8))
-    answer.add((1, 0), copy(5, 8))
-    answer.add((1, 0), copy(13, 6))
-    assert answer.whole(100) == 14
+@pytest.mark.parametrize("first", [0, 3])
+@pytest.mark.parametrize("after", [TENSOR, PIPELINE, bundled_plan("solo", devices=["a"])])
+@pytest.mark.parametrize("before", [TENSOR, PIPELINE])
+def test_copies_of_a_plan_can_be_put_into_others(before: Plan, after: Plan, first: int) -> None:
+    wanted = form(after)
+    assert form(before).serves(wanted)
+    put = kept(before, first, first + 24).put_into(wanted, first + 21)
+    assert put.last(1000) == first + 21
+    for seat, copies in put.copies.items():
+        assert [each.rows for each in copies] == [
+            rows_of(wanted, seat, each.first, each.tokens) for each in copies
+        ]
+        assert all(len(each.rows) <= MOST_COPY_BYTES for each in copies)
+    for seat in wanted.layers:
+        assert put.add(seat, copy(wanted, seat, first + 21)), "what comes then follows"
 
 
-def test_plans_that_cut_alike_have_one_shape() -> None:
-    plan = bundled_plan("tensor_2", devices=["a", "b"])
-    other = bundled_plan("tensor_2", devices=["c", "a"])
-    assert shape_of(plan) == shape_of(other)
-    assert shape_of(plan) != shape_of(bundled_plan("pipeline_2", devices=["a", "b"]))
+def test_what_is_rounded_or_made_otherwise_is_of_use_to_the_same_shards_only() -> None:
+    assert not form(PIPELINE).serves(form(TENSOR, digest="other"))
+    rounded = form(PIPELINE, kv_dtype="int8")
+    assert rounded.serves(form(PIPELINE, kv_dtype="int8"))
+    assert not rounded.serves(form(TENSOR, kv_dtype="int8"))
+    assert not form(PIPELINE).serves(rounded)

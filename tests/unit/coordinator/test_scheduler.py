@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 
@@ -111,6 +112,21 @@ def test_an_answer_that_is_given_is_not_computed() -> None:
     assert shown(steps.decide().step) == ([("a", 9, (54,), 1)], 4)
     with pytest.raises(ValueError, match="needs tokens"):
         steps.add("b", [1], answer=[2, 3], restored=2, new_tokens=1)
+
+
+def test_a_prompt_that_is_given_with_its_answer_is_not_computed() -> None:
+    steps = scheduler()
+    known = partial(steps.add, answer=[50, 51, 52, 53, 54], new_tokens=4, restores_prompt=True)
+    known("a", [1, 2, 3, 4, 5], restored=3)
+    orders = steps.decide()
+    assert orders.restore == {"a": 3}
+    assert orders.step == Step(
+        entries=(StepEntry(request="a", position=8, tokens=(53,), logit_rows=0),), singly=True
+    )
+    answer(steps, [])
+    assert shown(steps.decide().step) == ([("a", 9, (54,), 1)], 4)
+    with pytest.raises(ValueError, match="needs tokens"):
+        known("b", [1, 2], restored=0)
 
 
 def whole_step(request: str, position: int, tokens: tuple[int, ...]) -> Step:
