@@ -26,6 +26,10 @@ from edge.weights.checkpoint import Checkpoint
 MOVES_APART_S = 60.0
 """From one move to the next: in this time the first has to pay for itself."""
 
+QUIET_S, MOST_QUIET_S = 2.0, 60.0
+"""So long no answer is under way before devices of the plan are measured: prompts that come soon
+after each other do not meet that. Twice as long after each time that one came all the same."""
+
 _IDLE_LOOK_EVERY_S = 0.2
 """Between two looks whether an answer is under way, while one is waited for or kept from."""
 
@@ -47,6 +51,7 @@ class Joining:
         self._refused: Peers = frozenset()
         """with these there is none."""
         self._next_move_s = 0.0
+        self._quiet_s = QUIET_S
         self._task = asyncio.create_task(self._run())
 
     async def aclose(self) -> None:
@@ -118,7 +123,10 @@ class Joining:
                 return
             self._waiting -= new
             self._refused |= new
-            if proposal is not None:
+            if proposal is None:
+                names = ", ".join(each.name for each in there)
+                _log.info("%s joined: no plan with them pays for a move", names)
+            else:
                 await self._move(checkpoint, peers, move, proposal)
 
     async def _measured(
@@ -148,7 +156,12 @@ class Joining:
                 return None
             new = {peer.id for peer in peers} - set(self._planned.plan.devices)
             return await ask(only=new)
-        return await self._unless_asked(ask())
+        if lacking and not await self._stays_idle(self._quiet_s):
+            return None
+        found = await self._unless_asked(ask(at_rest=(self._planned.plan.model,)))
+        if found is None:
+            self._quiet_s = min(MOST_QUIET_S, 2 * self._quiet_s)
+        return found
 
     async def _unless_asked(self, ask: Coroutine[Any, Any, ClusterSpec]) -> ClusterSpec | None:
         """None where a request comes meanwhile: it does not wait for a measurement."""
@@ -162,6 +175,13 @@ class Joining:
         finally:
             measuring.cancel()
             await asyncio.gather(measuring, return_exceptions=True)
+
+    async def _stays_idle(self, for_s: float) -> bool:
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + for_s
+        while not self._lasting.requests and loop.time() < until_s:  # noqa: ASYNC110
+            await asyncio.sleep(_IDLE_LOOK_EVERY_S)
+        return not self._lasting.requests
 
     async def _idle_within(self, limit_s: float) -> bool:
         """Whether no answer is under way at some moment."""

@@ -43,6 +43,7 @@ async def measured_cluster(
     only_known: bool = False,
     only_remembered: bool = False,
     only: Collection[str] | None = None,
+    at_rest: Collection[str] = (),
 ) -> ClusterSpec:
     """The peers, in this order, with the rates of each for this model and the links between them.
 
@@ -50,9 +51,10 @@ async def measured_cluster(
     host at a time on each host and one link at a time; `refresh` measures everything. `only_known`
     measures only links that have changed: what is not known has no rates, or no link.
     `only_remembered` does not look whether links have changed, either. `only` these peers (ids) are
-    measured, and links of theirs, and no peers together: others may be busy. A peer that cannot be
-    measured has no rates, and `on_note` gets the reason; also for devices whose samples
-    disagree, that were busy, or that cannot link to each other.
+    measured, and links of theirs, and no peers together: others may be busy. Models `at_rest` are
+    loaded there and compute nothing meanwhile. A peer that cannot be measured has no rates, and
+    `on_note` gets the reason; also for devices whose samples disagree, that were busy, or that
+    cannot link to each other.
 
     Raises PeerLostError naming a peer that goes away meanwhile.
     """
@@ -69,13 +71,14 @@ async def measured_cluster(
             only_known=only_known or only_remembered,
             only_remembered=only_remembered,
             only=only,
+            at_rest=at_rest,
         )
         profiles = await _Rates(inquiry).of(peers)
         rates = _as_alike(peers, profiles)
         devices = tuple(replace(peer.device(), rates=rates.get(peer.id)) for peer in peers)
         links = await LinkFacts(inquiry).between(peers)
         cluster = ClusterSpec(devices=devices, links=links)
-        is_busy = any(profile.busy for profile in profiles.values())
+        is_busy = any(set(profile.busy) - set(at_rest) for profile in profiles.values())
         return await _Hosts(inquiry, is_busy=is_busy).tried(peers, cluster)
 
 
@@ -119,7 +122,7 @@ class _Rates:
                 profile = inquiry.cache.profile(peer, inquiry.spec, inquiry.weight_format)
             if profile is None and inquiry.may_measure(peer):
                 profile = await self._alone(peer)
-                if profile is not None and not profile.busy:
+                if profile is not None and not set(profile.busy) - set(inquiry.at_rest):
                     inquiry.cache.keep_profile(peer, inquiry.spec, inquiry.weight_format, profile)
             if profile is not None:
                 found[peer.id] = profile
@@ -139,9 +142,9 @@ class _Rates:
             return None
         finally:
             self._inquiry.on_progress(Progress(phase="measure", peer=peer.name, done=1, total=1))
-        if profile.busy:
+        if busy := set(profile.busy) - set(self._inquiry.at_rest):
             self._inquiry.on_note(
-                f"{peer.name} had {', '.join(profile.busy)} loaded while it was measured: both "
+                f"{peer.name} had {', '.join(sorted(busy))} loaded while it was measured: both "
                 "may have been slower for these seconds"
             )
         return profile

@@ -232,12 +232,13 @@ class _Repairing:
                 return move, None
             return move, self._proposed(move.to, cluster, taken)
 
-        if self.options.stream == "on":
-            return moved(stream=True)
-        move, proposal = moved(stream=False)
-        if move.when == "stay" and before.streaming is not None:  # perhaps it reads less then
-            return moved(stream=True)
-        return move, proposal
+        with errors_for_users(self.checkpoint, self._cluster(0), self.options):
+            if self.options.stream == "on":
+                return moved(stream=True)
+            move, proposal = moved(stream=False)
+            if move.when == "stay" and before.streaming is not None:  # perhaps it reads less then
+                return moved(stream=True)
+            return move, proposal
 
     def _proposed(self, repair: Repair, cluster: ClusterSpec, taken: int) -> Proposal:
         before, predicted = self.before, repair.predicted

@@ -63,6 +63,9 @@ class Inquiry:
     """Peers by id: what concerns none of them is taken as it is known, and nothing is tried of
     several peers together. None: all."""
 
+    at_rest: Collection[str] = ()
+    """Models that are loaded on the peers and compute nothing while these are measured."""
+
     def takes_as_known(self, *peers: PeerInfo) -> bool:
         """Whether nothing is asked of these that is known already."""
         if self.only_remembered:

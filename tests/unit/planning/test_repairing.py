@@ -12,11 +12,11 @@ import pytest
 
 from edge.errors import CapacityError, PlanError
 from edge.host.cache_paths import cache_root
-from edge.partition import ClusterSpec, DeviceSpec, LinkSpec, Plan, check_fit
+from edge.partition import ClusterSpec, DeviceSpec, LinkSpec, Move, Plan, UnderWay, check_fit
 from edge.planning.load_options import LoadOptions
 from edge.planning.profile_cache import FactsCache
 from edge.planning.proposal import Proposal, propose
-from edge.planning.repairing import repaired_proposal
+from edge.planning.repairing import moved_proposal, repaired_proposal
 from edge.protocol.peer_info import PeerInfo
 from edge.weights.checkpoint import Checkpoint
 from tests.support.known_rates import PROFILE
@@ -116,3 +116,79 @@ def test_where_nobody_is_left_there_is_no_plan(checkpoint: Checkpoint) -> None:
     old = before(checkpoint, PIPELINE)
     with pytest.raises(PlanError, match="no devices"):
         repaired(checkpoint, [], PIPELINE, old, {"a", "b", "c"})
+
+
+def moved(
+    checkpoint: Checkpoint,
+    peers: list[PeerInfo],
+    options: LoadOptions,
+    old: Proposal,
+    *,
+    rates: Any = PROFILE.rates,
+    under_way: UnderWay = UnderWay(),  # noqa: B008  frozen
+) -> tuple[Move, Proposal | None]:
+    measured = ClusterSpec(
+        devices=tuple(replace(peer.device(), rates=rates) for peer in peers), links=()
+    )
+    move, proposal = asyncio.run(
+        moved_proposal(
+            checkpoint, peers, options, before=old, measured=measured, under_way=under_way
+        )
+    )
+    assert (proposal is None) == (move.when == "stay")
+    if proposal is not None:
+        check_fit(
+            proposal.plan, proposal.model, proposal.cluster, proposal.workload, is_repaired=True
+        )
+        assert move.to is not None
+        assert (proposal.plan, proposal.repair) == (move.to.plan, move.to)
+    return move, proposal
+
+
+def test_who_joins_takes_a_model_back_into_memory(checkpoint: Checkpoint) -> None:
+    """What the plan's devices were known to be fast, they still are; and their memory is as it was
+    without the model."""
+    auto = replace(PIPELINE, plan="auto", context_tokens=64)
+    old = before(checkpoint, PIPELINE)
+    lost = set(old.plan.devices) - {"a"}
+    small = replace(old, cluster=replace_memory(old.cluster, 2 << 20))
+    alone = repaired(checkpoint, PEERS[:1], auto, small, lost)
+    assert alone.streaming is not None
+    full = [replace(PEERS[0], free_bytes=0, model_free_bytes=0), PEERS[3]]
+    move, new = moved(checkpoint, full, auto, alone)
+    assert move.when == "now"
+    assert new is not None
+    assert new.streaming is None
+    assert "d" in new.plan.devices
+    assert {device.name for device in new.cluster.devices} == {"a", "d"}
+    # Answers under way wait for nobody of another kind.
+    other = [full[0], replace(PEERS[3], processor="another CPU")]
+    answer = UnderWay(requests=1, prompt_tokens=9, answer_tokens=9, left_tokens=10**6)
+    assert moved(checkpoint, full, auto, alone, under_way=answer)[0].when == "now"
+    assert moved(checkpoint, other, auto, alone, under_way=answer)[0].when == "idle"
+
+
+def test_a_plan_by_hand_is_gone_back_to(checkpoint: Checkpoint) -> None:
+    tensor = before(checkpoint, replace(PIPELINE, plan="tensor")).plan
+    by_hand = replace(PIPELINE, plan=tensor, context_tokens=64)
+    old = before(checkpoint, by_hand)
+    slow = replace(
+        old,
+        cluster=replace(
+            old.cluster,
+            devices=tuple(replace(device, rates=None) for device in old.cluster.devices),
+        ),
+    )
+    left = repaired(checkpoint, PEERS[:2], by_hand, slow, {"c"})
+    move, new = moved(checkpoint, PEERS[:3], by_hand, left, rates=None)
+    assert move.when == "now"
+    assert new is not None
+    assert new.plan.stages == tensor.stages
+    assert moved(checkpoint, [*PEERS[:2], PEERS[3]], by_hand, left)[0].when == "stay"
+
+
+def replace_memory(cluster: ClusterSpec, memory_bytes: int) -> ClusterSpec:
+    return replace(
+        cluster,
+        devices=tuple(replace(each, memory_bytes=memory_bytes) for each in cluster.devices),
+    )
