@@ -13,7 +13,13 @@ from edge.concurrency.blocking import run_blocking
 from edge.coordinator.loaded_model import LoadedModel
 from edge.coordinator.loading import ShareRefusedError, load_model
 from edge.coordinator.requests import OnEnd
-from edge.errors import CapacityError, CheckpointError, NetworkError, PeerLostError
+from edge.errors import (
+    CapacityError,
+    CheckpointError,
+    NetworkError,
+    PeerError,
+    PeerLostError,
+)
 from edge.host.cache_paths import cache_root
 from edge.host.identity import host_id
 from edge.planning.forecast import Forecast
@@ -24,7 +30,13 @@ from edge.planning.proposal import Proposal
 from edge.planning.repairing import repaired_proposal
 from edge.progress import ignore_progress
 from edge.protocol.lease import Lease
-from edge.protocol.peer_info import PeerInfo, describe_all, with_unique_names
+from edge.protocol.peer_info import (
+    PeerInfo,
+    describe_all,
+    gather_all,
+    take_over,
+    with_unique_names,
+)
 from edge.weights.checkpoint import Checkpoint
 
 ANSWER_WITHIN_S = 2.0
@@ -33,7 +45,7 @@ ANSWER_WITHIN_S = 2.0
 LOST_ANSWERS_WITHIN_S = 0.5
 """The same of one that counts as lost: perhaps only a connection was."""
 FREED_WITHIN_S = 2.0
-"""Such a peer has freed what it held for the lost connection."""
+"""Such a peer has freed what it held for the lost connection, if it is told that this was lost."""
 FREED_LOOK_EVERY_S = 0.05
 
 LOOK_EVERY_S = 0.5
@@ -65,7 +77,7 @@ class Reloading:
     peers: dict[str, PeerInfo]
     """Told of the peers that may take part now, by id."""
     lease: Lease
-    came_back: frozenset[str] = frozenset()
+    came_back: tuple[PeerInfo, ...] = ()
     """Devices that count as lost, and answered when they were last asked."""
 
     async def __call__(self, lost: Collection[str], on_end: OnEnd) -> LoadedModel:
@@ -80,6 +92,9 @@ class Reloading:
                 return await self._load_on_who_has_room(lost, on_end)
             except (CapacityError, NoPeersError):
                 if self.came_back and clock() < freed_s:
+                    # Its connection may be one that nobody closed: who is not told of that keeps
+                    # the memory, which a plan is then made without.
+                    await gather_all(self._freed(peer) for peer in self.came_back)
                     await asyncio.sleep(FREED_LOOK_EVERY_S)
                     continue
                 if clock() >= until_s:
@@ -87,6 +102,10 @@ class Reloading:
             await asyncio.sleep(min(LOOK_EVERY_S, max(0.0, until_s - clock())))
             with contextlib.suppress(NetworkError):  # there is still nobody
                 await self.look_for_more()
+
+    async def _freed(self, peer: PeerInfo) -> None:
+        with contextlib.suppress(NetworkError, PeerError):  # it has gone after all
+            await take_over(peer, self.lease)
 
     async def _load_on_who_has_room(self, lost: Collection[str], on_end: OnEnd) -> LoadedModel:
         """A device that refuses its part, as its disk is full, is left out, unless all do."""
@@ -187,7 +206,7 @@ class Reloading:
             },
         )
         infos = [peer for peer in infos if not peer.is_leaving]
-        self.came_back = frozenset(lost).intersection(peer.id for peer in infos)
+        self.came_back = tuple(peer for peer in infos if peer.id in lost)
         if not infos:
             gone = ", ".join(peer.name for peer in known.values())
             raise NoPeersError(f"none of the model's peers answers any more ({gone}); start them")

@@ -42,23 +42,15 @@ class Leases:
     async def take(
         self, owner: Owner, lease: Lease, session: str, end: End, *, silent_s: Callable[[], float]
     ) -> None:
-        """A session begins. Those of earlier terms of its run end first, and those of its own term
-        that were cut off: it was begun to replace them, and may need their memory.
+        """A session begins. What it replaces ends first, as `take_over` says: it may need the
+        memory.
 
         silent_s: how long its coordinator has not been heard on the session's connection. Raises
         RequestError where a later term was here, and then takes nothing.
         """
         self.check(owner, lease)
-        cut_off = {
-            other: held
-            for other, held in self._open.items()
-            if held.owner == owner and held.lease == lease and held.silent_s() >= CUT_OFF_AFTER_S
-        }
         self._open[session] = _Open(owner=owner, lease=lease, end=end, silent_s=silent_s)
-        await self.take_over(owner, lease)
-        for other, held in cut_off.items():
-            self.give_back(other)
-            await held.end(RequestError("its coordinator was cut off, and has begun again"))
+        await self._end_replaced(owner, lease, by=session)
 
     def give_back(self, session: str) -> None:
         """It is over; unknown ones are ignored."""
@@ -67,16 +59,23 @@ class Leases:
     async def take_over(self, owner: Owner, lease: Lease) -> None:
         """End what earlier terms of the run have open here, and refuse them from now on.
 
-        Raises RequestError where a later term was here.
+        Of this term itself, what was cut off: its coordinator asks by another connection. Raises
+        RequestError where a later term was here.
         """
         self.check(owner, lease)
+        await self._end_replaced(owner, lease)
+
+    async def _end_replaced(self, owner: Owner, lease: Lease, by: str | None = None) -> None:
         self._remember(owner, lease)
-        replaced = replaced_by(lease)
         for session, held in list(self._open.items()):
-            is_older = held.lease.run == lease.run and held.lease.term < lease.term
-            if held.owner == owner and is_older:
+            if session == by or held.owner != owner or held.lease.run != lease.run:
+                continue
+            if held.lease.term < lease.term:
                 self.give_back(session)
-                await held.end(replaced)
+                await held.end(replaced_by(lease))
+            elif held.silent_s() >= CUT_OFF_AFTER_S:
+                self.give_back(session)
+                await held.end(RequestError("its coordinator was cut off, and has begun again"))
 
     def check(self, owner: Owner, lease: Lease) -> None:
         """Raises RequestError for a term that was replaced."""

@@ -133,7 +133,8 @@ class SetMemory(Call[PeerDescription]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakeOver(Call[Done]):
-    """End what earlier terms of this run have open, and refuse them from now on."""
+    """End what earlier terms of this run have open, and refuse them from now on. And what this
+    term has open on a connection that was cut off."""
 
     kind, limit_s = "take_over", 60.0
     lease: Lease

@@ -93,8 +93,8 @@ async def set_memory(peer: PeerInfo, memory_bytes: int) -> PeerInfo:
 
 
 async def take_over(peer: PeerInfo, lease: Lease) -> None:
-    """Have the peer end what earlier coordinators of a run have there. RequestError when a later
-    one than this was there."""
+    """Have the peer end what earlier coordinators of a run have there, and what this one has on
+    connections that were cut off. RequestError when a later one than this was there."""
     await _told(peer.address, peer.credentials, TakeOver(lease=lease), name=peer.name)
 
 

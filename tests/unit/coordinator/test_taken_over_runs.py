@@ -146,6 +146,36 @@ def test_a_coordinator_that_falls_silent_frees_everything(
     asyncio.run(main())
 
 
+def test_who_was_cut_off_has_freed_what_it_held_itself(tmp_path: Path) -> None:
+    """Over another connection, while the one that brings nothing is open still: a plan is made from
+    what peers say is free."""
+
+    async def main() -> None:
+        async with null_peers(tmp_path, 1) as daemons:
+            lease, owner = Lease(run="r"), Owner()
+            model = await load(daemons, "solo", LIMITS, owner, tmp_path, lease)
+            beside = await load(daemons, "solo", LIMITS, Owner(), tmp_path, lease)
+            peer = await describe_peer(daemons[0].resources.addresses[0], None)
+            await take_over(peer, lease)
+            assert {model.session, beside.session} == sessions(daemons[0].resources.sessions)
+            (client,) = model._connections.peers
+            silence(client)
+            async with asyncio.timeout(PATIENCE_S):
+                while not model.failed.is_set():
+                    await take_over(peer, lease)
+            with pytest.raises(RequestError, match="was cut off, and has begun again"):
+                raise model.failure or AssertionError
+            resources = daemons[0].resources
+            assert sessions(resources.sessions) == {beside.session}
+            room = resources.ledger.room_bytes
+            held = resources.ledger.uses[next(iter(resources.sessions))].total
+            assert resources.describe().free_bytes == room - held, "what is parked gives way"
+            await model.aclose()
+            await beside.aclose()
+
+    asyncio.run(main())
+
+
 def silence(client: PeerClient) -> None:
     """It shows no life any more."""
     (showing,) = (task for task in client._tasks if "show_life" in repr(task.get_coro()))
@@ -200,5 +230,8 @@ def test_a_session_that_was_cut_off_makes_room_for_the_one_that_replaces_it() ->
         assert ended == ["cut off"]
         await taken("heard")
         assert ended == ["cut off"], "it was over"
+        silent_s["heard"] = 2.6
+        await leases.take_over("a", Lease(run="r"))
+        assert ended == ["cut off", "heard"]
 
     asyncio.run(main())
