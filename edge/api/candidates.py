@@ -38,8 +38,8 @@ class Candidates:
         self._find, self._watch = find, watch
         self._presences = Presences()
         each_once(self.peers, self._presences)
-        self._came_s: dict[tuple[str, int], float] = {}
-        """When those that are there were seen first, since they were not."""
+        self._came: dict[str, tuple[int, float]] = {}
+        """The epoch of those that are there, and when it was seen first since they were not."""
 
     async def look(self) -> None:
         """Peers that have come, or have come back, are among them. Takes a few seconds; raises
@@ -85,11 +85,14 @@ class Candidates:
             current = self._presences.of(peer.id).current
             if peer.id not in found and current is not None:
                 self._presences.saw(Missed(id=peer.id, epoch=current.epoch, number=number))
-                self._came_s.pop((peer.id, current.epoch), None)
+                self._came.pop(peer.id, None)
 
     def _is_trusted(self, peer: PeerInfo) -> bool:
         now_s = asyncio.get_running_loop().time()
-        came_s = self._came_s.setdefault((peer.id, peer.epoch), now_s)
+        epoch, came_s = self._came.get(peer.id, (peer.epoch, now_s))
+        if epoch != peer.epoch:
+            came_s = now_s
+        self._came[peer.id] = (peer.epoch, came_s)
         return now_s - came_s >= waits_s(self._presences.of(peer.id).losses)
 
     def _saw(self, found: Sequence[PeerInfo]) -> None:
