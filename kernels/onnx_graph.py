@@ -51,6 +51,8 @@ class OnnxGraph:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self._prefix = ""
+        """Of names that nodes give: those of a branch must be unlike any around it."""
         self._nodes: list[onnx.NodeProto] = []
         self._inputs: list[onnx.ValueInfoProto] = []
         self._outputs: list[onnx.ValueInfoProto] = []
@@ -116,7 +118,7 @@ class OnnxGraph:
     ) -> tuple[str, ...]:
         """Add a node with several outputs; an input of "" is an optional one left out."""
         index = len(self._nodes)
-        names = tuple(f"{operator}_{index}_{i}" for i in range(outputs))
+        names = tuple(f"{self._prefix}{operator}_{index}_{i}" for i in range(outputs))
         given = list(inputs)
         while given and given[-1] == "":
             given.pop()
@@ -125,12 +127,25 @@ class OnnxGraph:
                 operator,
                 given,
                 list(names),
-                name=f"{operator}_{index}",
+                name=f"{self._prefix}{operator}_{index}",
                 domain=domain,
                 **attributes,
             )
         )
         return names
+
+    def branch(self, name: str) -> OnnxGraph:
+        """One whose nodes may run or not. It sees the values here, and its weights lie here, where
+        they are constants like any other."""
+        branch = OnnxGraph(name)
+        branch._prefix = f"{self._prefix}{len(self._nodes)}.{name}."
+        branch._initializers = self._initializers
+        return branch
+
+    def body(self, value: str) -> onnx.GraphProto:
+        """This branch as an attribute of a node, which has `value` as its one output."""
+        result = onnx.ValueInfoProto(name=value)
+        return helper.make_graph(self._nodes, self.name, [], [result])
 
     def build(self) -> bytes:
         """The serialized model, without the external weights."""

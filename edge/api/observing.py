@@ -73,6 +73,11 @@ def observation_of(
 ) -> Observation:
     """options: which plan and links it takes. Raises RequestError, CheckpointError."""
     spec = checkpoint.spec
+    if spec.has_experts:
+        raise RequestError(
+            f"{checkpoint.path} has experts, and what each of them is given is not summed up yet; "
+            "load it with dtype int4 or int8, which need no text"
+        )
     if not checkpoint.has_tokenizer:
         raise CheckpointError(
             f"{checkpoint.path} has no tokenizer, and a text is read to round by; put "

@@ -235,7 +235,7 @@ def _activations(widths: Widths, limits: StepLimits) -> int:
     """
     largest: dict[str, int] = {}
     for part in widths.parts:
-        values = part.row_values(limits.context_tokens)
+        values = part.row_values(limits.context_tokens, widths.hidden_size)
         largest[part.kind] = max(values, largest.get(part.kind, 0))
     return most_rows(limits) * (3 * widths.hidden_size + sum(largest.values()))
 

@@ -135,7 +135,7 @@ class Attention:
             fixed=Weights(vector=fixed),
         )
 
-    def row_values(self, context_tokens: int) -> int:
+    def row_values(self, context_tokens: int, hidden_size: int) -> int:
         """The fused products, their parts turned and transposed, and the scores of every head over
         the whole context."""
         qkv = (self.num_heads + 2 * self.num_kv_heads) * self.head_size

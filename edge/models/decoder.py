@@ -13,7 +13,7 @@ from edge.models.config import Config
 from edge.models.gated_mlp import GatedMlp
 from edge.models.rope import read_rotary
 from edge.models.rotary import NO_ROTARY, Rotary
-from edge.models.spec import MAX_LAYERS, LayerSpec, ModelSpec, by_kind
+from edge.models.spec import MAX_LAYERS, FeedForward, LayerSpec, ModelSpec, by_kind
 
 _ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu",
@@ -39,12 +39,14 @@ def decoder(
     mlp_bias: bool | None = None,
     mixer: Mapping[str, Any] | None = None,
     feed_forward: Mapping[str, Any] | None = None,
+    feed_forwards: Sequence[FeedForward | None] | None = None,
     model: Mapping[str, Any] | None = None,
 ) -> ModelSpec:
     """A decoder of the Llama shape.
 
     `head_size` is the family's where the file names none; None shares out the hidden size.
-    `windows` and `rotaries` are those of each layer. A bias that is None is what the file says.
+    `windows` and `rotaries` are those of each layer, and `feed_forwards` too where a layer has
+    another block than Llama's. A bias that is None is what the file says.
     `mixer`, `feed_forward` and `model` are facts that are others than Llama's.
     """
     count = num_layers(config)
@@ -76,11 +78,12 @@ def decoder(
     if facts["activation"] is None:
         facts["activation"] = activation(config)
     mlp = GatedMlp(**facts)
-    layers: dict[tuple[int | None, Rotary], LayerSpec] = {}
-    each = list(zip(windows or (None,) * count, rotaries, strict=True))
-    for window, rotary in dict.fromkeys(each):
-        layers[window, rotary] = LayerSpec(
-            mixer=replace(attention, window=window, rotary=rotary), feed_forward=mlp
+    layers: dict[tuple[int | None, Rotary, FeedForward | None], LayerSpec] = {}
+    none = (None,) * count
+    each = list(zip(windows or none, rotaries, feed_forwards or none, strict=True))
+    for window, rotary, block in dict.fromkeys(each):
+        layers[window, rotary, block] = LayerSpec(
+            mixer=replace(attention, window=window, rotary=rotary), feed_forward=block or mlp
         )
     facts = {
         "family": family,

@@ -21,11 +21,13 @@ FAMILIES = (
     "llama",
     "ministral3",
     "mistral",
+    "mixtral",
     "olmo2",
     "olmo3",
     "phi3",
     "qwen2",
     "qwen3",
+    "qwen3_moe",
     "smollm3",
 )
 """Each is a module of this package, named as `model_type` in `config.json`."""
@@ -106,14 +108,12 @@ _MISSING = {
     "granitemoe": ("granite", "experts"),
     "lfm2": ("qwen3", "short convolutions"),
     "lfm2_moe": ("qwen3", "short convolutions and experts"),
-    "mixtral": ("mistral", "experts"),
     "olmo": ("llama", "norms without weights"),
     "phi": ("phi3", "LayerNorm and parts side by side"),
     "phimoe": ("phi3", "experts"),
     "qwen2_moe": ("qwen2", "experts"),
     "qwen3_5": ("qwen3", "linear attention"),
     "qwen3_5_moe": ("qwen3", "linear attention and experts"),
-    "qwen3_moe": ("qwen3", "experts"),
     "qwen3_next": ("qwen3", "linear attention and experts"),
     "stablelm": ("llama", "LayerNorm"),
     "starcoder2": ("llama", "LayerNorm and a feed-forward block without a gate"),
@@ -159,6 +159,7 @@ _LAYER_ROLES = {
     "key": "self_attn.k_proj",
     "value": "self_attn.v_proj",
     "output": "self_attn.o_proj",
+    "router": "mlp.gate",
     "gate": "mlp.gate_proj",
     "up": "mlp.up_proj",
     "down": "mlp.down_proj",
@@ -182,4 +183,8 @@ def llama_tensor_name(role: str) -> str:
     if role in _MODEL_ROLES:
         return _MODEL_ROLES[role]
     _layers, index, part, *suffix = role.split(".")
+    if part == "experts":
+        number, matrix, *suffix = suffix
+        name = _LAYER_ROLES[matrix].removeprefix("mlp.")
+        return ".".join(["model.layers", index, "mlp.experts", number, name, *suffix])
     return ".".join(["model.layers", index, _LAYER_ROLES[part], *suffix])

@@ -68,7 +68,7 @@ class GatedMlp:
             fixed=Weights(vector=hidden_size * (self.has_norm + self.has_post_norm + self.bias)),
         )
 
-    def row_values(self, context_tokens: int) -> int:
+    def row_values(self, context_tokens: int, hidden_size: int) -> int:
         """Gate and up, their halves and what becomes of them."""
         return 3 * self.columns
 

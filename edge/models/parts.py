@@ -88,7 +88,7 @@ class Part(Protocol):
 
     def weights(self, hidden_size: int) -> PartWeights: ...
 
-    def row_values(self, context_tokens: int) -> int:
+    def row_values(self, context_tokens: int, hidden_size: int) -> int:
         """Values that are alive at once for each row of a step, however kernels keep them."""
         ...
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from edge.errors import shown
 from edge.models.attention import Attention
+from edge.models.experts import Experts
 from edge.models.gated_mlp import GatedMlp
 from edge.models.parts import check_flags, check_sizes, exact_fields, finite
 
@@ -26,11 +27,11 @@ MAX_KINDS = 64
 Mixer = Attention
 """The half of a layer that looks at other tokens. A further kind is a class with the verbs of
 `Part`, named here."""
-FeedForward = GatedMlp
+FeedForward = GatedMlp | Experts
 """The half that does not; likewise."""
 
-_MIXERS = {kind.kind: kind for kind in (Attention,)}
-_FEED_FORWARDS = {kind.kind: kind for kind in (GatedMlp,)}
+_MIXERS: Mapping[str, type[Mixer]] = {kind.kind: kind for kind in (Attention,)}
+_FEED_FORWARDS: Mapping[str, type[FeedForward]] = {kind.kind: kind for kind in (GatedMlp, Experts)}
 
 _Kind = TypeVar("_Kind")
 
@@ -48,6 +49,10 @@ class LayerSpec:
     def __post_init__(self) -> None:
         if type(self.grade) is not int or not 0 <= self.grade < MAX_KINDS:
             raise ValueError(f"a layer's grade must be 0 to {MAX_KINDS - 1}")
+
+    @property
+    def parts(self) -> tuple[Mixer, FeedForward]:
+        return self.mixer, self.feed_forward
 
     def to_json(self) -> dict[str, Any]:
         parts = (("mixer", self.mixer), ("feed_forward", self.feed_forward))
@@ -119,6 +124,10 @@ class ModelSpec:
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def has_experts(self) -> bool:
+        return any(isinstance(kind.feed_forward, Experts) for kind in self.kinds)
 
     def layer(self, number: int) -> LayerSpec:
         return self.kinds[self.layers[number]]

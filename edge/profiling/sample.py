@@ -286,8 +286,8 @@ def _work_bytes(spec: ModelSpec, rows: int) -> int:
 def _layer_work_bytes(hidden_size: int, layer: LayerSpec, rows: int) -> int:
     mixer = layer.mixer
     heads = mixer.num_heads + 2 * mixer.num_kv_heads
-    columns = layer.feed_forward.columns
-    activations = rows * (4 * hidden_size + 2 * heads * mixer.head_size + 3 * columns)
+    values = layer.feed_forward.row_values(CONTEXT_TOKENS, hidden_size)
+    activations = rows * (4 * hidden_size + 2 * heads * mixer.head_size + values)
     _dtype, kv_elements = cache_row(mixer.head_size, None)
     kv = 2 * CONTEXT_TOKENS * 2 * mixer.num_kv_heads * kv_elements
     return 4 * (activations + CONTEXT_TOKENS * mixer.head_size + kv)

@@ -11,6 +11,7 @@ from edge.models.families import note_on, read_family, reads_pictures
 from edge.offload import SafetensorsStore, StoreError
 from edge.text import read_end_ids, read_sampling, read_tokenizer_files
 from edge.text.files import TOKENIZER, read_json
+from edge.weights.encoding import Encoding
 from edge.weights.foreign_folders import check_folder
 from edge.weights.form import CheckpointForm, with_tied_head
 from edge.weights.fused_rows import fused_rows, with_fused_rows
@@ -51,6 +52,11 @@ def open_folder(folder: Path) -> CheckpointForm:
             config, store, source=str(source), embedding=name("embedding"), parts=parts
         )
         own = packed_encoding(store, spec, name)
+        if spec.has_experts and isinstance(own, Encoding):
+            raise CheckpointError(
+                f"{source}: experts that are quantised on disk are not computed; take the model's "
+                "folder of floats, which Edge rounds itself"
+            )
     except BaseException as error:
         files.close()
         if isinstance(error, StoreError):

@@ -7,6 +7,7 @@ import math
 from edge.models.spec import ModelSpec
 from edge.weights.block_matrices import Blocks, ZeroBlocks, mixed
 from edge.weights.encoding import Encoding
+from edge.weights.float_matrices import Floats
 from edge.weights.recipe import Recipe, Rule
 
 DEFAULT_BLOCK_SIZE = 32
@@ -18,11 +19,11 @@ columns are shared out among devices, in multiples of a block, those are better 
 
 
 def int8(spec: ModelSpec, block_size: int | None) -> Encoding:
-    return mixed(Recipe(Blocks(8, block_size or DEFAULT_BLOCK_SIZE)))
+    return mixed(Recipe(Blocks(8, block_size or DEFAULT_BLOCK_SIZE), routers(spec)))
 
 
 def pure_int4(spec: ModelSpec, block_size: int | None) -> Encoding:
-    return mixed(Recipe(Blocks(4, block_size or DEFAULT_BLOCK_SIZE)))
+    return mixed(Recipe(Blocks(4, block_size or DEFAULT_BLOCK_SIZE), routers(spec)))
 
 
 def int4(spec: ModelSpec, block_size: int | None) -> Encoding:
@@ -47,9 +48,15 @@ def int4(spec: ModelSpec, block_size: int | None) -> Encoding:
         *(Rule(role, fine) for role in ("query.weight", "output.weight")),
         Rule("down.weight", cut, grade=1),
         Rule("down.weight", down),
+        *routers(spec),
     )
     grades = tuple(int(_is_sensitive(n, spec.num_layers)) for n in range(spec.num_layers))
     return mixed(Recipe(usual, rules), grades)
+
+
+def routers(spec: ModelSpec) -> tuple[Rule, ...]:
+    """Routers stay floats: they are small, and another choice of experts is another model."""
+    return (Rule("router.weight", Floats()),) if spec.has_experts else ()
 
 
 def head_kind(spec: ModelSpec, least_block: int = 32) -> Blocks:

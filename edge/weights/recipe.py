@@ -59,7 +59,7 @@ class Rule:
     """The kind of one matrix: of every layer, or of those of a grade (see LayerSpec)."""
 
     role: str
-    """"head", or the role within its layer: "down.weight"."""
+    """"head", or the role within its layer: "down.weight"; an expert's has no number."""
     kind: Kind
     grade: int | None = None
 
@@ -73,7 +73,7 @@ class Recipe:
 
     def kind(self, role: str, grade: int) -> Kind:
         """`role`: of the model, or within its layer."""
-        local = role.split(".", 2)[2] if role.startswith("layers.") else role
+        local = rule_role(role)
         for rule in self.rules:
             if rule.role == local and rule.grade in (None, grade):
                 return rule.kind
@@ -89,7 +89,7 @@ class Recipe:
 
         Block sizes are powers of 2, so the largest is a multiple of all.
         """
-        names = frozenset(roles)
+        names = frozenset(map(rule_role, roles))
         ruled = {rule.role for rule in self.rules if rule.grade is None}
         kinds = {rule.kind for rule in self.rules if rule.role in names}
         if not names <= ruled:
@@ -103,6 +103,14 @@ class Recipe:
 
     def all_stored(self, matrices: Iterable[MatrixSlice]) -> tuple[StoredMatrix, ...]:
         return tuple(each for matrix in matrices for each in self.stored(matrix))
+
+
+def rule_role(role: str) -> str:
+    """What rules call a role of the model, or one within its layer."""
+    for of_many in ("layers.", "experts."):
+        if role.startswith(of_many):
+            role = role.split(".", 2)[2]
+    return role
 
 
 def _stored(matrix: MatrixSlice, runs: list[tuple[Kind, Rows]]) -> Iterator[StoredMatrix]:

@@ -18,6 +18,8 @@ from edge.kernels.attention import onnx as attention_onnx
 from edge.kernels.attention import reference as attention_reference
 from edge.kernels.embedding import onnx as embedding_onnx
 from edge.kernels.embedding import reference as embedding_reference
+from edge.kernels.experts import onnx as experts_onnx
+from edge.kernels.experts import reference as experts_reference
 from edge.kernels.gated_mlp import onnx as gated_mlp_onnx
 from edge.kernels.gated_mlp import reference as gated_mlp_reference
 from edge.kernels.kv_cache.cache_size import cache_head_size
@@ -27,6 +29,7 @@ from edge.kernels.matmul import onnx as matmul_onnx
 from edge.kernels.matmul import reference as matmul_reference
 from edge.kernels.matmul_nbits import onnx as matmul_nbits_onnx
 from edge.kernels.matmul_nbits import reference as matmul_nbits_reference
+from edge.kernels.onnx_graph import OnnxGraph
 from edge.kernels.rms_norm import onnx as rms_norm_onnx
 from edge.kernels.rms_norm import reference as rms_norm_reference
 from edge.kernels.rope import onnx as rope_onnx
@@ -65,6 +68,40 @@ def test_add_rms_norm(seed: int, rows: int, columns: int) -> None:
     expected = rms_norm_reference.add_rms_norm(x, addend, weight, epsilon=EPSILON)
     for actual, wanted in zip(face.run(), expected, strict=True):
         assert_same(actual, wanted)
+
+
+@FEW
+@given(
+    seed=seeds,
+    rows=st.integers(1, 9),
+    hidden=st.integers(1, 9),
+    count=st.integers(1, 12),
+    renormalized=st.booleans(),
+    data=st.data(),
+)
+def test_experts(
+    seed: int, rows: int, hidden: int, count: int, renormalized: bool, data: st.DataObject
+) -> None:
+    """Also where nobody chooses some of them, and where all choose the same."""
+    top_k = data.draw(st.integers(1, count))
+    x, logits = normal(seed, 1, rows, hidden), normal(seed + 1, 1, rows, count)
+    weights = normal(seed + 2, count, hidden, hidden)
+    face = Face()
+    names = face.input("x", x), face.input("logits", logits)
+
+    def product(branch: OnnxGraph, number: int, x: str) -> str:
+        return matmul_onnx.matmul(branch, x, branch.weight(f"w{number}", weights[number]))
+
+    y = experts_onnx.experts(
+        face.graph, *names, hidden_size=hidden, num_experts=count, top_k=top_k,
+        renormalized=renormalized, expert=product,
+    )  # fmt: skip
+    face.output(y, x.shape)
+    expected = experts_reference.experts(
+        x[0], logits[0], top_k=top_k, renormalized=renormalized,
+        expert=lambda number, x: matmul_reference.matmul(x, weights[number]),
+    )  # fmt: skip
+    assert_same(face.run()[0], expected[None])
 
 
 @FEW

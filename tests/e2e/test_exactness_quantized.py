@@ -35,6 +35,9 @@ LARGEST_FLOAT_DIFFERENCE = 1e-4
 LARGEST_COST_OF_INTEGER_INPUTS = 0.05
 """Relative error; 0.048 was the largest measured over all families, layouts and block sizes."""
 
+LARGEST_COST_WITH_EXPERTS = 0.1
+"""Likewise 0.070: where two experts are nearly as good, the other one may be chosen."""
+
 LARGEST_ERROR_WITH_HIGH_ACCURACY = 1e-3
 
 OTHER_BLOCK_SIZES = [size for size in BLOCK_SIZES if size != 32]
@@ -63,9 +66,9 @@ def assert_as_promised(
     *,
     block_size: int | None = None,
 ) -> None:
-    recipe = weight_format(checkpoint.spec, dtype, block_size).recipe
-    multiple = recipe.column_multiple({"down.weight"})
-    plan = make_plan(checkpoint.spec, layout, model=checkpoint.path.name, column_multiple=multiple)
+    held = weight_format(checkpoint.spec, dtype, block_size)
+    spec, multiple = held.graded(checkpoint.spec), held.recipe.column_multiple({"down.weight"})
+    plan = make_plan(spec, layout, model=checkpoint.path.name, column_multiple=multiple)
     prompt = checkpoint.prompt(PROMPT_TOKENS)
     short_prompts = [
         prompt[start : start + SHORT_PROMPT_TOKENS]
@@ -90,7 +93,8 @@ def assert_as_promised(
     assert relative_error(high_logits[1], exact[:1]) <= LARGEST_ERROR_WITH_HIGH_ACCURACY
     cost = relative_error(integers.logits(prompt), exact)
     assert relative_error(logits, exact) <= 1.2 * cost
-    assert cost <= LARGEST_COST_OF_INTEGER_INPUTS
+    has_experts = checkpoint.spec.has_experts
+    assert cost <= (LARGEST_COST_WITH_EXPERTS if has_experts else LARGEST_COST_OF_INTEGER_INPUTS)
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *MORE_FAMILIES, *LARGER])

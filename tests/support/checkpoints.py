@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import transformers
 from numpy.typing import NDArray
+from safetensors.torch import load_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from edge.models.families import Family, llama_tensor_name, read_family
@@ -215,6 +216,20 @@ MORE_FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "rope_parameters": {**_YARN, "llama_4_scaling_beta": 0.0},
         },
     ),
+    "mixtral": (
+        "mixtral",
+        {
+            "hidden_size": 60,
+            "intermediate_size": 37,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 3,
+            "vocab_size": 131,
+            "sliding_window": 9,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+        },
+    ),
     "olmo2": (
         "olmo2",
         {
@@ -273,6 +288,23 @@ MORE_FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
                 "short_factor": [1.0, 1.5, 2.0, 2.5, 3.0, 3.5],
                 "long_factor": [1.0, 2.0, 4.0, 5.0, 9.0, 12.0],
             },
+        },
+    ),
+    "qwen3_moe": (
+        "qwen3_moe",
+        {
+            "hidden_size": 66,
+            "intermediate_size": 90,
+            "moe_intermediate_size": 41,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            "vocab_size": 131,
+            "num_experts": 7,
+            "num_experts_per_tok": 3,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [1],
         },
     ),
     "smollm3": (
@@ -449,6 +481,9 @@ IN_BLOCKS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 }
 """Whose rows are whole blocks of the types in GGUF files."""
 
+_PLAIN = {"attn_implementation": "eager", "experts_implementation": "eager"}
+"""Of `transformers`: attention by its formula, and one expert after the other."""
+
 StoredType = Literal["float32", "bfloat16", "float16"]
 
 
@@ -465,10 +500,10 @@ class TinyCheckpoint:
 
     @functools.cached_property
     def model(self) -> Any:
-        """Eager attention: the plain formula, masks included."""
+        """As plain as it comes, masks included."""
         has_pictures = self.path.name in WITH_PICTURES
         kind = hub.AutoModelForImageTextToText if has_pictures else hub.AutoModelForCausalLM
-        model = kind.from_pretrained(self.path, dtype=torch.float32, attn_implementation="eager")
+        model = kind.from_pretrained(self.path, dtype=torch.float32, **_PLAIN)
         return model.eval()
 
     @functools.cached_property
@@ -480,6 +515,13 @@ class TinyCheckpoint:
         }
 
     @functools.cached_property
+    def _of_file(self) -> dict[str, NDArray[np.float32]]:
+        found: dict[str, NDArray[np.float32]] = {}
+        for file in self.path.glob("*.safetensors"):
+            found |= {name: each.float().numpy() for name, each in load_file(file).items()}
+        return found
+
+    @functools.cached_property
     def llama_weights(self) -> dict[str, NDArray[np.float32]]:
         """Every tensor as Llama's checkpoints would have it, by the names there.
 
@@ -488,7 +530,7 @@ class TinyCheckpoint:
         config = json.loads((self.path / "config.json").read_text())
         family, spec = read_family(config, source=str(self.path))
         offset = 1.0 if config["model_type"].startswith("gemma") else 0.0
-        found = {}
+        found: dict[str, NDArray[np.float32]] = {}
         for role in tensor_shapes(spec):
             values = self._weight(family, spec, role)
             name = llama_tensor_name(role)
@@ -499,6 +541,8 @@ class TinyCheckpoint:
         name = family.tensor_name(role)
         if name in self.weights:
             return self.weights[name]
+        if ".experts." in name or ".router." in role:  # modules have those of a layer in one
+            return self._of_file[name]
         _layers, number, part, suffix = role.split(".")
         (fused, parts), *_ = (each for each in family.fused.items() if part in each[1])
         shapes = tensor_shapes(spec)
@@ -605,7 +649,7 @@ def _random_weight(name: str, shape: tuple[int, ...], model: str) -> NDArray[np.
     elif len(shape) == 1:
         values = 1.0 + 0.3 * normal
     else:
-        values = normal * shape[1] ** -0.5
+        values = normal * shape[2 if len(shape) == 3 else 1] ** -0.5
     return values.astype(np.float32)
 
 

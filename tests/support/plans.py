@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 
 from edge.demos.bundled import MODEL
 from edge.models.spec import ModelSpec
-from edge.partition import Plan, Shard, Stage
+from edge.partition import LayerSlice, Plan, Shard, Stage
 from edge.weights.checkpoint import Checkpoint
-from tests.support.specs import shape
 
 DEVICES = tuple(f"local-{number}" for number in range(1, 6))
 """The names of the peers that `Cluster.local(peers=5)` starts."""
@@ -107,12 +106,21 @@ def _shards(
     *,
     outer: bool,
 ) -> tuple[Shard, ...]:
-    heads = _cut(spec.kinds[0].mixer.num_units, shares.heads)
-    columns = _cut(shape(spec).ffn_columns, shares.ffn_columns, column_multiple)
+    each = [
+        (
+            _cut(kind.mixer.num_units, shares.heads),
+            _cut(kind.feed_forward.columns, shares.ffn_columns, column_multiple),
+        )
+        for kind in spec.kinds
+    ]
     vocab = _cut(spec.vocab_size if outer else 0, shares.vocab)
     return tuple(
-        Shard(device=next_device(), heads=heads[i], ffn_columns=columns[i], vocab=vocab[i])
-        for i in range(len(heads))
+        Shard.of_slices(
+            next_device(),
+            [LayerSlice(heads=heads[i], ffn_columns=columns[i]) for heads, columns in each],
+            vocab=vocab[i],
+        )
+        for i in range(len(vocab))
     )
 
 

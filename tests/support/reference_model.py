@@ -7,6 +7,7 @@ formulas in `kernels/*/reference.py` and the sizes in `ModelSpec`.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -15,19 +16,23 @@ from numpy.typing import NDArray
 
 from edge.kernels.attention.reference import attention
 from edge.kernels.embedding.reference import embedding
+from edge.kernels.experts.reference import experts
 from edge.kernels.gated_mlp.reference import gated
 from edge.kernels.logits.reference import finish_logits
 from edge.kernels.matmul.reference import matmul
 from edge.kernels.matmul_nbits.reference import dequantize, quantize
 from edge.kernels.rms_norm.reference import rms_norm
 from edge.kernels.rope.reference import rope
+from edge.models.experts import Experts
 from edge.models.spec import ModelSpec
 from edge.partition import Plan
+from edge.weights.formats import weight_format
 
 if TYPE_CHECKING:
     from tests.support.checkpoints import TinyCheckpoint
 
 Array = NDArray[np.float32]
+FLOAT_BITS = 32
 
 
 class ReferenceModel:
@@ -57,6 +62,8 @@ class ReferenceModel:
     def held_in(self, name: str) -> tuple[int, int]:
         """Bits and block size of a matrix, as docs/guide/quality.md tells them."""
         given = self.block_size
+        if name.removesuffix(".weight").endswith(".mlp.gate"):
+            return FLOAT_BITS, 1
         if self.dtype != "int4":
             return {"float32": 32, "int8": 8, "int4-pure": 4}[self.dtype], given or 32
         hidden = self.spec.hidden_size
@@ -85,7 +92,10 @@ class ReferenceModel:
             x = self._attention(x, number, f"{prefix}self_attn.")
             hidden += self._norm(x, f"{prefix}post_self_attn_layernorm", layer.mixer.has_post_norm)
             x = self._norm(hidden, f"{prefix}post_attention_layernorm", layer.feed_forward.has_norm)
-            x = self._mlp(x, number, f"{prefix}mlp.")
+            if isinstance(layer.feed_forward, Experts):
+                x = self._experts(x, layer.feed_forward, f"{prefix}mlp.")
+            else:
+                x = self._mlp(x, number, f"{prefix}mlp.")
             hidden += self._norm(x, f"{prefix}post_mlp_layernorm", layer.feed_forward.has_post_norm)
         logits = self._linear(self._norm(hidden, "model.norm"), "lm_head")
         return finish_logits(logits, scale=spec.logit_scale, soft_cap=spec.logit_soft_cap)
@@ -125,6 +135,16 @@ class ReferenceModel:
         active = gated(np.concatenate(gate_up, axis=-1), activation=activation)
         return self._linear(active, f"{prefix}down_proj")
 
+    def _experts(self, x: Array, part: Experts, prefix: str) -> Array:
+        def expert(number: int, rows: Array) -> Array:
+            own = f"{prefix}experts.{number}."
+            gate_up = [self._linear(rows, f"{own}{name}_proj") for name in ("gate", "up")]
+            active = gated(np.concatenate(gate_up, axis=-1), activation=part.activation)
+            return self._linear(active, f"{own}down_proj")
+
+        logits = self._linear(x, f"{prefix}gate")
+        return experts(x, logits, top_k=part.top_k, renormalized=part.renormalized, expert=expert)
+
     def _rounded(self, name: str, weight: Array) -> Array:
         bits, block_size = self.held_in(name)
         if bits == 32:
@@ -157,9 +177,11 @@ class IntegerReferenceModel(ReferenceModel):
     ) -> None:
         super().__init__(checkpoint, dtype=dtype, block_size=block_size)
         self._cuts: dict[str, tuple[int, ...]] = {}
+        kinds = weight_format(self.spec, dtype, block_size).graded(self.spec).layers
         for stage in plan.stages:
-            columns = tuple(shard.ffn_columns.stop for shard in stage.slices)
             for layer in stage.layers:
+                slices = [shard.slice(kinds[layer]) for shard in stage.slices]
+                columns = tuple(each.ffn_columns.stop for each in slices)
                 mixer = self.spec.layer(layer).mixer
                 size = mixer.head_size * (mixer.num_heads // mixer.num_units)
                 heads = tuple(shard.heads.stop * size for shard in stage.slices)
@@ -167,7 +189,10 @@ class IntegerReferenceModel(ReferenceModel):
                 self._cuts[f"model.layers.{layer}.mlp.down_proj"] = columns
 
     def _linear(self, x: Array, name: str) -> Array:
-        cuts = sorted({0, *self._cuts.get(name, ()), x.shape[-1]})
+        if self.held_in(name)[0] == FLOAT_BITS:
+            return super()._linear(x, name)
+        of_layer = re.sub(r"experts\.\d+\.", "", name)
+        cuts = sorted({0, *self._cuts.get(of_layer, ()), x.shape[-1]})
         pieces = [
             rounded_activations(x[..., start:stop], self.held_in(name)[1], first_column=start)
             for start, stop in itertools.pairwise(cuts)

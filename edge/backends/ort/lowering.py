@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from edge.backends.ort.attention import lower_attention
+from edge.backends.ort.experts import lower_experts
 from edge.backends.ort.gated_mlp import lower_gated_mlp
 from edge.backends.ort.segments import GraphSegment, LayerNames, SegmentBuilder
 from edge.kernels.embedding.onnx import embedding
@@ -24,6 +25,7 @@ from edge.weights.layout import ShardLayout
 
 _PARTS: Mapping[str, Callable[[SegmentBuilder, int, Any], str]] = {
     "attention": lower_attention,
+    "experts": lower_experts,
     "gated_mlp": lower_gated_mlp,
 }
 """By kind of part: from the hidden state to what is added to it."""

@@ -6,7 +6,8 @@ by the module of each kind of part.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -223,6 +224,16 @@ class SegmentBuilder:
         """The product with a matrix of the layout, and its bias."""
         self.observe(x, name)
         return self.linear_unobserved(x, name)
+
+    @contextlib.contextmanager
+    def within(self, branch: OnnxGraph) -> Iterator[None]:
+        """Nodes are put into a branch of the graph for as long."""
+        outer = self._open.graph
+        self._open.graph = branch
+        try:
+            yield
+        finally:
+            self._open.graph = outer
 
     def linear_unobserved(self, x: str, name: str) -> str:
         """The same where what the matrix is given is not all that counts."""

@@ -26,14 +26,18 @@ from edge.kernels.attention.onnx import (
 )
 from edge.kernels.embedding.onnx import embedding
 from edge.kernels.embedding.reference import embedding as embedding_reference
+from edge.kernels.experts.onnx import experts
+from edge.kernels.experts.reference import experts as experts_reference
 from edge.kernels.gated_mlp.onnx import gated
 from edge.kernels.gated_mlp.reference import gated as gated_reference
 from edge.kernels.kv_cache.cache_size import cache_row
+from edge.kernels.matmul.onnx import matmul
 from edge.kernels.matmul.reference import matmul as matmul_reference
 from edge.kernels.onnx_graph import OnnxGraph
 from edge.kernels.rms_norm.onnx import add_rms_norm
 from edge.kernels.rms_norm.reference import add_rms_norm as norm_reference
 from edge.models.attention import Attention
+from edge.models.experts import Experts, expert_number
 from edge.models.gated_mlp import GatedMlp
 from edge.models.spec import ModelSpec
 from edge.protocol.step import SHORTEST_STEP
@@ -44,6 +48,7 @@ LARGEST_ERROR_OF_INTEGER_INPUTS = 0.05
 """Accuracy "fast" rounds the inputs of products: 0.005 of a product's norm."""
 
 _OUTPUTS = 16
+_EXPERT_SIZE = 16
 _CONTEXT = ROWS[-1] + 1
 
 Array = NDArray[np.float32]
@@ -71,7 +76,8 @@ def check_agreement(
     matrices, norms = [], []
     for number in layout.first_of_kind:
         prefix, layer = f"layers.{number}.", layout.layer(number)
-        matrices += [each.name for each in layout.matrices if each.name.startswith(prefix)]
+        names = [each.name for each in layout.matrices if each.name.startswith(prefix)]
+        matrices += [name for name in names if expert_number(name) in (None, 0)]  # all are alike
         kinds = ("attention_norm", "attention_post_norm", "mlp_norm", "mlp_post_norm")
         names = [f"{prefix}{kind}" for kind in kinds]
         norms += [each.name for each in layout.vectors if each.name in names]
@@ -79,6 +85,8 @@ def check_agreement(
             check.attention(number, layer.mixer)
         if layer.feed_forward is not None:
             check.gated(number, layer.feed_forward)
+        if isinstance(layer.feed_forward, Experts):
+            check.experts(number, layer.feed_forward)
     if layout.is_last_stage and layout.vocab:
         matrices += ["head"]
         norms += ["final_norm"]
@@ -189,11 +197,36 @@ class _Check:
             LARGEST_ERROR_OF_INTEGER_INPUTS if rounds else LARGEST_ERROR,
         )
 
-    def gated(self, layer: int, part: GatedMlp) -> None:
+    def gated(self, layer: int, part: GatedMlp | Experts) -> None:
         x = self._input(f"gated.{layer}", 2 * part.columns)
         activation = part.activation
         wanted = [gated_reference(feeds[x], activation=activation) for feeds in self._feeds]
         self._output(gated(self._graph, x, activation=activation), "gated_mlp", wanted)
+
+    def experts(self, layer: int, part: Experts) -> None:
+        """As many as the layer has, with a few weights in each."""
+        graph, size = self._graph, _EXPERT_SIZE
+        shape = (part.num_experts, size, size)
+        weights = self._random.standard_normal(shape, dtype=np.float32) * size**-0.5
+        x = self._input(f"experts.{layer}", size)
+        logits = self._input(f"router.{layer}", part.num_experts)
+
+        def expert(branch: OnnxGraph, number: int, rows: str) -> str:
+            weight = branch.weight(f"expert.{layer}.{number}", weights[number])
+            return matmul(branch, rows, weight)
+
+        value = experts(
+            graph, x, logits, hidden_size=size, num_experts=part.num_experts, top_k=part.top_k,
+            renormalized=part.renormalized, expert=expert,
+        )  # fmt: skip
+        wanted = [
+            experts_reference(
+                feeds[x][0], feeds[logits][0], top_k=part.top_k, renormalized=part.renormalized,
+                expert=lambda number, rows: matmul_reference(rows, weights[number]),
+            )[None]
+            for feeds in self._feeds
+        ]  # fmt: skip
+        self._output(value, f"experts (layer {layer})", wanted)
 
     def embedding(self) -> None:
         """The first rows of this shard's table, and ids that are not in it."""

@@ -9,7 +9,7 @@ import importlib.util
 from typing import TYPE_CHECKING
 
 from edge.backends.interface import ShardWeights
-from edge.errors import CapacityError
+from edge.errors import CapacityError, RequestError
 from edge.host.free_memory import format_size, usable_memory_bytes
 from edge.models.spec import ModelSpec
 from edge.offload import KVTier
@@ -20,6 +20,9 @@ from edge.weights.layout import ShardLayout
 if TYPE_CHECKING:
     from edge.backends.triton.device import Device
     from edge.backends.triton.program import TritonProgram
+
+PART_KINDS = frozenset(("attention", "gated_mlp"))
+"""What `layers.py` has blocks for; known here, too, so that a refusal needs no torch."""
 
 KEPT_FREE_BYTES = 1 << 30
 """The part of a GPU's memory for activations, CUDA's own, and a desktop that is drawn with it."""
@@ -97,7 +100,13 @@ class TritonBackend:
         kv_dtype: KvDtype = "float32",
         kv_tier: KVTier | None = None,
     ) -> TritonProgram:
-        """Raises RequestError where the kernels compute wrongly."""
+        """Raises RequestError where the kernels compute wrongly, and for parts without one."""
+        missing = sorted({part.kind for kind in spec.kinds for part in kind.parts} - PART_KINDS)
+        if missing:
+            raise RequestError(
+                f"a GPU peer has no kernel for {', '.join(missing)}, which this model has; start "
+                "the peer with --backend ort, so that this device's CPU computes it"
+            )
         import torch
 
         from edge.backends.triton.loading import load

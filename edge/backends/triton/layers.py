@@ -54,7 +54,7 @@ _BLOCKS: Mapping[str, Callable[[Shop, int, Any], Block]] = {
     "attention": AttentionBlock.of,
     "gated_mlp": GatedMlpBlock.of,
 }
-"""By kind of part."""
+"""By kind of part; `PART_KINDS` in `backend.py` names the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

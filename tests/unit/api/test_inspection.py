@@ -253,11 +253,11 @@ def change_config(folder: Path, **values: object) -> None:
 
 def test_an_unknown_family(tiny_checkpoint: Make, tmp_path: Path) -> None:
     folder = copy(tiny_checkpoint("llama"), tmp_path)
-    change_config(folder, model_type="mixtral", num_local_experts=8)
+    change_config(folder, model_type="granitemoe", num_local_experts=8)
     found = inspect(folder)
     assert found.problem is not None
-    assert "'mixtral' is not a family Edge runs: the nearest is mistral" in found.problem
-    assert (found.family, found.num_experts) == ("mixtral", 8)
+    assert "'granitemoe' is not a family Edge runs: the nearest is granite" in found.problem
+    assert (found.family, found.num_experts) == ("granitemoe", 8)
     assert (found.hidden_size, found.vocab_size, found.context_tokens) == (64, 128, 512)
     (kind,) = found.layers
     assert (kind.layers, kind.num_heads, kind.num_kv_heads) == ((0, 1, 2, 3), 8, 2)

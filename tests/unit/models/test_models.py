@@ -42,6 +42,9 @@ LLAMA3 = {
 }
 
 
+EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+
+
 def describe(model_type: str = "llama", **values: Any) -> ModelSpec:
     config = {"model_type": model_type, **SIZES, **values}
     return read_family(config, source="config.json")[1]
@@ -145,7 +148,11 @@ def test_frequencies_equal_those_of_transformers(model_type: str, rope: dict[str
     np.testing.assert_allclose(found, rotary.inv_freq.numpy(), rtol=1e-6)
 
 
-@pytest.mark.parametrize("model_type", FAMILIES)
+WITH_EXPERTS = ("mixtral", "qwen3_moe")
+"""Modules of theirs have other names than files; end-to-end tests open such files."""
+
+
+@pytest.mark.parametrize("model_type", [name for name in FAMILIES if name not in WITH_EXPERTS])
 def test_tensor_names_are_those_of_transformers(model_type: str) -> None:
     config = hub.AutoConfig.for_model(
         model_type, **SIZES, head_dim=8, attention_bias=True, mlp_bias=True
@@ -185,6 +192,19 @@ def test_windows_of_qwen(model_type: str) -> None:
     assert windows(use_sliding_window=True, layer_types=kinds) == (7, None, 7)
 
 
+def test_which_layers_have_experts() -> None:
+    values = {"num_hidden_layers": 6, "decoder_sparse_step": 2, "mlp_only_layers": [3]}
+    spec = describe("qwen3_moe", **EXPERTS, **values)
+    assert [spec.layer(n).feed_forward.kind == "experts" for n in range(6)] == [
+        *(False, True, False),
+        *(False, False, True),
+    ]
+    assert ModelSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+    shapes = tensor_shapes(spec)
+    assert shapes["layers.1.experts.4.down.weight"] == (64, 24)
+    assert shapes["layers.0.down.weight"] == (64, 90)
+
+
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
@@ -193,7 +213,14 @@ def test_windows_of_qwen(model_type: str) -> None:
             "model_type 'gpt2' is not a family Edge runs: the nearest is llama",
         ),
         ({"model_type": "olmo3", "layer_types": ["x"]}, "layer_types must name one of"),
-        ({"model_type": "mixtral"}, "the nearest is mistral, which lacks experts; it runs"),
+        ({"model_type": "phimoe"}, "the nearest is phi3, which lacks experts; it runs"),
+        ({"model_type": "qwen3_moe"}, "num_experts is missing"),
+        ({"model_type": "mixtral", "num_local_experts": 1}, "through 2 of 1 experts"),
+        ({"model_type": "mixtral", "num_local_experts": 10**6}, "num_local_experts must lie in 1"),
+        (
+            {"model_type": "qwen3_moe", **EXPERTS, "mlp_only_layers": ["1"]},
+            "mlp_only_layers must be a list",
+        ),
         ({"model_type": "lama"}, "llama is called nearly the same; it runs gemma2"),
         ({"model_type": "mistral3", "text_config": [1]}, "text_config must be an object"),
         ({"model_type": "gemma3", "text_config": {"model_type": "t5"}}, "'t5' is not a family"),

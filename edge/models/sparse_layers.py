@@ -1,0 +1,36 @@
+"""Which layers of a model have experts, as families after Qwen2-MoE write it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edge.models.config import Config
+from edge.models.decoder import activation, num_layers
+from edge.models.experts import MAX_EXPERTS, Experts
+from edge.models.spec import MAX_LAYERS
+
+
+def num_experts(config: Config) -> int:
+    """Under either of its two names."""
+    has_local = config.values.get("num_experts") is None
+    name = "num_local_experts" if has_local and "num_local_experts" in config.values else ""
+    return config.size(name or "num_experts", most=MAX_EXPERTS)
+
+
+def sparse_layers(config: Config) -> Sequence[Experts | None]:
+    """For each layer its experts, or None for a plain block."""
+    experts = Experts(
+        num_experts=num_experts(config),
+        top_k=config.size("num_experts_per_tok", most=MAX_EXPERTS),
+        columns=config.size("moe_intermediate_size"),
+        activation=activation(config),
+        renormalized=config.flag("norm_topk_prob", False),
+    )
+    step = config.size("decoder_sparse_step", 1, most=MAX_LAYERS)
+    plain = config.values.get("mlp_only_layers") or []
+    if not isinstance(plain, list) or any(type(each) is not int for each in plain):
+        raise config.error("mlp_only_layers must be a list of numbers of layers")
+    return tuple(
+        None if number in plain or (number + 1) % step else experts
+        for number in range(num_layers(config))
+    )

@@ -1,0 +1,1 @@
+"""Experts: each row goes through the few blocks that a router chooses for it."""
