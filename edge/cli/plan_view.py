@@ -19,6 +19,7 @@ from edge.partition import (
     Shortage,
     describe_plan_in_words,
 )
+from edge.planning.kv_copies import MOST_KEPT_KV_BYTES, CopiesCost
 from edge.planning.losses import Loss
 from edge.planning.proposal import Proposal
 
@@ -58,6 +59,38 @@ def show_losses(proposal: Proposal, found: Sequence[Loss]) -> None:
     for each in found:
         line = f"Without {each.device.name}: {_left_without(proposal, each)}."
         console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def show_standby(proposal: Proposal, cost: CopiesCost) -> None:
+    """Print what copies of keys and values take of memory and of links."""
+    what = {"none": "nothing", "answers": "an answer", "all": "a prompt or an answer"}[cost.copies]
+    line = (
+        f"Copies of keys and values: {format_size(sum(cost.token_bytes.values()))} for each token "
+        f"of {what}, in this device's memory: up to "
+        f"{format_size(MOST_KEPT_KV_BYTES[cost.copies])}, which is {cost.kept_tokens:,} tokens."
+    )
+    if cost.bytes_per_s is not None:
+        sent = " and ".join(
+            f"{_megabits(rate)} from {proposal.cluster.device(device).name}"
+            for device, rate in cost.bytes_per_s.items()
+        )
+        line += f" At the predicted speed the links to this device carry {sent} for them."
+    Console().print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def standby_as_json(cost: CopiesCost) -> dict[str, Any]:
+    """By device, in plan order."""
+    return {
+        "token_bytes": dict(cost.token_bytes),
+        "bytes_per_s": None if cost.bytes_per_s is None else dict(cost.bytes_per_s),
+        "copies": cost.copies,
+        "most_bytes": MOST_KEPT_KV_BYTES[cost.copies],
+        "kept_tokens": cost.kept_tokens,
+    }
+
+
+def _megabits(bytes_per_s: float) -> str:
+    return f"{8e-6 * bytes_per_s:.3g} Mbit/s"
 
 
 def losses_as_json(found: Sequence[Loss]) -> list[dict[str, Any]]:

@@ -29,6 +29,7 @@ from edge.errors import (
 from edge.kernels.sampling.logprobs import Logprobs
 from edge.kernels.sampling.rules import Bits
 from edge.partition import Plan
+from edge.planning.kv_copies import MOST_KEPT_KV_BYTES
 from edge.protocol import messages
 from edge.protocol.assignment import Copies
 from edge.protocol.client import PeerClient
@@ -40,9 +41,6 @@ from edge.protocol.step import MAX_CHUNK_TOKENS, SamplingTerms
 from edge.protocol.step_times import PeerTimes
 from edge.protocol.token_masks import write_masks
 from edge.protocol.topology import Place, Seat
-
-MOST_KEPT_KV_BYTES: Mapping[Copies, int] = {"none": 0, "answers": 128 << 20, "all": 1 << 30}
-"""Copies of keys and values of all requests; of what comes when there are as many, none is kept."""
 
 _log = logging.getLogger(__name__)
 

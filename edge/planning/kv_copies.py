@@ -1,10 +1,17 @@
-"""Of what a coordinator has its peers send copies of the keys and values. Pure."""
+"""Of what a coordinator has its peers send copies of the keys and values; what that costs. Pure."""
 
 from __future__ import annotations
 
-from edge.partition import ClusterSpec, Plan
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from edge.partition import ClusterSpec, Plan, Workload, memory_use
 from edge.planning.load_options import Standby
+from edge.planning.proposal import Proposal
 from edge.protocol.assignment import Copies
+
+MOST_KEPT_KV_BYTES: Mapping[Copies, int] = {"none": 0, "answers": 128 << 20, "all": 1 << 30}
+"""Copies of keys and values of all requests; of what comes when there are as many, none is kept."""
 
 FAST_BYTES_PER_S = 100e6
 """A copy takes as much as several hidden states of its token do: nothing to notice on a link like
@@ -31,3 +38,34 @@ def kv_copies(standby: Standby, plan: Plan, cluster: ClusterSpec, *, here: str) 
         if {link.source, link.target} & elsewhere
     )
     return "answers" if is_fast else "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopiesCost:
+    """Of a plan, for the device that asks; in the form in which its shards keep them."""
+
+    copies: Copies
+    token_bytes: Mapping[str, int]
+    """Of each token that is copied, by the device that sends it."""
+    bytes_per_s: Mapping[str, float] | None
+    """That come from each device while answers are made at the predicted speed; None where that is
+    not known."""
+
+    @property
+    def kept_tokens(self) -> int:
+        """Of all requests under way, that there is memory for."""
+        return MOST_KEPT_KV_BYTES[self.copies] // max(1, sum(self.token_bytes.values()))
+
+
+def copies_cost(proposal: Proposal, standby: Standby, *, here: str) -> CopiesCost | None:
+    """Every shard sends all that it keeps of a token, once. None where nothing is copied."""
+    copies = kv_copies(standby, proposal.plan, proposal.cluster, here=here)
+    if copies == "none":
+        return None
+    one = Workload(prompt_tokens=1, output_tokens=0)
+    uses = memory_use(proposal.plan, proposal.model, one)
+    token_bytes = {device: use.kv_bytes for device, use in uses.items()}
+    rates = None
+    if (predicted := proposal.choice.predicted) is not None:
+        rates = {device: each * predicted.tokens_per_s for device, each in token_bytes.items()}
+    return CopiesCost(copies=copies, token_bytes=token_bytes, bytes_per_s=rates)

@@ -8,9 +8,18 @@ from dataclasses import replace
 import click
 
 from edge.cli.options import ClusterOptions, cluster_options, model_options, open_cluster
-from edge.cli.plan_view import losses_as_json, plan_as_json, show_losses, show_plan
+from edge.cli.plan_view import (
+    losses_as_json,
+    plan_as_json,
+    show_losses,
+    show_plan,
+    show_standby,
+    standby_as_json,
+)
 from edge.errors import CapacityError
+from edge.host.identity import host_id
 from edge.partition import Workload
+from edge.planning.kv_copies import copies_cost
 from edge.planning.load_options import LoadOptions
 from edge.planning.losses import losses as what_losses_do
 from edge.planning.proposal import Proposal
@@ -83,12 +92,14 @@ def command(
                 unchanged = cluster.propose(model, options)
             except CapacityError as error:
                 click.echo(f"Without the changes: {error}", err=True)
+    copies = copies_cost(proposal, options.standby, here=host_id())
     if as_json:
         value = plan_as_json(proposal, explain=explain)
         if changes:
             value["changes"] = list(changes)
         if losses:
             value["losses"] = losses_as_json(what_losses_do(proposal, options))
+        value["standby"] = None if copies is None else standby_as_json(copies)
         click.echo(json.dumps(value, indent=2))
     else:
         show_plan(
@@ -97,5 +108,7 @@ def command(
             unchanged=unchanged,
             explain=explain,
         )
+        if copies is not None:
+            show_standby(proposal, copies)
         if losses:
             show_losses(proposal, what_losses_do(proposal, options))

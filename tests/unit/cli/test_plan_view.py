@@ -12,9 +12,12 @@ from edge.cli.plan_view import (
     rate_in_words,
     show_losses,
     show_plan,
+    show_standby,
+    standby_as_json,
 )
 from edge.host.free_memory import format_size
 from edge.partition import Choice, ClusterSpec, choose, estimate, memory_use
+from edge.planning.kv_copies import copies_cost
 from edge.planning.load_options import LoadOptions
 from edge.planning.losses import losses
 from edge.planning.proposal import Overhead, Proposal
@@ -175,6 +178,34 @@ def test_what_would_be_left_without_each_device(capsys: pytest.CaptureFixture[st
     assert second.startswith("Without b: a: layers 0-21; ")
     assert " from disk" in _said(planned(0.9, 0.5), replace(options, stream="auto"), capsys)
     assert _said(planned(2), options, capsys) == "Without a: no device is left.\n"
+
+
+def test_what_copies_of_keys_and_values_take(capsys: pytest.CaptureFixture[str]) -> None:
+    """A token of llama's 22 layers with 4 KV heads of 64: 8 bytes for each element of its keys."""
+    proposed = planned(0.9, 0.6)
+    cost = copies_cost(proposed, "kv", here="here")
+    assert cost is not None
+    layer_bytes = 8 * 4 * 64
+    assert cost.token_bytes == {"00": 8 * layer_bytes, "01": 14 * layer_bytes}
+    assert cost.kept_tokens == (1 << 30) // (22 * layer_bytes)
+    predicted = proposed.choice.predicted
+    assert predicted is not None
+    assert cost.bytes_per_s is not None
+    first_per_s = 8 * layer_bytes * predicted.tokens_per_s
+    assert cost.bytes_per_s["00"] == pytest.approx(first_per_s)
+    show_standby(proposed, cost)
+    said = capsys.readouterr().out
+    assert "44.0 KiB for each token of a prompt or an answer" in said
+    assert "up to 1.0 GiB, which is 23,831 tokens" in said
+    assert f"carry {8e-6 * first_per_s:.3g} Mbit/s from a and" in said
+    assert standby_as_json(cost)["token_bytes"] == cost.token_bytes
+
+    unknown = replace(proposed, choice=replace(proposed.choice, predicted=None))
+    cost = copies_cost(unknown, "kv", here="here")
+    assert cost is not None
+    show_standby(unknown, cost)
+    assert capsys.readouterr().out.endswith("23,831 tokens.\n")
+    assert copies_cost(proposed, "none", here="here") is None
 
 
 def _said(proposed: Proposal, options: LoadOptions, capsys: pytest.CaptureFixture[str]) -> str:
