@@ -278,6 +278,7 @@ class AsyncCluster:
                         options.standby, proposal.plan, proposal.cluster, here=host_id()
                     ),
                 )
+                reload.manifests = loaded.manifests
                 lasting.begin(loaded)
             joining = None
             if options.replan == "auto" and not limits.observes:

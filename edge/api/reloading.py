@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from edge.concurrency.blocking import run_blocking
@@ -16,6 +16,7 @@ from edge.coordinator.requests import OnEnd
 from edge.errors import (
     CapacityError,
     CheckpointError,
+    EdgeError,
     NetworkError,
     PeerError,
     PeerLostError,
@@ -34,9 +35,11 @@ from edge.protocol.peer_info import (
     PeerInfo,
     describe_all,
     gather_all,
+    kept_by,
     take_over,
     with_unique_names,
 )
+from edge.protocol.topology import Seat
 from edge.weights.checkpoint import Checkpoint
 
 ANSWER_WITHIN_S = 2.0
@@ -44,6 +47,8 @@ ANSWER_WITHIN_S = 2.0
 
 LOST_ANSWERS_WITHIN_S = 0.5
 """The same of one that counts as lost: perhaps only a connection was."""
+SAYS_WHAT_IT_KEEPS_WITHIN_S = 0.3
+"""Else the next plan is made as if it kept nothing."""
 FREED_WITHIN_S = 2.0
 """Such a peer has freed what it held for the lost connection, if it is told that this was lost."""
 FREED_LOOK_EVERY_S = 0.05
@@ -77,6 +82,8 @@ class Reloading:
     peers: dict[str, PeerInfo]
     """Told of the peers that may take part now, by id."""
     lease: Lease
+    manifests: Mapping[Seat, str] = field(default_factory=dict)
+    """Of the plan that runs, or ran last: the digest of each shard's weights."""
     came_back: tuple[PeerInfo, ...] = ()
     """Devices that count as lost, and answered when they were last asked."""
 
@@ -130,12 +137,14 @@ class Reloading:
             raise NoPeersError("no device that is left has room for the model")
         async with self.opened() as checkpoint:
             before = self.forecast.proposal
+            cached = await self._cached(peers)
             proposal = await repaired_proposal(
                 checkpoint,
                 peers,
                 self.options,
                 before=before,
                 lost=set(before.plan.devices) - {peer.id for peer in peers},
+                cached=cached,
             )
             return await self._loaded(checkpoint, proposal, peers, living, on_end)
 
@@ -188,9 +197,24 @@ class Reloading:
             ),
         )
         self.forecast.replace(proposal)
+        self.manifests = loaded.manifests
         self.peers.clear()
         self.peers |= {peer.id: peer for peer in known}
         return loaded
+
+    async def _cached(self, peers: Sequence[PeerInfo]) -> dict[str, list[Seat]]:
+        """The seats whose weights they have on disk, as far as they say so at once."""
+
+        async def kept(peer: PeerInfo) -> list[Seat]:
+            try:
+                async with asyncio.timeout(SAYS_WHAT_IT_KEEPS_WITHIN_S):
+                    names = {each.name for each in await kept_by(peer)}
+            except (EdgeError, TimeoutError):
+                return []  # it is asked again when it is to load, and is sent what it lacks
+            return [seat for seat, digest in self.manifests.items() if f"shards/{digest}" in names]
+
+        found = await asyncio.gather(*(kept(peer) for peer in peers))
+        return {peer.id: seats for peer, seats in zip(peers, found, strict=True)}
 
     async def _living(
         self, lost: Collection[str], candidates: Sequence[PeerInfo]

@@ -66,6 +66,8 @@ class LoadedModel:
         self.plan = plan
         self.held: dict[Seat, tuple[HeldLayer, ...]] = {}
         """Of which each shard keeps keys and values."""
+        self.manifests: dict[Seat, str] = {}
+        """The digest of each shard's weights."""
         self._copies_kv = copies_kv
         self._kv_is_rounded = kv_is_rounded
         self._kv_form: KvForm | None = None

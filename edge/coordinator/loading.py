@@ -226,6 +226,7 @@ class _Loading:
         def connect() -> Awaitable[PeerClient]:
             return peer.connect(on_event=model.on_event)
 
+        model.manifests[seat] = shipment.manifest.digest
         client, sent_bytes = await ship(
             shipment, connect, peer=peer.name, on_progress=self._on_progress
         )

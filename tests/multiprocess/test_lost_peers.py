@@ -6,6 +6,7 @@ import json
 import signal
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -228,6 +229,29 @@ def test_what_takes_a_lost_seat_has_the_same_bits(
     for one, other in zip(undisturbed, found, strict=True):
         assert one.token_ids == other.token_ids
         assert one.logprobs == other.logprobs, "to the last bit"
+
+
+def test_who_has_the_weights_on_disk_is_a_better_stand_in(
+    trio: Trio, cluster: edge.Cluster, endless_checkpoint: TinyCheckpoint
+) -> None:
+    ids = {peer.name: peer.id for peer in cluster.peers}
+    # The one that would not be taken by its id.
+    has_it = max(trio.daemons[1:], key=lambda daemon: ids[daemon.name])
+    load = partial(
+        cluster.load, endless_checkpoint.path, dtype="float32", context_tokens=LONG_CONTEXT
+    )
+    with load(plan=cut(endless_checkpoint, "solo", [has_it])):
+        pass
+    prompt = endless_checkpoint.prompt(5)
+    with load(plan=cut(endless_checkpoint, "solo", trio.daemons[:1])) as model:
+        stream = model.stream(prompt, max_new_tokens=60)
+        next(stream)
+        trio[0].kill()
+        for _token in stream:
+            pass
+        assert list(stream.reply().token_ids) == endless_checkpoint.greedy(prompt, 60)
+        assert model.plan.devices == (ids[has_it.name],)
+        assert not any(model.sent_bytes.values())
 
 
 def test_whose_disk_is_full_has_no_part_in_going_on(
