@@ -93,7 +93,7 @@ class OnnxGraph:
         return name
 
     def weight(self, name: str, tensor: ExternalTensor | NDArray[Any]) -> str:
-        """A weight: external when it lies in a file, else inside the model (tests)."""
+        """A weight: external when it lies in a file, else inside the model."""
         if isinstance(tensor, np.ndarray):
             return self.constant(name, tensor)
         if name not in self._initializers:

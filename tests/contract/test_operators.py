@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -16,8 +15,6 @@ from hypothesis import strategies as st
 
 from edge.kernels.attention import onnx as attention_onnx
 from edge.kernels.attention import reference as attention_reference
-from edge.kernels.embedding import onnx as embedding_onnx
-from edge.kernels.embedding import reference as embedding_reference
 from edge.kernels.experts import onnx as experts_onnx
 from edge.kernels.experts import reference as experts_reference
 from edge.kernels.gated_mlp import onnx as gated_mlp_onnx
@@ -242,43 +239,6 @@ def test_attention(
     assert_same(output, expected.reshape(1, tokens, -1), tolerance=5e-6)
     for present, wanted in ((present_key, keys), (present_value, values)):
         assert_same(present[0, :, :end, :head_size].transpose(1, 0, 2), wanted)
-
-
-@FEW
-@given(
-    seed=seeds,
-    first=st.integers(0, 60),
-    count=st.integers(1, 40),
-    dtype=st.sampled_from([np.float32, np.float16, ml_dtypes.bfloat16]),
-)
-def test_embedding_of_a_slice(seed: int, first: int, count: int, dtype: Any) -> None:
-    """Ids outside the slice give zeros."""
-    table = normal(seed, count, 7).astype(dtype)
-    ids = np.arange(100)[None]
-    face = Face()
-    y = embedding_onnx.embedding(
-        face.graph,
-        face.input("ids", ids),
-        face.graph.weight("table", table),
-        first_id=first,
-        num_ids=count,
-        whole=False,
-    )
-    face.output(y, (1, 100, 7))
-    expected = embedding_reference.embedding(ids, table, first_id=first)
-    assert np.count_nonzero(expected.any(axis=-1)) == min(count, 100 - first)
-    assert_same(face.run()[0], expected, tolerance=0)
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
-def test_embedding_of_a_whole_table(dtype: Any) -> None:
-    table = normal(5, 31, 9).astype(dtype)
-    ids = np.asarray([[30, 0, 7, 7]])
-    face = Face()
-    names = face.input("ids", ids), face.graph.weight("table", table)
-    y = embedding_onnx.embedding(face.graph, *names, first_id=0, num_ids=31, whole=True)
-    face.output(y, (1, 4, 9))
-    assert_same(face.run()[0], embedding_reference.embedding(ids, table), tolerance=0)
 
 
 @FEW

@@ -284,8 +284,9 @@ def test_whose_disk_is_full_has_no_part_in_going_on(
     assert "more must be free on the disk" in caplog.text
 
 
+@pytest.mark.parametrize("left", ["other bytes", "nothing"])
 def test_weights_that_are_damaged_in_use_are_sent_again(
-    trio: Trio, cluster: edge.Cluster, endless_checkpoint: TinyCheckpoint
+    left: str, trio: Trio, cluster: edge.Cluster, endless_checkpoint: TinyCheckpoint
 ) -> None:
     """On the disk of a peer that computes with them: no token comes of other bytes."""
     plan = cut(endless_checkpoint, "pipeline_2", trio.daemons)
@@ -297,12 +298,17 @@ def test_weights_that_are_damaged_in_use_are_sent_again(
         next(stream)
         for path in trio[1].shards.glob("*/weights"):
             with path.open("r+b") as file:
-                file.write(bytes(path.stat().st_size))
+                if left == "nothing":
+                    file.truncate()
+                else:
+                    file.write(bytes(path.stat().st_size))
         for _token in stream:
             pass
         reply = stream.reply()
         assert list(reply.token_ids) == endless_checkpoint.greedy(prompt, 200)
         assert "was written to while a model was computed from it" in reply.recoveries[0].reason
+        assert trio[1].process.poll() is None
+        assert all(path.stat().st_size for path in trio[1].shards.glob("*/weights"))
 
 
 @pytest.mark.parametrize(("phase", "done"), [("hash", 0), ("send", 1), ("load", 0), ("load", 1)])

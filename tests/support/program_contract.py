@@ -6,6 +6,8 @@ threads in it, and refuses sessions with pools of their own, which other tests h
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -19,7 +21,7 @@ from numpy.typing import NDArray
 
 from edge.backends.interface import StageProgram
 from edge.backends.registry import open_backend
-from edge.errors import RequestError
+from edge.errors import CheckpointError, RequestError
 from edge.offload import DerivedCache, KVTier, MemoryKVTier, StoreFullError
 from edge.profiling.random_weights import written_weights
 from edge.protocol.step import Step, StepEntry, StepLimits
@@ -419,6 +421,29 @@ def a_program_that_is_reset_is_like_a_new_one(kind: Kind) -> None:
         assert not program.reset(), "the tier is its session's"
 
 
+class _Cutting(SoloCollective):
+    """Cuts a file when the first sum is taken."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+
+    def all_reduce(self, array: NDArray[Any]) -> None:
+        os.truncate(self._path, 0)
+
+
+def a_file_that_is_cut_in_the_middle_of_a_step_ends_only_the_step(kind: Kind) -> None:
+    """Whatever is read of it then; who needs nothing more of it computes on."""
+    for name in ("float32", "int8", "int4"):
+        with kind.program(layout="tensor_2", form=uniform_format(name)) as program:
+            compute(program, chunk("a", PROMPT[:-1]))
+            (path,) = kind.folder.glob("*/weights")
+            with contextlib.suppress(CheckpointError):
+                step = chunk("a", PROMPT[-1:], len(PROMPT) - 1)
+                program.forward(step, None, _Cutting(path))
+            assert not path.stat().st_size
+
+
 CHECKS: dict[str, Callable[[Kind], None]] = {
     check.__name__: check
     for check in (
@@ -436,6 +461,7 @@ CHECKS: dict[str, Callable[[Kind], None]] = {
         a_request_longer_than_memory_is_computed_alone,
         calibration_leaves_nothing_behind,
         a_program_that_is_reset_is_like_a_new_one,
+        a_file_that_is_cut_in_the_middle_of_a_step_ends_only_the_step,
     )
 }
 

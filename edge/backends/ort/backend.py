@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
+
+from numpy.typing import NDArray
 
 from edge.backends.embedding_rows import EmbeddingRows
 from edge.backends.interface import ShardWeights
@@ -27,7 +30,7 @@ from edge.host.mapped_file import let_go_of, mappings_of
 from edge.kernels.onnx_graph import ExternalTensor
 from edge.memory.step_memory import load_bytes
 from edge.models.spec import ModelSpec
-from edge.offload import KVTier, Manifest, numpy_dtype
+from edge.offload import KVTier, numpy_dtype
 from edge.protocol.step import StepLimits
 from edge.weights.formats import KvDtype, WeightFormat, kv_bits
 from edge.weights.layout import ShardLayout
@@ -86,7 +89,7 @@ class OrtBackend:
         _prepare_process(self._threads)
         arrays = ShardArrays(layout, weights, weight_format)
         agreement = check_agreement(spec, arrays, _session_options)
-        places = _places(weights.manifest, weights.path.name)
+        place = _places(layout, arrays, weights)
 
         room = weights.load_room_bytes
         # As a whole it would take more to load than there is; layer by layer it does not.
@@ -97,7 +100,7 @@ class OrtBackend:
             segments = lower(
                 spec,
                 layout,
-                places,
+                place,
                 weight_format,
                 bits,
                 cut_layers=limits.exceeds_memory,
@@ -119,11 +122,11 @@ class OrtBackend:
                     else _open_session(each, folder=folder)
                     for index, each in enumerate(segments)
                 )
-                # What was packed is not read again. Of an embedding the rows that are used are.
+                # What was packed is not read again.
                 let_go_of(tuple(mappings_of(weights.path)))
                 release_freed_memory()
                 use_huge_pages()
-                if is_loose and layout.is_first_stage:
+                if layout.is_first_stage:
                     embedding = EmbeddingRows(
                         weights,
                         layout.embedding,
@@ -199,13 +202,19 @@ def _open_session(segment: GraphSegment, *, folder: str) -> ort.InferenceSession
     return ort.InferenceSession(segment.model, options, providers=["CPUExecutionProvider"])
 
 
-def _places(manifest: Manifest, location: str) -> Callable[[str], ExternalTensor]:
-    entries = {entry.name: entry for entry in manifest.tensors}
+def _places(
+    layout: ShardLayout, arrays: ShardArrays, weights: ShardWeights
+) -> Callable[[str], ExternalTensor | NDArray[Any]]:
+    """Matrices by where they lie, as kernels pack them; vectors, which kernels read at each step,
+    by value: who reads a mapped file that was cut short is ended by the system."""
+    vectors = {vector.name for vector in layout.vectors}
 
-    def place(name: str) -> ExternalTensor:
-        entry = entries[name]
+    def place(name: str) -> ExternalTensor | NDArray[Any]:
+        if name in vectors:
+            return arrays.read(name)
+        entry = arrays.entry(name)
         return ExternalTensor(
-            location=location,
+            location=weights.path.name,
             offset=entry.offset,
             nbytes=entry.nbytes,
             dtype=numpy_dtype(entry.dtype),

@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edge.backends.ort.attention import lower_attention
 from edge.backends.ort.experts import lower_experts
 from edge.backends.ort.gated_mlp import lower_gated_mlp
 from edge.backends.ort.segments import GraphSegment, LayerNames, SegmentBuilder
-from edge.kernels.embedding.onnx import embedding
 from edge.kernels.logits.onnx import finish_logits
 from edge.kernels.onnx_graph import ExternalTensor
 from edge.models.parts import Part
@@ -34,7 +34,7 @@ _PARTS: Mapping[str, Callable[[SegmentBuilder, int, Any], str]] = {
 def lower(
     spec: ModelSpec,
     layout: ShardLayout,
-    tensor: Callable[[str], ExternalTensor],
+    tensor: Callable[[str], ExternalTensor | NDArray[Any]],
     weight_format: WeightFormat,
     kv_bits: int | None = None,
     *,
@@ -42,13 +42,14 @@ def lower(
     is_loose: bool = False,
     observes: bool = False,
 ) -> tuple[GraphSegment, ...]:
-    """Graphs of the shard in execution order; `tensor` tells where a named tensor lies.
+    """Graphs of the shard in execution order; `tensor` tells where a named tensor lies, or is it.
 
     `kv_bits`: of a code in the KV cache; None for float32. `cut_layers`: no graph has more than one
     layer, so that the KV cache of a layer is needed only while its graph runs. `is_loose`: every
-    layer in graphs of its own without weights, so that those may be brought in from disk; the first
-    stage then takes the tokens' rows of the embedding as `hidden`. `observes`: sums of what the
-    products are given are inputs and outputs, too (`gram_names`).
+    layer in graphs of its own without weights, so that those may be brought in from disk.
+    `observes`: sums of what the products are given are inputs and outputs, too (`gram_names`).
+
+    The first stage takes the tokens' rows of the embedding as `hidden`.
     """
     build = SegmentBuilder(
         spec,
@@ -61,10 +62,8 @@ def lower(
     )
     if not layout.is_first_stage:
         build.begin_stage()
-    elif is_loose:
-        _take_embedded(build)
     else:
-        _embed(build)
+        _take_embedded(build)
     for layer in layout.layers:
         if is_loose:
             _streamed(build, layer)
@@ -122,34 +121,8 @@ def _streamed(build: SegmentBuilder, layer: int) -> None:
     build.names = LayerNames()
 
 
-def _embed(build: SegmentBuilder) -> None:
-    layout, graph = build.layout, build.graph
-    rows = layout.embedding
-    tokens = graph.input("tokens", np.int64, ["batch", "tokens"])
-    if not rows:
-        count = graph.constant("hidden_size", np.asarray([build.spec.hidden_size]))
-        shape = graph.node("Concat", graph.node("Shape", tokens), count, axis=0)
-        build.hidden = graph.node("ConstantOfShape", shape)
-    else:
-        table = build.weight("embedding")
-        build.hidden = embedding(
-            graph,
-            tokens,
-            table,
-            first_id=rows.start,
-            num_ids=len(rows),
-            whole=not layout.is_split,
-        )
-        if build.spec.embedding_scale != 1.0:
-            scale = np.asarray(build.spec.embedding_scale, np.float32)
-            named = graph.constant("embedding_scale", scale)
-            build.hidden = graph.node("Mul", build.hidden, named)
-    if layout.is_split:
-        build.sum_hidden()
-
-
 def _take_embedded(build: SegmentBuilder) -> None:
-    """The embedding is on disk, too: its rows, or this shard's part of them, are given."""
+    """The embedding stays on disk: its rows, or this shard's part of them, are given."""
     build.hidden = build.hidden_input("hidden")
     if build.layout.is_split:
         build.hidden = build.graph.node("Identity", build.hidden)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edge.backends.ort.products import Matrix, pad, product
 from edge.kernels.onnx_graph import ExternalTensor, OnnxGraph
@@ -107,7 +108,7 @@ class SegmentBuilder:
         self,
         spec: ModelSpec,
         layout: ShardLayout,
-        tensor: Callable[[str], ExternalTensor],
+        tensor: Callable[[str], ExternalTensor | NDArray[Any]],
         weight_format: WeightFormat,
         kv_bits: int | None,
         *,

@@ -24,8 +24,6 @@ from edge.kernels.attention.onnx import (
     attention,
     rotates_itself,
 )
-from edge.kernels.embedding.onnx import embedding
-from edge.kernels.embedding.reference import embedding as embedding_reference
 from edge.kernels.experts.onnx import experts
 from edge.kernels.experts.reference import experts as experts_reference
 from edge.kernels.gated_mlp.onnx import gated
@@ -95,8 +93,6 @@ def check_agreement(
     for name in matrices:
         for stored in arrays.stored(name):
             check.product(stored)
-    if layout.embedding:
-        check.embedding()
     return check.run(options)
 
 
@@ -227,21 +223,6 @@ class _Check:
             for feeds in self._feeds
         ]  # fmt: skip
         self._output(value, f"experts (layer {layer})", wanted)
-
-    def embedding(self) -> None:
-        """The first rows of this shard's table, and ids that are not in it."""
-        ids = self._arrays.layout.embedding
-        count = min(3, len(ids))
-        table = self._arrays.read("embedding", range(count))
-        name = self._graph.input("ids", np.int64, [1, "tokens"])
-        for rows, feeds in zip(ROWS, self._feeds, strict=True):
-            feeds[name] = (ids.start + np.arange(rows, dtype=np.int64) % (count + 1))[None]
-        value = embedding(
-            self._graph, name, self._graph.weight("table", table),
-            first_id=ids.start, num_ids=count, whole=False,
-        )  # fmt: skip
-        wanted = [embedding_reference(f[name], table, first_id=ids.start) for f in self._feeds]
-        self._output(value, "embedding", wanted)
 
     def attention(self, layer: int, part: Attention) -> None:
         """A token alone, and a chunk."""

@@ -76,7 +76,6 @@ def test_this_machine_agrees(
         ("product", FORMATS[1], "matmul_nbits (layers.0.qkv), 1 row"),
         ("product", FORMATS[3], "matmul_nbits (layers.0.qkv), 1 row"),
         ("gated", FORMATS[0], "gated_mlp, 1 row"),
-        ("embedding", FORMATS[0], "embedding, 1 row"),
         ("add_rms_norm", FORMATS[0], "rms_norm (layers.0.attention_norm), 1 row"),
         ("attention", FORMATS[0], "rope and attention (layer 0), 1 row"),
     ],
