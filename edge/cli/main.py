@@ -29,6 +29,7 @@ from edge.version import __version__
 COMMANDS = {
     "peer": "Run the daemon that lends this device to the cluster.",
     "peers": "Show the peers of a cluster.",
+    "ps": "Show which models are loaded, and for whom.",
     "doctor": "Find what is wrong here, and say what helps.",
     "pair": "Make two devices members of one cluster.",
     "cluster": "Show this device's cluster, expel a device.",
@@ -41,6 +42,7 @@ COMMANDS = {
     "replies": "Show the answers that are not finished, and remove them.",
     "chat": "Talk with a model in turns.",
     "serve": "Serve a model over HTTP.",
+    "top": "Show how the model of a server is doing.",
     "bench": "Measure a model's speed and what limits it.",
     "quality": "Measure what a weight format costs in quality.",
     "quantize": "Round a model by what its weights are multiplied with.",

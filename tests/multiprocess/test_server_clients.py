@@ -19,6 +19,7 @@ import pytest
 
 from edge.demos.bundled import MODEL
 from tests.support.processes import PATIENCE_S, edge_process, poll_until
+from tests.support.processes import edge as run_edge
 
 if TYPE_CHECKING:  # each takes seconds, which only these tests are to pay
     import openai
@@ -347,6 +348,19 @@ def test_the_cluster_is_described_without_secrets(url: str) -> None:
     assert after["new_tokens"] == view["new_tokens"] + 2
     assert after["replies"] == []
     assert after["loads"] == view["loads"] == 0
+
+
+def test_the_page_for_terminals(url: str, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(f"{KEY}\n")
+    shown = run_edge("top", url, "--once", "--api-key-file", keys)
+    assert (shown.code, shown.err) == (0, "")
+    assert {"local-1", "local-2"} <= set(shown.out.split())
+    told = json.loads(run_edge("top", url, "--once", "--json", "--api-key-file", keys).out)
+    assert told["model"]["name"] == MODEL.name
+    assert "--api-key-file" in run_edge("top", url, "--once").sentence()
+    assert "no server of edge at" in run_edge("top", f"{url}/page/main.js?", "--once").sentence()
+    assert "no address of a server" in run_edge("top", "attic", "--once").sentence()
 
 
 def test_the_page_needs_no_key_and_loads_nothing_else(url: str) -> None:

@@ -46,6 +46,11 @@ def test_a_line_for_each_change(
             cluster.load(tiny_checkpoint("llama").path),
         ):
             assert line_of(watch).startswith(f"{name} runs llama int4: ")
+            (loaded,) = json.loads(run_edge("ps", "--peer", second.address, "--json").out)
+            assert (loaded["name"], loaded["dtype"]) == ("llama", "int4")
+            assert [each["peer"] for each in loaded["shards"]] == ["vm"]
+            assert "llama" in run_edge("ps", "--peer", second.address).out
+        assert run_edge("ps", "--peer", second.address).out == "No model is loaded on 1 peer.\n"
         assert line_of(watch).startswith(f"{name} no longer runs llama int4: ")
         second.kill()
         assert line_of(watch) == f"{name} is gone\n"

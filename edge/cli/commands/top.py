@@ -1,0 +1,130 @@
+"""`edge top`: how the model of a server is doing, until Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import click
+from rich.console import Console
+from rich.live import Live
+
+from edge.cli.top_view import line, screen
+from edge.errors import NetworkError, RequestError
+from edge.offload import read_file
+
+_USUAL_URL = "http://127.0.0.1:11435"
+_MOST_BYTES = 8 << 20
+_MOST_KEY_FILE_BYTES = 1 << 20
+_TIMEOUT_S = 10.0
+
+
+@click.command("top", short_help="Show how the model of a server is doing.")
+@click.argument("url", default=_USUAL_URL)
+@click.option(
+    "--api-key-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The server's keys, or one of them.",
+)
+@click.option(
+    "--every",
+    "every_s",
+    type=click.FloatRange(0.2, 3600),
+    default=1.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Between two looks.",
+)
+@click.option("--once", is_flag=True, help="Look once.")
+@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each look.")
+def command(url: str, api_key_file: Path | None, every_s: float, once: bool, as_json: bool) -> None:
+    """Show what runs where behind URL, an `edge serve`, and where the time of each token goes.
+
+    It is the page of the server for terminals: tokens per second now, measured and predicted;
+    memory and health of each device; answers under way; losses and returns. Elsewhere than on a
+    terminal it prints a line for each look. Only while somebody looks are the peers asked.
+
+    \b
+    Examples:
+      edge top
+      edge top http://attic:8000 --api-key-file keys.txt
+      edge top --once --json        for scripts
+    """
+    if urlsplit(url).scheme not in {"http", "https"}:
+        raise RequestError(f"{url!r:.200} is no address of a server; one is {_USUAL_URL}")
+    looks = _looks(f"{url.rstrip('/')}/api/cluster", _key(api_key_file), every_s, once=once)
+    console = Console()
+    with contextlib.suppress(KeyboardInterrupt):  # that is how it ends
+        if console.is_terminal and not console.is_dumb_terminal and not as_json and not once:
+            with Live(console=console, screen=True, auto_refresh=False) as live:
+                for before, now in looks:
+                    live.update(screen(before, now), refresh=True)
+            return
+        for before, now in looks:
+            if as_json:
+                click.echo(json.dumps(now))
+            elif once:
+                console.print(screen(before, now), soft_wrap=True)
+            else:
+                click.echo(line(before, now))
+
+
+def _looks(
+    address: str, key: str | None, every_s: float, *, once: bool
+) -> Iterator[tuple[dict[str, Any] | None, dict[str, Any]]]:
+    """Each with the one before."""
+    before = None
+    while True:
+        now = _look(address, key)
+        try:
+            line(before, now), screen(before, now)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            raise NetworkError(
+                f"{address} does not answer as edge serve of this version does"
+            ) from error
+        yield before, now
+        if once:
+            return
+        before = now
+        time.sleep(every_s)
+
+
+def _look(address: str, key: str | None) -> dict[str, Any]:
+    asked = urllib.request.Request(address)  # noqa: S310  the scheme was checked
+    if key is not None:
+        asked.add_header("Authorization", f"Bearer {key}")
+    try:
+        with urllib.request.urlopen(asked, timeout=_TIMEOUT_S) as answer:  # noqa: S310
+            told = json.loads(answer.read(_MOST_BYTES))
+    except urllib.error.HTTPError as error:
+        with error:
+            remedy = "; give its key with --api-key-file" if error.code == 401 else ""
+        raise NetworkError(f"{address} answers {error.code} {error.reason}{remedy}") from error
+    except (OSError, ValueError) as error:
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        raise NetworkError(
+            f"no server of edge at {address} ({reason}); start one with edge serve, or name its "
+            "address"
+        ) from error
+    if not isinstance(told, dict):
+        raise NetworkError(f"{address} does not answer as edge serve does")
+    return told
+
+
+def _key(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        words = read_file(path, _MOST_KEY_FILE_BYTES).decode().split()
+    except (OSError, ValueError) as error:
+        raise RequestError(f"{path} cannot be read as keys: {error}") from error
+    if not words:
+        raise RequestError(f"{path} has no key")
+    return words[0]

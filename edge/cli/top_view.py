@@ -1,0 +1,144 @@
+"""What `edge top` shows, made from two looks at a server's cluster. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from edge.host.free_memory import format_size
+from edge.protocol.fields import printable
+
+Json = Mapping[str, Any]
+
+PARTS = (
+    ("compute", ("compute_s",)),
+    ("disk", ("load_s",)),
+    ("sums", ("reduce_s",)),
+    ("wait", ("receive_s",)),
+    ("send", ("send_s",)),
+    ("choose", ("sample_s",)),
+)
+"""Where the time of a step goes: the word, and the counters in it."""
+
+_LEAST_SHARE = 0.01
+_MOST_ROWS = 16
+"""Of answers, and of losses."""
+
+
+def tokens_per_s(before: Json | None, now: Json) -> float | None:
+    """Between two looks; None where there were not two of the same load."""
+    if before is None or before["loads"] != now["loads"] or now["at_s"] <= before["at_s"]:
+        return None
+    return float((now["new_tokens"] - before["new_tokens"]) / (now["at_s"] - before["at_s"]))
+
+
+def line(before: Json | None, now: Json) -> str:
+    """For what is no terminal."""
+    return f"{state(now)}: {_rate(tokens_per_s(before, now))} tok/s, {_count(now['answers'])}"
+
+
+def state(view: Json) -> str:
+    model = view["model"]
+    if model["is_over"]:
+        return "has ended"
+    if model["is_recovering"]:
+        return "going on without a lost device"
+    return "answering" if view["replies"] else "ready"
+
+
+def screen(before: Json | None, now: Json) -> Group:
+    """before: an earlier look, if there was one."""
+    model = now["model"]
+    title = (
+        f"{_text(model['name'])} ({_text(model['dtype'])}), context {model['context_tokens']} "
+        f"tokens, {state(now)}"
+    )
+    predicted = now["predicted"]
+    figures = (
+        f"{_rate(tokens_per_s(before, now))} tokens per second now; "
+        f"{_rate(now['measured']['tokens_per_s'])} measured, the last answer; "
+        f"{_rate(None if predicted is None else predicted['tokens_per_s'])} predicted, one alone; "
+        f"{_count(now['answers'])}"
+    )
+    parts: list[RenderableType] = [Text(title, style="bold"), Text(figures), _devices(before, now)]
+    if now["replies"]:
+        parts.append(_answers(now["replies"]))
+    if now["spares"]:
+        spares = (
+            f"{_text(each['name'])} ({_text(each['health'])}, {format_size(each['free_bytes'])})"
+            for each in now["spares"]
+        )
+        parts.append(Text(f"Not needed now: {', '.join(spares)}"))
+    for each in now["recoveries"][-_MOST_ROWS:]:
+        told = f"{_text(each['reason'])}; {_count(each['answers'])} after {each['pause_s']:.1f} s"
+        parts.append(Text(told))
+    return Group(*parts)
+
+
+def _devices(before: Json | None, now: Json) -> Table:
+    table = Table(
+        *("device", "stage", "layers", "health", "weights", "KV", "left", "a step"),
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    is_same = before is not None and before["loads"] == now["loads"]
+    for number, device in enumerate(now["devices"]):
+        earlier = before["devices"][number]["decode"] if before is not None and is_same else None
+        first, past = device["layers"]
+        layers = f"{first}-{past - 1}"
+        if device["streamed_layers"]:
+            layers += f", {device['streamed_layers']} from disk"
+        table.add_row(
+            escape(_text(device["name"])),
+            str(device["stage"]),
+            layers,
+            escape(_text(device["health"])),
+            format_size(device["weight_bytes"]),
+            format_size(device["kv_bytes"]),
+            format_size(max(0, device["left_bytes"])),
+            step_in_words(earlier, device["decode"]),
+        )
+    return table
+
+
+def step_in_words(before: Json | None, now: Json | None) -> str:
+    """Where the time of a step of decoding went since the look before, or since the load."""
+    if now is None:
+        return "–"
+    since = {name: now[name] - (before[name] if before is not None else 0) for name in now}
+    if since["steps"] <= 0:
+        return "–"
+    seconds = {word: sum(since[name] for name in names) for word, names in PARTS}
+    whole_s = sum(seconds.values())
+    if whole_s <= 0:
+        return "–"
+    shares = (
+        f"{word} {each / whole_s:.0%}"
+        for word, each in sorted(seconds.items(), key=lambda item: -item[1])
+        if each >= _LEAST_SHARE * whole_s
+    )
+    return f"{1e3 * whole_s / since['steps']:.1f} ms: {', '.join(shares)}"
+
+
+def _answers(replies: Sequence[Json]) -> Table:
+    table = Table("answer since", "prompt", "tokens so far", pad_edge=False)
+    for each in replies[:_MOST_ROWS]:
+        table.add_row(f"{each['age_s']:.1f} s", str(each["prompt_tokens"]), str(each["new_tokens"]))
+    return table
+
+
+def _count(answers: int) -> str:
+    return f"{answers} answer{'' if answers == 1 else 's'}"
+
+
+def _rate(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f}"
+
+
+def _text(value: object) -> str:
+    return printable(str(value))
