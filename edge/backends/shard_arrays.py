@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.backends.interface import ShardWeights
+from edge.errors import CheckpointError
 from edge.offload import TensorEntry, numpy_dtype
 from edge.weights.formats import WeightFormat
 from edge.weights.layout import ShardLayout
@@ -31,19 +32,27 @@ class ShardArrays:
         return name in self._entries
 
     def read(self, name: str, rows: Sequence[int] | None = None) -> NDArray[Any]:
-        """The whole tensor, or some of its rows."""
+        """The whole tensor, or some of its rows. Raises CheckpointError where the file was cut."""
         entry = self._entries[name]
         dtype = numpy_dtype(entry.dtype)
         if rows is None:
-            count = math.prod(entry.shape)
-            flat = np.fromfile(self.path, dtype, count, offset=entry.offset)
-            return flat.reshape(entry.shape)
+            return self._read(name, dtype, math.prod(entry.shape), entry.offset).reshape(
+                entry.shape
+            )
         row = math.prod(entry.shape[1:])
         found = [
-            np.fromfile(self.path, dtype, row, offset=entry.offset + r * row * dtype.itemsize)
-            for r in rows
+            self._read(name, dtype, row, entry.offset + r * row * dtype.itemsize) for r in rows
         ]
         return np.stack(found).reshape(len(rows), *entry.shape[1:])
+
+    def _read(self, name: str, dtype: np.dtype[Any], count: int, offset: int) -> NDArray[Any]:
+        found = np.fromfile(self.path, dtype, count, offset=offset)
+        if found.size != count:
+            raise CheckpointError(
+                f"{self.path} ends within {name}: it is not the file that was written; load the "
+                "model again"
+            )
+        return found
 
     def entry(self, name: str) -> TensorEntry:
         """Where it lies in the file."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from edge.backends.ort import self_check as ort_agreement
 from edge.backends.ort.self_check import check_agreement
 from edge.backends.shard_arrays import ShardArrays
-from edge.errors import RequestError
+from edge.errors import CheckpointError, RequestError
 from edge.kernels.onnx_graph import OnnxGraph
 from edge.models.spec import ModelSpec
 from edge.profiling.random_weights import written_weights
@@ -54,6 +55,15 @@ def shard(
     cut = shard_layout(spec, plan, stage=0, rank=rank)
     with written_weights(cut, chosen, folder) as weights:
         yield ShardArrays(cut, weights, chosen)
+
+
+@pytest.mark.parametrize("rows", [None, (0, 1)])
+def test_a_file_that_was_cut_is_named(rows: tuple[int, ...] | None, tmp_path: Path) -> None:
+    with shard(tmp_path) as arrays:
+        assert arrays.read("embedding", rows).size
+        os.truncate(arrays.path, arrays.entry("embedding").offset + 5)
+        with pytest.raises(CheckpointError, match="ends within embedding"):
+            arrays.read("embedding", rows)
 
 
 @pytest.mark.parametrize("form", FORMATS)
