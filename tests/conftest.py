@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import psutil
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 from edge.host.cache_paths import CACHE_VARIABLE
 from edge.host.state_paths import STATE_VARIABLE
@@ -39,6 +40,9 @@ Opened = TypeVar("Opened", bound=contextlib.AbstractContextManager[Any])
 
 _shared: set[threading.Thread | int] = set()
 """Threads, and ids of processes, that outlive the module that needed them first."""
+
+# Else numbers and texts of whichever modules of ours happen to be loaded are among the examples.
+providers.is_local_module_file = lambda _path: False  # type: ignore[assignment,attr-defined]
 
 settings.register_profile(
     "steady",

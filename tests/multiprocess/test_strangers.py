@@ -157,6 +157,7 @@ def test_a_daemon_says_once_that_others_have_another_version(tmp_path: Path) -> 
 
 SOUND = {
     "id": "a",
+    "epoch": 1,
     "name": "b",
     "software": "0",
     "addresses": ["127.0.0.1:5"],

@@ -127,7 +127,10 @@ FRAMES_SENT = (
     messages.Finish(session="s", request="r"),
     messages.Measure(session="s"),
     messages.Observed(session="s", run=3),
-    messages.Close(session="s"),
+    messages.Close(session="s", parks=True),
+    messages.Waits(stage=1, rank=0, received=7, silent_s=1.25),
+    messages.AskLink(session="s", stage=1, rank=0),
+    messages.LinkSent(stage=1, rank=0, sent=8),
     messages.Leaving(),
     Failed.of(errors.PeerLostError("near", "gone")),
 )
