@@ -61,6 +61,8 @@ def command(url: str, api_key_file: Path | None, every_s: float, once: bool, as_
         raise RequestError(f"{url!r:.200} is no address of a server; one is {_USUAL_URL}")
     looks = _looks(f"{url.rstrip('/')}/api/cluster", _key(api_key_file), every_s, once=once)
     console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, 200)  # a file, or another program, gets everything
     with contextlib.suppress(KeyboardInterrupt):  # that is how it ends
         if console.is_terminal and not console.is_dumb_terminal and not as_json and not once:
             with Live(console=console, screen=True, auto_refresh=False) as live:
@@ -71,7 +73,7 @@ def command(url: str, api_key_file: Path | None, every_s: float, once: bool, as_
             if as_json:
                 click.echo(json.dumps(now))
             elif once:
-                console.print(screen(before, now), soft_wrap=True)
+                console.print(screen(before, now))
             else:
                 click.echo(line(before, now))
 
