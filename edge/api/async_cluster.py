@@ -56,7 +56,7 @@ from edge.planning.load_options import LoadOptions, LoadOverrides
 from edge.planning.proposal import Proposal
 from edge.planning.propose import Measure, forget_measured, measured_proposal
 from edge.progress import OnProgress
-from edge.protocol.discovery import find_peers, watch_peers
+from edge.protocol.discovery import Look, find_peers, watch_peers
 from edge.protocol.kept_files import KeptFiles
 from edge.protocol.lease import Lease
 from edge.protocol.peer_info import (
@@ -140,9 +140,7 @@ class AsyncCluster:
                 cluster, shown, timeout_s=2.0, interfaces=interfaces, presences=presences
             )
 
-        def watch(
-            used: Used, presences: Presences, every_s: float
-        ) -> AsyncGenerator[list[PeerInfo]]:
+        def watch(used: Used, presences: Presences, every_s: float) -> AsyncGenerator[Look]:
             return watch_peers(
                 cluster,
                 shown,
@@ -277,6 +275,7 @@ class AsyncCluster:
                     copies_kv=kv_copies(
                         options.standby, proposal.plan, proposal.cluster, here=host_id()
                     ),
+                    expected=proposal.expected_steps(limits.context_tokens),
                 )
                 reload.manifests = loaded.manifests
                 lasting.begin(loaded)

@@ -8,6 +8,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Seq
 
 from edge.errors import EdgeError
 from edge.membership.presence import Broke, Missed, Presences
+from edge.protocol.discovery import Look
+from edge.protocol.last_heard import silent_addresses
 from edge.protocol.peer_info import PeerInfo, describe_all, each_once, with_unique_names
 
 LOOK_EVERY_S = 10.0
@@ -22,7 +24,7 @@ Find = Callable[[Presences], Awaitable[tuple[Sequence[PeerInfo], Sequence[EdgeEr
 Used = Callable[[], Collection[PeerInfo]]
 """Those that a model runs on at this moment."""
 
-Watch = Callable[[Used, Presences, float], AsyncGenerator[list[PeerInfo]]]
+Watch = Callable[[Used, Presences, float], AsyncGenerator[Look]]
 """Who is there every so many seconds, and whenever one comes or goes, but for those in use."""
 
 
@@ -56,7 +58,8 @@ class Candidates:
         """
         watch = self._watch or self._asked
         async with contextlib.aclosing(watch(used, self._presences, LOOK_EVERY_S)) as looks:
-            async for found in looks:
+            async for look in looks:
+                found = look.peers
                 ids = {peer.id for peer in found if self._is_trusted(peer)}
                 self._missed({peer.id for peer in (*found, *used())})
                 self._saw(found)
@@ -72,12 +75,13 @@ class Candidates:
 
     async def _asked(
         self, used: Used, presences: Presences, every_s: float
-    ) -> AsyncGenerator[list[PeerInfo]]:
+    ) -> AsyncGenerator[Look]:
         while True:
             await asyncio.sleep(every_s)
             in_use = {peer.id for peer in used()}
             asked = {peer.address: peer.credentials for peer in self.peers if peer.id not in in_use}
-            yield (await describe_all(asked, presences=presences))[0] if asked else []
+            peers, failures = await describe_all(asked, presences=presences)
+            yield Look(peers=peers, silent=silent_addresses(failures))
 
     def _missed(self, found: Collection[str]) -> None:
         number = self._presences.look()

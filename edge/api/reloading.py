@@ -195,6 +195,7 @@ class Reloading:
             copies_kv=kv_copies(
                 self.options.standby, proposal.plan, proposal.cluster, here=host_id()
             ),
+            expected=proposal.expected_steps(wished.context_tokens),
         )
         self.forecast.replace(proposal)
         self.manifests = loaded.manifests

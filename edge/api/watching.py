@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from edge.concurrency.blocking import run_blocking
 from edge.membership.own import OwnMembership
-from edge.protocol.discovery import watch_peers
+from edge.protocol.discovery import Look, watch_peers
+from edge.protocol.heartbeat import PEER_SILENT_AFTER_S
+from edge.protocol.last_heard import LastHeard, silent_addresses
 from edge.protocol.peer_info import PeerInfo, describe_all, with_unique_names
 from edge.transport import Credentials
 
@@ -35,7 +38,8 @@ async def watched_peers(
     insecure: bool = False,
     every_s: float,
 ) -> AsyncGenerator[tuple[PeerInfo, ...]]:
-    """Those that answer, every `every_s` and whenever one is announced or takes its leave.
+    """Those that answer, every `every_s` and whenever one is announced or takes its leave; and
+    those that did before, and are silent now.
 
     Those at the addresses, or without any those that zeroconf finds. Each keeps its name as long as
     this lasts. Raises NetworkError where this device cannot look.
@@ -48,18 +52,20 @@ async def watched_peers(
     if addresses:
         looks = _asked(dict.fromkeys(addresses, shown), every_s)
     known: dict[str, PeerInfo] = {}
+    heard = LastHeard()
     async with contextlib.aclosing(looks):
         async for look in looks:
-            peers = with_unique_names(look, known.values())
+            silent = heard.note(look.peers, look.silent, now_s=time.monotonic())
+            peers = with_unique_names((*look.peers, *silent), known.values())
             known |= {peer.id: peer for peer in peers}
             yield peers
 
 
-async def _asked(
-    shown: Mapping[str, Credentials | None], every_s: float
-) -> AsyncGenerator[list[PeerInfo]]:
+async def _asked(shown: Mapping[str, Credentials | None], every_s: float) -> AsyncGenerator[Look]:
+    limits_s = dict.fromkeys(shown, PEER_SILENT_AFTER_S)
     while True:
-        yield (await describe_all(shown))[0]
+        peers, failures = await describe_all(shown, limits_s)
+        yield Look(peers=peers, silent=silent_addresses(failures))
         await asyncio.sleep(every_s)
 
 
@@ -79,4 +85,5 @@ def changes(before: Sequence[PeerInfo], after: Sequence[PeerInfo]) -> list[PeerC
 def _offer(peer: PeerInfo) -> object:
     """What is worth a word when it changes; free memory changes with every request."""
     models = tuple((model.name, model.dtype, model.stage, model.rank) for model in peer.models)
-    return peer.software, peer.memory_bytes, peer.is_leaving, models
+    silence = peer.silent_s is not None, peer.is_lost
+    return peer.software, peer.memory_bytes, peer.is_leaving, silence, peer.is_slow, models

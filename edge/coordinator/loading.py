@@ -30,6 +30,7 @@ from edge.protocol.lease import Lease
 from edge.protocol.messages import Open
 from edge.protocol.peer_info import PeerInfo, gather_all, places
 from edge.protocol.step import MOST_KEPT, SHORTEST_STEP, StepLimits
+from edge.protocol.step_times import ExpectedStep
 from edge.protocol.topology import Seat
 from edge.protocol.wire_rules import WireRules
 from edge.weights.checkpoint import Checkpoint
@@ -61,13 +62,15 @@ async def load_model(
     on_end: OnEnd,
     lease: Lease,
     copies_kv: Copies = "none",
+    expected: Mapping[str, ExpectedStep] | None = None,
 ) -> LoadedModel:
     """Ship what the peers lack, load, link. On any failure nothing stays behind.
 
     Below `cache_root` the rounded checkpoint and the hashes of its pieces are kept. `on_end` is
     told when the model ends, also by closing it. `lease`: what earlier terms of it have open on
     these peers ends first. copies_kv: of what they send copies of the keys and
-    values. Raises ShareRefusedError where one of them has less room than was planned with.
+    values. expected: what the steps of these peers should take, as far as that is known.
+    Raises ShareRefusedError where one of them has less room than was planned with.
     """
     weight_format = options.weight_format(checkpoint)
     spec = weight_format.graded(checkpoint.spec)
@@ -91,6 +94,7 @@ async def load_model(
         cache_root=cache_root,
         lease=lease,
         copies_kv=copies_kv,
+        expected=expected or {},
         tell=on_progress,
     )
     try:
@@ -149,6 +153,7 @@ class _Loading:
     cache_root: Path
     lease: Lease
     copies_kv: Copies
+    expected: Mapping[str, ExpectedStep]
     tell: OnProgress
     rows_agree: bool = True
     batches_agree: bool = True
@@ -254,7 +259,12 @@ class _Loading:
         self._on_progress(Progress(phase="load", peer=peer.name, done=0, total=1))
         secret = peer.prefix_secret(is_shared=options.share_prefixes)
         opened = await client.call(
-            Open(assignment=assignment, lease=self.lease, prefix_secret=secret)
+            Open(
+                assignment=assignment,
+                lease=self.lease,
+                prefix_secret=secret,
+                expected=self.expected.get(peer.id),
+            )
         )
         self.rows_agree &= opened.rows_agree
         self.batches_agree &= opened.batches_agree

@@ -105,7 +105,11 @@ class RunLoop:
         times.receive_s += received_s - start_s
         load_s = program.disk_wait_s - loaded_s
         times.load_s += load_s
-        times.compute_s += computed_s - received_s - (times.reduce_s - reduced_s) - load_s
+        compute_s = computed_s - received_s - (times.reduce_s - reduced_s) - load_s
+        times.compute_s += compute_s
+        if step.batch == 1 and step.num_tokens == 1:
+            position = step.entries[0].position
+            self._times.pace.note(compute_s, position=position, now_s=computed_s)
         times.send_s += time.perf_counter() - computed_s
         return logits
 

@@ -7,6 +7,7 @@ hands it work through a queue and gets events back through a callback.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -33,7 +34,7 @@ from edge.protocol.assignment import Assignment
 from edge.protocol.error_codec import Failed, map_store_error
 from edge.protocol.frame_codec import Event
 from edge.protocol.step import SamplingTerms, Step
-from edge.protocol.step_times import StepTimes
+from edge.protocol.step_times import ExpectedStep, StepTimes
 from edge.protocol.topology import Seat
 from edge.transport import Link
 from edge.transport.frame import Buffer
@@ -56,11 +57,13 @@ class ShardEngine:
         *,
         shortlist_tokens: int = SHORTLIST_TOKENS,
         copy_room: CopyRoom | None = None,
+        expected: ExpectedStep | None = None,
     ) -> None:
+        """expected: what its steps are predicted to take."""
         self.assignment = assignment
         self.layout: ShardLayout = assignment.layout
         self._report = report
-        self._times = ShardTimes()
+        self._times = ShardTimes(expected)
         limits = assignment.limits
         self._num_observed = len(observed_runs(self.layout)) if limits.observes else 0
         self.links = ShardLinks(assignment, self._times)
@@ -187,6 +190,10 @@ class ShardEngine:
         Every step is in it that a token was told of: the shard is in the middle of it, or past it.
         """
         return self._thread.at_safe_point(self._times.take)
+
+    def slower(self, *, within_s: float) -> float | None:
+        """Times the prediction that its latest steps took; None where none were within so long."""
+        return self._times.pace.slower(now_s=time.perf_counter(), within_s=within_s)
 
     def step(
         self,

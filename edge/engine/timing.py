@@ -2,21 +2,55 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Sequence
 from typing import Any
 
 from numpy.typing import NDArray
 
-from edge.protocol.step_times import StepTimes
+from edge.protocol.step_times import ExpectedStep, StepTimes
 from edge.transport import Collective, Work
+
+_JUDGED_STEPS = 32
+"""Seconds at most where somebody waits for them, and enough to pass over a hiccup."""
+
+
+class Pace:
+    """How the steps of one token of one request go, against what was predicted of them.
+
+    Noted by the thread that computes, asked by another.
+    """
+
+    def __init__(self, expected: ExpectedStep | None) -> None:
+        """expected: None where nothing was predicted."""
+        self._expected = expected
+        self._ratios: list[float] = []
+        self._found: tuple[float, float] | None = None
+        """The last median, and when it was taken."""
+
+    def note(self, compute_s: float, *, position: int, now_s: float) -> None:
+        """A step has taken `compute_s`, with `position` tokens cached."""
+        if self._expected is None:
+            return
+        self._ratios.append(compute_s / self._expected.at(position))
+        if len(self._ratios) == _JUDGED_STEPS:
+            self._found = statistics.median(self._ratios), now_s
+            self._ratios.clear()
+
+    def slower(self, *, now_s: float, within_s: float) -> float | None:
+        """Times the prediction; None where none was judged within so long."""
+        if self._found is None or now_s - self._found[1] > within_s:
+            return None
+        return self._found[0]
 
 
 class ShardTimes:
     """The counters of one shard, since they were last taken: of prompts and of decoding."""
 
-    def __init__(self) -> None:
+    def __init__(self, expected: ExpectedStep | None = None) -> None:
         self.prompt, self.decode = StepTimes(), StepTimes()
+        self.pace = Pace(expected)
         self.now = self.prompt
         """Those that the step under way counts in."""
 

@@ -463,6 +463,7 @@ class Connection:
                 host_bytes=host_bytes,
                 kv_host_bytes=None if host_free_bytes is None else host_free_bytes - host_bytes,
                 copy_room=self._copy_room,
+                expected=call.expected,
             )
         except BaseException:
             self._peer.leases.give_back(assignment.key)

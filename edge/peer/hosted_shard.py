@@ -18,6 +18,7 @@ from edge.protocol.assignment import Assignment
 from edge.protocol.frame_codec import Event
 from edge.protocol.heartbeat import LINK_TIMEOUT_S
 from edge.protocol.step import MAX_REQUESTS
+from edge.protocol.step_times import ExpectedStep
 from edge.protocol.topology import Place, Seat
 from edge.transport import Credentials, Link, Member
 
@@ -45,9 +46,11 @@ class HostedShard:
         host_bytes: int = 0,
         kv_host_bytes: int | None = None,
         copy_room: CopyRoom | None = None,
+        expected: ExpectedStep | None = None,
     ) -> None:
         """host_bytes: kept for its weights in the memory of a device's host, where that is another.
         kv_host_bytes: the most that is free there for its keys and values; None: it is no other.
+        expected: what its steps should take.
 
         Raises CapacityError where `kv_room` has not what the assignment promises.
         """
@@ -60,7 +63,7 @@ class HostedShard:
         self.kv = kv_room.share(assignment, assignment.layout, host_bytes=kv_host_bytes)
         self._kv_room = kv_room
         try:
-            self.shard = ShardEngine(assignment, report, copy_room=copy_room)
+            self.shard = ShardEngine(assignment, report, copy_room=copy_room, expected=expected)
         except BaseException:
             kv_room.give_back(self.kv)
             raise

@@ -53,6 +53,9 @@ MAX_MANIFEST_ENTRIES = 1 << 18
 
 _log = logging.getLogger(__name__)
 
+_PACE_HOLDS_S = 60.0
+"""How long what was found of a shard's steps is told, when there are no later ones."""
+
 MEASURED_TIMEOUT_S = 5.0
 """How long memory may be waited for that a measurement is just giving back."""
 
@@ -398,6 +401,7 @@ class PeerResources:
                 kv_host_bytes=hosted.kv.host.used_bytes if hosted.kv.host else 0,
                 kv_disk_bytes=hosted.kv.disk.used_bytes if hosted.kv.disk else 0,
                 user=_in_words(self._users.get(name)),
+                slower=hosted.shard.slower(within_s=_PACE_HOLDS_S),
             )
             for name, hosted in self.sessions.items()
         )

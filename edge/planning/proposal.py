@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -22,6 +23,7 @@ from edge.planning.choosing import choose_plan, facts_of
 from edge.planning.load_options import LoadOptions
 from edge.planning.nothing_fits import layers_and_speed, nothing_fits
 from edge.planning.wire_format_choice import choose_wire_rules
+from edge.protocol.step_times import ExpectedStep
 from edge.protocol.wire_rules import WireRules
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.format_sizes import in_words
@@ -95,6 +97,21 @@ class Proposal:
         return partition.estimate(
             self.plan, self.model, self.cluster, workload, chunk_tokens=self.chunk_tokens
         )
+
+    def expected_steps(self, context_tokens: int) -> dict[str, ExpectedStep]:
+        """What each device should compute for a token of one request, by its id; none of one that
+        has several shards, as each of these times its own steps, or where nothing is predicted."""
+        first = self.predict(prompt_tokens=1, output_tokens=1)
+        last = self.predict(prompt_tokens=context_tokens, output_tokens=1)
+        if first is None or last is None:
+            return {}
+        last_s = dict(last.device_s)
+        shards = Counter(shard.device for stage in self.plan.stages for shard in stage.shards)
+        return {
+            device: ExpectedStep(first_s=first_s, last_s=last_s[device], tokens=context_tokens)
+            for device, first_s in first.device_s
+            if shards[device] == 1 and first_s > 0
+        }
 
 
 def propose(

@@ -152,11 +152,11 @@ class PeerClient:
             async with asyncio.timeout(limit_s):
                 await self._send(to_frame(call.kind, call, call=call_id))
                 answer = await future
-        except TimeoutError:
+        except TimeoutError as error:
             raise PeerError(
                 self.name,
                 f"it did not answer {call.kind!r} within {limit_s:g} s; restart Edge there",
-            ) from None
+            ) from error
         finally:
             del self._waiting[call_id]
             if future.cancelled() or not future.done():

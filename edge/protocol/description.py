@@ -37,6 +37,8 @@ class HostedModel:
     """The same on disk."""
     user: Printable
     """The device that loaded it: its name and the beginning of its id."""
+    slower: float | None = None
+    """Times the prediction that what it computed for a token took of late; None: not known."""
 
     @property
     def held(self) -> str:

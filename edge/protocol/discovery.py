@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
+from dataclasses import dataclass
 
 from edge import transport
 from edge.errors import EdgeError, NetworkError, PeerError
 from edge.membership.presence import Presences
+from edge.protocol.last_heard import is_silence
 from edge.protocol.peer_info import PeerInfo, describe_peer, each_once
 from edge.transport import Credentials, Discovery, PeerFound, PeerGone, PeerRecord
 
@@ -18,6 +20,16 @@ _log = logging.getLogger(__name__)
 SETTLE_S = 1.0
 """Once one peer is found, how long to go on listening for others: answers to one question arrive
 within a second."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """One look at who is there."""
+
+    peers: list[PeerInfo]
+    """That answer, each once, by name."""
+    silent: frozenset[str]
+    """Addresses that are announced, or were given, where nobody said anything."""
 
 
 async def browse(
@@ -82,9 +94,9 @@ async def watch_peers(
     every_s: float,
     used: Callable[[], Collection[PeerInfo]] = tuple,
     presences: Presences | None = None,
-) -> AsyncGenerator[list[PeerInfo]]:
-    """Peers of the cluster that can be reached, each once, by name: as they are every `every_s`,
-    and whenever one is announced or takes its leave.
+) -> AsyncGenerator[Look]:
+    """Peers of the cluster that can be reached, as they are every `every_s`, and whenever one is
+    announced or takes its leave.
 
     used: those that are there, as is known of connections to them; they are not asked. presences:
     what was seen before, which is told of what is seen. Of devices that have the keys of another
@@ -115,19 +127,24 @@ async def watch_peers(
                     following.result()
                 in_use = used()
                 passed_over = {each for peer in in_use for each in (peer.address, *peer.addresses)}
-                answers = await asyncio.gather(
-                    *(
-                        _reach(record, credentials)
-                        for record in records.values()
-                        if passed_over.isdisjoint(record.addresses)
-                    )
-                )
+                asked = [
+                    record
+                    for record in records.values()
+                    if passed_over.isdisjoint(record.addresses)
+                ]
+                answers = await asyncio.gather(*(_reach(each, credentials) for each in asked))
+                silent = [
+                    address
+                    for record, answer in zip(asked, answers, strict=True)
+                    if isinstance(answer, EdgeError) and is_silence(answer)
+                    for address in record.addresses
+                ]
                 peers, copies = _each_once(answers, presences, in_use)
                 for copy, error in copies:
                     if (copy.id, copy.epoch) not in told:
                         _log.warning("a peer is announced, but left out: %s", error)
                     told.add((copy.id, copy.epoch))
-                yield peers
+                yield Look(peers=peers, silent=frozenset(silent))
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(news.wait(), every_s)
         finally:

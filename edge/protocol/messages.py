@@ -39,7 +39,7 @@ from edge.protocol.step import (
     SamplingTerms,
     Step,
 )
-from edge.protocol.step_times import ShardTimes
+from edge.protocol.step_times import ExpectedStep, ShardTimes
 from edge.protocol.token_logprobs import (
     MOST_BYTES_OF_A_TOKEN,
     read_logprobs,
@@ -183,6 +183,8 @@ class Open(Call[Opened]):
     """Sessions of earlier terms of the same run end first."""
     prefix_secret: _Secret
     """Of whom beginnings of prompts belong to that are kept on disk. Forgotten with the session."""
+    expected: ExpectedStep | None = None
+    """What its steps should take; a peer that takes longer says so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

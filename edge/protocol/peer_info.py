@@ -18,6 +18,7 @@ from edge.membership.presence import Heard, Presences
 from edge.protocol.client import CONNECT_WITHIN_S, Answer, OnEvent, PeerClient
 from edge.protocol.description import PeerDescription
 from edge.protocol.frame_codec import Call
+from edge.protocol.heartbeat import COORDINATOR_SILENT_AFTER_S
 from edge.protocol.kept_files import Keep, KeptFiles
 from edge.protocol.lease import Lease
 from edge.protocol.measurements import MemoryRate
@@ -27,6 +28,12 @@ from edge.transport import Credentials, parse_address
 
 _NOBODYS_SECRET = bytes(32)
 """Of peers that want no keys, and whose caches anybody may read."""
+
+SLOW_FROM = 1.5
+"""Times the prediction; below, it is the unrest of devices that do other things, too."""
+
+LOST_AFTER_S = COORDINATOR_SILENT_AFTER_S
+"""Of silence; by then it has given up its coordinators as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,13 +47,34 @@ class PeerInfo(PeerDescription):
     """Whose certificate it has shown; None: it has none."""
     own_name: str = ""
     """As it calls itself; `name` is another one where several call themselves so."""
+    silent_s: float | None = None
+    """For how long it has not answered; the rest is what it said before. None: it answers."""
 
     @property
     def health(self) -> str:
-        """One word for people: alive, busy or leaving."""
+        """For people: alive, busy, slow by x, leaving, silent for so long, or lost."""
+        if self.silent_s is not None:
+            state = "lost" if self.is_lost else "silent"
+            return f"{state} for {self.silent_s:.0f} s"
         if self.is_leaving:
             return "leaving"
+        if self.is_slow:
+            return f"slow by {self.slower:.1f}"
         return "busy" if self.is_busy else "alive"
+
+    @property
+    def slower(self) -> float | None:
+        """Times the prediction that what it computes for a token takes, of its slowest model."""
+        return max((m.slower for m in self.models if m.slower is not None), default=None)
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether anybody would mind."""
+        return self.slower is not None and self.slower >= SLOW_FROM
+
+    @property
+    def is_lost(self) -> bool:
+        return self.silent_s is not None and self.silent_s >= LOST_AFTER_S
 
     async def connect(self, *, on_event: OnEvent | None = None) -> PeerClient:
         """Raises what `PeerClient.connect` raises."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 
 
@@ -36,6 +37,28 @@ class StepTimes:
         for each in dataclasses.fields(self):
             setattr(self, each.name, each.default)
         return taken
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedStep:
+    """What a shard is predicted to compute for one token of one request, in seconds.
+
+    ValueError for what is no time.
+    """
+
+    first_s: float
+    """With nothing cached, and: """
+    last_s: float
+    """with as many tokens cached as: """
+    tokens: int
+
+    def __post_init__(self) -> None:
+        if not (0 < self.first_s < math.inf and 0 < self.last_s < math.inf and self.tokens > 0):
+            raise ValueError("a step is expected to take a time that is none")
+
+    def at(self, position: int) -> float:
+        """With `position` tokens cached, of which each takes the same."""
+        return self.first_s + (self.last_s - self.first_s) * min(1.0, position / self.tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

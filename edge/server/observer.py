@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 
 from edge.api.async_model import AsyncModel
 from edge.errors import EdgeError
+from edge.protocol.last_heard import LastHeard, silent_addresses
 from edge.protocol.peer_info import PeerInfo, describe_all
 from edge.protocol.step_times import StepTimes
 from edge.protocol.topology import Seat
@@ -31,7 +32,7 @@ class Observed:
     decode: Mapping[Seat, StepTimes] = field(default_factory=dict)
     """Since then."""
     peers: Mapping[str, PeerInfo | None] = field(default_factory=dict)
-    """By id; None for one that does not answer."""
+    """By id; None for one that has gone, or never answered."""
 
 
 class Observer:
@@ -40,6 +41,7 @@ class Observer:
     def __init__(self, model: AsyncModel) -> None:
         self._model = model
         self._seen = Observed()
+        self._heard = LastHeard()
         self._one_at_a_time = asyncio.Lock()
         self._times_s = self._peers_s = float("-inf")
         """When either was asked last."""
@@ -71,11 +73,12 @@ class Observer:
 
     async def _ask_peers(self) -> None:
         known = dict(self._model.peers)
-        infos, _failures = await describe_all(
+        infos, failures = await describe_all(
             {peer.address: peer.credentials for peer in known.values()},
             timeouts_s={peer.address: _PEER_ANSWERS_WITHIN_S for peer in known.values()},
         )
-        answered = {peer.id: peer for peer in infos}
+        silent = self._heard.note(infos, silent_addresses(failures), now_s=time.monotonic())
+        answered = {peer.id: peer for peer in (*infos, *silent)}
         self._seen = Observed(
             loads=self._seen.loads,
             decode=self._seen.decode,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import uuid
@@ -41,17 +42,25 @@ def test_a_line_for_each_change(
         first, other = line_of(watch), line_of(watch)
         assert {first.partition(" ")[0], other.partition(" ")[0]} == {"vm", "vm-2"}
         name = first.partition(" ")[0] if second.address in first else other.partition(" ")[0]
-        with (
-            edge.Cluster.connect(second.address) as cluster,
-            cluster.load(tiny_checkpoint("llama").path),
-        ):
+        path = tiny_checkpoint("llama").path
+        with edge.Cluster.connect(second.address) as cluster:
+            cluster.propose(path)
+        with edge.Cluster.connect(second.address) as cluster, cluster.load(path) as model:
             assert line_of(watch).startswith(f"{name} runs llama int4: ")
             (loaded,) = json.loads(run_edge("ps", "--peer", second.address, "--json").out)
             assert (loaded["name"], loaded["dtype"]) == ("llama", "int4")
             assert [each["peer"] for each in loaded["shards"]] == ["vm"]
             assert "llama" in run_edge("ps", "--peer", second.address).out
+            model.generate([1, 2, 3], max_new_tokens=40, ignore_eos=True)
+            (told,) = json.loads(run_edge("peers", "--peer", second.address, "--json").out)
+            assert told["models"][0]["slower"] > 0, "its steps were compared with the prediction"
         assert run_edge("ps", "--peer", second.address).out == "No model is loaded on 1 peer.\n"
-        assert line_of(watch).startswith(f"{name} no longer runs llama int4: ")
+        while not line_of(watch).startswith(f"{name} no longer runs llama int4: "):
+            pass  # how fast it was is told, where it was slow
+        os.kill(second.process.pid, signal.SIGSTOP)
+        assert line_of(watch).startswith(f"{name} is silent for ")
+        os.kill(second.process.pid, signal.SIGCONT)
+        assert line_of(watch).startswith(f"{name} answers again: ")
         second.kill()
         assert line_of(watch) == f"{name} is gone\n"
         watch.send_signal(signal.SIGINT)

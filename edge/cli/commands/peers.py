@@ -56,8 +56,10 @@ LEAST_WANTED_LAST = (
 def command(wanted: ClusterOptions, wide: bool, watch: bool, every_s: float, as_json: bool) -> None:
     """Name, address, device, free memory and loaded models of every peer that answers.
 
-    A peer is alive, busy (it computes, loads or is measured at this moment) or leaving (its user
-    has stopped it). One that does not answer is not listed.
+    A peer is alive, busy (it computes, loads or is measured at this moment), slow by 2.1 (what it
+    computes for a token takes 2.1 times as long as predicted) or leaving (its user has stopped it).
+    One that does not answer is not listed. With --watch, one that did before is silent, and lost
+    after 20 s of silence.
 
     The last columns say what of its memory is kept for weights and for keys and values (KV), what a
     GPU's host holds of either that the GPU has no room for, and what of keys and values is on disk
@@ -138,9 +140,15 @@ def change_in_words(change: PeerChange) -> str:
         cells = _cells(peer)
         return f"{peer.name} is there: {cells['address']}, {cells['device']}, " + _offers(peer)
     told = []
+    if (peer.silent_s is None, peer.is_lost) != (before.silent_s is None, before.is_lost):
+        told.append("answers again" if peer.silent_s is None else f"is {peer.health}")
+    if peer.silent_s is not None:
+        return f"{peer.name} {', '.join(told) or 'is silent'}: it may hang, or be cut off"
     was, now = ([f"{m.name} {m.dtype}" for m in each.models] for each in (before, peer))
     told += [f"runs {each}" for each in now if each not in was]
     told += [f"no longer runs {each}" for each in was if each not in now]
+    if peer.is_slow != before.is_slow and now:
+        told.append(f"is {peer.health}" if peer.is_slow else "is no longer slow")
     return f"{peer.name} {', '.join(told) or 'changes'}: {_offers(peer)}"
 
 

@@ -42,14 +42,15 @@ function stage(devices, view) {
 function device(each) {
   const name = element("div", "name", each.name);
   const health = each.health ?? "alive";
-  if (health !== "alive" && health !== "busy") {
-    name.append(element("span", `badge ${health === "leaving" ? "warn" : "bad"}`, health));
-  }
+  const [state] = health.split(" "); // of "slow by 2.1" and "silent for 4 s"
+  const isWell = state === "alive" || state === "busy";
+  const goesOn = state === "leaving" || state === "slow" || state === "silent";
+  if (!isWell) name.append(element("span", `badge ${goesOn ? "warn" : "bad"}`, health));
   if (each.streamed_layers) {
     name.append(element("span", "badge warn", `${each.streamed_layers} layers from disk`));
   }
   const drawn = element(
-    "div", `device ${health === "alive" || health === "busy" ? "" : health === "leaving" ? "leaving" : "lost"}`,
+    "div", `device ${isWell ? "" : goesOn ? "slow" : "lost"}`,
     name, element("div", "has", each.has),
   );
   const free = Math.max(0, each.left_bytes);

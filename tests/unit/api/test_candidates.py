@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from edge.api.candidates import FIRST_WAIT_S, MOST_WAIT_S, Candidates, Used, waits_s
 from edge.membership.presence import Presences
+from edge.protocol.discovery import Look
 from edge.protocol.peer_info import PeerInfo, each_once
 from tests.support.passing_time import let_pass
 from tests.support.peer_infos import peer_info
@@ -26,11 +27,9 @@ def test_who_was_lost_twice_has_to_be_there_for_a_while() -> None:
         [replace(B, epoch=3)],
     ]
 
-    async def watch(
-        used: Used, presences: Presences, _every_s: float
-    ) -> AsyncGenerator[list[PeerInfo]]:
+    async def watch(used: Used, presences: Presences, _every_s: float) -> AsyncGenerator[Look]:
         for found in answers:
-            yield each_once(found, presences, used())[0]
+            yield Look(peers=each_once(found, presences, used())[0], silent=frozenset())
 
     async def main() -> list[list[int]]:
         candidates = Candidates([A, B], watch=watch)
@@ -49,11 +48,9 @@ def test_who_was_lost_twice_has_to_be_there_for_a_while() -> None:
 def test_who_has_the_keys_of_one_in_use_is_no_candidate() -> None:
     copy = replace(A, name="copy", address="10.0.0.9:5", addresses=("10.0.0.9:5",), epoch=9)
 
-    async def watch(
-        used: Used, presences: Presences, _every_s: float
-    ) -> AsyncGenerator[list[PeerInfo]]:
+    async def watch(used: Used, presences: Presences, _every_s: float) -> AsyncGenerator[Look]:
         for _ in range(3):
-            yield each_once([copy], presences, used())[0]
+            yield Look(peers=each_once([copy], presences, used())[0], silent=frozenset())
 
     async def main() -> None:
         candidates = Candidates([A, B], watch=watch)

@@ -54,3 +54,20 @@ def test_another_budget_is_a_change_and_free_memory_is_none() -> None:
     assert words([A], [replace(A, memory_bytes=4 << 30)]) == [
         "a changes: 1.0 GiB of 4.0 GiB free, runs –"
     ]
+
+
+def test_silence_is_no_departure() -> None:
+    silent, lost = replace(A, silent_s=4.0), replace(A, silent_s=25.0)
+    assert words([A], [silent]) == ["a is silent for 4 s: it may hang, or be cut off"]
+    assert words([silent], [replace(A, silent_s=8.0)]) == []
+    assert words([silent], [lost]) == ["a is lost for 25 s: it may hang, or be cut off"]
+    assert words([lost], [A]) == ["a answers again: 1.0 GiB of 2.0 GiB free, runs –"]
+    assert words([lost], []) == ["a is gone"]
+
+
+def test_who_is_slower_than_predicted_is_told() -> None:
+    well, slow = (replace(A, models=(replace(MODEL, slower=each),)) for each in (1.4, 2.14))
+    assert (well.health, slow.health) == ("alive", "slow by 2.1")
+    assert words([well], [slow]) == ["a is slow by 2.1: 1.0 GiB of 2.0 GiB free, runs m int4"]
+    assert words([slow], [well]) == ["a is no longer slow: 1.0 GiB of 2.0 GiB free, runs m int4"]
+    assert words([slow], [A]) == ["a no longer runs m int4: 1.0 GiB of 2.0 GiB free, runs –"]

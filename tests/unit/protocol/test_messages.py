@@ -25,7 +25,7 @@ from edge.protocol.kept_files import AllKept, Keep, KeptFiles
 from edge.protocol.lease import Lease
 from edge.protocol.messages import FRAMES, Connect, Done, Missing, Opened, RunStep
 from edge.protocol.step import SamplingTerms, Step, StepEntry, StepLimits
-from edge.protocol.step_times import ShardTimes, StepTimes
+from edge.protocol.step_times import ExpectedStep, ShardTimes, StepTimes
 from edge.protocol.topology import Place
 from edge.protocol.wire_rules import WireRules
 from edge.transport import Frame, WireRule
@@ -93,7 +93,12 @@ FRAMES_SENT = (
     messages.Offer(manifest=Manifest(tensors=(), total_bytes=0)),
     messages.Piece(manifest="m", digest="d", content=b"\x00\xff"),
     messages.Seal(manifest="m"),
-    messages.Open(assignment=ASSIGNMENT, lease=Lease(run="r", term=2), prefix_secret=bytes(32)),
+    messages.Open(
+        assignment=ASSIGNMENT,
+        lease=Lease(run="r", term=2),
+        prefix_secret=bytes(32),
+        expected=ExpectedStep(first_s=0.001, last_s=0.25, tokens=4),
+    ),
     messages.TakeOver(lease=Lease(run="r", term=1 << 32)),
     Connect(session="s", places=PLACES),
     messages.MatchPrefix(session="s", request="r", prompt=token_bytes([1, 2])),
@@ -157,7 +162,7 @@ DESCRIPTION = PeerDescription(
         HostedModel(
             name="m", dtype="int4", stage=0, rank=0, sums="links", bytes=1, buffer_bytes=2,
             streamed_bytes=3, host_bytes=4, kv_bytes=5, kv_host_bytes=6, kv_disk_bytes=7,
-            user="u",
+            user="u", slower=1.25,
         ),
     ),
 )  # fmt: skip
