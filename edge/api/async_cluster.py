@@ -288,6 +288,7 @@ class AsyncCluster:
                     forecast=forecast,
                     name=checkpoint.name,
                     vocab_size=checkpoint.spec.vocab_size,
+                    hidden_size=checkpoint.spec.hidden_size,
                     context_tokens=limits.context_tokens,
                     end_ids=checkpoint.end_ids,
                     sampling=checkpoint.sampling,

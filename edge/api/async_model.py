@@ -12,6 +12,7 @@ from typing import Unpack, cast, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.api.embedding import Pooling, check_dimensions, pooled, rows_for
 from edge.api.generation_options import GenerationOptions, GenerationOverrides
 from edge.api.joining import Joining
 from edge.api.kept_reply import KeptReply
@@ -69,6 +70,7 @@ class HeldModel:
     forecast: Forecast
     name: str
     vocab_size: int
+    hidden_size: int
     context_tokens: int
     end_ids: frozenset[int]
     sampling: SamplingParameters
@@ -101,6 +103,11 @@ class DescribedModel:
     def vocab_size(self) -> int:
         """How many token ids there are."""
         return self._held.vocab_size
+
+    @property
+    def hidden_size(self) -> int:
+        """How many values the hidden state of a token has, and an embedding."""
+        return self._held.hidden_size
 
     @property
     def context_tokens(self) -> int:
@@ -466,6 +473,39 @@ class AsyncModel(DescribedModel):
         tokens = self._checked_ids(self._ids(prompt))
         self._require_open()
         return await evaluate(self._held.loaded, tokens)
+
+    async def embed(
+        self,
+        texts: Prompt | Prompts,
+        *,
+        pooling: Pooling = "mean",
+        normalize: bool = True,
+        dimensions: int | None = None,
+        client: str = "",
+    ) -> NDArray[np.float32]:
+        """Float32 [hidden] of a text or token ids; of a list of them [texts, hidden], in its order.
+
+        They are made of the hidden states after the last norm: pooling takes their mean, or only
+        that of the last token. normalize: to the length 1. dimensions: only so many of the first
+        values, for models that were trained for that. client: see `stream`. Raises RequestError for
+        a text that does not fit the context, and for dimensions that the model has not.
+        """
+        prompts = several(texts)
+        checked = [
+            self._checked_ids(self._ids(each))
+            for each in ([cast(Prompt, texts)] if prompts is None else prompts)
+        ]
+        rows = rows_for(pooling)
+        check_dimensions(dimensions, self._held.hidden_size)
+        self._require_open()
+        found = np.empty((len(checked), dimensions or self._held.hidden_size), np.float32)
+
+        async def fill(number: int, tokens: tuple[int, ...]) -> None:
+            states = await evaluate(self._held.loaded, tokens, rows, client=client)
+            found[number] = pooled(states, normalize=normalize, dimensions=dimensions)
+
+        await gather_all(fill(number, tokens) for number, tokens in enumerate(checked))
+        return found[0] if prompts is None else found
 
     async def score(self, prompt: Prompt) -> Score:
         """How likely a text is, token by token. It takes the memory of its logits: a float32 for

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.api.async_model import AsyncModel, DescribedModel, Messages, Prompt, Prompts
+from edge.api.embedding import Pooling
 from edge.api.generation_options import GenerationOptions, GenerationOverrides
 from edge.api.kept_reply import KeptReply
 from edge.api.reply import Reply, ReplyStream
@@ -125,6 +126,25 @@ class Model(DescribedModel):
     def logits(self, prompt: Prompt) -> NDArray[np.float32]:
         """Float32 [tokens, vocab]: row i is what the model expects after token i of the prompt."""
         return self._loop.run(self._model.logits(prompt))
+
+    def embed(
+        self,
+        texts: Prompt | Prompts,
+        *,
+        pooling: Pooling = "mean",
+        normalize: bool = True,
+        dimensions: int | None = None,
+        client: str = "",
+    ) -> NDArray[np.float32]:
+        """Float32 [hidden] of a text or token ids; of a list of them [texts, hidden], in its order.
+
+        pooling: of the hidden states after the last norm, their mean, or only the last one.
+        """
+        return self._loop.run(
+            self._model.embed(
+                texts, pooling=pooling, normalize=normalize, dimensions=dimensions, client=client
+            )
+        )
 
     def score(self, prompt: Prompt) -> Score:
         """How likely a text is, token by token."""

@@ -29,7 +29,7 @@ from edge.coordinator.requests import Request
 from edge.errors import EdgeError, RequestError
 from edge.kernels.sampling.logprobs import Logprobs
 from edge.planning.forecast import Forecast
-from edge.protocol.step import FinishReason
+from edge.protocol.step import FinishReason, Rows
 from edge.text import Tokenizer
 from edge.text.answer_parts import ReadAnswer, ToolCall
 from edge.text.grammar import Matcher
@@ -197,8 +197,8 @@ class ReplyUnderWay:
         self._mailbox.put_nowait(token)
         return token.finish_reason is not None
 
-    def logits(self, rows: NDArray[np.float32]) -> None:
-        raise AssertionError("a generation asks for tokens, not logits")
+    def rows(self, rows: NDArray[np.float32]) -> None:
+        raise AssertionError("a generation asks for tokens, not rows")
 
     def failed(self, error: EdgeError) -> None:
         self._mailbox.put_nowait(error)
@@ -407,10 +407,12 @@ class ReplyStream:
             self.close()
 
 
-async def evaluate(loaded: LastingModel, token_ids: tuple[int, ...]) -> NDArray[np.float32]:
-    """The logits [tokens, vocab] after each of the tokens."""
-    sink = _LogitsSink()
-    request = Request(prompt=token_ids, terms=None, sink=sink)
+async def evaluate(
+    loaded: LastingModel, token_ids: tuple[int, ...], rows: Rows = "logits", *, client: str = ""
+) -> NDArray[np.float32]:
+    """The logits [tokens, vocab] after each of the tokens, or hidden states [rows, hidden]."""
+    sink = _RowsSink()
+    request = Request(prompt=token_ids, terms=None, sink=sink, rows=rows, client=client)
     loaded.submit(request)
     try:
         return await sink.result
@@ -419,7 +421,7 @@ async def evaluate(loaded: LastingModel, token_ids: tuple[int, ...]) -> NDArray[
         raise
 
 
-class _LogitsSink:
+class _RowsSink:
     def __init__(self) -> None:
         self.result: asyncio.Future[NDArray[np.float32]]
         self.result = asyncio.get_running_loop().create_future()
@@ -431,9 +433,9 @@ class _LogitsSink:
         chosen_s: float,
         logprobs: Logprobs | None,
     ) -> bool:
-        raise AssertionError("an evaluation asks for logits, not tokens")
+        raise AssertionError("an evaluation asks for rows, not tokens")
 
-    def logits(self, rows: NDArray[np.float32]) -> None:
+    def rows(self, rows: NDArray[np.float32]) -> None:
         if not self.result.done():  # else cancelled meanwhile
             self.result.set_result(rows)
 

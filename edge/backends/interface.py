@@ -49,6 +49,11 @@ class Logits(Protocol):
         """All of them, on the host."""
         ...
 
+    def states(self) -> NDArray[np.float32]:
+        """Of a step with `states`, on the host: what the head is given [1, logit_rows, hidden], on
+        every shard that has a part of the vocabulary."""
+        ...
+
     def best(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.float32]] | None:
         """Each entry's last row: the columns that rank first (`edge.kernels.sampling`), and their
         logits, [batch, count]; −1 in a row that is not finite. None where it cannot be told."""
@@ -60,8 +65,12 @@ class HostLogits:
 
     can_rank = False
 
-    def __init__(self, array: NDArray[np.float32]) -> None:
+    def __init__(self, array: NDArray[np.float32], states: NDArray[np.float32]) -> None:
         self._array = array
+        self._states = states
+
+    def states(self) -> NDArray[np.float32]:
+        return self._states
 
     def array(self) -> NDArray[np.float32]:
         return self._array
@@ -106,7 +115,7 @@ class StageCompute(Protocol):
         self, step: Step, hidden: NDArray[np.float32] | None, collective: Collective
     ) -> NDArray[np.float32]:
         """The hidden state float32 [batch, tokens, hidden] of a stage, or in the last stage this
-        shard's logits float32 [batch, logit_rows, len(vocab)].
+        shard's logits float32 [batch, logit_rows, len(vocab)]; no row of a step with `states`.
 
         `hidden` [batch, tokens, hidden] comes from the stage before; None in the first stage.
         A request's KV cache is made at its first step, and brought back if it was swapped out. One
@@ -120,7 +129,7 @@ class StageCompute(Protocol):
     def logits(
         self, step: Step, hidden: NDArray[np.float32] | None, collective: Collective
     ) -> Logits:
-        """`forward` in the last stage, for who may not need all logits on the host."""
+        """`forward` in the last stage, for who may not need all logits on the host, or not them."""
         ...
 
     def receive_buffer(self, step: Step) -> NDArray[np.float32]:

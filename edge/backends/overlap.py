@@ -39,4 +39,8 @@ def parts_of(step: Step, *, is_split: bool) -> tuple[Step, ...]:
         tokens=entry.tokens[cut:],
         logit_rows=min(entry.logit_rows, rest),
     )
-    return Step(entries=(first,)), Step(entries=(second,))
+    # The first half may want none of the rows: that is no step with hidden states then.
+    return tuple(
+        Step(entries=(half,), states=step.states and half.logit_rows > 0)
+        for half in (first, second)
+    )

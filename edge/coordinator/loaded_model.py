@@ -41,6 +41,7 @@ from edge.protocol.step import MAX_CHUNK_TOKENS, SamplingTerms
 from edge.protocol.step_times import PeerTimes
 from edge.protocol.token_masks import write_masks
 from edge.protocol.topology import Place, Seat
+from edge.transport.frame import Buffer
 
 _log = logging.getLogger(__name__)
 
@@ -58,6 +59,7 @@ class LoadedModel:
         scheduler: Scheduler,
         *,
         vocab_size: int,
+        hidden_size: int,
         on_end: OnEnd,
         copies_kv: Copies = "none",
         kv_is_rounded: bool = False,
@@ -76,6 +78,7 @@ class LoadedModel:
         self.failed = asyncio.Event()
         self.failure: EdgeError | None = None
         self._vocab_size = vocab_size
+        self._hidden_size = hidden_size
         self._scheduler = scheduler
         self._on_end = on_end
         self._connections = Connections(plan)
@@ -86,7 +89,7 @@ class LoadedModel:
         self._masks: dict[str, Bits] = {}
         """What the next token may be of those that keep to a grammar."""
         self._rows: dict[str, list[NDArray[np.float32]]] = {}
-        """Logits so far."""
+        """Logits or hidden states so far."""
         self._swap_outs: Acks[PeerClient, str | None] = Acks()
         self._reservations: Acks[PeerClient, str | None] = Acks()
         """Why a peer could not do what it was asked to, or None."""
@@ -96,6 +99,7 @@ class LoadedModel:
             messages.KvRows: self._on_kv_rows,
             messages.Tokens: self._on_tokens,
             messages.Logits: self._on_logits,
+            messages.States: self._on_states,
             messages.SwappedOut: self._on_swapped_out,
             messages.Reserved: self._on_reserved,
             messages.PrefixMatched: self._on_prefix_matched,
@@ -172,6 +176,7 @@ class LoadedModel:
                 goes_on=request.goes_on,
                 is_led=request.matcher is not None,
                 client=request.client,
+                rows=request.rows,
             )
         except ValueError as error:
             request.sink.failed(RequestError(str(error)))
@@ -352,20 +357,26 @@ class LoadedModel:
             raise ProtocolError(f"a likeliest token outside a vocabulary of {self._vocab_size}")
 
     def _on_logits(self, client: PeerClient, event: messages.Logits) -> None:
+        self._take_rows(client, event.rows, self._vocab_size, states=False)
+
+    def _on_states(self, client: PeerClient, event: messages.States) -> None:
+        self._take_rows(client, event.rows, self._hidden_size, states=True)
+
+    def _take_rows(self, client: PeerClient, found: Buffer, columns: int, *, states: bool) -> None:
         self._connections.check_sampler(client)
         step = self._scheduler.answered((), (), last=True)
-        rows = np.frombuffer(event.rows, np.float32)
-        if rows.size != step.logit_rows * self._vocab_size:
-            raise ProtocolError(f"{rows.size} logits for {step.logit_rows} rows")
+        rows = np.frombuffer(found, np.float32)
+        if step.states != states or rows.size != step.logit_rows * columns:
+            raise ProtocolError(f"{rows.size} values for {step.logit_rows} rows of {columns}")
         (entry,) = step.entries
         request = self._requests.get(entry.request)
         if request is None:
             return  # cancelled while the step was under way
         parts = self._rows.setdefault(request.id, [])
-        parts.append(rows.reshape(step.logit_rows, self._vocab_size))
+        parts.append(rows.reshape(step.logit_rows, columns))
         if entry.end == len(request.prompt):
             self._forget(request.id)
-            request.sink.logits(np.concatenate(parts))
+            request.sink.rows(np.concatenate(parts))
 
     def _forget(self, request: str) -> Request | None:
         self._rows.pop(request, None)

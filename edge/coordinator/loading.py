@@ -78,6 +78,7 @@ async def load_model(
         plan,
         _scheduler(spec, limits, plan, options.kv_dtype),
         vocab_size=spec.vocab_size,
+        hidden_size=spec.hidden_size,
         on_end=on_end,
         copies_kv=copies_kv,
         kv_is_rounded=options.kv_dtype != "float32",
@@ -109,8 +110,11 @@ async def load_model(
 
 
 def _scheduler(spec: ModelSpec, limits: StepLimits, plan: Plan, kv_dtype: KvDtype) -> Scheduler:
-    row_bytes = 4 * spec.vocab_size
     chunk = limits.chunk_tokens
+
+    def rows_at_once(width: int) -> int:
+        return max(1, min(chunk, LOGIT_CHUNK_BYTES // (4 * width)))
+
     facts = model_facts(
         spec,
         weight_format(spec, "float32"),
@@ -120,7 +124,8 @@ def _scheduler(spec: ModelSpec, limits: StepLimits, plan: Plan, kv_dtype: KvDtyp
     )
     return Scheduler(
         chunk_tokens=chunk,
-        logit_chunk_tokens=max(1, min(chunk, LOGIT_CHUNK_BYTES // row_bytes)),
+        logit_chunk_tokens=rows_at_once(spec.vocab_size),
+        state_chunk_tokens=rows_at_once(spec.hidden_size),
         residency=Residency(
             memory_tokens=limits.cached_tokens,
             disk_tokens=limits.disk_tokens,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from edge.coordinator.kept_kv import KeptKv
 from edge.errors import EdgeError
 from edge.kernels.sampling.logprobs import Logprobs
-from edge.protocol.step import FinishReason, SamplingTerms
+from edge.protocol.step import FinishReason, Rows, SamplingTerms
 from edge.text.grammar import Matcher
 
 
@@ -34,7 +34,9 @@ class Sink(Protocol):
         """
         ...
 
-    def logits(self, rows: NDArray[np.float32]) -> None: ...
+    def rows(self, rows: NDArray[np.float32]) -> None:
+        """All that were wanted [rows, columns], of a request that wants rows."""
+        ...
 
     def failed(self, error: EdgeError) -> None: ...
 
@@ -50,8 +52,9 @@ class Request:
 
     prompt: tuple[int, ...]
     terms: SamplingTerms | None
-    """None: the logits of every row of the prompt are wanted, and no token."""
+    """None: `rows` of the prompt are wanted, and no token."""
     sink: Sink
+    rows: Rows = "logits"
     goes_on: bool = False
     """A prompt that begins with this one and its answer is likely to follow."""
     matcher: Matcher | None = None

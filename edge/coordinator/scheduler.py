@@ -25,7 +25,14 @@ from edge.coordinator.beginnings import (
 from edge.coordinator.kv_residency import Member, Residency
 from edge.coordinator.pacing import Pacing, time_of_prompts
 from edge.coordinator.shares import ANSWER_WEIGHT
-from edge.protocol.step import MAX_CHUNK_TOKENS, SHORTEST_STEP, FinishReason, Step, StepEntry
+from edge.protocol.step import (
+    MAX_CHUNK_TOKENS,
+    SHORTEST_STEP,
+    FinishReason,
+    Rows,
+    Step,
+    StepEntry,
+)
 
 REPEATED_TOKENS = 32
 """Of an answer, in one step: whoever comes meanwhile waits no longer than for that."""
@@ -82,8 +89,8 @@ class _Entry:
     memory: Member
     prompt_tokens: int
     """The tokens after them are answer, also those that another plan has computed."""
-    wants_logits: bool
-    """Every row's logits are wanted, and no token."""
+    rows: Rows | None
+    """What is wanted of its rows; None: tokens are wanted."""
     goes_on: bool
     """Somebody will ask for more, with all of it as the beginning."""
     is_led: bool
@@ -116,7 +123,7 @@ class _Entry:
     def will_go_on(self) -> bool:
         """More of its prompt will be computed, whatever others do."""
         is_inside = self.memory.place == "memory"
-        return is_inside and not self.wants_logits and self.computed < self.prompt_tokens
+        return is_inside and self.rows is None and self.computed < self.prompt_tokens
 
     @property
     def to_repeat(self) -> int:
@@ -146,12 +153,14 @@ class Scheduler:
         *,
         chunk_tokens: int,
         logit_chunk_tokens: int,
+        state_chunk_tokens: int = MAX_CHUNK_TOKENS,
         residency: Residency,
         stages: int,
         matches_on_disk: bool = False,
         beginnings: Beginnings | None = None,
     ) -> None:
-        """`stages` steps decode at once, of the requests that are in memory.
+        """`stages` steps decode at once, of the requests that are in memory. logit_chunk_tokens
+        and state_chunk_tokens: the most of a step whose logits, or hidden states, all travel.
 
         matches_on_disk: peers may have beginnings of prompts there. beginnings: those in memory;
         None: a request leaves nothing behind.
@@ -163,7 +172,11 @@ class Scheduler:
         self._matches_on_disk = matches_on_disk
         self._beginnings = beginnings
         self._chunk_tokens = chunk_tokens
-        self._logit_chunk_tokens = logit_chunk_tokens
+        self._row_chunk_tokens: Mapping[Rows, int] = {
+            "logits": logit_chunk_tokens,
+            "states": state_chunk_tokens,
+            "last state": chunk_tokens,
+        }
         self._residency = residency
         self._shares = residency.shares
         self._stages = stages
@@ -205,8 +218,9 @@ class Scheduler:
         goes_on: bool = False,
         is_led: bool = False,
         client: str = "",
+        rows: Rows = "logits",
     ) -> None:
-        """Start a request for `new_tokens` tokens, or with 0 for the logits of every row.
+        """Start a request for `new_tokens` tokens, or with 0 for `rows`.
 
         answer: tokens that follow the prompt and that another plan has chosen. restored: so many of
         them need not be computed, because their keys and values can be given; restores_prompt:
@@ -230,7 +244,7 @@ class Scheduler:
             tokens,
             member,
             len(prompt),
-            wants_logits=new_tokens == 0,
+            rows=None if new_tokens else rows,
             goes_on=goes_on,
             restored=restored,
             restores_prompt=restores_prompt,
@@ -346,7 +360,7 @@ class Scheduler:
                 entry = self._active.get(part.request)
                 if entry is not None:
                     entry.memory.steps_out -= 1
-                    if entry.wants_logits and part.end == len(entry.tokens):
+                    if entry.rows is not None and part.end == len(entry.tokens):
                         self.cancel(part.request)
         return step
 
@@ -392,7 +406,7 @@ class Scheduler:
             entry = self._active.get(name)
             if entry is None:
                 continue  # cancelled meanwhile
-            if entry.wants_logits or entry.restores_prompt:
+            if entry.rows is not None or entry.restores_prompt:
                 self._start(entry)
             elif self._awaits_another(entry):
                 waiting.append(name)
@@ -426,7 +440,7 @@ class Scheduler:
     def _alike(self, entry: _Entry) -> Iterator[tuple[int, _Entry]]:
         """Requests under way that begin with the same tokens, and how many of use they have."""
         for other in self._active.values():
-            if self._beginnings is None or other.wants_logits or other.memory.place != "memory":
+            if self._beginnings is None or other.rows is not None or other.memory.place != "memory":
                 continue
             if other.state == "going":
                 common = min(common_tokens(entry.prompt, other.prompt), other.as_prompt)
@@ -453,7 +467,7 @@ class Scheduler:
 
     def _keep(self, entry: _Entry) -> bool:
         """Whether what a request that is over leaves behind may be of use."""
-        if self._beginnings is None or entry.wants_logits or entry.state != "going":
+        if self._beginnings is None or entry.rows is not None or entry.state != "going":
             return False
         goes_on = entry.goes_on and entry.computed >= entry.prompt_tokens
         if max(entry.as_prompt, len(entry.tokens) * goes_on) < self._beginnings.fewest_tokens:
@@ -498,7 +512,7 @@ class Scheduler:
                     if entry is None:
                         continue  # it is over, and has something left to do
                     entry.memory.steps_out += 1
-                    self._wanted[-1] += part.logit_rows > 0 and not entry.wants_logits
+                    self._wanted[-1] += part.logit_rows > 0 and entry.rows is None
                 self._decoded_last = choose == self._decode
                 return step
         return None
@@ -555,11 +569,12 @@ class Scheduler:
                 request=entry.request,
                 position=start,
                 tokens=chunk,
-                logit_rows=len(chunk) if entry.wants_logits else int(ends),
+                logit_rows=len(chunk) if entry.rows in {"logits", "states"} else int(ends),
             )
-            return Step(
-                entries=(part,), run=self._run([entry]) if ends and not entry.wants_logits else 1
-            )
+            if entry.rows is not None:
+                is_state = entry.rows != "logits" and part.logit_rows > 0
+                return Step(entries=(part,), states=is_state)
+            return Step(entries=(part,), run=self._run([entry]) if ends else 1)
         return None
 
     def _next_turn(self) -> str:
@@ -575,7 +590,9 @@ class Scheduler:
 
     def _most_in_chunk(self, entry: _Entry) -> int:
         """As many as there may be, unless somebody who reads an answer would wait for it."""
-        most = self._logit_chunk_tokens if entry.wants_logits else self._chunk_tokens
+        most = self._chunk_tokens
+        if entry.rows is not None:
+            most = min(most, self._row_chunk_tokens[entry.rows])
         answering = [each.client for each in self._active.values() if each.is_answering]
         if not answering or not self._rows_agree:
             return most

@@ -115,7 +115,7 @@ class TokenChoice:
 
     def may_ask(self, step: Step) -> bool:
         """Whether the sampler, once it has the candidates, may still ask for all logits."""
-        return not self._sends_logits(step) and any(
+        return not (step.states or self._sends_logits(step)) and any(
             truncates(request.terms.sampling, self._vocab_size)
             for _index, _entry, request in self._choices(step)
         )
@@ -128,7 +128,9 @@ class TokenChoice:
         self.remember(step)
         if not step.logit_rows:
             return
-        if self._sends_logits(step):
+        if step.states:
+            self.gather_states(step, own)
+        elif self._sends_logits(step):
             self.send_logits(own)
         else:
             self.collective.gather(self._shortlists(step, own), None, root=0)
@@ -168,6 +170,24 @@ class TokenChoice:
             self._gathered = [np.empty(shape, np.float32) for shape in shapes]
         self.collective.gather(np.ascontiguousarray(own.array()), self._gathered, root=0)
         return np.concatenate(self._gathered, axis=-1)
+
+    def gather_states(self, step: Step, own: Logits) -> NDArray[np.float32]:
+        """For every shard: the hidden states [rows, hidden] of a step with `states`, if this is the
+        sampler. All shards have them but those without a part of the vocabulary, which norm
+        nothing: where the sampler is one of these, the first that is none sends them."""
+        speaker = next(rank for rank, columns in enumerate(self._columns) if columns)
+        rows: NDArray[np.float32] = own.states()[0]
+        if not speaker:
+            return rows
+        empty = np.empty(0, np.float32)
+        mine = np.ascontiguousarray(rows) if self._rank == speaker else empty
+        if self._rank:
+            self.collective.gather(mine, None, root=0)
+            return mine
+        found = np.empty(rows.shape, np.float32)
+        sent = [found if rank == speaker else empty for rank in range(len(self._columns))]
+        self.collective.gather(mine, sent, root=0)
+        return found
 
     def take(self, step: Step, tokens: Sequence[int]) -> list[FinishReason | None]:
         """For the sampler: count what was chosen. Why a token is its request's last, if it is."""

@@ -135,6 +135,10 @@ class RunLoop:
 
     def _sample_and_tell(self, step: Step, own: Logits) -> Step | None:
         """Choose tokens, tell the other shards at once, then the coordinator."""
+        if step.states:
+            states = self._choice.gather_states(step, own)
+            self._report(messages.States(rows=states.tobytes()))
+            return None
         if self._choice.wants_logits(step):  # of its one request
             rows = self._choice.gather_logits(own)[:, : step.logit_rows]
             self._report(messages.Logits(rows=rows.tobytes()))

@@ -256,7 +256,7 @@ class Reserved(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStep(Post):
-    """Compute. The sampler reports `tokens` or `logits`."""
+    """Compute. The sampler reports `tokens`, `logits` or `states`."""
 
     kind = "step"
     limits = FrameLimits(header_bytes=MAX_HEADER_BYTES, payload_bytes=MAX_PAYLOAD_BYTES)
@@ -280,6 +280,8 @@ class RunStep(Post):
         wanting = {entry.request for entry in self.step.entries if entry.logit_rows}
         if len(set(self.masked)) < len(self.masked) or not wanting.issuperset(self.masked):
             raise ValueError("masks of requests that want no token in the step")
+        if self.step.states and (self.terms or self.masked):
+            raise ValueError("tokens of a request that wants hidden states")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -342,6 +344,15 @@ class Logits(Event):
     """Rows of logits of a step's request, as float32."""
 
     kind = "logits"
+    limits = FrameLimits(header_bytes=SMALL.header_bytes, payload_bytes=MAX_PAYLOAD_BYTES)
+    rows: Raw
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class States(Event):
+    """Rows of hidden states of a step's request, as float32."""
+
+    kind = "states"
     limits = FrameLimits(header_bytes=SMALL.header_bytes, payload_bytes=MAX_PAYLOAD_BYTES)
     rows: Raw
 
@@ -467,7 +478,7 @@ FRAMES = table(
         Describe, MemoryRate, Profile, Probe, Glance, SetMemory, TakeOver, Keep,
         Offer, Piece, Seal, Open, Connect,
         MatchPrefix, PrefixMatched, Reserve, Reserved, RunStep, KvRows, PutKv, Tokens, Logits,
-        YieldRun, SwapOut, SwappedOut, Finish, Measure, Observed, Close, Leaving, Failed,
+        States, YieldRun, SwapOut, SwappedOut, Finish, Measure, Observed, Close, Leaving, Failed,
         Waits, AskLink, LinkSent,
     )
 )  # fmt: skip

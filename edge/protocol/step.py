@@ -10,6 +10,10 @@ from edge.kernels.sampling.logprobs import MOST_LOGPROBS
 from edge.kernels.sampling.parameters import SamplingParameters
 from edge.protocol.fields import AtMost
 
+Rows = Literal["logits", "states", "last state"]
+"""What is wanted of a prompt that gets no answer: the logits of each of its rows, the hidden states
+that the head is given for them, or only the last of those."""
+
 FinishReason = Literal["stop", "length"]
 """Why a reply ends with a token: it is an end token (or text ends the reply), or the last one that
 was asked for."""
@@ -52,11 +56,15 @@ class Step:
     With `singly` the tokens of each request are computed one after the other, as an answer is, but
     they are known: so keys and values become what they were, to the last bit, where the answer was
     first computed. None is sampled.
+
+    With `states` the rows that `logit_rows` counts are not logits, but the hidden states after the
+    last norm, which the head is given.
     """
 
     entries: Annotated[tuple[StepEntry, ...], AtMost(MAX_REQUESTS)]
     run: int = 1
     singly: bool = False
+    states: bool = False
 
     def __post_init__(self) -> None:
         if not self.entries or any(not entry.tokens for entry in self.entries):
@@ -74,6 +82,8 @@ class Step:
             raise ValueError("a request is twice in a step")
         if any(not 0 <= entry.logit_rows <= len(entry.tokens) for entry in self.entries):
             raise ValueError("a step wants more logits than it has tokens")
+        if self.states and (self.run != 1 or self.batch != 1 or not self.logit_rows):
+            raise ValueError("hidden states are those of one request, and no token follows")
         if self.run < 1 or (self.run > 1 and any(e.logit_rows != 1 for e in self.entries)):
             raise ValueError("a run goes on from one token of every request")
 

@@ -9,10 +9,15 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from edge.api.async_model import AsyncModel
+from edge.api.embedding import Pooling
 from edge.api.generation_options import GenerationOptions
 from edge.concurrency.blocking import run_blocking
 from edge.coordinator.generation import Token
+from edge.server.embeddings import Asked
 from edge.server.gate import Gate
 from edge.server.metrics import Metrics
 from edge.server.refusals import Refusal
@@ -80,14 +85,40 @@ Happening = Begin | Piece | End
 class Answers:
     """Asks a model for clients: no more at once than `gate` lets in."""
 
-    def __init__(self, model: AsyncModel, gate: Gate, metrics: Metrics) -> None:
+    def __init__(
+        self, model: AsyncModel, gate: Gate, metrics: Metrics, pooling: Pooling = "mean"
+    ) -> None:
         self.model = model
+        self._pooling = pooling
         self._gate = gate
         self._metrics = metrics
 
     async def count(self, question: Question) -> int:
         """Tokens of the prompt."""
         return len((await self._prompt(question))[0])
+
+    async def embed(self, asked: Asked, *, client: str = "") -> tuple[NDArray[np.float32], int]:
+        """A vector of each of the inputs [inputs, dimensions], and how many tokens they have.
+
+        Raises as `ask` does. Together they count as one answer.
+        """
+        async with self._gate.entered(1, client):
+            prompts = [
+                self.model.tokenizer.encode(each) if isinstance(each, str) else list(each)
+                for each in asked.inputs
+            ]
+            if asked.cuts:
+                prompts = [each[: self.model.context_tokens] for each in prompts]
+            tokens = sum(map(len, prompts))
+            observed = self._metrics.reply(tokens)
+            try:
+                vectors = await self.model.embed(
+                    prompts, pooling=self._pooling, dimensions=asked.dimensions, client=client
+                )
+                observed.end("finished")
+            finally:
+                observed.end("given up")
+        return vectors, tokens
 
     async def ask(self, question: Question, *, client: str = "") -> AsyncGenerator[Happening]:
         """What happens, until every answer is over. Closing it ends what is under way.

@@ -9,6 +9,8 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -17,9 +19,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from edge.api.async_model import AsyncModel
+from edge.api.embedding import Pooling
 from edge.errors import EdgeError
 from edge.server import (
     anthropic_messages,
+    embeddings,
     ollama,
     openai_chat,
     openai_fields,
@@ -56,8 +60,10 @@ class Server:
         rules: Rules,
         most_answers: int = MOST_ANSWERS,
         previews: Previews | None = None,
+        pooling: Pooling = "mean",
     ) -> None:
-        """name: what clients call the model. previews: of other placements; None: it has none."""
+        """name: what clients call the model. previews: of other placements; None: it has none.
+        pooling: how embeddings are made."""
         self._model = model
         self._name = name
         self._observer = Observer(model)
@@ -65,7 +71,7 @@ class Server:
         self._created = int(time.time())
         self._metrics = Metrics()
         self.gate = Gate(most_answers)
-        self._answers = Answers(model, self.gate, self._metrics)
+        self._answers = Answers(model, self.gate, self._metrics, pooling)
         routes: dict[str, tuple[str, Callable[[Request], Awaitable[Response]]]] = {
             HEALTH: ("GET", self._health),
             "/metrics": ("GET", self._show_metrics),
@@ -76,10 +82,13 @@ class Server:
             "/v1/chat/completions": ("POST", self._openai_chat),
             "/v1/completions": ("POST", self._openai_completion),
             "/v1/responses": ("POST", self._openai_response),
+            "/v1/embeddings": ("POST", self._openai_embeddings),
             "/v1/messages": ("POST", self._anthropic_message),
             "/v1/messages/count_tokens": ("POST", self._anthropic_count),
             "/api/chat": ("POST", self._ollama_chat),
             "/api/generate": ("POST", self._ollama_generate),
+            "/api/embed": ("POST", self._ollama_embed),
+            "/api/embeddings": ("POST", self._ollama_embeddings),
             "/api/tags": ("GET", self._ollama_tags),
             "/api/version": ("GET", self._ollama_version),
         }
@@ -190,6 +199,32 @@ class Server:
             translator.events,
         )
         return _events(_named_lines(events, "openai"))
+
+    async def _openai_embeddings(self, request: Request) -> Response:
+        body = await self._body(request)
+        asked = embeddings.openai_asked(body)
+        vectors, tokens = await self._embedded(request, asked)
+        return JSONResponse(
+            embeddings.openai_reply(asked, vectors, model=self._name, tokens=tokens)
+        )
+
+    async def _embedded(
+        self, request: Request, asked: embeddings.Asked
+    ) -> tuple[NDArray[np.float32], int]:
+        work = self._answers.embed(asked, client=request.scope["edge.client"])
+        return await _unless_gone(request, work)
+
+    async def _ollama_embed(self, request: Request) -> Response:
+        body, began_s = await self._body(request), time.perf_counter()
+        vectors, tokens = await self._embedded(request, embeddings.ollama_asked(body))
+        return JSONResponse(
+            embeddings.ollama_reply(vectors, model=self._name, tokens=tokens, began_s=began_s)
+        )
+
+    async def _ollama_embeddings(self, request: Request) -> Response:
+        body = await self._body(request)
+        vectors, _tokens = await self._embedded(request, embeddings.ollama_prompt(body))
+        return JSONResponse({"embedding": vectors[0].tolist()})
 
     async def _anthropic_message(self, request: Request) -> Response:
         body = await self._body(request)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from edge.backends.null import made_up
 from edge.engine.distributed_sampling import TokenChoice
 from edge.kernels.sampling.parameters import SamplingParameters
 from edge.kernels.sampling.ranking import likeliest
@@ -206,6 +207,9 @@ class NothingButTheBest:
     def array(self) -> NDArray[np.float32]:
         raise AssertionError("all logits were asked for")
 
+    def states(self) -> NDArray[np.float32]:
+        raise AssertionError("hidden states were asked for")
+
     def best(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         columns = likeliest(self._logits, count).astype(np.int64)
         return columns[None], self._logits[None, columns]
@@ -260,6 +264,26 @@ def test_logits_that_are_asked_for_are_all_there(parts: str) -> None:
         rows = np.frombuffer(event.rows, np.float32).reshape(4, VOCAB)
         for row in range(4):
             np.testing.assert_array_equal(rows[row], logits_after(*tokens[: row + 1]))
+
+
+@pytest.mark.parametrize("stage_before", [False, True])
+@pytest.mark.parametrize("parts", PARTS)
+def test_hidden_states_that_are_asked_for_are_all_there(parts: str, stage_before: bool) -> None:
+    """Also where the sampler has no part of the vocabulary; and the next step is as ever."""
+    tokens = [8, 3, 2, 4]
+    entry = StepEntry(request="r", position=0, tokens=tuple(tokens), logit_rows=3)
+    with shards(PARTS[parts], stage_before=stage_before) as found:
+        event = found.step(Step(entries=(entry,), states=True))
+        assert isinstance(event, messages.States)
+        rows = np.frombuffer(event.rows, np.float32).reshape(3, -1)
+        for row in range(3):
+            np.testing.assert_array_equal(
+                made_up.logits(rows[row : row + 1], range(VOCAB))[0],
+                logits_after(*tokens[: row + 2]),
+            )
+        found.begin("greedy", SamplingParameters(), prompt_tokens=3)
+        expected = expected_tokens([5, 7, 7], SamplingParameters())
+        assert found.generate({"greedy": [5, 7, 7]}) == {"greedy": expected}
 
 
 @pytest.mark.parametrize("ranks", [False, True])

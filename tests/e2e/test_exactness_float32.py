@@ -42,7 +42,12 @@ def assert_exact(
     plan = make_plan(checkpoint.spec, layout, model=checkpoint.path.name)
     with cluster.load(checkpoint.path, dtype="float32", plan=plan) as model:
         logits = model.logits(prompt)
+        mean = model.embed(prompt, normalize=False)
+        last = model.embed([prompt[:5], prompt], pooling="last", normalize=False)
         reply = model.generate(prompt, max_new_tokens=new_tokens)
+    states = checkpoint.states(prompt)
+    assert np.abs(mean - states.mean(axis=0)).max() <= LARGEST_DIFFERENCE
+    assert np.abs(last - states[[4, -1]]).max() <= LARGEST_DIFFERENCE
     expected = checkpoint.logits(prompt)
     assert logits.shape == expected.shape
     assert np.abs(logits - expected).max() <= LARGEST_DIFFERENCE

@@ -29,9 +29,9 @@ def answers(
     cluster: edge.Cluster, path: Path, plan: Plan, prompt: list[int], **options: object
 ) -> tuple[np.ndarray, tuple[int, ...]]:
     with cluster.load(path, plan=plan, context_tokens=128, **options) as model:  # type: ignore[arg-type]
-        logits = model.logits(prompt)
+        found = [model.logits(prompt), model.embed(prompt)]
         reply = model.generate(prompt, max_new_tokens=NEW_TOKENS, ignore_eos=True)
-    return logits, reply.token_ids
+    return np.concatenate([each.ravel() for each in found]), reply.token_ids
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+import numpy as np
 import pytest
 
 from edge.demos.bundled import MODEL
@@ -156,9 +157,9 @@ def test_openai_responses(client: openai.OpenAI) -> None:
 def test_what_the_page_shows(url: str) -> None:
     page = Path(__file__).parents[2] / "docs" / "guide" / "serving.md"
     blocks = re.findall(r"^```(bash|python)\n(.*?)^```$", page.read_text(), re.M | re.S)
-    shown = {language: code for language, code in blocks if USUAL_URL in code}
+    shown = [(language, code) for language, code in blocks if USUAL_URL in code]
     question = "Why is the sky blue?"
-    for language, code in shown.items():
+    for language, code in shown:
         here = (
             code.replace(USUAL_URL, url).replace(question, QUESTION).replace('"none"', f'"{KEY}"')
         )
@@ -168,8 +169,9 @@ def test_what_the_page_shows(url: str) -> None:
             here = here.replace(" -d ", f' -H "x-api-key: {KEY}" -d ')
         run = ["sh", "-c", here] if language == "bash" else [sys.executable, "-c", here]
         done = subprocess.run(run, capture_output=True, text=True, check=True, timeout=PATIENCE_S)
-        assert ANSWER in done.stdout, language
-    assert shown.keys() == {"bash", "python"}
+        told = "128" if "embeddings" in code else ANSWER
+        assert told in done.stdout, code
+    assert [language for language, _code in shown] == ["bash", "python", "python"]
 
 
 def test_anthropic(url: str) -> None:
@@ -207,6 +209,54 @@ def test_ollama(url: str) -> None:
     assert whole["message"]["content"] == ANSWER
     body = {"model": "default", "prompt": QUESTION, "stream": False, "options": {"temperature": 0}}
     assert request(url, "POST", "/api/generate", body)[2]["response"] == ANSWER
+
+
+def test_embeddings(client: openai.OpenAI, url: str) -> None:
+    import openai
+
+    texts = [QUESTION, ANSWER]
+    reply = client.embeddings.create(model="default", input=texts)  # as base64, unasked
+    vectors = np.array([each.embedding for each in reply.data])
+    assert [each.index for each in reply.data] == [0, 1]
+    assert (reply.model, reply.usage.total_tokens) == (MODEL.name, reply.usage.prompt_tokens)
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+    whole = client.embeddings.create(model="default", input=ANSWER, encoding_format="float")
+    np.testing.assert_allclose(whole.data[0].embedding, vectors[1], atol=1e-5)
+    short = client.embeddings.create(model="default", input=[[5, 9], [7]], dimensions=4)
+    assert [len(each.embedding) for each in short.data] == [4, 4]
+    assert short.usage.prompt_tokens == 3
+    np.testing.assert_allclose(np.linalg.norm(short.data[0].embedding), 1, atol=1e-5)
+    ids = client.embeddings.create(model="default", input=[5, 9]).data[0].embedding
+    cut = np.array(ids[:4]) / np.linalg.norm(ids[:4])
+    np.testing.assert_allclose(short.data[0].embedding, cut, atol=1e-5)
+    with pytest.raises(openai.NotFoundError, match="is not here"):
+        client.embeddings.create(model="another", input="x")
+    wrong: dict[str, Any]
+    for wrong, what in (
+        ({"input": ""}, "input"),
+        ({"input": []}, "input"),
+        ({"input": [[1], -1]}, "input"),
+        ({"input": ["x", ""]}, r"input\[1\]"),
+        ({"input": {"a": 1}}, "input"),
+        ({"input": [10**9]}, "not one of the model's"),
+        ({"input": [1] * 5000}, "and the context"),
+        ({"input": ["x"] * 2049}, "2048 are the most"),
+        ({"input": "x", "dimensions": 0}, "dimensions"),
+        ({"input": "x", "dimensions": 10**6}, "dimensions"),
+        ({"input": "x", "encoding_format": "hex"}, "encoding_format"),
+    ):
+        with pytest.raises(openai.BadRequestError, match=what):
+            client.embeddings.create(model="default", **wrong)
+    body = {"model": "default", "input": texts}
+    _, _, told = request(url, "POST", "/api/embed", body)
+    np.testing.assert_allclose(told["embeddings"], vectors, atol=1e-5)
+    assert told["prompt_eval_count"] == reply.usage.prompt_tokens
+    long = {"model": "default", "input": "word " * 5000}
+    assert request(url, "POST", "/api/embed", long)[0] == 200
+    assert request(url, "POST", "/api/embed", {**long, "truncate": False})[0] == 400
+    body = {"model": "default", "prompt": ANSWER}
+    told = request(url, "POST", "/api/embeddings", body)[2]
+    np.testing.assert_allclose(told["embedding"], vectors[1], atol=1e-5)
 
 
 def test_what_openai_clients_raise(client: openai.OpenAI, url: str) -> None:

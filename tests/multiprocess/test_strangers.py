@@ -313,6 +313,8 @@ def test_garbage_on_a_daemons_port_while_it_answers(
 STEP = {
     "entries": [{"request": "r", "position": 0, "tokens": [1], "logit_rows": 1}],
     "run": 1,
+    "singly": False,
+    "states": False,
 }
 TERMS = {"sampling": {}, "end_ids": [], "max_new_tokens": 1, "prompt_tokens": 0, "logprobs": None}
 NONSENSE = [
@@ -320,6 +322,7 @@ NONSENSE = [
     Frame("step", {"session": "nobody", "step": STEP, "terms": {"other": TERMS}}),
     Frame("step", {"session": "nobody", "step": STEP, "terms": {"r": {"sampling": "hot"}}}),
     Frame("step", {"session": "nobody", "step": STEP, "terms": {}}),
+    Frame("step", {"session": "nobody", "step": {**STEP, "states": True, "run": 2}}),
     Frame("step", {"step": "many"}),
     Frame("begin", {}),
     Frame("finish", {}),

@@ -559,6 +559,13 @@ class TinyCheckpoint:
         """[tokens, vocab], all tokens in one forward pass without a cache."""
         return self._logits(tuple(tokens))
 
+    def states(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """The last hidden state [tokens, hidden], likewise."""
+        with torch.inference_mode():
+            output = self.model.base_model(torch.tensor([list(tokens)]), use_cache=False)
+        array: NDArray[np.float32] = output.last_hidden_state[0].numpy()
+        return array
+
     def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
         """The `count` tokens that `generate` appends to the prompt."""
         return list(self._greedy(tuple(prompt), count))

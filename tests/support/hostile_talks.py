@@ -101,6 +101,9 @@ def talk(address: str) -> list[Frame]:
         messages.Reserve(session="s", request="r", tokens=4),
         messages.RunStep(session="s", step=Step(entries=(prompt,), run=3), terms={"r": terms}),
         messages.YieldRun(session="s"),
+        messages.RunStep(
+            session="s", step=Step(entries=(replace(prompt, request="q"),), states=True)
+        ),
         messages.SwapOut(session="s", request="r"),
         messages.Measure(session="s"),
         messages.Observed(session="s", run=0),

@@ -60,7 +60,7 @@ class MadeUpProgram(NullProgram):
     ) -> Logits:
         found = self.forward(step, hidden, collective)
         if not self.ranks:
-            return HostLogits(found)
+            return HostLogits(found, self._last(step))
         import torch
 
         from edge.backends.triton.device import Device, Mirror
@@ -69,7 +69,7 @@ class MadeUpProgram(NullProgram):
         here = Device()
         kept = Mirror(here, found.size, torch.float32)
         kept.host[...] = found.reshape(-1)
-        return DeviceLogits(here, kept, step, found.shape[-1])
+        return DeviceLogits(here, kept, step, found.shape[-1], lambda: self._last(step))
 
 
 @dataclass(kw_only=True)

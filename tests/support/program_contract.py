@@ -198,6 +198,27 @@ def logits_are_those_of_the_last_tokens(kind: Kind) -> None:
             assert best[0].tolist() == [np.argsort(-every[0, -1], kind="stable")[:3].tolist()]
 
 
+def hidden_states_are_what_logits_are_made_of(kind: Kind) -> None:
+    """Of as many rows as are wanted, and logits come after them as before."""
+    with kind.program() as program:
+        logits = compute(program, chunk("a", PROMPT, rows=LENGTH))
+        program.release("a")
+
+        def states(rows: int) -> Array:
+            step = replace(chunk("a", PROMPT, rows=rows), states=True)
+            found = program.logits(step, None, SoloCollective())
+            assert found.array().size == 0
+            return found.states().copy()
+
+        every = states(LENGTH)
+        assert every.shape == (1, LENGTH, SPEC.hidden_size)
+        assert np.isfinite(every).all()
+        program.release("a")
+        assert is_close(states(1), every[:, -1:])
+        program.release("a")
+        assert compute(program, chunk("a", PROMPT, rows=LENGTH)).tobytes() == logits.tobytes()
+
+
 def a_hidden_state_may_lie_in_the_buffer_or_elsewhere(kind: Kind) -> None:
     step = chunk("a", PROMPT)
     hidden = np.random.default_rng(0).standard_normal((1, LENGTH, SPEC.hidden_size), np.float32)
@@ -450,6 +471,7 @@ CHECKS: dict[str, Callable[[Kind], None]] = {
         steps_that_do_not_fit_are_refused_and_change_nothing,
         requests_share_steps_and_leave_their_room_to_others,
         logits_are_those_of_the_last_tokens,
+        hidden_states_are_what_logits_are_made_of,
         a_hidden_state_may_lie_in_the_buffer_or_elsewhere,
         what_is_swapped_out_comes_back_to_the_bit,
         what_has_no_room_out_of_memory_stays,

@@ -53,7 +53,7 @@ class Results:
         self.logprobs: list[Logprobs | None] = []
         self.end: FinishReason | None = None
         self.errors: list[EdgeError] = []
-        self.rows: NDArray[np.float32] | None = None
+        self.found: NDArray[np.float32] | None = None
         self.begun = asyncio.Event()
         self.ended = asyncio.Event()
 
@@ -72,8 +72,8 @@ class Results:
             self.ended.set()
         return False
 
-    def logits(self, rows: NDArray[np.float32]) -> None:
-        self.rows = rows
+    def rows(self, rows: NDArray[np.float32]) -> None:
+        self.found = rows
         self.ended.set()
 
     def failed(self, error: EdgeError) -> None:

@@ -106,14 +106,19 @@ class NullProgram(HostKvStorage):
         self.counts.streamed_layers += self.streamed
         if not self._layout.is_last_stage:
             return state
-        rows = state[:, step.num_tokens - step.logit_rows :].reshape(-1, self._spec.hidden_size)
+        if step.states:
+            return np.empty((step.batch, 0, len(self._layout.vocab)), np.float32)
+        rows = self._last(step).reshape(-1, self._spec.hidden_size)
         made_up = logits(rows, self._layout.vocab)
         return made_up.reshape(step.batch, step.logit_rows, len(self._layout.vocab))
 
     def logits(
         self, step: Step, hidden: NDArray[np.float32] | None, collective: Collective
     ) -> Logits:
-        return HostLogits(self.forward(step, hidden, collective))
+        return HostLogits(self.forward(step, hidden, collective), self._last(step))
+
+    def _last(self, step: Step) -> NDArray[np.float32]:
+        return self.receive_buffer(step)[:, step.num_tokens - step.logit_rows :]
 
     def gram(self, run: int) -> NDArray[np.float32]:
         raise RequestError("a peer that computes nothing has nothing to observe")

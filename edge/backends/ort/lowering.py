@@ -130,8 +130,10 @@ def _take_embedded(build: SegmentBuilder) -> None:
 
 
 def _head(build: SegmentBuilder) -> None:
+    """The last norm of the rows that are wanted, and the logits of some of these."""
     graph = build.graph
     rows = graph.input("rows", np.int64, ["rows"])
+    head_rows = graph.input("head_rows", np.int64, ["head_rows"])
     if build.observes:  # what it would be given for every token
         normed = build.norm("final_norm")
         build.observe(normed, "head")
@@ -141,11 +143,14 @@ def _head(build: SegmentBuilder) -> None:
         if build.addend is not None:
             build.addend = graph.node("Gather", build.addend, rows, axis=1)
         normed = build.norm("final_norm")
+    # Who wants hidden states wants many, and the product with the head is the dearest of all.
+    build.output(normed, "states", np.float32, ["batch", "rows", build.spec.hidden_size])
+    normed = graph.node("Gather", normed, head_rows, axis=1)
     logits = finish_logits(
         graph,
         build.linear_unobserved(normed, "head"),
         scale=build.spec.logit_scale,
         soft_cap=build.spec.logit_soft_cap,
     )
-    build.output(logits, "logits", np.float32, ["batch", "rows", len(build.layout.vocab)])
+    build.output(logits, "logits", np.float32, ["batch", "head_rows", len(build.layout.vocab)])
     build.cut(None)

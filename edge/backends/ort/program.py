@@ -40,6 +40,9 @@ _MAX_BINDINGS = 16
 
 _HALVES = 2
 
+_OF_THE_HEAD = ("states", "logits")
+"""Outputs of a graph that has nothing but the head."""
+
 
 @dataclass(frozen=True, slots=True)
 class OpenGraphs:
@@ -126,6 +129,7 @@ class OrtProgram(HostKvStorage):
         self._tokens = np.zeros(most, np.int64)
         self._positions = np.zeros(most, np.int64)
         self._rows = np.zeros((_HALVES, limits.chunk_tokens), np.int64)
+        self._head_rows = np.zeros((_HALVES, limits.chunk_tokens), np.int64)
         self._lengths = np.zeros((_HALVES, most_batched(limits)), np.int32)
         self._total = np.zeros((_HALVES, 1), np.int32)
         self._logits = np.zeros(most_batched(limits) * len(layout.vocab), np.float32)
@@ -180,15 +184,18 @@ class OrtProgram(HostKvStorage):
         for offset, entry in enumerate(step.entries):
             self._cache.pool.wrote(slot + offset, entry.end)
         if self._layout.is_last_stage:
-            logits = self._logits_view(step.batch, max(step.logit_rows, 1))
-            return logits[:, : step.logit_rows]
+            rows = 0 if step.states else step.logit_rows
+            return self._logits_view(step.batch, max(rows, 1))[:, :rows]
         last = self._hidden[len(self._graphs.segments) % 2]
         return self._view(last, step.batch, step.num_tokens)
 
     def logits(
         self, step: Step, hidden: NDArray[np.float32] | None, collective: Collective
     ) -> HostLogits:
-        return HostLogits(self.forward(step, hidden, collective))
+        logits = self.forward(step, hidden, collective)
+        # Where the last graph would put out the residual stream, which the head takes no further.
+        last = self._hidden[len(self._graphs.segments) % 2]
+        return HostLogits(logits, self._view(last, step.batch, step.logit_rows))
 
     def gram(self, run: int) -> NDArray[np.float32]:
         return self._grams[run]
@@ -259,7 +266,7 @@ class OrtProgram(HostKvStorage):
                 self._moves.begin(self._cache.numbers[layer])
             for half, shape in enumerate(shapes):
                 _wait(under_way[half])
-                if segment.outputs == ("logits",) and not shape.rows:
+                if segment.outputs == _OF_THE_HEAD and not shape.rows:
                     # The head of a chunk that wants no logits. Where it is observed it also has
                     # sums among its outputs, which are of every token.
                     continue
@@ -287,7 +294,8 @@ class OrtProgram(HostKvStorage):
 
     def _make_room_for_logits(self, step: Step) -> None:
         batch = step.batch + step.batch % 2 * self._fills_up
-        needed = batch * max(step.logit_rows, 1) * len(self._layout.vocab)
+        rows = 1 if step.states else max(step.logit_rows, 1)
+        needed = batch * rows * len(self._layout.vocab)
         if needed > self._most_logits:
             raise RequestError(
                 f"a step that wants {step.batch} x {step.logit_rows} rows of logits; ask for fewer"
@@ -315,6 +323,10 @@ class OrtProgram(HostKvStorage):
                 self._tokens[part.batch] = self._positions[part.batch] = 0
                 self._lengths[half, part.batch] = 0
             self._rows[half, : max(rows, 1)] = np.arange(tokens - max(rows, 1), tokens)
+            if part.states:
+                self._head_rows[half, 0] = rows - 1
+            else:
+                self._head_rows[half, : max(rows, 1)] = np.arange(max(rows, 1))
             self._total[half] = max(entry.end for entry in part.entries)
             shapes.append(
                 _Shape(
@@ -323,6 +335,7 @@ class OrtProgram(HostKvStorage):
                     batch=part.batch + fills_up,
                     tokens=tokens,
                     rows=rows,
+                    states=part.states,
                     half=half,
                     first_token=first_token,
                     first_row=first_row,
@@ -351,15 +364,18 @@ class OrtProgram(HostKvStorage):
         read, write = index % 2, (index + 1) % 2
         batch, tokens, first = shape.batch, shape.tokens, shape.first_token
         rows = max(shape.rows, 1)  # a graph that ends in the head computes at least one
+        head_rows, first_head_row = (1, 0) if shape.states else (rows, shape.first_row)
         arrays = {
             "tokens": self._tokens[first : first + batch * tokens].reshape(batch, tokens),
             "positions": self._positions[first : first + batch * tokens].reshape(batch, tokens),
             "rows": self._rows[shape.half, :rows],
+            "head_rows": self._head_rows[shape.half, :head_rows],
             "hidden": self._view(self._hidden[read], batch, tokens, first),
             "partial": self._view(self._partial[read], batch, tokens, first),
             "hidden_out": self._view(self._hidden[write], batch, tokens, first),
             "partial_out": self._view(self._partial[write], batch, tokens, first),
-            "logits": self._logits_view(batch, rows, shape.first_row),
+            "states": self._view(self._hidden[write], batch, rows, shape.first_row),
+            "logits": self._logits_view(batch, head_rows, first_head_row),
             **self._tables,
             "lengths": self._lengths[shape.half, :batch],
             "total": self._total[shape.half].reshape(()),
@@ -406,7 +422,8 @@ class _Shape:
     """With one that fills the step up."""
     tokens: int
     rows: int
-    """Rows of logits."""
+    """Rows of logits, or with `states` of hidden states."""
+    states: bool
     half: int
     first_token: int
     first_row: int

@@ -37,6 +37,8 @@ class Lane:
     """For each entry."""
     logit_rows: int
     """For each entry; 0 for none."""
+    states: bool
+    """Instead of logits these rows want what the head is given, in `hidden`."""
     max_keys: int
     """A bound on what each query attends to; one of few, because kernels are chosen by it."""
     first_row: int
@@ -57,15 +59,15 @@ class Lane:
 
     @property
     def last_rows(self) -> slice:
-        """The rows that want logits: the last ones of one entry, or one of each."""
+        """The rows that want logits or hidden states: the last of one entry, or one of each."""
         return slice(self.num_rows - self.batch * self.logit_rows, self.num_rows)
 
     @property
-    def key(self) -> tuple[int, int, int] | None:
+    def key(self) -> tuple[int, int, bool, int] | None:
         """Equal for steps of the same kernels on the same memory; None if they seldom come."""
         if self.num_tokens > 1 or self.first_row:
             return None
-        return self.batch, self.logit_rows, self.max_keys
+        return self.batch, self.logit_rows, self.states, self.max_keys
 
 
 class StepBuffers:
@@ -87,7 +89,7 @@ class StepBuffers:
 
     def make_room_for_logits(self, step: Step) -> bool:
         """Whether the buffer was made anew, larger."""
-        needed = step.batch * step.logit_rows * self._columns
+        needed = step.batch * step.logit_rows * self._columns * (not step.states)
         if needed <= len(self.logits):
             return False
         self.logits = Mirror(self._device, needed, torch.float32)
@@ -140,6 +142,7 @@ class StepBuffers:
             batch=batch,
             num_tokens=tokens,
             logit_rows=part.logit_rows,
+            states=part.states,
             max_keys=self._bound(max(entry.end for entry in part.entries)),
             first_row=first_row,
             hidden=rows_of(self.hidden.tensor, first_row, count, size),
@@ -150,7 +153,10 @@ class StepBuffers:
             starts=device[at_starts : at_starts + batch + 1],
             lengths=device[at_lengths : at_lengths + batch],
             logits=rows_of(
-                self.logits.tensor, first_logit_row, batch * part.logit_rows, self._columns
+                self.logits.tensor,
+                0 if part.states else first_logit_row,
+                0 if part.states else batch * part.logit_rows,
+                self._columns,
             ),
         )
 

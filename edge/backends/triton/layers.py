@@ -184,7 +184,11 @@ class ShardOperators:
     def _head(self, head: Head, addend: Addend | None, lane: Lane) -> None:
         rows, spec = lane.last_rows, self.spec
         added = None if addend is None else addend(lane)[rows]
-        head.product(head.norm(lane.hidden[rows], added), lane.logits)
+        normed = head.norm(lane.hidden[rows], added)
+        if lane.states:
+            lane.hidden[rows].copy_(normed)
+            return
+        head.product(normed, lane.logits)
         finish_logits(lane.logits, scale=spec.logit_scale, soft_cap=spec.logit_soft_cap)
 
     def _layer_product(self, name: str) -> Product:

@@ -5,6 +5,8 @@ All of them are as much as a hundred thousand numbers for each token; greedy dec
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,12 +20,21 @@ class DeviceLogits:
 
     can_rank = True
 
-    def __init__(self, device: Device, logits: Mirror, step: Step, columns: int) -> None:
-        """logits: flat [batch, logit_rows, columns]."""
+    def __init__(
+        self,
+        device: Device,
+        logits: Mirror,
+        step: Step,
+        columns: int,
+        states: Callable[[], NDArray[np.float32]],
+    ) -> None:
+        """logits: flat [batch, logit_rows, columns]; of a step with `states` none are there."""
         self._device = device
         self._logits = logits
-        self._shape = (step.batch, step.logit_rows, columns)
-        self._count = step.batch * step.logit_rows * columns
+        rows = 0 if step.states else step.logit_rows
+        self._shape = (step.batch, rows, columns)
+        self._count = step.batch * rows * columns
+        self.states = states
         self._is_on_host = False
 
     def array(self) -> NDArray[np.float32]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -101,7 +102,15 @@ class TritonProgram:
 
     def _logits(self, step: Step) -> DeviceLogits:
         columns = len(self._layout.vocab)
-        return DeviceLogits(self._device, self._buffers.logits, step, columns)
+        return DeviceLogits(
+            self._device, self._buffers.logits, step, columns, partial(self._states, step)
+        )
+
+    def _states(self, step: Step) -> NDArray[np.float32]:
+        rows = self.receive_buffer(step)
+        self._buffers.hidden.to_host(0, rows.size)
+        self._device.synchronize()
+        return rows[:, step.num_tokens - step.logit_rows :]
 
     def _compute(
         self, step: Step, hidden: NDArray[np.float32] | None, collective: Collective

@@ -12,11 +12,13 @@ import socket
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import click
 import uvicorn
 
 from edge.api.async_cluster import AsyncCluster
+from edge.api.embedding import Pooling
 from edge.cli.options import ClusterOptions, cluster_options, model_options, way_to
 from edge.errors import RequestError
 from edge.offload import read_file
@@ -52,6 +54,13 @@ _DRAIN_S = 30.0
     "machine's own.",
 )
 @click.option(
+    "--pooling",
+    type=click.Choice(get_args(Pooling)),
+    default="mean",
+    show_default=True,
+    help="What an embedding is of its text's hidden states: their mean, or the last one.",
+)
+@click.option(
     "--max-answers",
     type=click.IntRange(1),
     default=MOST_ANSWERS,
@@ -66,6 +75,7 @@ def command(
     port: int,
     name: str | None,
     api_key_file: Path | None,
+    pooling: Pooling,
     max_answers: int,
     options: LoadOptions,
     peers: ClusterOptions,
@@ -104,6 +114,7 @@ def command(
                 name=name,
                 rules=rules,
                 max_answers=max_answers,
+                pooling=pooling,
                 as_json=as_json,
             )
         )
@@ -153,6 +164,7 @@ async def serve(
     name: str | None,
     rules: Rules,
     max_answers: int,
+    pooling: Pooling,
     as_json: bool,
 ) -> None:
     """Until SIGTERM or Ctrl-C: then what is under way is finished, and nobody else let in."""
@@ -168,6 +180,7 @@ async def serve(
             name=name or loaded.name,
             rules=rules,
             most_answers=max_answers,
+            pooling=pooling,
             previews=Previews((name or loaded.name, model), propose),
         )
         config = uvicorn.Config(

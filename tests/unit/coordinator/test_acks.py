@@ -49,7 +49,7 @@ async def run(
         stages=1,
     )
     async with peer(behave) as address:
-        model = LoadedModel(plan(1), scheduler, vocab_size=VOCAB, on_end=fail_all)
+        model = LoadedModel(plan(1), scheduler, vocab_size=VOCAB, hidden_size=4, on_end=fail_all)
         client = await PeerClient.connect(address, None, on_event=model.on_event)
         model.adopt((0, 0), client)
         await model.start({})
@@ -188,7 +188,7 @@ async def run_on_two(odd: Behaviour, *, matches_on_disk: bool = False) -> list[E
         matches_on_disk=matches_on_disk,
     )
     async with peer(odd, "odd") as first, peer(sample, "fine") as second:
-        model = LoadedModel(plan(2), scheduler, vocab_size=VOCAB, on_end=fail_all)
+        model = LoadedModel(plan(2), scheduler, vocab_size=VOCAB, hidden_size=4, on_end=fail_all)
         for stage, address in enumerate((first, second)):
             model.adopt(
                 (stage, 0), await PeerClient.connect(address, None, on_event=model.on_event)
@@ -248,7 +248,9 @@ def test_closing_tells_those_who_wait() -> None:
             stages=1,
         )
         async with peer(say_nothing) as address:
-            model = LoadedModel(plan(1), scheduler, vocab_size=VOCAB, on_end=fail_all)
+            model = LoadedModel(
+                plan(1), scheduler, vocab_size=VOCAB, hidden_size=4, on_end=fail_all
+            )
             model.adopt((0, 0), await PeerClient.connect(address, None, on_event=model.on_event))
             await model.start({})
             results = Results()

@@ -102,8 +102,8 @@ def test_replies_at_once_are_those_of_replies_alone(
             assert sink.tokens == expected_tokens(spec, prompt(length), 20, SEEDED)
             assert sink.end == "length"
         expected = [logits_after(spec, prompt(35)[:end]) for end in range(1, 36)]
-        assert rows.rows is not None
-        np.testing.assert_array_equal(rows.rows, expected)
+        assert rows.found is not None
+        np.testing.assert_array_equal(rows.found, expected)
 
     asyncio.run(main())
 

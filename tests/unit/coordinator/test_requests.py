@@ -87,7 +87,9 @@ class SamplingPeer:
         if self._choice.wants_logits(step):
             await report(channel, Logits(rows=logits.tobytes()))
             return None
-        chosen = self._choice.choose(step, HostLogits(logits), ask_all=lambda: None)
+        chosen = self._choice.choose(
+            step, HostLogits(logits, logits[..., :0]), ask_all=lambda: None
+        )
         tokens = [each.token for each in chosen]
         ends = self._choice.take(step, tokens)
         last = step.run == 1 or any(ends)
@@ -108,7 +110,7 @@ async def load(address: str, owner: OnEnd) -> LoadedModel:
         residency=Residency(memory_tokens=200, requests=4),
         stages=1,
     )
-    model = LoadedModel(plan(1), scheduler, vocab_size=VOCAB, on_end=owner)
+    model = LoadedModel(plan(1), scheduler, vocab_size=VOCAB, hidden_size=4, on_end=owner)
     model.adopt((0, 0), await PeerClient.connect(address, None, on_event=model.on_event))
     await model.start({})
     return model
@@ -173,9 +175,9 @@ def test_what_a_plan_leaves_another_finishes_with_the_same_tokens(steps: int) ->
                 await each.ended.wait()
             await second.aclose()
         assert [reply.tokens for reply in replies] == [expected(prompt) for prompt in PROMPTS]
-        assert rows.rows is not None
+        assert rows.found is not None
         ends = range(1, len(PROMPTS[0]) + 1)
-        np.testing.assert_array_equal(rows.rows, [logits_after(PROMPTS[0][:end]) for end in ends])
+        np.testing.assert_array_equal(rows.found, [logits_after(PROMPTS[0][:end]) for end in ends])
 
     asyncio.run(main())
 

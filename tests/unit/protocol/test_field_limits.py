@@ -26,7 +26,7 @@ TERMS: dict[str, Any] = {
 
 
 def step(entries: list[Any], terms: dict[str, Any]) -> Frame:
-    computed = {"entries": entries, "run": 1, "singly": False}
+    computed = {"entries": entries, "run": 1, "singly": False, "states": False}
     return Frame("step", {"session": "s", "step": computed, "terms": terms, "masked": []})
 
 

@@ -117,6 +117,8 @@ FRAMES_SENT = (
         logprobs=(None, Logprobs(logprob=-0.5, top=((3, -0.25), (2, -0.5)))),
     ),
     messages.Logits(rows=b"1234"),
+    messages.States(rows=b"1234"),
+    RunStep(session="s", step=Step(entries=ENTRIES[:1], states=True)),
     messages.YieldRun(session="s"),
     messages.SwapOut(session="s", request="r"),
     messages.SwappedOut(request="r", why_not="full"),
@@ -382,6 +384,13 @@ def test_terms_of_a_request_that_is_not_in_the_step() -> None:
         from_frame(RunStep, Frame("step", {**header, "terms": {"c": to_json(TERMS)}}))
 
 
+def test_tokens_of_a_request_that_wants_hidden_states() -> None:
+    header = to_frame("step", STEP).header
+    step = {"entries": [entry(request="b")], "run": 1, "singly": False, "states": True}
+    with pytest.raises(errors.ProtocolError, match="wants hidden states"):
+        from_frame(RunStep, Frame("step", {**header, "step": step}))
+
+
 def entry(**changes: Any) -> dict[str, Any]:
     return {"request": "a", "position": 0, "tokens": [1], "logit_rows": 1} | changes
 
@@ -390,19 +399,44 @@ def entry(**changes: Any) -> dict[str, Any]:
     "step",
     [
         {},
-        {"entries": [], "run": 1, "singly": False},
+        {"entries": [], "run": 1, "singly": False, "states": False},
         {"entries": [entry()]},
-        {"entries": [entry()], "run": 0, "singly": False},
-        {"entries": [entry(tokens=[1, 2], logit_rows=2)], "run": 2, "singly": False},
-        {"entries": [entry(logit_rows=2)], "run": 1, "singly": False},
-        {"entries": [entry(tokens=[], logit_rows=0)], "run": 1, "singly": False},
-        {"entries": [entry(tokens=[1] * 4097, logit_rows=0)], "run": 1, "singly": False},
-        {"entries": [entry(tokens=[1.5])], "run": 1, "singly": False},
-        {"entries": [entry(position=-1)], "run": 1, "singly": False},
-        {"entries": [entry(), entry(position=1)], "run": 1, "singly": False},
-        {"entries": [entry(), entry(request="b", tokens=[1, 2])], "run": 1, "singly": False},
-        {"entries": ["a"], "run": 1, "singly": False},
-        {"entries": [entry(request=str(each)) for each in range(1025)], "run": 1, "singly": False},
+        {"entries": [entry()], "run": 0, "singly": False, "states": False},
+        {
+            "entries": [entry(tokens=[1, 2], logit_rows=2)],
+            "run": 2,
+            "singly": False,
+            "states": False,
+        },
+        {"entries": [entry()], "run": 2, "singly": False, "states": True},
+        {"entries": [entry(logit_rows=0)], "run": 1, "singly": False, "states": True},
+        {"entries": [entry(), entry(request="b")], "run": 1, "singly": False, "states": True},
+        {"entries": [entry()], "run": 1, "singly": True, "states": True},
+        {"entries": [entry()], "run": 1, "singly": False, "states": 1},
+        {"entries": [entry(logit_rows=2)], "run": 1, "singly": False, "states": False},
+        {"entries": [entry(tokens=[], logit_rows=0)], "run": 1, "singly": False, "states": False},
+        {
+            "entries": [entry(tokens=[1] * 4097, logit_rows=0)],
+            "run": 1,
+            "singly": False,
+            "states": False,
+        },
+        {"entries": [entry(tokens=[1.5])], "run": 1, "singly": False, "states": False},
+        {"entries": [entry(position=-1)], "run": 1, "singly": False, "states": False},
+        {"entries": [entry(), entry(position=1)], "run": 1, "singly": False, "states": False},
+        {
+            "entries": [entry(), entry(request="b", tokens=[1, 2])],
+            "run": 1,
+            "singly": False,
+            "states": False,
+        },
+        {"entries": ["a"], "run": 1, "singly": False, "states": False},
+        {
+            "entries": [entry(request=str(each)) for each in range(1025)],
+            "run": 1,
+            "singly": False,
+            "states": False,
+        },
     ],
     ids=lambda step: json.dumps(step)[:60],
 )

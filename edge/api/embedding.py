@@ -1,0 +1,51 @@
+"""One vector for a text, from the hidden states of its tokens. Pure."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.errors import PeerError, RequestError, shown
+from edge.protocol.step import Rows
+
+Pooling = Literal["mean", "last"]
+"""What becomes of the hidden states of a text: their mean, or the last one alone."""
+
+_ROWS: dict[Pooling, Rows] = {"mean": "states", "last": "last state"}
+
+
+def rows_for(pooling: Pooling) -> Rows:
+    """The rows that this needs. Raises RequestError for a pooling that there is not."""
+    if pooling not in get_args(Pooling):
+        known = " or ".join(map(repr, get_args(Pooling)))
+        raise RequestError(f"pooling must be {known}, not {shown(pooling)}")
+    return _ROWS[pooling]
+
+
+def check_dimensions(dimensions: int | None, hidden_size: int) -> None:
+    """Raises RequestError for more than there are, or none."""
+    if dimensions is None:
+        return
+    if type(dimensions) is not int or not 1 <= dimensions <= hidden_size:
+        raise RequestError(
+            f"dimensions must be 1 to {hidden_size}, which this model has, not {shown(dimensions)}"
+        )
+
+
+def pooled(
+    states: NDArray[np.float32], *, normalize: bool, dimensions: int | None = None
+) -> NDArray[np.float32]:
+    """The mean of states [rows, hidden], as float32 [hidden], or its first `dimensions` values.
+
+    normalize: to the length 1, after it was cut (Matryoshka embeddings, arXiv:2205.13147). Raises
+    PeerError for states that are not finite.
+    """
+    vector = states.astype(np.float64).mean(axis=0)[:dimensions]
+    if not np.isfinite(vector).all():
+        raise PeerError("sampler", "sent hidden states that are NaN or infinite")
+    if normalize:
+        vector /= max(float(np.linalg.norm(vector)), 1e-12)
+    found: NDArray[np.float32] = vector.astype(np.float32)
+    return found

@@ -1,0 +1,109 @@
+"""Embeddings in OpenAI's and Ollama's words: what is asked, and the reply."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.server.fields import Fields
+
+Json = dict[str, Any]
+
+MOST_INPUTS = 2048
+"""Of one request, as OpenAI has it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """Texts or token ids that vectors are wanted of."""
+
+    inputs: Sequence[str | Sequence[int]]
+    dimensions: int | None = None
+    as_base64: bool = False
+    cuts: bool = False
+    """Those that are longer than the context are cut to it."""
+
+
+def openai_asked(body: Fields) -> Asked:
+    """`input`: a text, token ids, or a list of either."""
+    as_base64 = (
+        "encoding_format" in body
+        and body.one_of("encoding_format", ("float", "base64")) == "base64"
+    )
+    return Asked(
+        inputs=_inputs(body, "input"),
+        dimensions=body.whole("dimensions", least=1),
+        as_base64=as_base64,
+    )
+
+
+def ollama_asked(body: Fields) -> Asked:
+    """Of /api/embed. Texts that are too long are cut, unless `truncate` is false."""
+    body.flag("truncate")
+    return Asked(
+        inputs=_inputs(body, "input"),
+        dimensions=body.whole("dimensions", least=1),
+        cuts=body.raw("truncate") is not False,
+    )
+
+
+def ollama_prompt(body: Fields) -> Asked:
+    """Of /api/embeddings, which was before it and knows one text only."""
+    prompt = body.need_text("prompt")
+    if not prompt:
+        raise body.refuse("prompt", "must not be empty")
+    return Asked(inputs=(prompt,), cuts=True)
+
+
+def openai_reply(asked: Asked, vectors: NDArray[np.float32], *, model: str, tokens: int) -> Json:
+    return {
+        "object": "list",
+        "data": [
+            {
+                "object": "embedding",
+                "index": index,
+                "embedding": _in_base64(vector) if asked.as_base64 else vector.tolist(),
+            }
+            for index, vector in enumerate(vectors)
+        ],
+        "model": model,
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+    }
+
+
+def ollama_reply(vectors: NDArray[np.float32], *, model: str, tokens: int, began_s: float) -> Json:
+    return {
+        "model": model,
+        "embeddings": vectors.tolist(),
+        "total_duration": round(1e9 * (time.perf_counter() - began_s)),
+        "load_duration": 0,
+        "prompt_eval_count": tokens,
+    }
+
+
+def _in_base64(vector: NDArray[np.float32]) -> str:
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+
+
+def _inputs(body: Fields, name: str) -> Sequence[str | Sequence[int]]:
+    value = body.raw(name)
+    if isinstance(value, str) or (isinstance(value, list) and value and _are_ids(value)):
+        value = [value]
+    if not isinstance(value, list) or not value:
+        raise body.refuse(name, "must be a text, token ids, or a list of either")
+    if len(value) > MOST_INPUTS:
+        raise body.refuse(name, f"has {len(value)} texts, and {MOST_INPUTS} are the most")
+    for index, each in enumerate(value):
+        if not each or not (isinstance(each, str) or (isinstance(each, list) and _are_ids(each))):
+            raise body.refuse(f"{name}[{index}]", "must be a text or token ids, and not be empty")
+    return value
+
+
+def _are_ids(values: list[Any]) -> bool:
+    return all(type(each) is int and each >= 0 for each in values)
