@@ -82,7 +82,7 @@ def whole_layout(spec: ModelSpec, *, streamed_layers: int = 0) -> ShardLayout:
     """All of the model on one device."""
     whole = Shard(
         device="gpu",
-        heads=range(spec.kinds[0].mixer.num_heads),
+        heads=range(spec.attention.num_heads),
         ffn_columns=range(spec.kinds[0].feed_forward.columns),
         vocab=range(spec.vocab_size),
         streamed_layers=streamed_layers,

@@ -160,9 +160,9 @@ def static_cache_decoder(size: Size, *, is_dry: bool) -> Iterator[Decode | None]
     config = LlamaConfig(
         num_hidden_layers=spec.num_layers,
         hidden_size=spec.hidden_size,
-        num_attention_heads=spec.kinds[0].mixer.num_heads,
-        num_key_value_heads=spec.kinds[0].mixer.num_kv_heads,
-        head_dim=spec.kinds[0].mixer.head_size,
+        num_attention_heads=spec.attention.num_heads,
+        num_key_value_heads=spec.attention.num_kv_heads,
+        head_dim=spec.attention.head_size,
         intermediate_size=spec.kinds[0].feed_forward.columns,
         vocab_size=spec.vocab_size,
         max_position_embeddings=spec.context_tokens,

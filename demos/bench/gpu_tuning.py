@@ -137,7 +137,7 @@ def shapes(spec: ModelSpec, chosen: WeightFormat) -> list[ProductShape]:
     """The products of a whole model on one peer."""
     from edge.backends.triton.tuning import ROWS, ProductShape
 
-    mixer, columns = spec.kinds[0].mixer, spec.kinds[0].feed_forward.columns
+    mixer, columns = spec.attention, spec.kinds[0].feed_forward.columns
     heads = mixer.num_heads * mixer.head_size
     qkv = heads + 2 * mixer.num_kv_heads * mixer.head_size
     sides = {
@@ -160,8 +160,8 @@ def attention_shapes(spec: ModelSpec, kv_bits: int | None) -> list[AttentionShap
         AttentionShape(
             bits=kv_bits,
             queries=queries,
-            group=spec.kinds[0].mixer.num_heads // spec.kinds[0].mixer.num_kv_heads,
-            head_size=spec.kinds[0].mixer.head_size,
+            group=spec.attention.num_heads // spec.attention.num_kv_heads,
+            head_size=spec.attention.head_size,
         )
         for queries in QUERIES
     ]
@@ -198,7 +198,7 @@ def main(model: Path, dtype: str, block_size: int, kv_dtype: str) -> None:
             products[shape] = tiles
     attentions: dict[AttentionShape, AttentionTiles] = {}
     for attended in attention_shapes(spec, {"int8": 8, "int4": 4}.get(kv_dtype)):
-        attention_tiles, gain = fastest_attention(attended, spec.kinds[0].mixer.num_kv_heads)
+        attention_tiles, gain = fastest_attention(attended, spec.attention.num_kv_heads)
         _show(attended, gain)
         if attention_tiles is not None:
             attentions[attended] = attention_tiles

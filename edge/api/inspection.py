@@ -20,8 +20,9 @@ from edge.host.free_memory import usable_memory_bytes
 from edge.memory.baseline import USUAL_FLOOR_BYTES
 from edge.memory.model_sizes import model_facts
 from edge.memory.shard_memory import most_overhead
+from edge.models.attention import Attention
 from edge.models.claims import Claims, Rope
-from edge.models.spec import MAX_LAYERS, ModelSpec, tensor_shapes
+from edge.models.spec import MAX_LAYERS, Mixer, ModelSpec, tensor_shapes
 from edge.partition import ModelFacts
 from edge.planning.load_options import LoadOptions
 from edge.text.description import TokenizerFacts
@@ -45,7 +46,9 @@ class LayerKind:
     layers: tuple[int, ...]
     """Their numbers."""
     num_heads: int | None
+    """Of queries; in linear attention, where there are fewer of them than of values, of values."""
     num_kv_heads: int | None
+    """In linear attention, of keys."""
     head_size: int | None
     ffn_columns: int | None
     """Width of the feed-forward block."""
@@ -56,6 +59,8 @@ class LayerKind:
     mlp_bias: bool | None
     query_key_norm: bool | None
     """Each head of query and key is normed."""
+    is_linear: bool = False
+    """Linear attention: it keeps a state of one size, and no keys and values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,18 +255,28 @@ def _layers(spec: ModelSpec) -> tuple[LayerKind, ...]:
     return tuple(
         LayerKind(
             layers=tuple(numbers),
-            num_heads=kind.mixer.num_heads,
-            num_kv_heads=kind.mixer.num_kv_heads,
-            head_size=kind.mixer.head_size,
             ffn_columns=kind.feed_forward.columns,
-            window=kind.mixer.window,
-            qkv_bias=kind.mixer.qkv_bias,
-            output_bias=kind.mixer.output_bias,
             mlp_bias=kind.feed_forward.bias,
-            query_key_norm=kind.mixer.query_key_norm,
+            **_mixer_facts(kind.mixer),
         )
         for kind, numbers in zip(spec.kinds, found, strict=True)
     )
+
+
+def _mixer_facts(mixer: Mixer) -> dict[str, Any]:
+    if isinstance(mixer, Attention):
+        names = ("num_heads", "num_kv_heads", "head_size", "window", "qkv_bias", "output_bias")
+        return {name: getattr(mixer, name) for name in (*names, "query_key_norm")}
+    return {
+        "num_heads": mixer.num_value_heads,
+        "num_kv_heads": mixer.num_key_heads,
+        "head_size": mixer.value_size,
+        "window": None,
+        "qkv_bias": False,
+        "output_bias": False,
+        "query_key_norm": False,
+        "is_linear": True,
+    }
 
 
 def _claimed_layers(claims: Claims) -> tuple[LayerKind, ...]:

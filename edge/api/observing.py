@@ -78,6 +78,11 @@ def observation_of(
             f"{checkpoint.path} has experts, and what each of them is given is not summed up yet; "
             "load it with dtype int4 or int8, which need no text"
         )
+    if spec.has_states:
+        raise RequestError(
+            f"{checkpoint.path} has linear attention, which is not rounded by what it is given "
+            "yet; load it with dtype int4 or int8, which need no text"
+        )
     if not checkpoint.has_tokenizer:
         raise CheckpointError(
             f"{checkpoint.path} has no tokenizer, and a text is read to round by; put "

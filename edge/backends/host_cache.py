@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.errors import RequestError
 from edge.kernels.kv_cache.cache_size import cache_row
 from edge.offload import KVLayer, KVPool, KVShape
 from edge.protocol.step import StepLimits
@@ -18,15 +19,16 @@ class HostCache:
     """The pool of a shard's KV caches: float32, or codes of `bits`."""
 
     def __init__(self, layout: ShardLayout, limits: StepLimits, *, bits: int | None) -> None:
-        mixers = layout.mixers
-        rows = [cache_row(mixer.head_size, bits) for mixer in mixers.values()]
-        heads = [mixer.num_kv_heads for mixer in mixers.values()]
+        attentions, states = layout.attentions, layout.states
+        rows = [cache_row(each.head_size, bits) for each in attentions.values()]
+        heads = [each.num_kv_heads for each in attentions.values()]
         dtype = cache_row(1, bits)[0]
         self.pool = KVPool(
             layers=[(count, elements) for count, (_, elements) in zip(heads, rows, strict=True)],
             slots=limits.caches,
             context_tokens=limits.context_tokens,
             dtype=dtype,
+            states=[shape for each in states.values() for shape in each.state_shapes],
         )
         self.shape = KVShape(
             layers=tuple(
@@ -36,7 +38,7 @@ class HostCache:
             context_tokens=limits.context_tokens,
         )
         """What a tier must keep of one request."""
-        self.numbers = {layer: number for number, layer in enumerate(mixers)}
+        self.numbers = {layer: number for number, layer in enumerate(attentions)}
         """Layers that have a cache, as they are counted here."""
 
     def new_rows(self, tokens: int) -> list[NDArray[Any]]:
@@ -44,13 +46,23 @@ class HostCache:
         return [np.empty_like(array[:, :tokens], order="C") for array in self._of_slot(0)]
 
     def rows(self, request: str, first: int, last: int) -> list[NDArray[Any]] | None:
-        """Keys and values of tokens [first, last), layer by layer; None if there are fewer."""
-        if request not in self.pool or self.pool.length(self.pool.open(request)) < last:
+        """Keys and values of tokens [first, last), layer by layer; None if there are fewer, or
+        states besides."""
+        if (
+            not self.pool.can_cut
+            or request not in self.pool
+            or self.pool.length(self.pool.open(request)) < last
+        ):
             return None
         return [array[:, first:last] for array in self._of_slot(self.pool.open(request))]
 
     def put_rows(self, request: str, first: int, rows: Sequence[NDArray[Any]]) -> None:
-        """Let the request have these from token `first` on."""
+        """Let the request have these from token `first` on.
+
+        Raises RequestError where it would need states besides.
+        """
+        if not self.pool.can_cut:
+            raise RequestError("keys and values of a model whose layers have states besides")
         slot = self.pool.open(request)
         length = first
         for array, some in zip(self._of_slot(slot), rows, strict=True):

@@ -1,5 +1,7 @@
 """Keys and values that go to disk and come back: of whole requests, and of layers within a step.
 
+So do states, of whole requests alone.
+
 A request that is saved leaves its slot; at its next step it gets one again, and what it had. A
 request that is too long for memory is computed alone, layer by layer: the first layers stay, and of
 the others each comes in before it computes, the next one behind its back, and goes when it is done.
@@ -15,10 +17,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import RequestError
-from edge.offload import KVPlace, KVShape, KVTier
+from edge.offload import KVLayer, KVPlace, KVShape, KVTier
 from edge.protocol.step import Step, StepLimits
 
 _WINDOW_LAYERS = 2
@@ -36,6 +39,11 @@ class Pool(Protocol):
     def num_requests(self) -> int: ...
 
     @property
+    def can_cut(self) -> bool:
+        """What a request has of its first tokens is what it had when it had no more."""
+        ...
+
+    @property
     def num_tokens(self) -> int:
         """Sum over all requests."""
         ...
@@ -47,6 +55,10 @@ class Pool(Protocol):
         ...
 
     def length(self, slot: int) -> int: ...
+
+    def states(self, first: int, count: int) -> list[NDArray[np.float32]]:
+        """What `count` slots from `first` have but keys and values; none where all can be cut."""
+        ...
 
     def wrote(self, slot: int, length: int) -> None: ...
 
@@ -103,6 +115,7 @@ class CacheMoves:
         for layer in self._layers:
             if layer not in self._outside.get(request, ()):
                 self._write(request, layer, length)
+        self._write_states(request, slot)
         self._pool.release(request)
         self._outside.pop(request, None)
         self._away[request] = length
@@ -113,9 +126,9 @@ class CacheMoves:
 
     def keep(self, request: str, tokens: int) -> None:
         """The request is over; its first N tokens stay in memory. One that is not there goes."""
-        if self._tier is not None:
-            self._tier.drop(request)
-        if request in self._pool and not self._outside.get(request):
+        self._drop_from_tier(request)
+        is_here = request in self._pool and not self._outside.get(request)
+        if is_here and self._has_first(self._pool.open(request), tokens):
             self._pool.shrink(self._pool.open(request), tokens)
         else:
             self._pool.release(request)
@@ -130,7 +143,7 @@ class CacheMoves:
         if not has or request in self._pool or request in self._away:
             return 0
         slot = self._pool.open(source)
-        if self._pool.length(slot) < tokens:
+        if not self._has_first(slot, tokens):
             return 0
         if moves:
             self.drop(source)
@@ -141,6 +154,9 @@ class CacheMoves:
             return 0
         target = self._open(request)
         slot = self._pool.open(source)
+        both = self._pool.states(target, 1), self._pool.states(slot, 1)
+        for new, state in zip(*both, strict=True):
+            new[...] = state
         for layer in self._layers:
             rows = self._pool.rows(layer, slot, 0, tokens)
             with self._pool.filling(layer, target, tokens) as into:
@@ -148,6 +164,11 @@ class CacheMoves:
                     each[...] = some
         self._pool.wrote(target, tokens)
         return tokens
+
+    def _has_first(self, slot: int, tokens: int) -> bool:
+        """Whether the slot has what it had when it had so many tokens."""
+        length = self._pool.length(slot)
+        return length >= tokens if self._pool.can_cut else length == tokens
 
     def is_inside(self, request: str) -> bool:
         """All of it is in memory."""
@@ -157,8 +178,7 @@ class CacheMoves:
         """Forget what the tier has of it."""
         self._away.pop(request, None)
         self._outside.pop(request, None)
-        if self._tier is not None:
-            self._tier.drop(request)
+        self._drop_from_tier(request)
 
     def arrive(self, step: Step) -> None:
         """Give the step's requests slots and bring in what they have on disk.
@@ -166,6 +186,8 @@ class CacheMoves:
         Raises RequestError for more tokens than memory is kept for, or more requests than slots.
         """
         requests = [entry.request for entry in step.entries]
+        if not self._pool.can_cut:
+            self._check_order(step)
         for entry in step.entries:
             if entry.request in self._pool:  # of a prefix other shards may have had less
                 slot = self._pool.open(entry.request)
@@ -182,6 +204,7 @@ class CacheMoves:
             if request in self._away:
                 self._pool.wrote(slot, self._away.pop(request))
                 self._outside[request] = set(self._layers)
+                self._read_states(request, slot)
             if tokens <= self._room_tokens:
                 for layer in sorted(self._outside.pop(request, ())):
                     self._read(request, layer)
@@ -223,6 +246,18 @@ class CacheMoves:
         if self._reader is not None:
             self._reader.shutdown()
 
+    def _check_order(self, step: Step) -> None:
+        """A state is of all tokens so far: only the next ones can follow. Raises RequestError."""
+        for entry in step.entries:
+            tokens = self._away.get(entry.request, 0)
+            if entry.request in self._pool:
+                tokens = self._pool.length(self._pool.open(entry.request))
+            if entry.position != tokens:
+                raise RequestError(
+                    f"a request goes on from token {entry.position}, and its state is that of "
+                    f"{tokens}: it has to be computed from its first token on"
+                )
+
     def _open_window(self, request: str, tokens: int) -> None:
         """Choose the layers that stay for a step after which the request has `tokens`."""
         sizes = [tokens * layer.token_bytes for layer in self._shape.layers]
@@ -261,6 +296,31 @@ class CacheMoves:
             raise RequestError("this peer keeps no keys and values on disk; give it --kv-disk")
         return self._tier.place(request, self._shape)
 
+    def _write_states(self, request: str, slot: int) -> None:
+        """In place of those that the tier has: all of them change with every token."""
+        states = self._pool.states(slot, 1)
+        if states and self._tier is not None:
+            self._tier.drop(_states_of(request))
+            place = self._tier.place(_states_of(request), _states_shape(states))
+            for number, state in enumerate(states):
+                keys, values = np.resize(state, (2, 1, _half(state), 1))
+                place.append(number, keys, values)
+
+    def _read_states(self, request: str, slot: int) -> None:
+        states = self._pool.states(slot, 1)
+        if states and self._tier is not None:
+            place = self._tier.place(_states_of(request), _states_shape(states))
+            for number, state in enumerate(states):
+                both = np.empty((2, 1, _half(state), 1), np.float32)
+                place.read(number, *both)
+                state[...] = both.reshape(-1)[: state.size].reshape(state.shape)
+
+    def _drop_from_tier(self, request: str) -> None:
+        if self._tier is not None:
+            self._tier.drop(request)
+            if not self._pool.can_cut:
+                self._tier.drop(_states_of(request))
+
     def _write(self, request: str, layer: int, tokens: int) -> None:
         """Save the first tokens of a layer, those that the tier lacks."""
         place = self._place(request)
@@ -286,3 +346,18 @@ class _Window:
     """So many layers are in memory from step to step."""
     reads_ahead: bool
     coming: dict[int, Future[None]] = field(default_factory=dict)
+
+
+def _states_of(request: str) -> str:
+    """What a tier knows a request's states by: a place of their own, as they do not grow."""
+    return f"{request} states"
+
+
+def _states_shape(states: list[NDArray[np.float32]]) -> KVShape:
+    """Each like a layer with one head of one number: the first half as keys, the rest as values."""
+    layer = KVLayer(num_kv_heads=1, row_bytes=states[0].itemsize)
+    return KVShape(layers=(layer,) * len(states), context_tokens=max(map(_half, states)))
+
+
+def _half(state: NDArray[np.float32]) -> int:
+    return -(-state.size // 2)

@@ -128,11 +128,17 @@ def _layers(kinds: Sequence[LayerKind]) -> Table:
             _number(kind.num_kv_heads),
             _number(kind.head_size),
             _number(kind.ffn_columns),
-            "all tokens" if kind.window is None else f"the last {kind.window:,}",
+            _seen(kind),
             _biases(kind),
             {None: "?", False: "usual", True: "usual, query, key"}[kind.query_key_norm],
         )
     return table
+
+
+def _seen(kind: LayerKind) -> str:
+    if kind.is_linear:
+        return "all, in a state"
+    return "all tokens" if kind.window is None else f"the last {kind.window:,}"
 
 
 def _spans(numbers: Sequence[int]) -> str:

@@ -37,9 +37,9 @@ class HeldLayer:
 
 
 def held_layers(layout: ShardLayout, kv_dtype: KvDtype) -> tuple[HeldLayer, ...]:
-    """In the order in which a shard sends them."""
+    """In the order in which a shard sends them; of linear attention it sends nothing."""
     held = []
-    for layer, mixer in layout.mixers.items():
+    for layer, mixer in layout.attentions.items():
         dtype, elements = cache_row(mixer.head_size, kv_bits(kv_dtype))
         keys = f"layers.{layer}.key.weight"
         parts = layout.matrix(f"layers.{layer}.qkv").parts

@@ -74,6 +74,8 @@ async def load_model(
     """
     weight_format = options.weight_format(checkpoint)
     spec = weight_format.graded(checkpoint.spec)
+    if spec.has_states:
+        copies_kv = "none"  # those of tokens say nothing without the state behind them
     model = LoadedModel(
         plan,
         _scheduler(spec, limits, plan, options.kv_dtype),
@@ -136,9 +138,12 @@ def _scheduler(spec: ModelSpec, limits: StepLimits, plan: Plan, kv_dtype: KvDtyp
         ),
         stages=len(plan.stages),
         # What is found again is not computed, so nothing of it would be observed.
-        matches_on_disk=bool(limits.disk_tokens) and not limits.observes,
+        # And states are of all tokens of a request, so no part of it begins another.
+        matches_on_disk=bool(limits.disk_tokens) and not (limits.observes or spec.has_states),
         beginnings=(
-            None if limits.observes or chunk < SHORTEST_STEP else Beginnings(chunk_tokens=chunk)
+            None
+            if limits.observes or spec.has_states or chunk < SHORTEST_STEP
+            else Beginnings(chunk_tokens=chunk)
         ),
     )
 

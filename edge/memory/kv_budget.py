@@ -9,7 +9,7 @@ from pathlib import Path
 
 from edge.errors import CapacityError, RequestError
 from edge.host.free_memory import format_size
-from edge.memory.step_memory import cache_token_bytes, passing_bytes
+from edge.memory.step_memory import cache_token_bytes, passing_bytes, state_bytes
 from edge.offload import DiskKVTier, KVTier, KVTiers, MemoryKVTier, PrefixStore, StoreError
 from edge.protocol.assignment import Assignment
 from edge.weights.layout import ShardLayout
@@ -72,8 +72,12 @@ class KvRoom:
         """
         token_bytes = cache_token_bytes(layout, assignment.kv_dtype)
         limits = assignment.limits
-        memory_bytes = limits.cached_tokens * token_bytes
-        disk_bytes = min(limits.disk_tokens * token_bytes, self._disk_bytes)
+        states_bytes = limits.requests * state_bytes(layout)
+        memory_bytes = limits.cached_tokens * token_bytes + states_bytes
+        disk_bytes = 0
+        if limits.disk_tokens:
+            disk_bytes = limits.disk_tokens * token_bytes + states_bytes
+            disk_bytes = min(disk_bytes, self._disk_bytes)
         free_bytes = self.free_memory_bytes
         if free_bytes is not None and memory_bytes > free_bytes:
             raise CapacityError(

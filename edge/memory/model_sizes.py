@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from edge.memory.step_memory import row_bytes
+from edge.memory.step_memory import layer_state_bytes, layer_token_bytes
+from edge.models.attention import Attention
 from edge.models.parts import Weights
-from edge.models.spec import LayerSpec, ModelSpec
+from edge.models.spec import LayerSpec, Mixer, ModelSpec
 from edge.partition import LayerFacts, ModelFacts
 from edge.protocol.wire_rules import Wire, number_bytes
 from edge.weights.formats import KvDtype, WeightFormat
@@ -41,17 +42,14 @@ def model_facts(
         return LayerFacts(
             num_heads=layer.mixer.num_units,
             num_kv_heads=layer.mixer.num_groups,
-            heads_per_unit=layer.mixer.num_heads // layer.mixer.num_units,
+            heads_per_unit=attended_heads(layer.mixer),
             ffn_columns=layer.feed_forward.columns,
             query_head_bytes=nbytes(mixer.unit, layer.grade),
             kv_head_bytes=nbytes(mixer.group, layer.grade),
             ffn_column_bytes=nbytes(feed_forward.unit, layer.grade),
             layer_bytes=nbytes(mixer.fixed, layer.grade) + nbytes(feed_forward.fixed, layer.grade),
-            kv_bytes_per_token=(
-                2
-                * row_bytes(layer.mixer, kv_dtype)
-                * (layer.mixer.num_kv_heads // layer.mixer.num_groups)
-            ),
+            kv_bytes_per_token=layer_token_bytes(layer.mixer, kv_dtype) // layer.mixer.num_groups,
+            state_bytes=layer_state_bytes(layer.mixer) // layer.mixer.num_groups,
         )
 
     return ModelFacts(
@@ -66,6 +64,11 @@ def model_facts(
         head_row_bytes=nbytes(Weights(matrices=(("head", hidden),))),
         wire_number_bytes=number_bytes(wire),
     )
+
+
+def attended_heads(mixer: Mixer) -> int:
+    """Of each unit: heads that look at earlier tokens, one by one."""
+    return mixer.num_heads // mixer.num_units if isinstance(mixer, Attention) else 0
 
 
 def _cut_by_columns(spec: ModelSpec) -> set[str]:

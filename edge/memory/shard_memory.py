@@ -42,24 +42,26 @@ def shard_use(
         embedding_itemsize=numpy_dtype(embeddings[0].dtype).itemsize if embeddings else 0,
         kv_dtype=assignment.kv_dtype,
     )
-    workload = Workload(prompt_tokens=assignment.limits.cached_tokens, output_tokens=0)
+    limits = assignment.limits
+    workload = Workload(prompt_tokens=limits.cached_tokens, output_tokens=0, states=limits.requests)
     use = memory_use(plan, facts, workload)[plan.stages[stage].shards[rank].device]
     layout = shard_layout(assignment.model, plan, stage=stage, rank=rank)
     widths = Widths.of_shard(
         assignment.model,
         layout,
         kv_dtype=assignment.kv_dtype,
-        observes=assignment.limits.observes,
+        observes=limits.observes,
     )
-    beside_bytes = buffer_bytes(widths, assignment.limits)
+    beside_bytes = buffer_bytes(widths, limits)
+    kv_bytes = use.kv_bytes + use.state_bytes
     if layout.streamed_layers:
         # A large vocabulary may take more to load than there is of layers and cache afterwards.
         head_bytes = len(layout.vocab) * facts.head_row_bytes
         load_bytes = head_bytes + head_load_bytes(layout, assignment.weight_format)
-        beside_bytes = max(beside_bytes, load_bytes - use.weight_bytes - use.kv_bytes)
+        beside_bytes = max(beside_bytes, load_bytes - use.weight_bytes - kv_bytes)
     taken = Use(
         weight_bytes=use.weight_bytes,
-        kv_bytes=use.kv_bytes,
+        kv_bytes=kv_bytes,
         buffer_bytes=beside_bytes,
         streamed_bytes=use.streamed_bytes,
     )

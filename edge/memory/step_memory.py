@@ -34,6 +34,9 @@ _BLOCK_TOKENS = 16
 _SPARE_PAGE_BYTES = 2 << 20
 """Pages that are kept for streamed weights and in use for none of them."""
 
+_SPARE_STATES = 2
+"""More than requests have: nobody's, where a step is filled up, and one on its way to a slot."""
+
 MOST_CALIBRATION_TOKENS = 128
 """Enough that each channel's size is known to a few percent."""
 
@@ -57,6 +60,8 @@ class Widths:
     """Bytes of one token's keys and values."""
     cache_page_tokens: int = 0
     """What of them memory is given for at least."""
+    state_bytes: int = 0
+    """What layers of linear attention have of one request."""
     measured_token_bytes: int = 0
     """Bytes of one token's keys and values in float32, where codes are made of them."""
     observed_bytes: int = 0
@@ -84,6 +89,7 @@ class Widths:
             loose_layers=len(layout.layers) if layout.streamed_layers else 0,
             cache_token_bytes=cache_token_bytes(layout, kv_dtype),
             cache_page_tokens=page_tokens(spec, kv_dtype),
+            state_bytes=state_bytes(layout),
             measured_token_bytes=(
                 0 if kv_dtype == "float32" else cache_token_bytes(layout, "float32")
             ),
@@ -93,7 +99,7 @@ class Widths:
 
 def cache_token_bytes(layout: ShardLayout, kv_dtype: KvDtype) -> int:
     """What a shard keeps of one token in its KV cache."""
-    return sum(_layer_token_bytes(mixer, kv_dtype) for mixer in layout.mixers.values())
+    return sum(layer_token_bytes(mixer, kv_dtype) for mixer in layout.attentions.values())
 
 
 def page_tokens(spec: ModelSpec, kv_dtype: KvDtype) -> int:
@@ -118,18 +124,32 @@ def held_tokens(tokens: int, spec: ModelSpec, limits: StepLimits, kv_dtype: KvDt
     return max(tokens, min(limits.context_tokens, pages * page))
 
 
-def row_bytes(mixer: Mixer, kv_dtype: KvDtype) -> int:
+def row_bytes(mixer: Attention, kv_dtype: KvDtype) -> int:
     """Bytes of one token's key, or value, of one head."""
     dtype, elements = cache_row(mixer.head_size, kv_bits(kv_dtype))
     return elements * np.dtype(dtype).itemsize
 
 
 def _row_sizes(spec: ModelSpec, kv_dtype: KvDtype) -> set[int]:
-    return {row_bytes(kind.mixer, kv_dtype) for kind in spec.kinds}
+    mixers = [kind.mixer for kind in spec.kinds]
+    return {row_bytes(each, kv_dtype) for each in mixers if isinstance(each, Attention)}
 
 
-def _layer_token_bytes(mixer: Mixer, kv_dtype: KvDtype) -> int:
+def layer_token_bytes(mixer: Mixer, kv_dtype: KvDtype) -> int:
+    """Keys and values of one token."""
+    if not isinstance(mixer, Attention):
+        return 0
     return 2 * mixer.num_kv_heads * row_bytes(mixer, kv_dtype)
+
+
+def layer_state_bytes(mixer: Mixer) -> int:
+    """What a layer has of one request in place of them, however long it is."""
+    return 0 if isinstance(mixer, Attention) else _FLOAT_BYTES * mixer.state_values
+
+
+def state_bytes(layout: ShardLayout) -> int:
+    """The same of all layers."""
+    return sum(map(layer_state_bytes, layout.states.values()))
 
 
 def calibration_tokens(limits: StepLimits) -> int:
@@ -145,7 +165,7 @@ def passing_bytes(layout: ShardLayout, limits: StepLimits, kv_dtype: KvDtype) ->
     needs for them on their way to a device with memory of its own."""
     if not limits.exceeds_memory:
         return 0
-    sizes = (_layer_token_bytes(mixer, kv_dtype) for mixer in layout.mixers.values())
+    sizes = (layer_token_bytes(mixer, kv_dtype) for mixer in layout.attentions.values())
     return limits.context_tokens * max(sizes, default=0)
 
 
@@ -180,6 +200,7 @@ def buffer_bytes(widths: Widths, limits: StepLimits) -> int:
         + _moved_bytes(widths, limits)
         + (1 + limits.batch_invariant) * widths.cache_page_tokens * widths.cache_token_bytes
         + _measured_bytes(widths, limits)
+        + _SPARE_STATES * widths.state_bytes
         + widths.observed_bytes
     )
 

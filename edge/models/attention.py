@@ -48,6 +48,9 @@ class Attention:
     """What products of queries and keys are multiplied by; None: 1 / sqrt(head_size)."""
     soft_cap: float | None = None
     """Scores s become soft_cap · tanh(s / soft_cap); None: they stay."""
+    output_gate: bool = False
+    """What each head gives is multiplied by the sigmoid of a product of its own, whose rows follow
+    those of its query."""
     has_norm: bool = True
     """What it is given is normed."""
     has_post_norm: bool = False
@@ -62,6 +65,7 @@ class Attention:
             output_bias=self.output_bias,
             query_key_norm=self.query_key_norm,
             joint_norm=self.joint_norm,
+            output_gate=self.output_gate,
             has_norm=self.has_norm,
             has_post_norm=self.has_post_norm,
         )
@@ -77,6 +81,8 @@ class Attention:
         object.__setattr__(self, "rotary", rotary_of(self.rotary))
         if self.joint_norm and self.query_key_norm:
             raise ValueError("heads are normed each or together, not both")
+        if self.joint_norm and self.output_gate:
+            raise ValueError("heads that are normed together have no gates")
         if self.head_size % 2 or self.rotary.turned_elements > self.head_size:
             raise ValueError(
                 f"a head of {self.head_size} elements, of which {self.rotary.turned_elements} turn"
@@ -98,7 +104,7 @@ class Attention:
         query, kv = self.num_heads * self.head_size, self.num_kv_heads * self.head_size
         shapes: dict[str, tuple[int, ...]] = {}
         for role, rows, columns, has_bias in (
-            ("query", query, hidden_size, self.qkv_bias),
+            ("query", query * self._query_parts, hidden_size, self.qkv_bias),
             ("key", kv, hidden_size, self.qkv_bias),
             ("value", kv, hidden_size, self.qkv_bias),
             ("output", hidden_size, query, self.output_bias),
@@ -119,14 +125,14 @@ class Attention:
     def weights(self, hidden_size: int) -> PartWeights:
         size = self.head_size
         heads, kv_heads = self.num_heads // self.num_units, self.num_kv_heads // self.num_groups
-        head = size * hidden_size
+        head, queries = size * hidden_size, heads * self._query_parts
         biases = self.qkv_bias + self.joint_norm
         rows = self.has_norm + self.has_post_norm + self.output_bias
         fixed = hidden_size * rows + 2 * size * self.query_key_norm
         return PartWeights(
             unit=Weights(
-                matrices=(("query.weight", heads * head), ("output.weight", heads * head)),
-                vector=heads * size * biases,
+                matrices=(("query.weight", queries * head), ("output.weight", heads * head)),
+                vector=queries * size * biases,
             ),
             group=Weights(
                 matrices=(("key.weight", kv_heads * head), ("value.weight", kv_heads * head)),
@@ -138,7 +144,8 @@ class Attention:
     def row_values(self, context_tokens: int, hidden_size: int) -> int:
         """The fused products, their parts turned and transposed, and the scores of every head over
         the whole context."""
-        qkv = (self.num_heads + 2 * self.num_kv_heads) * self.head_size
+        queries = self.num_heads * (1 + 2 * self.output_gate)
+        qkv = (queries + 2 * self.num_kv_heads) * self.head_size
         return 2 * qkv + self.num_heads * context_tokens
 
     def of_units(self, units: range) -> Attention | None:
@@ -182,13 +189,24 @@ class Attention:
             yield whole_vector(f"{layer}output.bias", hidden_size)
 
     def _fused(self, layer: str, suffix: str, units: range) -> Rows:
-        """Queries, then keys, then values."""
+        """Queries, then gates, then keys, then values."""
         rows = [self._elements(range(head, head + 1)) for head in self._kv_heads(units)]
+        query = f"{layer}query.{suffix}"
+        queries, gates = [(query, self._elements(units))], []
+        if self.output_gate:
+            both = [(query, self._elements(range(n, n + 1))) for n in range(2 * units.stop)]
+            queries, gates = both[2 * units.start :: 2], both[2 * units.start + 1 :: 2]
         return (
-            (f"{layer}query.{suffix}", self._elements(units)),
+            *queries,
+            *gates,
             *((f"{layer}key.{suffix}", each) for each in rows),
             *((f"{layer}value.{suffix}", each) for each in rows),
         )
+
+    @property
+    def _query_parts(self) -> int:
+        """Rows of the query's matrix for each element of a query."""
+        return 2 if self.output_gate else 1
 
     def _heads(self, units: range) -> range:
         """Query heads of these units."""

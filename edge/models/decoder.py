@@ -13,7 +13,7 @@ from edge.models.config import Config
 from edge.models.gated_mlp import GatedMlp
 from edge.models.rope import read_rotary
 from edge.models.rotary import NO_ROTARY, Rotary
-from edge.models.spec import MAX_LAYERS, FeedForward, LayerSpec, ModelSpec, by_kind
+from edge.models.spec import MAX_LAYERS, FeedForward, LayerSpec, Mixer, ModelSpec, by_kind
 
 _ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu",
@@ -38,6 +38,7 @@ def decoder(
     output_bias: bool | None = None,
     mlp_bias: bool | None = None,
     mixer: Mapping[str, Any] | None = None,
+    mixers: Sequence[Mixer | None] | None = None,
     feed_forward: Mapping[str, Any] | None = None,
     feed_forwards: Sequence[FeedForward | None] | None = None,
     model: Mapping[str, Any] | None = None,
@@ -45,8 +46,8 @@ def decoder(
     """A decoder of the Llama shape.
 
     `head_size` is the family's where the file names none; None shares out the hidden size.
-    `windows` and `rotaries` are those of each layer, and `feed_forwards` too where a layer has
-    another block than Llama's. A bias that is None is what the file says.
+    `windows` and `rotaries` are those of each layer; so are `mixers` and `feed_forwards` where a
+    layer has another part than Llama's. A bias that is None is what the file says.
     `mixer`, `feed_forward` and `model` are facts that are others than Llama's.
     """
     count = num_layers(config)
@@ -78,12 +79,14 @@ def decoder(
     if facts["activation"] is None:
         facts["activation"] = activation(config)
     mlp = GatedMlp(**facts)
-    layers: dict[tuple[int | None, Rotary, FeedForward | None], LayerSpec] = {}
     none = (None,) * count
-    each = list(zip(windows or none, rotaries, feed_forwards or none, strict=True))
-    for window, rotary, block in dict.fromkeys(each):
-        layers[window, rotary, block] = LayerSpec(
-            mixer=replace(attention, window=window, rotary=rotary), feed_forward=block or mlp
+    each = zip(windows or none, rotaries, mixers or none, feed_forwards or none, strict=True)
+    layers: dict[tuple[int | None, Rotary, Mixer | None, FeedForward | None], LayerSpec] = {}
+    kinds = list(each)
+    for window, rotary, other, block in dict.fromkeys(kinds):
+        layers[window, rotary, other, block] = LayerSpec(
+            mixer=other or replace(attention, window=window, rotary=rotary),
+            feed_forward=block or mlp,
         )
     facts = {
         "family": family,
@@ -94,7 +97,7 @@ def decoder(
         "tied_embeddings": config.flag("tie_word_embeddings", False),
         **(model or {}),
     }
-    return ModelSpec(**facts, **by_kind([layers[kind] for kind in each]))
+    return ModelSpec(**facts, **by_kind([layers[kind] for kind in kinds]))
 
 
 def activation(config: Config, field: str = "hidden_act", usual: str = "silu") -> Activation:

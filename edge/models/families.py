@@ -27,6 +27,7 @@ FAMILIES = (
     "phi3",
     "qwen2",
     "qwen3",
+    "qwen3_5_text",
     "qwen3_moe",
     "smollm3",
 )
@@ -48,7 +49,7 @@ class Family:
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-WITH_PICTURES = {"gemma3": "gemma3_text", "mistral3": "mistral"}
+WITH_PICTURES = {"gemma3": "gemma3_text", "mistral3": "mistral", "qwen3_5": "qwen3_5_text"}
 """Models that read pictures, too, by `model_type`, and what their text part is unless it says."""
 
 
@@ -112,9 +113,9 @@ _MISSING = {
     "phi": ("phi3", "LayerNorm and parts side by side"),
     "phimoe": ("phi3", "experts"),
     "qwen2_moe": ("qwen2", "experts"),
-    "qwen3_5": ("qwen3", "linear attention"),
-    "qwen3_5_moe": ("qwen3", "linear attention and experts"),
-    "qwen3_next": ("qwen3", "linear attention and experts"),
+    "qwen3_5_moe": ("qwen3_5_text", "experts"),
+    "qwen3_5_moe_text": ("qwen3_5_text", "experts"),
+    "qwen3_next": ("qwen3_5_text", "experts"),
     "stablelm": ("llama", "LayerNorm"),
     "starcoder2": ("llama", "LayerNorm and a feed-forward block without a gate"),
 }
@@ -169,6 +170,17 @@ _LAYER_ROLES = {
     "mlp_post_norm": "post_mlp_layernorm.weight",
     "query_norm": "self_attn.q_norm.weight",
     "key_norm": "self_attn.k_norm.weight",
+    "linear_query": "linear_attn.in_proj_q",
+    "linear_key": "linear_attn.in_proj_k",
+    "linear_value": "linear_attn.in_proj_v",
+    "linear_gate": "linear_attn.in_proj_z",
+    "linear_decay": "linear_attn.in_proj_a",
+    "linear_beta": "linear_attn.in_proj_b",
+    "linear_output": "linear_attn.out_proj",
+    "linear_convolution": "linear_attn.conv1d.weight",
+    "linear_decay_bias": "linear_attn.dt_bias",
+    "linear_decay_rate": "linear_attn.A_log",
+    "linear_scale": "linear_attn.norm.weight",
 }
 
 _MODEL_ROLES = {

@@ -45,10 +45,16 @@ class MatrixSlice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VectorSlice:
-    """Pieces of one-dimensional weights, one after the other."""
+    """Pieces of weights, each flat, one after the other."""
 
     name: str
     parts: Rows
+    row_size: int = 1
+    """Elements in each row; more for weights that are no vectors in the checkpoint."""
+
+    @property
+    def num_elements(self) -> int:
+        return self.row_size * sum(len(rows) for _role, rows in self.parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from edge.errors import shown
 from edge.models.attention import Attention
 from edge.models.experts import Experts
 from edge.models.gated_mlp import GatedMlp
+from edge.models.linear_attention import LinearAttention
 from edge.models.parts import check_flags, check_sizes, exact_fields, finite
 
 MAX_LAYERS = 4096
@@ -24,13 +25,13 @@ _LONGEST_FAMILY = 100
 MAX_KINDS = 64
 """Kinds of layers in one model."""
 
-Mixer = Attention
+Mixer = Attention | LinearAttention
 """The half of a layer that looks at other tokens. A further kind is a class with the verbs of
 `Part`, named here."""
 FeedForward = GatedMlp | Experts
 """The half that does not; likewise."""
 
-_MIXERS: Mapping[str, type[Mixer]] = {kind.kind: kind for kind in (Attention,)}
+_MIXERS: Mapping[str, type[Mixer]] = {kind.kind: kind for kind in (Attention, LinearAttention)}
 _FEED_FORWARDS: Mapping[str, type[FeedForward]] = {kind.kind: kind for kind in (GatedMlp, Experts)}
 
 _Kind = TypeVar("_Kind")
@@ -110,15 +111,15 @@ class ModelSpec:
             raise ValueError("layers must name every kind, in the order of the kinds at first")
         if len(set(self.kinds)) != len(self.kinds):
             raise ValueError("two kinds of layers are the same")
+        if not any(isinstance(kind.mixer, Attention) for kind in self.kinds):
+            raise ValueError("a model whose layers are linear attention alone is not computed")
         if type(self.norm_epsilon) is not float or not 0.0 <= self.norm_epsilon < 1.0:
             raise ValueError(f"norm_epsilon must lie in 0..1, not {shown(self.norm_epsilon)}")
         for name in ("embedding_scale", "logit_scale", "logit_soft_cap"):
             value = getattr(self, name)
             if (value is not None or name != "logit_soft_cap") and not finite(value) > 0:
                 raise ValueError(f"{name} must be above 0, not {shown(value)}")
-        if sum(self.layer(number).mixer.num_kv_heads for number in range(self.num_layers)) > (
-            MAX_KV_HEADS
-        ):
+        if sum(each.num_kv_heads for each in self.attentions.values()) > MAX_KV_HEADS:
             raise ValueError(f"a model has at most {MAX_KV_HEADS} KV heads in all its layers")
 
     @property
@@ -128,6 +129,22 @@ class ModelSpec:
     @property
     def has_experts(self) -> bool:
         return any(isinstance(kind.feed_forward, Experts) for kind in self.kinds)
+
+    @property
+    def attentions(self) -> dict[int, Attention]:
+        """By layer, where it has some."""
+        mixers = {number: self.layer(number).mixer for number in range(self.num_layers)}
+        return {number: each for number, each in mixers.items() if isinstance(each, Attention)}
+
+    @property
+    def attention(self) -> Attention:
+        """That of the first layer that has some."""
+        return next(iter(self.attentions.values()))
+
+    @property
+    def has_states(self) -> bool:
+        """Requests have more than keys and values: what cannot be cut at any of their tokens."""
+        return any(isinstance(kind.mixer, LinearAttention) for kind in self.kinds)
 
     def layer(self, number: int) -> LayerSpec:
         return self.kinds[self.layers[number]]

@@ -60,7 +60,7 @@ class CopiesCost:
 def copies_cost(proposal: Proposal, standby: Standby, *, here: str) -> CopiesCost | None:
     """Every shard sends all that it keeps of a token, once. None where nothing is copied."""
     copies = kv_copies(standby, proposal.plan, proposal.cluster, here=here)
-    if copies == "none":
+    if copies == "none" or any(kind.state_bytes for kind in proposal.model.kinds):
         return None
     one = Workload(prompt_tokens=1, output_tokens=0)
     uses = memory_use(proposal.plan, proposal.model, one)

@@ -22,10 +22,14 @@ def with_kv_memory(
     As if each peer that limits its KV memory held all layers; `kv_limits` tells what it can be.
     """
     token_bytes = sum(facts.kinds[kind].token_bytes for kind in facts.layers)
+    states = options.limits(spec).requests
+    state_bytes = states * sum(
+        facts.kinds[kind].num_kv_heads * facts.kinds[kind].state_bytes for kind in facts.layers
+    )
     limited = [peer.kv_memory_bytes for peer in peers if peer.kv_memory_bytes is not None]
     if not limited:
         return options
-    tokens = max(1, min(limited) // token_bytes)
+    tokens = max(1, (min(limited) - state_bytes) // token_bytes)
     return replace(options, kv_tokens=min(tokens, options.limits(spec).cached_tokens))
 
 
@@ -55,7 +59,8 @@ def kv_limits(
     for. Raises CapacityError where the longest context has room in neither.
     """
     by_id = {peer.id: peer for peer in peers}
-    use = memory_use(plan, facts, Workload(prompt_tokens=1, output_tokens=0))
+    one = Workload(prompt_tokens=1, output_tokens=0, states=limits.requests)
+    use = memory_use(plan, facts, one)
     cached, disk = limits.cached_tokens, limits.context_tokens * limits.requests
     for device, each in use.items():
         if not each.kv_bytes:
@@ -64,8 +69,8 @@ def kv_limits(
         free_bytes = cluster.device(device).memory_bytes - each.weight_bytes
         if peer.kv_memory_bytes is not None:
             free_bytes = min(free_bytes, peer.kv_memory_bytes)
-        cached = min(cached, free_bytes // each.kv_bytes)
-        disk = min(disk, peer.kv_disk_bytes // each.kv_bytes)
+        cached = min(cached, (free_bytes - each.state_bytes) // each.kv_bytes)
+        disk = min(disk, max(0, peer.kv_disk_bytes - each.state_bytes) // each.kv_bytes)
     cached = max(cached, 0)
     longest = max(cached, min(longest_tokens(cached, plan, facts), disk))
     if limits.context_tokens > longest:

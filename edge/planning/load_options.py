@@ -37,6 +37,10 @@ MOST_WAIT_S = 7 * 24 * 3600.0
 DEFAULT_CONTEXT_TOKENS = 4096
 
 MAX_REQUESTS_AT_ONCE = 64
+
+STATES_AT_ONCE = 4
+"""Requests under way, where each has states however short it is: 50 MiB for Qwen3.5-9B. More where
+more are asked for."""
 """Requests in one step; the CPU kernels gain little from more than 32."""
 
 CHUNK_TOKENS = 256
@@ -247,10 +251,11 @@ class LoadOptions:
             raise RequestError(
                 f"context_tokens must be 1 to {spec.context_tokens} for this model, not {context!r}"
             )
+        most = STATES_AT_ONCE if spec.has_states else MAX_REQUESTS_AT_ONCE
         return StepLimits(
             context_tokens=context,
             chunk_tokens=min(CHUNK_TOKENS, context),
-            requests=MAX_REQUESTS_AT_ONCE,
+            requests=max(self.concurrency, most),
             cached_tokens=min(context * self.concurrency, self.kv_tokens or 1 << 52),
             observes=self.observes,
             batch_invariant=self.batch_invariant,
@@ -274,7 +279,7 @@ class LoadOptions:
                 f"not fit the context of {limits.context_tokens}; give it shorter, or more "
                 "context_tokens"
             )
-        return replace(workload, reserved_tokens=limits.cached_tokens)
+        return replace(workload, reserved_tokens=limits.cached_tokens, states=limits.requests)
 
 
 class LoadOverrides(TypedDict, total=False):

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from edge.errors import EdgeError
 from edge.host.atomic_files import write_whole
+from edge.models.attention import Attention
 from edge.models.rotary import Rotary
 from edge.models.spec import ModelSpec
 from edge.offload import parse_json, read_file
@@ -145,6 +146,8 @@ def _shape(spec: ModelSpec) -> tuple[object, ...]:
     """What of a model decides how fast it is computed: everything but values of the same size."""
     kinds = [
         replace(kind, mixer=replace(kind.mixer, rotary=_same_size(kind.mixer.rotary)))
+        if isinstance(kind.mixer, Attention)
+        else kind
         for kind in spec.kinds
     ]
     return spec.hidden_size, spec.vocab_size, kinds, spec.layers

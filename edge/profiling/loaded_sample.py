@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from edge.backends.interface import Backend
 from edge.profiling.random_weights import written_weights
-from edge.profiling.sample import REQUESTS, Sample, Width
+from edge.profiling.sample import CONTEXT_TOKENS, REQUESTS, Sample, Width
 from edge.protocol.step import Step, StepEntry
 from edge.transport import SoloCollective, Work
 from edge.weights.formats import WeightFormat
@@ -49,6 +50,8 @@ class LoadedSample:
         self.sample = sample
         self.nbytes = sample.nbytes(width, weight_format)
         self.runs = Runs()
+        self._ends: dict[str, int] = {}
+        """Of each request, the tokens so far, where layers have states."""
         with written_weights(layout, weight_format, site.folder) as weights:
             self._program = site.backend.load(
                 sample.spec, layout, weights, weight_format, limits=sample.limits
@@ -59,11 +62,25 @@ class LoadedSample:
 
     def seconds(self, step: Step) -> float:
         """Seconds of the step, once. `runs` then has the time of each of its graph runs."""
+        if self.sample.spec.has_states:
+            step = self._in_order(step)
         shape = (step.batch, step.num_tokens, self.sample.spec.hidden_size)
         hidden = self._hidden[: step.batch * step.num_tokens].reshape(shape)
         self.runs.begin()
         self._program.forward(step, hidden, self.runs)
         return self.runs.end()
+
+    def _in_order(self, step: Step) -> Step:
+        """The same of the next tokens of each request: a state is of all tokens so far."""
+        entries = []
+        for entry in step.entries:
+            position = self._ends.get(entry.request, 0)
+            if position + len(entry.tokens) > CONTEXT_TOKENS:
+                self._program.release(entry.request)
+                position = 0
+            entries.append(dataclasses.replace(entry, position=position))
+            self._ends[entry.request] = entries[-1].end
+        return dataclasses.replace(step, entries=tuple(entries))
 
     def close(self) -> None:
         self._program.close()

@@ -163,7 +163,7 @@ def in_words(sample: Sample) -> str:
     if sample.is_narrowed:
         layer = sample.spec.kinds[0]
         return (
-            f"a part of one layer ({layer.mixer.num_heads} heads, {layer.feed_forward.columns} ffn "
+            f"a part of one layer ({layer.mixer.num_units} heads, {layer.feed_forward.columns} ffn "
             "columns): a whole one does not fit into a quarter of the free memory"
         )
     return f"{sample.num_layers} layer{'s' if sample.num_layers > 1 else ''}"

@@ -87,8 +87,7 @@ def _write(path: Path, layout: ShardLayout, weight_format: WeightFormat) -> Mani
             for array in matrix.arrays:
                 add(f"{matrix.name}.{array.suffix}", array.shape, made_up[array.suffix])
         for vector in layout.vectors:
-            length = sum(len(part) for _role, part in vector.parts)
-            add(vector.name, (length,), np.full(1 << 16, 0.5, np.float32))
+            add(vector.name, (vector.num_elements,), np.full(1 << 16, 0.5, np.float32))
         if layout.embedding:
             add("embedding", (len(layout.embedding), layout.matrix("head").columns.stop), normal)
         return Manifest(tensors=tuple(entries), total_bytes=file.tell())

@@ -13,8 +13,9 @@ from typing import Literal
 
 from edge.errors import CapacityError
 from edge.host.free_memory import format_size
-from edge.kernels.kv_cache.cache_size import cache_row
-from edge.memory.model_sizes import model_facts
+from edge.memory.model_sizes import attended_heads, model_facts
+from edge.memory.step_memory import layer_state_bytes, layer_token_bytes
+from edge.models.attention import Attention
 from edge.models.rotary import Rotary
 from edge.models.spec import LayerSpec, ModelSpec, by_kind
 from edge.partition import (
@@ -70,7 +71,8 @@ class Sample:
     @property
     def num_heads(self) -> int:
         """Query heads of all its layers together."""
-        return sum(each.mixer.num_heads for each in map(self.spec.layer, self._middle))
+        mixers = [self.spec.layer(number).mixer for number in self._middle]
+        return sum(attended_heads(each) * each.num_units for each in mixers)
 
     @property
     def _middle(self) -> range:
@@ -184,12 +186,10 @@ def weights_sample(spec: ModelSpec, weight_format: WeightFormat, budget_bytes: i
         if kv_heads == 1 and columns <= facts.column_multiple:
             raise _too_large(_layer_bytes(largest, kv_heads, columns), room_bytes)
         share *= 0.9
+    mixer = layer.mixer.of_units(range(kv_heads * (largest.num_heads // groups)))
+    assert mixer is not None
     narrow = LayerSpec(
-        mixer=dataclasses.replace(
-            layer.mixer,
-            num_kv_heads=kv_heads,
-            num_heads=kv_heads * (layer.mixer.num_heads // groups),
-        ),
+        mixer=mixer,
         feed_forward=dataclasses.replace(layer.feed_forward, columns=columns),
     )
     return Sample(
@@ -205,7 +205,7 @@ def attention_sample(spec: ModelSpec, weight_format: WeightFormat, budget_bytes:
     spec = _divisible(spec)
     hidden = max(_LEAST_HIDDEN, _multiple(weight_format))
     layer = LayerSpec(
-        mixer=dataclasses.replace(spec.kinds[0].mixer, window=None),
+        mixer=dataclasses.replace(spec.attention, window=None),
         feed_forward=dataclasses.replace(spec.kinds[0].feed_forward, columns=hidden),
     )
     narrow = dataclasses.replace(_resized(spec, [layer] * 2), hidden_size=hidden)
@@ -219,7 +219,7 @@ def step_sample(spec: ModelSpec, weight_format: WeightFormat) -> ModelSpec:
     hidden = max(_LEAST_HIDDEN, _multiple(weight_format))
     layer = LayerSpec(
         mixer=dataclasses.replace(
-            spec.kinds[0].mixer,
+            spec.attention,
             num_heads=1,
             num_kv_heads=1,
             head_size=16,
@@ -245,6 +245,8 @@ def _divisible(spec: ModelSpec) -> ModelSpec:
         **by_kind(
             [
                 dataclasses.replace(layer, mixer=dataclasses.replace(layer.mixer, joint_norm=False))
+                if isinstance(layer.mixer, Attention)
+                else layer
                 for layer in layers
             ]
         ),
@@ -285,12 +287,15 @@ def _work_bytes(spec: ModelSpec, rows: int) -> int:
 
 def _layer_work_bytes(hidden_size: int, layer: LayerSpec, rows: int) -> int:
     mixer = layer.mixer
-    heads = mixer.num_heads + 2 * mixer.num_kv_heads
     values = layer.feed_forward.row_values(CONTEXT_TOKENS, hidden_size)
-    activations = rows * (4 * hidden_size + 2 * heads * mixer.head_size + values)
-    _dtype, kv_elements = cache_row(mixer.head_size, None)
-    kv = 2 * CONTEXT_TOKENS * 2 * mixer.num_kv_heads * kv_elements
-    return 4 * (activations + CONTEXT_TOKENS * mixer.head_size + kv)
+    if isinstance(mixer, Attention):
+        heads = mixer.num_heads * (1 + mixer.output_gate) + 2 * mixer.num_kv_heads
+        values += 2 * heads * mixer.head_size + CONTEXT_TOKENS * mixer.head_size // rows
+    else:
+        values += mixer.row_values(CONTEXT_TOKENS, hidden_size)
+    kept_bytes = 2 * CONTEXT_TOKENS * layer_token_bytes(mixer, "float32")
+    kept_bytes += REQUESTS * layer_state_bytes(mixer)
+    return 4 * rows * (4 * hidden_size + values) + kept_bytes
 
 
 def _chunk_rows(spec: ModelSpec, budget_bytes: int) -> int:

@@ -78,7 +78,8 @@ class FloatSource:
         return {"weight": pieces[0] if len(pieces) == 1 else np.concatenate(pieces)}
 
     def vector(self, part: VectorSlice) -> NDArray[np.float32]:
-        found = np.concatenate([self._read(role, rows=rows) for role, rows in part.parts])
+        pieces = [self._read(role, rows=rows) for role, rows in part.parts]
+        found = np.concatenate([piece.reshape(-1) for piece in pieces])
         return found + self._norm_offset if part.name.endswith("norm") else found
 
     def embedding(self, rows: range) -> NDArray[Any]:

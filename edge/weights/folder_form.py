@@ -57,6 +57,11 @@ def open_folder(folder: Path) -> CheckpointForm:
                 f"{source}: experts that are quantised on disk are not computed; take the model's "
                 "folder of floats, which Edge rounds itself"
             )
+        if spec.has_states and own is not None:
+            raise CheckpointError(
+                f"{source}: linear attention that is quantised on disk is not computed; take the "
+                "model's folder of floats, which Edge rounds itself"
+            )
     except BaseException as error:
         files.close()
         if isinstance(error, StoreError):

@@ -102,7 +102,7 @@ def _opened(files: Sequence[GgufFile]) -> CheckpointForm:
             f"{source}: tensor {unknown[0]} has no place in a model of family {spec.family}, so "
             "what it is for would not be computed; use another model"
         )
-    turned = model.interleaved(spec.num_layers, spec.layer(0).mixer.head_size)
+    turned = model.interleaved(spec.num_layers, spec.attention.head_size)
     store = GgufStore(
         files,
         # Only tensors that are as large as they should be: others are refused by their shape.

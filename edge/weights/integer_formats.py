@@ -19,11 +19,11 @@ columns are shared out among devices, in multiples of a block, those are better 
 
 
 def int8(spec: ModelSpec, block_size: int | None) -> Encoding:
-    return mixed(Recipe(Blocks(8, block_size or DEFAULT_BLOCK_SIZE), routers(spec)))
+    return mixed(Recipe(Blocks(8, block_size or DEFAULT_BLOCK_SIZE), small_floats(spec)))
 
 
 def pure_int4(spec: ModelSpec, block_size: int | None) -> Encoding:
-    return mixed(Recipe(Blocks(4, block_size or DEFAULT_BLOCK_SIZE), routers(spec)))
+    return mixed(Recipe(Blocks(4, block_size or DEFAULT_BLOCK_SIZE), small_floats(spec)))
 
 
 def int4(spec: ModelSpec, block_size: int | None) -> Encoding:
@@ -45,18 +45,22 @@ def int4(spec: ModelSpec, block_size: int | None) -> Encoding:
     cut = Blocks(8, _widest_block(_WIDEST_CUT_BLOCK, columns, down.block_size))
     rules = (
         *(Rule(role, wide) for role in ("head", "key.weight", "value.weight")),
-        *(Rule(role, fine) for role in ("query.weight", "output.weight")),
+        *(Rule(role, fine) for role in ("query.weight", "output.weight", "linear_output.weight")),
         Rule("down.weight", cut, grade=1),
         Rule("down.weight", down),
-        *routers(spec),
+        *small_floats(spec),
     )
     grades = tuple(int(_is_sensitive(n, spec.num_layers)) for n in range(spec.num_layers))
     return mixed(Recipe(usual, rules), grades)
 
 
-def routers(spec: ModelSpec) -> tuple[Rule, ...]:
-    """Routers stay floats: they are small, and another choice of experts is another model."""
-    return (Rule("router.weight", Floats()),) if spec.has_experts else ()
+def small_floats(spec: ModelSpec) -> tuple[Rule, ...]:
+    """Routers stay floats: they are small, and another choice of experts is another model. So does
+    what says how fast a state is forgotten, which is applied once more with every token."""
+    roles = ["router.weight"] if spec.has_experts else []
+    if spec.has_states:
+        roles += ["linear_decay.weight", "linear_beta.weight"]
+    return tuple(Rule(role, Floats()) for role in roles)
 
 
 def head_kind(spec: ModelSpec, least_block: int = 32) -> Blocks:

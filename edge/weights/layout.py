@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from edge.models.attention import Attention
+from edge.models.linear_attention import LinearAttention
 from edge.models.parts import MatrixSlice, Part, VectorSlice, whole_vector
 from edge.models.rotary import Rotary
 from edge.models.spec import FeedForward, Mixer, ModelSpec
@@ -50,10 +52,16 @@ class ShardLayout:
         return sum(matrix.num_rows * len(matrix.columns) for matrix in self.matrices)
 
     @property
-    def mixers(self) -> dict[int, Mixer]:
+    def attentions(self) -> dict[int, Attention]:
         """By layer, where the shard has units of it: those layers have a KV cache."""
         local = {layer: self.layer(layer).mixer for layer in self.layers}
-        return {layer: mixer for layer, mixer in local.items() if mixer is not None}
+        return {layer: each for layer, each in local.items() if isinstance(each, Attention)}
+
+    @property
+    def states(self) -> dict[int, LinearAttention]:
+        """Likewise: those layers have a state of each request in place of a KV cache."""
+        local = {layer: self.layer(layer).mixer for layer in self.layers}
+        return {layer: each for layer, each in local.items() if isinstance(each, LinearAttention)}
 
     @property
     def first_of_kind(self) -> tuple[int, ...]:
@@ -65,8 +73,8 @@ class ShardLayout:
 
     @property
     def rotations(self) -> tuple[Rotary, ...]:
-        """Those of its mixers, different ones, where anything turns."""
-        rotations = dict.fromkeys(each.rotary for each in self.mixers.values())
+        """Different ones, where anything turns."""
+        rotations = dict.fromkeys(each.rotary for each in self.attentions.values())
         return tuple(each for each in rotations if each.turned_elements)
 
     def kind(self, layer: int) -> int:

@@ -64,6 +64,11 @@ def with_adapter(form: CheckpointForm, folder: Path) -> CheckpointForm:
     naming what is wrong; then the form's store stays open.
     """
     source = folder / CONFIG
+    if form.spec.has_states:
+        raise CheckpointError(
+            f"{form.path}: adapters of models with linear attention are not computed; load it "
+            "without one, or merge the adapter into a folder of floats"
+        )
     if not source.is_file():
         raise CheckpointError(
             f"{folder} is no LoRA adapter: it has no {CONFIG}; give the folder that peft wrote"

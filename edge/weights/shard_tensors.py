@@ -44,7 +44,7 @@ def _wanted(layout: ShardLayout, recipe: Recipe, hidden_size: int) -> dict[str, 
         for array in matrix.arrays
     }
     for vector in layout.vectors:
-        wanted[vector.name] = (("float32",), (sum(len(part) for _role, part in vector.parts),))
+        wanted[vector.name] = (("float32",), (vector.num_elements,))
     if layout.embedding:
         wanted["embedding"] = (_EMBEDDING_TYPES, (len(layout.embedding), hidden_size))
     return wanted

@@ -69,21 +69,25 @@ def attention(
     query_norm: str | None = None,
     key_norm: str | None = None,
     joint_norm: bool = False,
+    gated: bool = False,
     epsilon: float = 1e-6,
 ) -> tuple[str, str, str]:
     """Rotate, append to the KV cache, attend to what it then holds.
 
     qkv [batch, tokens, (num_heads + 2 · num_kv_heads) · head_size] → (output [batch, tokens,
-    num_heads · head_size], present keys, present values). The present outputs are meant to be bound
-    onto the cache's buffers. scale: 1 / sqrt(head_size) if it is not given. joint_norm: all heads
-    are normed together, by weights of as many elements; else each.
+    num_heads · head_size], present keys, present values). gated: qkv has num_heads · head_size
+    more behind the queries, by whose sigmoids the output is multiplied. The present outputs are
+    meant to be bound onto the cache's buffers. scale: 1 / sqrt(head_size) if it is not given.
+    joint_norm: all heads are normed together, by weights of as many elements; else each.
     """
     by_itself = turned_elements > 0 and rotates_itself(head_size, turned_elements)
     padded = cache_head_size(head_size, cache.bits)
-    if by_itself and query_norm is None:
+    gate = ""
+    if by_itself and query_norm is None and not gated:
         query, key, value = qkv, "", ""  # packed: the operator takes it apart without a copy
     else:
-        query, key, value = _split(graph, qkv, num_heads * head_size, num_kv_heads * head_size)
+        sizes = num_heads * head_size, num_kv_heads * head_size
+        query, gate, key, value = _split(graph, qkv, *sizes, gated=gated)
         if query_norm is not None and key_norm is not None and joint_norm:
             query = rms_norm(graph, query, query_norm, epsilon=epsilon)
             key = rms_norm(graph, key, key_norm, epsilon=epsilon)
@@ -116,6 +120,8 @@ def attention(
     )  # fmt: skip
     if padded != head_size:
         output = _resize_heads(graph, output, num_heads, padded, head_size)
+    if gated:
+        output = graph.node("Mul", output, graph.node("Sigmoid", gate))
     return output, present_keys, present_values
 
 
@@ -127,11 +133,18 @@ def _rounding(cache: CacheNames) -> dict[str, Any]:
     return {**kinds, "kv_cache_bit_width": cache.bits}
 
 
-def _split(graph: OnnxGraph, qkv: str, query: int, kv: int) -> tuple[str, str, str]:
-    """qkv [batch, tokens, query + 2 · kv] → query, key and value apart."""
+def _split(
+    graph: OnnxGraph, qkv: str, query: int, kv: int, *, gated: bool
+) -> tuple[str, str, str, str]:
+    """qkv [batch, tokens, query + 2 · kv], or 2 · query, → query, gate, key and value apart; the
+    gate is "" where there is none."""
+    if gated:
+        sizes = graph.constant(f"split_gated_{query}_{kv}", _int64([query, query, kv, kv]))
+        q, gate, k, v = graph.nodes("Split", qkv, sizes, outputs=4, axis=-1)
+        return q, gate, k, v
     sizes = graph.constant(f"split_{query}_{kv}", _int64([query, kv, kv]))
     q, k, v = graph.nodes("Split", qkv, sizes, outputs=3, axis=-1)
-    return q, k, v
+    return q, "", k, v
 
 
 def _resize_heads(graph: OnnxGraph, x: str, num_heads: int, old: int, new: int) -> str:

@@ -28,6 +28,9 @@ _PIECE_TOKENS = 256
 class KVPool:
     """Keys and values [slots, num_kv_heads, context_tokens, elements] for each layer.
 
+    And states: arrays of one size however many tokens a request has, zeros at first. What they
+    hold is of all its tokens, so where there are some, no request can be cut (`can_cut`).
+
     Not thread-safe: used from the compute thread.
     """
 
@@ -38,11 +41,13 @@ class KVPool:
         slots: int,
         context_tokens: int,
         dtype: type[np.generic] = np.float32,
+        states: Sequence[tuple[int, ...]] = (),
     ) -> None:
         """Reserves address space for these slots and a spare one; raises MemoryError if even that
         is refused.
 
-        layers: (num_kv_heads, elements of a token's key, or value, of a head) of each.
+        layers: (num_kv_heads, elements of a token's key, or value, of a head) of each. states: the
+        shape of each, of one request; float32.
         """
         kind = np.dtype(dtype)
         shapes = [(slots + 1, heads, context_tokens, elements) for heads, elements in layers]
@@ -68,6 +73,8 @@ class KVPool:
                 keys, values = flat[begin : begin + 2 * size].reshape(2, *shape)
                 self._arrays.append((keys, values))
                 begin += 2 * size
+        # Nothing of it is committed before a slot is taken.
+        self._states = [np.zeros((slots + 1, *shape), np.float32) for shape in states]
         self._slots = slots
         self._requests: list[str] = []
         self._lengths: list[int] = []
@@ -101,11 +108,22 @@ class KVPool:
             raise KeyError(f"all {self._slots} KV slots are taken")
         self._requests.append(request)
         self._lengths.append(0)
+        for state in self.states(len(self._requests) - 1, 1):
+            state.fill(0)
         return len(self._requests) - 1
 
     def wrote(self, slot: int, length: int) -> None:
         """The slot now holds `length` tokens; only these are moved when slots are packed."""
         self._lengths[slot] = length
+
+    @property
+    def can_cut(self) -> bool:
+        """What a request has of its first tokens is what it had when it had no more."""
+        return not self._states
+
+    def states(self, first: int, count: int) -> list[NDArray[np.float32]]:
+        """Of `count` slots from `first`, as views of the pool."""
+        return [state[first : first + count] for state in self._states]
 
     def shrink(self, slot: int, length: int) -> None:
         """Forget what is behind the first `length` tokens, if there is more, and free its pages."""
@@ -178,6 +196,8 @@ class KVPool:
                 keys[slot, :, :length] = keys[last, :, :length]
                 values[slot, :, :length] = values[last, :, :length]
                 self.drop_layer(number, last)  # at once: there may be no memory for both
+            for state in self._states:
+                state[slot] = state[last]
             self._requests[slot] = self._requests[last]
             self._lengths[slot] = self._lengths[last]
         self._requests.pop()
@@ -202,6 +222,7 @@ class KVPool:
         self._requests.clear()
         self._lengths.clear()
         self._arrays.clear()
+        self._states.clear()
         self._memory = None
 
     def _swap(self, a: int, b: int) -> None:
@@ -212,6 +233,10 @@ class KVPool:
             for array in pair:
                 for one, other in zip(array[a], array[b], strict=True):
                     self._swap_rows(one, other, self._lengths[a], self._lengths[b])
+        for state in self._states:
+            kept = state[a].copy()
+            state[a] = state[b]
+            state[b] = kept
         self._requests[a], self._requests[b] = self._requests[b], self._requests[a]
         self._lengths[a], self._lengths[b] = self._lengths[b], self._lengths[a]
 

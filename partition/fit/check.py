@@ -49,7 +49,7 @@ def _shortages(
             shortages.append(
                 Shortage(device=id, name=device.name, missing_bytes=use.total - device.memory_bytes)
             )
-            room_bytes = device.memory_bytes - use.weight_bytes
+            room_bytes = device.memory_bytes - use.weight_bytes - use.state_bytes
             # kv_bytes are proportional to the context.
             fitting = room_bytes * workload.context_tokens // use.kv_bytes if use.kv_bytes else 0
             longest = min(longest, fitting)

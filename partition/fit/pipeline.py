@@ -30,7 +30,8 @@ class _Costs:
     @classmethod
     def of(cls, model: ModelFacts, workload: Workload) -> "_Costs":
         of_kind = [
-            kind.weight_bytes + kind.token_bytes * workload.cached_tokens for kind in model.kinds
+            kind.weight_bytes + kind.num_kv_heads * kind.kept_bytes(workload)
+            for kind in model.kinds
         ]
         return cls(
             reach_bytes=tuple(

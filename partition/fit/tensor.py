@@ -59,12 +59,11 @@ class _Costs:
             (shape, sum(model.kinds[kind] == shape for kind in model.layers))
             for shape in model.shapes
         ]
-        tokens = workload.cached_tokens
         shapes = tuple(
             _ShapeCosts(
                 facts=facts,
                 query_head_bytes=count * facts.query_head_bytes,
-                kv_head_bytes=count * (facts.kv_head_bytes + facts.kv_bytes_per_token * tokens),
+                kv_head_bytes=count * (facts.kv_head_bytes + facts.kept_bytes(workload)),
                 column_bytes=count * facts.ffn_column_bytes,
             )
             for facts, count in counted

@@ -167,9 +167,11 @@ class LayerFacts:
     """Norms and biases, which every shard of the layer holds."""
     kv_bytes_per_token: int
     """KV cache: keys and values of one token, for one KV head."""
+    state_bytes: int = 0
+    """What a layer of linear attention has of one request in place of them, for one KV head."""
     heads_per_unit: int = 1
     """How many heads of the model stand for one query head here: more where only all of them
-    together can be given to a device."""
+    together can be given to a device, none where heads attend no earlier tokens."""
 
     def __post_init__(self) -> None:
         _require_at_least(
@@ -187,8 +189,9 @@ class LayerFacts:
             ffn_column_bytes=self.ffn_column_bytes,
             layer_bytes=self.layer_bytes,
             kv_bytes_per_token=self.kv_bytes_per_token,
+            state_bytes=self.state_bytes,
+            heads_per_unit=self.heads_per_unit,
         )
-        _require_at_least(1, "a layer", heads_per_unit=self.heads_per_unit)
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"A layer has {self.num_heads} query heads, which {self.num_kv_heads}"
@@ -212,6 +215,11 @@ class LayerFacts:
     def token_bytes(self) -> int:
         """KV cache of one token, for all heads."""
         return self.num_kv_heads * self.kv_bytes_per_token
+
+    def kept_bytes(self, workload: "Workload") -> int:
+        """Keys and values, or states, of all requests, for one KV head."""
+        tokens_bytes = workload.cached_tokens * self.kv_bytes_per_token
+        return tokens_bytes + workload.states * self.state_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,10 +299,16 @@ class Workload:
     """Requests in flight at once, each with a context of its own."""
     reserved_tokens: int | None = None
     """Tokens of KV memory to keep room for; None: the context of every request at once."""
+    states: int = 1
+    """Requests whose states there is room for, where layers have some."""
 
     def __post_init__(self) -> None:
         _require_at_least(
-            1, "the workload", prompt_tokens=self.prompt_tokens, concurrency=self.concurrency
+            1,
+            "the workload",
+            prompt_tokens=self.prompt_tokens,
+            concurrency=self.concurrency,
+            states=self.states,
         )
         _require_at_least(0, "the workload", output_tokens=self.output_tokens)
         if self.reserved_tokens is not None:

@@ -180,12 +180,13 @@ class Shard:
         if not self.streamed_layers:
             row_bytes += model.embedding_row_bytes * place.is_first
         sizes: list[tuple[int, int]] = []
-        fixed_bytes = token_bytes = 0
+        fixed_bytes = token_bytes = state_bytes = 0
         for part, facts, count in self.counted(place.layers, model):
             sizes.append((part.matrix_bytes(facts), count))
             fixed_bytes += count * facts.layer_bytes
             kv_count = num_local_kv_heads(part.heads, facts)
             token_bytes += count * kv_count * facts.kv_bytes_per_token
+            state_bytes += count * kv_count * facts.state_bytes
         sizes.sort(reverse=True)
         total_bytes = sum(size * count for size, count in sizes)
         largest = sizes[0][0] if sizes else 0
@@ -199,6 +200,7 @@ class Shard:
         return MemoryUse(
             weight_bytes=held_bytes + fixed_bytes + len(self.vocab) * row_bytes,
             kv_bytes=token_bytes * workload.cached_tokens,
+            state_bytes=state_bytes * workload.states,
             streamed_bytes=streamed_bytes if streams else 0,
             streamed_layer_bytes=largest if streams else 0,
         )

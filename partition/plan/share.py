@@ -20,6 +20,8 @@ class MemoryUse:
     """Held all the time, the window of streamed layers included."""
     kv_bytes: int
     """KV cache for the whole workload."""
+    state_bytes: int = 0
+    """States of all its requests, where layers have some."""
     streamed_bytes: int = 0
     """Read from disk for each step."""
     streamed_layer_bytes: int = 0
@@ -27,13 +29,14 @@ class MemoryUse:
 
     @property
     def total(self) -> int:
-        return self.weight_bytes + self.kv_bytes
+        return self.weight_bytes + self.kv_bytes + self.state_bytes
 
     def __add__(self, other: "MemoryUse") -> "MemoryUse":
         """Of two shares on one device."""
         return MemoryUse(
             weight_bytes=self.weight_bytes + other.weight_bytes,
             kv_bytes=self.kv_bytes + other.kv_bytes,
+            state_bytes=self.state_bytes + other.state_bytes,
             streamed_bytes=self.streamed_bytes + other.streamed_bytes,
             streamed_layer_bytes=max(self.streamed_layer_bytes, other.streamed_layer_bytes),
         )

@@ -143,7 +143,7 @@ def _most(situation: Situation, stage: StageKey) -> int:
     most = 0
     for shape, size in zip(situation.shapes, situation.sizes, strict=True):
         layer_bytes = shape.weight_bytes + (len(stage.group) - 1) * shape.layer_bytes
-        layer_bytes += situation.workload.cached_tokens * shape.token_bytes
+        layer_bytes += shape.num_kv_heads * shape.kept_bytes(situation.workload)
         if not layer_bytes:
             return situation.reached_size[-1]
         most = max(most, room * size // layer_bytes)

@@ -124,7 +124,7 @@ class StageOptions:
 
     def _head_bytes(self, shape: LayerFacts, count: int) -> HeadCost:
         """Query heads with their weights; KV heads with their weights and cache."""
-        cache = self._situation.workload.cached_tokens * shape.kv_bytes_per_token
+        cache = shape.kept_bytes(self._situation.workload)
         return HeadCost(0, count * shape.query_head_bytes, count * (shape.kv_head_bytes + cache), 0)
 
     def _least_bytes(self, counts: Counts) -> float:

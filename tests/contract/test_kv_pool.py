@@ -56,6 +56,32 @@ def test_gathering_brings_requests_side_by_side_in_order() -> None:
     assert holds(pool, "c", 7, 3.0)
 
 
+def test_states_follow_their_request_and_begin_with_zeros() -> None:
+    pool = KVPool(layers=[(1, 8)], slots=4, context_tokens=50, states=[(2, 3), (5,)])
+
+    def state_of(request: str) -> set[float]:
+        return {float(x) for state in pool.states(pool.open(request), 1) for x in state.flat}
+
+    assert not pool.can_cut
+    for value, name in enumerate("abcd", 1):
+        slot = pool.open(name)
+        assert state_of(name) == {0.0}
+        for state in pool.states(slot, 1):
+            state[...] = value
+        pool.wrote(slot, value)
+    first = pool.gather(["d", "a"])
+    assert [set(state.flat) for state in pool.states(first, 2)] == [{4.0, 1.0}] * 2
+    pool.release("a")
+    assert [state_of(name) for name in "bcd"] == [{2.0}, {3.0}, {4.0}]
+    pool.gather(["d"], spare=True)
+    for state in pool.states(3, 1):
+        state[...] = np.nan
+    assert state_of("e") == {0.0}, "also in a slot that nobody's row was computed in"
+    pool.clear()
+    assert state_of("f") == {0.0}
+    pool.close()
+
+
 def test_neighbours_are_gathered_where_they_lie() -> None:
     pool = make_pool()
     for name in "abcd":

@@ -5,10 +5,12 @@ A face is run as the product runs it: emitted into an OnnxGraph, through a real 
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,6 +22,8 @@ from edge.kernels.experts import reference as experts_reference
 from edge.kernels.gated_mlp import onnx as gated_mlp_onnx
 from edge.kernels.gated_mlp import reference as gated_mlp_reference
 from edge.kernels.kv_cache.cache_size import cache_head_size
+from edge.kernels.linear_attention import onnx as linear_attention_onnx
+from edge.kernels.linear_attention import reference as linear_attention_reference
 from edge.kernels.logits import onnx as logits_onnx
 from edge.kernels.logits import reference as logits_reference
 from edge.kernels.matmul import onnx as matmul_onnx
@@ -65,6 +69,91 @@ def test_add_rms_norm(seed: int, rows: int, columns: int) -> None:
     expected = rms_norm_reference.add_rms_norm(x, addend, weight, epsilon=EPSILON)
     for actual, wanted in zip(face.run(), expected, strict=True):
         assert_same(actual, wanted)
+
+
+@FEW
+@given(
+    seed=seeds,
+    batch=st.integers(1, 3),
+    tokens=st.integers(1, 70),
+    key_heads=st.integers(1, 4),
+    each=st.integers(1, 3),
+    key_size=st.integers(1, 33),
+    value_size=st.integers(1, 33),
+    width=st.integers(2, 5),
+    cut=st.integers(0, 70),
+)
+def test_linear_attention(
+    seed: int, batch: int, tokens: int, key_heads: int, each: int,
+    key_size: int, value_size: int, width: int, cut: int,
+) -> None:  # fmt: skip
+    """The present states lie where the past ones were; where tokens are cut changes no bit."""
+    value_heads = key_heads * each
+    channels, values = 2 * key_heads * key_size + value_heads * value_size, value_heads * value_size
+    mixed = normal(seed, batch, tokens, channels + values)
+    gates = normal(seed + 1, batch, tokens, 2 * value_heads)
+    past = (
+        normal(seed + 2, batch, width - 1, channels),
+        normal(seed + 3, batch, value_heads, key_size, value_size),
+    )
+    convolution = normal(seed + 4, channels, width)
+    bias, rate, scale = (
+        normal(seed + n, s) for n, s in ((5, value_heads), (6, value_heads), (7, value_size))
+    )
+    graph = OnnxGraph("linear")
+    weights = linear_attention_onnx.LinearWeights(
+        graph.weight("convolution", convolution.reshape(-1)),
+        *(graph.weight(name, x) for name, x in (("bias", bias), ("rate", rate), ("scale", scale))),
+    )
+    shapes: dict[str, list[int | str]] = {
+        "mixed": ["batch", "tokens", channels + values],
+        "gates": ["batch", "tokens", 2 * value_heads],
+        "channels": ["batch", *past[0].shape[1:]],
+        "state": ["batch", *past[1].shape[1:]],
+    }
+    names = [graph.input(name, np.float32, shape) for name, shape in shapes.items()]
+    results = linear_attention_onnx.linear_attention(
+        graph, names[0], names[1], (names[2], names[3]), weights,
+        key_heads=key_heads, value_heads=value_heads, key_size=key_size, value_size=value_size,
+        convolution=width, epsilon=EPSILON,
+    )  # fmt: skip
+    made: list[list[int | str]] = [["batch", "tokens", values], shapes["channels"], shapes["state"]]
+    outputs = ("output", "present_channels", "present_state")
+    for value, name, shape in zip(results, outputs, made, strict=True):
+        graph.output(value, name, np.float32, shape)
+    session = ort.InferenceSession(graph.build(), providers=["CPUExecutionProvider"])
+
+    def run(*cuts: int) -> list[Array]:
+        kept, outputs = [each.copy() for each in past], []
+        for first, last in itertools.pairwise(cuts):
+            given = [np.ascontiguousarray(each[:, first:last]) for each in (mixed, gates)]
+            output = np.zeros((batch, last - first, values), np.float32)
+            binding = session.io_binding()
+            places = [*zip(shapes, (*given, *kept), strict=True)]
+            for name, array in places:
+                binding.bind_input(name, "cpu", 0, np.float32, array.shape, array.ctypes.data)
+            for name, array in (
+                ("output", output), ("present_channels", kept[0]), ("present_state", kept[1])
+            ):  # fmt: skip
+                binding.bind_output(name, "cpu", 0, np.float32, array.shape, array.ctypes.data)
+            session.run_with_iobinding(binding)
+            outputs.append(output)
+        return [np.concatenate(outputs, axis=1), *kept]
+
+    found = run(0, tokens)
+    for row in range(batch):
+        channel_rows, gate = np.split(mixed[row], [channels], axis=-1)
+        decay, beta = np.split(gates[row], 2, axis=-1)
+        output, present = linear_attention_reference.linear_attention(
+            channel_rows, gate, decay, beta, past=(past[0][row], past[1][row]),
+            convolution=convolution, decay_bias=bias, decay_rate=rate, scale=scale,
+            key_heads=key_heads, key_size=key_size, epsilon=EPSILON,
+        )  # fmt: skip
+        for actual, expected in zip(found, (output, *present), strict=True):
+            assert_same(actual[row], expected, tolerance=2e-5)
+    if cut < tokens and cut:
+        for whole, parts in zip(found, run(0, cut, tokens), strict=True):
+            assert np.array_equal(whole, parts)
 
 
 @FEW

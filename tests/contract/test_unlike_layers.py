@@ -43,6 +43,6 @@ def test_the_planner_cuts_each_kind_in_its_own_way() -> None:
     (stage,) = plan.stages
     for kind, layer in enumerate((FULL, NARROW)):
         parts = [shard.slice(kind) for shard in stage.slices]
-        assert sum(len(part.heads) for part in parts) == layer.mixer.num_heads
+        assert sum(len(part.heads) for part in parts) == layer.mixer.num_units
         assert sum(len(part.ffn_columns) for part in parts) == layer.feed_forward.columns
         assert len(parts[0].ffn_columns) > len(parts[1].ffn_columns), "it is twice as fast"

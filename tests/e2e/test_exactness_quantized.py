@@ -35,8 +35,9 @@ LARGEST_FLOAT_DIFFERENCE = 1e-4
 LARGEST_COST_OF_INTEGER_INPUTS = 0.05
 """Relative error; 0.048 was the largest measured over all families, layouts and block sizes."""
 
-LARGEST_COST_WITH_EXPERTS = 0.1
-"""Likewise 0.070: where two experts are nearly as good, the other one may be chosen."""
+LARGEST_COST_WITH_CHOICES = 0.1
+"""Likewise 0.070: where two experts are nearly as good, the other one may be chosen. A state
+carries what it took in from token to token: 0.077."""
 
 LARGEST_ERROR_WITH_HIGH_ACCURACY = 1e-3
 
@@ -93,8 +94,8 @@ def assert_as_promised(
     assert relative_error(high_logits[1], exact[:1]) <= LARGEST_ERROR_WITH_HIGH_ACCURACY
     cost = relative_error(integers.logits(prompt), exact)
     assert relative_error(logits, exact) <= 1.2 * cost
-    has_experts = checkpoint.spec.has_experts
-    assert cost <= (LARGEST_COST_WITH_EXPERTS if has_experts else LARGEST_COST_OF_INTEGER_INPUTS)
+    is_rougher = checkpoint.spec.has_experts or checkpoint.spec.has_states
+    assert cost <= (LARGEST_COST_WITH_CHOICES if is_rougher else LARGEST_COST_OF_INTEGER_INPUTS)
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *MORE_FAMILIES, *LARGER])

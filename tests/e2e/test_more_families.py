@@ -41,7 +41,7 @@ def test_the_checkpoints_put_something_to_the_test(
     assert len(set(tokens)) >= 5
     ranked = np.sort(checkpoint.logits(prompt + tokens), axis=-1)
     assert (ranked[:, -1] - ranked[:, -2]).min() > 3 * LARGEST_DIFFERENCE
-    windows = [kind.mixer.window for kind in checkpoint.spec.kinds]
+    windows = [each.window for each in checkpoint.spec.attentions.values()]
     assert all(window is None or window < PROMPT_TOKENS for window in windows)
 
 

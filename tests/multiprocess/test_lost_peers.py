@@ -137,6 +137,26 @@ def test_killed_while_generating(
         assert model.generate(prompt, max_new_tokens=5).recoveries == ()
 
 
+def test_states_are_computed_again(
+    trio: Trio, cluster: edge.Cluster, tiny_checkpoint: Callable[..., TinyCheckpoint]
+) -> None:
+    """Of linear attention there are no copies: prompt and answer go through the model once more."""
+    checkpoint = tiny_checkpoint("qwen3_5")
+    plan, prompt = cut(checkpoint, "pipeline_3", trio.daemons), checkpoint.prompt(300)
+    with cluster.load(
+        checkpoint.path, dtype="float32", plan=plan, context_tokens=400, standby="kv"
+    ) as model:
+        stream = model.stream(prompt, max_new_tokens=40)
+        for _number in range(20):
+            next(stream)
+        trio[0].kill()
+        tokens = [token.token_id for token in stream]
+        reply = stream.reply()
+        assert len(tokens) == 20
+        assert list(reply.token_ids) == checkpoint.greedy(prompt, 40)
+        assert len(reply.recoveries) == 1
+
+
 def test_stopped_while_generating(
     trio: Trio, cluster: edge.Cluster, endless_checkpoint: TinyCheckpoint
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,13 @@ HEADS, ELEMENTS, CONTEXT = 2, 3, 64
 class WatchedPool(KVPool):
     """Knows which layers of which slot it holds; what it drops is spoiled for good."""
 
-    def __init__(self, num_layers: int) -> None:
-        super().__init__(layers=[(HEADS, ELEMENTS)] * num_layers, slots=4, context_tokens=CONTEXT)
+    def __init__(self, num_layers: int, states: Sequence[tuple[int, ...]]) -> None:
+        super().__init__(
+            layers=[(HEADS, ELEMENTS)] * num_layers,
+            slots=4,
+            context_tokens=CONTEXT,
+            states=states,
+        )
         self.num_layers = num_layers
 
     def drop_layer(self, index: int, slot: int) -> None:
@@ -46,13 +52,24 @@ def rows(request: str, layer: int, first: int, last: int) -> np.ndarray:
     return found[:, first:last] + 1000 * layer + 100_000 * ord(request)
 
 
+def state(request: str, tokens: int, size: int) -> np.ndarray:
+    """What a request has of so many tokens: nothing but zeros of none."""
+    return np.arange(1, size + 1, dtype=np.float32) * tokens * ord(request)
+
+
 class Shard:
     """Computes as a program does: makes a layer's new rows when it has found the old ones."""
 
-    def __init__(self, num_layers: int, cached_tokens: int, disk_bytes: int) -> None:
+    def __init__(
+        self,
+        num_layers: int,
+        cached_tokens: int,
+        disk_bytes: int,
+        states: Sequence[tuple[int, ...]] = (),
+    ) -> None:
         self.num_layers = num_layers
         self.cached_tokens = cached_tokens
-        self.pool = WatchedPool(num_layers)
+        self.pool = WatchedPool(num_layers, states)
         shape = KVShape(
             layers=(KVLayer(num_kv_heads=HEADS, row_bytes=ELEMENTS * 4),) * num_layers,
             context_tokens=CONTEXT,
@@ -98,6 +115,10 @@ class Shard:
                     assert entry.position == 0 or held <= most, "more than memory is kept for"
             self.moves.end(layer)
         for offset, entry in enumerate(step.entries):
+            for array in self.pool.states(slot + offset, 1):
+                known = state(entry.request, entry.position, array.size)
+                assert np.array_equal(array.reshape(-1), known)
+                array[...] = state(entry.request, entry.end, array.size).reshape(array.shape)
             self.pool.wrote(slot + offset, entry.end)
             self.lengths[entry.request] = entry.end
 
@@ -119,16 +140,53 @@ class Shard:
     num_layers=st.integers(1, 5),
     cached_tokens=st.integers(12, 40),
     disk_tokens=st.one_of(st.just(1000), st.integers(0, 60)),
+    states=st.sampled_from([(), ((2, 3), (5,))]),
 )
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=300)
 def test_every_layer_finds_its_own(
-    wanted: list[Action], num_layers: int, cached_tokens: int, disk_tokens: int
+    wanted: list[Action],
+    num_layers: int,
+    cached_tokens: int,
+    disk_tokens: int,
+    states: tuple[tuple[int, ...], ...],
 ) -> None:
-    shard = Shard(num_layers, cached_tokens, disk_tokens * num_layers * 2 * HEADS * ELEMENTS * 4)
+    disk_bytes = disk_tokens * num_layers * 2 * HEADS * ELEMENTS * 4
+    shard = Shard(num_layers, cached_tokens, disk_bytes, states)
     try:
         act(shard, wanted, context_tokens=CONTEXT)
     finally:
         shard.close()
+
+
+def test_what_has_a_state_is_not_cut() -> None:
+    """It can go on, be taken over or be copied as a whole, and in no other way."""
+    shard = Shard(num_layers=2, cached_tokens=100, disk_bytes=1 << 20, states=[(2, 3), (5,)])
+    pool, moves = shard.pool, shard.moves
+
+    def arrive(request: str, position: int) -> None:
+        entry = StepEntry(request=request, position=position, tokens=(1,), logit_rows=0)
+        moves.arrive(Step(entries=(entry,)))
+
+    shard.step("a", 6)
+    assert moves.take("b", "a", 4, moves=False) == 0
+    assert moves.take("b", "a", 6, moves=False) == 6
+    for one, other in zip(pool.states(0, 1), pool.states(1, 1), strict=True):
+        assert np.array_equal(one, other)
+        assert one.any()
+    for position in (0, 5, 7):
+        with pytest.raises(RequestError, match=f"from token {position}, and its state is that of"):
+            arrive("a", position)
+    with pytest.raises(RequestError, match="from token 3, and its state is that of 0"):
+        arrive("c", 3)
+    shard.swap_out("a")
+    with pytest.raises(RequestError, match="from token 2, and its state is that of 6"):
+        arrive("a", 2)
+    shard.step("a", 1)
+    moves.keep("a", 7)
+    assert moves.take("c", "a", 7, moves=True) == 7
+    moves.keep("b", 5)
+    assert "b" not in pool, "of its first 5 tokens there is nothing"
+    shard.close()
 
 
 def test_one_that_was_refused_may_come_back() -> None:

@@ -307,6 +307,37 @@ MORE_FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "mlp_only_layers": [1],
         },
     ),
+    "qwen3_5": (
+        "qwen3_5_text",
+        {
+            "hidden_size": 66,
+            "intermediate_size": 90,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 3,
+            "head_dim": 48,
+            "attention_bias": True,
+            "rms_norm_eps": 1e-2,
+            "vocab_size": 131,
+            "linear_num_key_heads": 5,
+            "linear_num_value_heads": 10,
+            "linear_key_head_dim": 24,
+            "linear_value_head_dim": 20,
+            "layer_types": [
+                "linear_attention",
+                "linear_attention",
+                "full_attention",
+                "linear_attention",
+            ],
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.25,
+                "mrope_section": [2, 2, 2],
+                "mrope_interleaved": True,
+            },
+        },
+    ),
     "smollm3": (
         "smollm3",
         {
@@ -351,6 +382,20 @@ WITH_PICTURES: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
         {
             "vision_config": {"model_type": "siglip_vision_model", **_SMALL_EYE},
             "mm_tokens_per_image": 4,
+        },
+    ),
+    "qwen3_5_with_pictures": (
+        "qwen3_5",
+        "qwen3_5",
+        {
+            "vision_config": {
+                "model_type": "qwen3_5_vision",
+                "depth": 1,
+                "hidden_size": 16,
+                "intermediate_size": 16,
+                "num_heads": 2,
+                "out_hidden_size": 66,
+            },
         },
     ),
 }
@@ -529,7 +574,7 @@ class TinyCheckpoint:
         """
         config = json.loads((self.path / "config.json").read_text())
         family, spec = read_family(config, source=str(self.path))
-        offset = 1.0 if config["model_type"].startswith("gemma") else 0.0
+        offset = 1.0 if config["model_type"].startswith(("gemma", "qwen3_5")) else 0.0
         found: dict[str, NDArray[np.float32]] = {}
         for role in tensor_shapes(spec):
             values = self._weight(family, spec, role)
@@ -653,6 +698,8 @@ def _random_weight(name: str, shape: tuple[int, ...], model: str) -> NDArray[np.
     normal = _generator(_SEED, model, name).standard_normal(shape)
     if name.endswith("bias"):
         values = 0.15 * normal
+    elif name.endswith("A_log"):  # from hardly anything that is forgotten to nearly all
+        values = normal - 1.0
     elif len(shape) == 1:
         values = 1.0 + 0.3 * normal
     else:

@@ -18,12 +18,15 @@ from edge.kernels.attention.reference import attention
 from edge.kernels.embedding.reference import embedding
 from edge.kernels.experts.reference import experts
 from edge.kernels.gated_mlp.reference import gated
+from edge.kernels.linear_attention.reference import linear_attention
 from edge.kernels.logits.reference import finish_logits
 from edge.kernels.matmul.reference import matmul
 from edge.kernels.matmul_nbits.reference import dequantize, quantize
 from edge.kernels.rms_norm.reference import rms_norm
 from edge.kernels.rope.reference import rope
+from edge.models.attention import Attention
 from edge.models.experts import Experts
+from edge.models.linear_attention import LinearAttention
 from edge.models.spec import ModelSpec
 from edge.partition import Plan
 from edge.weights.formats import weight_format
@@ -62,7 +65,7 @@ class ReferenceModel:
     def held_in(self, name: str) -> tuple[int, int]:
         """Bits and block size of a matrix, as docs/guide/quality.md tells them."""
         given = self.block_size
-        if name.removesuffix(".weight").endswith(".mlp.gate"):
+        if name.removesuffix(".weight").endswith((".mlp.gate", ".in_proj_a", ".in_proj_b")):
             return FLOAT_BITS, 1
         if self.dtype != "int4":
             return {"float32": 32, "int8": 8, "int4-pure": 4}[self.dtype], given or 32
@@ -70,7 +73,7 @@ class ReferenceModel:
         usual = given or (64 if hidden % 64 == 0 else 32)
         if any(part in name for part in ("lm_head", "k_proj", "v_proj")):
             return 8, max([usual, *(size for size in (64, 128) if hidden % size == 0)])
-        if any(part in name for part in ("q_proj", "o_proj")):
+        if any(part in name for part in ("q_proj", "o_proj", "out_proj")):
             return 4, min(given or 32, 32)
         if "down_proj" not in name:
             return 4, usual
@@ -88,8 +91,12 @@ class ReferenceModel:
         hidden = np.float32(spec.embedding_scale) * embedding(np.asarray(tokens), self._table)
         for number in range(spec.num_layers):
             layer, prefix = spec.layer(number), f"model.layers.{number}."
-            x = self._norm(hidden, f"{prefix}input_layernorm", layer.mixer.has_norm)
-            x = self._attention(x, number, f"{prefix}self_attn.")
+            if isinstance(layer.mixer, Attention):
+                x = self._norm(hidden, f"{prefix}input_layernorm", layer.mixer.has_norm)
+                x = self._attention(x, layer.mixer, f"{prefix}self_attn.")
+            else:
+                x = self._norm(hidden, f"{prefix}input_layernorm")
+                x = self._linear_attention(x, layer.mixer, f"{prefix}linear_attn.")
             hidden += self._norm(x, f"{prefix}post_self_attn_layernorm", layer.mixer.has_post_norm)
             x = self._norm(hidden, f"{prefix}post_attention_layernorm", layer.feed_forward.has_norm)
             if isinstance(layer.feed_forward, Experts):
@@ -100,9 +107,9 @@ class ReferenceModel:
         logits = self._linear(self._norm(hidden, "model.norm"), "lm_head")
         return finish_logits(logits, scale=spec.logit_scale, soft_cap=spec.logit_soft_cap)
 
-    def _attention(self, x: Array, layer: int, prefix: str) -> Array:
-        part = self.spec.layer(layer).mixer
+    def _attention(self, x: Array, part: Attention, prefix: str) -> Array:
         query = self._heads(x, f"{prefix}q_proj", part.num_heads)
+        query, gates = np.split(query, 2, axis=-1) if part.output_gate else (query, None)
         key = self._heads(x, f"{prefix}k_proj", part.num_kv_heads)
         value = self._heads(x, f"{prefix}v_proj", part.num_kv_heads)
         if part.query_key_norm:
@@ -127,7 +134,26 @@ class ReferenceModel:
             window=part.window,
             soft_cap=part.soft_cap,
         )
+        if gates is not None:
+            mixed = mixed / (1 + np.exp(-gates))
         return self._linear(mixed.reshape(len(x), -1), f"{prefix}o_proj")
+
+    def _linear_attention(self, x: Array, part: LinearAttention, prefix: str) -> Array:
+        channels = [self._linear(x, f"{prefix}in_proj_{name}") for name in "qkv"]
+        zeros = [np.zeros(shape, np.float32) for shape in part.state_shapes]
+        output, _past = linear_attention(
+            np.concatenate(channels, axis=-1),
+            *(self._linear(x, f"{prefix}in_proj_{name}") for name in "zab"),
+            past=(zeros[0], zeros[1]),
+            convolution=self._weights[f"{prefix}conv1d.weight"][:, 0],
+            decay_bias=self._weights[f"{prefix}dt_bias"],
+            decay_rate=self._weights[f"{prefix}A_log"],
+            scale=self._weights[f"{prefix}norm.weight"],
+            key_heads=part.num_key_heads,
+            key_size=part.key_size,
+            epsilon=self.spec.norm_epsilon,
+        )
+        return self._linear(output, f"{prefix}out_proj")
 
     def _mlp(self, x: Array, layer: int, prefix: str) -> Array:
         gate_up = [self._linear(x, f"{prefix}{name}_proj") for name in ("gate", "up")]
@@ -183,9 +209,14 @@ class IntegerReferenceModel(ReferenceModel):
                 slices = [shard.slice(kinds[layer]) for shard in stage.slices]
                 columns = tuple(each.ffn_columns.stop for each in slices)
                 mixer = self.spec.layer(layer).mixer
-                size = mixer.head_size * (mixer.num_heads // mixer.num_units)
-                heads = tuple(shard.heads.stop * size for shard in stage.slices)
-                self._cuts[f"model.layers.{layer}.self_attn.o_proj"] = heads
+                name, size = "linear_attn.out_proj", 0
+                if isinstance(mixer, Attention):
+                    name = "self_attn.o_proj"
+                    size = mixer.head_size * (mixer.num_heads // mixer.num_units)
+                else:
+                    size = mixer.value_size * mixer.value_heads
+                heads = tuple(each.heads.stop * size for each in slices)
+                self._cuts[f"model.layers.{layer}.{name}"] = heads
                 self._cuts[f"model.layers.{layer}.mlp.down_proj"] = columns
 
     def _linear(self, x: Array, name: str) -> Array:

@@ -87,7 +87,7 @@ def changed(spec: ModelSpec, **facts: Any) -> ModelSpec:
 
 def shape(spec: ModelSpec) -> SimpleNamespace:
     """The facts that `plain_spec` takes, of a model whose layers are alike but for windows."""
-    first, feed_forward = spec.kinds[0].mixer, spec.kinds[0].feed_forward
+    first, feed_forward = spec.attention, spec.kinds[0].feed_forward
     mixer = {
         each.name: getattr(first, each.name) for each in fields(first) if each.name != "window"
     }
@@ -99,5 +99,5 @@ def shape(spec: ModelSpec) -> SimpleNamespace:
         mlp_bias=feed_forward.bias,
         mlp_has_norm=feed_forward.has_norm,
         mlp_has_post_norm=feed_forward.has_post_norm,
-        windows=tuple(spec.layer(number).mixer.window for number in range(spec.num_layers)),
+        windows=tuple(each.window for each in spec.attentions.values()),
     )

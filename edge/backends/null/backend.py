@@ -53,6 +53,11 @@ class NullBackend:
             raise RequestError(
                 "a peer that computes nothing has nothing to observe; start it with --backend ort"
             )
+        if spec.has_states:
+            raise RequestError(
+                "a peer that computes nothing has no states of linear attention; start it with "
+                "--backend ort"
+            )
         return NullProgram(
             spec,
             layout,

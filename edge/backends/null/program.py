@@ -67,7 +67,7 @@ class NullProgram(HostKvStorage):
         self._moves = CacheMoves(self._cache.pool, self._cache.shape, kv_tier, limits)
         self._kv_tier = kv_tier
         self._hidden = np.zeros(most_rows(limits) * spec.hidden_size, np.float32)
-        self._attended = {layer: _attended_bits(spec, layout, layer) for layer in layout.mixers}
+        self._attended = {layer: _attended_bits(spec, layout, layer) for layer in layout.attentions}
         self.stream(layout.streamed_layers)
 
     @property
@@ -204,9 +204,9 @@ def _attended_bits(
 
     Bit i is that of query head i mod `num_heads`, which is in one shard of a stage.
     """
-    mixer = layout.mixers[layer]
+    mixer = layout.attentions[layer]
     first = layout.matrix(f"layers.{layer}.output").columns.start // mixer.head_size
     bits = np.arange(spec.hidden_size)
-    heads = bits % spec.layer(layer).mixer.num_heads - first
+    heads = bits % spec.attentions[layer].num_heads - first
     is_here = (heads >= 0) & (heads < mixer.num_heads)
     return bits[is_here], heads[is_here] // (mixer.num_heads // mixer.num_kv_heads)

@@ -36,6 +36,7 @@ def lower_attention(build: SegmentBuilder, layer: int, part: Attention) -> str:
         query_norm=build.vector(f"{p}query_norm"),
         key_norm=build.vector(f"{p}key_norm"),
         joint_norm=part.joint_norm,
+        gated=part.output_gate,
         epsilon=build.spec.norm_epsilon,
     )
     build.takes_cache_of(layer)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.backends.host_cache import HostCache
+from edge.backends.ort.linear_attention import STATE_NAMES
 from edge.kernels.kv_cache.cache_size import cache_head_size
 from edge.kernels.kv_cache.channel_cache import choose_scales
 from edge.kernels.rope.reference import rope
@@ -45,7 +46,6 @@ class OrtCache(HostCache):
     ) -> None:
         """`bits` of a code, with the `scales` of every layer; None for float32."""
         super().__init__(layout, limits, bits=bits)
-        self._mixers = layout.mixers
         self._layout = layout
         self._limits = limits
         self._scales = tuple(scales)
@@ -69,6 +69,10 @@ class OrtCache(HostCache):
             if self._scales:
                 arrays[f"key_scales_{layer}"] = self._scales[number].keys
                 arrays[f"value_scales_{layer}"] = self._scales[number].values
+        names = [(layer, name) for layer in self._layout.states for name in STATE_NAMES]
+        for (layer, name), state in zip(names, self.pool.states(slot, batch), strict=True):
+            # Likewise: its kernels read what is past before they write.
+            arrays[f"past_{name}_{layer}"] = arrays[f"present_{name}_{layer}"] = state
         return arrays
 
     def with_codes(self, request: str, bits: int) -> OrtCache:
@@ -105,7 +109,7 @@ class OrtCache(HostCache):
                 )
 
         scales = []
-        for number, mixer in enumerate(self._mixers.values()):
+        for number, mixer in enumerate(self._layout.attentions.values()):
             size = mixer.head_size
             keys, values = (
                 [head[:length, None, :size] for head in array[0]]

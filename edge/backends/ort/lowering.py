@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from edge.backends.ort.attention import lower_attention
 from edge.backends.ort.experts import lower_experts
 from edge.backends.ort.gated_mlp import lower_gated_mlp
+from edge.backends.ort.linear_attention import lower_linear_attention
 from edge.backends.ort.segments import GraphSegment, LayerNames, SegmentBuilder
 from edge.kernels.logits.onnx import finish_logits
 from edge.kernels.onnx_graph import ExternalTensor
@@ -27,6 +28,7 @@ _PARTS: Mapping[str, Callable[[SegmentBuilder, int, Any], str]] = {
     "attention": lower_attention,
     "experts": lower_experts,
     "gated_mlp": lower_gated_mlp,
+    "linear_attention": lower_linear_attention,
 }
 """By kind of part: from the hidden state to what is added to it."""
 

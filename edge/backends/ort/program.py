@@ -231,6 +231,8 @@ class OrtProgram(HostKvStorage):
 
     @property
     def cache_digest(self) -> str:
+        if not self._cache.pool.can_cut:
+            return ""
         long = [each.is_long(self._limits.context_tokens) for each in self._layout.rotations]
         return f"onnxruntime {ort.__version__} {self._cache.digest} {long}"
 

@@ -29,6 +29,8 @@ from edge.kernels.experts.reference import experts as experts_reference
 from edge.kernels.gated_mlp.onnx import gated
 from edge.kernels.gated_mlp.reference import gated as gated_reference
 from edge.kernels.kv_cache.cache_size import cache_row
+from edge.kernels.linear_attention.onnx import LinearWeights, linear_attention
+from edge.kernels.linear_attention.reference import linear_attention as linear_reference
 from edge.kernels.matmul.onnx import matmul
 from edge.kernels.matmul.reference import matmul as matmul_reference
 from edge.kernels.onnx_graph import OnnxGraph
@@ -37,6 +39,7 @@ from edge.kernels.rms_norm.reference import add_rms_norm as norm_reference
 from edge.models.attention import Attention
 from edge.models.experts import Experts, expert_number
 from edge.models.gated_mlp import GatedMlp
+from edge.models.linear_attention import LinearAttention
 from edge.models.spec import ModelSpec
 from edge.protocol.step import SHORTEST_STEP
 from edge.weights.recipe import StoredMatrix
@@ -79,8 +82,10 @@ def check_agreement(
         kinds = ("attention_norm", "attention_post_norm", "mlp_norm", "mlp_post_norm")
         names = [f"{prefix}{kind}" for kind in kinds]
         norms += [each.name for each in layout.vectors if each.name in names]
-        if layer.mixer is not None:
+        if isinstance(layer.mixer, Attention):
             check.attention(number, layer.mixer)
+        elif layer.mixer is not None:
+            check.linear_attention(number, layer.mixer)
         if layer.feed_forward is not None:
             check.gated(number, layer.feed_forward)
         if isinstance(layer.feed_forward, Experts):
@@ -227,6 +232,7 @@ class _Check:
     def attention(self, layer: int, part: Attention) -> None:
         """A token alone, and a chunk."""
         graph, size = self._graph, part.head_size
+        gates = part.num_heads * part.output_gate
         heads = part.num_heads + 2 * part.num_kv_heads
         turned = part.rotary.turned_elements
         tables = part.rotary.tables(_CONTEXT)
@@ -251,7 +257,7 @@ class _Check:
         norms = None
         if part.query_key_norm or part.joint_norm:
             norms = self._arrays.read(f"{prefix}query_norm"), self._arrays.read(f"{prefix}key_norm")
-        x = self._input(f"qkv.{layer}", heads * size)
+        x = self._input(f"qkv.{layer}", (heads + gates) * size)
         cache = CacheNames(
             keys=graph.input(keys, dtype, shape), values=graph.input(values, dtype, shape)
         )
@@ -261,7 +267,7 @@ class _Check:
             scale=part.score_scale, window=part.window, soft_cap=part.soft_cap,
             query_norm=None if norms is None else graph.weight(f"{prefix}query_norm", norms[0]),
             key_norm=None if norms is None else graph.weight(f"{prefix}key_norm", norms[1]),
-            joint_norm=part.joint_norm, epsilon=self._spec.norm_epsilon,
+            joint_norm=part.joint_norm, gated=part.output_gate, epsilon=self._spec.norm_epsilon,
         )  # fmt: skip
         wanted = []
         for rows, feeds in zip(ROWS, self._feeds, strict=True):
@@ -272,12 +278,56 @@ class _Check:
             feeds["total"] = np.asarray(rows, np.int32)
             if takes_positions:
                 feeds["positions"] = np.arange(rows, dtype=np.int64)[None]
+            fused = feeds[x].reshape(rows, heads + gates, size)
+            own = range(part.num_heads, part.num_heads + gates)
             apart = heads_of(
-                feeds[x].reshape(rows, heads, size), part, tables,
+                np.delete(fused, own, axis=1), part, tables,
                 norms=norms, epsilon=self._spec.norm_epsilon,
             )  # fmt: skip
-            wanted.append(apart.attend(0, rows, part)[None])
+            attended = apart.attend(0, rows, part)
+            if gates:
+                attended = attended / (1 + np.exp(-fused[:, own].reshape(rows, -1)))
+            wanted.append(attended[None])
         self._attended.add(self._output(value, f"rope and attention (layer {layer})", wanted))
+
+    def linear_attention(self, layer: int, part: LinearAttention) -> None:
+        """From a state that is not empty."""
+        graph, prefix = self._graph, f"layers.{layer}."
+        values = part.num_value_heads * part.value_size
+        mixed = self._input(f"linear.{layer}", part.channels + values)
+        gates = self._input(f"linear_gates.{layer}", 2 * part.num_value_heads)
+        names = ("linear_convolution", "linear_decay_bias", "linear_decay_rate", "linear_scale")
+        arrays = [self._arrays.read(f"{prefix}{name}") for name in names]
+        convolution, decay_bias, decay_rate, scale = arrays
+        past: list[Array] = []
+        inputs = []
+        for name, shape in zip(("channels", "state"), part.state_shapes, strict=True):
+            past.append(self._random.standard_normal(shape, dtype=np.float32))
+            inputs.append(graph.input(f"{name}.{layer}", np.float32, [1, *shape]))
+            for feeds in self._feeds:
+                feeds[inputs[-1]] = past[-1][None]
+        weights = [
+            graph.weight(f"{prefix}{name}", array)
+            for name, array in zip(names, arrays, strict=True)
+        ]
+        value, *_present = linear_attention(
+            graph, mixed, gates, (inputs[0], inputs[1]), LinearWeights(*weights),
+            key_heads=part.num_key_heads, value_heads=part.num_value_heads,
+            key_size=part.key_size, value_size=part.value_size, convolution=part.convolution,
+            epsilon=self._spec.norm_epsilon,
+        )  # fmt: skip
+        wanted = []
+        for feeds in self._feeds:
+            channels, gate = np.split(feeds[mixed][0], [part.channels], axis=-1)
+            decay, beta = np.split(feeds[gates][0], 2, axis=-1)
+            output, _past = linear_reference(
+                channels, gate, decay, beta, past=(past[0], past[1]),
+                convolution=convolution.reshape(part.channels, -1), decay_bias=decay_bias,
+                decay_rate=decay_rate, scale=scale, key_heads=part.num_key_heads,
+                key_size=part.key_size, epsilon=self._spec.norm_epsilon,
+            )  # fmt: skip
+            wanted.append(output[None])
+        self._attended.add(self._output(value, f"linear attention (layer {layer})", wanted))
 
     def _input(self, name: str, width: int, *, padding: int = 0) -> str:
         """Normal numbers [1, rows, padding + width], the padding zeros."""

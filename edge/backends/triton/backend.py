@@ -102,6 +102,8 @@ class TritonBackend:
     ) -> TritonProgram:
         """Raises RequestError where the kernels compute wrongly, and for parts without one."""
         missing = sorted({part.kind for kind in spec.kinds for part in kind.parts} - PART_KINDS)
+        if any(each.output_gate for each in spec.attentions.values()):
+            missing.append("gates of attention")
         if missing:
             raise RequestError(
                 f"a GPU peer has no kernel for {', '.join(missing)}, which this model has; start "

@@ -104,7 +104,7 @@ class ShardOperators:
             activations=activations,
             tables={
                 mixer.rotary: _tables(mixer.rotary, context_tokens, device)
-                for mixer in layout.mixers.values()
+                for mixer in layout.attentions.values()
             },
             product=self._layer_product,
         )

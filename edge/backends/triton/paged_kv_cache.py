@@ -70,7 +70,7 @@ class BlockCache:
         self._blocks: dict[int, list[int]] = {}
         """By slot."""
         self._lengths: dict[int, int] = {}
-        mixers = layout.mixers
+        mixers = layout.attentions
         heads = [(each.num_kv_heads, each.head_size) for each in mixers.values()]
         self._wholes = [
             self._tensors(heads.count(each), *each, bits, dtype) for each in dict.fromkeys(heads)
@@ -121,6 +121,12 @@ class BlockCache:
             context_tokens=limits.context_tokens,
         )
         """What a tier must keep of one request."""
+
+    can_cut = True
+
+    def states(self, first: int, count: int) -> list[NDArray[np.float32]]:
+        """None: parts that have some are refused."""
+        return []
 
     @property
     def is_spread(self) -> bool:

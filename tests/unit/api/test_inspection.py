@@ -20,6 +20,7 @@ from edge.api.inspection import Inspection, describe, inspect
 from edge.memory.baseline import USUAL_FLOOR_BYTES
 from edge.memory.model_sizes import model_facts
 from edge.memory.shard_memory import most_overhead
+from edge.models.attention import Attention
 from edge.offload import GgufFile, SafetensorsFile
 from edge.partition import Plan, Stage, Workload, memory_use
 from edge.partition.plan.shard import whole_shard
@@ -54,19 +55,20 @@ def test_a_folder_of_each_family(name: str, tiny_checkpoint: Make) -> None:
     assert found.context_tokens == found.default_context_tokens == 512
     assert found.tied_embeddings == (name == "qwen3")
     assert found.num_layers == 4
+    mixers = [each.mixer for each in spec.kinds if isinstance(each.mixer, Attention)]
     assert [replace_layers(kind) for kind in found.layers] == [
         (
-            each.mixer.num_heads,
-            each.mixer.num_kv_heads,
-            each.mixer.head_size,
-            each.feed_forward.columns,
-            each.mixer.window,
-            each.mixer.qkv_bias,
-            each.mixer.output_bias,
-            each.feed_forward.bias,
-            each.mixer.query_key_norm,
+            mixer.num_heads,
+            mixer.num_kv_heads,
+            mixer.head_size,
+            kind.feed_forward.columns,
+            mixer.window,
+            mixer.qkv_bias,
+            mixer.output_bias,
+            kind.feed_forward.bias,
+            mixer.query_key_norm,
         )
-        for each in spec.kinds
+        for kind, mixer in zip(spec.kinds, mixers, strict=True)
     ]
     (stored,) = found.stored
     assert (stored.type, stored.tensors) == ("F32", len(weights))
@@ -78,7 +80,15 @@ def test_a_folder_of_each_family(name: str, tiny_checkpoint: Make) -> None:
 
 
 def replace_layers(kind: inspection.LayerKind) -> tuple[Any, ...]:
-    return tuple(getattr(kind, name) for name in inspection.LayerKind.__slots__[1:])
+    return tuple(getattr(kind, name) for name in inspection.LayerKind.__slots__[1:-1])
+
+
+def test_layers_of_linear_attention(tiny_checkpoint: Make) -> None:
+    found = inspect(tiny_checkpoint("qwen3_5").path)
+    linear, attention = found.layers
+    assert (linear.layers, linear.is_linear) == ((0, 1, 3), True)
+    assert (linear.num_heads, linear.num_kv_heads, linear.head_size) == (10, 5, 20)
+    assert (attention.layers, attention.is_linear) == ((2,), False)
 
 
 def test_layers_of_two_kinds_and_scaled_positions(tiny_checkpoint: Make) -> None:

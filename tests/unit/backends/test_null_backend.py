@@ -118,7 +118,7 @@ def test_a_key_or_value_that_is_lost_changes_the_reply(broken: str) -> None:
     """Of any head, in any layer."""
     with group("memory", 1) as (alone,):
         for layer in range(SPEC.num_layers):
-            for head in range(SPEC.layer(layer).mixer.num_kv_heads):
+            for head in range(SPEC.attentions[layer].num_kv_heads):
                 program = load("solo", stage=0, rank=0)
                 program.forward(step(0, PROMPT), None, alone)
                 rows = program.rows("r", 0, len(PROMPT))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,6 +13,7 @@ from edge.backends.interface import ShardWeights
 from edge.backends.triton.backend import open_backend
 from edge.errors import RequestError
 from edge.models.families import read_family
+from edge.models.spec import by_kind
 from edge.protocol.step import StepLimits
 from edge.weights.formats import weight_format
 from edge.weights.layout import whole_layout
@@ -28,11 +30,32 @@ MIXTRAL: dict[str, Any] = {
 }
 
 
-def test_experts() -> None:
-    _family, spec = read_family(MIXTRAL, source="config.json")
+QWEN: dict[str, Any] = {
+    **MIXTRAL,
+    "model_type": "qwen3_5_text",
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+}
+
+
+@pytest.mark.parametrize(("config", "part"), [(MIXTRAL, "experts"), (QWEN, "linear_attention")])
+def test_parts_without_kernels(config: dict[str, Any], part: str) -> None:
+    _family, spec = read_family(config, source="config.json")
     weights = cast(ShardWeights, SimpleNamespace(path=Path("nowhere")))
     limits = StepLimits(context_tokens=8, chunk_tokens=8, requests=1, cached_tokens=8)
-    with pytest.raises(RequestError, match=r"no kernel for experts.* --backend ort"):
+    with pytest.raises(RequestError, match=f"no kernel for {part}, .* --backend ort"):
         open_backend(threads=1).load(
             spec, whole_layout(spec), weights, weight_format(spec, "float32"), limits=limits
+        )
+
+
+def test_attention_with_gates() -> None:
+    """Also of a shard that has no linear attention."""
+    _family, spec = read_family(QWEN, source="config.json")
+    alone = replace(spec, **by_kind([spec.layer(3)]))
+    weights = cast(ShardWeights, SimpleNamespace(path=Path("nowhere")))
+    limits = StepLimits(context_tokens=8, chunk_tokens=8, requests=1, cached_tokens=8)
+    with pytest.raises(RequestError, match=r"no kernel for gates of attention, .* --backend ort"):
+        open_backend(threads=1).load(
+            alone, whole_layout(alone), weights, weight_format(alone, "float32"), limits=limits
         )

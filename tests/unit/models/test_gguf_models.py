@@ -50,7 +50,7 @@ def test_every_family_is_described_as_by_its_own_file(name: str, tmp_path: Path)
     write_gguf(tmp_path / "it.gguf", made.path, kind=Type.F16)
     with Checkpoint.open(tmp_path / "it.gguf") as opened:
         found = opened.spec
-    mixer, expected = found.layer(0).mixer, made.spec.layer(0).mixer
+    mixer, expected = found.attention, made.spec.attention
     np.testing.assert_allclose(
         mixer.rotary.inverse_frequencies, expected.rotary.inverse_frequencies, rtol=2e-7
     )
@@ -71,22 +71,22 @@ def test_every_family_is_described_as_by_its_own_file(name: str, tmp_path: Path)
 def test_sizes_that_the_file_need_not_say() -> None:
     spec = described("llama.vocab_size", "llama.rope.dimension_count", "llama.rope.freq_base")
     assert spec.vocab_size == 3
-    assert spec.layer(0).mixer.head_size == 4
+    assert spec.attention.head_size == 4
     assert spec.norm_epsilon == 1e-5
     assert spec.tied_embeddings
     assert not described(shapes={**SHAPES, "output.weight": (290, 8)}).tied_embeddings
     alike = described(attention__head_count=np.array([2, 2], np.int32))
-    assert alike.layer(0).mixer.num_heads == 2
+    assert alike.attention.num_heads == 2
 
 
 def test_linear_scaling_by_its_new_key_and_by_its_old_one() -> None:
-    plain = described().layer(0).mixer.rotary.inverse_frequencies
-    assert described(rope__scaling__type="none").layer(0).mixer.rotary.inverse_frequencies == plain
+    plain = described().attention.rotary.inverse_frequencies
+    assert described(rope__scaling__type="none").attention.rotary.inverse_frequencies == plain
     for changes in (
         {"rope__scaling__type": "linear", "rope__scaling__factor": 4.0},
         {"rope__scale_linear": 4.0},
     ):
-        found = described(**changes).layer(0).mixer.rotary.inverse_frequencies
+        found = described(**changes).attention.rotary.inverse_frequencies
         np.testing.assert_allclose(found, np.array(plain) / 4)
 
 
@@ -94,21 +94,17 @@ def test_yarn_scaling() -> None:
     """Its gain over the usual one is a key of its own."""
     scaling = {"type": "yarn", "factor": 4.0, "original_context_length": 16}
     keys = {f"rope__scaling__{key}": value for key, value in scaling.items()}
-    found = described(**keys).layer(0).mixer.rotary
-    assert found.inverse_frequencies != described().layer(0).mixer.rotary.inverse_frequencies
+    found = described(**keys).attention.rotary
+    assert found.inverse_frequencies != described().attention.rotary.inverse_frequencies
     assert found.scale == pytest.approx(1 + 0.1 * np.log(4))
-    more = described(**keys, rope__scaling__attn_factor=2.0).layer(0).mixer.rotary
+    more = described(**keys, rope__scaling__attn_factor=2.0).attention.rotary
     assert more.scale == pytest.approx(2 * found.scale)
     assert more.inverse_frequencies == found.inverse_frequencies
 
 
 def test_divisors_of_frequencies() -> None:
-    plain = described().layer(0).mixer.rotary.inverse_frequencies
-    found = (
-        described(factors=np.array([1.0, 8.0], np.float32))
-        .layer(0)
-        .mixer.rotary.inverse_frequencies
-    )
+    plain = described().attention.rotary.inverse_frequencies
+    found = described(factors=np.array([1.0, 8.0], np.float32)).attention.rotary.inverse_frequencies
     np.testing.assert_allclose(found, np.array(plain) / [1, 8])
     for wrong in ([1.0], [1.0, 0.0], [1.0, np.nan], [1.0, -8.0]):
         with pytest.raises(CheckpointError, match="factors must be 2 positive numbers"):

@@ -13,6 +13,7 @@ import transformers
 
 from edge.errors import CheckpointError
 from edge.models.families import FAMILIES, read_family
+from edge.models.linear_attention import LinearAttention
 from edge.models.parts import MAX_SIZE
 from edge.models.rotary import Rotary
 from edge.models.spec import ModelSpec, tensor_shapes
@@ -148,11 +149,11 @@ def test_frequencies_equal_those_of_transformers(model_type: str, rope: dict[str
     np.testing.assert_allclose(found, rotary.inv_freq.numpy(), rtol=1e-6)
 
 
-WITH_EXPERTS = ("mixtral", "qwen3_moe")
-"""Modules of theirs have other names than files; end-to-end tests open such files."""
+OTHER_MODULES = ("mixtral", "qwen3_moe", "qwen3_5_text")
+"""Modules of theirs have other names than files, or parts; end-to-end tests open such files."""
 
 
-@pytest.mark.parametrize("model_type", [name for name in FAMILIES if name not in WITH_EXPERTS])
+@pytest.mark.parametrize("model_type", [name for name in FAMILIES if name not in OTHER_MODULES])
 def test_tensor_names_are_those_of_transformers(model_type: str) -> None:
     config = hub.AutoConfig.for_model(
         model_type, **SIZES, head_dim=8, attention_bias=True, mlp_bias=True
@@ -205,6 +206,26 @@ def test_which_layers_have_experts() -> None:
     assert shapes["layers.0.down.weight"] == (64, 90)
 
 
+def test_which_layers_are_linear_attention() -> None:
+    spec = describe("qwen3_5_text", num_hidden_layers=8, linear_num_value_heads=48)
+    assert [spec.layer(n).mixer.kind for n in range(8)] == 2 * (
+        3 * ["linear_attention"] + ["attention"]
+    )
+    assert ModelSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+    assert (spec.attention.head_size, spec.attention.rotary.turned_elements) == (256, 64)
+    shapes = tensor_shapes(spec)
+    assert shapes["layers.3.query.weight"][0] == 2 * spec.attention.num_heads * 256
+    assert shapes["layers.0.linear_convolution"] == (16 * 128 * 2 + 48 * 128, 1, 4)
+    linear = spec.layer(0).mixer
+    assert isinstance(linear, LinearAttention)
+    part = linear.of_units(range(3, 8))
+    assert part is not None
+    assert part.state_shapes == ((3, 5 * 128 * 2 + 15 * 128), (15, 128, 128))
+    assert 5 * linear.state_values == 16 * part.state_values
+    every_other = describe("qwen3_5_text", num_hidden_layers=4, full_attention_interval=2)
+    assert list(every_other.attentions) == [1, 3]
+
+
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
@@ -220,6 +241,24 @@ def test_which_layers_have_experts() -> None:
         (
             {"model_type": "qwen3_moe", **EXPERTS, "mlp_only_layers": ["1"]},
             "mlp_only_layers must be a list",
+        ),
+        ({"model_type": "qwen3_5_moe"}, "the nearest is qwen3_5_text, which lacks experts"),
+        (
+            {"model_type": "qwen3_5_text", "layer_types": ["linear_attention", "x"]},
+            "layer_types must name one of ['linear_attention', 'full_attention']",
+        ),
+        (
+            {"model_type": "qwen3_5_text", "full_attention_interval": 100},
+            "linear attention alone is not computed",
+        ),
+        ({"model_type": "qwen3_5_text", "hidden_act": "gelu"}, "hidden_act must be silu"),
+        (
+            {"model_type": "qwen3_5_text", "linear_num_value_heads": 17},
+            "num_value_heads (17) must be a multiple of num_key_heads (16)",
+        ),
+        (
+            {"model_type": "qwen3_5_text", "linear_conv_kernel_dim": 65},
+            "a convolution sees 2 to 64 tokens",
         ),
         ({"model_type": "lama"}, "llama is called nearly the same; it runs gemma2"),
         ({"model_type": "mistral3", "text_config": [1]}, "text_config must be an object"),

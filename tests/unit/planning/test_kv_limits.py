@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from edge.errors import CapacityError
 from edge.memory.model_sizes import model_facts
+from edge.memory.step_memory import state_bytes
+from edge.models.linear_attention import LinearAttention
 from edge.partition import ClusterSpec, Plan, Shard, Stage, Workload, memory_use
 from edge.planning.kv_limits import kv_limits, longest_tokens, with_kv_memory, with_less_kv_memory
-from edge.planning.load_options import LoadOptions
+from edge.planning.load_options import STATES_AT_ONCE, LoadOptions
 from edge.protocol.peer_info import PeerInfo
 from edge.protocol.step import StepLimits
+from edge.weights.layout import shard_layout
+from tests.support.checkpoints import TinyCheckpoint
 from tests.support.formats import uniform_format
 from tests.support.peer_infos import peer_info
+from tests.support.plans import make_plan
 from tests.support.specs import plain_spec, shape
+
+Make = Callable[..., TinyCheckpoint]
 
 SPEC = plain_spec()
 FORMAT = uniform_format("float32", 32, "fast")
@@ -119,3 +128,31 @@ def test_less_is_tried_where_all_have_a_disk() -> None:
     tried = with_less_kv_memory(options, SPEC, [peer("a", kv_disk=1), peer("b", kv_disk=1)])
     assert [each.kv_tokens for each in tried] == [400, 200, 100]
     assert not list(with_less_kv_memory(options, SPEC, [peer("a", kv_disk=1), peer("b")]))
+
+
+def test_states_take_memory_before_tokens_do(tiny_checkpoint: Make) -> None:
+    """Of as many requests as may be under way; each part of the heads has its part of them."""
+    spec = tiny_checkpoint("qwen3_5").spec
+    wished = LoadOptions(context_tokens=64, concurrency=2).limits(spec)
+    assert wished.requests == STATES_AT_ONCE
+    assert LoadOptions(context_tokens=64, concurrency=9).limits(spec).requests == 9
+    facts = model_facts(spec, FORMAT, name="qwen3_5", embedding_itemsize=4)
+    linear = spec.layer(0).mixer
+    assert isinstance(linear, LinearAttention)
+    workload = Workload(prompt_tokens=1, output_tokens=0, states=wished.requests)
+    plan = make_plan(spec, "tensor_3", model="qwen3_5", devices="abc")
+    uses = memory_use(plan, facts, workload)
+    states = wished.requests * 3 * 4 * linear.state_values
+    assert sum(each.state_bytes for each in uses.values()) == states
+    layouts = [shard_layout(spec, plan, stage=0, rank=rank) for rank in range(3)]
+    counted = [wished.requests * state_bytes(layout) for layout in layouts]
+    assert counted == [each.state_bytes for each in uses.values()]
+
+    solo = make_plan(spec, "solo", model="qwen3_5", devices="a")
+    token_bytes = facts.kinds[1].token_bytes
+    tight = peer("a", kv_memory=states + 100 * token_bytes, kv_disk=states + 40 * token_bytes)
+    cluster = ClusterSpec(devices=(tight.device(buffer_bytes=0),))
+    found = kv_limits(wished, solo, facts, cluster, [tight])
+    assert (found.cached_tokens, found.disk_tokens) == (100, 40)
+    options = LoadOptions(context_tokens=64, concurrency=2)
+    assert with_kv_memory(options, spec, facts, [tight]).kv_tokens == 100

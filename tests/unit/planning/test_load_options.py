@@ -10,7 +10,11 @@ import pytest
 from edge.errors import RequestError
 from edge.models.spec import ModelSpec
 from edge.partition import Workload
-from edge.planning.load_options import DEFAULT_CONTEXT_TOKENS, LoadOptions
+from edge.planning.load_options import (
+    DEFAULT_CONTEXT_TOKENS,
+    MAX_REQUESTS_AT_ONCE,
+    LoadOptions,
+)
 from tests.support.specs import plain_spec
 
 
@@ -43,7 +47,7 @@ def test_memory_is_kept_for_the_context_whatever_the_workload() -> None:
     wished = Workload(prompt_tokens=20, output_tokens=10, concurrency=3)
     options = LoadOptions(context_tokens=64, concurrency=2, workload=wished)
     planned = options.planned_workload(spec(100))
-    assert planned == replace(wished, reserved_tokens=128)
+    assert planned == replace(wished, reserved_tokens=128, states=MAX_REQUESTS_AT_ONCE)
     assert planned.cached_tokens == 128
 
 

@@ -118,7 +118,7 @@ def test_a_text_part_that_leaves_out_what_is_usual_is_that_of_transformers(
     config: Any = transformers.AutoConfig.for_model(text)
     values = {"model_type": name, "text_config": {"model_type": text}}
     spec = read_family(values, source="here")[1]
-    mixer, feed_forward = spec.kinds[0].mixer, spec.kinds[0].feed_forward
+    mixer, feed_forward = spec.attention, spec.kinds[0].feed_forward
     assert spec.vocab_size == config.vocab_size
     assert spec.hidden_size == config.hidden_size
     assert spec.num_layers == config.num_hidden_layers

@@ -9,6 +9,7 @@ import pytest
 
 from edge.kernels.kv_cache.cache_size import cache_head_size
 from edge.memory.model_sizes import model_facts
+from edge.models.attention import Attention
 from edge.models.parts import MatrixSlice
 from edge.models.spec import ModelSpec, tensor_shapes
 from edge.partition import Plan, Shard, Stage, kv_heads
@@ -94,6 +95,7 @@ def test_kv_heads_go_along_with_the_query_heads_that_read_them(name: str) -> Non
     for number, stage in enumerate(plan.stages):
         for layout, shard in zip(stage_layouts(plan, number), stage.slices, strict=True):
             (mixer,) = {each.mixer for each in layout.local}
+            assert mixer is None or isinstance(mixer, Attention)
             assert (mixer.num_heads if mixer else 0) == len(shard.heads)
             whole = shape(SPEC)
             local = kv_heads(shard.heads, whole.num_heads, whole.num_kv_heads)
@@ -123,7 +125,7 @@ def test_query_then_keys_then_values_in_one_matrix() -> None:
     """Heads 1..5 of 6 straddle the groups of two, so each comes with a KV head of its own."""
     layout = one_shard(heads=range(1, 5))
     mixer = layout.local[0].mixer
-    assert mixer is not None
+    assert isinstance(mixer, Attention)
     assert mixer.num_kv_heads == 4
     rows = [range(0, 4), range(4, 8), range(4, 8), range(8, 12)]
     expected = (
@@ -224,7 +226,7 @@ def test_heads_that_are_normed_together_are_one_unit() -> None:
     spec = changed(SPEC, query_key_norm=False, joint_norm=True)
     facts = model_facts(spec, uniform_format("float32"), name="m", embedding_itemsize=4)
     (kind,) = facts.kinds
-    mixer = spec.kinds[0].mixer
+    mixer = spec.attention
     assert (kind.num_heads, kind.num_kv_heads, kind.heads_per_unit) == (1, 1, mixer.num_heads)
     assert kind.token_bytes == 2 * 4 * mixer.num_kv_heads * cache_head_size(mixer.head_size)
     plan = make_plan(spec, "tensor_3", model="m")
