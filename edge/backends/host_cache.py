@@ -25,7 +25,8 @@ class HostCache:
         dtype = cache_row(1, bits)[0]
         self.pool = KVPool(
             layers=[(count, elements) for count, (_, elements) in zip(heads, rows, strict=True)],
-            slots=limits.caches,
+            # A state takes its memory at once: it is counted for so many, and nobody's is kept.
+            slots=limits.requests if states else limits.caches,
             context_tokens=limits.context_tokens,
             dtype=dtype,
             states=[shape for each in states.values() for shape in each.state_shapes],
