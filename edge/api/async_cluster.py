@@ -28,6 +28,7 @@ from edge.api.progress_bars import progress_bars
 from edge.api.quality import Quality, QualityOptions, measure_quality
 from edge.api.quantizing import Quantized, QuantizeOptions, quantize_model
 from edge.api.reloading import Reloading
+from edge.api.standing_by import StandingBy
 from edge.concurrency.blocking import run_blocking, uninterrupted
 from edge.coordinator.journal import KeptLoad
 from edge.coordinator.lasting_model import LastingModel
@@ -42,7 +43,6 @@ from edge.errors import (
 )
 from edge.host.cache_paths import cache_root
 from edge.host.free_memory import parse_size
-from edge.host.identity import host_id
 from edge.membership.membership import Membership
 from edge.membership.own import OwnMembership
 from edge.membership.presence import Presences
@@ -50,8 +50,6 @@ from edge.membership.store import MembershipStore, config_root
 from edge.option_fields import with_overrides
 from edge.planning.cluster_profile import set_up_like
 from edge.planning.forecast import Forecast
-from edge.planning.kv_copies import kv_copies
-from edge.planning.kv_limits import kv_limits
 from edge.planning.load_options import LoadOptions, LoadOverrides
 from edge.planning.proposal import Proposal
 from edge.planning.propose import Measure, forget_measured, measured_proposal
@@ -243,8 +241,6 @@ class AsyncCluster:
                 options, proposal = await _as_before(propose, asked, peers, resumes)
                 if options.stream == "auto" and proposal.streaming is not None:
                     _log.warning('%s; stream="off" refuses instead', proposal.streaming)
-                wished = options.limits(checkpoint.spec)
-                limits = kv_limits(wished, proposal.plan, proposal.model, proposal.cluster, peers)
                 forecast = Forecast(proposal)
                 lease = Lease() if resumes is None else resumes.lease
                 known = {peer.id: peer for peer in peers}
@@ -259,29 +255,17 @@ class AsyncCluster:
                     peers=known,
                     lease=lease,
                 )
+                bringing = reload.bringing(checkpoint, proposal, peers, on_progress)
                 # What was summed up of a model's inputs is lost with a peer.
-                lasting = LastingModel(None if limits.observes else reload)
-                loaded = await load_model(
-                    checkpoint,
-                    peers,
-                    proposal.plan,
-                    options,
-                    limits=limits,
-                    wire_rules=proposal.wire_rules,
-                    cache_root=cache_root(),
-                    on_progress=on_progress,
-                    on_end=lasting.ended,
-                    lease=lease,
-                    copies_kv=kv_copies(
-                        options.standby, proposal.plan, proposal.cluster, here=host_id()
-                    ),
-                    expected=proposal.expected_steps(limits.context_tokens),
-                )
+                lasting = LastingModel(None if bringing.limits.observes else reload)
+                loaded = await load_model(bringing, peers, on_end=lasting.ended)
                 reload.manifests = loaded.manifests
                 lasting.begin(loaded)
-            joining = None
-            if options.replan == "auto" and not limits.observes:
-                joining = Joining(self._candidates, reload, lasting)
+            attendants: list[Joining | StandingBy] = []
+            if options.replan == "auto" and not bringing.limits.observes:
+                attendants.append(Joining(self._candidates, reload, lasting))
+            if options.standby == "kv" and not bringing.limits.observes:
+                attendants.append(StandingBy(reload, lasting))
             model = AsyncModel(
                 HeldModel(
                     loaded=lasting,
@@ -289,7 +273,7 @@ class AsyncCluster:
                     name=checkpoint.name,
                     vocab_size=checkpoint.spec.vocab_size,
                     hidden_size=checkpoint.spec.hidden_size,
-                    context_tokens=limits.context_tokens,
+                    context_tokens=bringing.limits.context_tokens,
                     end_ids=checkpoint.end_ids,
                     sampling=checkpoint.sampling,
                     tokenizer=tokenizer,
@@ -305,13 +289,13 @@ class AsyncCluster:
                         checkpoint.path,
                         checkpoint.store.fingerprint,
                         asked,
-                        context_tokens=limits.context_tokens,
+                        context_tokens=bringing.limits.context_tokens,
                         plan=proposal.plan,
                         names={peer.id: peer.name for peer in peers},
                     ),
                     lease=lease,
                     replies=kept_replies(),
-                    joining=joining,
+                    attendants=tuple(attendants),
                 )
             )
             self._models.append(model)

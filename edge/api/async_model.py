@@ -18,6 +18,7 @@ from edge.api.joining import Joining
 from edge.api.kept_reply import KeptReply
 from edge.api.reply import AsyncReplyStream, BeginReply, Keep, Reply, ReplyUnderWay, evaluate
 from edge.api.scoring import Score, score_of
+from edge.api.standing_by import StandingBy
 from edge.concurrency.blocking import run_blocking
 from edge.coordinator.generation import GenerationRequest
 from edge.coordinator.journal import Asked, Journal, KeptLoad, KeptRequest, Reading
@@ -84,8 +85,8 @@ class HeldModel:
     """That it is loaded under."""
     replies: KeptReplies
     """Where journals are."""
-    joining: Joining | None
-    """What looks for peers that join; None where nobody does."""
+    attendants: tuple[Joining | StandingBy, ...]
+    """What goes on beside its replies."""
 
 
 class DescribedModel:
@@ -539,8 +540,8 @@ class AsyncModel(DescribedModel):
     async def aclose(self) -> None:
         """Free the model on its peers; replies under way end with RequestError. May be repeated."""
         try:
-            if self._held.joining is not None:
-                await self._held.joining.aclose()
+            for attendant in self._held.attendants:
+                await attendant.aclose()
             await self._held.loaded.aclose()
         finally:
             if self._held.tokenizer is not None:

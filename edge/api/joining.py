@@ -198,11 +198,8 @@ class Joining:
         new = [peer.name for peer in peers if peer.id not in self._planned.plan.devices]
         names = [name for name in new if name in _names(peers, proposal)]
         await ship_ahead(
-            checkpoint,
+            self._reloading.bringing(checkpoint, proposal, peers),
             {peer.id: peer for peer in peers},
-            proposal.plan,
-            self._reloading.options,
-            cache_root=cache_root(),
         )
         if self._reloading.forecast.proposal is not self._planned:
             return  # a device was lost meanwhile

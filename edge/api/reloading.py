@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from edge.concurrency.blocking import run_blocking
+from edge.coordinator.bringing import Bringing
 from edge.coordinator.loaded_model import LoadedModel
 from edge.coordinator.loading import ShareRefusedError, load_model
 from edge.coordinator.requests import OnEnd
@@ -29,7 +30,7 @@ from edge.planning.kv_limits import kv_limits
 from edge.planning.load_options import LoadOptions
 from edge.planning.proposal import Proposal
 from edge.planning.repairing import repaired_proposal
-from edge.progress import ignore_progress
+from edge.progress import OnProgress, ignore_progress
 from edge.protocol.lease import Lease
 from edge.protocol.peer_info import (
     PeerInfo,
@@ -84,6 +85,8 @@ class Reloading:
     lease: Lease
     manifests: Mapping[Seat, str] = field(default_factory=dict)
     """Of the plan that runs, or ran last: the digest of each shard's weights."""
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """It was loaded anew."""
     came_back: tuple[PeerInfo, ...] = ()
     """Devices that count as lost, and answered when they were last asked."""
 
@@ -131,20 +134,21 @@ class Reloading:
     async def _load(
         self, lost: Collection[str], refused: Collection[str], on_end: OnEnd
     ) -> LoadedModel:
-        living = await self._living(lost, self.candidates())
+        living, kept = await asyncio.gather(
+            self._living(lost, self.candidates()), self.cached(self.candidates())
+        )
         peers = [peer for peer in living if peer.id not in refused]
         if not peers:
             raise NoPeersError("no device that is left has room for the model")
         async with self.opened() as checkpoint:
             before = self.forecast.proposal
-            cached = await self._cached(peers)
             proposal = await repaired_proposal(
                 checkpoint,
                 peers,
                 self.options,
                 before=before,
                 lost=set(before.plan.devices) - {peer.id for peer in peers},
-                cached=cached,
+                cached={peer.id: kept[peer.id] for peer in peers},
             )
             return await self._loaded(checkpoint, proposal, peers, living, on_end)
 
@@ -172,6 +176,36 @@ class Reloading:
                 )
             yield checkpoint
 
+    def bringing(
+        self,
+        checkpoint: Checkpoint,
+        proposal: Proposal,
+        peers: Sequence[PeerInfo],
+        tell: OnProgress = ignore_progress,
+    ) -> Bringing:
+        """How the shards of this plan come onto its peers, of which these are there.
+
+        Raises CapacityError where the longest context has room nowhere.
+        """
+        wished = self.options.limits(checkpoint.spec)
+        plan = proposal.plan
+        return Bringing(
+            checkpoint=checkpoint,
+            plan=plan,
+            options=self.options,
+            weight_format=self.options.weight_format(checkpoint),
+            limits=kv_limits(wished, plan, proposal.model, proposal.cluster, peers),
+            wire_rules=proposal.wire_rules,
+            lease=self.lease,
+            cache_root=cache_root(),
+            # Those of tokens say nothing without the state behind them.
+            copies_kv="none"
+            if checkpoint.spec.has_states
+            else kv_copies(self.options.standby, plan, proposal.cluster, here=host_id()),
+            expected=proposal.expected_steps(wished.context_tokens),
+            tell=tell,
+        )
+
     async def _loaded(
         self,
         checkpoint: Checkpoint,
@@ -180,30 +214,16 @@ class Reloading:
         known: Sequence[PeerInfo],
         on_end: OnEnd,
     ) -> LoadedModel:
-        wished = self.options.limits(checkpoint.spec)
-        loaded = await load_model(
-            checkpoint,
-            peers,
-            proposal.plan,
-            self.options,
-            limits=kv_limits(wished, proposal.plan, proposal.model, proposal.cluster, peers),
-            wire_rules=proposal.wire_rules,
-            cache_root=cache_root(),
-            on_progress=ignore_progress,
-            on_end=on_end,
-            lease=self.lease,
-            copies_kv=kv_copies(
-                self.options.standby, proposal.plan, proposal.cluster, here=host_id()
-            ),
-            expected=proposal.expected_steps(wished.context_tokens),
-        )
+        bringing = self.bringing(checkpoint, proposal, peers)
+        loaded = await load_model(bringing, peers, on_end=on_end)
         self.forecast.replace(proposal)
+        self.changed.set()
         self.manifests = loaded.manifests
         self.peers.clear()
         self.peers |= {peer.id: peer for peer in known}
         return loaded
 
-    async def _cached(self, peers: Sequence[PeerInfo]) -> dict[str, list[Seat]]:
+    async def cached(self, peers: Sequence[PeerInfo]) -> dict[str, list[Seat]]:
         """The seats whose weights they have on disk, as far as they say so at once."""
 
         async def kept(peer: PeerInfo) -> list[Seat]:

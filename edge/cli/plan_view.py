@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -61,8 +61,11 @@ def show_losses(proposal: Proposal, found: Sequence[Loss]) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def show_standby(proposal: Proposal, cost: CopiesCost) -> None:
-    """Print what copies of keys and values take of memory and of links."""
+def show_standby(
+    proposal: Proposal, cost: CopiesCost, ready: Mapping[str, int] | None = None
+) -> None:
+    """Print what copies of keys and values take of memory and of links; and what devices without a
+    part keep `ready`, in bytes by their ids."""
     what = {"none": "nothing", "answers": "an answer", "all": "a prompt or an answer"}[cost.copies]
     line = (
         f"Copies of keys and values: {format_size(sum(cost.token_bytes.values()))} for each token "
@@ -75,10 +78,15 @@ def show_standby(proposal: Proposal, cost: CopiesCost) -> None:
             for device, rate in cost.bytes_per_s.items()
         )
         line += f" At the predicted speed the links to this device carry {sent} for them."
+    for device, num_bytes in (ready or {}).items():
+        line += (
+            f" {proposal.cluster.device(device).name} keeps {format_size(num_bytes)} of weights "
+            "ready, as long as nothing else needs the memory."
+        )
     Console().print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def standby_as_json(cost: CopiesCost) -> dict[str, Any]:
+def standby_as_json(cost: CopiesCost, ready: Mapping[str, int] | None = None) -> dict[str, Any]:
     """By device, in plan order."""
     return {
         "token_bytes": dict(cost.token_bytes),
@@ -86,6 +94,7 @@ def standby_as_json(cost: CopiesCost) -> dict[str, Any]:
         "copies": cost.copies,
         "most_bytes": MOST_KEPT_KV_BYTES[cost.copies],
         "kept_tokens": cost.kept_tokens,
+        "ready_bytes": dict(ready or {}),
     }
 
 

@@ -22,6 +22,9 @@ from edge.transport.frame import Buffer
 COPIED_TOKENS = 8
 """Of a request, in one copy: a frame costs the same for one token and for several."""
 
+COPIED_AFTER_S = 0.05
+"""Then fewer are: what is not copied has to be computed again, in the time that it took."""
+
 MOST_UNSENT_BYTES = 4 << 20
 """Copies that wait to be sent, of all sessions of a coordinator. Where its link is slower than
 that, tokens are copied later."""
@@ -65,6 +68,8 @@ class KvCopies:
         self._room = room
         self._next: dict[str, int] = {}
         """By request, the first token that is not copied."""
+        self._copied_s: dict[str, float] = {}
+        """By request, when it was copied last."""
         self._restored: dict[str, int] = {}
         """Of requests that have not begun."""
 
@@ -75,38 +80,46 @@ class KvCopies:
     def forget(self, request: str) -> None:
         """The request is over; unknown ones are ignored."""
         self._next.pop(request, None)
+        self._copied_s.pop(request, None)
         self._restored.pop(request, None)
 
     def restored(self, request: str, last: int) -> None:
         """Who keeps the copies has them up to this token."""
         (self._next if request in self._next else self._restored)[request] = last
 
-    def take(self, step: Step, program: RowStorage) -> None:
-        """Copy what steps have left of answers, once that is enough; `KvRows` is reported."""
+    def take(self, step: Step, program: RowStorage, *, now_s: float) -> None:
+        """Copy what steps have left of answers, once that is enough, or has waited for long;
+        `KvRows` is reported."""
         for entry in step.entries:
-            while self._take_some(entry, program):
+            while self._take_some(entry, program, now_s):
                 pass
 
-    def _take_some(self, entry: StepEntry, program: RowStorage) -> bool:
+    def _take_some(self, entry: StepEntry, program: RowStorage, now_s: float) -> bool:
         """Whether there was enough to copy, and room."""
-        first = self._next.get(entry.request)
-        if first is None or entry.end - first < COPIED_TOKENS:
+        request = entry.request
+        first = self._next.get(request)
+        if first is None or entry.end <= first:
             return False
-        rows = program.rows(entry.request, first, first + COPIED_TOKENS)
+        tokens = min(COPIED_TOKENS, entry.end - first)
+        waits = now_s - self._copied_s.setdefault(request, now_s) < COPIED_AFTER_S
+        if tokens < COPIED_TOKENS and waits:
+            return False
+        rows = program.rows(request, first, first + tokens)
         if not rows:
             return False
         num_bytes = sum(each.nbytes for each in rows)
         if num_bytes > MOST_COPY_BYTES:
-            self.forget(entry.request)  # of a model this large it would cost too much
+            self.forget(request)  # of a model this large it would cost too much
             return False
         if not self._room.take(num_bytes):
             return False
-        self._next[entry.request] = first + COPIED_TOKENS
+        self._next[request] = first + tokens
+        self._copied_s[request] = now_s
         self._report(
             KvRows(
-                request=entry.request,
+                request=request,
                 first=first,
-                tokens=COPIED_TOKENS,
+                tokens=tokens,
                 rows=b"".join(each.tobytes() for each in rows),
             )
         )

@@ -225,7 +225,7 @@ class ShardEngine:
             self._thread.safe_point()
             for computed in self._runs.run(step, program):
                 if self._copies is not None and program.cache_digest:
-                    self._copies.take(computed, program)
+                    self._copies.take(computed, program, now_s=time.monotonic())
                 if self._prefixes is not None:
                     self._prefixes.keep(program)
                 self._thread.safe_point()

@@ -103,6 +103,9 @@ class Connection:
         self._mine: dict[str, HostedShard] = {}
         self._replaced: dict[str, RequestError] = {}
         """Why sessions have ended that another coordinator's came for."""
+        self._parked: list[str] = []
+        """What is kept ready for this coordinator, as long as it is there."""
+        self._is_gone = False
         self._kept = ExitStack()
         self._profiling = ProfilingCalls(resources)
         self._calls: dict[type[Call[Any]], Callable[[Any], Awaitable[object]]] = {
@@ -158,6 +161,9 @@ class Connection:
         for outcome in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(outcome, Exception) and not isinstance(outcome, transport.TransportError):
                 self._peer.failures.failed("serving a coordinator", outcome)
+        self._is_gone = True
+        for parked in self._parked:
+            self._peer.let_go(parked)
         async with AsyncExitStack() as stack:  # each of these whatever became of those before
             stack.callback(self._manifest_entries.give_back_all)
             stack.callback(self._offers.give_back_all)
@@ -656,9 +662,12 @@ class Connection:
         while len(self._replaced) > MAX_SESSIONS:
             del self._replaced[next(iter(self._replaced))]
         self._reports.put_nowait(Failed.of(replaced))
-        await uninterrupted(self._end_session(session, parks=True))
+        await uninterrupted(self._end_session(session, parks=True, is_asked=False))
 
-    async def _end_session(self, session: str, *, parks: bool = False) -> None:
+    async def _end_session(
+        self, session: str, *, parks: bool = False, is_asked: bool = True
+    ) -> None:
+        """parks: see `Close`. is_asked: by this coordinator, which may come for it."""
         hosted = self._mine.pop(session, None)
         if hosted is not None:
             key = hosted.assignment.key
@@ -669,12 +678,19 @@ class Connection:
                 self._peer.sessions.pop(key, None)
                 self._peer.leases.give_back(key)
                 self._shards.give_back()
-                if program is not None and not self._peer.park(
-                    self._user_id, hosted.assignment, program
-                ):
-                    await run_blocking(program.close)
+                if program is not None:
+                    await self._park(hosted.assignment, program, stays=is_asked)
                 self._peer.release(key)
                 self._peer.audit.ended(key)
+
+    async def _park(self, assignment: Assignment, program: StageProgram, *, stays: bool) -> None:
+        name = self._peer.park(self._user_id, assignment, program)
+        if name is None:
+            await run_blocking(program.close)
+        elif stays and not self._is_gone:
+            self._parked.append(name)
+        else:
+            self._peer.let_go(name)
 
 
 def _mapped(error: Exception) -> Exception:

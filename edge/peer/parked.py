@@ -51,14 +51,15 @@ class ParkedKey:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, kw_only=True, eq=False)
 class _Parked:
     key: ParkedKey
     program: StageProgram
     use: Use
     name: str
     """In the ledger."""
-    ends: asyncio.TimerHandle
+    ends: asyncio.TimerHandle | None = None
+    """None: as long as whoever parked it is there."""
 
 
 class Parked:
@@ -72,11 +73,18 @@ class Parked:
         self._closing: set[asyncio.Task[None]] = set()
 
     def park(self, key: ParkedKey, program: StageProgram, use: Use) -> str:
-        """For PARKED_S at most. The name that `use`, which is taken, is to have in the ledger."""
+        """Until PARKED_S after `let_go`. The name that `use`, which is taken, is to have in the
+        ledger."""
         name = f"{_PREFIX}{next(self._numbers)}"
-        ends = asyncio.get_running_loop().call_later(PARKED_S, self._expire, name)
-        self._parked.append(_Parked(key=key, program=program, use=use, name=name, ends=ends))
+        self._parked.append(_Parked(key=key, program=program, use=use, name=name))
         return name
+
+    def let_go(self, name: str) -> None:
+        """Whoever parked it is gone, and has PARKED_S to come for it; unknown ones are ignored."""
+        for each in self._parked:
+            if each.name == name and each.ends is None:
+                loop = asyncio.get_running_loop()
+                each.ends = loop.call_later(PARKED_S, self._expire, name)
 
     def take(self, key: ParkedKey | None) -> StageProgram | None:
         """One for this key; its memory is free, for the moment, in the ledger."""
@@ -102,7 +110,8 @@ class Parked:
         return ledger
 
     def _remove(self, parked: _Parked) -> None:
-        parked.ends.cancel()
+        if parked.ends is not None:
+            parked.ends.cancel()
         self._parked.remove(parked)
 
     def _expire(self, name: str) -> None:

@@ -253,13 +253,13 @@ class PeerResources:
         mine = {name for name, member in self._users.items() if member.id == user.id}
         return [use for name, use in uses.items() if name in mine]
 
-    def park(self, owner: str | None, assignment: Assignment, program: StageProgram) -> bool:
-        """Keep the program of a session that has ended for who loads the same again soon; its
-        memory is that of the session. False for one that is not to be kept."""
+    def park(self, owner: str | None, assignment: Assignment, program: StageProgram) -> str | None:
+        """Keep the program of a session that has ended for who loads the same again; its memory is
+        that of the session. What to name it when `let_go`; None for one that is not to be kept."""
         key = ParkedKey.of(owner, assignment)
         use = self.ledger.uses.get(assignment.key)
         if key is None or use is None or self.leaving.is_set():
-            return False
+            return None
         user = self._users.get(assignment.key)
         use = replace(use, kv_bytes=0)  # what was kept there is forgotten
         name = self._parked.park(key, program, use)
@@ -267,7 +267,11 @@ class PeerResources:
         self._ledger = self.ledger.with_use(name, use)
         if user is not None:
             self._users[name] = user
-        return True
+        return name
+
+    def let_go(self, parked: str) -> None:
+        """Whoever parked it is gone; it is kept for a moment yet."""
+        self._parked.let_go(parked)
 
     def parked(self, owner: str | None, assignment: Assignment) -> StageProgram | None:
         """One that was parked and is like this. Whoever takes it reserves its memory."""

@@ -159,13 +159,14 @@ class LoadOptions:
         "auto",
         help="What is kept on this device against the loss of another. auto: copies of the keys "
         "and values of answers, up to 128 MiB, where the network is fast; kv: also of prompts, up "
-        "to 1 GiB, over any network; none: answers are computed again.",
+        "to 1 GiB, over any network, and devices without a part keep the weights in memory that "
+        "they would take over; none: answers are computed again.",
     )
-    """Each peer sends what its layers keep of 8 tokens after the other: for each token 8 bytes for
-    each element of its keys, in every layer. With "auto" it does so on one machine, and where the
-    devices of the plan were measured to reach each other with 100 MB/s. Answers under way at a loss
-    then go on as soon as the model is loaded and their prompts are read; with "kv", as soon as it
-    is loaded."""
+    """Each peer sends what its layers keep of up to 8 tokens after the other: for each token 8
+    bytes for each element of its keys, in every layer. With "auto" it does so on one machine, and
+    where the devices of the plan were measured to reach each other with 100 MB/s. Answers under way
+    at a loss then go on as soon as the model is loaded and their prompts are read; with "kv", as
+    soon as it is loaded."""
 
     wait_for_peers_s: float = option(
         0.0,

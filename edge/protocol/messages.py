@@ -425,8 +425,9 @@ class Observed(Call[Gram]):
 class Close(Call[Done]):
     """Free everything of the session.
 
-    parks: whoever lost another shard of the plan loads this one again in a moment, perhaps: the
-    peer may keep it ready for that, as long as nothing else needs the memory.
+    parks: whoever lost another shard of the plan loads this one again, perhaps: the peer may keep
+    it ready for that, until a moment after this connection ends, as long as nothing else needs the
+    memory.
     """
 
     kind, limit_s = "close", 10.0

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from edge.backends.null.made_up import logits_after
+from edge.coordinator.bringing import Bringing
 from edge.coordinator.loaded_model import LoadedModel
 from edge.coordinator.loading import load_model
 from edge.coordinator.requests import Request
@@ -72,18 +73,18 @@ async def load(
     plan = bundled_plan(layout, devices=[peer.id for peer in peers])
     stages = len(plan.stages)
     with Checkpoint.open(MODEL) as checkpoint:
-        return await load_model(
-            checkpoint,
-            peers,
-            plan,
-            LoadOptions(dtype="int8"),
+        options = LoadOptions(dtype="int8")
+        bringing = Bringing(
+            checkpoint=checkpoint,
+            plan=plan,
+            options=options,
+            weight_format=options.weight_format(checkpoint),
             limits=limits,
             wire_rules=WireRules(sums=(WireRule(),) * stages, hops=(WireRule(),) * (stages - 1)),
-            cache_root=folder / "coordinator",
-            on_progress=lambda _event: None,
-            on_end=owner,
             lease=lease or Lease(),
+            cache_root=folder / "coordinator",
         )
+        return await load_model(bringing, peers, on_end=owner)
 
 
 def request(

@@ -23,6 +23,7 @@ from edge.planning.kv_copies import copies_cost
 from edge.planning.load_options import LoadOptions
 from edge.planning.losses import losses as what_losses_do
 from edge.planning.proposal import Proposal
+from edge.planning.standing_by import ready_bytes
 
 
 @click.command("plan", short_help="Show what would run where and how fast, without running it.")
@@ -93,13 +94,14 @@ def command(
             except CapacityError as error:
                 click.echo(f"Without the changes: {error}", err=True)
     copies = copies_cost(proposal, options.standby, here=host_id())
+    ready = ready_bytes(proposal, options) if options.standby == "kv" else {}
     if as_json:
         value = plan_as_json(proposal, explain=explain)
         if changes:
             value["changes"] = list(changes)
         if losses:
             value["losses"] = losses_as_json(what_losses_do(proposal, options))
-        value["standby"] = None if copies is None else standby_as_json(copies)
+        value["standby"] = None if copies is None else standby_as_json(copies, ready)
         click.echo(json.dumps(value, indent=2))
     else:
         show_plan(
@@ -109,6 +111,6 @@ def command(
             explain=explain,
         )
         if copies is not None:
-            show_standby(proposal, copies)
+            show_standby(proposal, copies, ready)
         if losses:
             show_losses(proposal, what_losses_do(proposal, options))

@@ -199,6 +199,9 @@ def test_what_copies_of_keys_and_values_take(capsys: pytest.CaptureFixture[str])
     assert "up to 1.0 GiB, which is 23,831 tokens" in said
     assert f"carry {8e-6 * first_per_s:.3g} Mbit/s from a and" in said
     assert standby_as_json(cost)["token_bytes"] == cost.token_bytes
+    show_standby(proposed, cost, {"01": 5 << 20})
+    assert "b keeps 5.0 MiB of weights ready" in capsys.readouterr().out
+    assert standby_as_json(cost, {"01": 5})["ready_bytes"] == {"01": 5}
 
     unknown = replace(proposed, choice=replace(proposed.choice, predicted=None))
     cost = copies_cost(unknown, "kv", here="here")

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from demos.bundled import MODEL
 from edge.backends.host_cache import HostCache
-from edge.engine.kv_copies import COPIED_TOKENS, CopyRoom, KvCopies, put_copy
+from edge.engine.kv_copies import COPIED_AFTER_S, COPIED_TOKENS, CopyRoom, KvCopies, put_copy
 from edge.errors import RequestError
 from edge.protocol.frame_codec import Event
 from edge.protocol.messages import KvRows
@@ -46,7 +46,7 @@ def computed(position: int) -> Step:
 
 def taken(copies: KvCopies, own: HostCache, last: int) -> None:
     for position in range(last):
-        copies.take(computed(position), own)
+        copies.take(computed(position), own, now_s=0.0)
 
 
 def test_an_answer_is_copied_piece_by_piece_and_put_elsewhere() -> None:
@@ -64,6 +64,16 @@ def test_an_answer_is_copied_piece_by_piece_and_put_elsewhere() -> None:
         assert np.array_equal(one, same)
 
 
+def test_of_slow_answers_fewer_tokens_are_copied_at_once() -> None:
+    own, told = storage(30), list[Event]()
+    copies = KvCopies(told.append, CopyRoom())
+    copies.begin("a", 5)
+    for position in range(12):
+        copies.take(computed(position), own, now_s=0.4 * COPIED_AFTER_S * position)
+    found = [(each.first, each.tokens) for each in told if isinstance(each, KvRows)]
+    assert found == [(5, 4), (9, 3)], "counted from the first token that may be copied"
+
+
 def test_what_waits_is_bounded_and_comes_later() -> None:
     own, told = storage(30), list[Event]()
     piece = sum(each.nbytes for each in _rows(own, 0, COPIED_TOKENS))
@@ -73,7 +83,7 @@ def test_what_waits_is_bounded_and_comes_later() -> None:
     taken(copies, own, 30)
     assert len(told) == 1
     room.give_back(piece)
-    copies.take(computed(29), own)
+    copies.take(computed(29), own, now_s=0.0)
     assert [each.first for each in told if isinstance(each, KvRows)] == [2, 2 + COPIED_TOKENS]
 
 

@@ -42,7 +42,7 @@ class Program:
 
 
 def with_a_parked_shard(
-    folder: Path, then: Callable[[PeerResources, Program], Awaitable[None]]
+    folder: Path, then: Callable[[PeerResources, Program, str], Awaitable[None]]
 ) -> Program:
     program = Program()
 
@@ -60,9 +60,10 @@ def with_a_parked_shard(
             budget_bytes=ROOM_BYTES, floor=Floor(process_bytes=0, work_bytes=0)
         )
         await resources.reserve(ASSIGNMENT.key, USE)
-        assert resources.park("me", ASSIGNMENT, cast(StageProgram, program))
+        name = resources.park("me", ASSIGNMENT, cast(StageProgram, program))
+        assert name is not None
         assert resources.ledger.free_bytes == ROOM_BYTES - USE.weight_bytes
-        await then(resources, program)
+        await then(resources, program, name)
         await resources.aclose()
 
     asyncio.run(main())
@@ -70,7 +71,7 @@ def with_a_parked_shard(
 
 
 def test_its_owner_gets_it_for_the_same_shard_of_another_session(tmp_path: Path) -> None:
-    async def then(resources: PeerResources, program: Program) -> None:
+    async def then(resources: PeerResources, program: Program, _name: str) -> None:
         again = replace(ASSIGNMENT, session="another")
         other = replace(ASSIGNMENT, manifest_digest="another")
         assert resources.parked("somebody", again) is None
@@ -84,7 +85,7 @@ def test_its_owner_gets_it_for_the_same_shard_of_another_session(tmp_path: Path)
 
 
 def test_it_gives_way(tmp_path: Path) -> None:
-    async def then(resources: PeerResources, program: Program) -> None:
+    async def then(resources: PeerResources, program: Program, _name: str) -> None:
         await resources.reserve("small", Use(weight_bytes=100 << 20))
         assert program.closed == 0
         await resources.reserve("large", USE)
@@ -95,10 +96,16 @@ def test_it_gives_way(tmp_path: Path) -> None:
     with_a_parked_shard(tmp_path, then)
 
 
-def test_it_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_does_not_wait_for_ever_once_its_owner_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(parked, "PARKED_S", 0.0)
 
-    async def then(resources: PeerResources, program: Program) -> None:
+    async def then(resources: PeerResources, program: Program, name: str) -> None:
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert resources.ledger.uses, "whoever parked it is there"
+        resources.let_go(name)
         async with asyncio.timeout(60):
             while resources.ledger.uses:  # noqa: ASYNC110  nobody is told
                 await asyncio.sleep(0)
@@ -108,7 +115,7 @@ def test_it_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_peer_that_ends_keeps_nothing(tmp_path: Path) -> None:
-    async def then(resources: PeerResources, _program: Program) -> None:
+    async def then(resources: PeerResources, _program: Program, _name: str) -> None:
         resources.leaving.set()
         other = replace(ASSIGNMENT, session="another")
         await resources.reserve(other.key, Use(weight_bytes=1))

@@ -1,0 +1,154 @@
+"""How a shard of a plan comes onto its peer: described, sent, opened. And one that is to stay ready
+there for a plan that may come."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from edge.concurrency.blocking import StopFlag, run_blocking
+from edge.coordinator.shipping import ShardShipment, describe_shard, ship
+from edge.models.spec import ModelSpec
+from edge.partition import Plan
+from edge.planning.load_options import LoadOptions
+from edge.progress import OnProgress, Progress, ignore_progress
+from edge.protocol.assignment import Assignment, Copies
+from edge.protocol.client import OnEvent, PeerClient
+from edge.protocol.lease import Lease
+from edge.protocol.messages import Close, Open, Opened
+from edge.protocol.peer_info import PeerInfo
+from edge.protocol.step import StepLimits
+from edge.protocol.step_times import ExpectedStep
+from edge.protocol.topology import Seat
+from edge.protocol.wire_rules import WireRules
+from edge.weights.checkpoint import Checkpoint
+from edge.weights.formats import WeightFormat
+from edge.weights.layout import ShardLayout, shard_layout
+from edge.weights.matrix_kind import WeightSource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bringing:
+    """What the way of every shard of a plan needs to know."""
+
+    checkpoint: Checkpoint
+    plan: Plan
+    options: LoadOptions
+    weight_format: WeightFormat
+    limits: StepLimits
+    wire_rules: WireRules
+    lease: Lease
+    cache_root: Path
+    copies_kv: Copies = "none"
+    expected: Mapping[str, ExpectedStep] = field(default_factory=dict)
+    """What the steps of peers should take, by id, as far as that is known."""
+    tell: OnProgress = ignore_progress
+    stop: StopFlag = field(default_factory=StopFlag)
+    """How the threads that quantise and hash learn that nobody waits any more."""
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.weight_format.graded(self.checkpoint.spec)
+
+    def layout(self, seat: Seat) -> ShardLayout:
+        return shard_layout(self.spec, self.plan, stage=seat[0], rank=seat[1])
+
+    def on_progress(self, event: Progress) -> None:
+        self.stop.check()
+        self.tell(event)
+
+    @contextlib.asynccontextmanager
+    async def source(self) -> AsyncIterator[WeightSource]:
+        """The weights as they are sent, rounded where they have to be."""
+        source = await run_blocking(
+            lambda: self.checkpoint.source(
+                self.weight_format,
+                cache_root=self.cache_root / "quantized",
+                on_progress=self.on_progress,
+            ),
+            stop=self.stop.set,
+            discard=WeightSource.close,
+        )
+        try:
+            yield source
+        finally:
+            source.close()
+
+    async def described(self, seat: Seat, peer: PeerInfo, source: WeightSource) -> ShardShipment:
+        return await run_blocking(
+            lambda: describe_shard(
+                self.layout(seat),
+                source,
+                self.weight_format,
+                fingerprint=self.checkpoint.store.fingerprint,
+                cache_root=self.cache_root / "manifests",
+                on_progress=lambda done, total: self.on_progress(
+                    Progress(phase="hash", peer=peer.name, done=done, total=total)
+                ),
+            ),
+            stop=self.stop.set,
+        )
+
+    async def send(
+        self, shipment: ShardShipment, peer: PeerInfo, on_event: OnEvent | None = None
+    ) -> tuple[PeerClient, int]:
+        """The client, which is the caller's to close; and the bytes it took."""
+
+        def connect() -> Awaitable[PeerClient]:
+            return peer.connect(on_event=on_event)
+
+        return await ship(shipment, connect, peer=peer.name, on_progress=self.on_progress)
+
+    async def open(
+        self, session: str, seat: Seat, peer: PeerInfo, client: PeerClient, shipment: ShardShipment
+    ) -> Opened:
+        """Have the peer load what it was sent."""
+        assignment = Assignment(
+            session=session,
+            model=self.spec,
+            plan=self.plan,
+            stage=seat[0],
+            rank=seat[1],
+            weight_format=self.weight_format,
+            manifest_digest=shipment.manifest.digest,
+            weights_digest=self.checkpoint.store.fingerprint,
+            limits=self.limits,
+            kv_dtype=self.options.kv_dtype,
+            wire_rules=self.wire_rules,
+            copies_kv=self.copies_kv,
+        )
+        self.on_progress(Progress(phase="load", peer=peer.name, done=0, total=1))
+        secret = peer.prefix_secret(is_shared=self.options.share_prefixes)
+        opened = await client.call(
+            Open(
+                assignment=assignment,
+                lease=self.lease,
+                prefix_secret=secret,
+                expected=self.expected.get(peer.id),
+            )
+        )
+        self.on_progress(Progress(phase="load", peer=peer.name, done=1, total=1))
+        return opened
+
+
+async def make_ready(
+    bringing: Bringing, seat: Seat, peer: PeerInfo, source: WeightSource
+) -> PeerClient:
+    """Have a peer load a shard and keep it for whoever loads it next, as long as the connection
+    that is returned stays open and nothing else needs the memory.
+
+    Raises what `load_model` raises where the peer has gone or has no room.
+    """
+    shipment = await bringing.described(seat, peer, source)
+    client, _sent_bytes = await bringing.send(shipment, peer)
+    try:
+        session = uuid.uuid4().hex
+        await bringing.open(session, seat, peer, client, shipment)
+        await client.call(Close(session=session, parks=True))
+    except BaseException:
+        await client.aclose()
+        raise
+    return client

@@ -1,0 +1,38 @@
+"""What devices without a part in a plan would take over of it, and keep ready. Pure."""
+
+from __future__ import annotations
+
+from edge.partition import Plan, Workload
+from edge.planning.load_options import LoadOptions
+from edge.planning.losses import losses
+from edge.planning.proposal import Proposal
+from edge.protocol.topology import Seat
+
+
+def taken_over(before: Plan, repaired: Plan) -> list[tuple[str, Seat]]:
+    """What devices without a part in the one plan have in the other: by id, and where."""
+    return [
+        (shard.device, (stage, rank))
+        for stage, each in enumerate(repaired.stages)
+        for rank, shard in enumerate(each.shards)
+        if shard.device not in before.devices
+    ]
+
+
+def ready_bytes(proposal: Proposal, options: LoadOptions) -> dict[str, int]:
+    """Weights that devices without a part keep in memory, by id: what each would take over, were
+    one of the others lost. `options` are those of the proposal."""
+    workload = Workload(prompt_tokens=1, output_tokens=0)
+    kept = {}
+    for loss in losses(proposal, options):
+        if loss.repair is None:
+            continue
+        plan = loss.repair.plan
+        for device, (stage, rank) in taken_over(proposal.plan, plan):
+            place, share = plan.place(stage), plan.stages[stage].shards[rank]
+            use = share.memory(place, proposal.model, workload)
+            kept[device, place, share] = use.weight_bytes
+    found: dict[str, int] = {}
+    for (device, *_what), num_bytes in kept.items():
+        found[device] = found.get(device, 0) + num_bytes
+    return found

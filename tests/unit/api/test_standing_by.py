@@ -1,0 +1,81 @@
+"""A device without a part loads what it would take over, and has it when that is needed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import edge
+from edge.demos.bundled import MODEL
+from edge.peer.daemon import PeerDaemon
+from edge.planning.standing_by import taken_over
+from tests.support.null_peers import null_peers
+from tests.support.plans import bundled_plan
+
+PATIENCE_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def test_what_is_taken_over_is_what_others_get() -> None:
+    before = bundled_plan("pipeline_2", devices=["a", "b"])
+    assert taken_over(before, bundled_plan("pipeline_2", devices=["a", "c"])) == [("c", (1, 0))]
+    assert taken_over(before, bundled_plan("solo", devices=["b"])) == []
+
+
+def parked(daemon: PeerDaemon) -> list[Any]:
+    return [each.program for each in daemon.resources._parked._parked]
+
+
+async def until(seen: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not seen():  # noqa: ASYNC110  nobody is told
+            await asyncio.sleep(0.01)
+
+
+@contextlib.asynccontextmanager
+async def standing_by(folder: Path) -> AsyncIterator[tuple[edge.AsyncModel, list[PeerDaemon]]]:
+    """A model on the first of two peers, which the second has ready."""
+    async with null_peers(folder, 2) as daemons:
+        addresses = [each.resources.addresses[0] for each in daemons]
+        async with await edge.AsyncCluster.connect(addresses, insecure=True) as cluster:
+            ids = {peer.address: peer.id for peer in cluster.peers}
+            plan = bundled_plan("solo", devices=[ids[addresses[0]]])
+            load = cluster.load(MODEL, plan=plan, dtype="int8", standby="kv", replan="off")
+            async with await load as model:
+                await until(lambda: bool(parked(daemons[1])))
+                yield model, daemons
+            await until(lambda: not daemons[1].resources.ledger.uses)
+
+
+def test_the_shard_is_in_memory_before_it_is_needed(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with standing_by(tmp_path) as (model, (first, second)):
+            (ready,) = parked(second)
+            before = await model.generate([1, 2, 3], max_new_tokens=8, ignore_eos=True)
+            await first.aclose()
+            await until(lambda: bool(model.recoveries))
+            (session,) = second.resources.sessions.values()
+            assert session.shard._program is ready
+            after = await model.generate([1, 2, 3], max_new_tokens=8, ignore_eos=True)
+            assert after.token_ids == before.token_ids
+
+    asyncio.run(main())
+
+
+def test_nothing_is_kept_for_who_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge.peer.parked.PARKED_S", 0.0)
+
+    async def main() -> None:
+        async with standing_by(tmp_path):
+            pass
+
+    asyncio.run(main())
