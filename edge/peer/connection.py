@@ -689,6 +689,8 @@ class Connection:
             await run_blocking(program.close)
         elif stays and not self._is_gone:
             self._parked.append(name)
+            if len(self._parked) > MAX_SESSIONS:
+                self._peer.let_go(self._parked.pop(0))
         else:
             self._peer.let_go(name)
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from dataclasses import dataclass
 
 from edge.partition import Estimate
 from edge.planning.drift import Answer
 from edge.planning.proposal import Proposal
+
+MOST_ANSWERS = 64
+"""That are compared, the latest: perhaps nobody ever asks."""
 
 
 @dataclass(slots=True, eq=False)
@@ -28,7 +32,7 @@ class Forecast:
         # Re-entrant: a finaliser may `end` a reply in the middle of another call of its thread.
         self._mutex = threading.RLock()
         self._under_way: list[ReplyUnderWay] = []
-        self._answers: list[Answer] = []
+        self._answers: deque[Answer] = deque(maxlen=MOST_ANSWERS)
         self._all_alone = True
 
     def replace(self, proposal: Proposal) -> None:
@@ -76,6 +80,7 @@ class Forecast:
     def take(self) -> list[Answer]:
         """The replies noted since this was last called; none if any of them had company."""
         with self._mutex:
-            answers, self._answers = self._answers, []
+            answers = list(self._answers)
+            self._answers.clear()
             all_alone, self._all_alone = self._all_alone, not self._under_way
         return answers if all_alone else []

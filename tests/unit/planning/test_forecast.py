@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from edge.partition import ClusterSpec, ComputeRates, DeviceSpec, Workload, choose
-from edge.planning.forecast import Forecast
+from edge.planning.forecast import MOST_ANSWERS, Forecast
 from edge.planning.proposal import Proposal
 from edge.protocol.wire_rules import WireRules
 from edge.transport import WireRule
@@ -91,6 +91,15 @@ def test_a_reply_that_ran_alone_is_taken_once() -> None:
     assert first == second
     assert (first.new_tokens, first.first_token_s, first.decode_s) == (4, 0.5, 1.5)
     assert forecast.take() == []
+
+
+def test_replies_that_nobody_asks_for_take_no_more_memory() -> None:
+    forecast = Forecast(proposal(RATES))
+    for new_tokens in range(2, 200):
+        forecast.end(forecast.begin())
+        forecast.note(**{**FIGURES, "new_tokens": new_tokens})
+    found = [each.new_tokens for each in forecast.take()]
+    assert found == list(range(200 - MOST_ANSWERS, 200))
 
 
 @pytest.mark.parametrize("ends_first", [0, 1])
