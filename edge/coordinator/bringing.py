@@ -70,7 +70,7 @@ class Bringing:
                 on_progress=self.on_progress,
             ),
             stop=self.stop.set,
-            discard=WeightSource.close,
+            discard=lambda opened: opened.close(),  # WeightSource, a protocol, closes nothing
         )
         try:
             yield source
