@@ -21,6 +21,7 @@ from edge.server.embeddings import Asked
 from edge.server.gate import Gate
 from edge.server.metrics import Metrics
 from edge.server.refusals import Refusal
+from edge.server.shelf import Shelf
 from edge.text.answer_parts import AnswerParser, AnswerPart, Said, ToolCall
 from edge.text.forced_calls import calls_grammar
 from edge.text.tool_schema import tool_names
@@ -83,36 +84,39 @@ Happening = Begin | Piece | End
 
 
 class Answers:
-    """Asks a model for clients: no more at once than `gate` lets in."""
+    """Asks models for clients: no more at once than `gate` lets in. `name` is that of a model."""
 
     def __init__(
-        self, model: AsyncModel, gate: Gate, metrics: Metrics, pooling: Pooling = "mean"
+        self, shelf: Shelf, gate: Gate, metrics: Metrics, pooling: Pooling = "mean"
     ) -> None:
-        self.model = model
+        self._shelf = shelf
         self._pooling = pooling
         self._gate = gate
         self._metrics = metrics
 
-    async def count(self, question: Question) -> int:
+    async def count(self, question: Question, name: str) -> int:
         """Tokens of the prompt."""
-        return len((await self._prompt(question))[0])
+        async with self._shelf.using(name) as model:
+            return len((await self._prompt(model, question))[0])
 
-    async def embed(self, asked: Asked, *, client: str = "") -> tuple[NDArray[np.float32], int]:
+    async def embed(
+        self, asked: Asked, name: str, *, client: str = ""
+    ) -> tuple[NDArray[np.float32], int]:
         """A vector of each of the inputs [inputs, dimensions], and how many tokens they have.
 
         Raises as `ask` does. Together they count as one answer.
         """
-        async with self._gate.entered(1, client):
+        async with self._gate.entered(1, client), self._shelf.using(name) as model:
             prompts = [
-                self.model.tokenizer.encode(each) if isinstance(each, str) else list(each)
+                model.tokenizer.encode(each) if isinstance(each, str) else list(each)
                 for each in asked.inputs
             ]
             if asked.cuts:
-                prompts = [each[: self.model.context_tokens] for each in prompts]
+                prompts = [each[: model.context_tokens] for each in prompts]
             tokens = sum(map(len, prompts))
             observed = self._metrics.reply(tokens)
             try:
-                vectors = await self.model.embed(
+                vectors = await model.embed(
                     prompts, pooling=self._pooling, dimensions=asked.dimensions, client=client
                 )
                 observed.end("finished")
@@ -120,21 +124,26 @@ class Answers:
                 observed.end("given up")
         return vectors, tokens
 
-    async def ask(self, question: Question, *, client: str = "") -> AsyncGenerator[Happening]:
+    async def ask(
+        self, question: Question, name: str, *, client: str = ""
+    ) -> AsyncGenerator[Happening]:
         """What happens, until every answer is over. Closing it ends what is under way.
 
         client: who asks; where requests wait, clients are served alike.
 
         Raises Refusal where too many others are asking, and what the model raises.
         """
-        async with self._gate.entered(question.answers, client):
-            prompt, thinks = await self._prompt(question)
-            question = replace(question, options=self._options(question))
+        async with (
+            self._gate.entered(question.answers, client),
+            self._shelf.using(name) as model,
+        ):
+            prompt, thinks = await self._prompt(model, question)
+            question = replace(question, options=_options(model, question))
             if question.options.has_grammar:
-                await self.model.check_grammar(prompt, question.options)
+                await model.check_grammar(prompt, question.options)
             yield Begin(prompt_tokens=len(prompt))
             if question.answers == 1:
-                async for each in self._one(question, prompt, 0, client, thinks=thinks):
+                async for each in self._one(model, question, prompt, 0, client, thinks=thinks):
                     yield each
                 return
             async with contextlib.AsyncExitStack() as stack:
@@ -142,7 +151,7 @@ class Answers:
                     [
                         await stack.enter_async_context(
                             contextlib.aclosing(
-                                self._one(question, prompt, number, client, thinks=thinks)
+                                self._one(model, question, prompt, number, client, thinks=thinks)
                             )
                         )
                         for number in range(question.answers)
@@ -150,23 +159,9 @@ class Answers:
                 ):
                     yield each
 
-    def _options(self, question: Question) -> GenerationOptions:
-        """With a grammar where the answer must have calls, or may have some instead of a form."""
-        options = question.options
-        tools = question.forced or question.tools
-        if not question.forced and (options.json_schema is None or not tools):
-            return options
-        grammar = calls_grammar(
-            tools,
-            self.model.tokenizer.call_form,
-            several=question.several_calls,
-            or_else=None if question.forced else options.json_schema,
-        )
-        return replace(options, json_schema=None, grammar=grammar.rules)
-
-    async def _prompt(self, question: Question) -> tuple[Sequence[int], bool]:
+    async def _prompt(self, model: AsyncModel, question: Question) -> tuple[Sequence[int], bool]:
         """Token ids, and whether the template has the model think already."""
-        tokenizer = self.model.tokenizer
+        tokenizer = model.tokenizer
         if not question.messages:
             prompt = question.prompt
             ids = tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
@@ -184,6 +179,7 @@ class Answers:
 
     async def _one(
         self,
+        model: AsyncModel,
         question: Question,
         prompt: Sequence[int],
         number: int,
@@ -202,7 +198,7 @@ class Answers:
         observed = self._metrics.reply(len(prompt))
         try:
             goes_on = bool(question.messages)
-            stream = self.model.stream(prompt, options, goes_on=goes_on, client=client)
+            stream = model.stream(prompt, options, goes_on=goes_on, client=client)
             async with stream:
                 async for token in stream:
                     count += 1
@@ -230,6 +226,21 @@ class Answers:
                         yield End(answer=number, why=why, new_tokens=count, calls=calls)
         finally:
             observed.end("given up")
+
+
+def _options(model: AsyncModel, question: Question) -> GenerationOptions:
+    """With a grammar where the answer must have calls, or may have some instead of a form."""
+    options = question.options
+    tools = question.forced or question.tools
+    if not question.forced and (options.json_schema is None or not tools):
+        return options
+    grammar = calls_grammar(
+        tools,
+        model.tokenizer.call_form,
+        several=question.several_calls,
+        or_else=None if question.forced else options.json_schema,
+    )
+    return replace(options, json_schema=None, grammar=grammar.rules)
 
 
 def _pieces(parts: Sequence[AnswerPart]) -> Iterator[tuple[str, str, tuple[ToolCall, ...]]]:

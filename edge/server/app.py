@@ -39,6 +39,7 @@ from edge.server.observer import Observer
 from edge.server.page_files import page_routes
 from edge.server.previews import Previews
 from edge.server.refusals import Dialect, Refusal, refusal_of
+from edge.server.shelf import Shelf
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -50,28 +51,27 @@ MOST_ANSWERS = 128
 
 
 class Server:
-    """One model for any number of clients. `app` is what a web server calls."""
+    """Models for any number of clients. `app` is what a web server calls."""
 
     def __init__(
         self,
-        model: AsyncModel,
+        shelf: Shelf,
         *,
-        name: str,
         rules: Rules,
         most_answers: int = MOST_ANSWERS,
         previews: Previews | None = None,
         pooling: Pooling = "mean",
     ) -> None:
-        """name: what clients call the model. previews: of other placements; None: it has none.
+        """previews: of other placements; None: it has none.
         pooling: how embeddings are made."""
-        self._model = model
-        self._name = name
-        self._observer = Observer(model)
+        self._shelf = shelf
+        self._observers: dict[str, tuple[AsyncModel, Observer]] = {}
+        """Of models that are loaded."""
         self._previews = previews
         self._created = int(time.time())
         self._metrics = Metrics()
         self.gate = Gate(most_answers)
-        self._answers = Answers(model, self.gate, self._metrics, pooling)
+        self._answers = Answers(shelf, self.gate, self._metrics, pooling)
         routes: dict[str, tuple[str, Callable[[Request], Awaitable[Response]]]] = {
             HEALTH: ("GET", self._health),
             "/metrics": ("GET", self._show_metrics),
@@ -90,6 +90,7 @@ class Server:
             "/api/embed": ("POST", self._ollama_embed),
             "/api/embeddings": ("POST", self._ollama_embeddings),
             "/api/tags": ("GET", self._ollama_tags),
+            "/api/ps": ("GET", self._ollama_ps),
             "/api/version": ("GET", self._ollama_version),
         }
         page = page_routes()
@@ -112,26 +113,41 @@ class Server:
         )
 
     async def _health(self, _request: Request) -> Response:
-        """200 while it answers, 503 once the model is gone or the server ends."""
-        if self._model.is_over or self.gate.is_draining:
+        """200 while it answers, 503 once its only model is gone or the server ends."""
+        models = self._shelf.loaded.values()
+        is_over = len(self._shelf.names) == 1 and any(model.is_over for model in models)
+        if is_over or self.gate.is_draining:
             return JSONResponse({"status": "ending"}, 503)
-        return JSONResponse({"status": "recovering" if self._model.is_recovering else "ok"})
+        is_recovering = any(model.is_recovering for model in models)
+        return JSONResponse({"status": "recovering" if is_recovering else "ok"})
 
     async def _show_metrics(self, _request: Request) -> Response:
+        self._metrics.note_models({name: name in self._shelf.loaded for name in self._shelf.names})
         return Response(self._metrics.text(), media_type="text/plain; version=0.0.4")
 
-    async def _cluster(self, _request: Request) -> Response:
-        observed = await self._observer.look()
-        return JSONResponse(
-            cluster_view(self._model, observed, self._metrics, answers=self.gate.inside)
-        )
+    async def _cluster(self, request: Request) -> Response:
+        """Of the model that `model` names, or was used last."""
+        loaded = self._shelf.loaded
+        asked = request.query_params.get("model")
+        name = next(iter(loaded), None) if asked is None else self._shelf.find(asked)
+        if name is None or name not in loaded:
+            raise Refusal(503, "the model is not loaded now; the next question to it loads it")
+        model = loaded[name]
+        if name not in self._observers or self._observers[name][0] is not model:
+            self._observers[name] = (model, Observer(model))
+        observed = await self._observers[name][1].look()
+        view = cluster_view(model, observed, self._metrics, answers=self.gate.inside)
+        models = [{"name": each, "is_loaded": each in loaded} for each in self._shelf.names]
+        return JSONResponse(view | {"models": models})
 
     async def _plan(self, request: Request) -> Response:
         if self._previews is None:
             raise Refusal(404, "this server plans for nothing else")
         query = request.query_params
         return JSONResponse(
-            await self._previews.view(query.get("model", self._name), query.getlist("change"))
+            await self._previews.view(
+                query.get("model", self._shelf.names[0]), query.getlist("change")
+            )
         )
 
     async def _plannable(self, _request: Request) -> Response:
@@ -139,159 +155,155 @@ class Server:
         return JSONResponse({"models": names})
 
     async def _models(self, _request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [self._described()]})
+        return JSONResponse(
+            {"object": "list", "data": [self._described(each) for each in self._shelf.names]}
+        )
 
     async def _one_model(self, request: Request) -> Response:
-        self._check_name(request.path_params["name"])
-        return JSONResponse(self._described())
+        return JSONResponse(self._described(self._shelf.find(request.path_params["name"])))
 
-    def _described(self) -> Json:
+    def _described(self, name: str) -> Json:
+        model = self._shelf.loaded.get(name)
+        length = {} if model is None else {"context_length": model.context_tokens}
         return {
-            "id": self._name,
+            "id": name,
             "object": "model",
             "created": self._created,
             "owned_by": "edge",
-            "context_length": self._model.context_tokens,
+            **length,
         }
 
     async def _openai_chat(self, request: Request) -> Response:
-        body = await self._body(request)
-        return await self._openai(request, body, openai_fields.chat_question(body), chat=True)
+        name, body = await self._body(request)
+        return await self._openai(request, name, body, openai_fields.chat_question(body), chat=True)
 
     async def _openai_completion(self, request: Request) -> Response:
-        body = await self._body(request)
+        name, body = await self._body(request)
         question = openai_fields.completion_question(body)
-        return await self._openai(request, body, question, chat=False)
+        return await self._openai(request, name, body, question, chat=False)
 
     async def _openai(
-        self, request: Request, body: Fields, question: Question, *, chat: bool
+        self, request: Request, name: str, body: Fields, question: Question, *, chat: bool
     ) -> Response:
         translator = openai_chat.Translator(
-            model=self._name,
+            model=name,
             chat=chat,
             with_logprobs=question.options.logprobs is not None,
             with_usage=openai_fields.wants_usage(body),
         )
         if not body.flag("stream"):
             whole = translator.whole(
-                self._answers.ask(question, client=request.scope["edge.client"])
+                self._answers.ask(question, name, client=request.scope["edge.client"])
             )
             return JSONResponse(await _unless_gone(request, whole))
         chunks = await _started(
             request,
-            self._answers.ask(question, client=request.scope["edge.client"]),
+            self._answers.ask(question, name, client=request.scope["edge.client"]),
             translator.chunks,
         )
         return _events(_openai_lines(chunks))
 
     async def _openai_response(self, request: Request) -> Response:
-        body = await self._body(request)
+        name, body = await self._body(request)
         question = openai_responses.question_of(body)
-        translator = openai_responses.Translator(model=self._name, question=question)
+        translator = openai_responses.Translator(model=name, question=question)
         if not body.flag("stream"):
             whole = translator.whole(
-                self._answers.ask(question, client=request.scope["edge.client"])
+                self._answers.ask(question, name, client=request.scope["edge.client"])
             )
             return JSONResponse(await _unless_gone(request, whole))
         events = await _started(
             request,
-            self._answers.ask(question, client=request.scope["edge.client"]),
+            self._answers.ask(question, name, client=request.scope["edge.client"]),
             translator.events,
         )
         return _events(_named_lines(events, "openai"))
 
     async def _openai_embeddings(self, request: Request) -> Response:
-        body = await self._body(request)
+        name, body = await self._body(request)
         asked = embeddings.openai_asked(body)
-        vectors, tokens = await self._embedded(request, asked)
-        return JSONResponse(
-            embeddings.openai_reply(asked, vectors, model=self._name, tokens=tokens)
-        )
+        vectors, tokens = await self._embedded(request, name, asked)
+        return JSONResponse(embeddings.openai_reply(asked, vectors, model=name, tokens=tokens))
 
     async def _embedded(
-        self, request: Request, asked: embeddings.Asked
+        self, request: Request, name: str, asked: embeddings.Asked
     ) -> tuple[NDArray[np.float32], int]:
-        work = self._answers.embed(asked, client=request.scope["edge.client"])
+        work = self._answers.embed(asked, name, client=request.scope["edge.client"])
         return await _unless_gone(request, work)
 
     async def _ollama_embed(self, request: Request) -> Response:
-        body, began_s = await self._body(request), time.perf_counter()
-        vectors, tokens = await self._embedded(request, embeddings.ollama_asked(body))
+        began_s = time.perf_counter()
+        name, body = await self._body(request)
+        vectors, tokens = await self._embedded(request, name, embeddings.ollama_asked(body))
         return JSONResponse(
-            embeddings.ollama_reply(vectors, model=self._name, tokens=tokens, began_s=began_s)
+            embeddings.ollama_reply(vectors, model=name, tokens=tokens, began_s=began_s)
         )
 
     async def _ollama_embeddings(self, request: Request) -> Response:
-        body = await self._body(request)
-        vectors, _tokens = await self._embedded(request, embeddings.ollama_prompt(body))
+        name, body = await self._body(request)
+        vectors, _tokens = await self._embedded(request, name, embeddings.ollama_prompt(body))
         return JSONResponse({"embedding": vectors[0].tolist()})
 
     async def _anthropic_message(self, request: Request) -> Response:
-        body = await self._body(request)
+        name, body = await self._body(request)
         question = anthropic_messages.question_of(body)
-        translator = anthropic_messages.Translator(model=self._name)
+        translator = anthropic_messages.Translator(model=name)
         if not body.flag("stream"):
             whole = translator.whole(
-                self._answers.ask(question, client=request.scope["edge.client"])
+                self._answers.ask(question, name, client=request.scope["edge.client"])
             )
             return JSONResponse(await _unless_gone(request, whole))
         events = await _started(
             request,
-            self._answers.ask(question, client=request.scope["edge.client"]),
+            self._answers.ask(question, name, client=request.scope["edge.client"]),
             translator.events,
         )
         return _events(_named_lines(events, "anthropic"))
 
     async def _anthropic_count(self, request: Request) -> Response:
-        body = await self._body(request)
+        name, body = await self._body(request)
         question = anthropic_messages.question_of(body, counts_only=True)
-        return JSONResponse({"input_tokens": await self._answers.count(question)})
+        return JSONResponse({"input_tokens": await self._answers.count(question, name)})
 
     async def _ollama_chat(self, request: Request) -> Response:
-        body = await self._body(request)
-        return await self._ollama(request, body, ollama.chat_question(body), chat=True)
+        name, body = await self._body(request)
+        return await self._ollama(request, name, body, ollama.chat_question(body), chat=True)
 
     async def _ollama_generate(self, request: Request) -> Response:
-        body = await self._body(request)
+        name, body = await self._body(request)
         question = ollama.generate_question(body)
-        return await self._ollama(request, body, question, chat=False)
+        return await self._ollama(request, name, body, question, chat=False)
 
     async def _ollama(
-        self, request: Request, body: Fields, question: Question, *, chat: bool
+        self, request: Request, name: str, body: Fields, question: Question, *, chat: bool
     ) -> Response:
-        translator = ollama.Translator(model=self._name, chat=chat)
+        translator = ollama.Translator(model=name, chat=chat)
         if body.raw("stream") is False:
             whole = translator.whole(
-                self._answers.ask(question, client=request.scope["edge.client"])
+                self._answers.ask(question, name, client=request.scope["edge.client"])
             )
             return JSONResponse(await _unless_gone(request, whole))
         lines = await _started(
             request,
-            self._answers.ask(question, client=request.scope["edge.client"]),
+            self._answers.ask(question, name, client=request.scope["edge.client"]),
             translator.lines,
         )
         return StreamingResponse(_json_lines(lines), media_type="application/x-ndjson")
 
     async def _ollama_tags(self, _request: Request) -> Response:
-        return JSONResponse({"models": [ollama.described(self._name)]})
+        return JSONResponse({"models": [ollama.described(each) for each in self._shelf.names]})
+
+    async def _ollama_ps(self, _request: Request) -> Response:
+        running = [ollama.running(each, self._shelf.stays_s(each)) for each in self._shelf.loaded]
+        return JSONResponse({"models": running})
 
     async def _ollama_version(self, _request: Request) -> Response:
         return JSONResponse({"version": ollama.VERSION})
 
-    async def _body(self, request: Request) -> Fields:
+    async def _body(self, request: Request) -> tuple[str, Fields]:
+        """The name of the model that is meant, and the whole."""
         body = parse_body(await request.body())
-        self._check_name(body.need_text("model"))
-        return body
-
-    def _check_name(self, name: str) -> None:
-        """By its name, or the last part of it; `default` is whatever runs."""
-        if name not in {self._name, self._name.rpartition("/")[2], "default"}:
-            raise Refusal(
-                404,
-                f"the model {name!r:.200} is not here; this server has {self._name!r}",
-                param="model",
-                code="model_not_found",
-            )
+        return self._shelf.find(body.need_text("model")), body
 
 
 async def _started(

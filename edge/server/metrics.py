@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -47,6 +48,9 @@ class Metrics:
             buckets=_SECONDS,
             registry=self._registry,
         )
+        self._loaded = Gauge(
+            "edge_model_loaded", "1 while the model is loaded", ["model"], registry=self._registry
+        )
         self.new_tokens = 0
         self.last_tokens_per_s: float | None = None
         """Of the last whole reply that was long enough to tell."""
@@ -57,6 +61,11 @@ class Metrics:
         reply = ObservedReply(self, prompt_tokens)
         self._replies.add(reply)
         return reply
+
+    def note_models(self, loaded: Mapping[str, bool]) -> None:
+        """Which models there are, by name, and whether each is loaded now."""
+        for name, is_loaded in loaded.items():
+            self._loaded.labels(name).set(is_loaded)
 
     def under_way(self) -> list[dict[str, float]]:
         """Of each reply that has begun and not ended, the oldest first."""

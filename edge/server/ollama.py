@@ -75,6 +75,13 @@ def described(name: str) -> Json:
     return {"name": name, "model": name, "details": {"format": "edge"}}
 
 
+def running(name: str, stays_s: float | None) -> Json:
+    """stays_s: for how long from now; None: for as long as may be, which is said by a far date."""
+    now = datetime.datetime.now(datetime.UTC)
+    stays = datetime.timedelta(days=36500) if stays_s is None else datetime.timedelta(0, stays_s)
+    return {**described(name), "expires_at": (now + stays).isoformat()}
+
+
 @dataclass(slots=True, kw_only=True)
 class Translator:
     """One reply, line by line. Durations are nanoseconds, as there."""

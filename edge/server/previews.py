@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +24,14 @@ Propose = Callable[[str | Path, Sequence[str]], Awaitable[Proposal]]
 class Previews:
     """Only of models that are known here: a client names one, and no path."""
 
-    def __init__(self, served: tuple[str, str | Path], propose: Propose) -> None:
-        """served: the name and the place of the model that runs."""
+    def __init__(self, served: Mapping[str, str | Path], propose: Propose) -> None:
+        """served: the places of the models of this server, by name."""
         self._served = served
         self._propose = propose
         self._one_at_a_time = asyncio.Lock()
 
     async def names(self) -> list[str]:
-        """The served one first."""
+        """The served ones first."""
         return list(await run_blocking(self._places))
 
     async def view(self, name: str, changes: Sequence[str]) -> dict[str, Any]:
@@ -50,10 +50,9 @@ class Previews:
         return plan_view(proposal, {each.id: each.name for each in proposal.cluster.devices})
 
     def _places(self) -> dict[str, str | Path]:
-        name, place = self._served
         others = {
             each: path
             for each, path in models_here((), hub_cache=hub_cache())
             if isinstance(path, Path)
         }
-        return {name: place} | {each: path for each, path in others.items() if each != name}
+        return {**self._served, **{n: p for n, p in others.items() if n not in self._served}}

@@ -23,6 +23,7 @@ from edge.demos.bundled import MODEL
 from edge.errors import RequestError
 from edge.server.app import Server
 from edge.server.guard import Rules
+from edge.server.shelf import Shelf
 from tests.support.plans import bundled_plan
 from tests.support.random_schemas import random_schema
 
@@ -74,7 +75,7 @@ async def loaded(
 async def serving(model: edge.AsyncModel) -> AsyncIterator[str]:
     """On a port of this process."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        app = Server(model, name="m", rules=Rules()).app
+        app = Server(Shelf.of(model, "m"), rules=Rules()).app
         config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off")
         server = uvicorn.Server(config)
         running = asyncio.create_task(server.serve(sockets=[listening]))

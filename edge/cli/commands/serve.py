@@ -10,7 +10,7 @@ import logging
 import signal
 import socket
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
@@ -18,6 +18,7 @@ import click
 import uvicorn
 
 from edge.api.async_cluster import AsyncCluster
+from edge.api.async_model import AsyncModel
 from edge.api.embedding import Pooling
 from edge.cli.options import ClusterOptions, cluster_options, model_options, way_to
 from edge.errors import RequestError
@@ -27,6 +28,7 @@ from edge.planning.proposal import Proposal
 from edge.server.app import MOST_ANSWERS, Server
 from edge.server.guard import Rules
 from edge.server.previews import Previews
+from edge.server.shelf import Shelf
 
 _MOST_KEY_FILE_BYTES = 1 << 20
 _SHORTEST_KEY = 16
@@ -44,8 +46,16 @@ _DRAIN_S = 30.0
     show_default=True,
     help="0 takes a free one.",
 )
+@click.argument("further", nargs=-1, metavar="[MODEL]...")
 @click.option(
-    "--name", metavar="NAME", help="What clients call the model.  [default: its own name]"
+    "--name", metavar="NAME", help="What clients call the first model.  [default: its own name]"
+)
+@click.option(
+    "--keep-alive",
+    "keep_alive_s",
+    metavar="SECONDS",
+    type=click.FloatRange(0, 1e9),
+    help="How long a model that nobody uses stays loaded.  [default: until another needs its room]",
 )
 @click.option(
     "--api-key-file",
@@ -71,6 +81,8 @@ _DRAIN_S = 30.0
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON when ready.")
 def command(
     model: str,
+    further: tuple[str, ...],
+    keep_alive_s: float | None,
     host: str,
     port: int,
     name: str | None,
@@ -83,6 +95,9 @@ def command(
 ) -> None:
     """Serve MODEL to what speaks OpenAI's, Anthropic's or Ollama's interface.
 
+    Of several models, each a MODEL or NAME=MODEL, the first is loaded at once and the others when a
+    request names them. Where one does not fit beside the others, those that nobody uses go first.
+
     Requests at once share each step of the peers; --concurrency says for how many memory is kept.
     What was said before in a conversation is not computed again. In a browser, the server's address
     is a page with a chat and what runs where.
@@ -91,6 +106,7 @@ def command(
     Examples:
       edge serve path/to/checkpoint --local 2
       edge serve org/name --port 8000
+      edge serve small=path/to/checkpoint org/name --keep-alive 600
       edge serve path/to/checkpoint --host 0.0.0.0 --api-key-file keys.txt
       curl http://127.0.0.1:11435/v1/chat/completions -H "Content-Type: application/json" \\
         -d '{"model": "default", "messages": [{"role": "user", "content": "Hello"}]}'
@@ -107,17 +123,48 @@ def command(
         rules = Rules(keys=keys, hosts=("localhost",) if is_own else ())
         asyncio.run(
             serve(
-                model,
+                offered((model, *further), name),
                 options,
                 peers,
                 listening,
-                name=name,
+                keep_alive_s=keep_alive_s,
                 rules=rules,
                 max_answers=max_answers,
                 pooling=pooling,
                 as_json=as_json,
             )
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offered:
+    """A model that is served, and what clients call it; None: its own name."""
+
+    place: str
+    name: str | None = None
+
+
+def offered(models: Sequence[str], first: str | None) -> list[Offered]:
+    """Of MODEL or NAME=MODEL each. first: the name of the first one, if it is given apart.
+
+    Raises RequestError where two would have one name.
+    """
+    found: list[Offered] = []
+    for index, each in enumerate(models):
+        name, equals, place = each.partition("=")
+        if not equals or not name or "/" in name or Path(each).exists():
+            is_here = Path(each).exists()
+            # The first is loaded at once, and says itself what it is called.
+            name, place = ("" if not index else Path(each).name if is_here else each), each
+        if first is not None and not index:
+            name = first
+        if name in {other.name for other in found} or name == "default" or not place:
+            raise RequestError(
+                f"{each!r} cannot be called {name!r} here: each model needs a name of its own, "
+                "other than default; give it as NAME=MODEL"
+            )
+        found.append(Offered(name=name or None, place=place))
+    return found
 
 
 def read_keys(path: Path) -> tuple[str, ...]:
@@ -156,32 +203,49 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 async def serve(
-    model: str,
+    models: Sequence[Offered],
     options: LoadOptions,
     peers: ClusterOptions,
     listening: socket.socket,
     *,
-    name: str | None,
+    keep_alive_s: float | None,
     rules: Rules,
     max_answers: int,
     pooling: Pooling,
     as_json: bool,
 ) -> None:
     """Until SIGTERM or Ctrl-C: then what is under way is finished, and nobody else let in."""
-    async with _opened(peers, options) as cluster, await cluster.load(model, options) as loaded:
+    async with _opened(peers, options) as cluster:
         plan = options.plan if isinstance(options.plan, str) else "auto"
         planned = replace(options, plan=plan)
 
         async def propose(place: str | Path, changes: Sequence[str]) -> Proposal:
             return await cluster.propose(place, planned, changes=changes, measure="nothing")
 
+        loaded = await cluster.load(models[0].place, options)
+        first = models[0].name or loaded.name
+        places = {first: models[0].place}
+        for each in models[1:]:
+            if each.name is None or each.name in places:
+                raise RequestError(
+                    f"{each.place!r} cannot be called {first!r} here, as another model is; give it "
+                    "as NAME=MODEL"
+                )
+            places[each.name] = each.place
+
+        async def load(name: str, whole: bool) -> AsyncModel:
+            stream = "off" if whole and options.stream == "auto" else options.stream
+            return await cluster.load(places[name], replace(options, stream=stream))
+
+        shelf = Shelf(places, load, keep_alive_s=keep_alive_s, loaded={first: loaded})
+        async with shelf.using(first):
+            pass  # from now on it may be one that nobody uses
         server = Server(
-            loaded,
-            name=name or loaded.name,
+            shelf,
             rules=rules,
             most_answers=max_answers,
             pooling=pooling,
-            previews=Previews((name or loaded.name, model), propose),
+            previews=Previews(places, propose),
         )
         config = uvicorn.Config(
             server.app,
@@ -197,13 +261,22 @@ async def serve(
         host, port = listening.getsockname()[:2]
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         if as_json:
-            click.echo(json.dumps({"url": url, "model": name or loaded.name}))
+            click.echo(json.dumps({"url": url, "model": first, "models": list(places)}))
         else:
-            devices = ", ".join(loaded.peers[each].name for each in loaded.plan.devices)
-            click.echo(f"{loaded.name} on {devices}, context {loaded.context_tokens} tokens")
+            click.echo(_described(loaded))
+            if len(places) > 1:
+                click.echo(f"When they are asked for: {', '.join(list(places)[1:])}")
             click.echo(f"OpenAI: {url}/v1   Anthropic and Ollama: {url}   metrics: {url}/metrics")
             click.echo(f"Chat, and what runs where: {url}")
-        await _Drained(config, server).serve(sockets=[listening])
+        try:
+            await _Drained(config, server).serve(sockets=[listening])
+        finally:
+            await shelf.aclose()
+
+
+def _described(model: AsyncModel) -> str:
+    devices = ", ".join(model.peers[each].name for each in model.plan.devices)
+    return f"{model.name} on {devices}, context {model.context_tokens} tokens"
 
 
 class _Drained(uvicorn.Server):

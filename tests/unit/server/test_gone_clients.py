@@ -11,6 +11,7 @@ import pytest
 from edge.api.async_model import AsyncModel
 from edge.server.app import Server
 from edge.server.guard import Rules
+from edge.server.shelf import Shelf
 
 
 class EndlessPrompt:
@@ -47,7 +48,7 @@ class EndlessPrompt:
 def test_its_answer_is_given_up(stream: bool) -> None:
     async def main() -> None:
         model = EndlessPrompt()
-        server = Server(cast(AsyncModel, model), name="m", rules=Rules())
+        server = Server(Shelf.of(cast(AsyncModel, model), "m"), rules=Rules())
         body = json.dumps({"model": "m", "prompt": "x", "stream": stream}).encode()
         messages = [{"type": "http.request", "body": body, "more_body": False}]
 

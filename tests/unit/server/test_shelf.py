@@ -1,0 +1,198 @@
+"""Which models are loaded, who waits for it, and who goes: over models that are made up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import cast
+
+import pytest
+
+from edge.api.async_model import AsyncModel
+from edge.cli.commands.serve import Offered, offered
+from edge.errors import CapacityError, RequestError
+from edge.server.refusals import Refusal
+from edge.server.shelf import Place, Shelf, first_to_go
+
+
+class Loaded:
+    """A model that takes room."""
+
+    is_over = False
+
+    def __init__(self) -> None:
+        self.closed = asyncio.Event()
+
+    async def aclose(self) -> None:
+        self.closed.set()
+
+
+class Room:
+    """Loads models where there is room for so many."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.asked: list[tuple[str, bool]] = []
+        self.made: list[Loaded] = []
+        self.may_go_on = asyncio.Event()
+        self.may_go_on.set()
+        self.has_begun = asyncio.Event()
+
+    async def load(self, name: str, whole: bool) -> AsyncModel:
+        self.asked.append((name, whole))
+        self.has_begun.set()
+        await self.may_go_on.wait()
+        if sum(not each.closed.is_set() for each in self.made) >= self.most:
+            raise CapacityError("box lacks 5 MiB")
+        self.made.append(Loaded())
+        return cast(AsyncModel, self.made[-1])
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(60):
+            await test()
+
+    asyncio.run(bounded())
+
+
+async def use(shelf: Shelf, name: str) -> None:
+    async with shelf.using(name):
+        pass
+
+
+def test_who_goes_is_who_was_not_used_for_longest_and_nobody_who_is_used() -> None:
+    model = cast(AsyncModel, object())
+    places = [
+        Place("busy", model, users=1, used_s=1.0),
+        Place("late", model, used_s=3.0),
+        Place("early", model, used_s=2.0),
+        Place("empty"),
+        wanted := Place("wanted", model),
+    ]
+    found = first_to_go(places, wanted)
+    assert found is not None
+    assert found.name == "early"
+    assert first_to_go(places[:1], wanted) is None
+
+
+def test_what_is_not_used_makes_room() -> None:
+    async def main() -> None:
+        room = Room(2)
+        shelf = Shelf("abc", room.load)
+        for name in "aba":
+            await use(shelf, name)
+        assert list(shelf.loaded) == ["a", "b"], "who was used last comes first"
+        await use(shelf, "c")
+        assert list(shelf.loaded) == ["c", "a"]
+        assert room.asked == [("a", False), ("b", True), ("c", True), ("c", True)]
+
+    run(main)
+
+
+def test_what_is_used_is_waited_for_and_requests_wait_in_order() -> None:
+    async def main() -> None:
+        room = Room(1)
+        shelf = Shelf("abc", room.load, most_waiting=2)
+        order: list[str] = []
+
+        async def ask(name: str) -> None:
+            async with shelf.using(name):
+                order.append(name)
+
+        async with shelf.using("a"):
+            room.has_begun.clear()
+            waiting = [asyncio.create_task(ask(name)) for name in "bc"]
+            await room.has_begun.wait()
+            with pytest.raises(Refusal, match="2 requests wait") as refused:
+                await use(shelf, "b")
+            assert (refused.value.status, "Retry-After" in refused.value.headers) == (503, True)
+            await use(shelf, "a")  # who is loaded is no matter of waiting
+        await asyncio.gather(*waiting)
+        assert order == ["b", "c"]
+        assert list(shelf.loaded) == ["c"]
+
+    run(main)
+
+
+def test_who_goes_away_while_it_is_loaded_leaves_nothing() -> None:
+    async def main() -> None:
+        room = Room(1)
+        room.may_go_on.clear()
+        shelf = Shelf("ab", room.load)
+        gone, other = (asyncio.create_task(use(shelf, name)) for name in "ab")
+        await room.has_begun.wait()
+        gone.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await gone
+        room.may_go_on.set()
+        await other
+        assert [name for name, _whole in room.asked] == ["a", "b"]
+        assert list(shelf.loaded) == ["b"]
+        assert len(room.made) == 1
+
+    run(main)
+
+
+def test_what_fits_nowhere_is_named_and_may_be_asked_for_again() -> None:
+    async def main() -> None:
+        room = Room(0)
+        shelf = Shelf(["org/a"], room.load)
+        for _time in range(2):
+            with pytest.raises(CapacityError, match=r"the model 'org/a': box lacks 5 MiB"):
+                await use(shelf, "org/a")
+        room.most = 1
+        await use(shelf, "org/a")
+
+    run(main)
+
+
+def test_what_nobody_uses_for_long_goes() -> None:
+    async def main() -> None:
+        room = Room(2)
+        shelf = Shelf("ab", room.load, keep_alive_s=0.0)
+        async with shelf.using("a"):
+            await use(shelf, "b")
+            await room.made[1].closed.wait()
+            assert list(shelf.loaded) == ["a"]
+            assert shelf.stays_s("a") == 0
+        await room.made[0].closed.wait()
+        assert not shelf.loaded
+        await shelf.aclose()
+
+    run(main)
+
+
+def test_one_that_has_ended_is_loaded_again_unless_it_is_the_only_one() -> None:
+    async def main() -> None:
+        for names in ("ab", "a"):
+            room = Room(1)
+            shelf = Shelf(names, room.load)
+            await use(shelf, "a")
+            room.made[0].is_over = True
+            await use(shelf, "a")
+            assert len(room.made) == len(names)
+            assert room.made[0].closed.is_set() == (len(names) > 1)
+
+    run(main)
+
+
+def test_names() -> None:
+    shelf = Shelf(["org/small", "x/twin", "y/twin"], Room(1).load)
+    assert [shelf.find(each) for each in ("default", "small", "y/twin")] == [
+        *("org/small", "org/small", "y/twin")
+    ]
+    for name in ("twin", "SMALL", ""):
+        with pytest.raises(Refusal, match="is not here; this server has 'org/small'") as refused:
+            shelf.find(name)
+        assert (refused.value.status, refused.value.code) == (404, "model_not_found")
+
+
+def test_names_that_are_given() -> None:
+    b = Offered(name="org/b", place="org/b")
+    assert offered(["s=org/a", "org/b"], None) == [Offered(name="s", place="org/a"), b]
+    assert offered(["org/a", "org/b"], "n") == [Offered(name="n", place="org/a"), b]
+    assert offered(["org/a"], None) == [Offered(place="org/a")]
+    for wrong in (["org/c", "org/a", "org/a"], ["default=org/a"], ["s="]):
+        with pytest.raises(RequestError, match="NAME=MODEL"):
+            offered(wrong, None)
