@@ -206,13 +206,17 @@ async def soaked(
 
 
 def grown(held: Sequence[Held]) -> tuple[int, int, int]:
-    """Threads, descriptors and bytes that became more, after a third of the looks: what is made
-    once is there by then."""
-    first, last = held[len(held) // 3], held[-1]
+    """Threads, descriptors and bytes that became more from the second third of the looks to the
+    last: what is made once is there by then. Of each third the least counts, for a process holds
+    more while a plan gives it a part, or replies are under way."""
+    third = len(held) // 3
+    if not third:
+        return 0, 0, 0
+    first, last = held[third : 2 * third], held[2 * third :]
     return (
-        last.threads - first.threads,
-        last.descriptors - first.descriptors,
-        last.memory_bytes - first.memory_bytes,
+        min(each.threads for each in last) - min(each.threads for each in first),
+        min(each.descriptors for each in last) - min(each.descriptors for each in first),
+        min(each.memory_bytes for each in last) - min(each.memory_bytes for each in first),
     )
 
 
