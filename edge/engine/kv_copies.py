@@ -20,7 +20,10 @@ from edge.protocol.step import Step, StepEntry
 from edge.transport.frame import Buffer
 
 COPIED_TOKENS = 8
-"""Of a request, in one copy: a frame costs the same for one token and for several."""
+"""Of an answer, in one copy: a frame costs the same for one token and for several."""
+
+CHUNK_COPY_BYTES = MOST_COPY_BYTES // 2
+"""Of a chunk of a prompt, about so much is in one copy."""
 
 COPIED_AFTER_S = 0.05
 """Then fewer are: what is not copied has to be computed again, in the time that it took."""
@@ -100,14 +103,20 @@ class KvCopies:
         first = self._next.get(request)
         if first is None or entry.end <= first:
             return False
-        tokens = min(COPIED_TOKENS, entry.end - first)
+        tokens = waiting = entry.end - first
         waits = now_s - self._copied_s.setdefault(request, now_s) < COPIED_AFTER_S
-        if tokens < COPIED_TOKENS and waits:
+        if waiting < COPIED_TOKENS and waits:
             return False
+        if len(entry.tokens) == 1:
+            tokens = min(COPIED_TOKENS, waiting)
         rows = program.rows(request, first, first + tokens)
         if not rows:
             return False
         num_bytes = sum(each.nbytes for each in rows)
+        if num_bytes > CHUNK_COPY_BYTES and tokens > COPIED_TOKENS:
+            tokens = max(COPIED_TOKENS, tokens * CHUNK_COPY_BYTES // num_bytes)
+            rows = [each[:, :tokens] for each in rows]
+            num_bytes = sum(each.nbytes for each in rows)
         if num_bytes > MOST_COPY_BYTES:
             self.forget(request)  # of a model this large it would cost too much
             return False

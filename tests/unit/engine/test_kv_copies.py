@@ -64,6 +64,31 @@ def test_an_answer_is_copied_piece_by_piece_and_put_elsewhere() -> None:
         assert np.array_equal(one, same)
 
 
+def test_a_chunk_is_copied_in_large_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = storage(40)
+    token_bytes = sum(each.nbytes for each in _rows(own, 0, 1))
+
+    def pieces(most_bytes: int) -> list[int]:
+        monkeypatch.setattr("edge.engine.kv_copies.CHUNK_COPY_BYTES", most_bytes)
+        told = list[Event]()
+        copies = KvCopies(told.append, CopyRoom())
+        copies.begin("a", 0)
+        chunk = StepEntry(request="a", position=0, tokens=tuple(range(40)), logit_rows=0)
+        copies.take(Step(entries=(chunk,)), own, now_s=0.0)
+        found = [each for each in told if isinstance(each, KvRows)]
+        whole = _rows(own, 0, sum(each.tokens for each in found))
+        other = empty()
+        for each in found:
+            put_copy(other, "a", each.first, each.tokens, each.rows)
+        for one, same in zip(whole, _rows(other, 0, whole[0].shape[1]), strict=True):
+            assert np.array_equal(one, same)
+        return [each.tokens for each in found]
+
+    assert pieces(1 << 20) == [40]
+    assert pieces(15 * token_bytes) == [15, 15, 10]
+    assert pieces(1) == [COPIED_TOKENS] * 5
+
+
 def test_of_slow_answers_fewer_tokens_are_copied_at_once() -> None:
     own, told = storage(30), list[Event]()
     copies = KvCopies(told.append, CopyRoom())
