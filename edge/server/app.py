@@ -28,6 +28,7 @@ from edge.server import (
     openai_chat,
     openai_fields,
     openai_responses,
+    openapi,
 )
 from edge.server.answers import Answers, Happening, Question
 from edge.server.cluster_view import cluster_view
@@ -92,6 +93,7 @@ class Server:
             "/api/tags": ("GET", self._ollama_tags),
             "/api/ps": ("GET", self._ollama_ps),
             "/api/version": ("GET", self._ollama_version),
+            "/openapi.json": ("GET", self._document),
         }
         page = page_routes()
         app = Starlette(
@@ -153,6 +155,9 @@ class Server:
     async def _plannable(self, _request: Request) -> Response:
         names = [] if self._previews is None else await self._previews.names()
         return JSONResponse({"models": names})
+
+    async def _document(self, _request: Request) -> Response:
+        return JSONResponse(openapi.document(self._shelf.names))
 
     async def _models(self, _request: Request) -> Response:
         return JSONResponse(

@@ -23,6 +23,7 @@ from edge.api.embedding import Pooling
 from edge.cli.options import ClusterOptions, cluster_options, model_options, way_to
 from edge.errors import RequestError
 from edge.offload import read_file
+from edge.partition import Plan
 from edge.planning.load_options import LoadOptions
 from edge.planning.proposal import Proposal
 from edge.server.app import MOST_ANSWERS, Server
@@ -111,6 +112,8 @@ def command(
       curl http://127.0.0.1:11435/v1/chat/completions -H "Content-Type: application/json" \\
         -d '{"model": "default", "messages": [{"role": "user", "content": "Hello"}]}'
     """
+    if further:
+        check_for_several(options)
     keys = () if api_key_file is None else read_keys(api_key_file)
     is_own = is_loopback(host)
     if not is_own and not keys:
@@ -165,6 +168,17 @@ def offered(models: Sequence[str], first: str | None) -> list[Offered]:
             )
         found.append(Offered(name=name or None, place=place))
     return found
+
+
+def check_for_several(options: LoadOptions) -> None:
+    """Raises RequestError for options that are of one model."""
+    of_one = {"--plan": isinstance(options.plan, Plan), "--lora": bool(options.lora)}
+    for option, is_given in of_one.items():
+        if is_given:
+            raise RequestError(
+                f"{option} is of one model, and all models of a server have the same options: "
+                "leave it out, or serve that model alone"
+            )
 
 
 def read_keys(path: Path) -> tuple[str, ...]:

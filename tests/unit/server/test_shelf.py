@@ -9,10 +9,12 @@ from typing import cast
 import pytest
 
 from edge.api.async_model import AsyncModel
-from edge.cli.commands.serve import Offered, offered
+from edge.cli.commands.serve import Offered, check_for_several, offered
 from edge.errors import CapacityError, RequestError
+from edge.planning.load_options import LoadOptions
 from edge.server.refusals import Refusal
 from edge.server.shelf import Place, Shelf, first_to_go
+from tests.support.plans import bundled_plan
 
 
 class Loaded:
@@ -196,3 +198,14 @@ def test_names_that_are_given() -> None:
     for wrong in (["org/c", "org/a", "org/a"], ["default=org/a"], ["s="]):
         with pytest.raises(RequestError, match="NAME=MODEL"):
             offered(wrong, None)
+
+
+def test_what_is_of_one_model_is_refused_for_several() -> None:
+    check_for_several(LoadOptions(plan="tensor"))
+    plan = bundled_plan("solo", devices=["a"])
+    for option, options in (
+        ("--plan", LoadOptions(plan=plan)),
+        ("--lora", LoadOptions(lora="adapter")),
+    ):
+        with pytest.raises(RequestError, match=f"{option} is of one model"):
+            check_for_several(options)
