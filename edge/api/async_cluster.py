@@ -298,7 +298,7 @@ class AsyncCluster:
                     attendants=tuple(attendants),
                 )
             )
-            self._models = [*(each for each in self._models if not each._is_closed), model]
+            self._models.append(model)
         return model
 
     async def propose(

@@ -346,9 +346,6 @@ class AsyncModel(DescribedModel):
     For the loop that the cluster was opened on. Any number of replies may be under way at once.
     """
 
-    _is_closed = False
-    """Nothing is left to do for it."""
-
     @overload
     async def generate(
         self,
@@ -549,7 +546,6 @@ class AsyncModel(DescribedModel):
         finally:
             if self._held.tokenizer is not None:
                 await run_blocking(self._held.tokenizer.close)
-        self._is_closed = True
 
     async def __aenter__(self) -> AsyncModel:
         return self

@@ -198,10 +198,7 @@ class Reloading:
             wire_rules=proposal.wire_rules,
             lease=self.lease,
             cache_root=cache_root(),
-            # Those of tokens say nothing without the state behind them.
-            copies_kv="none"
-            if checkpoint.spec.has_states
-            else kv_copies(self.options.standby, plan, proposal.cluster, here=host_id()),
+            copies_kv=kv_copies(self.options.standby, proposal, here=host_id()),
             expected=proposal.expected_steps(wished.context_tokens),
             tell=tell,
         )

@@ -23,10 +23,6 @@ from edge.weights.layout import ShardLayout
 _log = logging.getLogger(__name__)
 
 
-_Key = tuple[str, ShardLayout]
-"""A device, by id, and what it keeps ready."""
-
-
 class StandingBy:
     """Begins at once, and ends with `aclose` or its model. For one event loop.
 
@@ -39,7 +35,8 @@ class StandingBy:
         """What is stood by for; None: it is to be looked anew who could."""
         self._known: frozenset[tuple[str, int]] = frozenset()
         """Who was there then, by id and epoch."""
-        self._ready: dict[_Key, PeerClient] = {}
+        self._ready: list[PeerClient] = []
+        """Their devices keep what was loaded over them, as long as they are open."""
         self._task = asyncio.create_task(self._run())
 
     async def aclose(self) -> None:
@@ -50,9 +47,9 @@ class StandingBy:
     async def _run(self) -> None:
         try:
             while self._lasting.failure is None:
+                self._reloading.changed.clear()
                 if not self._lasting.is_recovering:
                     await self._look()
-                self._reloading.changed.clear()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._reloading.changed.wait(), LOOK_EVERY_S)
         except Exception:
@@ -84,7 +81,7 @@ class StandingBy:
             return
         cached = await self._reloading.cached(living)
         async with self._reloading.opened() as checkpoint:
-            wanted: dict[_Key, tuple[Seat, Bringing]] = {}
+            wanted: dict[tuple[str, ShardLayout], tuple[Seat, Bringing]] = {}
             for lost in before.plan.devices:
                 there = [peer for peer in living if peer.id != lost]
                 try:
@@ -105,7 +102,7 @@ class StandingBy:
             for (device, layout), (seat, bringing) in wanted.items():
                 async with bringing.source() as source:
                     client = await make_ready(bringing, seat, peers[device], source)
-                self._ready[device, layout] = client
+                self._ready.append(client)
                 client.watch(lambda _error: self._lost())
                 _log.info("%s stands by with layers %s", client.name, layout.layers)
 
@@ -114,6 +111,6 @@ class StandingBy:
         self._reloading.changed.set()
 
     async def _let_go(self) -> None:
-        ready, self._ready = self._ready, {}
-        for client in ready.values():
+        ready, self._ready = self._ready, []
+        for client in ready:
             await client.aclose()

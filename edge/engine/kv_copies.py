@@ -103,12 +103,12 @@ class KvCopies:
         first = self._next.get(request)
         if first is None or entry.end <= first:
             return False
-        tokens = waiting = entry.end - first
+        tokens = entry.end - first
         waits = now_s - self._copied_s.setdefault(request, now_s) < COPIED_AFTER_S
-        if waiting < COPIED_TOKENS and waits:
+        if tokens < COPIED_TOKENS and waits:
             return False
         if len(entry.tokens) == 1:
-            tokens = min(COPIED_TOKENS, waiting)
+            tokens = min(COPIED_TOKENS, tokens)
         rows = program.rows(request, first, first + tokens)
         if not rows:
             return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from edge.partition import ClusterSpec, Plan, Workload, memory_use
+from edge.partition import Workload, memory_use
 from edge.planning.load_options import Standby
 from edge.planning.proposal import Proposal
 from edge.protocol.assignment import Copies
@@ -18,15 +18,18 @@ FAST_BYTES_PER_S = 100e6
 this, a part of each token's time on a slow one."""
 
 
-def kv_copies(standby: Standby, plan: Plan, cluster: ClusterSpec, *, here: str) -> Copies:
-    """With "auto", of answers, where what is known of the way to here is fast.
+def kv_copies(standby: Standby, proposal: Proposal, *, here: str) -> Copies:
+    """With "auto", of answers, where what is known of the way to here is fast. None of a model with
+    states: keys and values say nothing without those.
 
     The way from a peer to its coordinator is not measured. It is fast on one machine (`here`: its
     host id); else the links of the plan's devices tell, which lie in the same network.
     """
+    if any(kind.state_bytes for kind in proposal.model.kinds):
+        return "none"
     if standby != "auto":
         return "all" if standby == "kv" else "none"
-    planned = set(plan.devices)
+    cluster, planned = proposal.cluster, set(proposal.plan.devices)
     elsewhere = {id for id in planned if cluster.device(id).host != here}
     if not elsewhere:
         return "answers"
@@ -59,8 +62,8 @@ class CopiesCost:
 
 def copies_cost(proposal: Proposal, standby: Standby, *, here: str) -> CopiesCost | None:
     """Every shard sends all that it keeps of a token, once. None where nothing is copied."""
-    copies = kv_copies(standby, proposal.plan, proposal.cluster, here=here)
-    if copies == "none" or any(kind.state_bytes for kind in proposal.model.kinds):
+    copies = kv_copies(standby, proposal, here=here)
+    if copies == "none":
         return None
     one = Workload(prompt_tokens=1, output_tokens=0)
     uses = memory_use(proposal.plan, proposal.model, one)

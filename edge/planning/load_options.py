@@ -37,11 +37,11 @@ MOST_WAIT_S = 7 * 24 * 3600.0
 DEFAULT_CONTEXT_TOKENS = 4096
 
 MAX_REQUESTS_AT_ONCE = 64
+"""Requests in one step; the CPU kernels gain little from more than 32."""
 
 STATES_AT_ONCE = 4
 """Requests under way, where each has states however short it is: 50 MiB for Qwen3.5-9B. More where
 more are asked for."""
-"""Requests in one step; the CPU kernels gain little from more than 32."""
 
 CHUNK_TOKENS = 256
 """Prompt tokens per step: large enough to fill the matrix kernels, small enough to pipeline."""

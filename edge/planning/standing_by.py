@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from edge.partition import Plan, Workload
-from edge.planning.load_options import LoadOptions
-from edge.planning.losses import losses
+from edge.planning.losses import Loss
 from edge.planning.proposal import Proposal
 from edge.protocol.topology import Seat
 
@@ -19,12 +20,12 @@ def taken_over(before: Plan, repaired: Plan) -> list[tuple[str, Seat]]:
     ]
 
 
-def ready_bytes(proposal: Proposal, options: LoadOptions) -> dict[str, int]:
+def ready_bytes(proposal: Proposal, losses: Sequence[Loss]) -> dict[str, int]:
     """Weights that devices without a part keep in memory, by id: what each would take over, were
-    one of the others lost. `options` are those of the proposal."""
+    one of the others lost. `losses` are those of the proposal."""
     workload = Workload(prompt_tokens=1, output_tokens=0)
     kept = {}
-    for loss in losses(proposal, options):
+    for loss in losses:
         if loss.repair is None:
             continue
         plan = loss.repair.plan

@@ -139,11 +139,9 @@ def change_in_words(change: PeerChange) -> str:
     if before is None:
         cells = _cells(peer)
         return f"{peer.name} is there: {cells['address']}, {cells['device']}, " + _offers(peer)
-    told = []
-    if (peer.silent_s is None, peer.is_lost) != (before.silent_s is None, before.is_lost):
-        told.append("answers again" if peer.silent_s is None else f"is {peer.health}")
     if peer.silent_s is not None:
-        return f"{peer.name} {', '.join(told) or 'is silent'}: it may hang, or be cut off"
+        return f"{peer.name} is {peer.health}: it may hang, or be cut off"
+    told = [] if before.silent_s is None else ["answers again"]
     was, now = ([f"{m.name} {m.dtype}" for m in each.models] for each in (before, peer))
     told += [f"runs {each}" for each in now if each not in was]
     told += [f"no longer runs {each}" for each in was if each not in now]

@@ -94,13 +94,14 @@ def command(
             except CapacityError as error:
                 click.echo(f"Without the changes: {error}", err=True)
     copies = copies_cost(proposal, options.standby, here=host_id())
-    ready = ready_bytes(proposal, options) if options.standby == "kv" else {}
+    lost = what_losses_do(proposal, options) if losses or options.standby == "kv" else []
+    ready = ready_bytes(proposal, lost) if options.standby == "kv" else {}
     if as_json:
         value = plan_as_json(proposal, explain=explain)
         if changes:
             value["changes"] = list(changes)
         if losses:
-            value["losses"] = losses_as_json(what_losses_do(proposal, options))
+            value["losses"] = losses_as_json(lost)
         value["standby"] = None if copies is None else standby_as_json(copies, ready)
         click.echo(json.dumps(value, indent=2))
     else:
@@ -113,4 +114,4 @@ def command(
         if copies is not None:
             show_standby(proposal, copies, ready)
         if losses:
-            show_losses(proposal, what_losses_do(proposal, options))
+            show_losses(proposal, lost)

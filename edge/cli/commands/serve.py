@@ -162,12 +162,16 @@ def offered(models: Sequence[str], first: str | None) -> list[Offered]:
         if first is not None and not index:
             name = first
         if name in {other.name for other in found} or name == "default" or not place:
-            raise RequestError(
-                f"{each!r} cannot be called {name!r} here: each model needs a name of its own, "
-                "other than default; give it as NAME=MODEL"
-            )
+            raise RequestError(_cannot_be_called(each, name))
         found.append(Offered(name=name or None, place=place))
     return found
+
+
+def _cannot_be_called(model: str, name: str) -> str:
+    return (
+        f"{model!r} cannot be called {name!r} here: each model needs a name of its own, other than "
+        "default; give it as NAME=MODEL"
+    )
 
 
 def check_for_several(options: LoadOptions) -> None:
@@ -240,12 +244,9 @@ async def serve(
         first = models[0].name or loaded.name
         places = {first: models[0].place}
         for each in models[1:]:
-            if each.name is None or each.name in places:
-                raise RequestError(
-                    f"{each.place!r} cannot be called {first!r} here, as another model is; give it "
-                    "as NAME=MODEL"
-                )
-            places[each.name] = each.place
+            if (called := each.name or first) in places:
+                raise RequestError(_cannot_be_called(each.place, called))
+            places[called] = each.place
 
         async def load(name: str, whole: bool) -> AsyncModel:
             stream = "off" if whole and options.stream == "auto" else options.stream
