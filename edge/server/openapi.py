@@ -15,6 +15,7 @@ _TEXT: Json = {"type": "string"}
 _FLAG: Json = {"type": "boolean"}
 _OBJECT: Json = {"type": "object"}
 _TOKEN: Json = {"type": "integer", "minimum": 0}
+_MODEL: Json = {"$ref": "#/components/schemas/Model"}
 
 
 def _whole(least: int, most: int | None = None) -> Json:
@@ -42,10 +43,14 @@ def _object(needed: Mapping[str, Json], others: Mapping[str, Json] | None = None
     }
 
 
+def _asked(needed: Mapping[str, Json], others: Mapping[str, Json] | None = None) -> Json:
+    """The body of a request: every one of them names a model."""
+    return _object({"model": _MODEL, **needed}, others)
+
+
 _STOP = _either(_TEXT, _list({**_TEXT, "minLength": 1}, most=MOST_STOPS))
 _PARTS = _list(_object({"type": {"const": "text"}, "text": _TEXT}))
 _CONTENT = _either(_TEXT, _PARTS)
-_MODEL: Json = {"$ref": "#/components/schemas/Model"}
 _FUNCTION = _object(
     {"name": {**_TEXT, "pattern": "^[a-zA-Z0-9_-]{1,64}$"}},
     {"description": _TEXT, "parameters": _OBJECT},
@@ -55,7 +60,7 @@ _OPENAI_MESSAGE = _object(
 )
 _SAMPLING = {
     "temperature": _number(0, 2),
-    "top_p": _number(0.01, 1),
+    "top_p": _number(1e-6, 1),
     "top_k": _whole(0),
     "min_p": _number(0, 1),
     "repetition_penalty": _number(0.01, 100),
@@ -74,7 +79,7 @@ _OPTIONS = _object(
     {
         "num_predict": _whole(-2),
         "temperature": _number(0, 2),
-        "top_p": _number(0.01, 1),
+        "top_p": _number(1e-6, 1),
         "top_k": _whole(0),
         "min_p": _number(0, 1),
         "repeat_penalty": _number(0.01, 100),
@@ -86,10 +91,9 @@ _OPTIONS = _object(
 _BODIES: Mapping[str, tuple[str, Json]] = {
     "/v1/chat/completions": (
         "An answer to a conversation, as OpenAI has it",
-        _object(
+        _asked(
             {"messages": _list(_OPENAI_MESSAGE, least=1)},
             {
-                "model": _MODEL,
                 "max_completion_tokens": _whole(1),
                 "max_tokens": _whole(1),
                 "n": _whole(1, MOST_ANSWERS),
@@ -108,10 +112,9 @@ _BODIES: Mapping[str, tuple[str, Json]] = {
     ),
     "/v1/completions": (
         "What follows a text, as OpenAI has it",
-        _object(
+        _asked(
             {"prompt": _either({**_TEXT, "minLength": 1}, _list(_TOKEN, least=1))},
             {
-                "model": _MODEL,
                 "max_tokens": _whole(1),
                 "n": _whole(1, MOST_ANSWERS),
                 "stream": _FLAG,
@@ -122,10 +125,9 @@ _BODIES: Mapping[str, tuple[str, Json]] = {
     ),
     "/v1/responses": (
         "An answer to a conversation that is sent whole, as OpenAI has it",
-        _object(
+        _asked(
             {"input": _either(_TEXT, _list(_OPENAI_MESSAGE, least=1))},
             {
-                "model": _MODEL,
                 "instructions": _TEXT,
                 "max_output_tokens": _whole(1),
                 "stream": _FLAG,
@@ -139,7 +141,7 @@ _BODIES: Mapping[str, tuple[str, Json]] = {
     ),
     "/v1/embeddings": (
         "A vector for each text, as OpenAI has it",
-        _object(
+        _asked(
             {
                 "input": _either(
                     {**_TEXT, "minLength": 1},
@@ -149,7 +151,6 @@ _BODIES: Mapping[str, tuple[str, Json]] = {
                 )
             },
             {
-                "model": _MODEL,
                 "encoding_format": {"enum": ["float", "base64"]},
                 "dimensions": _whole(1),
             },
@@ -157,7 +158,7 @@ _BODIES: Mapping[str, tuple[str, Json]] = {
     ),
     "/v1/messages": (
         "An answer to a conversation, as Anthropic has it",
-        _object(
+        _asked(
             {
                 "max_tokens": _whole(1),
                 "messages": _list(
@@ -166,11 +167,10 @@ _BODIES: Mapping[str, tuple[str, Json]] = {
                 ),
             },
             {
-                "model": _MODEL,
                 "system": _CONTENT,
                 "stream": _FLAG,
                 "temperature": _number(0, 1),
-                "top_p": _number(0.01, 1),
+                "top_p": _number(1e-6, 1),
                 "top_k": _whole(0),
                 "stop_sequences": _list({**_TEXT, "minLength": 1}, most=MOST_STOPS),
                 "tools": _list(
@@ -182,22 +182,21 @@ _BODIES: Mapping[str, tuple[str, Json]] = {
     ),
     "/v1/messages/count_tokens": (
         "How many tokens a conversation has, as Anthropic has it",
-        _object(
+        _asked(
             {
                 "messages": _list(
                     _object({"role": {"enum": ["user", "assistant"]}, "content": _CONTENT}),
                     least=1,
                 )
             },
-            {"model": _MODEL, "system": _CONTENT},
+            {"system": _CONTENT},
         ),
     ),
     "/api/chat": (
         "An answer to a conversation, as Ollama has it",
-        _object(
+        _asked(
             {"messages": _list(_OPENAI_MESSAGE, least=1)},
             {
-                "model": _MODEL,
                 "stream": _FLAG,
                 "think": _FLAG,
                 "format": _either({"const": "json"}, _OBJECT),
@@ -208,10 +207,9 @@ _BODIES: Mapping[str, tuple[str, Json]] = {
     ),
     "/api/generate": (
         "What follows a text, as Ollama has it",
-        _object(
+        _asked(
             {"prompt": {**_TEXT, "minLength": 1}},
             {
-                "model": _MODEL,
                 "system": _TEXT,
                 "raw": _FLAG,
                 "stream": _FLAG,
@@ -223,14 +221,14 @@ _BODIES: Mapping[str, tuple[str, Json]] = {
     ),
     "/api/embed": (
         "A vector for each text, as Ollama has it",
-        _object(
+        _asked(
             {"input": _either(_TEXT, _list({**_TEXT, "minLength": 1}, least=1, most=MOST_INPUTS))},
-            {"model": _MODEL, "truncate": _FLAG, "dimensions": _whole(1)},
+            {"truncate": _FLAG, "dimensions": _whole(1)},
         ),
     ),
     "/api/embeddings": (
         "A vector for one text, as Ollama had it",
-        _object({"prompt": {**_TEXT, "minLength": 1}}, {"model": _MODEL}),
+        _asked({"prompt": {**_TEXT, "minLength": 1}}),
     ),
 }
 _LOOKS: Mapping[str, tuple[str, Mapping[str, Json]]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jsonschema
@@ -10,13 +11,26 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from edge.api.async_model import AsyncModel
+from edge.server import anthropic_messages, embeddings, ollama, openai_fields, openai_responses
 from edge.server.app import Server
 from edge.server.fields import Fields
 from edge.server.guard import Guard, Rules
-from edge.server.openai_fields import chat_question, completion_question
 from edge.server.openapi import document
 from edge.server.page_files import page_routes
+from edge.server.refusals import Refusal
 from edge.server.shelf import Shelf
+
+HELLO = {"role": "user", "content": "Hello"}
+ASKED: dict[str, tuple[Callable[[Fields], object], dict[str, Any]]] = {
+    "/v1/chat/completions": (openai_fields.chat_question, {"messages": [HELLO]}),
+    "/v1/completions": (openai_fields.completion_question, {"prompt": "a"}),
+    "/v1/responses": (openai_responses.question_of, {"input": "a"}),
+    "/v1/embeddings": (embeddings.openai_asked, {"input": "a"}),
+    "/v1/messages": (anthropic_messages.question_of, {"messages": [HELLO], "max_tokens": 1}),
+    "/api/chat": (ollama.chat_question, {"messages": [HELLO]}),
+    "/api/generate": (ollama.generate_question, {"prompt": "a"}),
+    "/api/embed": (embeddings.ollama_asked, {"input": "a"}),
+}
 
 
 def test_it_has_what_the_server_has() -> None:
@@ -59,21 +73,49 @@ def test_its_schemas_are_schemas() -> None:
 @pytest.mark.parametrize(
     ("path", "body", "is_right"),
     [
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}, True),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "n": 0}, False),
+        ("/v1/chat/completions", {"messages": [HELLO]}, True),
+        ("/v1/chat/completions", {"messages": [HELLO], "n": 0}, False),
         ("/v1/chat/completions", {"messages": []}, False),
         ("/v1/completions", {"prompt": [1, 2], "stop": ["a"], "temperature": 0.5}, True),
-        ("/v1/completions", {"prompt": "a", "model": "m"}, True),
+        ("/v1/completions", {"prompt": "a"}, True),
         ("/v1/completions", {"prompt": ""}, False),
-        ("/v1/completions", {"prompt": "a", "top_p": 2}, False),
     ],
 )
 def test_it_says_what_the_server_takes(path: str, body: dict[str, Any], is_right: bool) -> None:
-    question = chat_question if path.endswith("chat/completions") else completion_question
     validator = jsonschema.Draft202012Validator(schemas()[path])
-    assert validator.is_valid(body) is is_right
-    if is_right:
-        question(Fields(body))
-    else:
-        with pytest.raises(Exception, match=r"messages|prompt|n must|top_p"):
-            question(Fields(body))
+    assert not validator.is_valid(body), "every body names a model"
+    assert validator.is_valid({"model": "m", **body}) is is_right
+    assert is_taken(path, body) is is_right
+
+
+def test_its_limits_of_numbers_are_those_of_the_server() -> None:
+    """The least and the most of each is taken, and what is beyond them is refused."""
+    tried = 0
+    for path, (_ask, body) in ASKED.items():
+        whole = schemas()[path]["properties"]
+        for within, properties in (("", whole), ("options", _properties(whole, "options"))):
+            for name, schema in properties.items():
+                for bound, step in (("minimum", -1), ("maximum", 1)):
+                    if (limit := schema.get(bound)) is None:
+                        continue
+                    beyond = limit + step * (1 if schema["type"] == "integer" else 1e-9)
+                    for value, is_right in ((limit, True), (beyond, False)):
+                        asked = {name: value, **({"logprobs": True} if "top_l" in name else {})}
+                        more = {within: asked} if within else asked
+                        told = f"{path} {within} {name} {value}"
+                        assert is_taken(path, {**body, **more}) is is_right, told
+                        tried += 1
+    assert tried > 100
+
+
+def _properties(schema: dict[str, Any], name: str) -> dict[str, Any]:
+    found: dict[str, Any] = schema.get(name, {}).get("properties", {})
+    return found
+
+
+def is_taken(path: str, body: dict[str, Any]) -> bool:
+    try:
+        ASKED[path][0](Fields(body))
+    except Refusal:
+        return False
+    return True
