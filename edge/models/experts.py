@@ -1,4 +1,7 @@
-"""A router, and gated feed-forward blocks of which each token goes through a few."""
+"""A router, and gated feed-forward blocks of which each token goes through a few.
+
+Some models have a shared expert beside them: a block that every token goes through.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from edge.models.parts import (
     Weights,
     check_flags,
     check_sizes,
+    exact_fields,
     whole_vector,
 )
 
@@ -24,10 +28,24 @@ MAX_EXPERTS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SharedExpert:
+    """A block that every token goes through, with the activation of the others."""
+
+    columns: int
+    is_gated: bool
+    """What it gives is multiplied by the sigmoid of one product of each token's own."""
+
+    def __post_init__(self) -> None:
+        check_sizes(shared_expert_columns=self.columns)
+        check_flags(is_gated=self.is_gated)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
     """A unit is a column of every expert, so that shards are in step whatever is chosen.
 
-    Each shard with units has the whole router, and chooses for itself.
+    Each shard with units has the whole router, and chooses for itself. Columns of a shared expert
+    are shared out as those of the others are.
     """
 
     kind: ClassVar[str] = "experts"
@@ -40,8 +58,10 @@ class Experts:
     activation: Activation
     renormalized: bool
     """Weights of those that are chosen add up to 1."""
+    shared: SharedExpert | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "shared", _shared_of(self.shared))
         check_sizes(num_experts=self.num_experts, top_k=self.top_k, expert_columns=self.columns)
         check_flags(renormalized=self.renormalized)
         if self.num_experts > MAX_EXPERTS:
@@ -69,43 +89,69 @@ class Experts:
 
     def shapes(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
         shapes: dict[str, tuple[int, ...]] = {"router.weight": (self.num_experts, hidden_size)}
-        for number in range(self.num_experts):
-            prefix = f"experts.{number}."
-            shapes[f"{prefix}gate.weight"] = (self.columns, hidden_size)
-            shapes[f"{prefix}up.weight"] = (self.columns, hidden_size)
-            shapes[f"{prefix}down.weight"] = (hidden_size, self.columns)
+        blocks = {f"experts.{number}.": self.columns for number in range(self.num_experts)}
+        if self.shared is not None:
+            blocks["shared."] = self.shared.columns
+            if self.shared.is_gated:
+                shapes["shared_gate.weight"] = (1, hidden_size)
+        for prefix, columns in blocks.items():
+            shapes[f"{prefix}gate.weight"] = (columns, hidden_size)
+            shapes[f"{prefix}up.weight"] = (columns, hidden_size)
+            shapes[f"{prefix}down.weight"] = (hidden_size, columns)
         shapes["mlp_norm"] = (hidden_size,)
         return shapes
 
     def weights(self, hidden_size: int) -> PartWeights:
-        router, column = self.num_experts * hidden_size, self.num_experts * hidden_size
+        column: float = self.num_experts * hidden_size
+        routers = [("router.weight", self.num_experts * hidden_size)]
+        if self.shared is not None:
+            column += hidden_size * self.shared.columns / self.columns
+            routers += [("shared_gate.weight", hidden_size)] * self.shared.is_gated
         return PartWeights(
             unit=Weights(
                 matrices=tuple((f"{role}.weight", column) for role in ("gate", "up", "down"))
             ),
-            fixed=Weights(matrices=(("router.weight", router),), vector=hidden_size),
+            fixed=Weights(matrices=tuple(routers), vector=hidden_size),
         )
 
     def row_values(self, context_tokens: int, hidden_size: int) -> int:
         """Of each chosen expert what a gated block has, its inputs and results, and those once
-        more in the order of tokens, and weighted; and who has chosen what."""
-        return self.top_k * (3 * self.columns + 5 * hidden_size + 4 * self.num_experts)
+        more in the order of tokens, and weighted; and who has chosen what. Of a shared one what
+        such a block has, and its results."""
+        shared = 0 if self.shared is None else 3 * self.shared.columns + 2 * hidden_size
+        return shared + self.top_k * (3 * self.columns + 5 * hidden_size + 4 * self.num_experts)
 
     def of_units(self, units: range) -> Experts | None:
-        return dataclasses.replace(self, columns=len(units)) if units else None
+        if not units:
+            return None
+        shared, columns = self.shared, len(self._shared_units(units))
+        if shared is not None:
+            shared = dataclasses.replace(shared, columns=columns) if columns else None
+        return dataclasses.replace(self, columns=len(units), shared=shared)
+
+    def with_columns(self, columns: int) -> Experts:
+        shared = self.shared
+        if shared is not None:
+            of_shared = max(1, columns * shared.columns // self.columns)
+            shared = dataclasses.replace(shared, columns=of_shared)
+        return dataclasses.replace(self, columns=columns, shared=shared)
 
     def matrices(self, layer: str, hidden_size: int, units: range) -> Iterator[MatrixSlice]:
         if not units:
             return
-        hidden = range(hidden_size)
-        router = ((f"{layer}router.weight", range(self.num_experts)),)
-        yield MatrixSlice(name=f"{layer}router", parts=router, columns=hidden)
-        for number in range(self.num_experts):
-            own = expert_name(layer, number)
-            gate_up = ((f"{own}gate.weight", units), (f"{own}up.weight", units))
+        hidden, of_shared = range(hidden_size), self._shared_units(units)
+        router = [(f"{layer}router.weight", range(self.num_experts))]
+        if of_shared and self.shared is not None and self.shared.is_gated:
+            router.append((f"{layer}shared_gate.weight", range(1)))
+        yield MatrixSlice(name=f"{layer}router", parts=tuple(router), columns=hidden)
+        blocks = {expert_name(layer, number): units for number in range(self.num_experts)}
+        if of_shared:
+            blocks[shared_name(layer)] = of_shared
+        for own, columns in blocks.items():
+            gate_up = ((f"{own}gate.weight", columns), (f"{own}up.weight", columns))
             down = ((f"{own}down.weight", hidden),)
             yield MatrixSlice(name=f"{own}gate_up", parts=gate_up, columns=hidden)
-            yield MatrixSlice(name=f"{own}down", parts=down, columns=units)
+            yield MatrixSlice(name=f"{own}down", parts=down, columns=columns)
 
     def vectors(
         self, layer: str, hidden_size: int, units: range, *, is_first: bool
@@ -113,10 +159,31 @@ class Experts:
         if units:
             yield whole_vector(f"{layer}mlp_norm", hidden_size)
 
+    def _shared_units(self, units: range) -> range:
+        """Columns of the shared expert that go with these of the others; all go with all."""
+        if self.shared is None:
+            return range(0)
+        start, stop = (
+            each * self.shared.columns // self.columns for each in (units.start, units.stop)
+        )
+        return range(start, stop)
+
+
+def _shared_of(value: object) -> SharedExpert | None:
+    """As it is, or from JSON. Raises ValueError."""
+    if value is None or isinstance(value, SharedExpert):
+        return value
+    return SharedExpert(**exact_fields(SharedExpert, value))
+
 
 def expert_name(layer: str, number: int) -> str:
     """What names of an expert's matrices begin with."""
     return f"{layer}experts.{number}."
+
+
+def shared_name(layer: str) -> str:
+    """Likewise of a shared expert's."""
+    return f"{layer}shared."
 
 
 def expert_number(name: str) -> int | None:

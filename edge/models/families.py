@@ -26,6 +26,7 @@ FAMILIES = (
     "olmo3",
     "phi3",
     "qwen2",
+    "qwen2_moe",
     "qwen3",
     "qwen3_5_text",
     "qwen3_moe",
@@ -112,7 +113,6 @@ _MISSING = {
     "olmo": ("llama", "norms without weights"),
     "phi": ("phi3", "LayerNorm and parts side by side"),
     "phimoe": ("phi3", "experts"),
-    "qwen2_moe": ("qwen2", "experts"),
     "qwen3_5_moe": ("qwen3_5_text", "experts"),
     "qwen3_5_moe_text": ("qwen3_5_text", "experts"),
     "qwen3_next": ("qwen3_5_text", "experts"),
@@ -161,6 +161,7 @@ _LAYER_ROLES = {
     "value": "self_attn.v_proj",
     "output": "self_attn.o_proj",
     "router": "mlp.gate",
+    "shared_gate": "mlp.shared_expert_gate",
     "gate": "mlp.gate_proj",
     "up": "mlp.up_proj",
     "down": "mlp.down_proj",
@@ -195,8 +196,9 @@ def llama_tensor_name(role: str) -> str:
     if role in _MODEL_ROLES:
         return _MODEL_ROLES[role]
     _layers, index, part, *suffix = role.split(".")
-    if part == "experts":
-        number, matrix, *suffix = suffix
+    if part in ("experts", "shared"):
+        *number, matrix, last = suffix
+        block = ["mlp.experts", *number] if number else ["mlp.shared_expert"]
         name = _LAYER_ROLES[matrix].removeprefix("mlp.")
-        return ".".join(["model.layers", index, "mlp.experts", number, name, *suffix])
+        return ".".join(["model.layers", index, *block, name, last])
     return ".".join(["model.layers", index, _LAYER_ROLES[part], *suffix])

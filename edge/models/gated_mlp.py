@@ -75,6 +75,9 @@ class GatedMlp:
     def of_units(self, units: range) -> GatedMlp | None:
         return dataclasses.replace(self, columns=len(units)) if units else None
 
+    def with_columns(self, columns: int) -> GatedMlp:
+        return dataclasses.replace(self, columns=columns)
+
     def matrices(self, layer: str, hidden_size: int, units: range) -> Iterator[MatrixSlice]:
         hidden = range(hidden_size)
         if units:

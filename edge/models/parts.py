@@ -61,8 +61,8 @@ class VectorSlice:
 class Weights:
     """How many weights something has."""
 
-    matrices: tuple[tuple[str, int], ...] = ()
-    """In matrices, by role within the layer."""
+    matrices: tuple[tuple[str, float], ...] = ()
+    """In matrices, by role within the layer. Of a unit it may be a mean, and so a fraction."""
     vector: int = 0
     """In norms and biases, which are float32."""
 

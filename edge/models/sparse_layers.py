@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from edge.models.config import Config
 from edge.models.decoder import activation, num_layers
-from edge.models.experts import MAX_EXPERTS, Experts
+from edge.models.experts import MAX_EXPERTS, Experts, SharedExpert
 from edge.models.spec import MAX_LAYERS
 
 
@@ -17,14 +17,26 @@ def num_experts(config: Config) -> int:
     return config.size(name or "num_experts", most=MAX_EXPERTS)
 
 
-def sparse_layers(config: Config) -> Sequence[Experts | None]:
-    """For each layer its experts, or None for a plain block."""
+def shared_expert(config: Config, usual: int) -> SharedExpert:
+    """As Qwen's families have one; `usual` columns where the file does not say how many."""
+    columns = config.size("shared_expert_intermediate_size", usual)
+    return SharedExpert(columns=columns, is_gated=True)
+
+
+def sparse_layers(
+    config: Config, *, renormalized: bool = False, shared: SharedExpert | None = None
+) -> Sequence[Experts | None]:
+    """For each layer its experts, or None for a plain block.
+
+    `renormalized`: where the file does not say.
+    """
     experts = Experts(
         num_experts=num_experts(config),
         top_k=config.size("num_experts_per_tok", most=MAX_EXPERTS),
         columns=config.size("moe_intermediate_size"),
         activation=activation(config),
-        renormalized=config.flag("norm_topk_prob", False),
+        renormalized=config.flag("norm_topk_prob", renormalized),
+        shared=shared,
     )
     step = config.size("decoder_sparse_step", 1, most=MAX_LAYERS)
     plain = config.values.get("mlp_only_layers") or []

@@ -190,7 +190,7 @@ def weights_sample(spec: ModelSpec, weight_format: WeightFormat, budget_bytes: i
     assert mixer is not None
     narrow = LayerSpec(
         mixer=mixer,
-        feed_forward=dataclasses.replace(layer.feed_forward, columns=columns),
+        feed_forward=layer.feed_forward.with_columns(columns),
     )
     return Sample(
         spec=_resized(spec, [narrow]), num_layers=1, chunk_rows=chunk_rows, is_narrowed=True
@@ -206,7 +206,7 @@ def attention_sample(spec: ModelSpec, weight_format: WeightFormat, budget_bytes:
     hidden = max(_LEAST_HIDDEN, _multiple(weight_format))
     layer = LayerSpec(
         mixer=dataclasses.replace(spec.attention, window=None),
-        feed_forward=dataclasses.replace(spec.kinds[0].feed_forward, columns=hidden),
+        feed_forward=spec.kinds[0].feed_forward.with_columns(hidden),
     )
     narrow = dataclasses.replace(_resized(spec, [layer] * 2), hidden_size=hidden)
     chunk_rows = _chunk_rows(narrow, budget_bytes)
@@ -226,7 +226,7 @@ def step_sample(spec: ModelSpec, weight_format: WeightFormat) -> ModelSpec:
             rotary=Rotary(inverse_frequencies=(1.0,) * 8),
             window=None,
         ),
-        feed_forward=dataclasses.replace(spec.kinds[0].feed_forward, columns=hidden),
+        feed_forward=spec.kinds[0].feed_forward.with_columns(hidden),
     )
     return dataclasses.replace(
         spec,

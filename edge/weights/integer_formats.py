@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
+from edge.models.experts import Experts
 from edge.models.spec import ModelSpec
 from edge.weights.block_matrices import Blocks, ZeroBlocks, mixed
 from edge.weights.encoding import Encoding
@@ -35,7 +37,7 @@ def int4(spec: ModelSpec, block_size: int | None) -> Encoding:
     0.36 with 4 bits in blocks of 32 everywhere, 0.096 with this.
     """
     hidden = spec.hidden_size
-    columns = math.gcd(*(kind.feed_forward.columns for kind in spec.kinds))
+    columns = math.gcd(*_block_columns(spec))
     fine = ZeroBlocks(4, min(block_size or DEFAULT_BLOCK_SIZE, DEFAULT_BLOCK_SIZE))
     usual, down = (
         ZeroBlocks(4, block_size or _widest_block(_INT4_BLOCK, inputs, DEFAULT_BLOCK_SIZE))
@@ -57,7 +59,7 @@ def int4(spec: ModelSpec, block_size: int | None) -> Encoding:
 def small_floats(spec: ModelSpec) -> tuple[Rule, ...]:
     """Routers stay floats: they are small, and another choice of experts is another model. So does
     what says how fast a state is forgotten, which is applied once more with every token."""
-    roles = ["router.weight"] if spec.has_experts else []
+    roles = ["router.weight", "shared_gate.weight"] if spec.has_experts else []
     if spec.has_states:
         roles += ["linear_decay.weight", "linear_beta.weight"]
     return tuple(Rule(role, Floats()) for role in roles)
@@ -66,6 +68,15 @@ def small_floats(spec: ModelSpec) -> tuple[Rule, ...]:
 def head_kind(spec: ModelSpec, least_block: int = 32) -> Blocks:
     """8 bits, for the matrix that is largest and most sensitive."""
     return Blocks(8, _widest_block(_WIDEST_BLOCK, spec.hidden_size, least_block))
+
+
+def _block_columns(spec: ModelSpec) -> Iterator[int]:
+    """Of all feed-forward blocks."""
+    for kind in spec.kinds:
+        part = kind.feed_forward
+        yield part.columns
+        if isinstance(part, Experts) and part.shared is not None:
+            yield part.shared.columns
 
 
 def _is_sensitive(layer: int, num_layers: int) -> bool:

@@ -59,7 +59,7 @@ class Rule:
     """The kind of one matrix: of every layer, or of those of a grade (see LayerSpec)."""
 
     role: str
-    """"head", or the role within its layer: "down.weight"; an expert's has no number."""
+    """"head", or the role within its layer: "down.weight", also an expert's."""
     kind: Kind
     grade: int | None = None
 
@@ -110,7 +110,7 @@ def rule_role(role: str) -> str:
     for of_many in ("layers.", "experts."):
         if role.startswith(of_many):
             role = role.split(".", 2)[2]
-    return role
+    return role.removeprefix("shared.")
 
 
 def _stored(matrix: MatrixSlice, runs: list[tuple[Kind, Rows]]) -> Iterator[StoredMatrix]:

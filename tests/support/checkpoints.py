@@ -290,6 +290,25 @@ MORE_FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             },
         },
     ),
+    "qwen2_moe": (
+        "qwen2_moe",
+        {
+            "hidden_size": 60,
+            "intermediate_size": 90,
+            "moe_intermediate_size": 37,
+            "shared_expert_intermediate_size": 53,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 3,
+            "vocab_size": 131,
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "mlp_only_layers": [2],
+            "use_sliding_window": True,
+            "sliding_window": 9,
+            "max_window_layers": 3,
+        },
+    ),
     "qwen3_moe": (
         "qwen3_moe",
         {

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float32]
 FLOAT_BITS = 32
+_FLOATS = (".mlp.gate", ".mlp.shared_expert_gate", ".in_proj_a", ".in_proj_b")
+"""Names of matrices that are not rounded."""
 
 
 class ReferenceModel:
@@ -65,7 +67,7 @@ class ReferenceModel:
     def held_in(self, name: str) -> tuple[int, int]:
         """Bits and block size of a matrix, as docs/guide/quality.md tells them."""
         given = self.block_size
-        if name.removesuffix(".weight").endswith((".mlp.gate", ".in_proj_a", ".in_proj_b")):
+        if name.removesuffix(".weight").endswith(_FLOATS):
             return FLOAT_BITS, 1
         if self.dtype != "int4":
             return {"float32": 32, "int8": 8, "int4-pure": 4}[self.dtype], given or 32
@@ -78,7 +80,10 @@ class ReferenceModel:
         if "down_proj" not in name:
             return 4, usual
         layers, layer = self.spec.num_layers, int(name.split(".")[2])
-        fits = self.spec.layer(layer).feed_forward.columns % 64 == 0
+        part = self.spec.layer(layer).feed_forward
+        fits = part.columns % 64 == 0
+        if isinstance(part, Experts) and part.shared is not None:
+            fits = fits and part.shared.columns % 64 == 0
         size = given or (64 if fits else 32)
         inner = layer - layers // 8
         if inner < 0 or inner % 3 == 2 or layer >= 7 * layers // 8:
@@ -169,7 +174,18 @@ class ReferenceModel:
             return self._linear(active, f"{own}down_proj")
 
         logits = self._linear(x, f"{prefix}gate")
-        return experts(x, logits, top_k=part.top_k, renormalized=part.renormalized, expert=expert)
+        mixed = experts(x, logits, top_k=part.top_k, renormalized=part.renormalized, expert=expert)
+        return mixed if part.shared is None else mixed + self._shared(x, part, prefix)
+
+    def _shared(self, x: Array, part: Experts, prefix: str) -> Array:
+        own = f"{prefix}shared_expert."
+        gate_up = [self._linear(x, f"{own}{name}_proj") for name in ("gate", "up")]
+        active = gated(np.concatenate(gate_up, axis=-1), activation=part.activation)
+        given = self._linear(active, f"{own}down_proj")
+        if part.shared is None or not part.shared.is_gated:
+            return given
+        output: Array = given / (1 + np.exp(-self._linear(x, f"{prefix}shared_expert_gate")))
+        return output
 
     def _rounded(self, name: str, weight: Array) -> Array:
         bits, block_size = self.held_in(name)
@@ -218,6 +234,12 @@ class IntegerReferenceModel(ReferenceModel):
                 heads = tuple(each.heads.stop * size for each in slices)
                 self._cuts[f"model.layers.{layer}.{name}"] = heads
                 self._cuts[f"model.layers.{layer}.mlp.down_proj"] = columns
+                part = self.spec.layer(layer).feed_forward
+                if isinstance(part, Experts) and part.shared is not None:
+                    share = part.shared.columns / part.columns
+                    self._cuts[f"model.layers.{layer}.mlp.shared_expert.down_proj"] = tuple(
+                        int(each * share) for each in columns
+                    )
 
     def _linear(self, x: Array, name: str) -> Array:
         if self.held_in(name)[0] == FLOAT_BITS:

@@ -1,12 +1,14 @@
-"""The nodes of a router and its experts."""
+"""The nodes of a router and its experts, and of a shared one."""
 
 from __future__ import annotations
+
+import numpy as np
 
 from edge.backends.ort.segments import SegmentBuilder
 from edge.kernels.experts.onnx import experts
 from edge.kernels.gated_mlp.onnx import gated
 from edge.kernels.onnx_graph import OnnxGraph
-from edge.models.experts import Experts, expert_name
+from edge.models.experts import Experts, expert_name, shared_name
 
 
 def lower_experts(build: SegmentBuilder, layer: int, part: Experts) -> str:
@@ -21,13 +23,29 @@ def lower_experts(build: SegmentBuilder, layer: int, part: Experts) -> str:
             return build.linear_unobserved(active, f"{own}down")
 
     x = build.norm(f"{prefix}mlp_norm")
-    return experts(
+    logits = build.linear_unobserved(x, f"{prefix}router")
+    shared, weight = part.shared, ""
+    if shared is not None and shared.is_gated:
+        sizes = np.asarray([part.num_experts, 1], np.int64)
+        split = build.graph.constant(f"router_{part.num_experts}_1", sizes)
+        logits, weight = build.graph.nodes("Split", logits, split, outputs=2, axis=-1)
+    routed = experts(
         build.graph,
         x,
-        build.linear_unobserved(x, f"{prefix}router"),
+        logits,
         hidden_size=build.spec.hidden_size,
         num_experts=part.num_experts,
         top_k=part.top_k,
         renormalized=part.renormalized,
         expert=expert,
     )
+    if shared is None:
+        return routed
+    own = shared_name(prefix)
+    active = gated(
+        build.graph, build.linear_unobserved(x, f"{own}gate_up"), activation=part.activation
+    )
+    given = build.linear_unobserved(active, f"{own}down")
+    if weight:
+        given = build.graph.node("Mul", given, build.graph.node("Sigmoid", weight))
+    return build.graph.node("Add", routed, given)

@@ -87,9 +87,12 @@ def check_agreement(
         elif layer.mixer is not None:
             check.linear_attention(number, layer.mixer)
         if layer.feed_forward is not None:
-            check.gated(number, layer.feed_forward)
+            check.gated(f"gated.{number}", layer.feed_forward)
         if isinstance(layer.feed_forward, Experts):
             check.experts(number, layer.feed_forward)
+            if layer.feed_forward.shared is not None:
+                columns = layer.feed_forward.shared.columns
+                check.gated(f"gated.{number}.shared", layer.feed_forward.with_columns(columns))
     if layout.is_last_stage and layout.vocab:
         matrices += ["head"]
         norms += ["final_norm"]
@@ -198,8 +201,8 @@ class _Check:
             LARGEST_ERROR_OF_INTEGER_INPUTS if rounds else LARGEST_ERROR,
         )
 
-    def gated(self, layer: int, part: GatedMlp | Experts) -> None:
-        x = self._input(f"gated.{layer}", 2 * part.columns)
+    def gated(self, name: str, part: GatedMlp | Experts) -> None:
+        x = self._input(name, 2 * part.columns)
         activation = part.activation
         wanted = [gated_reference(feeds[x], activation=activation) for feeds in self._feeds]
         self._output(gated(self._graph, x, activation=activation), "gated_mlp", wanted)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 import transformers
 
 from edge.errors import CheckpointError
+from edge.models.experts import Experts, SharedExpert
 from edge.models.families import FAMILIES, read_family
 from edge.models.linear_attention import LinearAttention
 from edge.models.parts import MAX_SIZE
@@ -149,7 +152,7 @@ def test_frequencies_equal_those_of_transformers(model_type: str, rope: dict[str
     np.testing.assert_allclose(found, rotary.inv_freq.numpy(), rtol=1e-6)
 
 
-OTHER_MODULES = ("mixtral", "qwen3_moe", "qwen3_5_text")
+OTHER_MODULES = ("mixtral", "qwen2_moe", "qwen3_moe", "qwen3_5_text")
 """Modules of theirs have other names than files, or parts; end-to-end tests open such files."""
 
 
@@ -204,6 +207,45 @@ def test_which_layers_have_experts() -> None:
     shapes = tensor_shapes(spec)
     assert shapes["layers.1.experts.4.down.weight"] == (64, 24)
     assert shapes["layers.0.down.weight"] == (64, 90)
+
+
+def test_a_shared_expert_is_cut_where_the_others_are() -> None:
+    """Also where it has no multiple of their columns; and every weight is counted."""
+    spec = describe("qwen2_moe", **EXPERTS, shared_expert_intermediate_size=37)
+    part = spec.layer(0).feed_forward
+    assert isinstance(part, Experts)
+    assert part.shared == SharedExpert(columns=37, is_gated=True)
+    assert not part.renormalized
+    assert ModelSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+    columns: list[int] = []
+    for units in (range(7), range(7, 8), range(8, 24)):
+        found = {each.name: each for each in part.matrices("layers.0.", 64, units)}
+        down, local = found["layers.0.shared.down"], part.of_units(units)
+        assert (down.num_rows, found["layers.0.router"].num_rows) == (64, 6)
+        assert local is not None
+        assert local.shared == SharedExpert(columns=len(down.columns), is_gated=True)
+        columns += down.columns
+    assert columns == list(range(37))
+    weights = part.weights(64)
+    counted = 24 * sum(count for _role, count in weights.unit.matrices)
+    counted += sum(count for _role, count in weights.fixed.matrices)
+    shapes = part.shapes(64)
+    assert counted == sum(math.prod(size) for role, size in shapes.items() if role != "mlp_norm")
+    less = dataclasses.replace(part, shared=SharedExpert(columns=1, is_gated=True))
+    few = less.of_units(range(3))
+    assert few is not None
+    assert few.shared is None, "the one column goes with the last of the others"
+    assert next(less.matrices("", 64, range(3))).num_rows == 5
+
+
+def test_windows_of_qwen2_with_experts() -> None:
+    def windows(**values: Any) -> tuple[int | None, ...]:
+        given = {"sliding_window": 7, "max_window_layers": 2, "num_hidden_layers": 4}
+        return tuple(shape(describe("qwen2_moe", **EXPERTS, **{**given, **values})).windows)
+
+    assert windows() == (None,) * 4
+    assert windows(use_sliding_window=True) == (7, None, None, None)
+    assert windows(use_sliding_window=True, max_window_layers=9) == (7, None, 7, None)
 
 
 def test_which_layers_are_linear_attention() -> None:
