@@ -28,8 +28,10 @@ FAMILIES = (
     "qwen2",
     "qwen2_moe",
     "qwen3",
+    "qwen3_5_moe_text",
     "qwen3_5_text",
     "qwen3_moe",
+    "qwen3_next",
     "smollm3",
 )
 """Each is a module of this package, named as `model_type` in `config.json`."""
@@ -41,16 +43,25 @@ class Family:
 
     norm_offset: what is added to the weights of norms. fused: matrices of a layer that hold those
     of several roles, one under the other, by what follows the layer's number in their names; a
-    checkpoint may have them, or each by the name of its role.
+    checkpoint may have them, or each by the name of its role. fused_by_head: the same of linear
+    attention, all rows of one key head under those of another. stacked_experts: the same of
+    experts, in tensors [experts, rows, columns].
     """
 
     describe: Callable[[Config], ModelSpec]
     tensor_name: Callable[[str], str]
     norm_offset: float = 0.0
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    fused_by_head: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    stacked_experts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-WITH_PICTURES = {"gemma3": "gemma3_text", "mistral3": "mistral", "qwen3_5": "qwen3_5_text"}
+WITH_PICTURES = {
+    "gemma3": "gemma3_text",
+    "mistral3": "mistral",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
+}
 """Models that read pictures, too, by `model_type`, and what their text part is unless it says."""
 
 
@@ -113,9 +124,6 @@ _MISSING = {
     "olmo": ("llama", "norms without weights"),
     "phi": ("phi3", "LayerNorm and parts side by side"),
     "phimoe": ("phi3", "experts"),
-    "qwen3_5_moe": ("qwen3_5_text", "experts"),
-    "qwen3_5_moe_text": ("qwen3_5_text", "experts"),
-    "qwen3_next": ("qwen3_5_text", "experts"),
     "stablelm": ("llama", "LayerNorm"),
     "starcoder2": ("llama", "LayerNorm and a feed-forward block without a gate"),
 }

@@ -14,9 +14,9 @@ from edge.text.files import TOKENIZER, read_json
 from edge.weights.encoding import Encoding
 from edge.weights.foreign_folders import check_folder
 from edge.weights.form import CheckpointForm, with_tied_head
-from edge.weights.fused_rows import fused_rows, with_fused_rows
+from edge.weights.fused_rows import fused_rows, rows_of_experts, rows_of_heads, with_fused_rows
 from edge.weights.packed_encoding import packed_encoding
-from edge.weights.packed_folder import packed_store
+from edge.weights.packed_folder import PackedStore, packed_store
 
 CONFIG = "config.json"
 
@@ -47,7 +47,9 @@ def open_folder(folder: Path) -> CheckpointForm:
             spec = replace(spec, tied_embeddings=is_tied)
         name = with_tied_head(spec, plain_name)
         parts = fused_rows(family.fused, spec, plain_name)
-        store = with_fused_rows(files, parts)
+        of_heads = rows_of_heads(family.fused_by_head, spec, plain_name)
+        of_experts = rows_of_experts(family.stacked_experts, spec, plain_name)
+        store = with_fused_rows(files, {**parts, **of_heads, **of_experts})
         store = packed_store(
             config, store, source=str(source), embedding=name("embedding"), parts=parts
         )
@@ -57,7 +59,7 @@ def open_folder(folder: Path) -> CheckpointForm:
                 f"{source}: experts that are quantised on disk are not computed; take the model's "
                 "folder of floats, which Edge rounds itself"
             )
-        if spec.has_states and own is not None:
+        if spec.has_states and isinstance(store, PackedStore):
             raise CheckpointError(
                 f"{source}: linear attention that is quantised on disk is not computed; take the "
                 "model's folder of floats, which Edge rounds itself"

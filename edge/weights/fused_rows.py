@@ -1,4 +1,4 @@
-"""Matrices that a checkpoint holds one under the other in one tensor, as if each were its own."""
+"""Matrices that a checkpoint holds in one tensor with others, as if each were its own."""
 
 from __future__ import annotations
 
@@ -7,22 +7,114 @@ import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from itertools import accumulate
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import CheckpointError
+from edge.models.experts import Experts, expert_name
 from edge.models.spec import ModelSpec, tensor_shapes
 from edge.offload import Closing, StoreError, WeightStore, checked_runs
 
 
+class TensorPart(Protocol):
+    """A matrix, or a bias, that is a part of a tensor that is called otherwise."""
+
+    @property
+    def tensor(self) -> str: ...
+
+    @property
+    def num_rows(self) -> int: ...
+
+    @property
+    def extent(self) -> tuple[int, ...]:
+        """The least that the leading axes of the tensor must measure; the others are the part's."""
+        ...
+
+    def read(self, store: WeightStore, rows: range, columns: range | None) -> NDArray[Any]:
+        """Rows and columns of the part, which lie within it."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SomeRows:
-    """Rows of a tensor that is called otherwise."""
+    """Rows that are next to each other."""
 
     tensor: str
     rows: range
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.rows)
+
+    @property
+    def extent(self) -> tuple[int, ...]:
+        return (self.rows.stop,)
+
+    def read(self, store: WeightStore, rows: range, columns: range | None) -> NDArray[Any]:
+        first = self.rows.start
+        return store.read(
+            self.tensor, rows=range(first + rows.start, first + rows.stop), columns=columns
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsOfHeads:
+    """The same rows of each head, where the tensor has all rows of one head, then of the next."""
+
+    tensor: str
+    heads: int
+    rows: range
+    """Of the first head."""
+    height: int
+    """Rows that a head has in all."""
+
+    @property
+    def num_rows(self) -> int:
+        return self.heads * len(self.rows)
+
+    @property
+    def extent(self) -> tuple[int, ...]:
+        return (self.heads * self.height,)
+
+    def read(self, store: WeightStore, rows: range, columns: range | None) -> NDArray[Any]:
+        own = len(self.rows)
+        runs = []
+        for head in range(rows.start // own, -(-rows.stop // own)):
+            first, start = head * self.height + self.rows.start, head * own
+            begin, end = max(rows.start - start, 0), min(rows.stop - start, own)
+            run = range(first + begin, first + end)
+            runs.append(store.read(self.tensor, rows=run, columns=columns))
+        if not runs:
+            return store.read(self.tensor, rows=range(0), columns=columns)
+        return np.concatenate(runs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsOfOne:
+    """Rows of one of the matrices of a tensor [matrices, rows, columns]."""
+
+    tensor: str
+    number: int
+    rows: range
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.rows)
+
+    @property
+    def extent(self) -> tuple[int, ...]:
+        return self.number + 1, self.rows.stop
+
+    def read(self, store: WeightStore, rows: range, columns: range | None) -> NDArray[Any]:
+        run = range(self.rows.start + rows.start, self.rows.start + rows.stop)
+        read: NDArray[Any]
+        (read,) = store.read(self.tensor, rows=range(self.number, self.number + 1), columns=run)
+        if columns is None:
+            return read
+        return np.ascontiguousarray(read[:, columns.start : columns.stop])
 
 
 def fused_rows(
@@ -40,35 +132,86 @@ def fused_rows(
                 roles = [f"layers.{layer}.{part}.{suffix}" for part in parts]
                 if any(role not in shapes for role in roles):
                     continue
-                first, base = 0, tensor_name(roles[0]).split(f".{layer}.", 1)[0]
+                first, tensor = 0, _beside(tensor_name(roles[0]), layer, f"{whole}.{suffix}")
                 for role in roles:
                     rows = range(first, first + shapes[role][0])
-                    tensor = f"{base}.{layer}.{whole}.{suffix}"
                     found[tensor_name(role)] = SomeRows(tensor=tensor, rows=rows)
                     first = rows.stop
     return found
 
 
-class FusedStore(Closing):
-    """A WeightStore in which rows of some tensors of another are tensors. It closes that one."""
+def rows_of_heads(
+    fused: Mapping[str, tuple[str, ...]], spec: ModelSpec, tensor_name: Callable[[str], str]
+) -> dict[str, TensorPart]:
+    """The same for matrices of linear attention that have one key head after the other."""
+    shapes = tensor_shapes(spec)
+    found: dict[str, TensorPart] = {}
+    for layer in range(spec.num_layers):
+        heads = spec.layer(layer).mixer.num_units
+        for whole, parts in fused.items():
+            roles = [f"layers.{layer}.{part}.weight" for part in parts]
+            if any(role not in shapes for role in roles):
+                continue
+            sizes = [shapes[role][0] // heads for role in roles]
+            tensor = _beside(tensor_name(roles[0]), layer, f"{whole}.weight")
+            for role, stop, size in zip(roles, accumulate(sizes), sizes, strict=True):
+                found[tensor_name(role)] = RowsOfHeads(
+                    tensor=tensor, heads=heads, rows=range(stop - size, stop), height=sum(sizes)
+                )
+    return found
 
-    def __init__(self, store: WeightStore, parts: Mapping[str, SomeRows]) -> None:
+
+def rows_of_experts(
+    stacked: Mapping[str, tuple[str, ...]], spec: ModelSpec, tensor_name: Callable[[str], str]
+) -> dict[str, TensorPart]:
+    """The same for matrices of experts, those of a layer in one tensor."""
+    found: dict[str, TensorPart] = {}
+    for layer in range(spec.num_layers):
+        part = spec.layer(layer).feed_forward
+        if not isinstance(part, Experts):
+            continue
+        heights = {"gate": part.columns, "up": part.columns, "down": spec.hidden_size}
+        for whole, matrices in stacked.items():
+            sizes = [heights[matrix] for matrix in matrices]
+            for number in range(part.num_experts):
+                own = expert_name(f"layers.{layer}.", number)
+                for matrix, stop, size in zip(matrices, accumulate(sizes), sizes, strict=True):
+                    name = tensor_name(f"{own}{matrix}.weight")
+                    found[name] = RowsOfOne(
+                        tensor=_beside(name, layer, whole),
+                        number=number,
+                        rows=range(stop - size, stop),
+                    )
+    return found
+
+
+def _beside(name: str, layer: int, other: str) -> str:
+    """The name of another tensor of the same layer."""
+    return f"{name.split(f'.{layer}.', 1)[0]}.{layer}.{other}"
+
+
+class FusedStore(Closing):
+    """A WeightStore in which parts of some tensors of another are tensors. It closes that one."""
+
+    def __init__(self, store: WeightStore, parts: Mapping[str, TensorPart]) -> None:
         """Raises CheckpointError for a tensor with more or fewer rows than its parts have."""
         self.stored = store
         """The tensors as the file has them."""
         self._parts = dict(parts)
-        whole: dict[str, int] = {}
+        whole: dict[str, tuple[int, ...]] = {}
         for part in parts.values():
-            whole[part.tensor] = max(part.rows.stop, whole.get(part.tensor, 0))
-        for tensor, rows in whole.items():
-            if store.shape(tensor)[:1] != (rows,):
+            extent = whole.get(part.tensor, part.extent)
+            whole[part.tensor] = tuple(map(max, extent, part.extent))
+        for tensor, extent in whole.items():
+            if store.shape(tensor)[: len(extent)] != extent:
                 raise CheckpointError(
                     f"{store.where(tensor)}: tensor {tensor} has shape "
-                    f"{list(store.shape(tensor))}, and the configuration makes it {rows} rows: "
-                    "they belong to different checkpoints, download all of one again"
+                    f"{list(store.shape(tensor))}, and the configuration makes it "
+                    f"{' x '.join(map(str, extent))} rows: they belong to different checkpoints, "
+                    "download all of one again"
                 )
         self._names = tuple(sorted((set(store.names()) - set(whole)) | set(parts)))
-        told = json.dumps([[name, part.tensor, str(part.rows)] for name, part in parts.items()])
+        told = json.dumps([[name, repr(part)] for name, part in parts.items()])
         digest = hashlib.sha256(f"{store.fingerprint}\0{told}".encode())
         self.fingerprint = digest.hexdigest()[:32]
         """From the store's, and from what is taken from where."""
@@ -80,7 +223,7 @@ class FusedStore(Closing):
         part = self._parts.get(name)
         if part is None:
             return self.stored.shape(name)
-        return len(part.rows), *self.stored.shape(part.tensor)[1:]
+        return part.num_rows, *self.stored.shape(part.tensor)[len(part.extent) :]
 
     def dtype(self, name: str) -> np.dtype[Any]:
         return self.stored.dtype(self._tensor(name))
@@ -94,11 +237,9 @@ class FusedStore(Closing):
         part = self._parts.get(name)
         if part is None:
             return self.stored.read(name, rows=rows, columns=columns)
-        given = range(len(part.rows)) if rows is None else rows
+        given = range(part.num_rows) if rows is None else rows
         (rows, *_) = checked_runs(self.shape(name), given, columns)
-        first = part.rows.start
-        rows = range(first + rows.start, first + rows.stop)
-        return self.stored.read(part.tensor, rows=rows, columns=columns)
+        return part.read(self.stored, rows, columns)
 
     def close(self) -> None:
         self.stored.close()
@@ -108,7 +249,7 @@ class FusedStore(Closing):
         return name if part is None else part.tensor
 
 
-def with_fused_rows(store: WeightStore, parts: Mapping[str, SomeRows]) -> WeightStore:
+def with_fused_rows(store: WeightStore, parts: Mapping[str, TensorPart]) -> WeightStore:
     """The parts whose tensors the store has as floats are tensors of the result."""
     present = set(store.names())
     found = {

@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from edge.models.families import Family, llama_tensor_name, read_family
+from edge.models.linear_attention import LinearAttention
 from edge.models.spec import ModelSpec, tensor_shapes
 
 CONTEXT_TOKENS = 512
@@ -131,6 +132,33 @@ _YARN = {
     "mscale": 1.0,
     "mscale_all_dim": 0.5,
 }
+
+_DELTA: dict[str, Any] = {
+    "hidden_size": 66,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "head_dim": 48,
+    "attention_bias": True,
+    "rms_norm_eps": 1e-2,
+    "vocab_size": 131,
+    "linear_num_key_heads": 5,
+    "linear_num_value_heads": 10,
+    "linear_key_head_dim": 24,
+    "linear_value_head_dim": 20,
+    "layer_types": [
+        "linear_attention",
+        "linear_attention",
+        "full_attention",
+        "linear_attention",
+    ],
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.25,
+    },
+}
+"""Of models most of whose layers are linear attention."""
 
 MORE_FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "gemma2": (
@@ -329,32 +357,37 @@ MORE_FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "qwen3_5": (
         "qwen3_5_text",
         {
-            "hidden_size": 66,
+            **_DELTA,
             "intermediate_size": 90,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 6,
-            "num_key_value_heads": 3,
-            "head_dim": 48,
-            "attention_bias": True,
-            "rms_norm_eps": 1e-2,
-            "vocab_size": 131,
-            "linear_num_key_heads": 5,
-            "linear_num_value_heads": 10,
-            "linear_key_head_dim": 24,
-            "linear_value_head_dim": 20,
-            "layer_types": [
-                "linear_attention",
-                "linear_attention",
-                "full_attention",
-                "linear_attention",
-            ],
             "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": 10000.0,
-                "partial_rotary_factor": 0.25,
+                **_DELTA["rope_parameters"],
                 "mrope_section": [2, 2, 2],
                 "mrope_interleaved": True,
             },
+        },
+    ),
+    "qwen3_5_moe": (
+        "qwen3_5_moe_text",
+        {
+            **_DELTA,
+            "rms_norm_eps": 3e-2,
+            "moe_intermediate_size": 41,
+            "shared_expert_intermediate_size": 60,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+        },
+    ),
+    "qwen3_next": (
+        "qwen3_next",
+        {
+            **_DELTA,
+            "intermediate_size": 90,
+            "moe_intermediate_size": 41,
+            "shared_expert_intermediate_size": 29,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "norm_topk_prob": False,
+            "mlp_only_layers": [1],
         },
     ),
     "smollm3": (
@@ -593,7 +626,7 @@ class TinyCheckpoint:
         """
         config = json.loads((self.path / "config.json").read_text())
         family, spec = read_family(config, source=str(self.path))
-        offset = 1.0 if config["model_type"].startswith(("gemma", "qwen3_5")) else 0.0
+        offset = 1.0 if config["model_type"].startswith(("gemma", "qwen3_5", "qwen3_next")) else 0.0
         found: dict[str, NDArray[np.float32]] = {}
         for role in tensor_shapes(spec):
             values = self._weight(family, spec, role)
@@ -605,6 +638,9 @@ class TinyCheckpoint:
         name = family.tensor_name(role)
         if name in self.weights:
             return self.weights[name]
+        by_head = [each for parts in family.fused_by_head.values() for each in parts]
+        if role.split(".")[2] in by_head:
+            return self._of_heads(spec, role)
         if ".experts." in name or ".router." in role:  # modules have those of a layer in one
             return self._of_file[name]
         _layers, number, part, suffix = role.split(".")
@@ -613,6 +649,23 @@ class TinyCheckpoint:
         heights = [shapes[f"layers.{number}.{each}.{suffix}"][0] for each in parts]
         whole = self.weights[f"model.layers.{number}.{fused}.{suffix}"]
         return np.split(whole, np.cumsum(heights)[:-1])[parts.index(part)]
+
+    def _of_heads(self, spec: ModelSpec, role: str) -> NDArray[np.float32]:
+        """As `fix_query_key_value_ordering` of Qwen3-Next takes them apart."""
+        _layers, number, part, _weight = role.split(".")
+        mixer = spec.layer(int(number)).mixer
+        assert isinstance(mixer, LinearAttention)
+        prefix = f"model.layers.{number}.linear_attn.in_proj_"
+        keys, values = mixer.key_size, mixer.value_heads * mixer.value_size
+        rows = {"query": keys, "key": keys, "value": values, "gate": values}
+        name = "qkvz"
+        if part in ("linear_beta", "linear_decay"):
+            name, rows = "ba", dict.fromkeys(("beta", "decay"), mixer.value_heads)
+        whole = self.weights[f"{prefix}{name}.weight"]
+        heads = whole.reshape(mixer.num_key_heads, -1, spec.hidden_size)
+        parts = np.split(heads, np.cumsum([*rows.values()])[:-1], axis=1)
+        found = parts[[*rows].index(part.removeprefix("linear_"))]
+        return found.reshape(-1, spec.hidden_size)
 
     def prompt(self, length: int) -> list[int]:
         """Token ids that look random and are always the same."""

@@ -152,7 +152,10 @@ def test_frequencies_equal_those_of_transformers(model_type: str, rope: dict[str
     np.testing.assert_allclose(found, rotary.inv_freq.numpy(), rtol=1e-6)
 
 
-OTHER_MODULES = ("mixtral", "qwen2_moe", "qwen3_moe", "qwen3_5_text")
+OTHER_MODULES = (
+    *("mixtral", "qwen2_moe", "qwen3_moe"),
+    *("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
+)
 """Modules of theirs have other names than files, or parts; end-to-end tests open such files."""
 
 
@@ -248,6 +251,24 @@ def test_windows_of_qwen2_with_experts() -> None:
     assert windows(use_sliding_window=True, max_window_layers=9) == (7, None, 7, None)
 
 
+@pytest.mark.parametrize("model_type", ["qwen2_moe", "qwen3_5_moe_text", "qwen3_next"])
+def test_what_is_left_out_of_experts_is_usual(model_type: str) -> None:
+    config = hub.AutoConfig.for_model(model_type)
+    values = {"model_type": model_type, **SIZES, "num_hidden_layers": 4}
+    if model_type == "qwen3_5_moe_text":
+        del values["intermediate_size"]
+    part = read_family(values, source="here")[1].layer(0).feed_forward
+    assert isinstance(part, Experts)
+    assert part == Experts(
+        num_experts=config.num_experts,
+        top_k=config.num_experts_per_tok,
+        columns=config.moe_intermediate_size,
+        activation="silu",
+        renormalized=getattr(config, "norm_topk_prob", True),
+        shared=SharedExpert(columns=config.shared_expert_intermediate_size, is_gated=True),
+    )
+
+
 def test_which_layers_are_linear_attention() -> None:
     spec = describe("qwen3_5_text", num_hidden_layers=8, linear_num_value_heads=48)
     assert [spec.layer(n).mixer.kind for n in range(8)] == 2 * (
@@ -284,7 +305,7 @@ def test_which_layers_are_linear_attention() -> None:
             {"model_type": "qwen3_moe", **EXPERTS, "mlp_only_layers": ["1"]},
             "mlp_only_layers must be a list",
         ),
-        ({"model_type": "qwen3_5_moe"}, "the nearest is qwen3_5_text, which lacks experts"),
+        ({"model_type": "lfm2_moe"}, "the nearest is qwen3, which lacks short convolutions"),
         (
             {"model_type": "qwen3_5_text", "layer_types": ["linear_attention", "x"]},
             "layer_types must name one of ['linear_attention', 'full_attention']",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,14 @@ from edge.models.families import read_family
 from edge.models.spec import tensor_shapes
 from edge.offload import MemoryStore
 from edge.weights.checkpoint import Checkpoint
-from edge.weights.fused_rows import FusedStore, SomeRows, with_fused_rows
+from edge.weights.fused_rows import (
+    FusedStore,
+    RowsOfHeads,
+    RowsOfOne,
+    SomeRows,
+    TensorPart,
+    with_fused_rows,
+)
 from edge.weights.header import read_header
 from tests.support.checkpoints import make_checkpoint
 
@@ -56,6 +64,57 @@ def test_what_is_taken_from_where_is_part_of_the_fingerprint() -> None:
 def test_a_fused_tensor_of_another_height_is_refused_by_its_name() -> None:
     with pytest.raises(CheckpointError, match=r"tensor qkv has shape \[5, 5\].* makes it 6 rows"):
         FusedStore(MemoryStore({"qkv": TABLE[:5]}), PARTS)
+
+
+def test_rows_of_heads_and_matrices_of_a_stack() -> None:
+    """Every run of rows, also within a head and over several."""
+    parts: dict[str, TensorPart] = {
+        "q": RowsOfHeads(tensor="qk", heads=3, rows=range(2), height=5),
+        "k": RowsOfHeads(tensor="qk", heads=3, rows=range(2, 5), height=5),
+        "gate": RowsOfOne(tensor="experts", number=1, rows=range(2)),
+        "up": RowsOfOne(tensor="experts", number=1, rows=range(2, 6)),
+    }
+    table, stack = np.arange(60).reshape(15, 4), np.arange(60).reshape(2, 6, 5)
+    store = FusedStore(MemoryStore({"qk": table, "experts": stack}), parts)
+    heads = table.reshape(3, 5, 4)
+    wanted = {
+        "q": heads[:, :2].reshape(6, 4),
+        "k": heads[:, 2:].reshape(9, 4),
+        "gate": stack[1, :2],
+        "up": stack[1, 2:],
+    }
+    assert store.names() == ("gate", "k", "q", "up")
+    for name, whole in wanted.items():
+        assert store.shape(name) == whole.shape
+        for start, stop in itertools.combinations_with_replacement(range(len(whole) + 1), 2):
+            found = store.read(name, range(start, stop), range(1, 3))
+            np.testing.assert_array_equal(found, whole[start:stop, 1:3])
+            assert found.flags.c_contiguous
+    with pytest.raises(CheckpointError, match=r"experts has shape \[1, 6, 5\].* 2 x 6 rows"):
+        FusedStore(MemoryStore({"qk": table, "experts": stack[:1]}), parts)
+
+
+def test_experts_in_one_tensor_are_those_of_tensors_of_their_own(tmp_path: Path) -> None:
+    """Both are there of Qwen3.5; heads that predict further tokens are read over."""
+    made = make_checkpoint(tmp_path / "qwen3_5_moe", "qwen3_5_moe", layers=3)
+    with Checkpoint.open(made.path) as opened:
+        names = {role: opened.tensor_name(role) for role in tensor_shapes(opened.spec)}
+        apart = {role: opened.store.read(name) for role, name in names.items()}
+    path = made.path / "model.safetensors"
+    raw = load_file(path)
+    for layer in range(3):
+        prefix = f"model.layers.{layer}.mlp.experts."
+        of_all = [
+            [raw.pop(f"{prefix}{number}.{name}_proj.weight") for name in ("gate", "up", "down")]
+            for number in range(6)
+        ]
+        raw[f"{prefix}gate_up_proj"] = np.stack([np.concatenate(each[:2]) for each in of_all])
+        raw[f"{prefix}down_proj"] = np.stack([each[2] for each in of_all])
+    raw["mtp.layers.0.input_layernorm.weight"] = np.ones(66, np.float32)
+    save_file(raw, path)
+    with Checkpoint.open(made.path) as opened:
+        for role, values in apart.items():
+            np.testing.assert_array_equal(opened.store.read(names[role]), values)
 
 
 def test_phi3_has_the_rows_of_its_fused_matrices(tmp_path: Path) -> None:
