@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from edge.errors import shown
+from edge.kernels.experts.reference import BEST_OF_GROUP, SCORINGS, Routing, Scoring
 from edge.kernels.gated_mlp.reference import ACTIVATIONS, Activation
 from edge.models.parts import (
     MatrixSlice,
@@ -20,6 +21,7 @@ from edge.models.parts import (
     check_flags,
     check_sizes,
     exact_fields,
+    finite,
     whole_vector,
 )
 
@@ -59,21 +61,60 @@ class Experts:
     renormalized: bool
     """Weights of those that are chosen add up to 1."""
     shared: SharedExpert | None = None
+    scoring: Scoring = "softmax"
+    has_correction: bool = False
+    """Experts are chosen by their scores and a number of each, which is no part of the weights."""
+    groups: int = 1
+    chosen_groups: int = 1
+    """Experts are chosen from so many of the groups."""
+    weight_scale: float = 1.0
+    """What the weights of those that are chosen are multiplied by."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shared", _shared_of(self.shared))
         check_sizes(num_experts=self.num_experts, top_k=self.top_k, expert_columns=self.columns)
-        check_flags(renormalized=self.renormalized)
+        check_sizes(groups=self.groups, chosen_groups=self.chosen_groups)
+        check_flags(renormalized=self.renormalized, has_correction=self.has_correction)
+        if self.scoring not in SCORINGS:
+            raise ValueError(f"scoring {shown(self.scoring)} is not one of {', '.join(SCORINGS)}")
+        if not finite(self.weight_scale) > 0:
+            raise ValueError(f"weight_scale must be above 0, not {shown(self.weight_scale)}")
         if self.num_experts > MAX_EXPERTS:
             raise ValueError(f"a layer has at most {MAX_EXPERTS} experts, not {self.num_experts}")
         if self.top_k > self.num_experts:
             raise ValueError(
                 f"a token cannot go through {self.top_k} of {self.num_experts} experts"
             )
+        if self.groups > 1:
+            self._check_groups()
         if self.activation not in ACTIVATIONS:
             raise ValueError(
                 f"activation {shown(self.activation)} is not one of {', '.join(ACTIVATIONS)}"
             )
+
+    def _check_groups(self) -> None:
+        size, rest = divmod(self.num_experts, self.groups)
+        if rest or size < BEST_OF_GROUP:
+            raise ValueError(
+                f"{self.num_experts} experts do not make {self.groups} groups of "
+                f"{BEST_OF_GROUP} or more"
+            )
+        if self.chosen_groups > self.groups or self.top_k > size * self.chosen_groups:
+            raise ValueError(
+                f"a token cannot go through {self.top_k} experts of {self.chosen_groups} of "
+                f"{self.groups} groups of {size}"
+            )
+
+    @property
+    def routing(self) -> Routing:
+        return Routing(
+            top_k=self.top_k,
+            renormalized=self.renormalized,
+            scoring=self.scoring,
+            groups=self.groups,
+            chosen_groups=self.chosen_groups,
+            scale=self.weight_scale,
+        )
 
     @property
     def bias(self) -> bool:
@@ -98,6 +139,8 @@ class Experts:
             shapes[f"{prefix}gate.weight"] = (columns, hidden_size)
             shapes[f"{prefix}up.weight"] = (columns, hidden_size)
             shapes[f"{prefix}down.weight"] = (hidden_size, columns)
+        if self.has_correction:
+            shapes["router_correction"] = (self.num_experts,)
         shapes["mlp_norm"] = (hidden_size,)
         return shapes
 
@@ -111,7 +154,10 @@ class Experts:
             unit=Weights(
                 matrices=tuple((f"{role}.weight", column) for role in ("gate", "up", "down"))
             ),
-            fixed=Weights(matrices=tuple(routers), vector=hidden_size),
+            fixed=Weights(
+                matrices=tuple(routers),
+                vector=hidden_size + self.num_experts * self.has_correction,
+            ),
         )
 
     def row_values(self, context_tokens: int, hidden_size: int) -> int:
@@ -158,6 +204,8 @@ class Experts:
     ) -> Iterator[VectorSlice]:
         if units:
             yield whole_vector(f"{layer}mlp_norm", hidden_size)
+            if self.has_correction:
+                yield whole_vector(f"{layer}router_correction", self.num_experts)
 
     def _shared_units(self, units: range) -> range:
         """Columns of the shared expert that go with these of the others; all go with all."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from edge.kernels.experts.reference import BEST_OF_GROUP, LEAST_SUM, Routing
 from edge.kernels.onnx_graph import OnnxGraph
 
 Expert = Callable[[OnnxGraph, int, str], str]
@@ -23,11 +24,13 @@ def experts(
     *,
     hidden_size: int,
     num_experts: int,
-    top_k: int,
-    renormalized: bool,
+    routing: Routing,
     expert: Expert,
+    correction: str | None = None,
 ) -> str:
     """x [batch, tokens, hidden], logits [batch, tokens, experts] → [batch, tokens, hidden].
+
+    correction [experts]: see the reference.
 
     In a step of more rows than one each expert gets an even number, one of them for nothing if need
     be: kernels take rows by twos, and a row's result must not depend on who else is there.
@@ -37,13 +40,11 @@ def experts(
         return graph.constant(f"experts.{name}", np.asarray(values, np.int64))
 
     zero, one, last = integers("0", 0), integers("1", 1), integers("-1", -1)
+    top_k = routing.top_k
     rows = graph.node("Reshape", x, integers(f"rows_{hidden_size}", -1, hidden_size))
     table = graph.node("Reshape", logits, integers(f"rows_{num_experts}", -1, num_experts))
     count = integers(f"top_{top_k}", top_k)
-    probabilities = graph.node("Softmax", table, axis=-1)
-    weights, chosen = graph.nodes("TopK", probabilities, count, outputs=2, axis=-1)
-    if renormalized:
-        weights = graph.node("Div", weights, graph.node("ReduceSum", weights, last, keepdims=1))
+    weights, chosen = _route(graph, table, num_experts, routing, correction)
     each = graph.node("Reshape", chosen, last)
     """[rows · top_k]: the expert of each use of one."""
     numbers = integers(f"all_{num_experts}", *range(num_experts))
@@ -101,5 +102,49 @@ def experts(
     return graph.node("Reshape", mixed, graph.node("Shape", x))
 
 
-_INT64 = 7
+def _route(
+    graph: OnnxGraph, logits: str, num_experts: int, routing: Routing, correction: str | None
+) -> tuple[str, str]:
+    """logits [rows, experts] → weights and chosen experts, both [rows, top_k]."""
+
+    def integers(*values: int) -> str:
+        name = "_".join(map(str, values))
+        return graph.constant(f"experts.route_{name}", np.asarray(values, np.int64))
+
+    def number(value: float) -> str:
+        return graph.constant(f"experts.number_{value}", np.asarray(value, np.float32))
+
+    last, count = integers(-1), integers(routing.top_k)
+    if routing.scoring == "softmax":
+        scores = graph.node("Softmax", logits, axis=-1)
+    else:
+        scores = graph.node("Sigmoid", logits)
+    ranked = scores if correction is None else graph.node("Add", scores, correction)
+    if routing.groups > 1:
+        groups = integers(-1, routing.groups, num_experts // routing.groups)
+        grouped = graph.node("Reshape", ranked, groups)
+        best, _ = graph.nodes("TopK", grouped, integers(BEST_OF_GROUP), outputs=2, axis=-1)
+        best = graph.node("ReduceSum", best, last, keepdims=0)
+        _, order = graph.nodes("TopK", best, integers(routing.chosen_groups), outputs=2, axis=-1)
+        hits = graph.node(
+            "Equal", graph.node("Unsqueeze", order, last), integers(*range(routing.groups))
+        )
+        hits = graph.node("ReduceSum", graph.node("Cast", hits, to=_INT64), integers(1), keepdims=0)
+        is_chosen = graph.node("Unsqueeze", graph.node("Cast", hits, to=_BOOL), last)
+        grouped = graph.node("Where", is_chosen, grouped, number(-np.inf))
+        ranked = graph.node("Reshape", grouped, integers(-1, num_experts))
+    weights, chosen = graph.nodes("TopK", ranked, count, outputs=2, axis=-1)
+    if ranked != scores:
+        weights = graph.node("GatherElements", scores, chosen, axis=-1)
+    if routing.renormalized:
+        total = graph.node("ReduceSum", weights, last, keepdims=1)
+        if routing.scoring == "sigmoid":
+            total = graph.node("Add", total, number(LEAST_SUM))
+        weights = graph.node("Div", weights, total)
+    if routing.scale != 1.0:
+        weights = graph.node("Mul", weights, number(routing.scale))
+    return weights, chosen
+
+
+_INT64, _BOOL = 7, 9
 """Of TensorProto."""

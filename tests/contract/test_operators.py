@@ -19,6 +19,7 @@ from edge.kernels.attention import onnx as attention_onnx
 from edge.kernels.attention import reference as attention_reference
 from edge.kernels.experts import onnx as experts_onnx
 from edge.kernels.experts import reference as experts_reference
+from edge.kernels.experts.reference import SCORINGS, Routing
 from edge.kernels.gated_mlp import onnx as gated_mlp_onnx
 from edge.kernels.gated_mlp import reference as gated_mlp_reference
 from edge.kernels.kv_cache.cache_size import cache_head_size
@@ -162,14 +163,31 @@ def test_linear_attention(
     rows=st.integers(1, 9),
     hidden=st.integers(1, 9),
     count=st.integers(1, 12),
-    renormalized=st.booleans(),
+    groups=st.sampled_from([1, 1, 2, 3]),
+    is_corrected=st.booleans(),
     data=st.data(),
 )
 def test_experts(
-    seed: int, rows: int, hidden: int, count: int, renormalized: bool, data: st.DataObject
+    seed: int,
+    rows: int,
+    hidden: int,
+    count: int,
+    groups: int,
+    is_corrected: bool,
+    data: st.DataObject,
 ) -> None:
     """Also where nobody chooses some of them, and where all choose the same."""
-    top_k = data.draw(st.integers(1, count))
+    count = count if groups == 1 else groups * (2 + count % 4)
+    chosen = data.draw(st.integers(1, groups))
+    routing = Routing(
+        top_k=data.draw(st.integers(1, count // groups * chosen)),
+        renormalized=data.draw(st.booleans()),
+        scoring=data.draw(st.sampled_from(SCORINGS)),
+        groups=groups,
+        chosen_groups=chosen,
+        scale=data.draw(st.sampled_from([1.0, 2.5])),
+    )
+    own = 0.1 * normal(seed + 3, count) if is_corrected else None
     x, logits = normal(seed, 1, rows, hidden), normal(seed + 1, 1, rows, count)
     weights = normal(seed + 2, count, hidden, hidden)
     face = Face()
@@ -179,12 +197,12 @@ def test_experts(
         return matmul_onnx.matmul(branch, x, branch.weight(f"w{number}", weights[number]))
 
     y = experts_onnx.experts(
-        face.graph, *names, hidden_size=hidden, num_experts=count, top_k=top_k,
-        renormalized=renormalized, expert=product,
+        face.graph, *names, hidden_size=hidden, num_experts=count, routing=routing,
+        expert=product, correction=None if own is None else face.graph.weight("own", own),
     )  # fmt: skip
     face.output(y, x.shape)
     expected = experts_reference.experts(
-        x[0], logits[0], top_k=top_k, renormalized=renormalized,
+        x[0], logits[0], routing, correction=own,
         expert=lambda number, x: matmul_reference.matmul(x, weights[number]),
     )  # fmt: skip
     assert_same(face.run()[0], expected[None])

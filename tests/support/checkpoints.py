@@ -215,6 +215,33 @@ MORE_FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             },
         },
     ),
+    "glm4_moe": (
+        "glm4_moe",
+        {
+            "hidden_size": 60,
+            "intermediate_size": 90,
+            "moe_intermediate_size": 37,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 3,
+            "head_dim": 20,
+            "vocab_size": 131,
+            "attention_bias": True,
+            "use_qk_norm": True,
+            "first_k_dense_replace": 2,
+            "n_routed_experts": 9,
+            "n_shared_experts": 2,
+            "num_experts_per_tok": 3,
+            "n_group": 3,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.5,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 100.0,
+                "partial_rotary_factor": 0.5,
+            },
+        },
+    ),
     "granite": (
         "granite",
         {
@@ -741,7 +768,10 @@ def make_checkpoint(
     kind = hub.AutoModelForImageTextToText if pictures else hub.AutoModelForCausalLM
     model = kind.from_config(config, dtype=torch.float32)
     with torch.no_grad():
-        for parameter_name, parameter in model.named_parameters():
+        corrections = [
+            each for each in model.named_buffers() if each[0].endswith("e_score_correction_bias")
+        ]
+        for parameter_name, parameter in (*model.named_parameters(), *corrections):
             values = _random_weight(parameter_name, tuple(parameter.shape), name)
             parameter.copy_(torch.from_numpy(values))
     model = model.to(getattr(torch, stored_type))

@@ -174,7 +174,8 @@ class ReferenceModel:
             return self._linear(active, f"{own}down_proj")
 
         logits = self._linear(x, f"{prefix}gate")
-        mixed = experts(x, logits, top_k=part.top_k, renormalized=part.renormalized, expert=expert)
+        correction = self._weights.get(f"{prefix}gate.e_score_correction_bias")
+        mixed = experts(x, logits, part.routing, expert=expert, correction=correction)
         return mixed if part.shared is None else mixed + self._shared(x, part, prefix)
 
     def _shared(self, x: Array, part: Experts, prefix: str) -> Array:

@@ -35,9 +35,9 @@ def lower_experts(build: SegmentBuilder, layer: int, part: Experts) -> str:
         logits,
         hidden_size=build.spec.hidden_size,
         num_experts=part.num_experts,
-        top_k=part.top_k,
-        renormalized=part.renormalized,
+        routing=part.routing,
         expert=expert,
+        correction=build.vector(f"{prefix}router_correction"),
     )
     if shared is None:
         return routed

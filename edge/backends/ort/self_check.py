@@ -212,6 +212,8 @@ class _Check:
         graph, size = self._graph, _EXPERT_SIZE
         shape = (part.num_experts, size, size)
         weights = self._random.standard_normal(shape, dtype=np.float32) * size**-0.5
+        name = f"layers.{layer}.router_correction"
+        own = self._arrays.read(name) if part.has_correction else None
         x = self._input(f"experts.{layer}", size)
         logits = self._input(f"router.{layer}", part.num_experts)
 
@@ -220,12 +222,12 @@ class _Check:
             return matmul(branch, rows, weight)
 
         value = experts(
-            graph, x, logits, hidden_size=size, num_experts=part.num_experts, top_k=part.top_k,
-            renormalized=part.renormalized, expert=expert,
+            graph, x, logits, hidden_size=size, num_experts=part.num_experts, routing=part.routing,
+            expert=expert, correction=None if own is None else graph.weight(name, own),
         )  # fmt: skip
         wanted = [
             experts_reference(
-                feeds[x][0], feeds[logits][0], top_k=part.top_k, renormalized=part.renormalized,
+                feeds[x][0], feeds[logits][0], part.routing, correction=own,
                 expert=lambda number, rows: matmul_reference(rows, weights[number]),
             )[None]
             for feeds in self._feeds

@@ -153,7 +153,7 @@ def test_frequencies_equal_those_of_transformers(model_type: str, rope: dict[str
 
 
 OTHER_MODULES = (
-    *("mixtral", "qwen2_moe", "qwen3_moe"),
+    *("mixtral", "glm4_moe", "qwen2_moe", "qwen3_moe"),
     *("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
 )
 """Modules of theirs have other names than files, or parts; end-to-end tests open such files."""
@@ -305,6 +305,14 @@ def test_which_layers_are_linear_attention() -> None:
             {"model_type": "qwen3_moe", **EXPERTS, "mlp_only_layers": ["1"]},
             "mlp_only_layers must be a list",
         ),
+        ({"model_type": "glm4_moe", "n_group": 3}, "128 experts do not make 3 groups of 2 or more"),
+        (
+            {"model_type": "glm4_moe", "n_group": 64, "topk_group": 2},
+            "through 8 experts of 2 of 64 groups of 2",
+        ),
+        ({"model_type": "glm4_moe", "scoring_func": "softmax"}, "scoring_func must be sigmoid"),
+        ({"model_type": "glm4_moe", "first_k_dense_replace": -1}, "first_k_dense_replace must"),
+        ({"model_type": "glm4_moe", "routed_scaling_factor": 0}, "routed_scaling_factor must be"),
         ({"model_type": "lfm2_moe"}, "the nearest is qwen3, which lacks short convolutions"),
         (
             {"model_type": "qwen3_5_text", "layer_types": ["linear_attention", "x"]},
