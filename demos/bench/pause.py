@@ -91,7 +91,8 @@ async def _lose(
                 killed_s = time.monotonic()
     gaps = [later - sooner for sooner, later in pairwise(told_s)]
     (recovery,) = model.recoveries
-    resumed_s = max(zip(gaps, told_s[1:], strict=True))[1]
+    after = slice(before - 1, None)
+    resumed_s = max(zip(gaps[after], told_s[1:][after], strict=True))[1]
     figures.add("pause", "s", resumed_s - killed_s)
     figures.add("of it until the model was loaded again", "s", recovery.pause_s)
     figures.add("of it computed again", "s", resumed_s - killed_s - recovery.pause_s)

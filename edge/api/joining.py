@@ -11,9 +11,9 @@ from typing import Any
 
 from edge.api.candidates import LOOK_EVERY_S, Candidates
 from edge.api.reloading import Reloading
+from edge.coordinator.bringing import ship_ahead
 from edge.coordinator.lasting_model import LastingModel
 from edge.coordinator.requests import Request
-from edge.coordinator.shipping_ahead import ship_ahead
 from edge.errors import EdgeError, NetworkError
 from edge.host.cache_paths import cache_root
 from edge.partition import ClusterSpec, Estimate, Move, UnderWay

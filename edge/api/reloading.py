@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from edge.concurrency.blocking import run_blocking
-from edge.coordinator.bringing import Bringing
+from edge.coordinator.bringing import Bringing, Brought
 from edge.coordinator.loaded_model import LoadedModel
 from edge.coordinator.loading import ShareRefusedError, load_model
 from edge.coordinator.requests import OnEnd
@@ -64,6 +64,27 @@ class NoPeersError(NetworkError):
     """Nobody is left."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadyRepair:
+    """A plan for the loss of one device, whose shards are where they are to be."""
+
+    before: Proposal
+    """By which the model runs until then."""
+    proposal: Proposal
+    bringing: Bringing
+    peers: Sequence[PeerInfo]
+    """That were there, but for the lost one."""
+    brought: Mapping[Seat, Brought]
+
+
+TakeReady = Callable[[Collection[str]], ReadyRepair | None]
+"""What is ready for the loss of these devices, if they are one; its clients are the caller's."""
+
+
+def nothing_is_ready(_lost: Collection[str]) -> None:
+    """For a model without standbys."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Reloading:
     """What a model was loaded by, and is loaded by again. It is a `Reload`."""
@@ -85,6 +106,7 @@ class Reloading:
     lease: Lease
     manifests: Mapping[Seat, str] = field(default_factory=dict)
     """Of the plan that runs, or ran last: the digest of each shard's weights."""
+    take_ready: TakeReady = nothing_is_ready
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """It was loaded anew."""
     came_back: tuple[PeerInfo, ...] = ()
@@ -134,6 +156,13 @@ class Reloading:
     async def _load(
         self, lost: Collection[str], refused: Collection[str], on_end: OnEnd
     ) -> LoadedModel:
+        if not refused and (ready := self.take_ready(lost)) is not None:
+            try:
+                return await self._loaded(
+                    ready.bringing, ready.proposal, ready.peers, ready.peers, on_end, ready.brought
+                )
+            except EdgeError as error:
+                _log.info("what was ready cannot be used: %s", error)
         living, kept = await asyncio.gather(
             self._living(lost, self.candidates()), self.cached(self.candidates())
         )
@@ -150,7 +179,8 @@ class Reloading:
                 lost=set(before.plan.devices) - {peer.id for peer in peers},
                 cached={peer.id: kept[peer.id] for peer in peers},
             )
-            return await self._loaded(checkpoint, proposal, peers, living, on_end)
+            bringing = self.bringing(checkpoint, proposal, peers)
+            return await self._loaded(bringing, proposal, peers, living, on_end)
 
     async def by(self, proposal: Proposal, on_end: OnEnd) -> LoadedModel:
         """By this plan, as the devices of it are there. Raises PeerLostError where one is not."""
@@ -161,7 +191,8 @@ class Reloading:
                 raise PeerLostError(peer.name, "it has gone again")
         others = [peer for id, peer in self.peers.items() if id not in proposal.plan.devices]
         async with self.opened() as checkpoint:
-            return await self._loaded(checkpoint, proposal, living, [*living, *others], on_end)
+            bringing = self.bringing(checkpoint, proposal, living)
+            return await self._loaded(bringing, proposal, living, [*living, *others], on_end)
 
     @contextlib.asynccontextmanager
     async def opened(self) -> AsyncIterator[Checkpoint]:
@@ -205,14 +236,14 @@ class Reloading:
 
     async def _loaded(
         self,
-        checkpoint: Checkpoint,
+        bringing: Bringing,
         proposal: Proposal,
         peers: Sequence[PeerInfo],
         known: Sequence[PeerInfo],
         on_end: OnEnd,
+        brought: Mapping[Seat, Brought] | None = None,
     ) -> LoadedModel:
-        bringing = self.bringing(checkpoint, proposal, peers)
-        loaded = await load_model(bringing, peers, on_end=on_end)
+        loaded = await load_model(bringing, peers, on_end=on_end, brought=brought)
         self.forecast.replace(proposal)
         self.changed.set()
         self.manifests = loaded.manifests

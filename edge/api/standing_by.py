@@ -5,20 +5,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from edge.api.candidates import LOOK_EVERY_S
-from edge.api.reloading import Reloading
-from edge.coordinator.bringing import Bringing, make_ready
+from edge.api.reloading import ReadyRepair, Reloading
+from edge.coordinator.bringing import Bringing, Brought, make_ready
 from edge.coordinator.lasting_model import LastingModel
 from edge.errors import CapacityError, EdgeError, NetworkError, PeerLostError, PlanError
 from edge.planning.proposal import Proposal
 from edge.planning.repairing import repaired_proposal
-from edge.planning.standing_by import taken_over
+from edge.planning.standing_by import seats
 from edge.protocol.client import PeerClient
 from edge.protocol.peer_info import PeerInfo, describe_all, with_unique_names
-from edge.protocol.topology import Seat
-from edge.weights.layout import ShardLayout
+from edge.weights.layout import ShardLayout, shard_layout
+
+SETTLES_S = 1.0
+"""After a plan began: what was interrupted goes on first."""
+
+_BroughtTo = dict[tuple[str, ShardLayout], Brought]
+"""By device (id), and what it was brought."""
 
 _log = logging.getLogger(__name__)
 
@@ -35,8 +40,11 @@ class StandingBy:
         """What is stood by for; None: it is to be looked anew who could."""
         self._known: frozenset[tuple[str, int]] = frozenset()
         """Who was there then, by id and epoch."""
-        self._ready: list[PeerClient] = []
-        """Their devices keep what was loaded over them, as long as they are open."""
+        self._clients: list[PeerClient] = []
+        """Their devices keep what was brought over them, as long as they are open."""
+        self._repairs: dict[str, ReadyRepair] = {}
+        """By the device that would be lost."""
+        reloading.take_ready = self._take
         self._task = asyncio.create_task(self._run())
 
     async def aclose(self) -> None:
@@ -48,6 +56,7 @@ class StandingBy:
         try:
             while self._lasting.failure is None:
                 self._reloading.changed.clear()
+                await asyncio.sleep(SETTLES_S)
                 if not self._lasting.is_recovering:
                     await self._look()
                 with contextlib.suppress(TimeoutError):
@@ -80,8 +89,8 @@ class StandingBy:
         if {peer.id for peer in living} <= set(before.plan.devices):
             return
         cached = await self._reloading.cached(living)
+        brought: _BroughtTo = {}
         async with self._reloading.opened() as checkpoint:
-            wanted: dict[tuple[str, ShardLayout], tuple[Seat, Bringing]] = {}
             for lost in before.plan.devices:
                 there = [peer for peer in living if peer.id != lost]
                 try:
@@ -96,21 +105,64 @@ class StandingBy:
                     bringing = self._reloading.bringing(checkpoint, repaired, there)
                 except (CapacityError, PlanError):
                     continue  # it cannot go on without this one
-                for device, seat in taken_over(before.plan, repaired.plan):
-                    wanted.setdefault((device, bringing.layout(seat)), (seat, bringing))
-            peers = {peer.id: peer for peer in living}
-            for (device, layout), (seat, bringing) in wanted.items():
-                async with bringing.source() as source:
-                    client = await make_ready(bringing, seat, peers[device], source)
-                self._ready.append(client)
-                client.watch(lambda _error: self._lost())
-                _log.info("%s stands by with layers %s", client.name, layout.layers)
+                await self._bring(before, bringing, there, brought)
+                parts = {seat: (id, bringing.layout(seat)) for id, seat in seats(repaired.plan)}
+                if all(part in brought for part in parts.values()):
+                    self._repairs[lost] = ReadyRepair(
+                        before=before,
+                        proposal=repaired,
+                        bringing=bringing,
+                        peers=there,
+                        brought={seat: brought[part] for seat, part in parts.items()},
+                    )
+
+    async def _bring(
+        self,
+        before: Proposal,
+        bringing: Bringing,
+        peers: Sequence[PeerInfo],
+        brought: _BroughtTo,
+    ) -> None:
+        """What devices without a part would take over, into their memory; and connections to those
+        that would go on with what they have."""
+        running = {
+            (id, shard_layout(bringing.spec, before.plan, stage=stage, rank=rank))
+            for id, (stage, rank) in seats(before.plan)
+        }
+        by_id = {peer.id: peer for peer in peers}
+        async with bringing.source() as source:
+            for id, seat in seats(bringing.plan):
+                part = id, bringing.layout(seat)
+                is_new = id not in before.plan.devices
+                if part in brought or not (is_new or part in running):
+                    continue  # it would be sent what it may never need
+                bring = make_ready if is_new else Bringing.bring
+                found = await bring(bringing, seat, by_id[id], source)
+                brought[part] = found
+                self._clients.append(found.client)
+                found.client.watch(lambda _error: self._lost())
+                if is_new:
+                    _log.info("%s stands by with layers %s", found.client.name, part[1].layers)
+
+    def _take(self, lost: Collection[str]) -> ReadyRepair | None:
+        """See `TakeReady`. Nothing is ready after that, until it has looked again."""
+        if len(lost) != 1:
+            return None
+        (device,) = lost
+        repairs, self._repairs = self._repairs, {}
+        found = repairs.get(device)
+        if found is None or found.before is not self._reloading.forecast.proposal:
+            return None
+        taken = {id(each.client) for each in found.brought.values()}
+        self._clients = [each for each in self._clients if id(each) not in taken]
+        return found
 
     def _lost(self) -> None:
         self._planned = None
         self._reloading.changed.set()
 
     async def _let_go(self) -> None:
-        ready, self._ready = self._ready, []
-        for client in ready:
+        self._repairs.clear()
+        clients, self._clients = self._clients, []
+        for client in clients:
             await client.aclose()

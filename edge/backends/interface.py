@@ -233,6 +233,11 @@ class Observation(Protocol):
 class StageProgram(StageCompute, KvStorage, WeightResidency, Observation, Protocol):
     """One shard, ready to run. Called from one thread at a time."""
 
+    def interrupt(self) -> None:
+        """Nobody waits for the step that is computed: it may end at once with an error, as may all
+        that come before `reset`. From any thread."""
+        ...
+
     def reset(self) -> bool:
         """Forget every request, for a session like the one that it was loaded for; False where it
         cannot serve another one.

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from edge.partition import Plan
 from edge.planning.load_options import LoadOptions
 from edge.progress import OnProgress, Progress, ignore_progress
 from edge.protocol.assignment import Assignment, Copies
-from edge.protocol.client import OnEvent, PeerClient
+from edge.protocol.client import PeerClient
 from edge.protocol.lease import Lease
 from edge.protocol.messages import Close, Open, Opened
 from edge.protocol.peer_info import PeerInfo
@@ -28,6 +28,15 @@ from edge.weights.checkpoint import Checkpoint
 from edge.weights.formats import WeightFormat
 from edge.weights.layout import ShardLayout, shard_layout
 from edge.weights.matrix_kind import WeightSource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Brought:
+    """A shard on its peer's disk, where it stays at least as long as the connection."""
+
+    client: PeerClient
+    manifest_digest: str
+    sent_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,19 +101,17 @@ class Bringing:
             stop=self.stop.set,
         )
 
-    async def send(
-        self, shipment: ShardShipment, peer: PeerInfo, on_event: OnEvent | None = None
-    ) -> tuple[PeerClient, int]:
-        """The client, which is the caller's to close; and the bytes it took."""
+    async def bring(self, seat: Seat, peer: PeerInfo, source: WeightSource) -> Brought:
+        """Send the peer what it lacks of the shard. The client is the caller's to close."""
+        shipment = await self.described(seat, peer, source)
+        client, sent_bytes = await ship(
+            shipment, peer.connect, peer=peer.name, on_progress=self.on_progress
+        )
+        return Brought(
+            client=client, manifest_digest=shipment.manifest.digest, sent_bytes=sent_bytes
+        )
 
-        def connect() -> Awaitable[PeerClient]:
-            return peer.connect(on_event=on_event)
-
-        return await ship(shipment, connect, peer=peer.name, on_progress=self.on_progress)
-
-    async def open(
-        self, session: str, seat: Seat, peer: PeerInfo, client: PeerClient, shipment: ShardShipment
-    ) -> Opened:
+    async def open(self, session: str, seat: Seat, peer: PeerInfo, brought: Brought) -> Opened:
         """Have the peer load what it was sent."""
         assignment = Assignment(
             session=session,
@@ -113,7 +120,7 @@ class Bringing:
             stage=seat[0],
             rank=seat[1],
             weight_format=self.weight_format,
-            manifest_digest=shipment.manifest.digest,
+            manifest_digest=brought.manifest_digest,
             weights_digest=self.checkpoint.store.fingerprint,
             limits=self.limits,
             kv_dtype=self.options.kv_dtype,
@@ -122,7 +129,7 @@ class Bringing:
         )
         self.on_progress(Progress(phase="load", peer=peer.name, done=0, total=1))
         secret = peer.prefix_secret(is_shared=self.options.share_prefixes)
-        opened = await client.call(
+        opened = await brought.client.call(
             Open(
                 assignment=assignment,
                 lease=self.lease,
@@ -136,19 +143,35 @@ class Bringing:
 
 async def make_ready(
     bringing: Bringing, seat: Seat, peer: PeerInfo, source: WeightSource
-) -> PeerClient:
-    """Have a peer load a shard and keep it for whoever loads it next, as long as the connection
-    that is returned stays open and nothing else needs the memory.
+) -> Brought:
+    """Have a peer load a shard and keep it in memory, too, for whoever loads it next, as long as
+    nothing else needs the memory.
 
     Raises what `load_model` raises where the peer has gone or has no room.
     """
-    shipment = await bringing.described(seat, peer, source)
-    client, _sent_bytes = await bringing.send(shipment, peer)
+    brought = await bringing.bring(seat, peer, source)
     try:
         session = uuid.uuid4().hex
-        await bringing.open(session, seat, peer, client, shipment)
-        await client.call(Close(session=session, parks=True))
+        await bringing.open(session, seat, peer, brought)
+        await brought.client.call(Close(session=session, parks=True))
     except BaseException:
-        await client.aclose()
+        await brought.client.aclose()
         raise
-    return client
+    return brought
+
+
+async def ship_ahead(bringing: Bringing, peers: Mapping[str, PeerInfo]) -> int:
+    """Have every peer of the plan (by id) keep its part on disk; how many bytes that took.
+
+    One peer after the other, for replies are under way; loading by this plan finds it there then.
+    Raises what `load_model` raises where a peer has gone or has no room on its disk.
+    """
+    sent_bytes = 0
+    async with bringing.source() as source:
+        for stage, each in enumerate(bringing.plan.stages):
+            for rank, share in enumerate(each.shards):
+                peer = peers[share.device]
+                brought = await bringing.bring((stage, rank), peer, source)
+                await brought.client.aclose()
+                sent_bytes += brought.sent_bytes
+    return sent_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import uuid
 from collections.abc import Collection, Iterable, Mapping
@@ -18,6 +19,9 @@ from edge.protocol.messages import Close, Connect, Measure, Observed, PutKv
 from edge.protocol.peer_info import gather_all
 from edge.protocol.step_times import PeerTimes
 from edge.protocol.topology import Place, Seat, sampler_seat
+
+_KV_CALLS_AT_ONCE = 4
+"""Under way to one peer: it reads what comes next while it puts what has come."""
 
 
 class Connections:
@@ -101,14 +105,19 @@ class Connections:
             await client.post(post if last_stage is None or not is_last else last_stage)
 
     async def put_kv(self, seat: Seat, calls: Iterable[PutKv]) -> None:
-        """Give a shard keys and values, one part after the other.
+        """Give a shard keys and values, one part after the other, of which few are under way.
 
         Raises PeerError where it refuses them.
         """
         client = self._clients[seat]
-        try:
-            for call in calls:
+        room = asyncio.Semaphore(_KV_CALLS_AT_ONCE)
+
+        async def put(call: PutKv) -> None:
+            async with room:
                 await client.call(call)
+
+        try:
+            await gather_all(map(put, calls))
         except RequestError as error:
             raise PeerError(client.name, f"takes no keys and values back: {error}") from error
 

@@ -6,7 +6,8 @@ then only what is not kept has to be computed again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -109,13 +110,14 @@ class KeptKv:
 
     def add(self, seat: Seat, copy: Copy) -> bool:
         """Keep what follows what the shard has sent; False, and nothing is kept, of all else."""
-        parts = self.copies.setdefault(seat, [])
+        layers, parts = self.form.layers[seat], self.copies.setdefault(seat, [])
         if copy.first != (parts[-1].last if parts else self.first):
             return False
-        if len(copy.rows) != copy.tokens * _token_bytes(self.form.layers[seat]):
+        if len(copy.rows) != copy.tokens * _token_bytes(layers):
             return False
         parts.append(copy)
         self.num_bytes += len(copy.rows)
+        _join_the_last(layers, parts)
         return True
 
     def last(self, most: int) -> int:
@@ -130,42 +132,90 @@ class KeptKv:
         """The same up to token `last`, as the shards of this form take it back, in few parts."""
         assert self.form.serves(form)
         kept = KeptKv(form=form, first=self.first)
-        tokens = last - self.first
+        if form == self.form:
+            for seat, layers in form.layers.items():
+                for part in self.copies.get(seat, ()):
+                    if (stop := min(part.last, last)) > part.first:
+                        kept.add(seat, _joined(layers, [part], part.first, stop))
+                kept._join_all(seat)
+            return kept
         heads = {
             (held.layer, head): rows
             for seat, layers in self.form.layers.items()
-            for held, of_layer in zip(layers, self._rows(seat, tokens), strict=True)
+            for held, of_layer in zip(
+                layers, _rows(layers, self.copies.get(seat, ()), self.first, last), strict=True
+            )
             for head, rows in zip(held.heads, np.moveaxis(of_layer, 1, 0), strict=True)
         }
         for seat, layers in form.layers.items():
-            at_once = MOST_COPY_BYTES // max(1, _token_bytes(layers))
-            at_once = max(1, min(at_once, MAX_CHUNK_TOKENS))
-            for start in range(0, tokens, at_once):
-                stop = min(start + at_once, tokens)
+            at_once = _tokens_at_once(layers)
+            for start in range(self.first, last, at_once):
+                stop = min(start + at_once, last)
+                some = slice(start - self.first, stop - self.first)
                 parts = [
-                    np.stack([heads[held.layer, head][:, start:stop] for head in held.heads], 1)
+                    np.stack([heads[held.layer, head][:, some] for head in held.heads], 1)
                     for held in layers
                 ]
                 rows = b"".join(each.tobytes() for each in parts)
-                kept.add(seat, Copy(first=self.first + start, tokens=stop - start, rows=rows))
+                kept.add(seat, Copy(first=start, tokens=stop - start, rows=rows))
         return kept
 
-    def _rows(self, seat: Seat, tokens: int) -> list[NDArray[np.uint8]]:
-        """Of each layer, keys and values [2, heads, tokens, bytes] of the first tokens kept."""
-        layers = self.form.layers[seat]
-        whole = [np.empty((2, len(h.heads), tokens, h.row_bytes), np.uint8) for h in layers]
-        for copy in self.copies.get(seat, ()):
-            start = copy.first - self.first
-            count = min(copy.tokens, tokens - start)
-            offset = 0
-            for held, into in zip(layers, whole, strict=True):
-                size = copy.tokens * held.token_bytes
-                part = np.frombuffer(copy.rows, np.uint8, size, offset)
-                offset += size
-                if count > 0:
-                    shape = (2, len(held.heads), copy.tokens, held.row_bytes)
-                    into[:, :, start : start + count] = part.reshape(shape)[:, :, :count]
-        return whole
+    def _join_all(self, seat: Seat) -> None:
+        layers, parts = self.form.layers[seat], self.copies.get(seat, [])
+        if small := _small(layers, parts):
+            parts[-len(small) :] = [_joined(layers, small, small[0].first, small[-1].last)]
+
+
+def _small(layers: tuple[HeldLayer, ...], parts: Sequence[Copy]) -> list[Copy]:
+    """The last ones, up to one that is as large as one may be."""
+    at_once = _tokens_at_once(layers)
+    found = itertools.takewhile(lambda each: each.tokens < at_once, reversed(parts))
+    return list(found)[::-1]
+
+
+def _join_the_last(layers: tuple[HeldLayer, ...], parts: list[Copy]) -> None:
+    """Once they are enough for one that is as large as one may be: to give back few large ones
+    takes less time than many small ones, and then somebody waits for it."""
+    small, at_once = _small(layers, parts), _tokens_at_once(layers)
+    if len(small) < 2 or (stop := small[0].first + at_once) > small[-1].last:
+        return
+    joined = [_joined(layers, small, small[0].first, stop)]
+    if stop < small[-1].last:
+        joined.append(_joined(layers, small[-1:], stop, small[-1].last))
+    parts[-len(small) :] = joined
+
+
+def _joined(layers: tuple[HeldLayer, ...], parts: Sequence[Copy], first: int, last: int) -> Copy:
+    """One of tokens [first, last), all of which are in these."""
+    if len(parts) == 1 and (parts[0].first, parts[0].last) == (first, last):
+        return parts[0]
+    rows = b"".join(each.tobytes() for each in _rows(layers, parts, first, last))
+    return Copy(first=first, tokens=last - first, rows=rows)
+
+
+def _rows(
+    layers: tuple[HeldLayer, ...], parts: Sequence[Copy], first: int, last: int
+) -> list[NDArray[np.uint8]]:
+    """Of each layer, keys and values [2, heads, tokens, bytes] of the tokens [first, last)."""
+    whole = [np.empty((2, len(h.heads), last - first, h.row_bytes), np.uint8) for h in layers]
+    for copy in parts:
+        start, stop = max(first, copy.first), min(last, copy.last)
+        if start >= stop:
+            continue
+        offset = 0
+        for held, into in zip(layers, whole, strict=True):
+            size = copy.tokens * held.token_bytes
+            part = np.frombuffer(copy.rows, np.uint8, size, offset)
+            part = part.reshape(2, len(held.heads), copy.tokens, held.row_bytes)
+            offset += size
+            some = part[:, :, start - copy.first : stop - copy.first]
+            into[:, :, start - first : stop - first] = some
+    return whole
+
+
+def _tokens_at_once(layers: tuple[HeldLayer, ...]) -> int:
+    """In one copy that is given back."""
+    return max(1, min(MOST_COPY_BYTES // max(1, _token_bytes(layers)), MAX_CHUNK_TOKENS))
 
 
 def _token_bytes(layers: tuple[HeldLayer, ...]) -> int:

@@ -132,6 +132,7 @@ class LoadedModel:
     def adopt(self, seat: Seat, client: PeerClient) -> None:
         """Take over the connection to the peer that runs the shard of this seat."""
         self._connections.adopt(seat, client)
+        client.listen(self.on_event)
         client.watch(self.fail, self.leaving)
 
     async def start(

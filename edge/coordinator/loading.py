@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from edge.coordinator.beginnings import Beginnings
-from edge.coordinator.bringing import Bringing
+from edge.coordinator.bringing import Bringing, Brought
 from edge.coordinator.kept_kv import held_layers
 from edge.coordinator.kv_residency import Residency
 from edge.coordinator.loaded_model import LoadedModel
@@ -38,12 +38,17 @@ class ShareRefusedError(CapacityError):
 
 
 async def load_model(
-    bringing: Bringing, peers: Sequence[PeerInfo], *, on_end: OnEnd
+    bringing: Bringing,
+    peers: Sequence[PeerInfo],
+    *,
+    on_end: OnEnd,
+    brought: Mapping[Seat, Brought] | None = None,
 ) -> LoadedModel:
     """Ship what the peers lack, load, link. On any failure nothing stays behind.
 
     peers: those of the plan, and perhaps others. `on_end` is told when the model ends, also by
-    closing it. What earlier terms of its lease have open on these peers ends first. Raises
+    closing it. `brought`: what its peers have, if that is every shard; the clients are the model's
+    from now on. What earlier terms of its lease have open on these peers ends first. Raises
     ShareRefusedError where one of them has less room than was planned with.
     """
     kv_dtype = bringing.options.kv_dtype
@@ -56,9 +61,11 @@ async def load_model(
         copies_kv=bringing.copies_kv,
         kv_is_rounded=kv_dtype != "float32",
     )
+    for seat, each in (brought or {}).items():
+        model.adopt(seat, each.client)
     loading = _Loading(model=model, bringing=bringing, peers={peer.id: peer for peer in peers})
     try:
-        await loading.run()
+        await loading.run(brought)
     except Exception:
         await model.aclose()
         raise
@@ -116,17 +123,28 @@ class _Loading:
     batches_agree: bool = True
     """Both of all shards so far."""
 
-    async def run(self) -> None:
+    async def run(self, brought: Mapping[Seat, Brought] | None) -> None:
         devices = {
             (stage, rank): self.peers[shard.device]
             for stage, each in enumerate(self.model.plan.stages)
             for rank, shard in enumerate(each.shards)
         }
         where = places(devices)
-        async with self.bringing.source() as source:
+        if brought is not None:
             await self._unless_it_fails(
-                gather_all(self._taken(seat, peer, source) for seat, peer in devices.items())
+                gather_all(
+                    self._or_refused(peer, self._open(seat, peer, brought[seat]))
+                    for seat, peer in devices.items()
+                )
             )
+        else:
+            async with self.bringing.source() as source:
+                await self._unless_it_fails(
+                    gather_all(
+                        self._or_refused(peer, self._place(seat, peer, source))
+                        for seat, peer in devices.items()
+                    )
+                )
         wire_rules = self.bringing.wire_rules
         # What travels in another form may do so by how much there is of it.
         if any(each.format != "float32" for each in (*wire_rules.sums, *wire_rules.hops)):
@@ -141,29 +159,31 @@ class _Loading:
             self.model.start(where, rows_agree=self.rows_agree, batches_agree=self.batches_agree)
         )
 
-    async def _taken(self, seat: Seat, peer: PeerInfo, source: WeightSource) -> None:
-        """`_place`; who has no room is named to the program, too."""
+    async def _or_refused(self, peer: PeerInfo, work: Awaitable[None]) -> None:
+        """Who has no room is named to the program, too."""
         try:
-            await self._place(seat, peer, source)
+            await work
         except CapacityError as error:
             raise ShareRefusedError(peer.id, error) from error
 
     async def _place(self, seat: Seat, peer: PeerInfo, source: WeightSource) -> None:
         """Bring one shard onto its peer."""
+        brought = await self.bringing.bring(seat, peer, source)
+        self.model.adopt(seat, brought.client)
+        await self._open(seat, peer, brought)
+
+    async def _open(self, seat: Seat, peer: PeerInfo, brought: Brought) -> None:
         model, bringing = self.model, self.bringing
         layout = bringing.layout(seat)
         model.held[seat] = held_layers(layout, bringing.options.kv_dtype)
-        shipment = await bringing.described(seat, peer, source)
-        model.manifests[seat] = shipment.manifest.digest
-        client, sent_bytes = await bringing.send(shipment, peer, model.on_event)
-        model.adopt(seat, client)
-        model.sent_bytes[peer.name] = model.sent_bytes.get(peer.name, 0) + sent_bytes
+        model.manifests[seat] = brought.manifest_digest
+        model.sent_bytes[peer.name] = model.sent_bytes.get(peer.name, 0) + brought.sent_bytes
         matrices = bringing.weight_format.recipe.all_stored(layout.matrices)
         read_bytes = round(sum(each.packed_bytes for each in matrices))
         model.token_weight_bytes[peer.name] = (
             model.token_weight_bytes.get(peer.name, 0) + read_bytes
         )
-        opened = await bringing.open(model.session, seat, peer, client, shipment)
+        opened = await bringing.open(model.session, seat, peer, brought)
         self.rows_agree &= opened.rows_agree
         self.batches_agree &= opened.batches_agree
 

@@ -35,13 +35,17 @@ class RunLoop:
         choice: TokenChoice,
         times: ShardTimes,
         report: Callable[[Event], None],
+        computed: Callable[[Step], None],
         *,
         is_last_stage: bool,
     ) -> None:
+        """computed: called after each step, before its tokens are told to the coordinator: what it
+        sends then is there when they are."""
         self._links = links
         self._choice = choice
         self._times = times
         self._report = report
+        self._computed = computed
         self._is_last_stage = is_last_stage
         self._token = np.zeros(1, np.int64)
         self._must_yield = False
@@ -68,6 +72,7 @@ class RunLoop:
                 self._choice.offer(step, logits)
             self._times.now.sample_s += time.perf_counter() - start_s
             if not self._links.is_sampler:
+                self._computed(step)
                 following = self._hear(step, logits)
             yield step
 
@@ -76,6 +81,7 @@ class RunLoop:
         for each in step.apart:
             self._times.begin(is_decode=True)
             self.compute(each, program)
+            self._computed(each)
             if self._is_last_stage:
                 self._choice.remember(each)
             yield each
@@ -137,10 +143,12 @@ class RunLoop:
         """Choose tokens, tell the other shards at once, then the coordinator."""
         if step.states:
             states = self._choice.gather_states(step, own)
+            self._computed(step)
             self._report(messages.States(rows=states.tobytes()))
             return None
         if self._choice.wants_logits(step):  # of its one request
             rows = self._choice.gather_logits(own)[:, : step.logit_rows]
+            self._computed(step)
             self._report(messages.Logits(rows=rows.tobytes()))
             return None
 
@@ -159,6 +167,7 @@ class RunLoop:
             self._links.tell_stage(told)
         if last:
             self._must_yield = False
+        self._computed(step)  # while the next step of a run is under way elsewhere
         logprobs = tuple(each.logprobs for each in chosen)
         self._report(
             messages.Tokens(

@@ -77,6 +77,7 @@ class ShardEngine:
             self._choice,
             self._times,
             report,
+            self._copy,
             is_last_stage=self.layout.is_last_stage,
         )
         self._steps_posted = 0
@@ -223,9 +224,7 @@ class ShardEngine:
                 raise PlanError("a step before the shard was loaded")
             self._choice.allow(step, masks)
             self._thread.safe_point()
-            for computed in self._runs.run(step, program):
-                if self._copies is not None and program.cache_digest:
-                    self._copies.take(computed, program, now_s=time.monotonic())
+            for _computed in self._runs.run(step, program):
                 if self._prefixes is not None:
                     self._prefixes.keep(program)
                 self._thread.safe_point()
@@ -233,6 +232,11 @@ class ShardEngine:
                     return
 
         self._post(work)
+
+    def _copy(self, step: Step) -> None:
+        program = self._program
+        if self._copies is not None and program is not None and program.cache_digest:
+            self._copies.take(step, program, now_s=time.monotonic())
 
     @property
     def rows_agree(self) -> bool:
@@ -348,6 +352,8 @@ class ShardEngine:
         self._parks = parks
         self._is_over = True
         self.links.close()
+        if self._program is not None:
+            self._program.interrupt()  # a chunk of a prompt may take seconds
         self._thread.close()
         program, self._program = self._program, None
         return program

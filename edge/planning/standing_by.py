@@ -10,14 +10,18 @@ from edge.planning.proposal import Proposal
 from edge.protocol.topology import Seat
 
 
-def taken_over(before: Plan, repaired: Plan) -> list[tuple[str, Seat]]:
-    """What devices without a part in the one plan have in the other: by id, and where."""
+def seats(plan: Plan) -> list[tuple[str, Seat]]:
+    """Devices, by id, and where each sits; in plan order."""
     return [
         (shard.device, (stage, rank))
-        for stage, each in enumerate(repaired.stages)
+        for stage, each in enumerate(plan.stages)
         for rank, shard in enumerate(each.shards)
-        if shard.device not in before.devices
     ]
+
+
+def taken_over(before: Plan, repaired: Plan) -> list[tuple[str, Seat]]:
+    """What devices without a part in the one plan have in the other: by id, and where."""
+    return [(id, seat) for id, seat in seats(repaired) if id not in before.devices]
 
 
 def ready_bytes(proposal: Proposal, losses: Sequence[Loss]) -> dict[str, int]:

@@ -138,6 +138,10 @@ class PeerClient:
         elif self.is_leaving and on_leaving is not None:
             on_leaving(self)
 
+    def listen(self, on_event: OnEvent) -> None:
+        """Have what answers no call go there from now on."""
+        self._on_event = on_event
+
     async def call(self, call: Call[Answer], *, limit_s: float | None = None) -> Answer:
         """Send a call and wait for its answer, for `limit_s` or as long as calls of its kind may
         take."""

@@ -301,7 +301,7 @@ class KvRows(Event):
 class PutKv(Call[Done]):
     """Let the request have these keys and values, of tokens that follow what it has.
 
-    Answered once it has them, so that no more of them wait in memory than one frame.
+    Answered once it has them, so that few of them wait in memory.
     """
 
     kind, limit_s = "put_kv", 600.0

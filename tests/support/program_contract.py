@@ -442,6 +442,17 @@ def a_program_that_is_reset_is_like_a_new_one(kind: Kind) -> None:
         assert not program.reset(), "the tier is its session's"
 
 
+def an_interrupted_program_is_like_a_new_one_once_it_is_reset(kind: Kind) -> None:
+    with kind.program() as program:
+        expected = compute(program, chunk("a", PROMPT))
+        program.interrupt()
+        if kind.name == "ort":
+            with pytest.raises(RuntimeError, match="terminate"):
+                compute(program, chunk("b", PROMPT))
+        if program.reset():
+            assert np.array_equal(compute(program, chunk("a", PROMPT)), expected)
+
+
 class _Cutting(SoloCollective):
     """Cuts a file when the first sum is taken."""
 
@@ -483,6 +494,7 @@ CHECKS: dict[str, Callable[[Kind], None]] = {
         a_request_longer_than_memory_is_computed_alone,
         calibration_leaves_nothing_behind,
         a_program_that_is_reset_is_like_a_new_one,
+        an_interrupted_program_is_like_a_new_one_once_it_is_reset,
         a_file_that_is_cut_in_the_middle_of_a_step_ends_only_the_step,
     )
 }

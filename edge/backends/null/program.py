@@ -148,6 +148,9 @@ class NullProgram(HostKvStorage):
             raise RequestError(f"{layers} layers from disk, of {len(self._layout.layers)}")
         self.streamed = layers
 
+    def interrupt(self) -> None:
+        """Its steps take no time."""
+
     def reset(self) -> bool:
         if self._kv_tier is not None:
             return False

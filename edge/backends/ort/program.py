@@ -113,6 +113,7 @@ class OrtProgram(HostKvStorage):
         self._limits = limits
         self._open_graphs = open_graphs
         self._arena = arena
+        self._run_options = ort.RunOptions()
         self._kv_bits = kv_bits
         self._kv_tier = kv_tier
         self._graph_bits: int | None = None
@@ -236,6 +237,9 @@ class OrtProgram(HostKvStorage):
         long = [each.is_long(self._limits.context_tokens) for each in self._layout.rotations]
         return f"onnxruntime {ort.__version__} {self._cache.digest} {long}"
 
+    def interrupt(self) -> None:
+        self._run_options.terminate = True
+
     def reset(self) -> bool:
         if self._kv_bits is not None or self._kv_tier is not None or self._limits.observes:
             return False
@@ -243,6 +247,7 @@ class OrtProgram(HostKvStorage):
             return False
         self._graphs.check()
         self._cache.pool.clear()
+        self._run_options.terminate = False
         return True
 
     def close(self) -> None:
@@ -275,7 +280,7 @@ class OrtProgram(HostKvStorage):
                 binding = bindings[half].get(index)
                 if binding is None:
                     binding = bindings[half][index] = self._bind(index, shape)
-                graphs.sessions[index].run_with_iobinding(binding)
+                graphs.sessions[index].run_with_iobinding(binding, self._run_options)
                 if segment.reduce is None:
                     continue
                 written = self._hidden if segment.reduce == "hidden" else self._partial

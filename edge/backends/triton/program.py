@@ -257,6 +257,9 @@ class TritonProgram:
         self._cache.release(request)
         self._moves.drop(request)
 
+    def interrupt(self) -> None:
+        """What was launched cannot be taken back."""
+
     def reset(self) -> bool:
         return False
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import edge
+from edge.api.standing_by import StandingBy
 from edge.demos.bundled import MODEL
 from edge.peer.daemon import PeerDaemon
 from edge.planning.standing_by import taken_over
@@ -41,6 +42,12 @@ async def until(seen: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
+def attendant(model: edge.AsyncModel) -> StandingBy:
+    (found,) = model._held.attendants
+    assert isinstance(found, StandingBy)
+    return found
+
+
 @contextlib.asynccontextmanager
 async def standing_by(folder: Path) -> AsyncIterator[tuple[edge.AsyncModel, list[PeerDaemon]]]:
     """A model on the first of two peers, which the second has ready."""
@@ -51,7 +58,7 @@ async def standing_by(folder: Path) -> AsyncIterator[tuple[edge.AsyncModel, list
             plan = bundled_plan("solo", devices=[ids[addresses[0]]])
             load = cluster.load(MODEL, plan=plan, dtype="int8", standby="kv", replan="off")
             async with await load as model:
-                await until(lambda: bool(parked(daemons[1])))
+                await until(lambda: bool(attendant(model)._repairs))
                 yield model, daemons
             await until(lambda: not daemons[1].resources.ledger.uses)
 
@@ -67,6 +74,37 @@ def test_the_shard_is_in_memory_before_it_is_needed(tmp_path: Path) -> None:
             assert session.shard._program is ready
             after = await model.generate([1, 2, 3], max_new_tokens=8, ignore_eos=True)
             assert after.token_ids == before.token_ids
+
+    asyncio.run(main())
+
+
+def test_nobody_is_asked_where_all_is_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with standing_by(tmp_path) as (model, (first, _second)):
+
+            async def asked(*_args: object, **_named: object) -> None:
+                raise AssertionError("somebody was asked who is there")
+
+            monkeypatch.setattr("edge.api.reloading.describe_all", asked)
+            await first.aclose()
+            await until(lambda: bool(model.recoveries) or model.is_over)
+            assert not model.is_over
+
+    asyncio.run(main())
+
+
+def test_where_it_cannot_be_used_all_are_asked(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with standing_by(tmp_path) as (model, (first, second)):
+            (ready,) = parked(second)
+            for client in attendant(model)._clients:
+                await client.aclose()
+            await first.aclose()
+            await until(lambda: bool(model.recoveries))
+            (session,) = second.resources.sessions.values()
+            assert session.shard._program is ready, "it stays for a moment, whoever comes for it"
 
     asyncio.run(main())
 

@@ -9,6 +9,7 @@ from demos.bundled import MODEL
 from edge.coordinator.kept_kv import Copy, KeptKv, KvForm, held_layers
 from edge.partition import Plan
 from edge.protocol.messages import MOST_COPY_BYTES
+from edge.protocol.step import MAX_CHUNK_TOKENS
 from edge.protocol.topology import Seat
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.formats import KvDtype
@@ -70,6 +71,21 @@ def test_what_follows_is_kept_and_nothing_else() -> None:
     assert not answer.add(seat, Copy(first=13, tokens=8, rows=b"short"))
     assert answer.add(seat, copy(seats, seat, 13))
     assert answer.num_bytes == 2 * len(copy(seats, seat, 5).rows)
+
+
+def test_small_copies_become_large_ones() -> None:
+    """Of which few are given back, and in the same order."""
+    seats, seat = form(PIPELINE), (0, 0)
+    answer = KeptKv(form=seats, first=5)
+    most = min(MOST_COPY_BYTES // len(copy(seats, seat, 0, 1).rows), MAX_CHUNK_TOKENS)
+    tokens = 2 * most + 24
+    for start in range(5, 5 + tokens, 8):
+        assert answer.add(seat, copy(seats, seat, start))
+    assert [each.tokens for each in answer.copies[seat]] == [most, most, 8, 8, 8]
+    put = answer.put_into(seats, 5 + tokens - 10)
+    assert [each.tokens for each in put.copies[seat]] == [most, most, 14]
+    for each in (*answer.copies[seat], *put.copies[seat]):
+        assert each.rows == rows_of(seats, seat, each.first, each.tokens)
 
 
 def test_as_much_is_given_back_as_every_shard_has_sent() -> None:

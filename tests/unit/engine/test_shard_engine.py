@@ -297,3 +297,22 @@ def test_closing_ends_a_step_that_waits_for_a_neighbour() -> None:
         found.sessions[1].step(Step(entries=(entry,)))
         found.sessions[1].close()
         assert found.reports.empty()
+
+
+def test_closing_interrupts_what_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    computes, is_interrupted = threading.Event(), threading.Event()
+
+    def forward(*_step: object) -> None:
+        computes.set()
+        assert is_interrupted.wait(REPORT_WITHIN_S)
+        raise RuntimeError("interrupted")
+
+    with linked(PLANS["solo"]) as found:
+        (program,) = found.programs
+        monkeypatch.setattr(program, "logits", forward)
+        monkeypatch.setattr(program, "interrupt", is_interrupted.set)
+        entry = StepEntry(request="r", position=0, tokens=(1,), logit_rows=1)
+        found.sessions[0].step(Step(entries=(entry,)))
+        assert computes.wait(REPORT_WITHIN_S)
+        found.sessions[0].close()
+        assert found.reports.empty(), "nobody hears of an error"
