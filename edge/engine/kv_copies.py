@@ -7,13 +7,14 @@ spares that. Prompts are computed again faster; theirs are copied where that is 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import RequestError
+from edge.protocol.assignment import Copies
 from edge.protocol.frame_codec import Event
 from edge.protocol.messages import MOST_COPY_BYTES, KvRows
 from edge.protocol.step import Step, StepEntry
@@ -25,8 +26,9 @@ COPIED_TOKENS = 8
 CHUNK_COPY_BYTES = MOST_COPY_BYTES // 2
 """Of a chunk of a prompt, about so much is in one copy."""
 
-COPIED_AFTER_S = 0.05
-"""Then fewer are: what is not copied has to be computed again, in the time that it took."""
+COPIED_AFTER_S: Mapping[Copies, float] = {"answers": 0.5, "all": 0.05}
+"""Then fewer are, by what is copied: what is not has to be computed again, as long as that took.
+Whoever asked for all wants a short pause; else it is to cost nothing while nothing is lost."""
 
 MOST_UNSENT_BYTES = 4 << 20
 """Copies that wait to be sent, of all sessions of a coordinator. Where its link is slower than
@@ -66,8 +68,11 @@ class RowStorage(Protocol):
 class KvCopies:
     """Of one shard's requests; used from the compute thread, but for `begin`."""
 
-    def __init__(self, report: Callable[[Event], None], room: CopyRoom) -> None:
+    def __init__(
+        self, report: Callable[[Event], None], room: CopyRoom, copies: Copies = "all"
+    ) -> None:
         self._report = report
+        self._after_s = COPIED_AFTER_S[copies]
         self._room = room
         self._next: dict[str, int] = {}
         """By request, the first token that is not copied."""
@@ -104,7 +109,7 @@ class KvCopies:
         if first is None or entry.end <= first:
             return False
         tokens = entry.end - first
-        waits = now_s - self._copied_s.setdefault(request, now_s) < COPIED_AFTER_S
+        waits = now_s - self._copied_s.setdefault(request, now_s) < self._after_s
         if tokens < COPIED_TOKENS and waits:
             return False
         if len(entry.tokens) == 1:

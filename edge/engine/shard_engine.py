@@ -86,7 +86,9 @@ class ShardEngine:
         self._program: StageProgram | None = None
         self._prefixes: PrefixCache | None = None
         self._copies = (
-            None if assignment.copies_kv == "none" else KvCopies(report, copy_room or CopyRoom())
+            None
+            if assignment.copies_kv == "none"
+            else KvCopies(report, copy_room or CopyRoom(), assignment.copies_kv)
         )
         self._is_over = False
         """It failed or is closed. A failed step leaves the shards out of step with each other:

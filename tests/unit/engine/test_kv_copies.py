@@ -12,6 +12,7 @@ from demos.bundled import MODEL
 from edge.backends.host_cache import HostCache
 from edge.engine.kv_copies import COPIED_AFTER_S, COPIED_TOKENS, CopyRoom, KvCopies, put_copy
 from edge.errors import RequestError
+from edge.protocol.assignment import Copies
 from edge.protocol.frame_codec import Event
 from edge.protocol.messages import KvRows
 from edge.protocol.step import Step, StepEntry, StepLimits
@@ -89,12 +90,13 @@ def test_a_chunk_is_copied_in_large_pieces(monkeypatch: pytest.MonkeyPatch) -> N
     assert pieces(1) == [COPIED_TOKENS] * 5
 
 
-def test_of_slow_answers_fewer_tokens_are_copied_at_once() -> None:
+@pytest.mark.parametrize("of", ["answers", "all"])
+def test_of_slow_answers_fewer_tokens_are_copied_at_once(of: Copies) -> None:
     own, told = storage(30), list[Event]()
-    copies = KvCopies(told.append, CopyRoom())
+    copies = KvCopies(told.append, CopyRoom(), of)
     copies.begin("a", 5)
     for position in range(12):
-        copies.take(computed(position), own, now_s=0.4 * COPIED_AFTER_S * position)
+        copies.take(computed(position), own, now_s=0.4 * COPIED_AFTER_S[of] * position)
     found = [(each.first, each.tokens) for each in told if isinstance(each, KvRows)]
     assert found == [(5, 4), (9, 3)], "counted from the first token that may be copied"
 
