@@ -32,7 +32,7 @@ from edge.partition import Plan
 from edge.planning.kv_copies import MOST_KEPT_KV_BYTES
 from edge.protocol import messages
 from edge.protocol.assignment import Copies
-from edge.protocol.client import PeerClient
+from edge.protocol.client import IT_LEAVES, PeerClient
 from edge.protocol.error_codec import Failed
 from edge.protocol.fields import printable, token_bytes
 from edge.protocol.frame_codec import Event
@@ -255,7 +255,7 @@ class LoadedModel:
     def leaving(self, client: PeerClient) -> None:
         """The peer's user has stopped it. It still computes, and goes once its session is closed,
         or within `LEAVES_WITHIN_S`."""
-        self.fail(PeerLostError(client.name, "it is leaving: it was stopped by its user"))
+        self.fail(PeerLostError(client.name, IT_LEAVES))
 
     def on_event(self, client: PeerClient, event: Event) -> None:
         """A step's outcome from a peer."""

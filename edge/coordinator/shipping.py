@@ -23,7 +23,7 @@ from edge.errors import CheckpointError, NetworkError, PeerLostError
 from edge.host.atomic_files import write_whole
 from edge.offload import PIECE_BYTES, Manifest, ManifestBuilder, StoreError
 from edge.progress import OnProgress, Progress
-from edge.protocol.client import PeerClient
+from edge.protocol.client import IT_LEAVES, PeerClient
 from edge.protocol.messages import Offer, Piece, Seal
 from edge.weights.formats import WeightFormat
 from edge.weights.layout import ShardLayout
@@ -135,8 +135,8 @@ async def ship(
     """Bring one peer's shard up to date; the client that did it, and the bytes it took.
 
     A broken connection is made anew and goes on where the peer stopped. Raises PeerLostError when
-    that fails MAX_RECONNECTS times without progress, CheckpointError when the peer finds a piece
-    damaged.
+    that fails MAX_RECONNECTS times without progress, or the peer leaves; CheckpointError when the
+    peer finds a piece damaged.
     """
     sent_bytes = 0
     failures = 0
@@ -160,6 +160,8 @@ async def ship(
                 shipment.forget()
             if not isinstance(error, PeerLostError | NetworkError):
                 raise
+            if client is not None and client.is_leaving:
+                raise PeerLostError(peer, IT_LEAVES) from error
             lost = lost or error
             failures += 1
             if failures > MAX_RECONNECTS:
@@ -183,6 +185,8 @@ async def _offer_and_send(
     async with contextlib.aclosing(_send_pieces(client, shipment, missing)) as sent:
         async for nbytes in sent:
             on_sent(nbytes, total_bytes)
+            if client.is_leaving:
+                raise PeerLostError(client.name, IT_LEAVES)
     await client.call(Seal(manifest=manifest.digest))
 
 

@@ -28,6 +28,8 @@ Body = TypeVar("Body")
 
 CONNECT_WITHIN_S = 5.0
 
+IT_LEAVES = "it is leaving: it was stopped by its user"
+
 OnEvent = Callable[["PeerClient", Event], None]
 OnLeaving = Callable[["PeerClient"], None]
 

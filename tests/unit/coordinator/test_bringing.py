@@ -1,4 +1,4 @@
-"""Weights that were opened for a load which nobody waits for any more are closed."""
+"""Weights on their way: opened and closed, and not sent to who leaves."""
 
 from __future__ import annotations
 
@@ -11,30 +11,40 @@ import pytest
 
 from edge.coordinator.bringing import Bringing
 from edge.demos.bundled import MODEL
+from edge.errors import PeerLostError
 from edge.planning.load_options import LoadOptions
+from edge.progress import OnProgress, Progress, ignore_progress
 from edge.protocol.lease import Lease
+from edge.protocol.peer_info import describe_peer
 from edge.protocol.step import StepLimits
 from edge.protocol.wire_rules import WireRules
 from edge.transport import WireRule
 from edge.weights.checkpoint import Checkpoint
+from tests.support.null_peers import null_peers
 from tests.support.plans import bundled_plan
+
+
+def bringing_of(
+    checkpoint: Checkpoint, folder: Path, tell: OnProgress = ignore_progress
+) -> Bringing:
+    options = LoadOptions(dtype="int8")
+    return Bringing(
+        checkpoint=checkpoint,
+        plan=bundled_plan("solo", devices=["a"]),
+        options=options,
+        weight_format=options.weight_format(checkpoint),
+        limits=StepLimits(context_tokens=8, chunk_tokens=8, requests=1, cached_tokens=8),
+        wire_rules=WireRules(sums=(WireRule(),), hops=()),
+        lease=Lease(),
+        cache_root=folder,
+        tell=tell,
+    )
 
 
 @pytest.mark.filterwarnings("error::ResourceWarning")
 def test_what_was_opened_when_its_load_ends_is_closed(tmp_path: Path) -> None:
-    options = LoadOptions(dtype="int8")
-
     async def main(checkpoint: Checkpoint) -> None:
-        bringing = Bringing(
-            checkpoint=checkpoint,
-            plan=bundled_plan("solo", devices=["a"]),
-            options=options,
-            weight_format=options.weight_format(checkpoint),
-            limits=StepLimits(context_tokens=8, chunk_tokens=8, requests=1, cached_tokens=8),
-            wire_rules=WireRules(sums=(WireRule(),), hops=()),
-            lease=Lease(),
-            cache_root=tmp_path,
-        )
+        bringing = bringing_of(checkpoint, tmp_path)
 
         async def use() -> None:
             async with bringing.source():
@@ -51,3 +61,25 @@ def test_what_was_opened_when_its_load_ends_is_closed(tmp_path: Path) -> None:
     with Checkpoint.open(MODEL) as checkpoint:
         asyncio.run(main(checkpoint))
         gc.collect()
+
+
+def test_who_leaves_is_sent_no_more(tmp_path: Path) -> None:
+    async def main(checkpoint: Checkpoint) -> None:
+        async with null_peers(tmp_path / "peers", 1) as (daemon,):
+            sent: list[int] = []
+
+            def tell(progress: Progress) -> None:
+                if progress.phase == "send":
+                    daemon.resources.leaving.set()
+                    sent.append(progress.done)
+                    assert progress.done < progress.total
+
+            bringing = bringing_of(checkpoint, tmp_path, tell)
+            peer = await describe_peer(daemon.resources.addresses[0], None)
+            async with bringing.source() as source:
+                with pytest.raises(PeerLostError, match="it is leaving: it was stopped by its"):
+                    await bringing.bring((0, 0), peer, source)
+            assert sent
+
+    with Checkpoint.open(MODEL) as checkpoint:
+        asyncio.run(main(checkpoint))
