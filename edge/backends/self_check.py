@@ -64,7 +64,7 @@ class Heads:
     keys: Array
     values: Array
 
-    def attend(self, first: int, end: int, part: Attention) -> Array:
+    def attend(self, first: int, end: int, part: Attention, sinks: Array | None = None) -> Array:
         """What the tokens `first` … `end` − 1 make of all up to themselves: [tokens, elements]."""
         mixed = attention(
             self.query[first:end],
@@ -74,6 +74,7 @@ class Heads:
             scale=part.score_scale,
             window=part.window,
             soft_cap=part.soft_cap,
+            sinks=sinks,
         )
         return mixed.reshape(end - first, -1)
 

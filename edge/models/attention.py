@@ -51,6 +51,8 @@ class Attention:
     output_gate: bool = False
     """What each head gives is multiplied by the sigmoid of a product of its own, whose rows follow
     those of its query."""
+    has_sinks: bool = False
+    """Each head has one score more, of nothing: its weights add up to less than 1."""
     has_norm: bool = True
     """What it is given is normed."""
     has_post_norm: bool = False
@@ -66,6 +68,7 @@ class Attention:
             query_key_norm=self.query_key_norm,
             joint_norm=self.joint_norm,
             output_gate=self.output_gate,
+            has_sinks=self.has_sinks,
             has_norm=self.has_norm,
             has_post_norm=self.has_post_norm,
         )
@@ -112,6 +115,8 @@ class Attention:
             shapes[f"{role}.weight"] = (rows, columns)
             if has_bias:
                 shapes[f"{role}.bias"] = (rows,)
+        if self.has_sinks:
+            shapes["sinks"] = (self.num_heads,)
         if self.has_norm:
             shapes["attention_norm"] = (hidden_size,)
         if self.has_post_norm:
@@ -132,7 +137,7 @@ class Attention:
         return PartWeights(
             unit=Weights(
                 matrices=(("query.weight", queries * head), ("output.weight", heads * head)),
-                vector=queries * size * biases,
+                vector=queries * size * biases + heads * self.has_sinks,
             ),
             group=Weights(
                 matrices=(("key.weight", kv_heads * head), ("value.weight", kv_heads * head)),
@@ -179,6 +184,8 @@ class Attention:
             yield whole_vector(f"{layer}attention_norm", hidden_size)
         if self.qkv_bias:
             yield VectorSlice(name=f"{layer}qkv.bias", parts=self._fused(layer, "bias", units))
+        if self.has_sinks:
+            yield VectorSlice(name=f"{layer}sinks", parts=((f"{layer}sinks", units),))
         if self.query_key_norm:
             yield whole_vector(f"{layer}query_norm", self.head_size)
             yield whole_vector(f"{layer}key_norm", self.head_size)

@@ -8,11 +8,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from edge.errors import shown
 from edge.kernels.experts.reference import BEST_OF_GROUP, SCORINGS, Routing, Scoring
-from edge.kernels.gated_mlp.reference import ACTIVATIONS, Activation
+from edge.kernels.gated_mlp.reference import ACTIVATIONS, Activation, Clamp
 from edge.models.parts import (
     MatrixSlice,
     PartWeights,
@@ -24,6 +24,9 @@ from edge.models.parts import (
     finite,
     whole_vector,
 )
+
+_SHARED = "shared."
+"""What names of a shared expert's weights begin with, within its layer."""
 
 MAX_EXPERTS = 1024
 """Of one layer; Kimi K2 has 384."""
@@ -60,6 +63,9 @@ class Experts:
     activation: Activation
     renormalized: bool
     """Weights of those that are chosen add up to 1."""
+    bias: bool = False
+    """The router's product and the experts' have biases."""
+    clamp: Clamp | None = None
     shared: SharedExpert | None = None
     scoring: Scoring = "softmax"
     has_correction: bool = False
@@ -71,14 +77,25 @@ class Experts:
     """What the weights of those that are chosen are multiplied by."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shared", _shared_of(self.shared))
+        object.__setattr__(self, "shared", _made_of(SharedExpert, self.shared))
+        object.__setattr__(self, "clamp", _made_of(Clamp, self.clamp))
         check_sizes(num_experts=self.num_experts, top_k=self.top_k, expert_columns=self.columns)
         check_sizes(groups=self.groups, chosen_groups=self.chosen_groups)
-        check_flags(renormalized=self.renormalized, has_correction=self.has_correction)
+        check_flags(
+            expert_bias=self.bias,
+            renormalized=self.renormalized,
+            has_correction=self.has_correction,
+        )
         if self.scoring not in SCORINGS:
             raise ValueError(f"scoring {shown(self.scoring)} is not one of {', '.join(SCORINGS)}")
-        if not finite(self.weight_scale) > 0:
-            raise ValueError(f"weight_scale must be above 0, not {shown(self.weight_scale)}")
+        positive = {"weight_scale": self.weight_scale}
+        if self.clamp is not None:
+            positive |= {"clamp limit": self.clamp.limit, "clamp slope": self.clamp.slope}
+        for name, value in positive.items():
+            if not finite(value) > 0:
+                raise ValueError(f"{name} must be above 0, not {shown(value)}")
+        if self.clamp is not None and self.activation != "silu":
+            raise ValueError("only experts of silu are clamped")
         if self.num_experts > MAX_EXPERTS:
             raise ValueError(f"a layer has at most {MAX_EXPERTS} experts, not {self.num_experts}")
         if self.top_k > self.num_experts:
@@ -117,10 +134,6 @@ class Experts:
         )
 
     @property
-    def bias(self) -> bool:
-        return False
-
-    @property
     def has_norm(self) -> bool:
         return True
 
@@ -132,13 +145,18 @@ class Experts:
         shapes: dict[str, tuple[int, ...]] = {"router.weight": (self.num_experts, hidden_size)}
         blocks = {f"experts.{number}.": self.columns for number in range(self.num_experts)}
         if self.shared is not None:
-            blocks["shared."] = self.shared.columns
+            blocks[_SHARED] = self.shared.columns
             if self.shared.is_gated:
                 shapes["shared_gate.weight"] = (1, hidden_size)
         for prefix, columns in blocks.items():
             shapes[f"{prefix}gate.weight"] = (columns, hidden_size)
             shapes[f"{prefix}up.weight"] = (columns, hidden_size)
             shapes[f"{prefix}down.weight"] = (hidden_size, columns)
+            if self.bias and prefix != _SHARED:
+                shapes[f"{prefix}gate.bias"] = shapes[f"{prefix}up.bias"] = (columns,)
+                shapes[f"{prefix}down.bias"] = (hidden_size,)
+        if self.bias:
+            shapes["router.bias"] = (self.num_experts,)
         if self.has_correction:
             shapes["router_correction"] = (self.num_experts,)
         shapes["mlp_norm"] = (hidden_size,)
@@ -152,11 +170,14 @@ class Experts:
             routers += [("shared_gate.weight", hidden_size)] * self.shared.is_gated
         return PartWeights(
             unit=Weights(
-                matrices=tuple((f"{role}.weight", column) for role in ("gate", "up", "down"))
+                matrices=tuple((f"{role}.weight", column) for role in ("gate", "up", "down")),
+                vector=2 * self.num_experts * self.bias,
             ),
             fixed=Weights(
                 matrices=tuple(routers),
-                vector=hidden_size + self.num_experts * self.has_correction,
+                vector=hidden_size
+                + self.num_experts * self.has_correction
+                + self.num_experts * (hidden_size + 1) * self.bias,
             ),
         )
 
@@ -204,8 +225,24 @@ class Experts:
     ) -> Iterator[VectorSlice]:
         if units:
             yield whole_vector(f"{layer}mlp_norm", hidden_size)
+            if self.bias:
+                yield from self._biases(layer, hidden_size, units, is_first=is_first)
             if self.has_correction:
                 yield whole_vector(f"{layer}router_correction", self.num_experts)
+
+    def _biases(
+        self, layer: str, hidden_size: int, units: range, *, is_first: bool
+    ) -> Iterator[VectorSlice]:
+        """Those of all experts are one vector, one expert's after the other's."""
+        names = [expert_name(layer, number) for number in range(self.num_experts)]
+        yield whole_vector(f"{layer}router.bias", self.num_experts)
+        yield VectorSlice(
+            name=f"{layer}experts_gate_up_bias",
+            parts=tuple((f"{own}{part}.bias", units) for own in names for part in ("gate", "up")),
+        )
+        if is_first:
+            parts = tuple((f"{own}down.bias", range(hidden_size)) for own in names)
+            yield VectorSlice(name=f"{layer}experts_down_bias", parts=parts)
 
     def _shared_units(self, units: range) -> range:
         """Columns of the shared expert that go with these of the others; all go with all."""
@@ -217,11 +254,14 @@ class Experts:
         return range(start, stop)
 
 
-def _shared_of(value: object) -> SharedExpert | None:
+_Made = TypeVar("_Made")
+
+
+def _made_of(cls: type[_Made], value: object) -> _Made | None:
     """As it is, or from JSON. Raises ValueError."""
-    if value is None or isinstance(value, SharedExpert):
+    if value is None or isinstance(value, cls):
         return value
-    return SharedExpert(**exact_fields(SharedExpert, value))
+    return cls(**exact_fields(cls, value))
 
 
 def expert_name(layer: str, number: int) -> str:
@@ -231,7 +271,7 @@ def expert_name(layer: str, number: int) -> str:
 
 def shared_name(layer: str) -> str:
     """Likewise of a shared expert's."""
-    return f"{layer}shared."
+    return f"{layer}{_SHARED}"
 
 
 def expert_number(name: str) -> int | None:

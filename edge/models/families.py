@@ -18,6 +18,7 @@ FAMILIES = (
     "gemma3_text",
     "glm4",
     "glm4_moe",
+    "gpt_oss",
     "granite",
     "llama",
     "ministral3",
@@ -46,7 +47,8 @@ class Family:
     of several roles, one under the other, by what follows the layer's number in their names; a
     checkpoint may have them, or each by the name of its role. fused_by_head: the same of linear
     attention, all rows of one key head under those of another. stacked_experts: the same of
-    experts, in tensors [experts, rows, columns].
+    experts, in tensors [experts, rows, columns]. turned_experts: the same in tensors [experts,
+    columns, rows], where rows of several roles, weights or biases, lie in turn.
     """
 
     describe: Callable[[Config], ModelSpec]
@@ -55,6 +57,7 @@ class Family:
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     fused_by_head: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     stacked_experts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    turned_experts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 WITH_PICTURES = {
@@ -117,7 +120,6 @@ _MISSING = {
     "gemma4": ("gemma3_text", "layers with shared keys and values"),
     "gemma4_text": ("gemma3_text", "layers with shared keys and values"),
     "gpt2": ("llama", "learned positions and LayerNorm"),
-    "gpt_oss": ("qwen3", "experts and attention sinks"),
     "granitemoe": ("granite", "experts"),
     "lfm2": ("qwen3", "short convolutions"),
     "lfm2_moe": ("qwen3", "short convolutions and experts"),
@@ -174,6 +176,7 @@ _LAYER_ROLES = {
     "gate": "mlp.gate_proj",
     "up": "mlp.up_proj",
     "down": "mlp.down_proj",
+    "sinks": "self_attn.sinks",
     "attention_norm": "input_layernorm.weight",
     "attention_post_norm": "post_self_attn_layernorm.weight",
     "mlp_norm": "post_attention_layernorm.weight",

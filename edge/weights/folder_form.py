@@ -14,7 +14,13 @@ from edge.text.files import TOKENIZER, read_json
 from edge.weights.encoding import Encoding
 from edge.weights.foreign_folders import check_folder
 from edge.weights.form import CheckpointForm, with_tied_head
-from edge.weights.fused_rows import fused_rows, rows_of_experts, rows_of_heads, with_fused_rows
+from edge.weights.fused_rows import (
+    columns_of_experts,
+    fused_rows,
+    rows_of_experts,
+    rows_of_heads,
+    with_fused_rows,
+)
 from edge.weights.packed_encoding import packed_encoding
 from edge.weights.packed_folder import PackedStore, packed_store
 
@@ -49,7 +55,8 @@ def open_folder(folder: Path) -> CheckpointForm:
         parts = fused_rows(family.fused, spec, plain_name)
         of_heads = rows_of_heads(family.fused_by_head, spec, plain_name)
         of_experts = rows_of_experts(family.stacked_experts, spec, plain_name)
-        store = with_fused_rows(files, {**parts, **of_heads, **of_experts})
+        turned = columns_of_experts(family.turned_experts, spec, plain_name)
+        store = with_fused_rows(files, {**parts, **of_heads, **of_experts, **turned})
         store = packed_store(
             config, store, source=str(source), embedding=name("embedding"), parts=parts
         )

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, product
 from typing import Any, Protocol
 
 import numpy as np
@@ -30,7 +30,11 @@ class TensorPart(Protocol):
 
     @property
     def extent(self) -> tuple[int, ...]:
-        """The least that the leading axes of the tensor must measure; the others are the part's."""
+        """The least that the leading axes of the tensor must measure."""
+        ...
+
+    def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
+        """The part's, of the tensor's."""
         ...
 
     def read(self, store: WeightStore, rows: range, columns: range | None) -> NDArray[Any]:
@@ -52,6 +56,9 @@ class SomeRows:
     @property
     def extent(self) -> tuple[int, ...]:
         return (self.rows.stop,)
+
+    def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
+        return self.num_rows, *whole[1:]
 
     def read(self, store: WeightStore, rows: range, columns: range | None) -> NDArray[Any]:
         first = self.rows.start
@@ -78,6 +85,9 @@ class RowsOfHeads:
     @property
     def extent(self) -> tuple[int, ...]:
         return (self.heads * self.height,)
+
+    def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
+        return self.num_rows, *whole[1:]
 
     def read(self, store: WeightStore, rows: range, columns: range | None) -> NDArray[Any]:
         own = len(self.rows)
@@ -108,6 +118,9 @@ class RowsOfOne:
     def extent(self) -> tuple[int, ...]:
         return self.number + 1, self.rows.stop
 
+    def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
+        return self.num_rows, *whole[2:]
+
     def read(self, store: WeightStore, rows: range, columns: range | None) -> NDArray[Any]:
         run = range(self.rows.start + rows.start, self.rows.start + rows.stop)
         read: NDArray[Any]
@@ -115,6 +128,39 @@ class RowsOfOne:
         if columns is None:
             return read
         return np.ascontiguousarray(read[:, columns.start : columns.stop])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnsOfOne:
+    """Columns of one of the matrices of a tensor [matrices, rows, columns], as rows; or elements of
+    one of the rows of a tensor [rows, elements]."""
+
+    tensor: str
+    number: int
+    columns: range
+    """Maybe every other one."""
+    height: int | None
+    """Rows of each matrix; None where each is a row."""
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.columns)
+
+    @property
+    def extent(self) -> tuple[int, ...]:
+        rows = () if self.height is None else (self.height,)
+        return (self.number + 1, *rows, self.columns.stop)
+
+    def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
+        return (self.num_rows,) if self.height is None else (self.num_rows, self.height)
+
+    def read(self, store: WeightStore, rows: range, columns: range | None) -> NDArray[Any]:
+        kept = self.columns[rows.start : rows.stop]
+        at = slice(kept.start, kept.stop, kept.step)
+        found: NDArray[Any]
+        run = None if self.height is None else columns
+        (found,) = store.read(self.tensor, range(self.number, self.number + 1), run)
+        return np.ascontiguousarray(found[..., at].T)
 
 
 def fused_rows(
@@ -185,6 +231,30 @@ def rows_of_experts(
     return found
 
 
+def columns_of_experts(
+    turned: Mapping[str, tuple[str, ...]], spec: ModelSpec, tensor_name: Callable[[str], str]
+) -> dict[str, TensorPart]:
+    """The same where rows are columns, and those of several matrices lie in turn."""
+    found: dict[str, TensorPart] = {}
+    for layer in range(spec.num_layers):
+        part = spec.layer(layer).feed_forward
+        if not isinstance(part, Experts):
+            continue
+        shapes = part.shapes(spec.hidden_size)
+        for whole, matrices in turned.items():
+            for number, (place, matrix) in product(range(part.num_experts), enumerate(matrices)):
+                role = expert_name("", number) + matrix
+                rows, *columns = shapes[role]
+                name = tensor_name(f"layers.{layer}.{role}")
+                found[name] = ColumnsOfOne(
+                    tensor=_beside(name, layer, whole),
+                    number=number,
+                    columns=range(place, rows * len(matrices), len(matrices)),
+                    height=columns[0] if columns else None,
+                )
+    return found
+
+
 def _beside(name: str, layer: int, other: str) -> str:
     """The name of another tensor of the same layer."""
     return f"{name.split(f'.{layer}.', 1)[0]}.{layer}.{other}"
@@ -223,7 +293,7 @@ class FusedStore(Closing):
         part = self._parts.get(name)
         if part is None:
             return self.stored.shape(name)
-        return part.num_rows, *self.stored.shape(part.tensor)[len(part.extent) :]
+        return part.shape(self.stored.shape(part.tensor))
 
     def dtype(self, name: str) -> np.dtype[Any]:
         return self.stored.dtype(self._tensor(name))

@@ -36,11 +36,13 @@ LAYOUTS: Mapping[str, Callable[[Config, Tensors], dict[str, PackedMatrix]]] = {
 _NOT_READ = {
     "bitsandbytes": "bitsandbytes has no layout of its own on disk that others read",
     "hqq": "the layout of HQQ is its library's own",
-    "mxfp4": "its blocks are those of experts, which are not computed",
+    "mxfp4": "floats of 4 bits in blocks",
 }
 _READING_VERSION = "1"
 """Part of fingerprints: raise it when the same files are read as other numbers."""
-_MARKS = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv", ".scales")
+_BLOCKS = "_blocks"
+"""What names of tensors of MXFP4 end in."""
+_MARKS = (_BLOCKS, ".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv", ".scales")
 
 
 class PackedStore(Closing):
@@ -157,6 +159,9 @@ def _method(values: Mapping[str, Any], tensors: Tensors) -> tuple[Mapping[str, A
         return settings, method
     known = method if isinstance(method, str) else ""
     reason = f" ({_NOT_READ[known]})" if known in _NOT_READ else ""
+    if blocks := tensors.names(_BLOCKS):
+        name = blocks[0] + _BLOCKS
+        reason += f", as tensor {name} in {tensors.store.where(name)} is"
     raise CheckpointError(
         f"{tensors.source}: this checkpoint is already quantised (quantization_config), by "
         f"{shown(method)}, which is not read{reason}; {', '.join(LAYOUTS)} are: use such a folder, "

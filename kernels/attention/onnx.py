@@ -70,6 +70,7 @@ def attention(
     key_norm: str | None = None,
     joint_norm: bool = False,
     gated: bool = False,
+    sinks: str | None = None,
     epsilon: float = 1e-6,
 ) -> tuple[str, str, str]:
     """Rotate, append to the KV cache, attend to what it then holds.
@@ -79,6 +80,7 @@ def attention(
     more behind the queries, by whose sigmoids the output is multiplied. The present outputs are
     meant to be bound onto the cache's buffers. scale: 1 / sqrt(head_size) if it is not given.
     joint_norm: all heads are normed together, by weights of as many elements; else each.
+    sinks [num_heads]: see the reference.
     """
     by_itself = turned_elements > 0 and rotates_itself(head_size, turned_elements)
     padded = cache_head_size(head_size, cache.bits)
@@ -110,7 +112,7 @@ def attention(
         "GroupQueryAttention",
         query, key, value, cache.keys, cache.values, names.lengths, names.total,
         names.cos if by_itself else "", names.sin if by_itself else "",
-        "", "", "", cache.key_scales, cache.value_scales,
+        "", "", sinks or "", cache.key_scales, cache.value_scales,
         outputs=3, domain=CONTRIB,
         num_heads=num_heads, kv_num_heads=num_kv_heads, do_rotary=int(by_itself),
         rotary_interleaved=int(interleaved and by_itself),

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-from edge.kernels.gated_mlp.reference import Activation
+import numpy as np
+
+from edge.kernels.gated_mlp.reference import Activation, Clamp
 from edge.kernels.onnx_graph import CONTRIB, OnnxGraph
 
 
-def gated(graph: OnnxGraph, gate_up: str, *, activation: Activation) -> str:
-    """gate_up [..., 2n], gate first → [..., n]."""
+def gated(
+    graph: OnnxGraph, gate_up: str, *, activation: Activation, clamp: Clamp | None = None
+) -> str:
+    """gate_up [..., 2n], gate first → [..., n]. Only silu is clamped."""
+
+    def number(value: float) -> str:
+        return graph.constant(f"gated.number_{value}", np.asarray(value, np.float32))
+
     gate, up = graph.nodes("Split", gate_up, outputs=2, axis=-1)
-    if activation == "silu":
+    if clamp is not None:
+        gate = graph.node("Min", gate, number(clamp.limit))
+        up = graph.node("Clip", up, number(-clamp.limit), number(clamp.limit))
+        up = graph.node("Add", up, number(1.0))
+        steep = graph.node("Mul", gate, number(clamp.slope))
+        active = graph.node("Mul", gate, graph.node("Sigmoid", steep))
+    elif activation == "silu":
         active = graph.node("Mul", gate, graph.node("Sigmoid", gate))
     else:
         gelu = {"gelu": "Gelu", "gelu_tanh": "FastGelu"}[activation]

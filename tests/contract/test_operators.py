@@ -264,6 +264,7 @@ def tables(head_size: int, length: int) -> tuple[Array, Array]:
     window=st.sampled_from([None, 1, 2, 5, 16]),
     scaling=st.sampled_from([(None, None), (0.4, None), (None, 0.7), (2.0, 5.0)]),
     normed=st.booleans(),
+    has_sinks=st.booleans(),
 )
 def test_attention(
     seed: int,
@@ -276,6 +277,7 @@ def test_attention(
     window: int | None,
     scaling: tuple[float | None, float | None],
     normed: bool,
+    has_sinks: bool,
 ) -> None:
     """A whole prompt (position 0), a later chunk of it, and decoding (one token)."""
     num_heads, num_kv_heads = heads
@@ -285,6 +287,7 @@ def test_attention(
     qkv = normal(seed, 1, tokens, (num_heads + 2 * num_kv_heads) * head_size)
     past = normal(seed + 1, 2, position, num_kv_heads, head_size)
     norms = normal(seed + 2, 2, head_size) if normed else None
+    sinks = 2 * normal(seed + 3, num_heads) if has_sinks else None
     cos, sin = tables(turned, context)
 
     padded = cache_head_size(head_size)
@@ -323,6 +326,7 @@ def test_attention(
         soft_cap=soft_cap,
         query_norm=query_norm,
         key_norm=key_norm,
+        sinks=None if sinks is None else face.graph.weight("sinks", sinks),
         epsilon=EPSILON,
     )
     face.output(results[0], (1, tokens, num_heads * head_size))
@@ -341,8 +345,9 @@ def test_attention(
     key = rope_reference.rope(key, *angles, interleaved=interleaved)
     keys, values = np.concatenate([past[0], key]), np.concatenate([past[1], value])
     expected = attention_reference.attention(
-        query, keys, values, position=position, scale=scale, window=window, soft_cap=soft_cap
-    )
+        query, keys, values, position=position, scale=scale, window=window, soft_cap=soft_cap,
+        sinks=sinks,
+    )  # fmt: skip
     assert_same(output, expected.reshape(1, tokens, -1), tolerance=5e-6)
     for present, wanted in ((present_key, keys), (present_value, values)):
         assert_same(present[0, :, :end, :head_size].transpose(1, 0, 2), wanted)
@@ -354,15 +359,18 @@ def test_attention(
     rows=sizes,
     columns=sizes,
     gain=st.sampled_from([0.0, 1.0, 100.0]),
-    activation=st.sampled_from(gated_mlp_reference.ACTIVATIONS),
+    activation=st.sampled_from([*gated_mlp_reference.ACTIVATIONS, "clamped"]),
 )
 def test_gated(seed: int, rows: int, columns: int, gain: float, activation: Any) -> None:
     """Also where e^−x overflows float32."""
+    clamp = None
+    if activation == "clamped":
+        activation, clamp = "silu", gated_mlp_reference.Clamp(limit=0.8, slope=1.7)
     x = gain * normal(seed, 1, rows, 2 * columns)
     face = Face()
-    y = gated_mlp_onnx.gated(face.graph, face.input("x", x), activation=activation)
+    y = gated_mlp_onnx.gated(face.graph, face.input("x", x), activation=activation, clamp=clamp)
     face.output(y, (1, rows, columns))
-    expected = gated_mlp_reference.gated(x, activation=activation)
+    expected = gated_mlp_reference.gated(x, activation=activation, clamp=clamp)
     assert_same(face.run()[0], expected, tolerance=1e-5)
 
 

@@ -242,6 +242,24 @@ MORE_FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             },
         },
     ),
+    "gpt_oss": (
+        "gpt_oss",
+        {
+            "hidden_size": 60,
+            "intermediate_size": 37,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 3,
+            "head_dim": 20,
+            "vocab_size": 131,
+            "sliding_window": 9,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "swiglu_alpha": 1.3,
+            "swiglu_limit": 0.9,
+            "rope_parameters": {**_YARN, "truncate": False},
+        },
+    ),
     "granite": (
         "granite",
         {
@@ -668,6 +686,8 @@ class TinyCheckpoint:
         by_head = [each for parts in family.fused_by_head.values() for each in parts]
         if role.split(".")[2] in by_head:
             return self._of_heads(spec, role)
+        if family.turned_experts and ".experts." in name:
+            return self._of_turned(role)
         if ".experts." in name or ".router." in role:  # modules have those of a layer in one
             return self._of_file[name]
         _layers, number, part, suffix = role.split(".")
@@ -693,6 +713,16 @@ class TinyCheckpoint:
         parts = np.split(heads, np.cumsum([*rows.values()])[:-1], axis=1)
         found = parts[[*rows].index(part.removeprefix("linear_"))]
         return found.reshape(-1, spec.hidden_size)
+
+    def _of_turned(self, role: str) -> NDArray[np.float32]:
+        """As `GptOssExperts` multiplies with them."""
+        _layers, layer, _experts, number, part, suffix = role.split(".")
+        name = "down_proj" if part == "down" else "gate_up_proj"
+        name += "_bias" if suffix == "bias" else ""
+        whole = self.weights[f"model.layers.{layer}.mlp.experts.{name}"][int(number)]
+        if part != "down":
+            whole = whole[..., ("gate", "up").index(part) :: 2]
+        return np.ascontiguousarray(whole.T)
 
     def prompt(self, length: int) -> list[int]:
         """Token ids that look random and are always the same."""

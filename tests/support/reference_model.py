@@ -138,6 +138,7 @@ class ReferenceModel:
             scale=part.score_scale,
             window=part.window,
             soft_cap=part.soft_cap,
+            sinks=self._weights.get(f"{prefix}sinks"),
         )
         if gates is not None:
             mixed = mixed / (1 + np.exp(-gates))
@@ -170,7 +171,8 @@ class ReferenceModel:
         def expert(number: int, rows: Array) -> Array:
             own = f"{prefix}experts.{number}."
             gate_up = [self._linear(rows, f"{own}{name}_proj") for name in ("gate", "up")]
-            active = gated(np.concatenate(gate_up, axis=-1), activation=part.activation)
+            joined = np.concatenate(gate_up, axis=-1)
+            active = gated(joined, activation=part.activation, clamp=part.clamp)
             return self._linear(active, f"{own}down_proj")
 
         logits = self._linear(x, f"{prefix}gate")

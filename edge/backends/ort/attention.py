@@ -37,6 +37,7 @@ def lower_attention(build: SegmentBuilder, layer: int, part: Attention) -> str:
         key_norm=build.vector(f"{p}key_norm"),
         joint_norm=part.joint_norm,
         gated=part.output_gate,
+        sinks=build.vector(f"{p}sinks"),
         epsilon=build.spec.norm_epsilon,
     )
     build.takes_cache_of(layer)

@@ -10,6 +10,8 @@ from edge.kernels.gated_mlp.onnx import gated
 from edge.kernels.onnx_graph import OnnxGraph
 from edge.models.experts import Experts, expert_name, shared_name
 
+_BIASES = ("gate_up", "down")
+
 
 def lower_experts(build: SegmentBuilder, layer: int, part: Experts) -> str:
     """What is to be added to the hidden state."""
@@ -18,12 +20,19 @@ def lower_experts(build: SegmentBuilder, layer: int, part: Experts) -> str:
     def expert(branch: OnnxGraph, number: int, x: str) -> str:
         own = expert_name(prefix, number)
         with build.within(branch):
-            gate_up = build.linear_unobserved(x, f"{own}gate_up")
-            active = gated(branch, gate_up, activation=part.activation)
-            return build.linear_unobserved(active, f"{own}down")
+            gate_up = biased(branch, build.linear_unobserved(x, f"{own}gate_up"), 0, number)
+            active = gated(branch, gate_up, activation=part.activation, clamp=part.clamp)
+            return biased(branch, build.linear_unobserved(active, f"{own}down"), 1, number)
+
+    def biased(branch: OnnxGraph, x: str, which: int, number: int) -> str:
+        if not biases[which]:
+            return x
+        place = branch.constant(f"expert_{number}", np.asarray(number, np.int64))
+        return branch.node("Add", x, branch.node("Gather", biases[which], place))
 
     x = build.norm(f"{prefix}mlp_norm")
     logits = build.linear_unobserved(x, f"{prefix}router")
+    biases = [_of_experts(build, part, f"{prefix}experts_{name}_bias") for name in _BIASES]
     shared, weight = part.shared, ""
     if shared is not None and shared.is_gated:
         sizes = np.asarray([part.num_experts, 1], np.int64)
@@ -49,3 +58,13 @@ def lower_experts(build: SegmentBuilder, layer: int, part: Experts) -> str:
     if weight:
         given = build.graph.node("Mul", given, build.graph.node("Sigmoid", weight))
     return build.graph.node("Add", routed, given)
+
+
+def _of_experts(build: SegmentBuilder, part: Experts, name: str) -> str:
+    """A vector with something of each expert as [experts, size]; "" if the shard has none."""
+    vector = build.vector(name)
+    if vector is None:
+        return ""
+    shape = np.asarray([part.num_experts, -1], np.int64)
+    rows = build.graph.constant(f"of_experts_{part.num_experts}", shape)
+    return build.graph.node("Reshape", vector, rows)

@@ -202,10 +202,13 @@ class _Check:
         )
 
     def gated(self, name: str, part: GatedMlp | Experts) -> None:
-        x = self._input(name, 2 * part.columns)
-        activation = part.activation
-        wanted = [gated_reference(feeds[x], activation=activation) for feeds in self._feeds]
-        self._output(gated(self._graph, x, activation=activation), "gated_mlp", wanted)
+        x, activation = self._input(name, 2 * part.columns), part.activation
+        clamp = part.clamp if isinstance(part, Experts) else None
+        wanted = [
+            gated_reference(feeds[x], activation=activation, clamp=clamp) for feeds in self._feeds
+        ]
+        value = gated(self._graph, x, activation=activation, clamp=clamp)
+        self._output(value, "gated_mlp", wanted)
 
     def experts(self, layer: int, part: Experts) -> None:
         """As many as the layer has, with a few weights in each."""
@@ -262,6 +265,7 @@ class _Check:
         norms = None
         if part.query_key_norm or part.joint_norm:
             norms = self._arrays.read(f"{prefix}query_norm"), self._arrays.read(f"{prefix}key_norm")
+        sinks = self._arrays.read(f"{prefix}sinks") if part.has_sinks else None
         x = self._input(f"qkv.{layer}", (heads + gates) * size)
         cache = CacheNames(
             keys=graph.input(keys, dtype, shape), values=graph.input(values, dtype, shape)
@@ -273,6 +277,7 @@ class _Check:
             query_norm=None if norms is None else graph.weight(f"{prefix}query_norm", norms[0]),
             key_norm=None if norms is None else graph.weight(f"{prefix}key_norm", norms[1]),
             joint_norm=part.joint_norm, gated=part.output_gate, epsilon=self._spec.norm_epsilon,
+            sinks=None if sinks is None else graph.weight(f"{prefix}sinks", sinks),
         )  # fmt: skip
         wanted = []
         for rows, feeds in zip(ROWS, self._feeds, strict=True):
@@ -289,7 +294,7 @@ class _Check:
                 np.delete(fused, own, axis=1), part, tables,
                 norms=norms, epsilon=self._spec.norm_epsilon,
             )  # fmt: skip
-            attended = apart.attend(0, rows, part)
+            attended = apart.attend(0, rows, part, sinks)
             if gates:
                 attended = attended / (1 + np.exp(-fused[:, own].reshape(rows, -1)))
             wanted.append(attended[None])

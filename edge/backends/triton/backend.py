@@ -104,6 +104,8 @@ class TritonBackend:
         missing = sorted({part.kind for kind in spec.kinds for part in kind.parts} - PART_KINDS)
         if any(each.output_gate for each in spec.attentions.values()):
             missing.append("gates of attention")
+        if any(each.has_sinks for each in spec.attentions.values()):
+            missing.append("attention sinks")
         if missing:
             raise RequestError(
                 f"a GPU peer has no kernel for {', '.join(missing)}, which this model has; start "

@@ -49,13 +49,20 @@ def test_parts_without_kernels(config: dict[str, Any], part: str) -> None:
         )
 
 
-def test_attention_with_gates() -> None:
-    """Also of a shard that has no linear attention."""
-    _family, spec = read_family(QWEN, source="config.json")
-    alone = replace(spec, **by_kind([spec.layer(3)]))
+GPT_OSS: dict[str, Any] = {**MIXTRAL, "model_type": "gpt_oss", "head_dim": 16}
+
+
+@pytest.mark.parametrize(
+    ("config", "layer", "part"), [(QWEN, 3, "gates of attention"), (GPT_OSS, 0, "attention sinks")]
+)
+def test_attention_of_other_kinds(config: dict[str, Any], layer: int, part: str) -> None:
+    """Also of a shard that has no other part without a kernel."""
+    _family, spec = read_family(config, source="config.json")
+    block = read_family(QWEN, source="config.json")[1].layer(0).feed_forward
+    alone = replace(spec, **by_kind([replace(spec.layer(layer), feed_forward=block)]))
     weights = cast(ShardWeights, SimpleNamespace(path=Path("nowhere")))
     limits = StepLimits(context_tokens=8, chunk_tokens=8, requests=1, cached_tokens=8)
-    with pytest.raises(RequestError, match=r"no kernel for gates of attention, .* --backend ort"):
+    with pytest.raises(RequestError, match=f"no kernel for {part}, .* --backend ort"):
         open_backend(threads=1).load(
             alone, whole_layout(alone), weights, weight_format(alone, "float32"), limits=limits
         )

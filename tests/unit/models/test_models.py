@@ -14,6 +14,7 @@ import torch
 import transformers
 
 from edge.errors import CheckpointError
+from edge.kernels.gated_mlp.reference import Clamp
 from edge.models.experts import Experts, SharedExpert
 from edge.models.families import FAMILIES, read_family
 from edge.models.linear_attention import LinearAttention
@@ -153,7 +154,7 @@ def test_frequencies_equal_those_of_transformers(model_type: str, rope: dict[str
 
 
 OTHER_MODULES = (
-    *("mixtral", "glm4_moe", "qwen2_moe", "qwen3_moe"),
+    *("mixtral", "glm4_moe", "gpt_oss", "qwen2_moe", "qwen3_moe"),
     *("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
 )
 """Modules of theirs have other names than files, or parts; end-to-end tests open such files."""
@@ -251,6 +252,38 @@ def test_windows_of_qwen2_with_experts() -> None:
     assert windows(use_sliding_window=True, max_window_layers=9) == (7, None, 7, None)
 
 
+def test_gpt_oss_is_clamped_and_has_sinks_and_windows() -> None:
+    spec = describe("gpt_oss", num_hidden_layers=4)
+    config = hub.AutoConfig.for_model("gpt_oss")
+    part, mixer = spec.layer(0).feed_forward, spec.attention
+    assert isinstance(part, Experts)
+    assert part.clamp == Clamp(limit=config.swiglu_limit, slope=config.swiglu_alpha)
+    assert (part.bias, part.renormalized, part.shared) == (True, True, None)
+    assert (part.num_experts, part.top_k) == (config.num_local_experts, config.num_experts_per_tok)
+    assert (mixer.has_sinks, mixer.qkv_bias, mixer.output_bias, mixer.head_size) == (
+        *(True, True, True),
+        config.head_dim,
+    )
+    assert [each.window for each in spec.attentions.values()] == [128, None, 128, None]
+    module = hub.models.gpt_oss.modeling_gpt_oss.GptOssRotaryEmbedding(config)
+    np.testing.assert_allclose(mixer.rotary.inverse_frequencies, module.inv_freq, rtol=1e-6)
+    assert mixer.rotary.scale == pytest.approx(module.attention_scaling)
+    assert ModelSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+    half = mixer.of_units(range(4, 8))
+    assert half is not None
+    assert next(
+        each.parts
+        for each in mixer.vectors("", 64, range(4, 8), is_first=False)
+        if each.name == "sinks"
+    ) == (("sinks", range(4, 8)),)
+    weights = part.weights(64)
+    counted = 90 * weights.unit.vector + weights.fixed.vector
+    shapes = part.shapes(64)
+    assert counted == sum(math.prod(each) for each in shapes.values() if len(each) == 1)
+    held = [each.num_elements for each in part.vectors("", 64, range(90), is_first=True)]
+    assert sum(held) == counted
+
+
 @pytest.mark.parametrize("model_type", ["qwen2_moe", "qwen3_5_moe_text", "qwen3_next"])
 def test_what_is_left_out_of_experts_is_usual(model_type: str) -> None:
     config = hub.AutoConfig.for_model(model_type)
@@ -313,6 +346,9 @@ def test_which_layers_are_linear_attention() -> None:
         ({"model_type": "glm4_moe", "scoring_func": "softmax"}, "scoring_func must be sigmoid"),
         ({"model_type": "glm4_moe", "first_k_dense_replace": -1}, "first_k_dense_replace must"),
         ({"model_type": "glm4_moe", "routed_scaling_factor": 0}, "routed_scaling_factor must be"),
+        ({"model_type": "gpt_oss", "swiglu_limit": 0}, "swiglu_limit must be positive"),
+        ({"model_type": "gpt_oss", "hidden_act": "gelu"}, "hidden_act must be silu"),
+        ({"model_type": "gpt_oss", "num_experts_per_tok": 200}, "through 200 of 128 experts"),
         ({"model_type": "lfm2_moe"}, "the nearest is qwen3, which lacks short convolutions"),
         (
             {"model_type": "qwen3_5_text", "layer_types": ["linear_attention", "x"]},

@@ -178,6 +178,16 @@ def says(**values: Any) -> Callable[[Path], None]:
     return lambda folder: change(folder, **values)
 
 
+def in_blocks(folder: Path) -> None:
+    """As gpt-oss is published."""
+    name = "model.layers.0.mlp.experts.down_proj_blocks"
+    blocks = np.zeros((5, 64, 2, 16), np.uint8)
+    save_file(
+        {name: blocks, **load_file(folder / "model.safetensors")}, folder / "model.safetensors"
+    )
+    change(folder, quant_method="mxfp4")
+
+
 LAYER = "model.layers.1.mlp.up_proj"
 WITHOUT_SCALES = dataclasses.replace(
     fp8(), pack=lambda weight: ({"weight": weight.astype(ml_dtypes.float8_e4m3fn)}, weight)
@@ -215,7 +225,8 @@ WITHOUT_SCALES = dataclasses.replace(
         (mlx(), without(f"{LAYER}.biases"), f"has no {LAYER}.biases beside it"),
         (gptq(), says(quant_method="bitsandbytes"), "'bitsandbytes', which is not read (bitsand"),
         (gptq(), says(quant_method="hqq"), "'hqq', which is not read (the layout of HQQ"),
-        (gptq(), says(quant_method="mxfp4"), "experts, which are not computed"),
+        (gptq(), says(quant_method="mxfp4"), "(floats of 4 bits in blocks); gptq, awq"),
+        (gptq(), in_blocks, "in blocks), as tensor model.layers.0.mlp.experts.down_proj_blocks in"),
         (gptq(), says(quant_method=["gptq"]), "which is not read"),
     ],
 )
