@@ -22,6 +22,7 @@ from edge.memory.model_sizes import model_facts
 from edge.memory.shard_memory import most_overhead
 from edge.models.attention import Attention
 from edge.models.claims import Claims, Rope
+from edge.models.linear_attention import LinearAttention
 from edge.models.spec import MAX_LAYERS, Mixer, ModelSpec, tensor_shapes
 from edge.partition import ModelFacts
 from edge.planning.load_options import LoadOptions
@@ -60,7 +61,7 @@ class LayerKind:
     query_key_norm: bool | None
     """Each head of query and key is normed."""
     is_linear: bool = False
-    """Linear attention: it keeps a state of one size, and no keys and values."""
+    """Linear attention, or a convolution: it keeps a state of one size, and no keys and values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,11 +268,17 @@ def _mixer_facts(mixer: Mixer) -> dict[str, Any]:
     if isinstance(mixer, Attention):
         names = ("num_heads", "num_kv_heads", "head_size", "window", "qkv_bias", "output_bias")
         return {name: getattr(mixer, name) for name in (*names, "query_key_norm")}
+    if isinstance(mixer, LinearAttention):
+        heads, kv_heads, size = mixer.num_value_heads, mixer.num_key_heads, mixer.value_size
+        window = None
+    else:
+        heads = kv_heads = mixer.num_units
+        size, window = mixer.unit_channels, mixer.convolution
     return {
-        "num_heads": mixer.num_value_heads,
-        "num_kv_heads": mixer.num_key_heads,
-        "head_size": mixer.value_size,
-        "window": None,
+        "num_heads": heads,
+        "num_kv_heads": kv_heads,
+        "head_size": size,
+        "window": window,
         "qkv_bias": False,
         "output_bias": False,
         "query_key_norm": False,

@@ -80,8 +80,9 @@ def observation_of(
         )
     if spec.has_states:
         raise RequestError(
-            f"{checkpoint.path} has linear attention, which is not rounded by what it is given "
-            "yet; load it with dtype int4 or int8, which need no text"
+            f"{checkpoint.path} has layers with states in place of keys and values, which are "
+            "not rounded by what they are given yet; load it with dtype int4 or int8, which need "
+            "no text"
         )
     if not checkpoint.has_tokenizer:
         raise CheckpointError(

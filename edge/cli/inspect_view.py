@@ -137,7 +137,7 @@ def _layers(kinds: Sequence[LayerKind]) -> Table:
 
 def _seen(kind: LayerKind) -> str:
     if kind.is_linear:
-        return "all, in a state"
+        return "all, in a state" if kind.window is None else f"the last {kind.window:,}, in a state"
     return "all tokens" if kind.window is None else f"the last {kind.window:,}"
 
 

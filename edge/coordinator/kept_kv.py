@@ -38,7 +38,7 @@ class HeldLayer:
 
 
 def held_layers(layout: ShardLayout, kv_dtype: KvDtype) -> tuple[HeldLayer, ...]:
-    """In the order in which a shard sends them; of linear attention it sends nothing."""
+    """In the order in which a shard sends them; of states it sends nothing."""
     held = []
     for layer, mixer in layout.attentions.items():
         dtype, elements = cache_row(mixer.head_size, kv_bits(kv_dtype))

@@ -61,7 +61,7 @@ class Widths:
     cache_page_tokens: int = 0
     """What of them memory is given for at least."""
     state_bytes: int = 0
-    """What layers of linear attention have of one request."""
+    """What layers without keys and values have of one request."""
     measured_token_bytes: int = 0
     """Bytes of one token's keys and values in float32, where codes are made of them."""
     observed_bytes: int = 0

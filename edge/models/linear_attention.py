@@ -27,6 +27,8 @@ class LinearAttention:
     """A unit is a key head with its query head, and the value heads that read it."""
 
     kind: ClassVar[str] = "linear_attention"
+    state_names: ClassVar[tuple[str, ...]] = ("channels", "state")
+    """Of what `state_shapes` are the shapes."""
 
     num_key_heads: int
     num_value_heads: int

@@ -17,6 +17,7 @@ from edge.models.experts import Experts
 from edge.models.gated_mlp import GatedMlp
 from edge.models.linear_attention import LinearAttention
 from edge.models.parts import check_flags, check_sizes, exact_fields, finite
+from edge.models.short_convolution import ShortConvolution
 
 MAX_LAYERS = 4096
 MAX_KV_HEADS = 1 << 16
@@ -25,13 +26,17 @@ _LONGEST_FAMILY = 100
 MAX_KINDS = 64
 """Kinds of layers in one model."""
 
-Mixer = Attention | LinearAttention
+WithState = LinearAttention | ShortConvolution
+"""Those that have a state of each request in place of keys and values."""
+Mixer = Attention | WithState
 """The half of a layer that looks at other tokens. A further kind is a class with the verbs of
 `Part`, named here."""
 FeedForward = GatedMlp | Experts
 """The half that does not; likewise."""
 
-_MIXERS: Mapping[str, type[Mixer]] = {kind.kind: kind for kind in (Attention, LinearAttention)}
+_MIXERS: Mapping[str, type[Mixer]] = {
+    kind.kind: kind for kind in (Attention, LinearAttention, ShortConvolution)
+}
 _FEED_FORWARDS: Mapping[str, type[FeedForward]] = {kind.kind: kind for kind in (GatedMlp, Experts)}
 
 _Kind = TypeVar("_Kind")
@@ -112,7 +117,7 @@ class ModelSpec:
         if len(set(self.kinds)) != len(self.kinds):
             raise ValueError("two kinds of layers are the same")
         if not any(isinstance(kind.mixer, Attention) for kind in self.kinds):
-            raise ValueError("a model whose layers are linear attention alone is not computed")
+            raise ValueError("a model without attention in any layer is not computed")
         if type(self.norm_epsilon) is not float or not 0.0 <= self.norm_epsilon < 1.0:
             raise ValueError(f"norm_epsilon must lie in 0..1, not {shown(self.norm_epsilon)}")
         for name in ("embedding_scale", "logit_scale", "logit_soft_cap"):
@@ -144,7 +149,7 @@ class ModelSpec:
     @property
     def has_states(self) -> bool:
         """Requests have more than keys and values: what cannot be cut at any of their tokens."""
-        return any(isinstance(kind.mixer, LinearAttention) for kind in self.kinds)
+        return any(isinstance(kind.mixer, WithState) for kind in self.kinds)
 
     def layer(self, number: int) -> LayerSpec:
         return self.kinds[self.layers[number]]

@@ -68,8 +68,9 @@ def open_folder(folder: Path) -> CheckpointForm:
             )
         if spec.has_states and isinstance(store, PackedStore):
             raise CheckpointError(
-                f"{source}: linear attention that is quantised on disk is not computed; take the "
-                "model's folder of floats, which Edge rounds itself"
+                f"{source}: models with states in place of keys and values (linear attention, "
+                "short convolutions) that are quantised on disk are not computed; take the model's "
+                "folder of floats, which Edge rounds itself"
             )
     except BaseException as error:
         files.close()

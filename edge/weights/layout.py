@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from edge.models.attention import Attention
-from edge.models.linear_attention import LinearAttention
 from edge.models.parts import MatrixSlice, Part, VectorSlice, whole_vector
 from edge.models.rotary import Rotary
-from edge.models.spec import FeedForward, Mixer, ModelSpec
+from edge.models.spec import FeedForward, Mixer, ModelSpec, WithState
 from edge.partition import LayerSlice, Plan, Shard, Stage
 
 
@@ -58,10 +57,10 @@ class ShardLayout:
         return {layer: each for layer, each in local.items() if isinstance(each, Attention)}
 
     @property
-    def states(self) -> dict[int, LinearAttention]:
+    def states(self) -> dict[int, WithState]:
         """Likewise: those layers have a state of each request in place of a KV cache."""
         local = {layer: self.layer(layer).mixer for layer in self.layers}
-        return {layer: each for layer, each in local.items() if isinstance(each, LinearAttention)}
+        return {layer: each for layer, each in local.items() if isinstance(each, WithState)}
 
     @property
     def first_of_kind(self) -> tuple[int, ...]:

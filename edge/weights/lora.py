@@ -66,8 +66,8 @@ def with_adapter(form: CheckpointForm, folder: Path) -> CheckpointForm:
     source = folder / CONFIG
     if form.spec.has_states:
         raise CheckpointError(
-            f"{form.path}: adapters of models with linear attention are not computed; load it "
-            "without one, or merge the adapter into a folder of floats"
+            f"{form.path}: adapters of models with states in place of keys and values are not "
+            "computed; load it without one, or merge the adapter into a folder of floats"
         )
     if not source.is_file():
         raise CheckpointError(

@@ -36,6 +36,8 @@ from edge.kernels.rms_norm import onnx as rms_norm_onnx
 from edge.kernels.rms_norm import reference as rms_norm_reference
 from edge.kernels.rope import onnx as rope_onnx
 from edge.kernels.rope import reference as rope_reference
+from edge.kernels.short_convolution import onnx as short_convolution_onnx
+from edge.kernels.short_convolution import reference as short_convolution_reference
 from tests.support.operator_face import Array, Face, assert_same, normal
 from tests.support.reference_model import rounded_activations
 
@@ -153,6 +155,62 @@ def test_linear_attention(
         for actual, expected in zip(found, (output, *present), strict=True):
             assert_same(actual[row], expected, tolerance=2e-5)
     if cut < tokens and cut:
+        for whole, parts in zip(found, run(0, cut, tokens), strict=True):
+            assert np.array_equal(whole, parts)
+
+
+@FEW
+@given(
+    seed=seeds,
+    tokens=st.integers(1, 40),
+    channels=st.integers(1, 40),
+    width=st.integers(2, 5),
+    cut=st.integers(0, 40),
+    has_bias=st.booleans(),
+)
+def test_short_convolution(
+    seed: int, tokens: int, channels: int, width: int, cut: int, has_bias: bool
+) -> None:
+    """The present state lies where the past one was; where tokens are cut changes no bit."""
+    mixed = normal(seed, 1, tokens, 3 * channels)
+    past, convolution = normal(seed + 1, width - 1, channels), normal(seed + 2, channels, width)
+    bias = normal(seed + 3, channels) if has_bias else None
+    graph = OnnxGraph("short")
+    state: list[int | str] = [1, width - 1, channels]
+    value, present = short_convolution_onnx.short_convolution(
+        graph,
+        graph.input("mixed", np.float32, [1, "tokens", 3 * channels]),
+        graph.input("past", np.float32, state),
+        graph.weight("convolution", convolution.reshape(-1)),
+        channels=channels,
+        width=width,
+        bias=None if bias is None else graph.weight("bias", bias),
+    )
+    graph.output(value, "output", np.float32, [1, "tokens", channels])
+    graph.output(present, "present", np.float32, state)
+    session = ort.InferenceSession(graph.build(), providers=["CPUExecutionProvider"])
+
+    def run(*cuts: int) -> tuple[Array, Array]:
+        kept, outputs = past[None].copy(), []
+        for first, last in itertools.pairwise(cuts):
+            given = np.ascontiguousarray(mixed[:, first:last])
+            output = np.zeros((1, last - first, channels), np.float32)
+            binding = session.io_binding()
+            for name, array in (("mixed", given), ("past", kept)):
+                binding.bind_input(name, "cpu", 0, np.float32, array.shape, array.ctypes.data)
+            for name, array in (("output", output), ("present", kept)):
+                binding.bind_output(name, "cpu", 0, np.float32, array.shape, array.ctypes.data)
+            session.run_with_iobinding(binding)
+            outputs.append(output)
+        return np.concatenate(outputs, axis=1), kept
+
+    found = run(0, tokens)
+    wanted = short_convolution_reference.short_convolution(
+        *np.split(mixed[0], 3, axis=-1), past=past, convolution=convolution, bias=bias
+    )
+    for actual, expected in zip(found, wanted, strict=True):
+        assert_same(actual[0], expected, tolerance=1e-5)
+    if 0 < cut < tokens:
         for whole, parts in zip(found, run(0, cut, tokens), strict=True):
             assert np.array_equal(whole, parts)
 

@@ -120,6 +120,7 @@ def test_the_reference_equals_transformers_before_rounding(
             for layout, dtype, family in every_pair(OWN_LAYOUTS, DTYPES, FAMILIES)
         ),
         *zip(MORE_FAMILIES, cycle(["tensor_3", "mixed_2_then_3"]), cycle(DTYPES)),
+        ("qwen3_5", "tensor_3", "int4"),  # the default, and blocks of states cut among shards
     ],
 )
 def test_logits_are_those_of_the_rounded_weights(

@@ -276,6 +276,25 @@ MORE_FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "attention_multiplier": 0.4,
         },
     ),
+    "lfm2": (
+        "lfm2",
+        {
+            "hidden_size": 66,
+            "intermediate_size": 101,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 3,
+            "head_dim": 20,
+            "vocab_size": 131,
+            "norm_eps": 1e-2,
+            "conv_bias": True,
+            "conv_L_cache": 4,
+            "block_multiple_of": 7,
+            "block_ffn_dim_multiplier": 1.1,
+            "tie_word_embeddings": False,
+            "layer_types": ["conv", "full_attention", "conv", "conv"],
+        },
+    ),
     "ministral3": (
         "ministral3",
         {

@@ -24,9 +24,11 @@ from edge.kernels.matmul.reference import matmul
 from edge.kernels.matmul_nbits.reference import dequantize, quantize
 from edge.kernels.rms_norm.reference import rms_norm
 from edge.kernels.rope.reference import rope
+from edge.kernels.short_convolution.reference import short_convolution
 from edge.models.attention import Attention
 from edge.models.experts import Experts
 from edge.models.linear_attention import LinearAttention
+from edge.models.short_convolution import ShortConvolution
 from edge.models.spec import ModelSpec
 from edge.partition import Plan
 from edge.weights.formats import weight_format
@@ -99,6 +101,9 @@ class ReferenceModel:
             if isinstance(layer.mixer, Attention):
                 x = self._norm(hidden, f"{prefix}input_layernorm", layer.mixer.has_norm)
                 x = self._attention(x, layer.mixer, f"{prefix}self_attn.")
+            elif isinstance(layer.mixer, ShortConvolution):
+                x = self._norm(hidden, f"{prefix}input_layernorm")
+                x = self._short_convolution(x, layer.mixer, f"{prefix}conv.")
             else:
                 x = self._norm(hidden, f"{prefix}input_layernorm")
                 x = self._linear_attention(x, layer.mixer, f"{prefix}linear_attn.")
@@ -158,6 +163,15 @@ class ReferenceModel:
             key_heads=part.num_key_heads,
             key_size=part.key_size,
             epsilon=self.spec.norm_epsilon,
+        )
+        return self._linear(output, f"{prefix}out_proj")
+
+    def _short_convolution(self, x: Array, part: ShortConvolution, prefix: str) -> Array:
+        output, _past = short_convolution(
+            *(self._linear(x, f"{prefix}{name}_proj") for name in ("before", "after", "value")),
+            past=np.zeros(part.state_shapes[0], np.float32),
+            convolution=self._weights[f"{prefix}conv.weight"][:, 0],
+            bias=self._weights.get(f"{prefix}conv.bias"),
         )
         return self._linear(output, f"{prefix}out_proj")
 
@@ -232,6 +246,8 @@ class IntegerReferenceModel(ReferenceModel):
                 if isinstance(mixer, Attention):
                     name = "self_attn.o_proj"
                     size = mixer.head_size * (mixer.num_heads // mixer.num_units)
+                elif isinstance(mixer, ShortConvolution):
+                    name, size = "conv.out_proj", mixer.unit_channels
                 else:
                     size = mixer.value_size * mixer.value_heads
                 heads = tuple(each.heads.stop * size for each in slices)

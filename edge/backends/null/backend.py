@@ -55,8 +55,8 @@ class NullBackend:
             )
         if spec.has_states:
             raise RequestError(
-                "a peer that computes nothing has no states of linear attention; start it with "
-                "--backend ort"
+                "a peer that computes nothing has no states in place of keys and values; start it "
+                "with --backend ort"
             )
         return NullProgram(
             spec,

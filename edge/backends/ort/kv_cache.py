@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.backends.host_cache import HostCache
-from edge.backends.ort.linear_attention import STATE_NAMES
 from edge.kernels.kv_cache.cache_size import cache_head_size
 from edge.kernels.kv_cache.channel_cache import choose_scales
 from edge.kernels.rope.reference import rope
@@ -69,7 +68,9 @@ class OrtCache(HostCache):
             if self._scales:
                 arrays[f"key_scales_{layer}"] = self._scales[number].keys
                 arrays[f"value_scales_{layer}"] = self._scales[number].values
-        names = [(layer, name) for layer in self._layout.states for name in STATE_NAMES]
+        # Inputs are `past_…_N`, outputs `present_…_N`, in the order of `state_shapes`.
+        states = self._layout.states.items()
+        names = [(layer, name) for layer, part in states for name in part.state_names]
         for (layer, name), state in zip(names, self.pool.states(slot, batch), strict=True):
             # Likewise: its kernels read what is past before they write.
             arrays[f"past_{name}_{layer}"] = arrays[f"present_{name}_{layer}"] = state

@@ -8,9 +8,6 @@ from edge.backends.ort.segments import SegmentBuilder
 from edge.kernels.linear_attention.onnx import LinearWeights, linear_attention
 from edge.models.linear_attention import LinearAttention
 
-STATE_NAMES = "channels", "state"
-"""Inputs are `past_…_N`, outputs `present_…_N`, in the order of `state_shapes`."""
-
 
 def lower_linear_attention(build: SegmentBuilder, layer: int, part: LinearAttention) -> str:
     """What is to be added to the hidden state."""
@@ -19,7 +16,7 @@ def lower_linear_attention(build: SegmentBuilder, layer: int, part: LinearAttent
     shapes: list[list[int | str]] = [["batch", *shape] for shape in part.state_shapes]
     channels, state = (
         build.input(f"past_{name}_{layer}", np.float32, shape)
-        for name, shape in zip(STATE_NAMES, shapes, strict=True)
+        for name, shape in zip(part.state_names, shapes, strict=True)
     )
     output, *present = linear_attention(
         build.graph,
@@ -39,7 +36,7 @@ def lower_linear_attention(build: SegmentBuilder, layer: int, part: LinearAttent
         convolution=part.convolution,
         epsilon=build.spec.norm_epsilon,
     )
-    for value, name, shape in zip(present, STATE_NAMES, shapes, strict=True):
+    for value, name, shape in zip(present, part.state_names, shapes, strict=True):
         build.output(value, f"present_{name}_{layer}", np.float32, shape)
     return build.linear(output, f"{p}linear_output")
 

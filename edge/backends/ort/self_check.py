@@ -36,10 +36,13 @@ from edge.kernels.matmul.reference import matmul as matmul_reference
 from edge.kernels.onnx_graph import OnnxGraph
 from edge.kernels.rms_norm.onnx import add_rms_norm
 from edge.kernels.rms_norm.reference import add_rms_norm as norm_reference
+from edge.kernels.short_convolution.onnx import short_convolution
+from edge.kernels.short_convolution.reference import short_convolution as short_reference
 from edge.models.attention import Attention
 from edge.models.experts import Experts, expert_number
 from edge.models.gated_mlp import GatedMlp
 from edge.models.linear_attention import LinearAttention
+from edge.models.short_convolution import ShortConvolution
 from edge.models.spec import ModelSpec
 from edge.protocol.step import SHORTEST_STEP
 from edge.weights.recipe import StoredMatrix
@@ -84,8 +87,10 @@ def check_agreement(
         norms += [each.name for each in layout.vectors if each.name in names]
         if isinstance(layer.mixer, Attention):
             check.attention(number, layer.mixer)
-        elif layer.mixer is not None:
+        elif isinstance(layer.mixer, LinearAttention):
             check.linear_attention(number, layer.mixer)
+        elif layer.mixer is not None:
+            check.short_convolution(number, layer.mixer)
         if layer.feed_forward is not None:
             check.gated(f"gated.{number}", layer.feed_forward)
         if isinstance(layer.feed_forward, Experts):
@@ -338,6 +343,31 @@ class _Check:
             )  # fmt: skip
             wanted.append(output[None])
         self._attended.add(self._output(value, f"linear attention (layer {layer})", wanted))
+
+    def short_convolution(self, layer: int, part: ShortConvolution) -> None:
+        """From a state that is not empty."""
+        graph, role = self._graph, f"layers.{layer}.short_convolution"
+        mixed = self._input(f"short.{layer}", 3 * part.channels)
+        (shape,) = part.state_shapes
+        past = self._random.standard_normal(shape, dtype=np.float32)
+        state = graph.input(f"channels.{layer}", np.float32, [1, *shape])
+        convolution = self._arrays.read(role)
+        bias = self._arrays.read(f"{role}_bias") if part.bias else None
+        value, _present = short_convolution(
+            graph, mixed, state, graph.weight(role, convolution),
+            channels=part.channels, width=part.convolution,
+            bias=None if bias is None else graph.weight(f"{role}_bias", bias),
+        )  # fmt: skip
+        wanted = []
+        for feeds in self._feeds:
+            feeds[state] = past[None]
+            before, after, x = np.split(feeds[mixed][0], 3, axis=-1)
+            output, _past = short_reference(
+                before, after, x, past=past, bias=bias,
+                convolution=convolution.reshape(part.channels, -1),
+            )  # fmt: skip
+            wanted.append(output[None])
+        self._attended.add(self._output(value, f"short convolution (layer {layer})", wanted))
 
     def _input(self, name: str, width: int, *, padding: int = 0) -> str:
         """Normal numbers [1, rows, padding + width], the padding zeros."""

@@ -20,6 +20,7 @@ from edge.models.families import FAMILIES, read_family
 from edge.models.linear_attention import LinearAttention
 from edge.models.parts import MAX_SIZE
 from edge.models.rotary import Rotary
+from edge.models.short_convolution import ShortConvolution
 from edge.models.spec import ModelSpec, tensor_shapes
 from edge.weights.fused_rows import fused_rows
 from tests.support.specs import changed, plain_layer, plain_spec, shape, spec_of
@@ -154,7 +155,7 @@ def test_frequencies_equal_those_of_transformers(model_type: str, rope: dict[str
 
 
 OTHER_MODULES = (
-    *("mixtral", "glm4_moe", "gpt_oss", "qwen2_moe", "qwen3_moe"),
+    *("mixtral", "glm4_moe", "gpt_oss", "lfm2", "qwen2_moe", "qwen3_moe"),
     *("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
 )
 """Modules of theirs have other names than files, or parts; end-to-end tests open such files."""
@@ -284,6 +285,45 @@ def test_gpt_oss_is_clamped_and_has_sinks_and_windows() -> None:
     assert sum(held) == counted
 
 
+def test_short_convolutions_of_lfm2() -> None:
+    spec = describe("lfm2", num_hidden_layers=4, full_attn_idxs=[2], conv_bias=True)
+    assert list(spec.attentions) == [2]
+    assert spec.has_states
+    assert spec.tied_embeddings
+    part = spec.layer(0).mixer
+    assert isinstance(part, ShortConvolution)
+    assert (part.num_units, part.channels, part.state_shapes) == (8, 64, ((2, 64),))
+    assert ModelSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+    some = part.of_units(range(3, 5))
+    assert some is not None
+    assert some.state_shapes == ((2, 16),)
+    weights, shapes = part.weights(64), part.shapes(64)
+    matrices = 8 * sum(count for _role, count in weights.unit.matrices)
+    assert matrices == sum(math.prod(each) for each in shapes.values() if len(each) == 2)
+    vectors = 8 * weights.unit.vector + weights.fixed.vector
+    assert vectors == sum(math.prod(each) for each in shapes.values() if len(each) != 2)
+    held = [each.num_elements for each in part.vectors("", 64, range(8), is_first=True)]
+    assert sum(held) == vectors
+
+
+@pytest.mark.parametrize(
+    ("values", "columns"),
+    [
+        ({}, 256),
+        ({"intermediate_size": 700}, 512),
+        ({"block_ff_dim": 700}, 512),
+        ({"block_ff_dim": 700, "block_ffn_dim_multiplier": 1.2, "block_multiple_of": 10}, 560),
+        ({"block_auto_adjust_ff_dim": False}, 90),
+    ],
+)
+def test_columns_of_lfm2(values: dict[str, Any], columns: int) -> None:
+    config = hub.AutoConfig.for_model("lfm2", **{**SIZES, **values})
+    with torch.device("meta"):
+        model = hub.AutoModelForCausalLM.from_config(config)
+    assert model.model.layers[0].feed_forward.w1.weight.shape[0] == columns
+    assert describe("lfm2", **values).layer(0).feed_forward.columns == columns
+
+
 @pytest.mark.parametrize("model_type", ["qwen2_moe", "qwen3_5_moe_text", "qwen3_next"])
 def test_what_is_left_out_of_experts_is_usual(model_type: str) -> None:
     config = hub.AutoConfig.for_model(model_type)
@@ -349,14 +389,22 @@ def test_which_layers_are_linear_attention() -> None:
         ({"model_type": "gpt_oss", "swiglu_limit": 0}, "swiglu_limit must be positive"),
         ({"model_type": "gpt_oss", "hidden_act": "gelu"}, "hidden_act must be silu"),
         ({"model_type": "gpt_oss", "num_experts_per_tok": 200}, "through 200 of 128 experts"),
-        ({"model_type": "lfm2_moe"}, "the nearest is qwen3, which lacks short convolutions"),
+        ({"model_type": "lfm2_moe"}, "the nearest is lfm2, which lacks experts"),
+        ({"model_type": "lfm2", "full_attn_idxs": []}, "without attention in any layer"),
+        ({"model_type": "lfm2", "full_attn_idxs": ["1"]}, "full_attn_idxs must be a list"),
+        ({"model_type": "lfm2", "layer_types": ["conv", "x"]}, "layer_types must name one of"),
+        ({"model_type": "lfm2", "conv_L_cache": 1}, "a convolution sees 2 to 64 tokens"),
+        (
+            {"model_type": "lfm2", "block_ffn_dim_multiplier": 1e30},
+            "block_ffn_dim_multiplier makes more than",
+        ),
         (
             {"model_type": "qwen3_5_text", "layer_types": ["linear_attention", "x"]},
             "layer_types must name one of ['linear_attention', 'full_attention']",
         ),
         (
             {"model_type": "qwen3_5_text", "full_attention_interval": 100},
-            "linear attention alone is not computed",
+            "a model without attention in any layer is not computed",
         ),
         ({"model_type": "qwen3_5_text", "hidden_act": "gelu"}, "hidden_act must be silu"),
         (

@@ -1,0 +1,30 @@
+"""The nodes of a short convolution, and its state as input and output."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edge.backends.ort.segments import SegmentBuilder
+from edge.kernels.short_convolution.onnx import short_convolution
+from edge.models.short_convolution import ShortConvolution
+
+
+def lower_short_convolution(build: SegmentBuilder, layer: int, part: ShortConvolution) -> str:
+    """What is to be added to the hidden state."""
+    p = f"layers.{layer}."
+    (name,), (state,) = part.state_names, part.state_shapes
+    shape: list[int | str] = ["batch", *state]
+    past = build.input(f"past_{name}_{layer}", np.float32, shape)
+    weights = build.vector(f"{p}short_convolution")
+    assert weights is not None, "every shard with units of the layer has it"
+    output, present = short_convolution(
+        build.graph,
+        build.linear(build.norm(f"{p}attention_norm"), f"{p}short"),
+        past,
+        weights,
+        channels=part.channels,
+        width=part.convolution,
+        bias=build.vector(f"{p}short_convolution_bias"),
+    )
+    build.output(present, f"present_{name}_{layer}", np.float32, shape)
+    return build.linear(output, f"{p}short_output")

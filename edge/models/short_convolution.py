@@ -1,0 +1,132 @@
+"""A gated convolution over a few last tokens: those are its state, in place of keys and values."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from edge.models.linear_attention import MAX_CONVOLUTION
+from edge.models.parts import (
+    MatrixSlice,
+    PartWeights,
+    Rows,
+    VectorSlice,
+    Weights,
+    check_flags,
+    check_sizes,
+    whole_vector,
+)
+
+_MATRICES = ("short_before", "short_after", "short_value")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShortConvolution:
+    """A unit is some channels."""
+
+    kind: ClassVar[str] = "short_convolution"
+    state_names: ClassVar[tuple[str, ...]] = ("channels",)
+
+    num_units: int
+    unit_channels: int
+    """Of each unit."""
+    convolution: int
+    """How many last tokens it sees."""
+    bias: bool
+
+    def __post_init__(self) -> None:
+        check_sizes(
+            num_units=self.num_units,
+            unit_channels=self.unit_channels,
+            convolution=self.convolution,
+        )
+        check_flags(convolution_bias=self.bias)
+        if not 2 <= self.convolution <= MAX_CONVOLUTION:
+            raise ValueError(f"a convolution sees 2 to {MAX_CONVOLUTION} tokens")
+
+    @property
+    def has_post_norm(self) -> bool:
+        return False
+
+    @property
+    def num_groups(self) -> int:
+        """No two units share weights."""
+        return self.num_units
+
+    @property
+    def channels(self) -> int:
+        return self.num_units * self.unit_channels
+
+    @property
+    def state_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Of one request, float32: what it saw last."""
+        return ((self.convolution - 1, self.channels),)
+
+    @property
+    def state_values(self) -> int:
+        return (self.convolution - 1) * self.channels
+
+    def shapes(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
+        shapes: dict[str, tuple[int, ...]] = {}
+        for name in _MATRICES:
+            shapes[f"{name}.weight"] = (self.channels, hidden_size)
+            if self.bias:
+                shapes[f"{name}.bias"] = (self.channels,)
+        shapes["short_output.weight"] = (hidden_size, self.channels)
+        shapes["short_convolution"] = (self.channels, 1, self.convolution)
+        if self.bias:
+            shapes["short_output.bias"] = (hidden_size,)
+            shapes["short_convolution_bias"] = (self.channels,)
+        shapes["attention_norm"] = (hidden_size,)
+        return shapes
+
+    def weights(self, hidden_size: int) -> PartWeights:
+        matrix = self.unit_channels * hidden_size
+        return PartWeights(
+            unit=Weights(
+                matrices=tuple((f"{name}.weight", matrix) for name in (*_MATRICES, "short_output")),
+                vector=self.unit_channels * (self.convolution + 4 * self.bias),
+            ),
+            fixed=Weights(vector=hidden_size * (1 + self.bias)),
+        )
+
+    def row_values(self, context_tokens: int, hidden_size: int) -> int:
+        """The fused product and its parts, and what each step makes of them."""
+        return 9 * self.channels
+
+    def of_units(self, units: range) -> ShortConvolution | None:
+        return dataclasses.replace(self, num_units=len(units)) if units else None
+
+    def matrices(self, layer: str, hidden_size: int, units: range) -> Iterator[MatrixSlice]:
+        if not units:
+            return
+        hidden = range(hidden_size)
+        fused = self._fused(layer, "weight", units)
+        yield MatrixSlice(name=f"{layer}short", parts=fused, columns=hidden)
+        output = ((f"{layer}short_output.weight", hidden),)
+        columns = self._channels(units)
+        yield MatrixSlice(name=f"{layer}short_output", parts=output, columns=columns)
+
+    def vectors(
+        self, layer: str, hidden_size: int, units: range, *, is_first: bool
+    ) -> Iterator[VectorSlice]:
+        if not units:
+            return
+        channels, role = self._channels(units), f"{layer}short_convolution"
+        yield whole_vector(f"{layer}attention_norm", hidden_size)
+        yield VectorSlice(name=role, parts=((role, channels),), row_size=self.convolution)
+        if not self.bias:
+            return
+        yield VectorSlice(name=f"{layer}short.bias", parts=self._fused(layer, "bias", units))
+        yield VectorSlice(name=f"{role}_bias", parts=((f"{role}_bias", channels),))
+        if is_first:
+            yield whole_vector(f"{layer}short_output.bias", hidden_size)
+
+    def _fused(self, layer: str, suffix: str, units: range) -> Rows:
+        channels = self._channels(units)
+        return tuple((f"{layer}{name}.{suffix}", channels) for name in _MATRICES)
+
+    def _channels(self, units: range) -> range:
+        return range(units.start * self.unit_channels, units.stop * self.unit_channels)

@@ -1,0 +1,1 @@
+"""A convolution over a few last tokens, gated before and after."""
