@@ -2,10 +2,12 @@
 
 python -m edge.demos.bench.serving --shape M --clients 64 --minutes 3
 python -m edge.demos.bench.serving --shape M --clients 8 --greedy 50 --concurrency 1
+python -m edge.demos.bench.serving --file model.gguf --clients 64 --llama-server llama-server
 
 Each client has a key of its own and asks over HTTP, one answer after the other, streamed. With
 --greedy the first of them asks for so many at once. Before them one client asks alone, in the same
-minute.
+minute. With --llama-server the same clients ask that program next, with the same file, as many
+threads, and room for as much.
 """
 
 from __future__ import annotations
@@ -13,14 +15,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
+import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 import click
 import numpy as np
@@ -44,6 +50,8 @@ class Seen:
 
     answers: Counter[int] = field(default_factory=Counter)
     """Whole ones, by client."""
+    tokens: int = 0
+    """Of whole answers."""
     errors: list[str] = field(default_factory=list)
     figures: dict[str, float] = field(default_factory=dict)
     """What the server counted meanwhile."""
@@ -65,7 +73,14 @@ class Clients:
     async def ask(self, number: int) -> None:
         """One answer, streamed."""
         prompt = " ".join(self.random.choice(_WORDS, size=self.prompt_words))
-        body = {"model": "default", "prompt": prompt, "max_tokens": self.new_tokens, "stream": True}
+        body = {
+            "model": "default",
+            "prompt": prompt,
+            "max_tokens": self.new_tokens,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "temperature": 0,
+        }
         sent, to = json.dumps(body).encode(), urlsplit(self.url)
         reader, writer = await asyncio.open_connection(to.hostname, to.port)
         try:
@@ -80,6 +95,10 @@ class Clients:
             if b" 200 " not in status or 'data: {"error"' in told or "data: [DONE]" not in told:
                 raise OSError(f"{status.decode()}: {told[-500:]}")
             self.seen.answers[number] += 1
+            *_others, usage = (line for line in told.splitlines() if '"completion_tokens"' in line)
+            self.seen.tokens += json.loads(usage.removeprefix("data: "))["usage"][
+                "completion_tokens"
+            ]
         except OSError as error:
             self.seen.errors.append(f"client {number}: {error}")
             click.echo(f"ERROR: {self.seen.errors[-1]}", err=True)
@@ -98,13 +117,13 @@ class Clients:
 
         numbers = [*range(clients), *[0] * (greedy - 1)]
         tasks = [asyncio.create_task(again(number)) for number in numbers]
-        before = await self.figures()
+        before = await self.figures() if look else {}
         until_s = time.monotonic() + seconds
         while (left_s := until_s - time.monotonic()) > 0:
             if look:
                 self.seen.held.append([Held.by(each) for each in _processes()])
             await asyncio.sleep(min(left_s, _LOOK_EVERY_S))
-        after = await self.figures()
+        after = await self.figures() if look else {}
         self.seen.figures = {name: after[name] - before[name] for name in after}
         for task in tasks:
             task.cancel()
@@ -157,8 +176,62 @@ def served(path: Path, keys: list[str], arguments: list[str]) -> Iterator[str]:
                 process.wait()
 
 
+@contextlib.contextmanager
+def served_by_llama(
+    program: str, file: Path, keys: list[str], arguments: list[str]
+) -> Iterator[str]:
+    """The address of a llama-server."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as key_file:
+        key_file.write("\n".join(keys))
+        key_file.flush()
+        command = [program, "-m", str(file), "--port", str(port), "--api-key-file", key_file.name]
+        quiet = subprocess.DEVNULL
+        with subprocess.Popen([*command, *arguments], stdout=quiet, stderr=quiet) as process:
+            url = f"http://127.0.0.1:{port}"
+            try:
+                while not _is_ready(url):
+                    if process.poll() is not None:
+                        raise SystemExit(f"{program} did not start")
+                    time.sleep(0.2)
+                yield url
+            finally:
+                process.terminate()
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        with urlopen(f"{url}/health") as answer:
+            return bool(answer.status == HTTPStatus.OK)
+    except OSError:
+        return False
+
+
+@dataclass(slots=True, kw_only=True)
+class Rounds:
+    """What one program did: for a client alone before and after, and for all of them."""
+
+    alone: list[float]
+    """Tokens per second."""
+    seen: Seen
+    together: float
+
+
+def _rounds(asking: Clients, clients: int, minutes: float, *, greedy: int, look: bool) -> Rounds:
+    def alone() -> float:
+        return asyncio.run(asking.run(1, _ALONE_S, greedy=1, look=False)).tokens / _ALONE_S
+
+    asyncio.run(asking.run(1, _ALONE_S / 4, greedy=1, look=False))
+    before = alone()
+    seen = asyncio.run(asking.run(clients, 60 * minutes, greedy=greedy, look=look))
+    return Rounds(alone=[before, alone()], seen=seen, together=seen.tokens / (60 * minutes))
+
+
 @click.command()
 @shape_option("M")
+@click.option("--file", type=click.Path(path_type=Path), help="A model instead of the made-up one.")
+@click.option("--llama-server", metavar="PROGRAM", help="Ask this program, too.")
 @click.option("--clients", type=click.IntRange(2), default=64, show_default=True)
 @click.option("--greedy", type=click.IntRange(1), default=1, show_default=True)
 @click.option("--minutes", type=click.FloatRange(0.1), default=3.0, show_default=True)
@@ -174,6 +247,8 @@ def served(path: Path, keys: list[str], arguments: list[str]) -> Iterator[str]:
 @append_option
 def main(
     shape: str,
+    file: Path | None,
+    llama_server: str | None,
     clients: int,
     greedy: int,
     minutes: float,
@@ -190,9 +265,12 @@ def main(
 ) -> None:
     """What many clients see, beside one alone. It fails where one of them saw an error."""
     arguments = ["--local", str(peers), "--threads", str(threads), "--parallel", plan]
-    arguments += ["--dtype", dtype, "--context", str(context), "--concurrency", str(concurrency)]
+    arguments += ["--dtype", dtype] if file is None else []
+    arguments += ["--context", str(context), "--concurrency", str(concurrency)]
     keys = [f"key-of-the-client-number-{number:04}" for number in range(clients)]
-    with served(checkpoint(shape, folder), keys, arguments) as url:
+    path = file or checkpoint(shape, folder)
+
+    def measure(url: str, *, look: bool) -> Rounds:
         asking = Clients(
             url=url,
             keys=keys,
@@ -200,12 +278,17 @@ def main(
             new_tokens=new_tokens,
             random=np.random.default_rng(0),
         )
-        asyncio.run(asking.run(1, _ALONE_S / 4, greedy=1, look=False))
-        before = asyncio.run(asking.run(1, _ALONE_S, greedy=1, look=False))
-        seen = asyncio.run(asking.run(clients, 60 * minutes, greedy=greedy, look=True))
-        after = asyncio.run(asking.run(1, _ALONE_S, greedy=1, look=False))
-    alone = [each.figures["edge_generated_tokens_total"] / _ALONE_S for each in (before, after)]
-    together = seen.figures["edge_generated_tokens_total"] / (60 * minutes)
+        return _rounds(asking, clients, minutes, greedy=greedy, look=look)
+
+    with served(path, keys, arguments) as url:
+        ours = measure(url, look=True)
+    theirs = None
+    if llama_server is not None:
+        every = str(peers * threads)
+        room = ["-np", str(concurrency), "-c", str(concurrency * context), "--no-webui"]
+        with served_by_llama(llama_server, path, keys, [*room, "-t", every, "-tb", every]) as url:
+            theirs = measure(url, look=False)
+    seen = ours.seen
     answers = [seen.answers[number] for number in range(clients)]
     looks = seen.held[len(seen.held) // 3 :]
     grown = [
@@ -221,23 +304,37 @@ def main(
             unit="x",
             values=[max(answers) / max(1, min(answers))],
         ),
-        Metric(name="all clients together", unit="tok/s", values=[together]),
-        Metric(name="one client alone, before and after", unit="tok/s", values=alone),
-        Metric(name="together / alone", unit="x", values=[together / each for each in alone]),
+        Metric(name="all clients together", unit="tok/s", values=[ours.together]),
+        Metric(name="one client alone, before and after", unit="tok/s", values=ours.alone),
+        Metric(
+            name="together / alone", unit="x", values=[ours.together / each for each in ours.alone]
+        ),
         Metric(name="first token, mean", unit="s", values=[_mean(seen, "first_token")]),
         Metric(name="between tokens, mean", unit="ms", values=[1e3 * _mean(seen, "token")]),
         Metric(name="more memory, by process", unit="MiB", values=grown),
     ]
+    if theirs is not None:
+        metrics += [
+            Metric(name="llama-server, errors", unit="answers", values=[len(theirs.seen.errors)]),
+            Metric(name="llama-server, all clients", unit="tok/s", values=[theirs.together]),
+            Metric(name="llama-server, one client alone", unit="tok/s", values=theirs.alone),
+            Metric(
+                name="Edge / llama-server, all clients",
+                unit="ratio",
+                values=[ours.together / max(1e-9, theirs.together)],
+            ),
+        ]
     results.publish(
         metrics,
         question="many clients of one server",
         variant=(
             f"{clients} clients{f', one with {greedy} at once' if greedy > 1 else ''}, "
-            f"{minutes:g} minutes, {prompt_words} words + {new_tokens} tokens, {dtype}, room for "
+            f"{minutes:g} minutes, {prompt_words} words + {new_tokens} tokens, "
+            f"{dtype if file is None else 'as stored'}, room for "
             f"{concurrency} x {context} tokens, {peers} x {threads} threads, {plan}"
         ),
         link="TCP over loopback",
-        model=described(shape),
+        model=described(shape) if file is None else file.name,
         keep=append,
     )
     if seen.errors:

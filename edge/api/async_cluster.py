@@ -220,7 +220,8 @@ class AsyncCluster:
         path: org/name, or org/name:Q4_K_M for one of its GGUF files, is a model on Hugging Face.
         It is taken from the Hugging Face cache, or fetched into it.
         options, and by name what differs from them: see `edge.LoadOptions`.
-        progress: bars on stderr (None: if it is a terminal), or a function that takes `Progress`.
+        progress: bars (None: on a terminal, and in a notebook with ipywidgets), or a function that
+        takes `Progress`.
         resumes: in the place of whoever loaded it for this reply, with the plan that it had where
         the devices are there and `options` name no other.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 from edge.host.free_memory import format_size
 from edge.progress import OnProgress, Phase, Progress, ignore_progress
@@ -67,14 +68,14 @@ _SCALES = ((10**6, " million"), (10**9, " billion"))
 def progress_bars(show: bool | OnProgress | None = None) -> Iterator[OnProgress]:
     """Bars on stderr with what is done, rate and time left, one for each phase and peer.
 
-    None shows them only where stderr is a terminal; a function is called instead. Bars disappear
-    when their work is done.
+    None shows them where stderr is a terminal, and in notebooks with ipywidgets, which draw them; a
+    function is called instead. Bars disappear when their work is done.
     """
     if callable(show):
         yield show
         return
     if show is None:
-        show = sys.stderr.isatty()
+        show = sys.stderr.isatty() or _is_notebook()
     if not show:
         yield ignore_progress
         return
@@ -101,3 +102,12 @@ def progress_bars(show: bool | OnProgress | None = None) -> Iterator[OnProgress]
 
     with display:
         yield on_progress
+
+
+def _is_notebook() -> bool:
+    """One that can draw them."""
+    if "IPython" not in sys.modules:
+        return False
+    from rich.console import Console
+
+    return Console().is_jupyter and find_spec("ipywidgets") is not None

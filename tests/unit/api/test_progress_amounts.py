@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import sys
+import types
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from edge.api.progress_bars import amount_of, label_of, progress_bars
+from edge.api.progress_bars import _is_notebook, amount_of, label_of, progress_bars
 from edge.progress import Phase, Progress
 
 
@@ -59,3 +61,22 @@ def test_bars_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
             on_progress(Progress(phase="observe", peer="", done=done, total=10))
     assert "observing" in output.getvalue()
     assert "10 of 10 tokens" in output.getvalue()
+
+
+@pytest.mark.parametrize(("has_widgets", "shown"), [(True, True), (False, False)])
+def test_notebooks_that_can_draw_them_get_bars(
+    monkeypatch: pytest.MonkeyPatch, has_widgets: bool, shown: bool
+) -> None:
+    """What rich takes for a notebook; it draws by ipywidgets there."""
+
+    class ZMQInteractiveShell:
+        pass
+
+    assert not _is_notebook()
+    monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
+    assert not _is_notebook(), "a terminal with IPython"
+    monkeypatch.setattr("builtins.get_ipython", ZMQInteractiveShell, raising=False)
+    monkeypatch.setattr(
+        "edge.api.progress_bars.find_spec", lambda name: name if has_widgets else None
+    )
+    assert _is_notebook() is shown
