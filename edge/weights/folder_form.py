@@ -11,7 +11,6 @@ from edge.models.families import note_on, read_family, reads_pictures
 from edge.offload import SafetensorsStore, StoreError
 from edge.text import read_end_ids, read_sampling, read_tokenizer_files
 from edge.text.files import TOKENIZER, read_json
-from edge.weights.encoding import Encoding
 from edge.weights.foreign_folders import check_folder
 from edge.weights.form import CheckpointForm, with_tied_head
 from edge.weights.fused_rows import (
@@ -61,11 +60,6 @@ def open_folder(folder: Path) -> CheckpointForm:
             config, store, source=str(source), embedding=name("embedding"), parts=parts
         )
         own = packed_encoding(store, spec, name)
-        if spec.has_experts and isinstance(own, Encoding):
-            raise CheckpointError(
-                f"{source}: experts that are quantised on disk are not computed; take the model's "
-                "folder of floats, which Edge rounds itself"
-            )
         if spec.has_states and isinstance(store, PackedStore):
             raise CheckpointError(
                 f"{source}: models with states in place of keys and values (linear attention, "

@@ -23,6 +23,7 @@ from edge.weights.packed_fp8 import find_fp8
 from edge.weights.packed_gptq import find_gptq
 from edge.weights.packed_matrix import PackedMatrix, Tensors, rows_of
 from edge.weights.packed_mlx import find_mlx
+from edge.weights.packed_mxfp4 import BLOCKS, find_mxfp4
 
 LAYOUTS: Mapping[str, Callable[[Config, Tensors], dict[str, PackedMatrix]]] = {
     "gptq": find_gptq,
@@ -30,19 +31,17 @@ LAYOUTS: Mapping[str, Callable[[Config, Tensors], dict[str, PackedMatrix]]] = {
     "compressed-tensors": find_compressed,
     "fp8": find_fp8,
     "mlx": find_mlx,
+    "mxfp4": find_mxfp4,
 }
 """By `quant_method`; MLX has none, and its own name for the whole."""
 
 _NOT_READ = {
     "bitsandbytes": "bitsandbytes has no layout of its own on disk that others read",
     "hqq": "the layout of HQQ is its library's own",
-    "mxfp4": "floats of 4 bits in blocks",
 }
 _READING_VERSION = "1"
 """Part of fingerprints: raise it when the same files are read as other numbers."""
-_BLOCKS = "_blocks"
-"""What names of tensors of MXFP4 end in."""
-_MARKS = (_BLOCKS, ".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv", ".scales")
+_MARKS = (BLOCKS, ".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv", ".scales")
 
 
 class PackedStore(Closing):
@@ -159,9 +158,6 @@ def _method(values: Mapping[str, Any], tensors: Tensors) -> tuple[Mapping[str, A
         return settings, method
     known = method if isinstance(method, str) else ""
     reason = f" ({_NOT_READ[known]})" if known in _NOT_READ else ""
-    if blocks := tensors.names(_BLOCKS):
-        name = blocks[0] + _BLOCKS
-        reason += f", as tensor {name} in {tensors.store.where(name)} is"
     raise CheckpointError(
         f"{tensors.source}: this checkpoint is already quantised (quantization_config), by "
         f"{shown(method)}, which is not read{reason}; {', '.join(LAYOUTS)} are: use such a folder, "

@@ -20,7 +20,7 @@ from edge.offload import StoreError, WeightStore
 from edge.weights.block_matrices import stored_arrays
 from edge.weights.float_matrices import FloatSource
 from edge.weights.matrix_kind import CheckpointTensors
-from edge.weights.recipe import MAX_MATRIX_KINDS, Kind, Recipe, Rule
+from edge.weights.recipe import MAX_MATRIX_KINDS, Kind, Recipe, Rule, rule_role
 from edge.weights.weight_limits import check_weights, largest_of
 
 
@@ -37,14 +37,15 @@ def recipe_of(spec: ModelSpec, kinds: Mapping[str, Kind]) -> tuple[Recipe, tuple
     """The recipe for matrices of these kinds, by role, and the grades of the layers.
 
     Layers whose matrices are not all of the same kinds as those of others are of another grade.
-    None where there are more different ones than a format can say: files that nobody made to be
-    used.
+    None where there are more different ones than a format can say, or experts of a layer that are
+    unlike: files that nobody made to be used.
     """
     layers: list[dict[str, Kind]] = [{} for _ in range(spec.num_layers)]
     for role, kind in kinds.items():
         if role.startswith("layers."):
             _layers, number, local = role.split(".", 2)
-            layers[int(number)][local] = kind
+            if layers[int(number)].setdefault(rule_role(local), kind) != kind:
+                return None
     unlike: list[dict[str, Kind]] = []
     for layer in layers:
         if layer not in unlike:

@@ -11,7 +11,16 @@ from numpy.typing import NDArray
 import edge
 from edge.kernels.matmul_nbits.reference import dequantize, quantize
 from tests.support.checkpoints import make_checkpoint
-from tests.support.packed_folders import Layout, awq, compressed, fp8, gptq, mlx, write_packed
+from tests.support.packed_folders import (
+    Layout,
+    awq,
+    compressed,
+    fp8,
+    gptq,
+    mlx,
+    write_mxfp4,
+    write_packed,
+)
 from tests.support.plans import make_plan, streaming
 
 LARGEST_ERROR_OF_CODES = 1e-3
@@ -41,17 +50,25 @@ def in_8_bits(weight: NDArray[np.float32]) -> NDArray[np.float32]:
         ("llama_in_blocks", compressed(4, None), "4 bits in blocks of 128"),
         ("qwen3_in_blocks", mlx(), "as stored: 4 bits in blocks of 32 with offsets"),
         ("phi3_in_blocks", gptq(), "4 bits in blocks of 32"),
+        ("qwen2_moe_in_blocks", gptq(), "4 bits in blocks of 32"),
+        ("gpt_oss_in_blocks", None, "8 bits in blocks of 32"),
         ("phi3_in_blocks", mlx(), "as stored: 4 bits in blocks of 32 with offsets"),
     ],
-    ids=["gptq", "gptq of 8 bits", "awq", "compressed", "mlx", "fused gptq", "fused mlx"],
+    ids=[
+        *("gptq", "gptq of 8 bits", "awq", "compressed", "mlx"),
+        *("fused gptq", "experts of gptq", "mxfp4", "fused mlx"),
+    ],
 )
 def test_codes_are_computed_with_as_the_folder_has_them(
-    five_peers: edge.Cluster, tmp_path: Path, name: str, layout: Layout, words: str
+    five_peers: edge.Cluster, tmp_path: Path, name: str, layout: Layout | None, words: str
 ) -> None:
     """However it is cut, also with layers read from disk."""
     made = make_checkpoint(tmp_path / "made", name)
     path = tmp_path / "model"
-    meant = write_packed(path, made.path, layout, head=in_8_bits)
+    if layout is None:
+        meant = write_mxfp4(path, made.path, in_8_bits)
+    else:
+        meant = write_packed(path, made.path, layout, head=in_8_bits)
     prompt = meant.prompt(PROMPT_TOKENS)
     expected = meant.logits(prompt)
     tensor = make_plan(meant.spec, "tensor_3", model="model", column_multiple=128)

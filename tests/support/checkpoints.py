@@ -642,6 +642,43 @@ IN_BLOCKS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 }
 """Whose rows are whole blocks of the types in GGUF files."""
 
+EXPERTS_IN_BLOCKS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "qwen2_moe_in_blocks": (
+        "qwen2_moe",
+        {
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "moe_intermediate_size": 256,
+            "shared_expert_intermediate_size": 512,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "vocab_size": 131,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+        },
+    ),
+    "gpt_oss_in_blocks": (
+        "gpt_oss",
+        {
+            "hidden_size": 64,
+            "intermediate_size": 256,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            "vocab_size": 131,
+            "sliding_window": 7,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "rope_parameters": {**_YARN, "truncate": False},
+        },
+    ),
+}
+"""Others, which GGUF files are not read of."""
+
+_ALL = {**FAMILIES, **MORE_FAMILIES, **LARGER, **WORDY, **IN_BLOCKS, **EXPERTS_IN_BLOCKS}
+
 _PLAIN = {"attn_implementation": "eager", "experts_implementation": "eager"}
 """Of `transformers`: attention by its formula, and one expert after the other."""
 
@@ -802,7 +839,7 @@ def make_checkpoint(
     """
     pictures = WITH_PICTURES.get(name)
     text = name if pictures is None else pictures[1]
-    model_type, sizes = {**FAMILIES, **MORE_FAMILIES, **LARGER, **WORDY, **IN_BLOCKS}[text]
+    model_type, sizes = _ALL[text]
     if pictures is not None:
         text_config = {"model_type": model_type, **_SHARED, **sizes}
         model_type, sizes = pictures[0], {"text_config": text_config, **pictures[2]}

@@ -1,4 +1,4 @@
-"""Folders in the layouts of GPTQ, AWQ, compressed-tensors, FP8 and MLX, and what they stand for.
+"""Folders in the layouts of GPTQ, AWQ, compressed-tensors, FP8, MLX and MXFP4, and what they mean.
 
 Written from the published layouts, a word at a time; nothing of the product is used.
 """
@@ -22,6 +22,9 @@ from tests.support.checkpoints import TinyCheckpoint
 LINEAR = (
     *("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj"),
     *("gate_proj", "up_proj", "gate_up_proj", "down_proj"),
+)
+E2M1 = np.array(
+    [*(0, 0.5, 1, 1.5, 2, 3, 4, 6), *(-0.0, -0.5, -1, -1.5, -2, -3, -4, -6)], np.float32
 )
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
@@ -243,6 +246,38 @@ class Layout:
     pack: Callable[[NDArray[np.float32]], Packed]
     key: str = "quantization_config"
     layers: tuple[str, ...] = field(default=LINEAR)
+
+
+def write_mxfp4(
+    folder: Path, source: Path, head: Callable[[NDArray[np.float32]], NDArray[np.float32]]
+) -> TinyCheckpoint:
+    """gpt-oss as it is published: random codes in place of the experts of `source`, the rest as
+    it is there. Returns the same as `write_packed`."""
+    stored: Tensors = {}
+    meant: Tensors = {}
+    random = np.random.default_rng(0)
+    for name, weight in load_file(source / "model.safetensors").items():
+        if not name.endswith((".gate_up_proj", ".down_proj")):
+            stored[name] = meant[name] = weight
+            continue
+        experts, inputs, outputs = weight.shape
+        blocks = random.integers(256, size=(experts, outputs, inputs // 32, 16), dtype=np.uint8)
+        scales = random.integers(121, 124, size=blocks.shape[:3], dtype=np.uint8)
+        stored |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        whole = np.empty((*blocks.shape[:3], 32), np.float32)
+        whole[..., 0::2], whole[..., 1::2] = E2M1[blocks & 15], E2M1[blocks >> 4]
+        whole *= np.exp2(scales.astype(np.float32) - 127)[..., None]
+        meant[name] = np.ascontiguousarray(whole.reshape(experts, outputs, inputs).swapaxes(1, 2))
+    reference = folder.with_name(f"{folder.name}-meant")
+    shutil.copytree(source, folder)
+    shutil.copytree(source, reference)
+    meant["lm_head.weight"] = head(meant["lm_head.weight"])
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(meant, reference / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4"}
+    (folder / "config.json").write_text(json.dumps(config))
+    return TinyCheckpoint(reference)
 
 
 def write_packed(

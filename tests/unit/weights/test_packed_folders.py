@@ -16,13 +16,23 @@ from safetensors.numpy import load_file, save_file
 
 from edge.errors import CheckpointError
 from edge.models.parts import MatrixSlice
+from edge.models.spec import tensor_shapes
 from edge.weights.block_matrices import Blocks, ZeroBlocks
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.float_matrices import Floats
 from edge.weights.format_sizes import in_words
 from edge.weights.formats import weight_format
-from tests.support.checkpoints import make_checkpoint
-from tests.support.packed_folders import Layout, awq, compressed, fp8, gptq, mlx, write_packed
+from tests.support.checkpoints import TinyCheckpoint, make_checkpoint
+from tests.support.packed_folders import (
+    Layout,
+    awq,
+    compressed,
+    fp8,
+    gptq,
+    mlx,
+    write_mxfp4,
+    write_packed,
+)
 
 EXACT: dict[str, Layout] = {
     "gptq": gptq(),
@@ -178,16 +188,6 @@ def says(**values: Any) -> Callable[[Path], None]:
     return lambda folder: change(folder, **values)
 
 
-def in_blocks(folder: Path) -> None:
-    """As gpt-oss is published."""
-    name = "model.layers.0.mlp.experts.down_proj_blocks"
-    blocks = np.zeros((5, 64, 2, 16), np.uint8)
-    save_file(
-        {name: blocks, **load_file(folder / "model.safetensors")}, folder / "model.safetensors"
-    )
-    change(folder, quant_method="mxfp4")
-
-
 LAYER = "model.layers.1.mlp.up_proj"
 WITHOUT_SCALES = dataclasses.replace(
     fp8(), pack=lambda weight: ({"weight": weight.astype(ml_dtypes.float8_e4m3fn)}, weight)
@@ -225,8 +225,6 @@ WITHOUT_SCALES = dataclasses.replace(
         (mlx(), without(f"{LAYER}.biases"), f"has no {LAYER}.biases beside it"),
         (gptq(), says(quant_method="bitsandbytes"), "'bitsandbytes', which is not read (bitsand"),
         (gptq(), says(quant_method="hqq"), "'hqq', which is not read (the layout of HQQ"),
-        (gptq(), says(quant_method="mxfp4"), "(floats of 4 bits in blocks); gptq, awq"),
-        (gptq(), in_blocks, "in blocks), as tensor model.layers.0.mlp.experts.down_proj_blocks in"),
         (gptq(), says(quant_method=["gptq"]), "which is not read"),
     ],
 )
@@ -307,3 +305,64 @@ def change(folder: Path, **values: Any) -> None:
     key = "quantization" if "quantization" in config else "quantization_config"
     config[key] |= values
     (folder / "config.json").write_text(json.dumps(config))
+
+
+BLOCKS = "model.layers.1.mlp.experts.gate_up_proj_blocks"
+
+
+@pytest.fixture
+def mxfp4(tmp_path: Path) -> tuple[Path, TinyCheckpoint]:
+    made = make_checkpoint(tmp_path / "made", "gpt_oss_in_blocks")
+    return tmp_path / "packed", write_mxfp4(tmp_path / "packed", made.path, lambda head: head)
+
+
+def test_floats_of_4_bits_are_those_that_were_packed(
+    mxfp4: tuple[Path, TinyCheckpoint], tmp_path: Path
+) -> None:
+    """To the last bit, as floats and as codes, whole and in slices."""
+    folder, meant = mxfp4
+    with Checkpoint.open(folder) as opened, Checkpoint.open(meant.path) as plain:
+        chosen = weight_format(opened.spec, "auto", own=opened.own_encoding)
+        assert chosen.name == "as stored"
+        assert chosen.recipe.kind("layers.1.experts.2.up.weight", 0) == Blocks(8, 32)
+        assert chosen.recipe.kind("layers.1.router.weight", 0) == Floats()
+        source = opened.source(chosen, cache_root=tmp_path, on_progress=lambda progress: None)
+        for role in tensor_shapes(opened.spec):
+            name = opened.tensor_name(role)
+            expected = plain.store.read(name)
+            np.testing.assert_array_equal(opened.store.read(name), expected)
+            if role.startswith("layers.1.experts.2.") and role.endswith("weight"):
+                rows, columns = range(5, 19), range(32, expected.shape[1] - 5)
+                part = expected[rows.start : rows.stop, columns.start : columns.stop]
+                np.testing.assert_array_equal(opened.store.read(name, rows, columns), part)
+                matrix = MatrixSlice(name="x", parts=((role, rows),), columns=columns)
+                (stored,) = chosen.recipe.stored(matrix)
+                found = stored.kind.floats(source.matrix(matrix).__getitem__, stored.columns)
+                np.testing.assert_array_equal(found, part)
+        source.close()
+
+
+def forget_config(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    del config["quantization_config"]
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (without(BLOCKS.replace("blocks", "scales")), f"{BLOCKS} in .* has no .*_scales beside it"),
+        (changed(BLOCKS, lambda a: a[..., :8]), f"{BLOCKS} .* which is no experts' blocks"),
+        (changed(BLOCKS, lambda a: a[:, :5]), f"{BLOCKS} .* which is no experts' blocks"),
+        (changed(BLOCKS, lambda a: a.astype(np.int16)), f"{BLOCKS} .* is int16, where uint8"),
+        (changed(BLOCKS, lambda a: a[:2]), "_scales .* has shape"),
+        (forget_config, "there is no quantization_config"),
+    ],
+)
+def test_damaged_floats_of_4_bits_are_refused_by_their_name(
+    mxfp4: tuple[Path, TinyCheckpoint], damage: Callable[[Path], None], sentence: str
+) -> None:
+    folder, _meant = mxfp4
+    damage(folder)
+    with pytest.raises(CheckpointError, match=sentence):
+        Checkpoint.open(folder).close()

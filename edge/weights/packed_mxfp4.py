@@ -1,0 +1,98 @@
+"""Experts in floats of 4 bits (E2M1) in blocks of 32 that share a power of 2, as gpt-oss has them.
+
+    NAME_blocks uint8 [experts, outputs, blocks, 16]: two codes a byte, the low one first
+    NAME_scales uint8 [experts, outputs, blocks]: the power of 2, 127 more than it is
+    NAME is gate_up_proj, whose outputs are gate and up in turn, or down_proj
+
+Twice what a code stands for is a whole number up to 12, so codes of 8 bits hold it exactly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.models.config import Config
+from edge.models.experts import MAX_EXPERTS
+from edge.models.parts import MAX_SIZE
+from edge.weights.block_matrices import Blocks
+from edge.weights.packed_matrix import CodedMatrix, Grid, PackedMatrix, Tensors
+
+BLOCKS = "_blocks"
+_SCALES = "_scales"
+_BLOCK, _BLOCK_BYTES = 32, 16
+_ZERO = 128
+_CODES = (_ZERO + np.array((0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12))).astype(
+    np.uint8
+)
+"""Twice what the codes of 4 bits stand for, as codes of 8 bits."""
+_POWERS = np.ldexp(1.0, np.arange(256) - 128).astype(np.float32)
+"""Half of the scales: the codes are doubled."""
+_MATRICES = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+
+
+def find_mxfp4(_config: Config, tensors: Tensors) -> dict[str, PackedMatrix]:
+    """By the name that the weight would have if each expert had tensors of its own.
+
+    Raises CheckpointError for what is not read, or contradicts.
+    """
+    found: dict[str, PackedMatrix] = {}
+    for whole, matrices in _MATRICES.items():
+        for layer in tensors.names(f".{whole}{BLOCKS}"):
+            name = f"{layer}.{whole}"
+            blocks, scales = f"{name}{BLOCKS}", f"{name}{_SCALES}"
+            shape = tensors.store.shape(blocks)
+            if (
+                len(shape) != 4
+                or shape[3] != _BLOCK_BYTES
+                or shape[1] % len(matrices)
+                or not all(0 < each <= MAX_SIZE for each in shape)
+                or not (shape[0] <= MAX_EXPERTS and shape[2] * _BLOCK <= MAX_SIZE)
+            ):
+                raise tensors.error(blocks, f"has shape {list(shape)}, which is no experts' blocks")
+            tensors.expect(blocks, ("uint8",), shape, blocks)
+            tensors.expect(scales, ("uint8",), shape[:3], blocks)
+            for number in range(shape[0]):
+                for place, matrix in enumerate(matrices):
+                    weight = f"{layer}.{number}.{matrix}.weight"
+                    found[tensors.alone(weight, blocks)] = Mxfp4Matrix(
+                        store=tensors.store,
+                        shape=(shape[1] // len(matrices), shape[2] * _BLOCK),
+                        tensors=(blocks, scales),
+                        bits=8,
+                        group=_BLOCK,
+                        form=Blocks,
+                        number=number,
+                        rows=range(place, shape[1], len(matrices)),
+                    )
+    return found
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Mxfp4Matrix(CodedMatrix):
+    """`rows` of expert `number`."""
+
+    number: int
+    rows: range
+
+    def codes(self, rows: range, columns: range) -> NDArray[np.uint8]:
+        first, stop = columns.start // _BLOCK, -(-columns.stop // _BLOCK)
+        packed = self._read(self.tensors[0], rows)[:, first:stop]
+        halves = np.stack([packed & 15, packed >> 4], axis=-1).reshape(len(rows), -1)
+        start = first * _BLOCK
+        return _CODES[halves[:, columns.start - start : columns.stop - start]]
+
+    def grid(self, rows: range, groups: range) -> Grid:
+        powers = self._read(self.tensors[1], rows)[:, groups.start : groups.stop]
+        return Grid(scales=_POWERS[powers], zeros=float(_ZERO))
+
+    def _read(self, name: str, rows: range) -> NDArray[Any]:
+        """These rows of the expert's."""
+        kept = self.rows[rows.start : rows.stop]
+        run = range(kept.start, max(kept.start, kept.stop - kept.step + 1))
+        found: NDArray[Any]
+        (found,) = self.store.read(name, range(self.number, self.number + 1), run)
+        return found[:: kept.step]
