@@ -7,14 +7,24 @@ from dataclasses import dataclass
 from typing import Literal
 
 Phase = Literal[
-    "download", "measure", "quantise", "hash", "send", "load", "evaluate", "observe", "allot"
+    "download",
+    "measure",
+    "quantise",
+    "hash",
+    "send",
+    "load",
+    "generate",
+    "evaluate",
+    "observe",
+    "allot",
 ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     """`done` of `total` units of one phase on one device: bytes (of logits in
-    "evaluate"), weights while quantising, tokens in "observe", matrices in "allot", links.
+    "evaluate"), weights while quantising, answers in "generate", tokens in "observe", matrices in
+    "allot", links.
 
     `peer` is empty for work of the coordinator itself; in "download" it is the model's name.
     """

@@ -16,6 +16,7 @@ from edge.api.embedding import Pooling, check_dimensions, pooled, rows_for
 from edge.api.generation_options import GenerationOptions, GenerationOverrides
 from edge.api.joining import Joining
 from edge.api.kept_reply import KeptReply
+from edge.api.progress_bars import progress_bars
 from edge.api.reply import AsyncReplyStream, BeginReply, Keep, Reply, ReplyUnderWay, evaluate
 from edge.api.scoring import Score, score_of
 from edge.api.standing_by import StandingBy
@@ -33,6 +34,7 @@ from edge.partition import Estimate, Plan
 from edge.planning.drift import Drift, find_drift
 from edge.planning.forecast import Forecast
 from edge.planning.proposal import Proposal
+from edge.progress import OnProgress, Progress
 from edge.protocol.lease import Lease
 from edge.protocol.peer_info import PeerInfo, gather_all
 from edge.protocol.step_times import PeerTimes
@@ -359,6 +361,8 @@ class AsyncModel(DescribedModel):
         self,
         prompt: Prompts,
         options: GenerationOptions | None = None,
+        *,
+        progress: bool | OnProgress | None = None,
         **overrides: Unpack[GenerationOverrides],
     ) -> list[Reply]: ...
 
@@ -366,22 +370,33 @@ class AsyncModel(DescribedModel):
         self,
         prompt: Prompt | Prompts,
         options: GenerationOptions | None = None,
+        *,
+        progress: bool | OnProgress | None = None,
         **overrides: Unpack[GenerationOverrides],
     ) -> Reply | list[Reply]:
         """The whole answer to a text (special tokens are added) or to token ids (used as given).
 
         Of a list of such prompts the answers, in its order: as many at once as the model was loaded
-        for (`concurrency`). options, and by name what differs from them: see
-        `edge.GenerationOptions`. Raises RequestError for values out of range or a prompt that does
-        not fit the context, PeerLostError if a device goes away and what is left cannot go on.
+        for (`concurrency`). progress: a bar of those that are whole (None: on a terminal, and in a
+        notebook with ipywidgets), or a function that takes `Progress`. options, and by name what
+        differs from them: see `edge.GenerationOptions`. Raises RequestError for values out of
+        range or a prompt that does not fit the context, PeerLostError if a device goes away and
+        what is left cannot go on.
         """
         if (prompts := several(prompt)) is not None:
             replies: dict[int, Reply] = {}
+            with progress_bars(progress) as on_progress:
 
-            async def answer(number: int, each: Prompt) -> None:
-                replies[number] = await self._whole(self.stream(each, options, **overrides))
+                def tell() -> None:
+                    done, total = len(replies), len(prompts)
+                    on_progress(Progress(phase="generate", peer="", done=done, total=total))
 
-            await gather_all(answer(number, each) for number, each in enumerate(prompts))
+                async def answer(number: int, each: Prompt) -> None:
+                    replies[number] = await self._whole(self.stream(each, options, **overrides))
+                    tell()
+
+                tell()
+                await gather_all(answer(number, each) for number, each in enumerate(prompts))
             return [replies[number] for number in range(len(prompts))]
         return await self._whole(self.stream(prompt, options, **overrides))  # type: ignore[arg-type]
 

@@ -20,6 +20,7 @@ from edge.coordinator.kept_replies import LAST
 from edge.errors import RequestError
 from edge.option_fields import with_overrides
 from edge.planning.drift import Drift
+from edge.progress import OnProgress
 from edge.protocol.step_times import PeerTimes
 from edge.text.tool_schema import Tool
 
@@ -48,6 +49,8 @@ class Model(DescribedModel):
         self,
         prompt: Prompts,
         options: GenerationOptions | None = None,
+        *,
+        progress: bool | OnProgress | None = None,
         **overrides: Unpack[GenerationOverrides],
     ) -> list[Reply]: ...
 
@@ -55,16 +58,23 @@ class Model(DescribedModel):
         self,
         prompt: Prompt | Prompts,
         options: GenerationOptions | None = None,
+        *,
+        progress: bool | OnProgress | None = None,
         **overrides: Unpack[GenerationOverrides],
     ) -> Reply | list[Reply]:
         """The whole answer to a text (special tokens are added) or to token ids (used as given).
 
-        Of a list of such prompts the answers, in its order. options, and by name what differs from
-        them: see `edge.GenerationOptions`. Raises RequestError for values out of range or a prompt
-        that does not fit the context, PeerLostError if a device goes away and what is left cannot
-        go on.
+        Of a list of such prompts the answers, in its order; progress: as for `Cluster.load`, of
+        those that are whole. options, and by name what differs from them: see
+        `edge.GenerationOptions`. Raises RequestError for values out of range or a prompt that does
+        not fit the context, PeerLostError if a device goes away and what is left cannot go on.
         """
-        work: Coroutine[Any, Any, Any] = self._model.generate(prompt, options, **overrides)
+        work: Coroutine[Any, Any, Any] = self._model.generate(
+            prompt,  # type: ignore[arg-type]
+            options,
+            progress=progress,
+            **overrides,
+        )
         found: Reply | list[Reply] = self._loop.run(work)
         return found
 

@@ -17,6 +17,7 @@ _LABELS: dict[Phase, str] = {
     "hash": "preparing",
     "send": "sending",
     "load": "loading",
+    "generate": "answering",
     "evaluate": "reading the text",
     "observe": "observing",
     "allot": "allotting bits",
@@ -26,6 +27,7 @@ _LABELS: dict[Phase, str] = {
 _UNITS: dict[Phase, str] = {
     "measure": "links",
     "quantise": "weights",
+    "generate": "answers",
     "observe": "tokens",
     "allot": "matrices",
 }

@@ -103,7 +103,11 @@ def test_a_conversation_on_a_loop(cluster: edge.Cluster, talker: Path, model: ed
 
 def test_many_prompts_have_their_answers_in_order(model: edge.Model) -> None:
     prompts = [f"{number} and more"[: 3 + number] for number in range(5)]
-    replies = model.generate(prompts, max_new_tokens=6)
+    told: list[edge.Progress] = []
+    replies = model.generate(prompts, max_new_tokens=6, progress=told.append)
+    assert [(each.phase, each.done, each.total) for each in told] == [
+        ("generate", done, 5) for done in range(6)
+    ]
     assert [reply.token_ids for reply in replies] == [
         model.generate(prompt, max_new_tokens=6).token_ids for prompt in prompts
     ]
