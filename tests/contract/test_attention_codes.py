@@ -31,10 +31,12 @@ class Cached:
     """One layer's attention over the caches of several requests, as the product binds it."""
 
     def __init__(
-        self, *, heads: int, kv_heads: int, size: int, window: int | None, bits: int, seed: int
-    ) -> None:
+        self, *, heads: int, kv_heads: int, size: int, window: int | None, bits: int, seed: int,
+        has_sinks: bool = False,
+    ) -> None:  # fmt: skip
         self.heads, self.kv_heads, self.size = heads, kv_heads, size
         self.window, self.bits = window, bits
+        self.sinks = 2 * normal(seed + 2, heads) if has_sinks else None
         frequencies = (100.0 ** -(np.arange(0, size, 2) / size)).astype(np.float32)
         self.cos, self.sin = rope_tables(frequencies, length=CONTEXT)
         samples = 2 * normal(seed, 2, 60, kv_heads, size) * np.exp(normal(seed + 1, kv_heads, size))
@@ -82,6 +84,7 @@ class Cached:
             head_size=self.size,
             turned_elements=self.size,
             window=self.window,
+            sinks=None if self.sinks is None else graph.weight("sinks", self.sinks),
         )
         graph.output(output, "output", np.float32, ["batch", "tokens", self.heads * self.size])
         for value, name in zip(present, ("new_keys", "new_values"), strict=True):
@@ -139,8 +142,9 @@ class Cached:
             assert (written != wanted).mean() < 0.002
             held.append(dequantize(written, scales, bits=self.bits))
         expected = attention(
-            rope(query, cos, sin), held[0], held[1], position=start, window=self.window
-        )
+            rope(query, cos, sin), held[0], held[1],
+            position=start, window=self.window, sinks=self.sinks,
+        )  # fmt: skip
         np.testing.assert_allclose(
             output, expected.reshape(tokens, -1), rtol=0, atol=2e-5 * np.abs(expected).max()
         )
@@ -155,6 +159,7 @@ class Cached:
     bits=st.sampled_from(BITS),
     prompts=st.lists(st.integers(1, 17), min_size=SLOTS, max_size=SLOTS),
     chunk=st.integers(2, 12),
+    has_sinks=st.booleans(),
 )
 def test_prompts_chunks_and_batches_of_different_lengths(
     seed: int,
@@ -164,12 +169,14 @@ def test_prompts_chunks_and_batches_of_different_lengths(
     bits: int,
     prompts: list[int],
     chunk: int,
+    has_sinks: bool,
 ) -> None:
     num_heads, kv_heads = heads
     width = (num_heads + 2 * kv_heads) * size
     cached = Cached(
-        heads=num_heads, kv_heads=kv_heads, size=size, window=window, bits=bits, seed=seed
-    )
+        heads=num_heads, kv_heads=kv_heads, size=size, window=window, bits=bits, seed=seed,
+        has_sinks=has_sinks,
+    )  # fmt: skip
     for slot, tokens in enumerate(prompts):
         cached.step(slot, normal(seed + slot, 1, tokens, width))
     cached.step(1, normal(seed + 10, 1, chunk, width))
